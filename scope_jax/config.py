@@ -1,0 +1,318 @@
+"""The schema of an experiment card: the only place where a default lives.
+
+A card is a TOML file; `load_card` reads it, applies `--set a.b=c` overrides and returns a frozen `Config`.
+Every field has a reader somewhere in the code; an unknown key is an error that names the file and the key.
+Relative paths are taken from the current directory, `${NAME}` in a path is replaced by that environment variable.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+
+class CardError(ValueError):
+    """A card that cannot be used: the message is one sentence with file, key and remedy."""
+
+
+def _expand(path: str) -> str:
+    def value(match: re.Match[str]) -> str:
+        name = match.group(1)
+        if name not in os.environ:
+            raise ValueError(f"the path {path!r} uses ${{{name}}}; set the environment variable {name}")
+        return os.environ[name]
+
+    return re.sub(r"\$\{(\w+)\}", value, path)
+
+
+CardPath = Annotated[str, AfterValidator(_expand)]
+
+
+class Section(BaseModel):
+    """Base of every table: frozen, and closed to keys it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+# --------------------------------------------------------------------------------------------------- model and mesh
+class ModelSection(Section):
+    checkpoint: CardPath  # Hugging Face folder: config.json, *.safetensors, tokenizer
+    tokenizer: CardPath | None = None  # another tokenizer folder; the checkpoint's own otherwise
+    chat_template: CardPath | None = None  # a .jinja file that replaces the tokenizer's template
+    chat_template_kwargs: dict[str, bool | int | str] = {}  # handed to the template, e.g. enable_thinking = false
+    compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    param_dtype: Literal["float32", "bfloat16"] = "float32"  # master weights and Adam moments
+
+
+class MeshSection(Section):
+    """Devices by axis; -1 takes what is left. `slots` of the engine and rows of a batch spread over data × fsdp."""
+
+    data: int = 1
+    fsdp: int = -1
+    tensor: int = 1
+
+
+# ------------------------------------------------------------------------------------------------------- retrieval
+class ScannSection(Section):
+    num_leaves: int = 200
+    leaves_to_search: int = 40
+    dimensions_per_block: int = 2
+    reorder: int = 100
+
+
+class RetrievalSection(Section):
+    corpus: CardPath | None = None  # JSONL or Parquet file, or a hub name
+    index: CardPath | None = None  # folder of a built index; made in the run folder when absent
+    kind: Literal["exact", "scann"] = "exact"
+    dim: int = 2048  # width of the hashed lexical embedding
+    scann: ScannSection = ScannSection()
+    url: str | None = None  # a search server speaking the Search-R1 protocol, instead of corpus and index
+    top_k: int = 3  # SSP §4.1
+    max_tokens: int = 500  # tokens of one search result, Search-R1
+    timeout: float = 30.0  # seconds for one remote search
+    retries: int = 5
+
+    @model_validator(mode="after")
+    def _one_source(self) -> RetrievalSection:
+        if (self.corpus is None) == (self.url is None):
+            raise ValueError("give exactly one of `corpus` (a local corpus) and `url` (a search server)")
+        return self
+
+
+# --------------------------------------------------------------------------------------------------------- rollouts
+class SamplingSection(Section):
+    temperature: float = Field(1.0, ge=0)
+    top_k: int = Field(0, ge=0)  # 0 = off
+    top_p: float = Field(1.0, gt=0, le=1)
+    max_tokens: int = Field(8192, gt=0)  # sampled tokens of one turn
+
+
+class RolloutSection(Section):
+    slots: int = 64  # episodes decoded at the same time, over the whole mesh
+    max_length: int = 12288  # tokens of one episode, prompt and observations included
+    prefill_buckets: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048, 4096)
+    prefill_batch: int = 4  # prompts of one prefill program; fixed, so that numbers never depend on neighbours
+    decode_steps: int = 16  # tokens per dispatch
+    search_threads: int = 8
+
+
+# ---------------------------------------------------------------------------------------------------------- learner
+class LossCard(Section):
+    """One update's objective. The learner knows nothing else about a role.
+
+    ratio r = exp(logπ − logπ_old); policy term −min(r·A, clip(r, 1−clip_low, 1+clip_high)·A), for A < 0 at most −dual_clip·A.
+    """
+
+    objective: Literal["policy", "supervised"] = "policy"
+    advantage: Literal["group-zscore", "group-mean", "batch-mean", "batch-zscore", "token-whiten", "none"] = "group-mean"
+    advantage_ddof: Literal[0, 1] = 1  # of the group's standard deviation
+    advantage_eps: float = 1e-6
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float | None = 3.0  # None = off
+    aggregation: Literal["token-mean", "sequence-mean", "constant"] = "sequence-mean"
+    constant_length: int = 1  # divisor of "constant": Σ tokens / (sequences · constant_length)
+    kl: Literal["none", "k1", "k2", "k3"] = "k3"
+    kl_coef: float = 0.01  # beta
+    old_logprobs: Literal["learner", "rollout"] = "learner"  # who computes logπ_old
+    tempered: bool = True  # log-probs of the policy divided by the rollout temperature
+    mini_batches: int = 1  # optimiser steps of one update
+
+
+class OptimizerSection(Section):
+    learning_rate: float = 1e-6
+    warmup_steps: int = 5
+    schedule: Literal["constant", "cosine"] = "constant"
+    total_steps: int | None = None  # length of the cosine
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+    max_grad_norm: float = 1.0
+
+
+class LearnerSection(Section):
+    buckets: tuple[int, ...] = (512, 1024, 2048, 4096, 8192, 12288)  # row lengths a batch may have
+    packing: bool = True  # several episodes in one row
+    micro_batch_rows: int = 8  # rows of one forward-backward over the whole mesh; 0 = all at once
+    remat: Literal["full", "none"] = "full"
+    logprob_chunk: int = 512  # tokens of one slice of logits
+
+
+# ------------------------------------------------------------------------------------------------------ data and run
+class DataSection(Section):
+    answers: CardPath  # ground-truth answers: JSONL/Parquet/hub with a field `answer` (and optional `aliases`)
+    limit: int | None = None
+    max_searches: int = 1  # a proposer is asked for n searches, n uniform in min_searches..max_searches
+    min_searches: int = 1
+
+
+class EvalSet(Section):
+    name: str
+    path: CardPath  # QA rows: question, answers
+    limit: int | None = None
+
+
+class EvalSection(Section):
+    sets: tuple[EvalSet, ...] = ()
+    every: int = 0  # steps between evaluations; 0 = before the first and after the last step only
+    temperature: float = 0.0  # SSP Table 4
+    max_tokens: int | None = None  # the solver's otherwise
+
+
+class TrainSection(Section):
+    steps: int
+    batch_size: int = 256  # items (SSP: ground-truth answers) of one step
+    save_every: int = 10
+    keep: int = 2  # checkpoints that stay
+
+
+class JudgeSection(Section):
+    """A chat model behind an OpenAI-compatible endpoint."""
+
+    url: str
+    model: str
+    api_key_env: str | None = None
+    temperature: float = 0.1  # released SSP code
+    max_tokens: int = 70
+    timeout: float = 60.0
+    retries: int = 5
+    concurrency: int = 16
+
+
+class LaunchSection(Section):
+    kind: Literal["local"] = "local"
+    fake_devices: int = 0  # host devices to simulate on CPU
+
+
+# --------------------------------------------------------------------------------------------------------- the games
+class RoleSection(Section):
+    """How one role of a game samples and learns."""
+
+    samples: int
+    max_turns: int = 10  # SSP App. B.2
+    sampling: SamplingSection = SamplingSection()
+    loss: LossCard
+
+
+class SSPSection(Section):
+    prompts: CardPath = str(Path(__file__).parent / "prompts" / "ssp")  # folder with proposer.txt, solver.txt, rag.txt, judge.txt
+    train: Literal["both", "solver", "proposer"] = "both"  # SSP §4.3
+    update_order: tuple[Literal["solver", "proposer"], ...] = ("solver", "proposer")  # Algorithm 1 l.10-11; the code: reversed
+    proposer: RoleSection = RoleSection(
+        samples=1, loss=LossCard(advantage="none", aggregation="constant", constant_length=1, clip_high=0.285, mini_batches=2)
+    )
+    solver: RoleSection = RoleSection(samples=5, loss=LossCard(advantage="group-mean", clip_high=0.285, mini_batches=2))
+    # rules for a question (SSP §3.3; the figures are the released code's)
+    min_chars: int = 10
+    max_chars: int = 1000
+    min_words: int = 0  # released code: 10
+    min_distinct_searches: int = 1  # released code: 2
+    examples: int = 3  # example questions shown to the proposer
+    # RAG verification (SSP §4.4)
+    verify: Literal["policy", "judge", "off"] = "policy"
+    verify_temperature: float = 1.0
+    verify_max_tokens: int = 512
+    noise_documents: int = 4
+    noise_unit: Literal["document", "trajectory"] = "document"  # released code: whole result texts of other trajectories
+    # filling the slots of invalid questions (SSP App. B.1)
+    fill: Literal["dummy", "resample", "replay", "replay-reset"] = "replay-reset"
+    replay_reset_every: int = 10
+    max_resamples: int = 5
+    invalid_reward: float = 0.0  # -0.1 is the punitive reward of App. B.3
+    proposer_reward: Literal["one-minus-mean", "intermediate"] = "one-minus-mean"
+    # who says that an answer is right (r in Algorithm 1)
+    grader: Literal["exact-match", "judge", "exact-match-then-judge"] = "exact-match-then-judge"
+
+    @model_validator(mode="after")
+    def _orders(self) -> SSPSection:
+        if sorted(self.update_order) != ["proposer", "solver"]:
+            raise ValueError("update_order names each of solver and proposer once")
+        return self
+
+
+class Config(Section):
+    """One experiment."""
+
+    system: Literal["ssp"]
+    seed: int = 0
+    model: ModelSection
+    mesh: MeshSection = MeshSection()
+    retrieval: RetrievalSection
+    rollout: RolloutSection = RolloutSection()
+    learner: LearnerSection = LearnerSection()
+    optimizer: OptimizerSection = OptimizerSection()
+    data: DataSection
+    evaluate: EvalSection = EvalSection()
+    train: TrainSection
+    judge: JudgeSection | None = None
+    launch: LaunchSection = LaunchSection()
+    ssp: SSPSection = SSPSection()
+
+    @model_validator(mode="after")
+    def _judge_needed(self) -> Config:
+        if self.judge is None and ("judge" in self.ssp.grader or self.ssp.verify == "judge"):
+            raise ValueError(
+                "the card asks for a judge (ssp.grader or ssp.verify) but has no [judge] table: "
+                'add one, or set ssp.grader = "exact-match" and ssp.verify = "policy"'
+            )
+        return self
+
+
+# ---------------------------------------------------------------------------------------------------------- loading
+def _set(table: dict[str, Any], override: str) -> None:
+    key, sep, text = override.partition("=")
+    if not sep or not key.strip():
+        raise CardError(f"--set {override!r} is not of the form a.b=value")
+    try:
+        value = tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    *parents, leaf = key.strip().split(".")
+    for name in parents:
+        table = table.setdefault(name, {})
+        if not isinstance(table, dict):
+            raise CardError(f"--set {override!r}: {name!r} is a value, not a table")
+    table[leaf] = value
+
+
+def _sentence(where: str, error: ValidationError) -> str:
+    lines = []
+    for item in error.errors():
+        key = ".".join(str(part) for part in item["loc"]) or "the card"
+        match item["type"]:
+            case "extra_forbidden":
+                lines.append(f"unknown key `{key}`; remove it or correct its name")
+            case "missing":
+                lines.append(f"key `{key}` is missing; add it")
+            case _:
+                lines.append(f"`{key}`: {item['msg'].removeprefix('Value error, ')}")
+    return f"{where}: " + "; ".join(lines) + "."
+
+
+def parse_config(table: dict[str, Any], where: str) -> Config:
+    """A `Config` from plain data; raises `CardError` that names `where` and every offending key."""
+    try:
+        return Config.model_validate(table)
+    except ValidationError as error:
+        raise CardError(_sentence(where, error)) from None
+
+
+def load_card(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """The config of a card file with `a.b=value` overrides applied (values in TOML syntax, bare text allowed)."""
+    path = Path(path)
+    if not path.is_file():
+        raise CardError(f"{path}: no such card; give the path of a TOML file, for example configs/ssp/atlas.toml.")
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise CardError(f"{path}: not valid TOML: {error}.") from None
+    for override in overrides:
+        _set(table, override)
+    return parse_config(table, str(path) if not overrides else f"{path} with --set {' '.join(overrides)}")

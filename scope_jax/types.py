@@ -1,0 +1,138 @@
+"""The nouns that pass between a game, the loop and the learner (DESIGN §4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from rollouts.types import Completion
+from scope_jax.config import Config, LossCard
+
+Memory = dict[str, Any]  # what a game carries between steps: plain JSON data, saved with every checkpoint
+Metrics = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Datum:
+    """One training row before packing, exactly the tokens the engine saw.
+
+    ids_T: int32; sampled_T: bool, True where the policy chose the token (False: prompt, observation, nudge);
+    logprobs_T: float32 behaviour log-probs, 0 where not sampled.
+    """
+
+    ids_T: np.ndarray
+    sampled_T: np.ndarray
+    logprobs_T: np.ndarray
+
+    @staticmethod
+    def from_completion(completion: Completion) -> Datum:
+        """Prompt and completion as one row; the prompt is not sampled."""
+        prompt = np.asarray(completion.prompt_ids, np.int32)
+        zeros = np.zeros(len(prompt), np.float32)
+        return Datum(
+            np.concatenate([prompt, np.asarray(completion.ids_T, np.int32)]),
+            np.concatenate([zeros.astype(bool), np.asarray(completion.sampled_T, bool)]),
+            np.concatenate([zeros, np.asarray(completion.logprobs_T, np.float32)]),
+        )
+
+
+@dataclass(frozen=True)
+class Episode:
+    """What one role did with one prompt: rows to train on, and text for people.
+
+    `group` names the prompt whose completions are compared with each other; `advantage` is filled by
+    `advantages.assign`, and is one number for every sampled token of the episode (None: not yet computed).
+    """
+
+    role: str
+    policy: str
+    group: str
+    datums: tuple[Datum, ...]
+    reward: float
+    parts: Mapping[str, float] = field(default_factory=dict)  # reward parts by name
+    advantage: float | None = None
+    trained: bool = True  # False: written to episodes.jsonl, not learned from
+    text: Mapping[str, Any] = field(default_factory=dict)  # prompt, turns, question, answer … for people
+
+    def with_advantage(self, advantage: float) -> Episode:
+        return replace(self, advantage=advantage)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One conversation to complete, with the keys that make its samples reproducible."""
+
+    ids: tuple[int, ...]
+    name: str  # unique within a step and role; folded into every sample's PRNG key
+
+
+@dataclass(frozen=True)
+class Update:
+    """One learner update of a step: the episodes of `role`, trained into `policy` with `card`."""
+
+    role: str
+    policy: str
+    card: LossCard
+
+
+class Tools(Protocol):
+    """What a game may do to the world. `train.py` builds it; tests hand in scripted ones."""
+
+    def encode_prompt(self, text: str) -> tuple[int, ...]:
+        """Token ids of one user message through the chat template, ready for the assistant's turn."""
+        ...
+
+    def generate(
+        self,
+        role: str,
+        prompts: Sequence[Prompt],
+        samples: int,
+        *,
+        temperature: float,
+        max_tokens: int,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        stop: Sequence[str] = (),
+        max_turns: int = 1,
+        respond: Callable[..., str | None] | None = None,
+        tempered: bool = True,
+    ) -> list[list[Completion]]:
+        """`samples` completions of each prompt, in order; keys from (run seed, step, role, prompt name, sample)."""
+        ...
+
+    def search(self, queries: Sequence[str]) -> list[str]:
+        """Formatted result text of each query, within the card's token budget, own tags neutralised."""
+        ...
+
+    def judge(self, messages: Sequence[str]) -> list[str]:
+        """Replies of the outside judge model to single user messages, in order."""
+        ...
+
+
+class System(Protocol):
+    """The shape every module of `scope_jax.systems` has (no base class: modules are checked against it)."""
+
+    def policies(self, cfg: Config) -> tuple[str, ...]:
+        """Names of the trained policies."""
+        ...
+
+    def start(self, cfg: Config) -> Memory:
+        """Memory before the first step."""
+        ...
+
+    def play(
+        self, cfg: Config, tools: Tools, memory: Memory, items: Sequence[Mapping[str, Any]], step: int
+    ) -> tuple[list[Episode], Memory, Metrics]:
+        """One whole game on the step's items; pure in its arguments, `memory` is returned anew."""
+        ...
+
+    def updates(self, cfg: Config) -> tuple[Update, ...]:
+        """The learner updates of one step, in order."""
+        ...
+
+    def answer(self, cfg: Config, tools: Tools, rows: Sequence[Mapping[str, Any]], *, temperature: float, max_tokens: int) -> list[dict[str, Any]]:
+        """Evaluation: one record for each question row with `prediction`, `correct`, `searches` and `text`."""
+        ...
