@@ -1,0 +1,1 @@
+"""Decoder language models as pure functions: configuration, forward pass, weights, tokenizer."""

@@ -1,0 +1,1 @@
+"""Meshes, weight declarations, sharding rules and collectives. Imports jax only."""

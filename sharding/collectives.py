@@ -1,0 +1,130 @@
+"""What one device of a shard_map does with the others: gather fsdp-sharded weights, sum over the tensor group.
+
+The functions are written for `jax.shard_map(..., check_vma=False)`: every device differentiates its own loss with respect
+to its own shards. There the transpose that jax gives to `psum` is `psum`, which counts a cotangent that is equal on all
+devices of the group once per device. The pair used here states both directions instead (f and g in Shoeybi et al. 2019,
+"Megatron-LM", figure 3):
+
+    psum(x)   forward  y = Σ_t x_t     backward  ∂x_t = ∂y
+    enter(x)  forward  y_t = x         backward  ∂x   = Σ_t ∂y_t
+
+Use `enter` where a value that is equal on the tensor group meets weights that differ, `psum` where their partial results
+become equal again. A gather over fsdp needs no pair: its transpose, reduce-scatter, sums over rows that differ, as it must.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _reduce(x: jax.Array, axis: str) -> jax.Array:
+    return lax.psum(x, axis)
+
+
+_reduce.defvjp(lambda x, axis: (lax.psum(x, axis), None), lambda axis, _, ct: (ct,))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _copy(x: jax.Array, axis: str) -> jax.Array:
+    return x
+
+
+_copy.defvjp(lambda x, axis: (x, None), lambda axis, _, ct: (lax.psum(ct, axis),))
+
+
+def mesh_axes(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """The mesh axes of one PartitionSpec entry, outermost first."""
+    if entry is None:
+        return ()
+    return (entry,) if isinstance(entry, str) else tuple(entry)
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Names of the mesh axes a shard_map body runs over.
+
+    fsdp: axes over which rows of the weights are spread, outermost first. tensor: axis of the tensor group, None if there is
+    none. data: axes over which the weights are copied. With no axes (LOCAL) every method is the identity.
+    """
+
+    fsdp: tuple[str, ...]
+    tensor: str | None
+    data: tuple[str, ...]
+
+    @staticmethod
+    def of(mesh: Mesh) -> Shards:
+        """Shards for a mesh made by make_mesh; axes of size 1 are left out, so that no collective is emitted for them."""
+        size = mesh.shape
+        return Shards(
+            fsdp=("fsdp",) if size["fsdp"] > 1 else (),
+            tensor="tensor" if size["tensor"] > 1 else None,
+            data=("data",) if size["data"] > 1 else (),
+        )
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """Axes over which the rows of the batch are spread: data, then fsdp."""
+        return self.data + self.fsdp
+
+    @property
+    def size(self) -> int:
+        """Devices in the tensor group."""
+        return 1 if self.tensor is None else lax.axis_size(self.tensor)
+
+    @property
+    def index(self) -> jax.Array | int:
+        """This device's place in the tensor group, from 0."""
+        return 0 if self.tensor is None else lax.axis_index(self.tensor)
+
+    def gather(self, w_local: jax.Array, spec: PartitionSpec, dtype: Any) -> jax.Array:
+        """The weight whole along its fsdp-sharded dimension, still a shard over tensor, in the given dtype.
+
+        The cast comes before the gather (half the bytes for bfloat16). With several fsdp axes the gathers are staged,
+        innermost axis first: one gather over several torus dimensions is lowered to an all-reduce.
+        """
+        w = w_local.astype(dtype)
+        for dim, entry in enumerate(spec):
+            for axis in reversed([name for name in mesh_axes(entry) if name in self.fsdp]):
+                w = lax.all_gather(w, axis, axis=dim, tiled=True)
+        return w
+
+    def psum(self, x: jax.Array) -> jax.Array:
+        """Σ over the tensor group; the cotangent passes through unchanged."""
+        return x if self.tensor is None else _reduce(x, self.tensor)
+
+    def enter(self, x: jax.Array) -> jax.Array:
+        """x itself; the cotangent is summed over the tensor group."""
+        return x if self.tensor is None else _copy(x, self.tensor)
+
+    def pmax(self, x: jax.Array) -> jax.Array:
+        """Maximum over the tensor group; takes no part in differentiation."""
+        x = lax.stop_gradient(x)
+        return x if self.tensor is None else lax.pmax(x, self.tensor)
+
+    def sum_rows(self, x: jax.Array) -> jax.Array:
+        """Σ over all row shards of the batch (data and fsdp); for counts, metrics and denominators, not differentiated."""
+        return lax.psum(lax.stop_gradient(x), self.rows) if self.rows else x
+
+    def sum_gradients(self, grads: Any, specs: Any) -> Any:
+        """Gradients of the sum of all row shards' losses, from each device's own.
+
+        Each leaf is summed over the row axes its weight is not sharded over; over the sharded ones the transpose of `gather`
+        has done so. Over tensor nothing is left to do where `enter` and `psum` were used as described above.
+        """
+
+        def complete(grad: jax.Array, spec: PartitionSpec) -> jax.Array:
+            done = {name for entry in spec for name in mesh_axes(entry)}
+            missing = tuple(name for name in self.rows if name not in done)
+            return lax.psum(grad, missing) if missing else grad
+
+        return jax.tree.map(complete, grads, specs)
+
+
+LOCAL = Shards(fsdp=(), tensor=None, data=())

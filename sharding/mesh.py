@@ -1,0 +1,60 @@
+"""The device mesh: three named axes, sizes from a config."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+from jax.experimental import mesh_utils
+from jax.sharding import AxisType, Mesh
+
+AXES = ("data", "fsdp", "tensor")
+
+
+@dataclass(frozen=True)
+class MeshConfig:
+    """Sizes of the mesh axes; one of them may be -1, which means "the devices that are left".
+
+    data: copies of the weights that read different rows (pure data parallelism).
+    fsdp: devices that share one copy of the weights and read different rows.
+    tensor: devices that share one row: heads, ffn and vocabulary are split over them.
+    """
+
+    data: int
+    fsdp: int
+    tensor: int
+
+
+def resolve_sizes(cfg: MeshConfig, num_devices: int) -> tuple[int, int, int]:
+    """Axis sizes (data, fsdp, tensor) with -1 filled in.
+
+    Raises ValueError if a size is neither -1 nor positive, if more than one is -1, or if the product is not num_devices.
+    """
+    sizes = [cfg.data, cfg.fsdp, cfg.tensor]
+    asked = f"mesh data={cfg.data}, fsdp={cfg.fsdp}, tensor={cfg.tensor}"
+    if any(size < 1 and size != -1 for size in sizes):
+        raise ValueError(f"{asked}: every size must be a positive number or -1 (the devices that are left).")
+    if sizes.count(-1) > 1:
+        raise ValueError(f"{asked}: only one size may be -1.")
+    known = math.prod(size for size in sizes if size != -1)
+    if -1 in sizes:
+        if num_devices % known:
+            raise ValueError(f"{asked}: {num_devices} devices cannot be divided by {known}; change the sizes.")
+        sizes[sizes.index(-1)] = num_devices // known
+    elif known != num_devices:
+        raise ValueError(f"{asked} needs {known} devices but there are {num_devices}; change the sizes or use -1 in one.")
+    data, fsdp, tensor = sizes
+    return data, fsdp, tensor
+
+
+def make_mesh(cfg: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """Mesh with axes ("data", "fsdp", "tensor") over the given devices (all devices if None).
+
+    tensor is the innermost axis: its devices talk most and should be nearest. Raises ValueError as resolve_sizes does.
+    """
+    devices = list(jax.devices() if devices is None else devices)
+    shape = resolve_sizes(cfg, len(devices))
+    grid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))

@@ -1,0 +1,104 @@
+"""One declaration per weight; initial values, abstract values and shardings are tree maps over the declarations."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from sharding.rules import Rules, spec_for
+
+Initializer = Callable[[jax.Array, tuple[int, ...], Any], jax.Array]
+Tree = Any  # nested dicts with one kind of leaf
+
+
+@dataclass(frozen=True)
+class Param:
+    """A weight before it exists: its shape, the logical name of each axis (None: never sharded), how it starts, its dtype."""
+
+    shape: tuple[int, ...]
+    axes: tuple[str | None, ...]
+    init: Initializer
+    dtype: Any
+
+    def __post_init__(self) -> None:
+        if len(self.shape) != len(self.axes):
+            raise ValueError(f"Param of shape {self.shape} names {len(self.axes)} axes; give one name per dimension.")
+
+
+def normal(std: float) -> Initializer:
+    """Initializer: N(0, std²), drawn in float32."""
+
+    def init(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+        return (std * jax.random.normal(key, shape, jnp.float32)).astype(dtype)
+
+    return init
+
+
+def ones(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """Initializer: all ones."""
+    del key
+    return jnp.ones(shape, dtype)
+
+
+def zeros(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """Initializer: all zeros."""
+    del key
+    return jnp.zeros(shape, dtype)
+
+
+def path_name(path: tuple[Any, ...]) -> str:
+    """A tree path as "layers.q_D_Hh"."""
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def init_params(tree: Tree, key: jax.Array) -> Tree:
+    """Initial values. Each weight's key is `key` folded with a checksum of its path, so that adding a weight to the tree
+    changes no other, and the values do not depend on the mesh when this runs under jit with out_shardings."""
+
+    def init(path: tuple[Any, ...], param: Param) -> jax.Array:
+        seed = zlib.crc32(path_name(path).encode())
+        return param.init(jax.random.fold_in(key, seed), param.shape, param.dtype)
+
+    return jax.tree_util.tree_map_with_path(init, tree)
+
+
+def abstract_params(tree: Tree) -> Tree:
+    """jax.ShapeDtypeStruct for each weight."""
+    return jax.tree.map(lambda param: jax.ShapeDtypeStruct(param.shape, param.dtype), tree)
+
+
+def partition_specs(tree: Tree, rules: Rules) -> Tree:
+    """PartitionSpec for each weight."""
+    return jax.tree.map(lambda param: spec_for(param, rules), tree)
+
+
+def shards_per_dim(spec: PartitionSpec, mesh: Mesh) -> tuple[int, ...]:
+    """Into how many pieces the spec cuts each dimension on this mesh."""
+    names = [() if entry is None else (entry,) if isinstance(entry, str) else tuple(entry) for entry in spec]
+    return tuple(math.prod(mesh.shape[name] for name in entry) for entry in names)
+
+
+def param_shardings(tree: Tree, mesh: Mesh, rules: Rules) -> Tree:
+    """NamedSharding for each weight.
+
+    Raises ValueError naming the weight and the dimension if a dimension cannot be cut evenly.
+    """
+
+    def sharding(path: tuple[Any, ...], param: Param) -> NamedSharding:
+        spec = spec_for(param, rules)
+        for size, axis, pieces in zip(param.shape, param.axes, shards_per_dim(spec, mesh), strict=True):
+            if size % pieces:
+                raise ValueError(
+                    f"Weight {path_name(path)}: its {axis} dimension of {size} cannot be cut into {pieces} equal pieces; "
+                    f"choose mesh sizes (now {dict(mesh.shape)}) that divide it."
+                )
+        return NamedSharding(mesh, spec)
+
+    return jax.tree_util.tree_map_with_path(sharding, tree)
