@@ -1,0 +1,202 @@
+"""Runs on 8 fake CPU devices in a process of its own (test_eight_devices.py starts it) and prints one JSON object.
+
+The forward pass and its gradients on several meshes, against one device; and a small program that pins down what the
+collectives do to gradients.
+"""
+
+import json
+import os
+
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from models import transformer
+from models.config import ModelConfig
+from sharding.collectives import LOCAL, Shards
+from sharding.mesh import MeshConfig, make_mesh
+from sharding.reshard import reshard
+from sharding.rules import DECODE, TRAIN
+from sharding.spec import init_params, param_shardings, partition_specs
+
+CFG = ModelConfig(
+    architecture="qwen3",
+    vocab_size=64,
+    num_layers=2,
+    width=32,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=12,
+    ffn_width=48,
+    rope_theta=10000.0,
+    norm_eps=1e-6,
+    tie_embeddings=True,
+    qk_norm=True,
+    attention_bias=True,
+    max_positions=128,
+)
+
+
+def make_batch() -> dict[str, jax.Array]:
+    rng = np.random.default_rng(0)
+    segments_BT = np.repeat([[1, 1, 1, 1, 2, 2, 2, 2, 2, 3, 3, 0]], 8, axis=0)
+    positions_BT = np.repeat([[0, 1, 2, 3, 0, 1, 2, 3, 4, 0, 1, 0]], 8, axis=0)
+    ids_BT = rng.integers(0, CFG.vocab_size, (8, 12))
+    weight_BTD = rng.normal(size=(8, 12, CFG.width)) * (segments_BT > 0)[..., None]
+    weight_BTV = rng.normal(size=(8, 12, CFG.vocab_size)) * (segments_BT > 0)[..., None]
+    arrays = dict(ids=ids_BT, positions=positions_BT, segments=segments_BT, w_D=weight_BTD, w_V=weight_BTV)
+    return {name: jnp.asarray(x, jnp.float32 if x.dtype == float else jnp.int32) for name, x in arrays.items()}
+
+
+def forward(cfg, params, batch, shards, remat):
+    return transformer.hidden(
+        cfg,
+        params,
+        batch["ids"],
+        batch["positions"],
+        batch["segments"],
+        shards=shards,
+        remat=remat,
+        compute_dtype=jnp.float32,
+    )
+
+
+def local_loss(params, batch, cfg, shards, remat):
+    """(loss, hidden states). The loss is smooth and touches every hidden feature and, through a vocabulary-parallel
+    log-sum-exp, every row of the table."""
+    hidden_BTD = forward(cfg, params, batch, shards, remat)
+    table = transformer.output_table(cfg, params, shards, jnp.float32)
+    logits = shards.enter(hidden_BTD) @ table.T
+    start = shards.index * table.shape[0]
+    w_BTV = jax.lax.dynamic_slice_in_dim(batch["w_V"], start, table.shape[0], axis=2)
+    top = shards.pmax(logits.max(-1))
+    log_z = jnp.log(shards.psum(jnp.exp(logits - top[..., None]).sum(-1))) + top
+    picked = shards.psum((w_BTV * logits).sum(-1))
+    loss = jnp.sum(jnp.where(batch["segments"] > 0, log_z * picked, 0)) + jnp.sum(hidden_BTD * batch["w_D"])
+    return loss, hidden_BTD
+
+
+def sharded(cfg, mesh, params, batch, remat):
+    """(hidden states, loss, gradients) computed on a mesh."""
+    shards = Shards.of(mesh)
+    specs = partition_specs(transformer.declare(cfg), TRAIN)
+    params = jax.device_put(params, param_shardings(transformer.declare(cfg), mesh, TRAIN))
+    rows = P(("data", "fsdp"))
+
+    def step(params, batch):
+        (loss, hidden), grads = jax.value_and_grad(local_loss, has_aux=True)(params, batch, cfg, shards, remat)
+        return hidden, shards.sum_rows(loss), shards.sum_gradients(grads, specs)
+
+    run = jax.shard_map(step, mesh=mesh, in_specs=(specs, rows), out_specs=(rows, P(), specs), check_vma=False)
+    return jax.jit(run)(params, batch)
+
+
+def relative(a, b) -> float:
+    """Largest |a - b| over a tree, relative to each leaf's largest |b|."""
+    ratios = jax.tree.map(lambda x, y: np.max(np.abs(np.asarray(x) - np.asarray(y))) / np.max(np.abs(y)), a, b)
+    return float(max(jax.tree.leaves(ratios)))
+
+
+def whole(cfg, params, batch):
+    """(hidden states, loss, gradients) computed on one device."""
+    run = jax.jit(lambda p, b: jax.value_and_grad(local_loss, has_aux=True)(p, b, cfg, LOCAL, "none"))
+    (loss, hidden), grads = run(params, batch)
+    return hidden, loss, grads
+
+
+def compare(cfg, sizes, params, batch, remat, expected) -> dict[str, float]:
+    got = sharded(cfg, make_mesh(MeshConfig(*sizes)), params, batch, remat)
+    return {name: relative(g, e) for name, g, e in zip(("hidden", "loss", "grads"), got, expected, strict=True)}
+
+
+def decode_rules(params, batch, expected_hidden) -> dict[str, float | bool]:
+    """Plain jit over weights laid out by DECODE, published with reshard, against one device."""
+    mesh = make_mesh(MeshConfig(2, 2, 2))
+    shardings = param_shardings(transformer.declare(CFG), mesh, DECODE)
+    train = jax.device_put(params, param_shardings(transformer.declare(CFG), mesh, TRAIN))
+    published = reshard(train, shardings)
+    again = reshard(published, shardings)
+    rows = {name: jax.device_put(x, NamedSharding(mesh, P(("data", "fsdp")))) for name, x in batch.items()}
+    got = jax.jit(lambda p, b: forward(CFG, p, b, LOCAL, "none"))(published, rows)
+    pointers = [
+        {shard.data.unsafe_buffer_pointer() for leaf in jax.tree.leaves(tree) for shard in leaf.addressable_shards}
+        for tree in (train, published, again)
+    ]
+    return {
+        "hidden": relative(got, expected_hidden),
+        "same_values": all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(again), jax.tree.leaves(params), strict=True)),
+        "placed": all(a.sharding == b for a, b in zip(jax.tree.leaves(again), jax.tree.leaves(shardings), strict=True)),
+        "shared_buffers": bool(pointers[0] & pointers[1] or pointers[1] & pointers[2]),
+    }
+
+
+def gradient_pair() -> dict[str, list[float]]:
+    """d/dx and d/dw of (Σ_t w_t x)² / 2 with w = 1, 2, 3, 4 over a tensor group of 4 and x = 2."""
+    mesh = make_mesh(MeshConfig(2, 1, 4))
+    shards = Shards.of(mesh)
+
+    def loss(x, w):
+        total = shards.psum(w * shards.enter(x))  # (1 + 2 + 3 + 4) x on every device
+        return jnp.sum(total**2) / 2
+
+    run = jax.shard_map(
+        jax.grad(loss, argnums=(0, 1)), mesh=mesh, in_specs=(P(), P("tensor")), out_specs=(P(), P("tensor")), check_vma=False
+    )
+    x, w = run(jnp.array([2.0]), jnp.array([1.0, 2.0, 3.0, 4.0]))
+    return {"x": x.tolist(), "w": w.tolist()}
+
+
+def staged_gather() -> bool:
+    """Two fsdp axes below tensor: the staged gather puts rows back in the order the spec cut them."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 2, 2), ("fx", "fy", "tensor"))
+    shards = Shards(fsdp=("fx", "fy"), tensor="tensor", data=())
+    spec = P(("tensor", "fx", "fy"), None)
+    w = jnp.arange(16.0).reshape(16, 1)
+    gathered = jax.shard_map(
+        lambda w: shards.gather(w, spec, jnp.float32), mesh=mesh, in_specs=spec, out_specs=P("tensor", None), check_vma=False
+    )(w)
+    return bool(jnp.array_equal(gathered, w))
+
+
+def refusals(params, batch) -> dict[str, str]:
+    """What is said when a model does not fit a mesh."""
+    said = {}
+    for name, action in {
+        "kv_heads": lambda: sharded(CFG, make_mesh(MeshConfig(1, 2, 4)), params, batch, "none"),
+        "mesh": lambda: make_mesh(MeshConfig(1, 3, -1)),
+        "rows": lambda: param_shardings(
+            transformer.declare(CFG), jax.sharding.Mesh(np.array(jax.devices()[:5]).reshape(1, 5, 1), ("data", "fsdp", "tensor")), TRAIN
+        ),
+    }.items():
+        try:
+            action()
+        except ValueError as error:
+            said[name] = str(error)
+    return said
+
+
+def main() -> None:
+    params = init_params(transformer.declare(CFG), jax.random.key(0))
+    # Biases and norms start at 0 and 1; other values let a wrong sum show.
+    params = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(1), x.shape), params)
+    batch = make_batch()
+    expected = whole(CFG, params, batch)
+    facts = {
+        "fsdp4_tensor2": compare(CFG, (1, 4, 2), params, batch, "full", expected),
+        "data2_fsdp2_tensor2": compare(CFG, (2, 2, 2), params, batch, "none", expected),
+        "smallest_gradient": float(min(np.max(np.abs(g)) for g in jax.tree.leaves(expected[2]))),
+        "decode": decode_rules(params, batch, expected[0]),
+        "pair": gradient_pair(),
+        "staged": staged_gather(),
+        "refusals": refusals(params, batch),
+    }
+    print(json.dumps(facts))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Sharded equals unsharded on 8 fake CPU devices, in a subprocess so that every other test keeps its single device."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def facts():
+    command = [sys.executable, str(Path(__file__).with_name("eight_devices.py"))]
+    done = subprocess.run(command, cwd=ROOT, env=_environment(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+@pytest.mark.parametrize("mesh", ["fsdp4_tensor2", "data2_fsdp2_tensor2"])
+def test_forward_and_gradients_equal_one_device(facts, mesh):
+    assert facts["smallest_gradient"] > 1e-2  # every weight is really exercised
+    assert facts[mesh]["hidden"] < 1e-5
+    assert facts[mesh]["loss"] < 1e-5
+    assert facts[mesh]["grads"] < 1e-5
+
+
+def test_psum_and_enter_count_every_cotangent_once(facts):
+    # (1 + 2 + 3 + 4) · 2 = 20; d/dx = 20 · 10, d/dw_t = 20 · 2
+    assert facts["pair"] == {"x": [200.0], "w": [40.0] * 4}
+
+
+def test_staged_gather_keeps_row_order(facts):
+    assert facts["staged"] is True
+
+
+def test_published_weights_under_decode_rules(facts):
+    assert facts["decode"]["hidden"] < 1e-5
+    assert facts["decode"]["same_values"] and facts["decode"]["placed"]
+    assert facts["decode"]["shared_buffers"] is False  # the source may be donated
+
+
+def test_sizes_that_do_not_fit_are_named(facts):
+    assert "tensor=4" in facts["refusals"]["kv_heads"] and "num_kv_heads=2" in facts["refusals"]["kv_heads"]
+    assert "8 devices cannot be divided by 3" in facts["refusals"]["mesh"]
+    assert "embed.table_VD" in facts["refusals"]["rows"] and "vocab" in facts["refusals"]["rows"]

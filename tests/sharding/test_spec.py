@@ -1,0 +1,93 @@
+"""Declarations, rules and mesh sizes, on one device."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from sharding import distributed
+from sharding.collectives import LOCAL, Shards
+from sharding.mesh import MeshConfig, make_mesh, resolve_sizes
+from sharding.reshard import reshard
+from sharding.rules import DECODE, TRAIN, spec_for
+from sharding.spec import Param, abstract_params, init_params, normal, ones, param_shardings, zeros
+
+
+def matrix(*axes: str | None, shape=(4, 6)) -> Param:
+    return Param(shape, axes, normal(0.02), jnp.float32)
+
+
+@pytest.mark.parametrize(
+    ("axes", "train", "decode"),
+    [
+        (("width", "heads"), P("fsdp", "tensor"), P(None, "tensor")),
+        (("heads", "width"), P(("tensor", "fsdp"), None), P("tensor", None)),
+        (("vocab", "width"), P(("tensor", "fsdp"), None), P("tensor", None)),
+        (("ffn", None), P(("tensor", "fsdp"), None), P("tensor", None)),
+    ],
+)
+def test_rows_take_fsdp_and_tensor_comes_first(axes, train, decode):
+    assert spec_for(matrix(*axes), TRAIN) == train
+    assert spec_for(matrix(*axes), DECODE) == decode
+
+
+def test_unknown_logical_axis_is_named():
+    with pytest.raises(ValueError, match="'experts' is not in the sharding rules"):
+        spec_for(matrix("experts", "width"), TRAIN)
+
+
+def test_param_wants_one_name_per_dimension():
+    with pytest.raises(ValueError, match="names 1 axes"):
+        Param((2, 3), ("width",), ones, jnp.float32)
+
+
+def test_mesh_sizes():
+    assert resolve_sizes(MeshConfig(1, -1, 2), 8) == (1, 4, 2)
+    assert resolve_sizes(MeshConfig(2, 2, 2), 8) == (2, 2, 2)
+    for sizes, message in [((1, 1, 1), "needs 1 devices but there are 8"), ((-1, -1, 1), "only one"), ((0, 1, 1), "positive")]:
+        with pytest.raises(ValueError, match=message):
+            resolve_sizes(MeshConfig(*sizes), 8)
+
+
+def test_init_is_a_function_of_key_and_path_alone():
+    tree = {"a": matrix(None, None), "norm": Param((3,), (None,), ones, jnp.float32)}
+    more = {**tree, "b": matrix(None, None), "bias": Param((3,), (None,), zeros, jnp.bfloat16)}
+    first, second = init_params(tree, jax.random.key(3)), init_params(more, jax.random.key(3))
+    assert np.array_equal(first["a"], second["a"])
+    assert not np.array_equal(second["a"], second["b"])
+    assert not np.array_equal(first["a"], init_params(tree, jax.random.key(4))["a"])
+    assert np.array_equal(second["norm"], np.ones(3)) and second["bias"].dtype == jnp.bfloat16
+    shapes = jax.tree.map(lambda x: (x.shape, x.dtype), second)
+    assert shapes == jax.tree.map(lambda x: (x.shape, x.dtype), abstract_params(more))
+
+
+def test_init_has_the_asked_spread():
+    values = init_params({"w": matrix(None, None, shape=(100, 100))}, jax.random.key(0))["w"]
+    assert abs(float(values.std()) - 0.02) < 0.001 and abs(float(values.mean())) < 0.001
+
+
+def test_one_device_needs_no_collectives():
+    mesh = make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
+    assert Shards.of(mesh) == LOCAL
+    x = jnp.arange(3.0)
+    for same in (LOCAL.psum(x), LOCAL.enter(x), LOCAL.pmax(x), LOCAL.sum_rows(x), LOCAL.gather(x, P("fsdp"), x.dtype)):
+        assert np.array_equal(same, x)
+    assert LOCAL.gather(x, P("fsdp"), jnp.bfloat16).dtype == jnp.bfloat16
+    assert (LOCAL.size, LOCAL.index) == (1, 0)
+
+
+def test_published_copy_survives_donation_of_the_source():
+    mesh = make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
+    shardings = param_shardings({"w": matrix("width", None)}, mesh, TRAIN)
+    params = jax.device_put({"w": jnp.ones((4, 6))}, shardings)
+    published, half = reshard(params, shardings), reshard(params, shardings["w"], jnp.bfloat16)
+    jax.jit(lambda p: jax.tree.map(lambda x: x + 1, p), donate_argnums=0)(params)
+    assert params["w"].is_deleted()
+    assert float(published["w"].sum()) == 24.0
+    assert half["w"].dtype == jnp.bfloat16 and float(half["w"].sum()) == 24.0
+
+
+def test_distributed_start_wants_all_or_nothing():
+    with pytest.raises(ValueError, match="together"):
+        distributed.start("localhost:1234", None, 2)
