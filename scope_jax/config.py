@@ -183,6 +183,7 @@ class JudgeSection(Section):
     max_tokens: int = 70
     timeout: float = 60.0
     retries: int = 5
+    retry_delay: float = 1.0  # seconds before the first retry; doubled each time, at most 30
     concurrency: int = 16
 
 
@@ -202,31 +203,43 @@ class RoleSection(Section):
 
 
 class SSPSection(Section):
-    prompts: CardPath = str(Path(__file__).parent / "prompts" / "ssp")  # folder with proposer.txt, solver.txt, rag.txt, judge.txt
+    prompts: CardPath = str(Path(__file__).parent / "prompts" / "ssp")  # folder: proposer, solver, rag, judge, examples .txt
     train: Literal["both", "solver", "proposer"] = "both"  # SSP §4.3
     update_order: tuple[Literal["solver", "proposer"], ...] = ("solver", "proposer")  # Algorithm 1 l.10-11; the code: reversed
-    proposer: RoleSection = RoleSection(
-        samples=1, loss=LossCard(advantage="none", aggregation="constant", constant_length=1, clip_high=0.285, mini_batches=2)
+    proposer_warmup_steps: int = Field(0, ge=0)  # first steps in which the solver does not learn; SSP Table 4: off
+    proposer: RoleSection = RoleSection(  # Eq. (5): sum over tokens, mean over episodes, no baseline, no KL
+        samples=1,
+        loss=LossCard(
+            advantage="none", aggregation="constant", constant_length=1, kl="none", kl_coef=0.0, clip_high=0.285, mini_batches=2
+        ),
     )
     solver: RoleSection = RoleSection(samples=5, loss=LossCard(advantage="group-mean", clip_high=0.285, mini_batches=2))
+    # what counts as keeping to the format (SSP A.2): tags closed, not nested, none of another role or of the tool;
+    # "think" also wants every turn to begin with <think>; "lenient" only needs the final tag (released code)
+    format: Literal["well-formed", "think", "lenient"] = "well-formed"
     # rules for a question (SSP §3.3; the figures are the released code's)
     min_chars: int = 10
     max_chars: int = 1000
     min_words: int = 0  # released code: 10
-    min_distinct_searches: int = 1  # released code: 2
-    examples: int = 3  # example questions shown to the proposer
+    min_distinct_searches: int = Field(1, ge=1)  # released code: 2
+    reject_repeated_search: bool = False  # released code: True
+    reject_answer_in_search: bool = False  # released code: an option, off
     # RAG verification (SSP §4.4)
     verify: Literal["policy", "judge", "off"] = "policy"
-    verify_temperature: float = 1.0
-    verify_max_tokens: int = 512
-    noise_documents: int = 4
+    verify_temperature: float = Field(1.0, ge=0)
+    verify_max_tokens: int = Field(512, gt=0)
+    noise_documents: int = Field(4, ge=0)
     noise_unit: Literal["document", "trajectory"] = "document"  # released code: whole result texts of other trajectories
     # filling the slots of invalid questions (SSP App. B.1)
     fill: Literal["dummy", "resample", "replay", "replay-reset"] = "replay-reset"
-    replay_reset_every: int = 10
-    max_resamples: int = 5
+    replay_reset_every: int = Field(10, gt=0)
+    replay_keep_reused: bool = False  # released code: True, a reused question enters the pool once more
+    max_resamples: int = Field(5, ge=0)
+    dummy: Literal["rollout", "skip"] = "rollout"  # a dummy slot is played with reward 0, or left out of the batch
     invalid_reward: float = 0.0  # -0.1 is the punitive reward of App. B.3
     proposer_reward: Literal["one-minus-mean", "intermediate"] = "one-minus-mean"
+    intermediate_left: float = 0.0  # "intermediate": 4 (left + s)(right - s) for 0 < s < 1, else 0 (released code)
+    intermediate_right: float = 1.0
     # who says that an answer is right (r in Algorithm 1)
     grader: Literal["exact-match", "judge", "exact-match-then-judge"] = "exact-match-then-judge"
 
