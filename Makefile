@@ -1,0 +1,60 @@
+# The two commands of the README are `make demo` and `make test`. Stamps inside .venv keep a second call from installing
+# anything again; they are renewed when the requirement files change.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+WORKERS ?= 2
+SEED ?= 0
+RUN ?= runs/demo
+ROOMS := scope_jax rollouts models retrieval sharding
+
+.PHONY: demo test lint format slow install dev clean help
+.DELETE_ON_ERROR:
+
+help:  ## this list
+	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | sort | expand -t 10
+
+demo: $(VENV)/.installed  ## play Search Self-play on Atlas and print held-out accuracy before and after
+	$(BIN)/scope-jax demo --seed $(SEED) --run $(RUN)
+
+test: lint  ## style, import rules, types and every test that takes seconds
+	$(BIN)/python -m pytest -q -m "not slow" -n $(WORKERS)
+
+slow: $(VENV)/.dev  ## the tests that take minutes
+	$(BIN)/python -m pytest -q -m slow -n $(WORKERS)
+
+lint: $(VENV)/.dev  ## style, import rules, types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+format: $(VENV)/.dev  ## rewrite the sources in the house style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+install: $(VENV)/.installed  ## the environment, without the development tools
+
+dev: $(VENV)/.dev  ## the environment with the development tools
+
+clean:  ## remove the environment and every cache; runs stay
+	rm -rf $(VENV) .cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
+	find $(ROOMS) tests benchmarks launch -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 11) <= v <= (3, 13) or sys.exit("scope-jax needs Python 3.11, 3.12 or 3.13, this is %d.%d; call make PYTHON=/path/to/python3.11" % v)'
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+# --no-deps: the file is complete, and JetStream's own list would bring TensorFlow.
+$(VENV)/.installed: requirements.txt pyproject.toml | $(VENV)/.created
+	$(PIP) install --quiet --no-deps -r requirements.txt
+	$(PIP) install --quiet --no-deps --no-build-isolation -e .
+	touch $@
+
+$(VENV)/.dev: requirements-dev.txt $(VENV)/.installed
+	$(PIP) install --quiet --no-deps -r requirements-dev.txt
+	$(PIP) install --quiet -c constraints.txt torch==2.13.0
+	touch $@

@@ -1,0 +1,39 @@
+"""What every test shares: type checks at the rooms' doors, one compilation cache, quiet threads.
+
+Runs before any room is imported, in each pytest-xdist worker anew.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from jaxtyping import install_import_hook
+
+ROOT = Path(__file__).parents[1]
+
+# Shapes and types of every annotated function are checked when it is called (under jit: when it is traced).
+install_import_hook(["scope_jax", "models", "rollouts", "retrieval", "sharding"], "beartype.beartype")
+
+# Programs that took long to compile are kept between runs and shared with the processes that tests start.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "1")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Two workers share two cores: BLAS threads of numpy and scikit-learn on top would only fight.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# No test may reach for a hub.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Folder with real corpora, tokenizers and weights; tests that want it are skipped where it is absent."""
+    folder = Path(os.environ.get("SCOPE_JAX_DATA", ROOT.parent / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip("no shared data: set SCOPE_JAX_DATA to its folder")
+    return folder
