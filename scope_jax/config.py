@@ -34,6 +34,15 @@ def _expand(path: str) -> str:
 CardPath = Annotated[str, AfterValidator(_expand)]
 
 
+def _over(default: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """`default` with the keys of `given` laid over it, table by table."""
+    both = {
+        key: _over(default[key], value) if isinstance(value, dict) and isinstance(default.get(key), dict) else value
+        for key, value in given.items()
+    }
+    return default | both
+
+
 class Section(BaseModel):
     """Base of every table: frozen, and closed to keys it does not know."""
 
@@ -203,14 +212,20 @@ class RoleSection(Section):
 
 
 class SSPSection(Section):
-    prompts: CardPath = str(Path(__file__).parent / "prompts" / "ssp")  # folder: proposer, solver, rag, judge, examples .txt
+    prompts: CardPath = str(Path(__file__).parent / "prompts" / "ssp")  # proposer, solver, rag, judge, examples .txt
     train: Literal["both", "solver", "proposer"] = "both"  # SSP §4.3
-    update_order: tuple[Literal["solver", "proposer"], ...] = ("solver", "proposer")  # Algorithm 1 l.10-11; the code: reversed
+    update_order: tuple[Literal["solver", "proposer"], ...] = ("solver", "proposer")  # Algorithm 1; the code: reversed
     proposer_warmup_steps: int = Field(0, ge=0)  # first steps in which the solver does not learn; SSP Table 4: off
     proposer: RoleSection = RoleSection(  # Eq. (5): sum over tokens, mean over episodes, no baseline, no KL
         samples=1,
         loss=LossCard(
-            advantage="none", aggregation="constant", constant_length=1, kl="none", kl_coef=0.0, clip_high=0.285, mini_batches=2
+            advantage="none",
+            aggregation="constant",
+            constant_length=1,
+            kl="none",
+            kl_coef=0.0,
+            clip_high=0.285,
+            mini_batches=2,
         ),
     )
     solver: RoleSection = RoleSection(samples=5, loss=LossCard(advantage="group-mean", clip_high=0.285, mini_batches=2))
@@ -229,7 +244,7 @@ class SSPSection(Section):
     verify_temperature: float = Field(1.0, ge=0)
     verify_max_tokens: int = Field(512, gt=0)
     noise_documents: int = Field(4, ge=0)
-    noise_unit: Literal["document", "trajectory"] = "document"  # released code: whole result texts of other trajectories
+    noise_unit: Literal["document", "trajectory"] = "document"  # released code: all results of another trajectory
     # filling the slots of invalid questions (SSP App. B.1)
     fill: Literal["dummy", "resample", "replay", "replay-reset"] = "replay-reset"
     replay_reset_every: int = Field(10, gt=0)
@@ -242,6 +257,18 @@ class SSPSection(Section):
     intermediate_right: float = 1.0
     # who says that an answer is right (r in Algorithm 1)
     grader: Literal["exact-match", "judge", "exact-match-then-judge"] = "exact-match-then-judge"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _roles(cls, table: Any) -> Any:
+        """A role's table in a card changes the keys it names and keeps the game's defaults for the others."""
+        if not isinstance(table, dict):
+            return table
+        merged = dict(table)
+        for role in ("proposer", "solver"):
+            if isinstance(given := merged.get(role), dict):
+                merged[role] = _over(cls.model_fields[role].default.model_dump(), given)
+        return merged
 
     @model_validator(mode="after")
     def _orders(self) -> SSPSection:
