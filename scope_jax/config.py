@@ -223,7 +223,6 @@ class SSPSection(Section):
             aggregation="constant",
             constant_length=1,
             kl="none",
-            kl_coef=0.0,
             clip_high=0.285,
             mini_batches=2,
         ),
