@@ -1,0 +1,52 @@
+"""Exact match and the rewards of the games, as pure functions."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Sequence
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def normalise(text: str) -> str:
+    """`text` as exact match compares it: lower case, without ASCII punctuation and English articles, single spaces."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def exact_match(prediction: str, golds: Sequence[str]) -> bool:
+    """True if `prediction` equals one of the accepted answers after `normalise`.
+
+    Where nothing is left of both sides (an answer that is only an article or punctuation) the raw texts are compared.
+    """
+    bare = normalise(prediction)
+    for gold in golds:
+        other = normalise(gold)
+        if bare == other and (bare or prediction.strip().lower() == gold.strip().lower()):
+            return True
+    return False
+
+
+def contains_words(text: str, words: str) -> bool:
+    """True if the normalised words of `words` stand next to each other in `text`."""
+    needle = normalise(words)
+    return bool(needle) and f" {needle} " in f" {normalise(text)} "
+
+
+def mean(values: Sequence[float]) -> float:
+    """Arithmetic mean; of nothing: a ValueError, because no number would be honest."""
+    if not values:
+        raise ValueError("the mean of no values is undefined")
+    return sum(values) / len(values)
+
+
+def one_minus_mean(rewards: Sequence[float]) -> float:
+    """Proposer's reward 1 − (1/n) Σⱼ rⱼ over the solver's attempts at its question (SSP Eq. (7))."""
+    return 1.0 - mean(rewards)
+
+
+def intermediate(rewards: Sequence[float], left: float, right: float) -> float:
+    """4 (left + s)(right − s) for a success rate 0 < s < 1, else 0 (released SSP code); s = (1/n) Σⱼ rⱼ."""
+    success = mean(rewards)
+    return 4.0 * (left + success) * (right - success) if 0.0 < success < 1.0 else 0.0
