@@ -1,7 +1,6 @@
 """Text that cannot become special tokens, and chat ids that are transformers' own."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from transformers import PreTrainedTokenizerFast
 
 from models.tokenizer import Tokenizer
 
-DATA = Path(os.environ.get("SCOPE_JAX_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
 SPECIAL = ["<|pad|>", "<|im_start|>", "<|im_end|>"]
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"
@@ -43,17 +41,16 @@ def byte_level(folder: Path, pad: str | None = "<|pad|>", template: str | None =
     return folder
 
 
-def qwen() -> Path:
-    folder = DATA / "tokenizers" / "qwen"
-    if not folder.is_dir():
-        pytest.skip("no Qwen tokenizer: set SCOPE_JAX_DATA")
-    return folder
+@pytest.fixture(scope="module")
+def qwen(shared_data) -> Path:
+    return shared_data / "tokenizers" / "qwen"
 
 
 @pytest.fixture(scope="module", params=["byte_level", "qwen"])
 def tokenizer(request, tmp_path_factory):
-    folder = qwen() if request.param == "qwen" else byte_level(tmp_path_factory.mktemp("tokenizer"))
-    return Tokenizer.load(folder)
+    if request.param == "qwen":
+        return Tokenizer.load(request.getfixturevalue("qwen"))
+    return Tokenizer.load(byte_level(tmp_path_factory.mktemp("tokenizer")))
 
 
 def reference(tokenizer: Tokenizer, messages, **options) -> list[int]:
@@ -96,8 +93,8 @@ def test_benign_chat_agrees_with_transformers(tokenizer, contents, prompt):
     assert got == reference(tokenizer, messages, add_generation_prompt=prompt)
 
 
-def test_template_variables_and_tool_calls_agree_with_transformers():
-    tokenizer = Tokenizer.load(qwen())
+def test_template_variables_and_tool_calls_agree_with_transformers(qwen):
+    tokenizer = Tokenizer.load(qwen)
     call = {"type": "function", "function": {"name": "search", "arguments": {"query": "a <b> 'c'"}}}
     messages = [*conversation("s", "u"), {"role": "assistant", "content": "", "tool_calls": [call]}]
     messages.append({"role": "tool", "content": "found"})

@@ -1,0 +1,172 @@
+"""The forward pass: masks from segments and never from ids, packing, gradients, remat, attention by hand."""
+
+import math
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models import transformer
+from models.attention import attention, causal_mask
+from models.rope import rotate
+from sharding.collectives import LOCAL
+from sharding.spec import abstract_params
+
+PAD_ID = 0
+
+
+@partial(jax.jit, static_argnums=0, static_argnames=("remat", "dtype"))
+def forward(cfg, params, ids_BT, positions_BT, segments_BT, remat="none", dtype=jnp.float32):
+    arrays = (ids_BT, positions_BT, segments_BT)
+    return transformer.hidden(cfg, params, *arrays, shards=LOCAL, remat=remat, compute_dtype=dtype)
+
+
+@partial(jax.jit, static_argnums=0, static_argnames="remat")
+def gradients(cfg, params, ids_BT, positions_BT, segments_BT, weight_BT, remat="none"):
+    """Gradients of Σ weight · hidden² over tokens and features."""
+
+    def loss(p):
+        hidden_BTD = forward(cfg, p, ids_BT, positions_BT, segments_BT, remat=remat)
+        return jnp.sum(jnp.square(hidden_BTD) * weight_BT[..., None] * jnp.arange(cfg.width))
+
+    return jax.grad(loss)(params)
+
+
+def run(cfg, params, ids_BT, positions_BT, segments_BT, **options):
+    return forward(cfg, params, *(np.asarray(x, np.int32) for x in (ids_BT, positions_BT, segments_BT)), **options)
+
+
+def grad(cfg, params, ids_BT, positions_BT, segments_BT, weight_BT, **options):
+    arrays = (np.asarray(x, np.int32) for x in (ids_BT, positions_BT, segments_BT))
+    return gradients(cfg, params, *arrays, np.asarray(weight_BT, np.float32), **options)
+
+
+def test_attention_by_hand():
+    """One head: q·k/√h is 0 or ln 3, so the second token weighs the first 3 to 1."""
+    q_BTHh = jnp.array([[[[math.sqrt(2.0), 0.0]], [[math.sqrt(2.0), 0.0]]]])
+    k_BTKh = jnp.array([[[[math.log(3.0), 0.0]], [[0.0, 1.0]]]])
+    v_BTKh = jnp.array([[[[4.0, 0.0]], [[0.0, 8.0]]]])
+    out = attention(q_BTHh, k_BTKh, v_BTKh, causal_mask(jnp.array([[1, 1]])))
+    np.testing.assert_allclose(out[0, :, 0], [[4.0, 0.0], [3.0, 2.0]], rtol=1e-6)
+    apart = attention(q_BTHh, k_BTKh, v_BTKh, causal_mask(jnp.array([[1, 2]])))
+    np.testing.assert_allclose(apart[0, :, 0], [[4.0, 0.0], [0.0, 8.0]], rtol=1e-6)
+
+
+def test_query_heads_read_their_own_kv_head():
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.normal(size=(2, 5, heads, 4)).astype(np.float32) for heads in (6, 2, 2))
+    mask = np.tril(np.ones((2, 5, 5), bool))
+    grouped = jax.jit(attention)(q, k, v, mask)
+    repeated = jax.jit(attention)(q, np.repeat(k, 3, axis=2), np.repeat(v, 3, axis=2), mask)
+    np.testing.assert_allclose(grouped, repeated, atol=1e-6)
+
+
+def test_rotation_by_hand_and_relative():
+    """h = 4, θ = 100: pair (0, 2) turns by p, pair (1, 3) by p/10; a dot product depends on the distance alone."""
+    rotated = jax.jit(rotate, static_argnums=2)
+    x = np.array([[[[1.0, 0.0, 0.0, 2.0]]]], np.float32)
+    turned = rotated(x, np.array([[3]]), 100.0)[0, 0, 0]
+    expected = [math.cos(3), -2 * math.sin(0.3), math.sin(3), 2 * math.cos(0.3)]
+    np.testing.assert_allclose(turned, expected, rtol=1e-6)
+    q, k = np.random.default_rng(0).normal(size=(2, 1, 1, 1, 4)).astype(np.float32)
+    dots = [np.vdot(rotated(q, np.array([[p]]), 100.0), rotated(k, np.array([[p - 5]]), 100.0)) for p in (5, 40)]
+    np.testing.assert_allclose(dots[0], dots[1], rtol=1e-5)
+
+
+def test_packed_rows_equal_rows_alone(tiny, params):
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(0, 64, 5), rng.integers(0, 64, 4)
+    packed = run(
+        tiny,
+        params,
+        [[*a, *b, 7, 7]],
+        [[*range(5), *range(4), 0, 1]],
+        [[1] * 5 + [2] * 4 + [0] * 2],
+    )
+    for row, start in ((a, 0), (b, 5)):
+        alone = run(tiny, params, [row], [np.arange(len(row))], [np.ones(len(row))])
+        np.testing.assert_allclose(packed[:, start : start + len(row)], alone, atol=2e-6)
+    assert bool(jnp.isfinite(packed).all())
+
+
+def test_a_real_pad_token_keeps_position_attention_and_gradient(tiny, params):
+    """The row [5, PAD, PAD, 9] with four real tokens: masks come from segments, so PAD is read, moved past and trained."""
+    positions, real = [[0, 1, 2, 3, 0]], [[1, 1, 1, 1, 0]]
+    row = [[5, PAD_ID, PAD_ID, 9, PAD_ID]]
+    out = run(tiny, params, row, positions, real)
+    shorter = run(tiny, params, [[5, 9]], [[0, 1]], [[1, 1]])
+    assert not np.allclose(out[0, 3], shorter[0, 1], atol=1e-3)  # skipping the PADs would give this
+    swapped = run(tiny, params, [[5, PAD_ID, 8, 9, PAD_ID]], positions, real)
+    assert not np.allclose(out[0, 3], swapped[0, 3], atol=1e-3)  # the second PAD is attended to
+
+    grads = grad(tiny, params, row, positions, real, [[0, 0, 0, 1, 0]])["embed"]["table_VD"]
+    assert float(np.abs(grads[PAD_ID]).max()) > 1e-3  # through attention alone
+    padding = grad(tiny, params, [[5, 8, 8, 9, PAD_ID]], positions, real, real)["embed"]["table_VD"]
+    assert float(np.abs(padding[PAD_ID]).max()) == 0.0  # a PAD in the padding itself: nothing
+
+
+def test_what_follows_and_what_is_packed_beside_changes_nothing(tiny, params):
+    positions, segments = [[0, 1, 2, 0, 1]], [[1, 1, 1, 2, 2]]
+    one = run(tiny, params, [[3, 4, 5, 6, 7]], positions, segments)
+    two = run(tiny, params, [[3, 4, 9, 6, 8]], positions, segments)
+    assert np.array_equal(one[0, :2], two[0, :2])
+    assert np.array_equal(one[0, 3], two[0, 3])
+    assert not np.allclose(one[0, 2], two[0, 2], atol=1e-3)
+
+
+def test_remat_changes_no_gradient(tiny, params):
+    row = ([[3, 4, 5, 6, 7]], [[0, 1, 2, 3, 0]], [[1, 1, 1, 1, 0]])
+    grads = [grad(tiny, params, *row, [[1, 1, 1, 1, 0]], remat=remat) for remat in ("full", "none")]
+    for full, none in zip(*map(jax.tree.leaves, grads), strict=True):
+        np.testing.assert_allclose(full, none, rtol=1e-5, atol=1e-5 * float(np.abs(none).max()))
+
+
+def test_bfloat16_compute_stays_near_float32(tiny, params):
+    row = ([[3, 4, 5, 6, 7]], [[0, 1, 2, 3, 0]], [[1, 1, 1, 1, 0]])
+    half = run(tiny, params, *row, dtype=jnp.bfloat16)
+    assert half.dtype == jnp.bfloat16
+    a, b = np.asarray(half, np.float32).ravel(), np.asarray(run(tiny, params, *row)).ravel()
+    assert a @ b / (np.linalg.norm(a) * np.linalg.norm(b)) > 0.999
+
+
+def test_layers_unstack_to_what_block_takes(tiny, params):
+    ids, positions = np.array([[3, 4, 5, 6, 7]]), np.array([[0, 1, 2, 3, 4]])
+    unstacked = transformer.unstack_layers(params)
+    assert len(unstacked["layers"]) == tiny.num_layers
+
+    @jax.jit
+    def looped(p):
+        mask = causal_mask(jnp.ones((1, 5), jnp.int32))
+        x = transformer.embed(tiny, p, ids, LOCAL)
+        for w in p["layers"]:
+            x = transformer.block(tiny, w, x, positions, lambda q, k, v: attention(q, k, v, mask), LOCAL)
+        return transformer.final_norm(tiny, p, x)
+
+    np.testing.assert_allclose(looped(unstacked), run(tiny, params, ids, positions, np.ones((1, 5))), atol=2e-6)
+
+
+def test_layers_unstack_to_what_block_takes(tiny, params):
+    ids, positions = jnp.array([[3, 4, 5]]), jnp.array([[0, 1, 2]])
+    mask = causal_mask(jnp.ones((1, 3), jnp.int32))
+    unstacked = transformer.unstack_layers(params)
+    assert len(unstacked["layers"]) == tiny.num_layers
+    x = transformer.embed(tiny, unstacked, ids, LOCAL)
+    for w in unstacked["layers"]:
+        x = transformer.block(tiny, w, x, positions, lambda q, k, v: attention(q, k, v, mask), LOCAL)
+    looped = transformer.final_norm(tiny, unstacked, x)
+    np.testing.assert_allclose(looped, run(tiny, params, ids, positions, jnp.ones((1, 3))), atol=2e-6)
+
+
+def test_declaration_holds_each_weight_once(tiny, params):
+    declared = abstract_params(transformer.declare(tiny))
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), declared) == jax.tree.map(lambda x: (x.shape, x.dtype), params)
+    assert transformer.output_table(tiny, params) is not params["embed"]["table_VD"]
+    assert np.array_equal(transformer.output_table(tiny, params), params["head"]["table_VD"])
+
+
+def test_mesh_that_cuts_a_head_is_refused(tiny):
+    mesh = jax.sharding.Mesh(np.array([jax.devices()[0]] * 4).reshape(1, 1, 4), ("data", "fsdp", "tensor"))
+    with pytest.raises(ValueError, match="tensor=4 does not divide the model's num_kv_heads=2"):
+        transformer.check_mesh(tiny, mesh)

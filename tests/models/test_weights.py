@@ -1,0 +1,203 @@
+"""Folders in Hugging Face layout: round trips, slices, and one sentence for each way a folder can be broken."""
+
+import json
+import struct
+from contextlib import ExitStack
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
+from models import weights
+from models.weights import Checkpoint, WeightsError, hf_shapes, hf_tensor, load_config, load_hf, save_hf
+from sharding.mesh import MeshConfig, make_mesh
+from sharding.rules import TRAIN
+
+
+def same(a, b) -> bool:
+    return jax.tree.all(jax.tree.map(lambda x, y: x.dtype == y.dtype and np.array_equal(x, y), a, b))
+
+
+@pytest.fixture
+def folder(tmp_path, tiny, params):
+    save_hf(tmp_path / "model", tiny, params, jnp.float32, None)
+    return tmp_path / "model"
+
+
+def rewrite(folder, change) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def test_round_trip_is_bitwise(folder, tiny, params):
+    cfg, loaded = load_hf(folder)
+    assert cfg == tiny
+    assert same(loaded, params)
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]  # no temporary folder stays
+
+
+def test_matrices_are_transposed_and_layers_apart(folder, params):
+    tensors = load_file(folder / "model.safetensors")
+    assert {name: x.shape for name, x in tensors.items()} == hf_shapes(load_config(folder))
+    assert np.array_equal(tensors["model.layers.1.mlp.down_proj.weight"], params["layers"]["down_FD"][1].T)
+    assert np.array_equal(tensors["model.embed_tokens.weight"], params["embed"]["table_VD"])
+
+
+def test_bfloat16_file_loads_into_either_dtype(tmp_path, tiny, params):
+    save_hf(tmp_path / "half", tiny, params, jnp.bfloat16, None)
+    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+    assert same(load_hf(tmp_path / "half", dtype=jnp.bfloat16)[1], half)
+    assert same(load_hf(tmp_path / "half")[1], jax.tree.map(lambda x: x.astype(jnp.float32), half))
+
+
+def test_several_files_with_an_index(tmp_path, tiny, params, monkeypatch):
+    monkeypatch.setattr(weights, "MAX_SHARD_BYTES", 20_000)
+    save_hf(tmp_path / "model", tiny, params, jnp.float32, None)
+    index = json.loads((tmp_path / "model" / weights.INDEX).read_text())
+    files = sorted(path.name for path in (tmp_path / "model").glob("*.safetensors"))
+    assert len(files) > 2 and sorted(set(index["weight_map"].values())) == files
+    assert index["metadata"]["total_size"] == sum(x.size * 4 for x in jax.tree.leaves(params))
+    assert same(load_hf(tmp_path / "model")[1], params)
+    (tmp_path / "model" / files[1]).unlink()
+    with pytest.raises(FileNotFoundError, match=f"{files[1]} is missing"):
+        load_hf(tmp_path / "model")
+
+
+def test_a_mesh_gives_the_asked_shardings(folder, params):
+    mesh = make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
+    loaded = load_hf(folder, mesh, TRAIN)[1]
+    assert same(loaded, params)
+    assert {leaf.sharding.mesh for leaf in jax.tree.leaves(loaded)} == {mesh}
+
+
+def test_only_the_asked_slice_is_read(folder, params):
+    """Reading two rows of one layer takes two rows out of the file, whatever side they lie on there."""
+
+    class Recorder:
+        def __init__(self, inner):
+            self.inner, self.read = inner, 0
+
+        def __getitem__(self, index):
+            part = self.inner[index]
+            self.read += part.size
+            return part
+
+    with ExitStack() as stack:
+        checkpoint = Checkpoint(folder, stack)
+        recorders = {name: Recorder(piece) for name, piece in checkpoint._slices.items()}
+        checkpoint._slices = recorders
+        index = (slice(1, 2), slice(4, 6), slice(0, 48))
+        part = checkpoint.read(hf_tensor("layers.gate_DF"), index, np.float32)
+    assert np.array_equal(part, params["layers"]["gate_DF"][index])
+    assert {name: r.read for name, r in recorders.items() if r.read} == {"model.layers.1.mlp.gate_proj.weight": 2 * 48}
+
+
+def test_tied_checkpoint_may_store_the_head_twice(tmp_path, tiny, params):
+    tied = replace(tiny, tie_embeddings=True)
+    trunk = {name: value for name, value in params.items() if name != "head"}
+    save_hf(tmp_path / "m", tied, trunk, jnp.float32, None)
+    rewrite(tmp_path / "m", lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"]}))
+    assert same(load_hf(tmp_path / "m")[1], trunk)
+
+
+def test_missing_folder_and_config(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
+        load_hf(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match=r"config\.json is missing"):
+        load_hf(tmp_path)
+    (tmp_path / "config.json").write_text('{"architectures": ')
+    with pytest.raises(WeightsError, match=r"config\.json is not JSON"):
+        load_hf(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(WeightsError, match="no JSON object"):
+        load_hf(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("architectures", ["MambaForCausalLM"], "'architectures' is .*MambaForCausalLM"),
+        ("hidden_act", "gelu", "'hidden_act' is 'gelu'"),
+        ("use_sliding_window", True, "'use_sliding_window'"),
+        ("rope_parameters", {"rope_type": "yarn"}, "rope type 'yarn'"),
+        ("num_key_value_heads", 3, "multiple of num_kv_heads"),
+        ("rms_norm_eps", None, "no field 'rms_norm_eps'"),
+    ],
+)
+def test_configs_that_are_not_supported(folder, field, value, message):
+    config = json.loads((folder / "config.json").read_text())
+    config = {k: v for k, v in config.items() if k != field} | ({} if value is None else {field: value})
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(WeightsError, match=message):
+        load_hf(folder)
+
+
+@pytest.mark.parametrize("kept", [4, 200, -5])
+def test_truncated_file(folder, kept):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(WeightsError, match=r"model\.safetensors is not a whole safetensors file"):
+        load_hf(folder)
+
+
+def test_corrupt_header(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(struct.pack("<Q", 8) + b"not json" + path.read_bytes())
+    with pytest.raises(WeightsError, match="not a whole safetensors file"):
+        load_hf(folder)
+
+
+def test_no_weights_at_all(folder):
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"model\.safetensors is missing"):
+        load_hf(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop("model.norm.weight"), r"lacks 1 tensors \(model.norm.weight\)"),
+        (lambda t: t.update({"extra.weight": np.zeros(3, np.float32)}), r"unexpected 1 tensors \(extra.weight\)"),
+        (lambda t: t.update({"model.norm.weight": np.zeros(3, np.float32)}), r"model.norm.weight has shape \(3,\).*\(32,\)"),
+        (lambda t: t.update({"model.norm.weight": np.zeros(32, np.int8)}), "model.norm.weight is I8"),
+    ],
+)
+def test_tensors_that_do_not_fit(folder, change, message):
+    rewrite(folder, change)
+    with pytest.raises(WeightsError, match=message):
+        load_hf(folder)
+
+
+def test_export_replaces_a_model_but_nothing_else(folder, tiny, params, tmp_path):
+    other = jax.tree.map(lambda x: x + 1, params)
+    save_hf(folder, tiny, other, jnp.float32, None)
+    assert same(load_hf(folder)[1], other)
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "draft.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="is no model folder"):
+        save_hf(tmp_path / "thesis", tiny, params, jnp.float32, None)
+    assert (tmp_path / "thesis" / "draft.txt").read_text() == "mine"
+
+
+def test_failed_export_leaves_nothing(folder, tiny, params, tmp_path):
+    before = (folder / "model.safetensors").read_bytes()
+    wrong = {name: value for name, value in params.items() if name != "head"}
+    with pytest.raises(ValueError, match="not those that the model config declares"):
+        save_hf(folder, tiny, wrong, jnp.float32, None)
+    assert (folder / "model.safetensors").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_tiny_llama_is_refused_by_name(shared_data):
+    with pytest.raises(WeightsError, match="LlamaForCausalLM"):
+        load_hf(shared_data / "weights" / "tiny_llama_hf_arith")
+
+
+def test_file_format_is_torch_readable(folder):
+    with safe_open(folder / "model.safetensors", framework="np") as file:
+        assert file.metadata() == {"format": "pt"}
