@@ -1,0 +1,226 @@
+"""Episodes as arrays of fixed shapes: packed rows, and the positions in them that are trained.
+
+A batch is M micro-batches of B rows of T tokens. Positions that predict a sampled token are listed beside the rows, N slots
+per micro-batch: hidden states are gathered there before the output table is touched, and everything the loss needs lives in
+that layout. All sizes come out of small sets, so that few programs are ever compiled: T from the given buckets, M a power of
+two of which `micro_batches` are real, N and (where a micro-batch is everything) B numbers with at most three significant
+bits. Masks come from lengths; which ids the tokens have decides nothing.
+
+The rows of a micro-batch, and its N slots, are divided evenly over the row shards of the mesh (data × fsdp); a slot refers
+to the rows of its own shard.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int
+
+from scope_jax.advantages import sampled_tokens
+from scope_jax.config import LearnerSection
+from scope_jax.types import Datum, Episode
+
+
+class Batch(struct.PyTreeNode):
+    """Packed rows of one optimiser step.
+
+    segments: 1, 2, … for the datums of a row, 0 for padding; positions count from 0 in each. index: flat place (row · T + t
+    within the shard's rows of this micro-batch) whose hidden state predicts `targets`; mask: False in empty slots. length:
+    sampled tokens of the slot's episode, first: True at the first of them. source: which sampled token of the step it is,
+    counted in datum order, -1 in empty slots. temperature: log-probs are of softmax(logits / temperature).
+    """
+
+    ids_MBT: Int[Array, "M B T"]
+    positions_MBT: Int[Array, "M B T"]
+    segments_MBT: Int[Array, "M B T"]
+    index_MN: Int[Array, "M N"]
+    targets_MN: Int[Array, "M N"]
+    source_MN: Int[Array, "M N"]
+    mask_MN: Bool[Array, "M N"]
+    first_MN: Bool[Array, "M N"]
+    length_MN: Float[Array, "M N"]
+    advantage_MN: Float[Array, "M N"]
+    behaviour_MN: Float[Array, "M N"]
+    micro_batches: Int[Array, ""]
+    temperature: Float[Array, ""]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One datum with what its episode says about it."""
+
+    datum: Datum
+    advantage: float
+    length: int  # sampled tokens of the whole episode
+    opens: bool  # the episode's first datum with sampled tokens
+    source: int  # number of the datum's first sampled token in the step
+
+
+class _Row(NamedTuple):
+    members: list[Piece]
+    used: int
+    sampled: int
+
+
+def round_up(count: int) -> int:
+    """The next number with at most three significant bits: 1…8, 10, 12, 14, 16, 20, … (never more than a quarter above)."""
+    step = 1 << max(0, (count - 1).bit_length() - 3)
+    return -(-count // step) * step
+
+
+def split(episodes: Sequence[Episode], parts: int) -> list[list[Episode]]:
+    """The episodes cut into at most `parts` mini-batches of nearly equally many groups, in order; a group is never cut."""
+    groups: dict[str, list[Episode]] = {}
+    for episode in episodes:
+        groups.setdefault(episode.group, []).append(episode)
+    members = list(groups.values())
+    count = min(parts, len(members))
+    bounds = [len(members) * part // count for part in range(count + 1)] if count else []
+    return [
+        [episode for group in members[low:high] for episode in group]
+        for low, high in zip(bounds, bounds[1:], strict=False)
+    ]
+
+
+def trainable(episodes: Sequence[Episode]) -> list[Episode]:
+    """The episodes that are trained and have at least one sampled token."""
+    return [episode for episode in episodes if episode.trained and sampled_tokens(episode)]
+
+
+def _pieces(episodes: Sequence[Episode], limit: int) -> list[Piece]:
+    pieces, source = [], 0
+    for episode in episodes:
+        length, opens = sampled_tokens(episode), True
+        for datum in episode.datums:
+            count = int(np.count_nonzero(datum.sampled_T))
+            if not count:
+                continue
+            if len(datum.ids_T) > limit:
+                raise ValueError(
+                    f"An episode of {len(datum.ids_T)} tokens (role {episode.role!r}, group {episode.group!r}) is longer than the "
+                    f"largest row of learner.buckets, {limit}; add a larger bucket or lower rollout.max_length."
+                )
+            if datum.sampled_T[0]:
+                raise ValueError(
+                    f"The first token of a datum (role {episode.role!r}, group {episode.group!r}) is marked as sampled, but nothing "
+                    "stands before it that could predict it; begin every datum with a prompt token."
+                )
+            advantage = 0.0 if episode.advantage is None else episode.advantage
+            pieces.append(Piece(datum, advantage, length, opens, source))
+            source, opens = source + count, False
+    return pieces
+
+
+def _fill_rows(pieces: Sequence[Piece], width: int, packing: bool) -> list[_Row]:
+    """First-fit decreasing: longest first, each into the first row with room. Without packing, one datum per row."""
+    rows: list[_Row] = []
+    for piece in sorted(pieces, key=lambda s: -len(s.datum.ids_T)):
+        size, sampled = len(piece.datum.ids_T), int(np.count_nonzero(piece.datum.sampled_T))
+        place = next((i for i, row in enumerate(rows) if packing and row.used + size <= width), None)
+        if place is None:
+            rows.append(_Row([piece], size, sampled))
+        else:
+            row = rows[place]
+            rows[place] = _Row([*row.members, piece], row.used + size, row.sampled + sampled)
+    return rows
+
+
+def _deal(rows: Sequence[_Row], bins: int, capacity: int) -> list[list[_Row]]:
+    """Rows over bins of `capacity` rows: heaviest first, each to the bin with the fewest trained tokens, so that N is small."""
+    dealt: list[list[_Row]] = [[] for _ in range(bins)]
+    heap = [(0, number) for number in range(bins)]
+    for row in sorted(rows, key=lambda r: -r.sampled):
+        sampled, number = heapq.heappop(heap)
+        dealt[number].append(row)
+        if len(dealt[number]) < capacity:
+            heapq.heappush(heap, (sampled + row.sampled, number))
+    return dealt
+
+
+def _slots(most: int, chunk: int) -> int:
+    """N of one shard: `most` trained positions rounded up, beyond one chunk to whole chunks."""
+    return round_up(most) if most <= chunk else round_up(-(-most // chunk)) * chunk
+
+
+def _write_bin(arrays: dict[str, np.ndarray], place: int, rows: Sequence[_Row]) -> None:
+    """One shard's share of one micro-batch into the arrays [bins, rows, T] and [bins, N]."""
+    slot = 0
+    width = arrays["ids"].shape[-1]
+    for number, row in enumerate(rows):
+        start = 0
+        for segment, piece in enumerate(row.members, start=1):
+            datum, end = piece.datum, start + len(piece.datum.ids_T)
+            arrays["ids"][place, number, start:end] = datum.ids_T
+            arrays["positions"][place, number, start:end] = np.arange(end - start)
+            arrays["segments"][place, number, start:end] = segment
+            (sampled,) = np.nonzero(datum.sampled_T)
+            window = slice(slot, slot + len(sampled))
+            arrays["index"][place, window] = number * width + start + sampled - 1
+            arrays["targets"][place, window] = datum.ids_T[sampled]
+            arrays["source"][place, window] = piece.source + np.arange(len(sampled))
+            arrays["mask"][place, window] = True
+            arrays["first"][place, slot] = piece.opens
+            arrays["length"][place, window] = piece.length
+            arrays["advantage"][place, window] = piece.advantage
+            arrays["behaviour"][place, window] = datum.logprobs_T[sampled]
+            start, slot = end, window.stop
+
+
+def _empty(bins: int, rows: int, width: int, slots: int) -> dict[str, np.ndarray]:
+    arrays = {name: np.zeros((bins, rows, width), np.int32) for name in ("ids", "positions", "segments")}
+    arrays |= {name: np.zeros((bins, slots), np.int32) for name in ("index", "targets")}
+    arrays |= {name: np.zeros((bins, slots), bool) for name in ("mask", "first")}
+    arrays |= {name: np.zeros((bins, slots), np.float32) for name in ("length", "advantage", "behaviour")}
+    return arrays | {"source": np.full((bins, slots), -1, np.int32)}
+
+
+def pack(episodes: Sequence[Episode], section: LearnerSection, row_shards: int, temperature: float) -> Batch:
+    """The episodes as one batch of numpy arrays, deterministically.
+
+    section: buckets, packing, micro_batch_rows (rounded up to a multiple of row_shards; 0: all rows at once) and
+    logprob_chunk. row_shards: devices the rows are divided over. An episode without sampled tokens is left out.
+
+    Raises ValueError if nothing is left to train on, if a datum is longer than the largest bucket, or if the first token of a
+    datum is marked as sampled.
+    """
+    pieces = _pieces(trainable(episodes), max(section.buckets))
+    if not pieces:
+        raise ValueError("There is nothing to train on: no trained episode has a sampled token.")
+    longest = max(len(piece.datum.ids_T) for piece in pieces)
+    width = min(bucket for bucket in section.buckets if bucket >= longest)
+    rows = _fill_rows(pieces, width, section.packing)
+    share = -(-section.micro_batch_rows // row_shards) or round_up(-(-len(rows) // row_shards))
+    real = -(-len(rows) // (share * row_shards))
+    dealt = _deal(rows, real * row_shards, share)
+    slots = _slots(max(sum(row.sampled for row in rows) for rows in dealt), section.logprob_chunk)
+    padded = 1 << (real - 1).bit_length()
+    arrays = _empty(padded * row_shards, share, width, slots)
+    for place, rows in enumerate(dealt):
+        _write_bin(arrays, place, rows)
+
+    def laid_out(name: str) -> np.ndarray:
+        """[bins, rows or slots, …] as [M, row_shards · …]: micro-batch by micro-batch, shard by shard."""
+        array = arrays[name]
+        return array.reshape(padded, row_shards * array.shape[1], *array.shape[2:])
+
+    return Batch(
+        **{f"{name}_MBT": laid_out(name) for name in ("ids", "positions", "segments")},
+        **{f"{name}_MN": laid_out(name) for name in arrays if name not in ("ids", "positions", "segments")},
+        micro_batches=np.int32(real),
+        temperature=np.float32(temperature),
+    )
+
+
+def unpack(batch: Batch, values_MN: Float[Array, "M N"]) -> Float[np.ndarray, " N"]:
+    """Values of the trained positions in datum order: one per sampled token, episode after episode as they were packed."""
+    source_MN, values_MN = jax.device_get((batch.source_MN, values_MN))
+    mask_MN = source_MN >= 0
+    flat_N = np.empty(int(mask_MN.sum()), values_MN.dtype)
+    flat_N[source_MN[mask_MN]] = values_MN[mask_MN]
+    return flat_N

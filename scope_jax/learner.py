@@ -1,0 +1,327 @@
+"""The learner: episodes and a loss card in, moved weights and metrics out. It knows no role and no paper.
+
+    learner = Learner(model_cfg, mesh, cfg.optimizer, cfg.learner, param_dtype=jnp.float32, compute_dtype=jnp.bfloat16)
+    state = learner.init_state(params)                      # copies; reference=False where no card has a KL term
+    batches = learner.pack(episodes, card, temperature)     # one per mini-batch; advantages already assigned
+    state, metrics = learner.update(state, batches, card)   # scores, then one optimiser step per mini-batch; donates `state`
+
+Supervised training is the same with LossCard(objective="supervised") and episodes whose datums mark the tokens to be spoken as
+sampled (behaviour log-probs 0, no advantage, any reward):
+
+    row = Datum(ids_T, sampled_T, np.zeros(len(ids_T), np.float32))
+    episodes = [Episode(role="sft", policy="actor", group=str(i), datums=(row,), reward=0.0) for i, row in enumerate(rows)]
+
+Every program is one `jax.shard_map` over the mesh (data, fsdp, tensor): a device computes its own rows with its own shards of
+the weights, gathers them layer by layer, and updates its own shard of weights and moments. One device is the same path with
+sizes of 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float
+
+from models import transformer
+from models.config import ModelConfig
+from scope_jax import batching, losses
+from scope_jax.batching import Batch
+from scope_jax.config import LearnerSection, LossCard, OptimizerSection
+from scope_jax.logprobs import token_logprobs
+from scope_jax.state import TrainState, advance, fresh, global_norm, specs_like
+from scope_jax.types import Episode, Metrics
+from sharding.collectives import Shards
+from sharding.rules import TRAIN
+from sharding.spec import abstract_params, param_shardings, partition_specs
+
+ROWS = ("data", "fsdp")  # mesh axes over which rows and slots of a batch are divided
+ADDED = (
+    "tokens",
+    "sequences",
+    "skipped",
+)  # metrics that add up over mini-batches; those ending in _max take the largest
+
+
+class Scores(NamedTuple):
+    """Log-probs of the trained positions, float32 in the layout of the batch, 0 in empty slots; None where not asked for."""
+
+    old_MN: Float[Array, "M N"] | None
+    ref_MN: Float[Array, "M N"] | None
+
+
+def _micro(tree: Any, number: Any) -> Any:
+    """Micro-batch `number` of every array that has the leading M."""
+    return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, number, keepdims=False) if x.ndim else x, tree)
+
+
+def _combined(measured: Sequence[dict[str, Any]]) -> Metrics:
+    """Metrics of one update from those of its mini-batches: sums, maxima, last learning rate, else means."""
+    metrics = {}
+    for name in measured[0]:
+        values = [float(one[name]) for one in measured]
+        if name == "learning_rate":
+            metrics[name] = values[-1]
+        elif name.endswith("_max"):
+            metrics[name] = max(values)
+        else:
+            metrics[name] = sum(values) / (1 if name in ADDED else len(values))
+    return metrics
+
+
+class Learner:
+    """Compiled programs for one model on one mesh.
+
+    param_dtype: of weights, moments and reference. compute_dtype: of the forward pass; log-probs, losses and accumulated
+    gradients are float32 always. Raises ValueError if the mesh does not divide the model.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        mesh: Mesh,
+        optimizer: OptimizerSection,
+        section: LearnerSection,
+        *,
+        param_dtype: Any,
+        compute_dtype: Any,
+    ) -> None:
+        transformer.check_mesh(model, mesh)
+        self.model, self.mesh, self.optimizer, self.section = model, mesh, optimizer, section
+        self.param_dtype, self.compute_dtype = jnp.dtype(param_dtype), jnp.dtype(compute_dtype)
+        self.row_shards = mesh.shape["data"] * mesh.shape["fsdp"]
+        self.shards = Shards.of(mesh)
+        declared = transformer.declare(model)
+        self.specs = partition_specs(declared, TRAIN)
+        self.param_shardings = param_shardings(declared, mesh, TRAIN)
+        self._abstract_params = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, self.param_dtype), abstract_params(declared)
+        )
+        self._score = jax.jit(self._score_program, static_argnames=("policy", "reference"))
+        self._step = jax.jit(self._step_program, static_argnames=("card",), donate_argnames=("state",))
+
+    # ------------------------------------------------------------------------------------------------------- state
+    def state_specs(self, reference: bool) -> TrainState:
+        """PartitionSpec of every array of the state."""
+        everywhere = PartitionSpec()
+        opt_specs = specs_like(self.optimizer, self._abstract_params, self.specs)
+        return TrainState(everywhere, everywhere, self.specs, opt_specs, self.specs if reference else None)
+
+    def state_shardings(self, reference: bool) -> TrainState:
+        """NamedSharding of every array of the state."""
+        return jax.tree.map(partial(NamedSharding, self.mesh), self.state_specs(reference))
+
+    def abstract_state(self, reference: bool) -> TrainState:
+        """Shape, dtype and sharding of every array of the state: what a checkpoint is restored into."""
+        ref = self._abstract_params if reference else None
+        shapes = jax.eval_shape(partial(fresh, section=self.optimizer), self._abstract_params, ref_params=ref)
+        return jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+            shapes,
+            self.state_shardings(reference),
+        )
+
+    def init_state(self, params: Any, reference: bool = True) -> TrainState:
+        """State before the first update. Weights (and the reference, the same weights) are copied, never aliased."""
+
+        def build(params: Any) -> TrainState:
+            copy = jax.tree.map(lambda weight: jnp.array(weight, self.param_dtype, copy=True), params)
+            ref = jax.tree.map(lambda weight: jnp.array(weight, self.param_dtype, copy=True), params)
+            return fresh(copy, self.optimizer, ref if reference else None)
+
+        return jax.jit(build, out_shardings=self.state_shardings(reference))(params)
+
+    # ------------------------------------------------------------------------------------------------------- batch
+    def pack(self, episodes: Sequence[Episode], card: LossCard, temperature: float = 1.0) -> list[Batch]:
+        """One batch on the devices for each of the card's mini-batches; groups stay together.
+
+        Episodes that are not trained or have no sampled token are left out, before the mini-batches are cut; [] if none is
+        left. temperature: of the rollout; used if the card is tempered (0 samples the arg-max, whose log-probs are taken
+        at 1). Raises ValueError as `batching.pack` does, and if a policy card meets an episode without advantage.
+        """
+        chosen = batching.trainable(episodes)
+        for episode in chosen:
+            if card.objective == "policy" and episode.advantage is None:
+                raise ValueError(
+                    f"An episode of role {episode.role!r}, group {episode.group!r}, has no advantage; "
+                    "call advantages.assign before packing."
+                )
+        tempered = temperature if card.tempered and temperature > 0 else 1.0
+        parts = batching.split(chosen, card.mini_batches)
+        return [self.place(batching.pack(part, self.section, self.row_shards, tempered)) for part in parts]
+
+    def place(self, batch: Batch) -> Batch:
+        """A packed batch on the devices, rows divided over data × fsdp."""
+        return jax.device_put(batch, jax.tree.map(partial(NamedSharding, self.mesh), self._batch_specs(batch)))
+
+    @staticmethod
+    def _batch_specs(batch: Any) -> Any:
+        return jax.tree.map(lambda x: PartitionSpec(None, ROWS) if x.ndim > 1 else PartitionSpec(), batch)
+
+    # ----------------------------------------------------------------------------------------------------- forward
+    def _logprobs(self, params: Any, micro: Batch, remat: Any) -> Float[Array, " N"]:
+        """Log-probs of one micro-batch's trained positions; the output table meets no other position."""
+        hidden_BTD = transformer.hidden(
+            self.model,
+            params,
+            micro.ids_MBT,
+            micro.positions_MBT,
+            micro.segments_MBT,
+            shards=self.shards,
+            remat=remat,
+            compute_dtype=self.compute_dtype,
+        )
+        hidden_ND = hidden_BTD.reshape(-1, hidden_BTD.shape[-1])[micro.index_MN]
+        table_VD = transformer.output_table(self.model, params, self.shards, self.compute_dtype)
+        return token_logprobs(
+            hidden_ND, table_VD, micro.targets_MN, micro.temperature, self.section.logprob_chunk, self.shards
+        )
+
+    def _over_micro_batches(self, batch: Batch, body: Callable[[Any, Any], Any], carry: Any) -> Any:
+        """body(number, carry) for each real micro-batch; the padded ones cost nothing."""
+        if batch.ids_MBT.shape[0] == 1:
+            return body(0, carry)
+        return lax.fori_loop(0, batch.micro_batches, body, carry)
+
+    def _score_program(self, params: Any, ref_params: Any, batch: Batch, *, policy: bool, reference: bool) -> Scores:
+        wanted = [tree for tree, asked in ((params, policy), (ref_params, reference)) if asked]
+
+        def local(wanted: list[Any], batch: Batch) -> list[jax.Array]:
+            def body(number: Any, out: list[jax.Array]) -> list[jax.Array]:
+                micro = _micro(batch, number)
+                logps = [jnp.where(micro.mask_MN, self._logprobs(tree, micro, "none"), 0.0) for tree in wanted]
+                return [lax.dynamic_update_index_in_dim(o, logp, number, 0) for o, logp in zip(out, logps, strict=True)]
+
+            empty = [jnp.zeros(batch.index_MN.shape, jnp.float32) for _ in wanted]
+            return self._over_micro_batches(batch, body, empty)
+
+        scored = jax.shard_map(
+            local,
+            mesh=self.mesh,
+            in_specs=([self.specs] * len(wanted), self._batch_specs(batch)),
+            out_specs=[PartitionSpec(None, ROWS)] * len(wanted),
+            check_vma=False,
+        )(wanted, batch)
+        return Scores(scored[0] if policy else None, scored[-1] if reference else None)
+
+    def score(self, state: TrainState, batch: Batch, *, policy: bool = True, reference: bool = True) -> Scores:
+        """Log-probs of the trained positions under the current weights and under the reference, in one program.
+
+        Raises ValueError if the reference is asked for and the state has none.
+        """
+        if reference and state.ref_params is None:
+            raise ValueError(
+                "The loss card has a KL term but the state keeps no reference weights; "
+                'call init_state with reference=True or set kl = "none".'
+            )
+        return self._score(
+            state.params, state.ref_params if reference else None, batch, policy=policy, reference=reference
+        )
+
+    # ------------------------------------------------------------------------------------------------------ update
+    def _tokens(self, batch: Batch, scores: Scores) -> losses.Tokens:
+        return losses.Tokens(
+            batch.mask_MN,
+            batch.first_MN,
+            batch.length_MN,
+            batch.advantage_MN,
+            batch.behaviour_MN,
+            scores.old_MN,
+            scores.ref_MN,
+        )
+
+    def _gradient(self, params: Any, batch: Batch, scores: Scores, card: LossCard) -> tuple[Any, Any]:
+        """(Σ gradients of the numerators of this device's rows, Σ metrics), over all micro-batches."""
+
+        def numerator(params: Any, micro: Batch, scored: Scores) -> tuple[jax.Array, Any]:
+            logp_N = self._logprobs(params, micro, self.section.remat)
+            parts = losses.loss_parts(logp_N, self._tokens(micro, scored), card)
+            return parts.numerator, (parts.sums, parts.per_token, parts.maxima)
+
+        def one(number: Any) -> tuple[Any, Any]:
+            grads, metrics = jax.grad(numerator, has_aux=True)(params, _micro(batch, number), _micro(scores, number))
+            return jax.tree.map(lambda grad: grad.astype(jnp.float32), grads), metrics
+
+        def body(number: Any, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+            (grads, metrics), (new_grads, new_metrics) = carry, one(number)
+            sums, per_token, maxima = (jax.tree.map(jnp.add, a, b) for a, b in zip(metrics, new_metrics, strict=True))
+            maxima = jax.tree.map(jnp.maximum, metrics[2], new_metrics[2])
+            return jax.tree.map(jnp.add, grads, new_grads), (sums, per_token, maxima)
+
+        if batch.ids_MBT.shape[0] == 1:
+            return one(0)
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(one, 0))
+        return self._over_micro_batches(batch, body, zeros)
+
+    def _step_program(
+        self, state: TrainState, batch: Batch, scores: Scores, *, card: LossCard
+    ) -> tuple[TrainState, Any]:
+        def local(state: TrainState, batch: Batch, scores: Scores) -> tuple[TrainState, dict[str, jax.Array]]:
+            tokens = self._tokens(batch, scores)
+            denominator = self.shards.sum_rows(losses.denominator(card, tokens))
+            counts = {
+                "tokens": jnp.sum(tokens.mask_N, dtype=jnp.float32),
+                "sequences": jnp.sum(tokens.first_N, dtype=jnp.float32),
+            }
+            counts = jax.tree.map(self.shards.sum_rows, counts)
+            grads, (sums, per_token, maxima) = self._gradient(state.params, batch, scores, card)
+            grads = self.shards.sum_gradients(grads, self.specs)
+            grads = jax.tree.map(lambda grad: grad / denominator, grads)
+            norm = global_norm(grads, self.specs)
+            state, rate, taken = advance(state, grads, norm, self.optimizer)
+            metrics = {name: self.shards.sum_rows(value) / denominator for name, value in sums.items()}
+            metrics |= {name: self.shards.sum_rows(value) / counts["tokens"] for name, value in per_token.items()}
+            metrics |= {name: self._largest(value) for name, value in maxima.items()}
+            metrics |= counts | {"grad_norm": norm, "learning_rate": rate, "skipped": 1.0 - taken}
+            return state, metrics
+
+        state_specs = self.state_specs(reference=False)
+        return jax.shard_map(
+            local,
+            mesh=self.mesh,
+            in_specs=(state_specs, self._batch_specs(batch), self._batch_specs(scores)),
+            out_specs=(state_specs, PartitionSpec()),
+            check_vma=False,
+        )(state, batch, scores)
+
+    def _largest(self, value: jax.Array) -> jax.Array:
+        return lax.pmax(value, self.shards.rows) if self.shards.rows else value
+
+    def step(
+        self, state: TrainState, batch: Batch, scores: Scores, card: LossCard
+    ) -> tuple[TrainState, dict[str, Float[Array, ""]]]:
+        """One optimiser step; metrics stay on the device. The weights and moments of `state` are donated.
+
+        Without scores.old_MN, π_old is the current policy: right for the first step after scoring, r = 1.
+        """
+        moved, metrics = self._step(state=state.replace(ref_params=None), batch=batch, scores=scores, card=card)
+        return moved.replace(ref_params=state.ref_params), metrics
+
+    def update(self, state: TrainState, batches: Sequence[Batch], card: LossCard) -> tuple[TrainState, Metrics]:
+        """One update: old and reference log-probs of all mini-batches, then one optimiser step for each. Donates `state`.
+
+        Metrics: loss, policy_loss and kl_<estimator> by the card's aggregation; over tokens entropy (−mean log π of the sampled
+        tokens), clip_fraction, dual_clip_fraction, ratio_mean, mismatch_mean; ratio_max, mismatch_max (|learner − behaviour|
+        log-probs before the update's first step, where one is scored); tokens, sequences, grad_norm (before clipping),
+        learning_rate, skipped. A supervised card has loss, tokens, sequences, grad_norm, learning_rate and skipped.
+        Raises ValueError if there is no batch, or if the card needs a reference that the state lacks.
+        """
+        if not batches:
+            raise ValueError("There is nothing to train on: the update has no batch.")
+        policy = card.objective == "policy"
+        # With one mini-batch nothing moves between scoring and the step: π_old is the policy itself, at no cost.
+        score_old = policy and card.old_logprobs == "learner" and len(batches) > 1
+        score_ref = policy and card.kl != "none"
+        scores = [Scores(None, None)] * len(batches)
+        if score_old or score_ref:
+            scores = [self.score(state, batch, policy=score_old, reference=score_ref) for batch in batches]
+        measured = []
+        for batch, scored in zip(batches, scores, strict=True):
+            state, metrics = self.step(state, batch, scored, card)
+            measured.append(metrics)
+        return state, _combined(jax.device_get(measured))

@@ -1,0 +1,118 @@
+"""What the learner carries from update to update, and one optimiser step on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+from jax import lax
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Bool, Float, Int
+
+from scope_jax.config import OptimizerSection
+from sharding.collectives import mesh_axes
+
+Tree = Any
+
+
+class TrainState(struct.PyTreeNode):
+    """One policy under training.
+
+    step: optimiser steps tried, which is what the learning rate follows; skipped: those of them whose gradient was not
+    finite and that changed nothing else. opt_state: AdamW moments in the dtype of the weights, and its count of steps taken.
+    ref_params: the frozen reference of the KL term, buffers of its own; None if no card needs one.
+    """
+
+    step: Int[Array, ""]
+    skipped: Int[Array, ""]
+    params: Tree
+    opt_state: Tree
+    ref_params: Tree
+
+
+def adamw(section: OptimizerSection) -> optax.GradientTransformation:
+    """AdamW without its learning rate (Loshchilov & Hutter 2019): m̂ / (√v̂ + eps) + weight_decay · θ, on ALL weights.
+
+    Like torch.optim.AdamW given model.parameters(), as verl does: norm scales and embeddings decay too.
+    """
+    return optax.chain(
+        optax.scale_by_adam(b1=section.beta1, b2=section.beta2, eps=section.eps),
+        optax.add_decayed_weights(section.weight_decay),
+    )
+
+
+def learning_rate(section: OptimizerSection, step: Int[Array, ""]) -> Float[Array, ""]:
+    """Learning rate of optimiser step `step`, counted from 0.
+
+    Linear warm-up lr · (step + 1)/warmup_steps, so that the first step moves the weights (verl's starts at 0); then constant,
+    or lr · ½(1 + cos(π · (step − warmup_steps)/(total_steps − warmup_steps))), 0 from total_steps on.
+    """
+    place = jnp.asarray(step, jnp.float32)
+    factor = jnp.minimum(1.0, (place + 1.0) / max(section.warmup_steps, 1))
+    if section.schedule == "cosine" and section.total_steps is not None:
+        span = max(section.total_steps - section.warmup_steps, 1)
+        progress = jnp.clip((place - section.warmup_steps) / span, 0.0, 1.0)
+        factor = factor * 0.5 * (1.0 + jnp.cos(jnp.pi * progress))
+    return section.learning_rate * factor
+
+
+def fresh(params: Tree, section: OptimizerSection, ref_params: Tree) -> TrainState:
+    """State before the first update."""
+    zero = jnp.zeros((), jnp.int32)
+    return TrainState(zero, zero, params, adamw(section).init(params), ref_params)
+
+
+def specs_like(section: OptimizerSection, abstract: Tree, specs: Tree) -> Tree:
+    """PartitionSpec of every array of adamw's state: moments as their weights, everything else on all devices."""
+    shapes = jax.eval_shape(adamw(section).init, abstract)
+    return optax.tree_utils.tree_map_params(
+        adamw(section), lambda _, spec: spec, shapes, specs, transform_non_params=lambda _: PartitionSpec()
+    )
+
+
+def global_norm(grads: Tree, specs: Tree) -> Float[Array, ""]:
+    """‖g‖₂ over the whole mesh inside a shard_map: each shard of a leaf once, copies of a leaf once."""
+    squares: dict[tuple[str, ...], jax.Array] = {}
+    for grad, spec in zip(jax.tree.leaves(grads), jax.tree.leaves(specs), strict=True):
+        axes = tuple(name for entry in spec for name in mesh_axes(entry))
+        square = jnp.sum(jnp.square(grad.astype(jnp.float32)))
+        squares[axes] = squares[axes] + square if axes in squares else square
+    total = jnp.zeros((), jnp.float32)
+    for axes, square in squares.items():
+        total = total + (lax.psum(square, axes) if axes else square)
+    return jnp.sqrt(total)
+
+
+def _as_float32(tree: Tree) -> Tree:
+    return jax.tree.map(lambda x: x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
+
+
+def advance(
+    state: TrainState, grads: Tree, norm: Float[Array, ""], section: OptimizerSection
+) -> tuple[TrainState, Float[Array, ""], Bool[Array, ""]]:
+    """(state after one AdamW step, learning rate used, whether the step was taken).
+
+    The gradient is scaled by min(1, max_grad_norm/(norm + 1e-6)) as torch.nn.utils.clip_grad_norm_ does. If the norm is not
+    finite, weights and moments stay as they are, and the step is counted as skipped. Arithmetic is float32 in any dtype.
+    """
+    taken = jnp.isfinite(norm)
+    scale = jnp.minimum(1.0, section.max_grad_norm / (norm + 1e-6))
+    grads = jax.tree.map(lambda grad: grad.astype(jnp.float32) * scale, grads)
+    params32 = _as_float32(state.params)
+    moved, opt_state = adamw(section).update(grads, _as_float32(state.opt_state), params32)
+    rate = learning_rate(section, state.step)
+    params = jax.tree.map(lambda weight, step: weight - rate * step, params32, moved)
+
+    def keep(new: jax.Array, old: jax.Array) -> jax.Array:
+        return jnp.where(taken, new.astype(old.dtype), old)
+
+    after = state.replace(
+        step=state.step + 1,
+        skipped=state.skipped + (~taken).astype(jnp.int32),
+        params=jax.tree.map(keep, params, state.params),
+        opt_state=jax.tree.map(keep, opt_state, state.opt_state),
+    )
+    return after, rate, taken
