@@ -14,10 +14,12 @@ class PromptError(ValueError):
 
 
 def load(folder: str | Path, name: str, *, known: Sequence[str], required: Sequence[str]) -> str:
-    """Text of `folder/name.txt`, stripped; raises `PromptError` unless its variables are known and the required are there."""
+    """Text of `folder/name.txt`, stripped; `PromptError` unless its variables are known and the required ones there."""
     path = Path(folder) / f"{name}.txt"
     if not path.is_file():
-        raise PromptError(f"{path}: no such prompt file; write it, or point the card's `prompts` to a folder that has it.")
+        raise PromptError(
+            f"{path}: no such prompt file; write it, or point the card's `prompts` to a folder that has it."
+        )
     text = path.read_text(encoding="utf-8").strip()
     used = set(_VARIABLE.findall(text))
     if unknown := sorted(used - set(known)):

@@ -1,0 +1,183 @@
+"""Who says that an answer is right: exact match, a chat model behind an OpenAI-compatible endpoint, or both in turn.
+
+Nothing is graded by default: an endpoint that cannot be reached stops the run with one sentence, and a reply that is no
+verdict is asked for once more, then counted (`Grades.unparsed`) and earns no reward.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+import httpx
+
+from scope_jax import rewards, templates
+from scope_jax.config import JudgeSection
+from scope_jax.parsing import neutralise
+
+_LONGEST_DELAY = 30.0  # seconds between two tries
+_DEAF_AFTER = 8  # so many replies in one call, and not one verdict: the endpoint is no judge
+_THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
+_WORD = re.compile(r"[a-z']+")
+
+
+class JudgeError(ValueError):
+    """The judge cannot be used: the message is one sentence with the URL and what to do."""
+
+
+class Asker(Protocol):
+    """Whatever hands single user messages to the judge model: `types.Tools` does."""
+
+    def judge(self, messages: Sequence[str]) -> list[str]: ...
+
+
+class JudgeClient:
+    """Chat completions of single user messages, several at a time, each with retries and growing delay."""
+
+    def __init__(self, card: JudgeSection) -> None:
+        headers = {}
+        if card.api_key_env is not None:
+            key = os.environ.get(card.api_key_env)
+            if not key:
+                raise JudgeError(
+                    f"the judge at {card.url} wants a key from the environment variable {card.api_key_env}, "
+                    "which is not set; export it or remove judge.api_key_env."
+                )
+            headers["Authorization"] = f"Bearer {key}"
+        self._card = card
+        self._http = httpx.Client(headers=headers, timeout=card.timeout)
+        self._url = card.url.rstrip("/") + "/chat/completions"
+
+    def __call__(self, messages: Sequence[str]) -> list[str]:
+        """The model's reply to each message, in order; raises `JudgeError` when one gets none within the retries."""
+        if not messages:
+            return []
+        pool = ThreadPoolExecutor(min(self._card.concurrency, len(messages)))
+        try:
+            return list(pool.map(self._ask, messages))
+        finally:  # after a failure the requests that wait are dropped, or each would spend its retries first
+            pool.shutdown(cancel_futures=True)
+
+    def close(self) -> None:
+        self._http.close()
+
+    def _ask(self, message: str) -> str:
+        body = {
+            "model": self._card.model,
+            "messages": [{"role": "user", "content": message}],
+            "temperature": self._card.temperature,
+            "max_tokens": self._card.max_tokens,
+        }
+        trouble = ""
+        for attempt in range(self._card.retries + 1):
+            if attempt:
+                time.sleep(min(self._card.retry_delay * 2 ** (attempt - 1), _LONGEST_DELAY))
+            try:
+                response = self._http.post(self._url, json=body)
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                trouble = str(error) or type(error).__name__
+                continue
+            if response.status_code >= 500 or response.status_code in (408, 429):
+                trouble = f"HTTP {response.status_code}"
+                continue
+            if response.status_code != 200:
+                raise JudgeError(
+                    f"the judge at {self._card.url} refused a request with HTTP {response.status_code}: "
+                    f"{response.text[:200]!r}; check judge.model ({self._card.model}) and the key."
+                )
+            reply = _content(response)
+            if reply is not None:
+                return reply
+            trouble = f"a reply that is no chat completion: {response.text[:120]!r}"
+        raise JudgeError(
+            f"the judge at {self._card.url} did not answer after {self._card.retries + 1} tries ({trouble}); "
+            'start the endpoint, correct judge.url, or set ssp.grader = "exact-match".'
+        )
+
+
+def _content(response: httpx.Response) -> str | None:
+    try:
+        content = response.json()["choices"][0]["message"]["content"]
+    except (ValueError, KeyError, IndexError, TypeError):
+        return None
+    return content if isinstance(content, str) else None
+
+
+def verdict(reply: str) -> bool | None:
+    """True for Correct, False for Wrong or Incorrect, None for anything else (both words, neither, a negation)."""
+    words = _WORD.findall(_THOUGHT.sub("", reply).lower())
+    said = {word for word in words if word in ("correct", "wrong", "incorrect")}
+    if len(said) != 1 or any(word in ("not", "isn't", "never", "neither") for word in words):
+        return None
+    return said == {"correct"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One prediction to grade; None where the policy gave none."""
+
+    question: str
+    prediction: str | None
+    golds: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Grades:
+    """`correct` for each case in order; how many were put to the judge and how many of those got no verdict."""
+
+    correct: list[bool]
+    judged: int
+    unparsed: int
+
+
+def grade(grader: str, prompts: str, tools: Asker, cases: Sequence[Case]) -> Grades:
+    """Grades of `cases` by "exact-match", "judge" or "exact-match-then-judge" (the judge sees what did not match).
+
+    `prompts` is the folder with `judge.txt`. A missing or empty prediction is wrong without asking. Equal cases are
+    asked once. Raises `JudgeError` when the judge answers many requests and none of the replies is a verdict.
+    """
+    correct = [
+        grader != "judge" and bool(case.prediction) and rewards.exact_match(case.prediction or "", case.golds)
+        for case in cases
+    ]
+    if grader == "exact-match":
+        return Grades(correct, 0, 0)
+    template = templates.load(
+        prompts, "judge", known=("question", "prediction", "ground_truth"), required=("prediction", "ground_truth")
+    )
+    open_cases = list(
+        dict.fromkeys(case for case, right in zip(cases, correct, strict=True) if case.prediction and not right)
+    )
+    verdicts = dict(zip(open_cases, _verdicts(tools, [_message(template, case) for case in open_cases]), strict=True))
+    unparsed = sum(value is None for value in verdicts.values())
+    settled = [right or bool(verdicts.get(case)) for case, right in zip(cases, correct, strict=True)]
+    return Grades(settled, len(open_cases), unparsed)
+
+
+def _message(template: str, case: Case) -> str:
+    truth = case.golds[0] if len(case.golds) == 1 else " / ".join(case.golds)
+    return templates.fill(
+        template,
+        {"question": neutralise(case.question), "prediction": neutralise(case.prediction or ""), "ground_truth": truth},
+    )
+
+
+def _verdicts(tools: Asker, messages: Sequence[str]) -> list[bool | None]:
+    """Verdict of each message; those without one are asked once more."""
+    replies = tools.judge(messages) if messages else []
+    found = [verdict(reply) for reply in replies]
+    again = [index for index, value in enumerate(found) if value is None]
+    if again:
+        for index, reply in zip(again, tools.judge([messages[index] for index in again]), strict=True):
+            found[index] = verdict(reply)
+    if len(found) >= _DEAF_AFTER and all(value is None for value in found):
+        raise JudgeError(
+            f"none of {len(found)} replies of the judge says Correct or Wrong, the last was {replies[-1][:120]!r}; "
+            "use a judge model that follows judge.txt, or raise judge.max_tokens."
+        )
+    return found

@@ -1,0 +1,76 @@
+"""Episodes of a policy that may search: the answer to a turn, and what such an episode says, asked and read."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from rollouts.types import Completion, Turn
+from scope_jax import parsing
+
+
+class Searcher(Protocol):
+    """Whatever can search: `types.Tools` does."""
+
+    def search(self, queries: Sequence[str]) -> list[str]: ...
+
+
+def responder(tools: Searcher, final: str) -> Callable[[Sequence[Turn]], str | None]:
+    """What a turn gets: the results of all its searches; None, the end, after `<final>` or without a search."""
+
+    def respond(turns: Sequence[Turn]) -> str | None:
+        text = turns[-1].text
+        if parsing.first([text], final) is not None:
+            return None
+        queries = parsing.searches(text)
+        return parsing.observation(tools.search(queries)) if queries else None
+
+    return respond
+
+
+def said(completion: Completion) -> list[str]:
+    """Texts of the policy's own turns."""
+    return [turn.text for turn in completion.turns if turn.kind == "sampled"]
+
+
+def queries_run(completion: Completion) -> list[str]:
+    """Queries that were answered: those of the turns before an observation."""
+    turns = completion.turns
+    return [
+        query
+        for turn, after in itertools.pairwise(turns)
+        if turn.kind == "sampled" and after.kind == "observation"
+        for query in parsing.searches(turn.text)
+    ]
+
+
+def results_read(completion: Completion) -> list[str]:
+    """Result texts that the policy got to read, one for each query, empty ones left out."""
+    results = [r for turn in completion.turns if turn.kind == "observation" for r in parsing.results_of(turn.text)]
+    return [result.strip() for result in results if result.strip()]
+
+
+def keeps_format(completion: Completion, final: str, rule: str) -> bool:
+    """True if the episode ends in `<final>` and every turn keeps to `rule`.
+
+    "well-formed": tags closed, not nested, only think, search and `final`; "think": each turn also begins with a
+    thought; "lenient": nothing more than the final tag.
+    """
+    turns = said(completion)
+    if not turns or not parsing.spans(turns[-1], final):
+        return False
+    if rule == "lenient":
+        return True
+    formed = all(parsing.well_formed(turn, ("think", "search", final)) for turn in turns)
+    return formed and (rule != "think" or all(parsing.opens_with_thought(turn) for turn in turns))
+
+
+def transcript(completion: Completion) -> list[dict[str, Any]]:
+    """The turns for people: who wrote what."""
+    return [{"kind": turn.kind, "text": turn.text} for turn in completion.turns]
+
+
+def tokens_sampled(completion: Completion) -> int:
+    """Number of tokens the policy chose."""
+    return int(sum(bool(flag) for flag in completion.sampled_T))

@@ -1,0 +1,271 @@
+"""Search Self-play (SSP): one policy proposes search questions for known answers and solves them.
+
+Algorithm 1 of the paper and where each of its lines happens:
+
+| line | in our words | where |
+|---|---|---|
+| 1 | for each step that changes the parameters | one call of `play` by the loop |
+| 2 | a batch of known answers | `open_slots` |
+| 3 | the proposer searches, then writes one question for each answer | `propose` |
+| 4 | keep what passes the rules and can be answered from the proposer's own material | `verify` |
+| 5 | for each question kept | `fill_slots` |
+| 6 | the solver searches for the answer, n times | `solve` |
+| 7 | solver's reward: 1 if the answer is right | `grade_solver` |
+| 8 | proposer's reward: 1 minus the solver's mean | `reward_proposer` |
+| 9 | end for | `episodes` |
+| 10 | update with the solver's episodes, by GRPO | `updates`, done by the loop |
+| 11 | update with the proposer's episodes, by REINFORCE | `updates`, done by the loop |
+| 12 | end for | `next_memory` |
+
+docs/ssp.md tells the game to its users, docs/fidelity.md lists what the paper leaves open or its code does otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rollouts.types import Completion
+from scope_jax import judge, parsing, rewards, searching
+from scope_jax.config import Config, RoleSection
+from scope_jax.data import gold_answers, rng
+from scope_jax.systems.ssp import instructions, pool, rules
+from scope_jax.systems.ssp.records import Problem, Proposal, Slot, Solved
+from scope_jax.systems.ssp.rows import POLICY, episodes, measure
+from scope_jax.systems.ssp.verification import verify
+from scope_jax.types import Episode, Memory, Metrics, Prompt, Tools, Update
+
+DUMMY = "There is no question this time; reply with the word none."
+
+
+def policies(cfg: Config) -> tuple[str, ...]:
+    """One actor plays every role."""
+    return (POLICY,)
+
+
+def start(cfg: Config) -> Memory:
+    """An empty pool of questions."""
+    return {"pool": []}
+
+
+def updates(cfg: Config) -> tuple[Update, ...]:
+    """Algorithm 1 l.10 and l.11 in the card's order; a role that does not learn has no update."""
+    cards = {"solver": cfg.ssp.solver.loss, "proposer": cfg.ssp.proposer.loss}
+    return tuple(Update(role, POLICY, cards[role]) for role in cfg.ssp.update_order if cfg.ssp.train in ("both", role))
+
+
+def play(
+    cfg: Config, tools: Tools, memory: Memory, items: Sequence[Mapping[str, Any]], step: int
+) -> tuple[list[Episode], Memory, Metrics]:
+    """One step of Algorithm 1 up to the updates: episodes of both roles, the memory after it, metrics.
+
+    Pure: every choice is drawn from (seed, step, place in the batch), and `memory` is not changed.
+    """
+    tallies: list[judge.Grades] = []
+    # l.1: a step is one call
+    # l.2: the batch of answers, one slot for each question to be written
+    slots = open_slots(cfg, items, step)
+    proposals: list[Proposal] = []
+    failed = slots
+    for attempt in range(attempts(cfg)):
+        # l.3: a question for each answer (for those that failed so far, when resampling)
+        fresh = propose(cfg, tools, failed, step, attempt)
+        # l.4: the rules were applied as it was read; now verify it
+        fresh, grades = verify(cfg, tools, fresh, proposals, step)
+        tallies.append(grades)
+        proposals += fresh
+        failed = [proposal.slot for proposal in fresh if proposal.reason]
+        if not failed:
+            break
+    # l.5: the questions kept; slots without one are filled
+    problems = fill_slots(cfg, proposals, memory["pool"], step)
+    # l.6: n attempts at each
+    solved = solve(cfg, tools, problems)
+    # l.7: right or wrong
+    solved, grades = grade_solver(cfg, tools, solved)
+    tallies.append(grades)
+    # l.8: the proposer gains what the solver lost
+    gains = reward_proposer(cfg, slots, proposals, solved)
+    # l.9: rows of both roles
+    rows = episodes(cfg, step, solved, proposals, gains)
+    # l.10, l.11: the loop asks `updates` and does them with these rows
+    # l.12: what the next step needs to know
+    after = next_memory(cfg, memory, solved, step)
+    metrics = measure(len(slots), solved, proposals, gains, len(after["pool"]))
+    asked = {"judge/asked": sum(g.judged for g in tallies), "judge/unparsed": sum(g.unparsed for g in tallies)}
+    return rows, after, metrics | {name: float(count) for name, count in asked.items()}
+
+
+def open_slots(cfg: Config, items: Sequence[Mapping[str, Any]], step: int) -> list[Slot]:
+    """`proposer.samples` slots for each row, with the number of searches demanded of its question."""
+    slots: list[Slot] = []
+    for item, row in enumerate(items):
+        draw = rng("ssp searches", cfg.seed, step, item)
+        searches = int(draw.integers(cfg.data.min_searches, cfg.data.max_searches, endpoint=True))
+        golds = tuple(gold_answers(dict(row)))
+        slots += [Slot(len(slots) + sample, item, golds, searches) for sample in range(cfg.ssp.proposer.samples)]
+    return slots
+
+
+def attempts(cfg: Config) -> int:
+    """How often a slot may be proposed for; more than once only with dynamic resampling (App. B.1)."""
+    return 1 + cfg.ssp.max_resamples if cfg.ssp.fill == "resample" else 1
+
+
+def converse(
+    tools: Tools, role: str, card: RoleSection, final: str, prompts: Sequence[Prompt], samples: int
+) -> list[list[Completion]]:
+    """Episodes with searches that end in `<final>`, sampled as the role's card says."""
+    return tools.generate(
+        role,
+        prompts,
+        samples,
+        temperature=card.sampling.temperature,
+        max_tokens=card.sampling.max_tokens,
+        top_k=card.sampling.top_k,
+        top_p=card.sampling.top_p,
+        stop=("</search>", f"</{final}>"),
+        max_turns=card.max_turns,
+        respond=searching.responder(tools, final),
+        tempered=card.loss.tempered,
+    )
+
+
+def propose(cfg: Config, tools: Tools, slots: Sequence[Slot], step: int, attempt: int) -> list[Proposal]:
+    """τ ~ π(· | x_propose, a*): one proposer episode for each slot, its question Q(τ) and the first rule it breaks."""
+    card = cfg.ssp.proposer
+    samples = card.samples if attempt == 0 else 1  # at first the slots of a row are samples of one prompt
+    prompts, texts = [], []
+    for slot in slots[::samples]:
+        texts.append(instructions.for_proposer(cfg, slot, step))
+        name = f"{slot.item}" if attempt == 0 else f"slot {slot.index} attempt {attempt}"
+        prompts.append(Prompt(tools.encode_prompt(texts[-1]), name))
+    groups = converse(tools, "proposer", card, "question", prompts, samples)
+    completions = [completion for group in groups for completion in group]
+    proposals = []
+    for place, (slot, completion) in enumerate(zip(slots, completions, strict=True)):
+        question, reason = rules.apply(cfg.ssp, completion, slot.golds)
+        proposals.append(Proposal(slot, attempt, texts[place // samples], completion, question, reason))
+    return proposals
+
+
+def fill_slots(cfg: Config, proposals: Sequence[Proposal], earlier: Sequence[pool.Entry], step: int) -> list[Problem]:
+    """A problem for each slot: its own valid question, else one of the pool, else the dummy (App. B.1)."""
+    last = sorted({p.slot.index: p for p in proposals}.items())
+    empty = [index for index, proposal in last if proposal.reason]
+    replays = cfg.ssp.fill in ("replay", "replay-reset")
+    drawn = pool.draw(earlier, len(empty), rng("ssp replay", cfg.seed, step)) if replays else []
+    old = dict(zip(empty, drawn, strict=False))
+    problems = []
+    for index, proposal in last:
+        if not proposal.reason:
+            problems.append(Problem(index, proposal.question or "", proposal.slot.golds, "fresh"))
+        elif index in old:
+            problems.append(Problem(index, old[index]["question"], tuple(old[index]["answers"]), "replay"))
+        elif cfg.ssp.dummy == "rollout":
+            problems.append(Problem(index, DUMMY, (), "dummy"))
+    return problems
+
+
+def solve(cfg: Config, tools: Tools, problems: Sequence[Problem]) -> list[Solved]:
+    """ρʲ ~ π(· | x_solve, q), j = 1…n, for each problem; not yet graded."""
+    card = cfg.ssp.solver
+    texts = [instructions.for_solver(cfg, problem.question) for problem in problems]
+    prompts = [Prompt(tools.encode_prompt(t), f"{p.slot}") for p, t in zip(problems, texts, strict=True)]
+    groups = converse(tools, "solver", card, "answer", prompts, card.samples) if prompts else []
+    solved = []
+    for problem, text, group in zip(problems, texts, groups, strict=True):
+        predictions = tuple(prediction_of(completion) for completion in group)
+        formed = tuple(searching.keeps_format(completion, "answer", cfg.ssp.format) for completion in group)
+        solved.append(Solved(problem, text, tuple(group), predictions, formed, (False,) * len(group)))
+    return solved
+
+
+def prediction_of(completion: Completion) -> str | None:
+    """A(ρ): content of the last `<answer>`; None without one or when it is empty."""
+    return parsing.last(searching.said(completion), "answer") or None
+
+
+def grade_solver(cfg: Config, tools: Tools, solved: Sequence[Solved]) -> tuple[list[Solved], judge.Grades]:
+    """r(A(ρʲ), a*) for every attempt; the dummy has no right answer, what is out of format is not graded."""
+    cases = [
+        judge.Case(group.problem.question, prediction if formed else None, group.problem.golds)
+        for group in solved
+        if group.problem.origin != "dummy"
+        for prediction, formed in zip(group.predictions, group.formed, strict=True)
+    ]
+    grades = judge.grade(cfg.ssp.grader, cfg.ssp.prompts, tools, cases)
+    right = iter(grades.correct)
+    graded = [
+        group
+        if group.problem.origin == "dummy"
+        else replace(group, correct=tuple(next(right) for _ in group.completions))
+        for group in solved
+    ]
+    return graded, grades
+
+
+def reward_proposer(
+    cfg: Config, slots: Sequence[Slot], proposals: Sequence[Proposal], solved: Sequence[Solved]
+) -> dict[int, float]:
+    """Reward by slot: Eq. (7) for a valid question, `invalid_reward` for any other, whatever filled its slot."""
+    gains = {slot.index: cfg.ssp.invalid_reward for slot in slots}
+    for group in solved:
+        if group.problem.origin != "fresh":
+            continue
+        if cfg.ssp.proposer_reward == "intermediate":
+            gain = rewards.intermediate(group.rewards, cfg.ssp.intermediate_left, cfg.ssp.intermediate_right)
+        else:
+            gain = rewards.one_minus_mean(group.rewards)
+        gains[group.problem.slot] = gain
+    return gains
+
+
+def next_memory(cfg: Config, memory: Memory, solved: Sequence[Solved], step: int) -> Memory:
+    """The pool with this step's valid questions, or emptied at the end of a period (App. B.1)."""
+    if cfg.ssp.fill not in ("replay", "replay-reset"):
+        return memory
+    kept = ("fresh", "replay") if cfg.ssp.replay_keep_reused else ("fresh",)
+    new = [
+        pool.entry(group.problem.question, group.problem.golds, step, rewards.mean(group.rewards))
+        for group in solved
+        if group.problem.origin in kept
+    ]
+    period = cfg.ssp.replay_reset_every if cfg.ssp.fill == "replay-reset" else None
+    return {"pool": pool.after_step(memory["pool"], new, step, period)}
+
+
+def answer(
+    cfg: Config, tools: Tools, rows: Sequence[Mapping[str, Any]], *, temperature: float, max_tokens: int
+) -> list[dict[str, Any]]:
+    """The solver's answer to each question row: `prediction`, `correct`, `searches`, `text` with the whole episode.
+
+    Graded as in training, except that the format counts for nothing beyond the `<answer>`.
+    """
+    texts = [instructions.for_solver(cfg, row["question"]) for row in rows]
+    groups = tools.generate(
+        "eval",
+        [Prompt(tools.encode_prompt(text), f"{place}") for place, text in enumerate(texts)],
+        1,
+        temperature=temperature,
+        max_tokens=max_tokens,
+        stop=("</search>", "</answer>"),
+        max_turns=cfg.ssp.solver.max_turns,
+        respond=searching.responder(tools, "answer"),
+    )
+    said = [prediction_of(group[0]) for group in groups]
+    golds = [tuple(gold_answers(dict(row))) for row in rows]
+    cases = [judge.Case(row["question"], p, g) for row, p, g in zip(rows, said, golds, strict=True)]
+    correct = judge.grade(cfg.ssp.grader, cfg.ssp.prompts, tools, cases).correct
+    return [
+        {
+            "question": row["question"],
+            "answers": list(gold),
+            "prediction": prediction,
+            "correct": right,
+            "searches": len(searching.queries_run(group[0])),
+            "text": {"prompt": text, "turns": searching.transcript(group[0])},
+        }
+        for row, gold, prediction, right, group, text in zip(rows, golds, said, correct, groups, texts, strict=True)
+    ]

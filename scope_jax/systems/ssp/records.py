@@ -1,0 +1,57 @@
+"""What happens in one step of SSP, as plain records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rollouts.types import Completion
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place in the batch: the `index`-th question, to be proposed for the answer of row `item`."""
+
+    index: int
+    item: int
+    golds: tuple[str, ...]
+    searches: int  # how many the question shall need
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """One proposer episode; `reason` is empty while nothing speaks against its question."""
+
+    slot: Slot
+    attempt: int
+    prompt: str
+    completion: Completion
+    question: str | None
+    reason: str
+    reply: str = ""  # of the verification
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What the solver gets in a slot."""
+
+    slot: int
+    question: str
+    golds: tuple[str, ...]
+    origin: str  # fresh, replay or dummy
+
+
+@dataclass(frozen=True)
+class Solved:
+    """The solver's attempts at one problem: completion, prediction, format kept, answer right, each of length n."""
+
+    problem: Problem
+    prompt: str
+    completions: tuple[Completion, ...]
+    predictions: tuple[str | None, ...]
+    formed: tuple[bool, ...]
+    correct: tuple[bool, ...]
+
+    @property
+    def rewards(self) -> tuple[float, ...]:
+        """r_solve = 1(a = a*) (Eq. (6)); nothing for an answer that does not keep the format (A.2)."""
+        return tuple(float(right and formed) for right, formed in zip(self.correct, self.formed, strict=True))

@@ -1,0 +1,121 @@
+"""What a step of SSP hands to the learner and to people: episodes and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rollouts.types import Completion
+from scope_jax import searching
+from scope_jax.config import Config
+from scope_jax.rewards import mean
+from scope_jax.systems.ssp.records import Proposal, Solved
+from scope_jax.systems.ssp.rules import REASONS
+from scope_jax.types import Datum, Episode, Metrics
+
+POLICY = "actor"
+
+
+def episodes(
+    cfg: Config, step: int, solved: Sequence[Solved], proposals: Sequence[Proposal], rewards: Mapping[int, float]
+) -> list[Episode]:
+    """Every episode of both roles; `trained` is False for the role that does not learn and for replaced proposals.
+
+    `rewards` holds the proposer's reward by slot; the last proposal of a slot counts, earlier ones were replaced.
+    """
+    solver_learns = cfg.ssp.train in ("both", "solver") and step >= cfg.ssp.proposer_warmup_steps
+    proposer_learns = cfg.ssp.train in ("both", "proposer")
+    last = {proposal.slot.index: proposal for proposal in proposals}
+    means = {group.problem.slot: mean(group.rewards) for group in solved}
+    made = [_solver(group, j, solver_learns) for group in solved for j in range(len(group.completions))]
+    for proposal in proposals:
+        index = proposal.slot.index
+        counts = last[index] is proposal
+        reward = rewards[index] if counts else cfg.ssp.invalid_reward
+        made.append(_proposer(proposal, reward, means.get(index), proposer_learns and counts))
+    return made
+
+
+def _solver(group: Solved, j: int, trained: bool) -> Episode:
+    problem, completion = group.problem, group.completions[j]
+    return Episode(
+        role="solver",
+        policy=POLICY,
+        group=f"solver/{problem.slot}",
+        datums=(Datum.from_completion(completion),),
+        reward=group.rewards[j],
+        parts={"correct": float(group.correct[j]), "format": float(group.formed[j])},
+        trained=trained,
+        text={
+            "prompt": group.prompt,
+            "turns": searching.transcript(completion),
+            "question": problem.question,
+            "answer": problem.golds[0] if problem.golds else None,
+            "prediction": group.predictions[j],
+            "slot": problem.slot,
+            "origin": problem.origin,
+        },
+    )
+
+
+def _proposer(proposal: Proposal, reward: float, solver_mean: float | None, trained: bool) -> Episode:
+    valid = not proposal.reason
+    parts = {"valid": float(valid)}
+    if valid and solver_mean is not None:
+        parts["solver_mean"] = solver_mean
+    return Episode(
+        role="proposer",
+        policy=POLICY,
+        group=f"proposer/{proposal.slot.item}",
+        datums=(Datum.from_completion(proposal.completion),),
+        reward=reward,
+        parts=parts,
+        trained=trained,
+        text={
+            "prompt": proposal.prompt,
+            "turns": searching.transcript(proposal.completion),
+            "question": proposal.question,
+            "answer": proposal.slot.golds[0],
+            "searches_asked": proposal.slot.searches,
+            "rejected": proposal.reason,
+            "verification": proposal.reply,
+            "slot": proposal.slot.index,
+            "attempt": proposal.attempt,
+        },
+    )
+
+
+def measure(
+    slots: int, solved: Sequence[Solved], proposals: Sequence[Proposal], rewards: Mapping[int, float], pool_size: int
+) -> Metrics:
+    """The step in numbers; a mean over nothing (no valid question, say) is left out."""
+    real = [group for group in solved if group.problem.origin != "dummy"]
+    verdicts = [p.reason for p in proposals if not p.reason or p.reason.startswith("verify_")]
+    values: dict[str, list[float]] = {
+        "solver/reward": [reward for group in real for reward in group.rewards],
+        "solver/format": [float(formed) for group in real for formed in group.formed],
+        "proposer/reward": list(rewards.values()),
+        "proposer/valid": [float(not proposal.reason) for proposal in proposals],
+        "verify/passed": [float(not reason) for reason in verdicts],
+        **_talk("solver", [completion for group in real for completion in group.completions]),
+        **_talk("proposer", [proposal.completion for proposal in proposals]),
+    }
+    origins = [group.problem.origin for group in solved]
+    counts = {
+        "slots/fresh": origins.count("fresh") / slots,
+        "slots/replay": origins.count("replay") / slots,
+        "slots/dummy": 1 - (origins.count("fresh") + origins.count("replay")) / slots,
+        "proposer/episodes": float(len(proposals)),
+        "pool/size": float(pool_size),
+    }
+    rejected = [proposal.reason for proposal in proposals]
+    shares = {f"rejected/{reason}": rejected.count(reason) / len(rejected) for reason in REASONS}
+    return {name: mean(numbers) for name, numbers in values.items() if numbers} | counts | shares
+
+
+def _talk(role: str, completions: Sequence[Completion]) -> dict[str, list[float]]:
+    return {
+        f"{role}/searches": [float(len(searching.queries_run(completion))) for completion in completions],
+        f"{role}/tokens": [float(searching.tokens_sampled(completion)) for completion in completions],
+        f"{role}/length": [float(len(completion.ids_T)) for completion in completions],
+        f"{role}/cut_off": [float(completion.finish_reason in ("length", "overflow")) for completion in completions],
+    }

@@ -1,0 +1,58 @@
+"""The rules a question has to pass before it is verified (§3.3), each with the name its rejections count under."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rollouts.types import Completion
+from scope_jax import parsing, rewards, searching
+from scope_jax.config import SSPSection
+
+REASONS = (
+    "no_question",  # no closed <question> (also: cut off, or out of turns)
+    "empty_question",
+    "format",  # deviates from the tag format (A.2)
+    "no_search",
+    "no_materials",  # searches that found nothing
+    "too_short",
+    "too_long",
+    "contains_answer",
+    "too_few_searches",
+    "repeated_search",
+    "answer_in_search",
+    # of the verification:
+    "materials_too_long",
+    "verify_no_answer",
+    "verify_wrong",
+)
+
+
+def apply(ssp: SSPSection, completion: Completion, golds: Sequence[str]) -> tuple[str | None, str]:
+    """The question of a proposer episode (None without one) and the first rule that it breaks ("" if none)."""
+    question = parsing.first(searching.said(completion), "question")
+    if question is None:
+        return None, "no_question"
+    return question, _broken(ssp, question, completion, golds)
+
+
+def _broken(ssp: SSPSection, question: str, completion: Completion, golds: Sequence[str]) -> str:
+    queries = [query.lower() for query in searching.queries_run(completion)]
+    words = len(question.split())
+    checks = (
+        ("empty_question", not question),
+        ("format", not searching.keeps_format(completion, "question", ssp.format)),
+        ("no_search", not queries),
+        ("no_materials", not searching.results_read(completion)),
+        ("too_short", len(question) < ssp.min_chars or words < ssp.min_words),
+        ("too_long", len(question) > ssp.max_chars),
+        ("contains_answer", reveals(question, golds)),
+        ("too_few_searches", len(set(queries)) < ssp.min_distinct_searches),
+        ("repeated_search", ssp.reject_repeated_search and len(set(queries)) < len(queries)),
+        ("answer_in_search", ssp.reject_answer_in_search and any(golds[0].lower() in query for query in queries)),
+    )
+    return next((reason for reason, broken in checks if broken), "")
+
+
+def reveals(question: str, golds: Sequence[str]) -> bool:
+    """True if the question holds the answer (as a substring, any case) or, as whole words, one of its aliases."""
+    return golds[0].lower() in question.lower() or any(rewards.contains_words(question, gold) for gold in golds[1:])

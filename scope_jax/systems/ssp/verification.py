@@ -1,0 +1,84 @@
+"""RAG verification (§3.2, §4.4): can the question be answered from what the proposer read, among noise?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from scope_jax import judge, parsing, searching
+from scope_jax.config import Config
+from scope_jax.data import rng
+from scope_jax.systems.ssp import instructions, materials
+from scope_jax.systems.ssp.records import Proposal
+from scope_jax.types import Prompt, Tools
+
+
+def verify(
+    cfg: Config, tools: Tools, fresh: Sequence[Proposal], earlier: Sequence[Proposal], step: int
+) -> tuple[list[Proposal], judge.Grades]:
+    """`fresh` with a reason on those whose answer σ ~ π(· | q, O(τ) ∪ noise) is not a*; and the judge's tallies.
+
+    Noise comes from the other slots' episodes of this step, those of `earlier` attempts included.
+    """
+    if cfg.ssp.verify == "off":
+        return list(fresh), judge.Grades([], 0, 0)
+    prompts = _prompts(cfg, fresh, earlier, step)
+    replies = _replies(cfg, tools, prompts, fresh)
+    said = {place: parsing.labelled_answer(reply) for place, reply in replies.items()}
+    cases = [
+        judge.Case(fresh[place].question or "", prediction, fresh[place].slot.golds)
+        for place, prediction in said.items()
+    ]
+    grades = judge.grade(cfg.ssp.grader, cfg.ssp.prompts, tools, cases)
+    right = dict(zip(said, grades.correct, strict=True))
+    checked = []
+    for place, proposal in enumerate(fresh):
+        if place in right:
+            wrong = "verify_no_answer" if said[place] is None else "verify_wrong"
+            proposal = replace(proposal, reason="" if right[place] else wrong, reply=replies[place])
+        elif place in prompts:
+            proposal = replace(proposal, reason="materials_too_long")
+        checked.append(proposal)
+    return checked, grades
+
+
+def _prompts(cfg: Config, fresh: Sequence[Proposal], earlier: Sequence[Proposal], step: int) -> dict[int, str]:
+    """Verification prompt of each proposal that passed the rules, by its place in `fresh`."""
+    unit = cfg.ssp.noise_unit
+    everyone = [*fresh, *earlier]
+    read = [materials.units(searching.results_read(proposal.completion), unit) for proposal in everyone]
+    prompts = {}
+    for place, proposal in enumerate(fresh):
+        if proposal.reason:
+            continue
+        index = proposal.slot.index
+        others = [text for p, texts in zip(everyone, read, strict=True) if p.slot.index != index for text in texts]
+        draw = rng("ssp noise", cfg.seed, step, index, proposal.attempt)
+        mixed = materials.mix(read[place], others, cfg.ssp.noise_documents, draw)
+        prompts[place] = instructions.for_verification(cfg, proposal.question or "", materials.render(mixed, unit))
+    return prompts
+
+
+def _replies(cfg: Config, tools: Tools, prompts: Mapping[int, str], fresh: Sequence[Proposal]) -> dict[int, str]:
+    """Reply to each prompt, by the policy or by the outside judge; prompts that do not fit the policy are left out."""
+    if not prompts:
+        return {}
+    if cfg.ssp.verify == "judge":
+        return dict(zip(prompts, tools.judge(list(prompts.values())), strict=True))
+    ids = {place: tools.encode_prompt(text) for place, text in prompts.items()}
+    room = cfg.rollout.max_length - cfg.ssp.verify_max_tokens
+    fitting = {
+        place: Prompt(ids[place], f"{fresh[place].slot.index} attempt {fresh[place].attempt}")
+        for place in prompts
+        if len(ids[place]) <= room
+    }
+    if not fitting:
+        return {}
+    groups = tools.generate(
+        "verify",
+        list(fitting.values()),
+        1,
+        temperature=cfg.ssp.verify_temperature,
+        max_tokens=cfg.ssp.verify_max_tokens,
+    )
+    return {place: "".join(searching.said(group[0])) for place, group in zip(fitting, groups, strict=True)}
