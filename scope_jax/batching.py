@@ -1,18 +1,19 @@
 """Episodes as arrays of fixed shapes: packed rows, and the positions in them that are trained.
 
-A batch is M micro-batches of B rows of T tokens. Positions that predict a sampled token are listed beside the rows, N slots
-per micro-batch: hidden states are gathered there before the output table is touched, and everything the loss needs lives in
-that layout. All sizes come out of small sets, so that few programs are ever compiled: T from the given buckets, M a power of
-two of which `micro_batches` are real, N and (where a micro-batch is everything) B numbers with at most three significant
-bits. Masks come from lengths; which ids the tokens have decides nothing.
+A batch is M micro-batches of B rows of T tokens. Positions that predict a sampled token are listed beside the rows, N
+slots per micro-batch: hidden states are gathered there before the output table is touched, and everything the loss
+needs lives in that layout. All sizes come out of small sets, so that few programs are ever compiled: T from the given
+buckets, M a power of two of which `micro_batches` are real, N and (where a micro-batch is everything) B numbers with at
+most three significant bits. Masks come from lengths; which ids the tokens have decides nothing.
 
-The rows of a micro-batch, and its N slots, are divided evenly over the row shards of the mesh (data × fsdp); a slot refers
-to the rows of its own shard.
+The rows of a micro-batch, and its N slots, are divided evenly over the row shards of the mesh (data × fsdp); a slot
+refers to the rows of its own shard.
 """
 
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -30,10 +31,10 @@ from scope_jax.types import Datum, Episode
 class Batch(struct.PyTreeNode):
     """Packed rows of one optimiser step.
 
-    segments: 1, 2, … for the datums of a row, 0 for padding; positions count from 0 in each. index: flat place (row · T + t
-    within the shard's rows of this micro-batch) whose hidden state predicts `targets`; mask: False in empty slots. length:
-    sampled tokens of the slot's episode, first: True at the first of them. source: which sampled token of the step it is,
-    counted in datum order, -1 in empty slots. temperature: log-probs are of softmax(logits / temperature).
+    segments: 1, 2, … for the datums of a row, 0 for padding; positions count from 0 in each. index: flat place (row · T
+    + t within the shard's rows of this micro-batch) whose hidden state predicts `targets`; mask: False in empty slots.
+    length: sampled tokens of the slot's episode, first: True at the first of them. source: which sampled token of the
+    step it is, counted in datum order, -1 in empty slots. temperature: log-probs are of softmax(logits / temperature).
     """
 
     ids_MBT: Int[Array, "M B T"]
@@ -69,23 +70,20 @@ class _Row(NamedTuple):
 
 
 def round_up(count: int) -> int:
-    """The next number with at most three significant bits: 1…8, 10, 12, 14, 16, 20, … (never more than a quarter above)."""
+    """The next number with at most three significant bits: 1…8, 10, 12, 14, 16, 20, … (at most a quarter more)."""
     step = 1 << max(0, (count - 1).bit_length() - 3)
     return -(-count // step) * step
 
 
 def split(episodes: Sequence[Episode], parts: int) -> list[list[Episode]]:
-    """The episodes cut into at most `parts` mini-batches of nearly equally many groups, in order; a group is never cut."""
+    """The episodes cut into at most `parts` mini-batches of nearly equally many groups, in order; none is cut."""
     groups: dict[str, list[Episode]] = {}
     for episode in episodes:
         groups.setdefault(episode.group, []).append(episode)
     members = list(groups.values())
     count = min(parts, len(members))
     bounds = [len(members) * part // count for part in range(count + 1)] if count else []
-    return [
-        [episode for group in members[low:high] for episode in group]
-        for low, high in zip(bounds, bounds[1:], strict=False)
-    ]
+    return [[episode for group in members[low:high] for episode in group] for low, high in itertools.pairwise(bounds)]
 
 
 def trainable(episodes: Sequence[Episode]) -> list[Episode]:
@@ -103,13 +101,13 @@ def _pieces(episodes: Sequence[Episode], limit: int) -> list[Piece]:
                 continue
             if len(datum.ids_T) > limit:
                 raise ValueError(
-                    f"An episode of {len(datum.ids_T)} tokens (role {episode.role!r}, group {episode.group!r}) is longer than the "
-                    f"largest row of learner.buckets, {limit}; add a larger bucket or lower rollout.max_length."
+                    f"An episode of {len(datum.ids_T)} tokens (role {episode.role!r}, group {episode.group!r}) is longer "
+                    f"than the largest row of learner.buckets, {limit}; add a larger bucket or lower rollout.max_length."
                 )
             if datum.sampled_T[0]:
                 raise ValueError(
-                    f"The first token of a datum (role {episode.role!r}, group {episode.group!r}) is marked as sampled, but nothing "
-                    "stands before it that could predict it; begin every datum with a prompt token."
+                    f"The first token of a datum (role {episode.role!r}, group {episode.group!r}) is marked as sampled, but "
+                    "nothing stands before it that could predict it; begin every datum with a prompt token."
                 )
             advantage = 0.0 if episode.advantage is None else episode.advantage
             pieces.append(Piece(datum, advantage, length, opens, source))
@@ -132,7 +130,7 @@ def _fill_rows(pieces: Sequence[Piece], width: int, packing: bool) -> list[_Row]
 
 
 def _deal(rows: Sequence[_Row], bins: int, capacity: int) -> list[list[_Row]]:
-    """Rows over bins of `capacity` rows: heaviest first, each to the bin with the fewest trained tokens, so that N is small."""
+    """Rows over bins of `capacity` rows: heaviest first, each to the bin with the fewest trained tokens (small N)."""
     dealt: list[list[_Row]] = [[] for _ in range(bins)]
     heap = [(0, number) for number in range(bins)]
     for row in sorted(rows, key=lambda r: -r.sampled):
@@ -186,8 +184,8 @@ def pack(episodes: Sequence[Episode], section: LearnerSection, row_shards: int, 
     section: buckets, packing, micro_batch_rows (rounded up to a multiple of row_shards; 0: all rows at once) and
     logprob_chunk. row_shards: devices the rows are divided over. An episode without sampled tokens is left out.
 
-    Raises ValueError if nothing is left to train on, if a datum is longer than the largest bucket, or if the first token of a
-    datum is marked as sampled.
+    Raises ValueError if nothing is left to train on, if a datum is longer than the largest bucket, or if the first
+    token of a datum is marked as sampled.
     """
     pieces = _pieces(trainable(episodes), max(section.buckets))
     if not pieces:
@@ -218,7 +216,7 @@ def pack(episodes: Sequence[Episode], section: LearnerSection, row_shards: int, 
 
 
 def unpack(batch: Batch, values_MN: Float[Array, "M N"]) -> Float[np.ndarray, " N"]:
-    """Values of the trained positions in datum order: one per sampled token, episode after episode as they were packed."""
+    """Values of the trained positions in datum order: one per sampled token, episode after episode."""
     source_MN, values_MN = jax.device_get((batch.source_MN, values_MN))
     mask_MN = source_MN >= 0
     flat_N = np.empty(int(mask_MN.sum()), values_MN.dtype)

@@ -3,17 +3,17 @@
     learner = Learner(model_cfg, mesh, cfg.optimizer, cfg.learner, param_dtype=jnp.float32, compute_dtype=jnp.bfloat16)
     state = learner.init_state(params)                      # copies; reference=False where no card has a KL term
     batches = learner.pack(episodes, card, temperature)     # one per mini-batch; advantages already assigned
-    state, metrics = learner.update(state, batches, card)   # scores, then one optimiser step per mini-batch; donates `state`
+    state, metrics = learner.update(state, batches, card)   # scores, then a step per mini-batch; donates
 
-Supervised training is the same with LossCard(objective="supervised") and episodes whose datums mark the tokens to be spoken as
-sampled (behaviour log-probs 0, no advantage, any reward):
+Supervised training is the same with LossCard(objective="supervised") and episodes whose datums mark the tokens to be
+spoken as sampled (behaviour log-probs 0, no advantage, any reward):
 
     row = Datum(ids_T, sampled_T, np.zeros(len(ids_T), np.float32))
-    episodes = [Episode(role="sft", policy="actor", group=str(i), datums=(row,), reward=0.0) for i, row in enumerate(rows)]
+    episode = Episode(role="sft", policy="actor", group="17", datums=(row,), reward=0.0)
 
-Every program is one `jax.shard_map` over the mesh (data, fsdp, tensor): a device computes its own rows with its own shards of
-the weights, gathers them layer by layer, and updates its own shard of weights and moments. One device is the same path with
-sizes of 1.
+Every program is one `jax.shard_map` over the mesh (data, fsdp, tensor): a device computes its own rows with its own
+shards of the weights, gathers them layer by layer, and updates its own shard of weights and moments. One device is the
+same path with sizes of 1.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ ADDED = (
 
 
 class Scores(NamedTuple):
-    """Log-probs of the trained positions, float32 in the layout of the batch, 0 in empty slots; None where not asked for."""
+    """Log-probs of the trained positions in the batch's layout, 0 in empty slots; None where not asked for."""
 
     old_MN: Float[Array, "M N"] | None
     ref_MN: Float[Array, "M N"] | None
@@ -77,8 +77,8 @@ def _combined(measured: Sequence[dict[str, Any]]) -> Metrics:
 class Learner:
     """Compiled programs for one model on one mesh.
 
-    param_dtype: of weights, moments and reference. compute_dtype: of the forward pass; log-probs, losses and accumulated
-    gradients are float32 always. Raises ValueError if the mesh does not divide the model.
+    param_dtype: of weights, moments and reference. compute_dtype: of the forward pass; log-probs, losses and
+    accumulated gradients are float32 always. Raises ValueError if the mesh does not divide the model.
     """
 
     def __init__(
@@ -140,9 +140,9 @@ class Learner:
     def pack(self, episodes: Sequence[Episode], card: LossCard, temperature: float = 1.0) -> list[Batch]:
         """One batch on the devices for each of the card's mini-batches; groups stay together.
 
-        Episodes that are not trained or have no sampled token are left out, before the mini-batches are cut; [] if none is
-        left. temperature: of the rollout; used if the card is tempered (0 samples the arg-max, whose log-probs are taken
-        at 1). Raises ValueError as `batching.pack` does, and if a policy card meets an episode without advantage.
+        Episodes that are not trained or have no sampled token are left out, before the mini-batches are cut; [] if none
+        is left. temperature: of the rollout; used if the card is tempered (0 samples the arg-max, whose log-probs are
+        taken at 1). Raises ValueError as `batching.pack` does, and if a policy card meets an episode without advantage.
         """
         chosen = batching.trainable(episodes)
         for episode in chosen:
@@ -303,13 +303,14 @@ class Learner:
         return moved.replace(ref_params=state.ref_params), metrics
 
     def update(self, state: TrainState, batches: Sequence[Batch], card: LossCard) -> tuple[TrainState, Metrics]:
-        """One update: old and reference log-probs of all mini-batches, then one optimiser step for each. Donates `state`.
+        """One update: old and reference log-probs of all mini-batches, then an optimiser step for each. Donates `state`.
 
-        Metrics: loss, policy_loss and kl_<estimator> by the card's aggregation; over tokens entropy (−mean log π of the sampled
-        tokens), clip_fraction, dual_clip_fraction, ratio_mean, mismatch_mean; ratio_max, mismatch_max (|learner − behaviour|
-        log-probs before the update's first step, where one is scored); tokens, sequences, grad_norm (before clipping),
-        learning_rate, skipped. A supervised card has loss, tokens, sequences, grad_norm, learning_rate and skipped.
-        Raises ValueError if there is no batch, or if the card needs a reference that the state lacks.
+        Metrics: loss, policy_loss and kl_<estimator> by the card's aggregation; over tokens entropy (−mean log π of the
+        sampled tokens), clip_fraction, dual_clip_fraction, ratio_mean, mismatch_mean; ratio_max, mismatch_max (|learner
+        − behaviour| log-probs before the update's first step, where one is scored); tokens, sequences, grad_norm
+        (before clipping), learning_rate, skipped. A supervised card has loss, tokens, sequences, grad_norm,
+        learning_rate and skipped. Raises ValueError if there is no batch, or if the card needs a reference that the
+        state lacks.
         """
         if not batches:
             raise ValueError("There is nothing to train on: the update has no batch.")

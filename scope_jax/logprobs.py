@@ -59,10 +59,11 @@ def token_logprobs(
 ) -> Float[Array, " N"]:
     """log softmax(hidden · tableᵀ / temperature) at the targets, float32.
 
-    Works through `chunk` positions at a time in both directions, so that at most [chunk, V] logits exist; sums are float32
-    whatever the inputs are. With a tensor group, table_VD is this device's rows of the vocabulary and hidden_ND is equal on
-    the whole group; the normaliser and the gradient of hidden_ND are summed over it (no `shards.enter` around the call).
-    Gradient, with p the softmax: ∂logp/∂logits = (onehot(target) − p) / temperature; none to the temperature.
+    Works through `chunk` positions at a time in both directions, so that at most [chunk, V] logits exist; sums are
+    float32 whatever the inputs are. With a tensor group, table_VD is this device's rows of the vocabulary and hidden_ND
+    is equal on the whole group; the normaliser and the gradient of hidden_ND are summed over it (no `shards.enter`
+    around the call). Gradient, with p the softmax: ∂logp/∂logits = (onehot(target) − p) / temperature; none to the
+    temperature.
     """
     return _forward(hidden_ND, table_VD, targets_N, temperature, chunk, shards)[0]
 

@@ -1,8 +1,9 @@
 """The objective of one update as pure functions of per-token arrays and a `LossCard`.
 
-Every array holds the N trained positions of one micro-batch. The loss of an update is Σ numerators / denominator, where the
-sums run over all micro-batches and devices and the division happens once: how rows are packed, cut into micro-batches or
-spread over devices changes the gradient by rounding only. docs/losses.md derives what is said here about bias.
+Every array holds the N trained positions of one micro-batch. The loss of an update is Σ numerators / denominator, where
+the sums run over all micro-batches and devices and the division happens once: how rows are packed, cut into
+micro-batches or spread over devices changes the gradient by rounding only. docs/losses.md derives what is said here
+about bias.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ LOG_RATIO_BOUND = 20.0  # verl; e²⁰ is far beyond any clip range and still a 
 class Tokens(NamedTuple):
     """What the loss of N trained positions depends on besides log π.
 
-    mask: False where a slot is empty. first: True at the first trained position of a sequence (an episode). length: trained
-    tokens of the position's sequence. advantage, behaviour (log-probs of whoever sampled), old and ref: 0 where empty.
-    old: log π_old of the ratio. ref: log-probs of the KL reference, None if the card has no KL term.
+    mask: False where a slot is empty. first: True at the first trained position of a sequence (an episode). length:
+    trained tokens of the position's sequence. advantage, behaviour (log-probs of whoever sampled), old and ref: 0 where
+    empty. old: log π_old of the ratio. ref: log-probs of the KL reference, None if the card has no KL term.
     """
 
     mask_N: Bool[Array, " N"]
@@ -37,8 +38,8 @@ class Tokens(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """One micro-batch's share. numerator: the scalar to differentiate. sums: metrics over `denominator` (by aggregation) or
-    over the token count (`per_token`). maxima: metrics of which the largest counts."""
+    """One micro-batch's share. numerator: the scalar to differentiate. sums and per_token: metrics to be divided by the
+    update's denominator and by its tokens. maxima: metrics of which the largest counts."""
 
     numerator: Float[Array, ""]
     sums: dict[str, Float[Array, ""]]
@@ -72,8 +73,8 @@ def policy_terms(
 ) -> tuple[Float[Array, " N"], Float[Array, " N"], Bool[Array, " N"], Bool[Array, " N"]]:
     """Clipped surrogate of each token: (loss, ratio, clipped, dual-clipped).
 
-    r = exp(clamp(log π − log π_old, ±20)); loss = max(−r·A, −clip(r, 1−clip_low, 1+clip_high)·A)   PPO (Schulman et al. 2017, Eq. (7));
-    where A < 0, at most −dual_clip·A   (Ye et al. 2020, Eq. (5)).
+    r = exp(clamp(log π − log π_old, ±20)); loss = max(−r·A, −clip(r, 1−clip_low, 1+clip_high)·A), Eq. (7) of PPO
+    (Schulman et al. 2017); where A < 0, at most −dual_clip·A, Eq. (5) of Ye et al. 2020.
     """
     ratio_N = jnp.exp(_log_ratio(logp_N, old_N))
     plain_N = -advantage_N * ratio_N
@@ -100,8 +101,8 @@ def kl_terms(
         k2   r·k2    r·δ  (r held fixed)    biased / ∇KL
         k3   r·k3    r·δ                    KL / ∇KL
 
-    The gradient is stated rather than differentiated: r·∇k3 + k3·∇r is the same r·δ, but loses it to cancellation when e^(−δ)
-    is large.
+    The gradient is stated rather than differentiated: r·∇k3 + k3·∇r is the same r·δ, but loses it to cancellation when
+    e^(−δ) is large.
     """
     delta_N = lax.stop_gradient(_log_ratio(logp_N, ref_N))
     ratio_N = lax.stop_gradient(jnp.exp(_log_ratio(logp_N, old_N)))
@@ -157,9 +158,10 @@ def _supervised(logp_N: Float[Array, " N"], tokens: Tokens, card: LossCard) -> P
 def loss_parts(logp_N: Float[Array, " N"], tokens: Tokens, card: LossCard) -> Parts:
     """One micro-batch's share of the update's loss.
 
-    logp_N: float32 log-probs under the current parameters. objective "policy": clipped surrogate + kl_coef · KL, both with the
-    card's aggregation. "supervised": −log π of the trained positions; of the card it reads the aggregation only.
-    Every metric is a sum, to be added over shares and divided by the update's denominator (sums) or tokens (per_token).
+    logp_N: float32 log-probs under the current parameters. objective "policy": clipped surrogate + kl_coef · KL, both
+    with the card's aggregation. "supervised": −log π of the trained positions; of the card it reads the aggregation
+    only. Every metric is a sum, to be added over shares and divided by the update's denominator (sums) or tokens
+    (per_token).
     """
     parts = _supervised(logp_N, tokens, card) if card.objective == "supervised" else _policy(logp_N, tokens, card)
     return parts._replace(sums=jax.tree.map(lax.stop_gradient, {"loss": parts.numerator, **parts.sums}))

@@ -22,8 +22,8 @@ class TrainState(struct.PyTreeNode):
     """One policy under training.
 
     step: optimiser steps tried, which is what the learning rate follows; skipped: those of them whose gradient was not
-    finite and that changed nothing else. opt_state: AdamW moments in the dtype of the weights, and its count of steps taken.
-    ref_params: the frozen reference of the KL term, buffers of its own; None if no card needs one.
+    finite and that changed nothing else. opt_state: AdamW moments in the dtype of the weights, and its count of steps
+    taken. ref_params: the frozen reference of the KL term, buffers of its own; None if no card needs one.
     """
 
     step: Int[Array, ""]
@@ -47,8 +47,8 @@ def adamw(section: OptimizerSection) -> optax.GradientTransformation:
 def learning_rate(section: OptimizerSection, step: Int[Array, ""]) -> Float[Array, ""]:
     """Learning rate of optimiser step `step`, counted from 0.
 
-    Linear warm-up lr · (step + 1)/warmup_steps, so that the first step moves the weights (verl's starts at 0); then constant,
-    or lr · ½(1 + cos(π · (step − warmup_steps)/(total_steps − warmup_steps))), 0 from total_steps on.
+    Linear warm-up lr · (step + 1)/warmup_steps, so that the first step moves the weights (verl's starts at 0); then
+    constant, or lr · ½(1 + cos(π · (step − warmup_steps)/(total_steps − warmup_steps))), 0 from total_steps on.
     """
     place = jnp.asarray(step, jnp.float32)
     factor = jnp.minimum(1.0, (place + 1.0) / max(section.warmup_steps, 1))
@@ -95,8 +95,9 @@ def advance(
 ) -> tuple[TrainState, Float[Array, ""], Bool[Array, ""]]:
     """(state after one AdamW step, learning rate used, whether the step was taken).
 
-    The gradient is scaled by min(1, max_grad_norm/(norm + 1e-6)) as torch.nn.utils.clip_grad_norm_ does. If the norm is not
-    finite, weights and moments stay as they are, and the step is counted as skipped. Arithmetic is float32 in any dtype.
+    The gradient is scaled by min(1, max_grad_norm/(norm + 1e-6)) as torch.nn.utils.clip_grad_norm_ does. If the norm is
+    not finite, weights and moments stay as they are, and the step is counted as skipped. Arithmetic is float32 in any
+    dtype.
     """
     taken = jnp.isfinite(norm)
     scale = jnp.minimum(1.0, section.max_grad_norm / (norm + 1e-6))
