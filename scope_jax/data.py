@@ -34,10 +34,10 @@ def rng(*parts: int | str) -> np.random.Generator:
 
 
 def load(source: str, required: Sequence[str], limit: int | None = None) -> list[Row]:
-    """Rows of a JSONL (also .gz) or Parquet file, or of the `train` split of a hub data set; the first `limit` of them.
+    """The first `limit` rows of a JSONL (also .gz) or Parquet file, or of the `train` split of a hub data set.
 
-    Every row has one of the `required` fields. Raises FileNotFoundError for a missing file and DataError for a broken or
-    empty one.
+    Every row has one of the `required` fields. Raises FileNotFoundError for a missing file and DataError for a broken
+    or empty one.
     """
     path = Path(source)
     if source.endswith((".jsonl", ".json", ".jsonl.gz")):
@@ -53,7 +53,7 @@ def load(source: str, required: Sequence[str], limit: int | None = None) -> list
             rows = list(datasets.load_dataset(source, split="train"))
         except (OSError, ValueError) as error:
             raise DataError(
-                f"{source} is neither a JSONL or Parquet file nor a hub data set that can be had ({error})."
+                f"{source} is neither a JSONL or Parquet file nor a hub data set to be had: {error}."
             ) from None
     for number, row in enumerate(rows, 1):
         if not any(field in row for field in required):
@@ -65,8 +65,8 @@ def load(source: str, required: Sequence[str], limit: int | None = None) -> list
 
 
 def _lines(path: Path) -> Iterable[Row]:
-    opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
-    with opened as lines:
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
