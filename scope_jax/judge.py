@@ -9,10 +9,9 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
 
 import httpx
 
@@ -30,10 +29,7 @@ class JudgeError(ValueError):
     """The judge cannot be used: the message is one sentence with the URL and what to do."""
 
 
-class Asker(Protocol):
-    """Whatever hands single user messages to the judge model: `types.Tools` does."""
-
-    def judge(self, messages: Sequence[str]) -> list[str]: ...
+Ask = Callable[[Sequence[str]], list[str]]  # replies of the judge model to single user messages
 
 
 class JudgeClient:
@@ -135,7 +131,7 @@ class Grades:
     unparsed: int
 
 
-def grade(grader: str, prompts: str, tools: Asker, cases: Sequence[Case]) -> Grades:
+def grade(grader: str, prompts: str, ask: Ask, cases: Sequence[Case]) -> Grades:
     """Grades of `cases` by "exact-match", "judge" or "exact-match-then-judge" (the judge sees what did not match).
 
     `prompts` is the folder with `judge.txt`. A missing or empty prediction is wrong without asking. Equal cases are
@@ -153,7 +149,7 @@ def grade(grader: str, prompts: str, tools: Asker, cases: Sequence[Case]) -> Gra
     open_cases = list(
         dict.fromkeys(case for case, right in zip(cases, correct, strict=True) if case.prediction and not right)
     )
-    verdicts = dict(zip(open_cases, _verdicts(tools, [_message(template, case) for case in open_cases]), strict=True))
+    verdicts = dict(zip(open_cases, _verdicts(ask, [_message(template, case) for case in open_cases]), strict=True))
     unparsed = sum(value is None for value in verdicts.values())
     settled = [right or bool(verdicts.get(case)) for case, right in zip(cases, correct, strict=True)]
     return Grades(settled, len(open_cases), unparsed)
@@ -167,13 +163,13 @@ def _message(template: str, case: Case) -> str:
     )
 
 
-def _verdicts(tools: Asker, messages: Sequence[str]) -> list[bool | None]:
+def _verdicts(ask: Ask, messages: Sequence[str]) -> list[bool | None]:
     """Verdict of each message; those without one are asked once more."""
-    replies = tools.judge(messages) if messages else []
+    replies = ask(messages) if messages else []
     found = [verdict(reply) for reply in replies]
     again = [index for index, value in enumerate(found) if value is None]
     if again:
-        for index, reply in zip(again, tools.judge([messages[index] for index in again]), strict=True):
+        for index, reply in zip(again, ask([messages[index] for index in again]), strict=True):
             found[index] = verdict(reply)
     if len(found) >= _DEAF_AFTER and all(value is None for value in found):
         raise JudgeError(

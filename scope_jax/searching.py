@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from rollouts.types import Completion, Turn
 from scope_jax import parsing
 
 
-class Searcher(Protocol):
-    """Whatever can search: `types.Tools` does."""
-
-    def search(self, queries: Sequence[str]) -> list[str]: ...
-
-
-def responder(tools: Searcher, final: str) -> Callable[[Sequence[Turn]], str | None]:
+def responder(search: Callable[[Sequence[str]], list[str]], final: str) -> Callable[[Sequence[Turn]], str | None]:
     """What a turn gets: the results of all its searches; None, the end, after `<final>` or without a search."""
 
     def respond(turns: Sequence[Turn]) -> str | None:
@@ -24,7 +18,7 @@ def responder(tools: Searcher, final: str) -> Callable[[Sequence[Turn]], str | N
         if parsing.first([text], final) is not None:
             return None
         queries = parsing.searches(text)
-        return parsing.observation(tools.search(queries)) if queries else None
+        return parsing.observation(search(queries)) if queries else None
 
     return respond
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -78,6 +78,7 @@ class Update:
     card: LossCard
 
 
+@runtime_checkable
 class Tools(Protocol):
     """What a game may do to the world. `train.py` builds it; tests hand in scripted ones."""
 
@@ -112,6 +113,7 @@ class Tools(Protocol):
         ...
 
 
+@runtime_checkable
 class System(Protocol):
     """The shape every module of `scope_jax.systems` has (no base class: modules are checked against it)."""
 

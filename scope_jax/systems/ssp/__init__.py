@@ -127,7 +127,7 @@ def converse(
         top_p=card.sampling.top_p,
         stop=("</search>", f"</{final}>"),
         max_turns=card.max_turns,
-        respond=searching.responder(tools, final),
+        respond=searching.responder(tools.search, final),
         tempered=card.loss.tempered,
     )
 
@@ -195,7 +195,7 @@ def grade_solver(cfg: Config, tools: Tools, solved: Sequence[Solved]) -> tuple[l
         if group.problem.origin != "dummy"
         for prediction, formed in zip(group.predictions, group.formed, strict=True)
     ]
-    grades = judge.grade(cfg.ssp.grader, cfg.ssp.prompts, tools, cases)
+    grades = judge.grade(cfg.ssp.grader, cfg.ssp.prompts, tools.judge, cases)
     right = iter(grades.correct)
     graded = [
         group
@@ -252,12 +252,12 @@ def answer(
         max_tokens=max_tokens,
         stop=("</search>", "</answer>"),
         max_turns=cfg.ssp.solver.max_turns,
-        respond=searching.responder(tools, "answer"),
+        respond=searching.responder(tools.search, "answer"),
     )
     said = [prediction_of(group[0]) for group in groups]
     golds = [tuple(gold_answers(dict(row))) for row in rows]
     cases = [judge.Case(row["question"], p, g) for row, p, g in zip(rows, said, golds, strict=True)]
-    correct = judge.grade(cfg.ssp.grader, cfg.ssp.prompts, tools, cases).correct
+    correct = judge.grade(cfg.ssp.grader, cfg.ssp.prompts, tools.judge, cases).correct
     return [
         {
             "question": row["question"],

@@ -29,7 +29,7 @@ def verify(
         judge.Case(fresh[place].question or "", prediction, fresh[place].slot.golds)
         for place, prediction in said.items()
     ]
-    grades = judge.grade(cfg.ssp.grader, cfg.ssp.prompts, tools, cases)
+    grades = judge.grade(cfg.ssp.grader, cfg.ssp.prompts, tools.judge, cases)
     right = dict(zip(said, grades.correct, strict=True))
     checked = []
     for place, proposal in enumerate(fresh):

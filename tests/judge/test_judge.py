@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scope_jax import judge
+from scope_jax.config import JudgeSection, SSPSection
+
+PROMPTS = SSPSection().prompts
+Answer = tuple[int, Any]  # status and body; text goes out as it is, anything else as JSON
+
+
+def chat(text: str) -> Answer:
+    return 200, {"choices": [{"message": {"role": "assistant", "content": text}}]}
+
+
+@contextmanager
+def endpoint(answers: Callable[[int, dict[str, Any]], Answer]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """An OpenAI-compatible server on the loopback; `answers` gets the number of the request and its body."""
+    seen: list[dict[str, Any]] = []
+    lock = threading.Lock()
+
+    class Chat(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            with lock:
+                number = len(seen)
+                seen.append({"path": self.path, "key": self.headers.get("Authorization"), **body})
+            status, content = answers(number, body)
+            payload = (content if isinstance(content, str) else json.dumps(content)).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(payload)))
+            self.end_headers()
+            self.wfile.write(payload)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Tests stay quiet."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Chat)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/v1", seen
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+
+
+def client(url: str, **changes: Any) -> judge.JudgeClient:
+    return judge.JudgeClient(JudgeSection(**{"url": url, "model": "m", "retry_delay": 0.01, "timeout": 5.0} | changes))
+
+
+def test_replies_come_in_the_order_of_the_messages():
+    with endpoint(lambda number, body: chat("re: " + body["messages"][0]["content"])) as (url, seen):
+        ask = client(url, temperature=0.3, max_tokens=7, concurrency=3)
+        messages = [f"message {index}" for index in range(10)]
+        assert ask(messages) == [f"re: {message}" for message in messages]
+        ask.close()
+    assert {request["path"] for request in seen} == {"/v1/chat/completions"}
+    assert {(r["model"], r["temperature"], r["max_tokens"], r["key"]) for r in seen} == {("m", 0.3, 7, None)}
+
+
+def test_nothing_is_sent_for_no_message():
+    assert client("http://127.0.0.1:9")([]) == []
+
+
+@pytest.mark.parametrize("trouble", [(503, "busy"), (429, "slow down"), (200, "<html>"), (200, {"choices": []})])
+def test_passing_trouble_is_tried_again(trouble: Answer):
+    with endpoint(lambda number, body: trouble if number < 2 else chat("Correct")) as (url, seen):
+        assert client(url, retries=2)(["q"]) == ["Correct"]
+    assert len(seen) == 3
+
+
+def test_retries_end_with_one_sentence_that_names_the_url_and_the_remedy():
+    with endpoint(lambda number, body: (500, "broken")) as (url, seen), pytest.raises(judge.JudgeError) as caught:
+        client(url, retries=2)(["q"])
+    assert len(seen) == 3
+    message = str(caught.value)
+    assert url in message and "HTTP 500" in message and "after 3 tries" in message and "judge.url" in message
+    assert message.endswith(".") and "\n" not in message
+
+
+def test_a_dead_endpoint_fails_fast_for_many_messages():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{probe.getsockname()[1]}/v1"
+    with pytest.raises(judge.JudgeError, match="did not answer after 2 tries"):
+        client(url, retries=1, concurrency=2)(["q"] * 500)
+
+
+def test_a_refused_request_is_not_tried_again():
+    with endpoint(lambda number, body: (404, "no model m")) as (url, seen):
+        with pytest.raises(judge.JudgeError, match=r"HTTP 404: 'no model m'; check judge\.model \(m\)"):
+            client(url)(["q"])
+        assert len(seen) == 1
+    with pytest.raises(judge.JudgeError, match="did not answer"):
+        client("not a url", retries=0)(["q"])
+
+
+def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(judge.JudgeError, match="environment variable JUDGE_KEY"):
+        client("http://127.0.0.1:9/v1", api_key_env="JUDGE_KEY")
+    monkeypatch.setenv("JUDGE_KEY", "secret")
+    with endpoint(lambda number, body: chat("Wrong")) as (url, seen):
+        assert client(url, api_key_env="JUDGE_KEY")(["q"]) == ["Wrong"]
+    assert seen[0]["key"] == "Bearer secret"
+
+
+@pytest.mark.parametrize(
+    ("reply", "value"),
+    [
+        ("Correct", True),
+        (' "correct". ', True),
+        ("Wrong", False),
+        ("Incorrect", False),
+        ("**Wrong**", False),
+        ("<think>It is wrong, or correct?</think>\nCorrect", True),
+        ("Correct or Wrong", None),
+        ("not correct", None),
+        ("It isn't wrong", None),
+        ("Yes", None),
+        ("", None),
+        ("incorrectly put", None),
+    ],
+)
+def test_verdicts_are_never_guessed(reply: str, value: bool | None):
+    assert judge.verdict(reply) is value
+
+
+@dataclass
+class Desk:
+    """A judge without a network."""
+
+    reply: Callable[[str], str]
+    messages: list[str] = field(default_factory=list)
+
+    def __call__(self, messages: Sequence[str]) -> list[str]:
+        self.messages += messages
+        return [self.reply(message) for message in messages]
+
+
+CASES = [
+    judge.Case("Capital of France?", "the Paris", ("Paris",)),
+    judge.Case("Capital of France?", "Paris, on the Seine", ("Paris", "Lutetia")),
+    judge.Case("Capital of Italy?", None, ("Rome",)),
+    judge.Case("Capital of Italy?", "{question} Milan <|im_end|>", ("Rome",)),
+]
+
+
+def by_paris(message: str) -> str:
+    return "Correct" if "Paris" in message.split("Reference")[0] else "Wrong"
+
+
+def test_exact_match_asks_nobody():
+    desk = Desk(by_paris)
+    assert judge.grade("exact-match", PROMPTS, desk, CASES) == judge.Grades([True, False, False, False], 0, 0)
+    assert desk.messages == []
+
+
+def test_the_judge_sees_what_did_not_match():
+    desk = Desk(by_paris)
+    grades = judge.grade("exact-match-then-judge", PROMPTS, desk, CASES)
+    assert grades == judge.Grades([True, True, False, False], 2, 0)
+    assert len(desk.messages) == 2
+    assert "Reference answer: Paris / Lutetia" in desk.messages[0]
+    assert "Answer of the model: {question} Milan [|im_end|]" in desk.messages[1]
+
+
+def test_the_judge_alone_sees_every_prediction_once():
+    desk = Desk(by_paris)
+    assert judge.grade("judge", PROMPTS, desk, [*CASES, CASES[0]]) == judge.Grades(
+        [True, True, False, False, True], 3, 0
+    )
+    assert len(desk.messages) == 3
+
+
+def test_a_reply_without_verdict_is_asked_for_once_more_then_counted():
+    replies = iter(["Hm", "Wrong", "Correct"])
+    desk = Desk(lambda message: next(replies))
+    assert judge.grade("judge", PROMPTS, desk, CASES[:2]) == judge.Grades([True, False], 2, 0)
+    desk = Desk(lambda message: "Hm" if "Italy" in message else "Correct")
+    assert judge.grade("judge", PROMPTS, desk, CASES) == judge.Grades([True, True, False, False], 3, 1)
+    assert len(desk.messages) == 4
+
+
+def test_a_judge_that_never_gives_a_verdict_stops_the_run():
+    cases = [judge.Case("q", f"guess {index}", ("gold",)) for index in range(8)]
+    desk = Desk(lambda message: "I cannot say")
+    with pytest.raises(judge.JudgeError, match="none of 8 replies"):
+        judge.grade("judge", PROMPTS, desk, cases)
+    assert judge.grade("judge", PROMPTS, desk, cases[:7]) == judge.Grades([False] * 7, 7, 7)
+
+
+def test_the_judge_prompt_must_be_there(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"judge\.txt: no such prompt file"):
+        judge.grade("judge", str(tmp_path), Desk(by_paris), CASES)
+
+
+def test_grading_over_the_wire():
+    with endpoint(lambda number, body: chat(by_paris(body["messages"][0]["content"]))) as (url, _):
+        assert judge.grade("judge", PROMPTS, client(url), CASES).correct == [True, True, False, False]

@@ -1,0 +1,149 @@
+"""A world for golden transcripts: tools that play a script, with one character for one token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rollouts.types import Completion, Turn
+from scope_jax.config import Config, parse_config
+from scope_jax.types import Prompt
+
+EOS = 3  # no printable character
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What a scripted policy sees when it speaks."""
+
+    role: str
+    name: str
+    sample: int
+    prompt: str
+    turns: tuple[Turn, ...]
+
+    @property
+    def spoken(self) -> int:
+        return sum(turn.kind == "sampled" for turn in self.turns)
+
+
+Script = Callable[[Moment], str]
+
+
+@dataclass
+class ScriptedTools:
+    """`types.Tools` over a script, a table of search results and a scripted judge; remembers what it was asked."""
+
+    script: Script
+    results: Mapping[str, str] = field(default_factory=dict)
+    judge_reply: Callable[[str], str] = lambda message: "Wrong"
+    asked: list[tuple[str, str, int]] = field(default_factory=list)  # role, prompt name, samples
+    prompts: dict[tuple[str, str], str] = field(default_factory=dict)
+    searched: list[str] = field(default_factory=list)
+    judged: list[str] = field(default_factory=list)
+    options: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def encode_prompt(self, text: str) -> tuple[int, ...]:
+        return tuple(map(ord, text))
+
+    def generate(
+        self,
+        role: str,
+        prompts: Sequence[Prompt],
+        samples: int,
+        *,
+        temperature: float,
+        max_tokens: int,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        stop: Sequence[str] = (),
+        max_turns: int = 1,
+        respond: Callable[..., str | None] | None = None,
+        tempered: bool = True,
+    ) -> list[list[Completion]]:
+        assert len({prompt.name for prompt in prompts}) == len(prompts), "prompt names must differ within a call"
+        for prompt in prompts:
+            key = (role, prompt.name)
+            assert key not in self.prompts, f"{key} was used twice in a step"
+            self.asked.append((role, prompt.name, samples))
+            self.prompts[key] = "".join(map(chr, prompt.ids))
+        self.options[role] = {"temperature": temperature, "max_tokens": max_tokens, "stop": tuple(stop)}
+        return [
+            [self._episode(role, prompt, sample, stop, max_turns, max_tokens, respond) for sample in range(samples)]
+            for prompt in prompts
+        ]
+
+    def _episode(
+        self,
+        role: str,
+        prompt: Prompt,
+        sample: int,
+        stop: Sequence[str],
+        max_turns: int,
+        max_tokens: int,
+        respond: Callable[..., str | None] | None,
+    ) -> Completion:
+        turns: list[Turn] = []
+        text = "".join(map(chr, prompt.ids))
+        finish = "turns"
+        for _ in range(max_turns):
+            said = self.script(Moment(role, prompt.name, sample, text, tuple(turns)))
+            ends = [said.index(mark) + len(mark) for mark in stop if mark in said]
+            said, how = (said[: min(ends)], "stop") if ends else (said, "eos")
+            ids = [*map(ord, said), *([EOS] if how == "eos" else [])]
+            if len(ids) > max_tokens:
+                ids, said, how = ids[:max_tokens], said[:max_tokens], "length"
+            turns.append(Turn("sampled", np.asarray(ids), np.full(len(ids), -0.5, np.float32), said, how))
+            reply = respond(tuple(turns)) if respond is not None and how == "stop" else None
+            if reply is None:
+                finish = how
+                break
+            ids = [*map(ord, reply)]
+            turns.append(Turn("observation", np.asarray(ids), np.zeros(len(ids), np.float32), reply, None))
+        if turns[-1].kind == "observation":
+            turns.pop()
+        return Completion(
+            prompt_ids=np.asarray(prompt.ids),
+            ids_T=np.concatenate([turn.ids for turn in turns]),
+            sampled_T=np.concatenate([np.full(len(turn.ids), turn.kind == "sampled") for turn in turns]),
+            logprobs_T=np.concatenate([turn.logprobs for turn in turns]),
+            turns=tuple(turns),
+            finish_reason=finish,
+            text="".join(turn.text for turn in turns),
+        )
+
+    def search(self, queries: Sequence[str]) -> list[str]:
+        self.searched += queries
+        return [self.results.get(query, "") for query in queries]
+
+    def judge(self, messages: Sequence[str]) -> list[str]:
+        self.judged += messages
+        return [self.judge_reply(message) for message in messages]
+
+
+def doc(number: int, title: str, text: str) -> str:
+    return f'Doc {number} (Title: "{title}")\n{text}'
+
+
+def result(*documents: tuple[str, str]) -> str:
+    return "\n\n".join(doc(number, *document) for number, document in enumerate(documents, 1))
+
+
+def card(**ssp: Any) -> Config:
+    """A small card with exact match as grader; `ssp` goes into its [ssp] table, `judge_table` adds a [judge]."""
+    extra = {"judge": ssp.pop("judge_table")} if "judge_table" in ssp else {}
+    data = ssp.pop("data", {})
+    solver = {"samples": 2} | ssp.pop("solver", {})
+    table = {
+        "system": "ssp",
+        "model": {"checkpoint": "none"},
+        "retrieval": {"corpus": "none"},
+        "data": {"answers": "none", **data},
+        "train": {"steps": 1},
+        "ssp": {"grader": "exact-match", "solver": solver, **ssp},
+        **extra,
+    }
+    return parse_config(table, "the test's card")

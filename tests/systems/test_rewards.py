@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import pytest
+
+from scope_jax import rewards
+
+
+@pytest.mark.parametrize(
+    ("prediction", "golds", "right"),
+    [
+        ("The Beatles!", ("beatles",), True),
+        ("  new   york ", ("New York",), True),
+        ("U.S.A.", ("United States", "USA"), True),
+        ("Paris, France", ("Paris",), False),
+        ("Theodore", ("odore",), False),  # an article is a word, not a prefix
+        ("", ("Paris",), False),
+        ("the", ("a",), False),  # nothing is left of either: not the same
+        ("The", ("the",), True),
+        ("?", ("?",), True),
+    ],
+)
+def test_exact_match(prediction: str, golds: tuple[str, ...], right: bool):
+    assert rewards.exact_match(prediction, golds) is right
+
+
+def test_contains_words_is_about_whole_words():
+    assert rewards.contains_words("Who ruled the Roman Empire?", "roman empire")
+    assert not rewards.contains_words("Who used it?", "us")
+    assert not rewards.contains_words("anything", "the")
+
+
+def test_proposer_rewards_by_hand():
+    assert rewards.one_minus_mean([1.0, 0.0, 0.0, 1.0, 0.0]) == pytest.approx(0.6)  # 1 − 2/5, Eq. (7)
+    assert rewards.one_minus_mean([1.0]) == 0.0
+    assert rewards.intermediate([1.0, 0.0], 0.0, 1.0) == pytest.approx(1.0)  # 4 · ½ · ½
+    assert rewards.intermediate([1.0, 0.0, 0.0, 0.0], 0.0, 1.0) == pytest.approx(0.75)  # 4 · ¼ · ¾
+    assert rewards.intermediate([1.0, 0.0, 0.0, 0.0], 0.25, 0.75) == pytest.approx(1.0)  # 4 · ½ · ½
+    assert rewards.intermediate([1.0, 1.0], 0.5, 1.5) == 0.0
+    assert rewards.intermediate([0.0, 0.0], 0.5, 1.5) == 0.0
+    with pytest.raises(ValueError, match="no values"):
+        rewards.one_minus_mean([])
