@@ -16,16 +16,18 @@ import heapq
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from flax import struct
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
 from scope_jax.advantages import sampled_tokens
 from scope_jax.config import LearnerSection
 from scope_jax.types import Datum, Episode
+
+Leaf = Any  # an array of the shape its name says, or in trees of its kind a sharding, a PartitionSpec, a slice
 
 
 class Batch(struct.PyTreeNode):
@@ -37,19 +39,19 @@ class Batch(struct.PyTreeNode):
     step it is, counted in datum order, -1 in empty slots. temperature: log-probs are of softmax(logits / temperature).
     """
 
-    ids_MBT: Int[Array, "M B T"]
-    positions_MBT: Int[Array, "M B T"]
-    segments_MBT: Int[Array, "M B T"]
-    index_MN: Int[Array, "M N"]
-    targets_MN: Int[Array, "M N"]
-    source_MN: Int[Array, "M N"]
-    mask_MN: Bool[Array, "M N"]
-    first_MN: Bool[Array, "M N"]
-    length_MN: Float[Array, "M N"]
-    advantage_MN: Float[Array, "M N"]
-    behaviour_MN: Float[Array, "M N"]
-    micro_batches: Int[Array, ""]
-    temperature: Float[Array, ""]
+    ids_MBT: Leaf
+    positions_MBT: Leaf
+    segments_MBT: Leaf
+    index_MN: Leaf
+    targets_MN: Leaf
+    source_MN: Leaf
+    mask_MN: Leaf
+    first_MN: Leaf
+    length_MN: Leaf
+    advantage_MN: Leaf
+    behaviour_MN: Leaf
+    micro_batches: Leaf
+    temperature: Leaf
 
 
 @dataclass(frozen=True)
@@ -101,12 +103,12 @@ def _pieces(episodes: Sequence[Episode], limit: int) -> list[Piece]:
                 continue
             if len(datum.ids_T) > limit:
                 raise ValueError(
-                    f"An episode of {len(datum.ids_T)} tokens (role {episode.role!r}, group {episode.group!r}) is longer "
-                    f"than the largest row of learner.buckets, {limit}; add a larger bucket or lower rollout.max_length."
+                    f"An episode of {episode.role!r}, group {episode.group!r}, has {len(datum.ids_T)} tokens, more than "
+                    f"the largest row of learner.buckets, {limit}; add a larger bucket or lower rollout.max_length."
                 )
             if datum.sampled_T[0]:
                 raise ValueError(
-                    f"The first token of a datum (role {episode.role!r}, group {episode.group!r}) is marked as sampled, but "
+                    f"A datum of {episode.role!r}, group {episode.group!r}, has its first token marked as sampled, but "
                     "nothing stands before it that could predict it; begin every datum with a prompt token."
                 )
             advantage = 0.0 if episode.advantage is None else episode.advantage

@@ -142,8 +142,14 @@ class OptimizerSection(Section):
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
-    weight_decay: float = 0.01
+    weight_decay: float = 0.01  # of all weights, as torch's AdamW on model.parameters()
     max_grad_norm: float = 1.0
+
+    @model_validator(mode="after")
+    def _cosine_has_an_end(self) -> OptimizerSection:
+        if self.schedule == "cosine" and self.total_steps is None:
+            raise ValueError('schedule = "cosine" needs total_steps, the optimiser step at which it reaches zero')
+        return self
 
 
 class LearnerSection(Section):
@@ -172,7 +178,7 @@ class EvalSection(Section):
     sets: tuple[EvalSet, ...] = ()
     every: int = 0  # steps between evaluations; 0 = before the first and after the last step only
     temperature: float = 0.0  # SSP Table 4
-    max_tokens: int | None = None  # the solver's otherwise
+    max_tokens: int = 1024  # sampled tokens of one turn
 
 
 class TrainSection(Section):

@@ -303,7 +303,7 @@ class Learner:
         return moved.replace(ref_params=state.ref_params), metrics
 
     def update(self, state: TrainState, batches: Sequence[Batch], card: LossCard) -> tuple[TrainState, Metrics]:
-        """One update: old and reference log-probs of all mini-batches, then an optimiser step for each. Donates `state`.
+        """One update: old and reference log-probs of all mini-batches, then an optimiser step for each. Donates state.
 
         Metrics: loss, policy_loss and kl_<estimator> by the card's aggregation; over tokens entropy (−mean log π of the
         sampled tokens), clip_fraction, dual_clip_fraction, ratio_mean, mismatch_mean; ratio_max, mismatch_max (|learner

@@ -26,8 +26,8 @@ class TrainState(struct.PyTreeNode):
     taken. ref_params: the frozen reference of the KL term, buffers of its own; None if no card needs one.
     """
 
-    step: Int[Array, ""]
-    skipped: Int[Array, ""]
+    step: Any  # int32 scalar, or its sharding in a tree of shardings
+    skipped: Any
     params: Tree
     opt_state: Tree
     ref_params: Tree
