@@ -10,6 +10,7 @@ import numpy as np
 
 from rollouts.types import Completion, Turn
 from scope_jax.config import Config, parse_config
+from scope_jax.parsing import neutralise
 from scope_jax.types import Prompt
 
 EOS = 3  # no printable character
@@ -117,7 +118,7 @@ class ScriptedTools:
 
     def search(self, queries: Sequence[str]) -> list[str]:
         self.searched += queries
-        return [self.results.get(query, "") for query in queries]
+        return [neutralise(self.results.get(query, "")) for query in queries]
 
     def judge(self, messages: Sequence[str]) -> list[str]:
         self.judged += messages
@@ -147,3 +148,80 @@ def card(**ssp: Any) -> Config:
         **extra,
     }
     return parse_config(table, "the test's card")
+
+
+# ----------------------------------------------------------------------------------------- four capitals on four rivers
+ITEMS: list[dict[str, Any]] = [
+    {"answer": "Paris"},
+    {"answer": "Rome", "aliases": ["Roma", "the Eternal City"]},
+    {"answer": "Cairo"},
+    {"answer": "Vienna"},
+]
+RIVERS = ("Seine", "Tiber", "Nile", "Danube")
+RESULTS = {
+    "Seine": result(("Paris", "Paris lies on the Seine."), ("Seine", "A river of France."), ("Rouen", "A port.")),
+    "Tiber": result(("Rome", "Rome lies on the Tiber."), ("Tiber", "A river of Italy.")),
+    "Nile": result(("Cairo", "Cairo lies on the Nile."), ("Nile", "A river of Egypt.")),
+    "Danube": result(("Vienna", "Vienna lies on the Danube."), ("Danube", "A river with four capitals.")),
+    "nothing": "",
+}
+
+
+def question_about(item: int) -> str:
+    return f"Which capital lies on the river {RIVERS[item]}?"
+
+
+def good_proposal(item: int) -> list[str]:
+    return [f"<think>a</think> <search>{RIVERS[item]}</search>", f"<question>{question_about(item)}</question>"]
+
+
+@dataclass
+class Plan:
+    """Who says what; without a word about it, everyone plays well except the solver's odd samples, who say London."""
+
+    proposals: dict[str, list[str]] = field(default_factory=dict)  # by prompt name: one text for each turn
+    sampled: dict[tuple[str, int], list[str]] = field(default_factory=dict)  # the same for one sample of a prompt
+    replies: dict[str, str] = field(default_factory=dict)  # of the verification, by question
+    solutions: dict[str, list[list[str]]] = field(default_factory=dict)  # by question: turns of each sample
+
+    def __call__(self, moment: Moment) -> str:
+        if moment.role == "proposer":
+            name = moment.name
+            item = int(name.split()[1] if name.startswith("slot") else name)
+            turns = self.sampled.get((name, moment.sample)) or self.proposals.get(name) or good_proposal(item)
+            return turns[moment.spoken]
+        asked = [item for item in range(4) if question_about(item) in moment.prompt]
+        known = [question for question in (*self.replies, *self.solutions) if question in moment.prompt]
+        if moment.role == "verify":
+            right = f"It is written there. Answer: {ITEMS[asked[0]]['answer']}" if asked else "Answer: none"
+            return next((self.replies[question] for question in known if question in self.replies), right)
+        planned = next((self.solutions[question] for question in known if question in self.solutions), None)
+        if planned is not None:
+            return planned[moment.sample][moment.spoken]
+        if not asked or moment.sample % 2:
+            return "<answer>London</answer>"
+        return [f"<search>{RIVERS[asked[0]]}</search>", f"<answer>{ITEMS[asked[0]]['answer']}</answer>"][moment.spoken]
+
+
+def world(plan: Plan | None = None, **changes: Any) -> ScriptedTools:
+    return ScriptedTools(plan or Plan(), RESULTS, **changes)
+
+
+def plain(episodes: Sequence[Any]) -> list[dict[str, Any]]:
+    """Episodes as data that can be compared."""
+    return [
+        {
+            "role": e.role,
+            "group": e.group,
+            "reward": e.reward,
+            "parts": dict(e.parts),
+            "trained": e.trained,
+            "text": dict(e.text),
+            "rows": [(d.ids_T.tolist(), d.sampled_T.tolist(), d.logprobs_T.tolist()) for d in e.datums],
+        }
+        for e in episodes
+    ]
+
+
+def of(episodes: Sequence[Any], role: str) -> list[Any]:
+    return [episode for episode in episodes if episode.role == role]
