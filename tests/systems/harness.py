@@ -133,13 +133,14 @@ def result(*documents: tuple[str, str]) -> str:
     return "\n\n".join(doc(number, *document) for number, document in enumerate(documents, 1))
 
 
-def card(**ssp: Any) -> Config:
+def card(*, seed: int = 0, **ssp: Any) -> Config:
     """A small card with exact match as grader; `ssp` goes into its [ssp] table, `judge_table` adds a [judge]."""
     extra = {"judge": ssp.pop("judge_table")} if "judge_table" in ssp else {}
     data = ssp.pop("data", {})
     solver = {"samples": 2} | ssp.pop("solver", {})
     table = {
         "system": "ssp",
+        "seed": seed,
         "model": {"checkpoint": "none"},
         "retrieval": {"corpus": "none"},
         "data": {"answers": "none", **data},

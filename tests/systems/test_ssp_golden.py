@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from scope_jax import parsing
-from scope_jax.config import Config
 from scope_jax.systems import SYSTEMS, ssp
 from scope_jax.types import System
 from tests.systems.harness import EOS, ITEMS, RESULTS, Plan, card, of, plain, question_about, world
@@ -188,7 +187,8 @@ def test_documents_that_hold_our_tags_change_nothing():
 
 
 @pytest.mark.parametrize(
-    ("samples", "rows"), [(["<think>x</think>"] * 2, 0), (["<question>"] * 2, 0), (["", ""], 0), (["</question>"] * 2, 0)]
+    ("samples", "rows"),
+    [(["<think>x</think>"] * 2, 0), (["<question>"] * 2, 0), (["", ""], 0), (["</question>"] * 2, 0)],
 )
 def test_a_batch_without_any_valid_question(samples: list[str], rows: int):
     plan = Plan(proposals={f"{item}": samples for item in range(4)})
@@ -199,24 +199,20 @@ def test_a_batch_without_any_valid_question(samples: list[str], rows: int):
     assert metrics["slots/dummy"] == 1.0 and metrics["proposer/valid"] == 0.0 and "solver/reward" not in metrics
 
 
-def config_of(**ssp_table: object) -> Config:
-    return card(**ssp_table)
-
-
 def test_only_the_role_that_learns_is_trained_and_updated():
     for train, roles in (("both", ["solver", "proposer"]), ("solver", ["solver"]), ("proposer", ["proposer"])):
-        cfg = config_of(train=train)
+        cfg = card(train=train)
         episodes, _, _ = ssp.play(cfg, world(), {"pool": []}, ITEMS, 0)
         assert {e.role for e in episodes} == {"solver", "proposer"}
         assert {e.role for e in episodes if e.trained} == set(roles)
         assert [update.role for update in ssp.updates(cfg)] == roles
-    reverse = ssp.updates(config_of(update_order=("proposer", "solver")))
+    reverse = ssp.updates(card(update_order=("proposer", "solver")))
     assert [update.role for update in reverse] == ["proposer", "solver"]
     assert [update.card.advantage for update in reverse] == ["none", "group-mean"]
 
 
 def test_the_proposers_warm_up_keeps_the_solver_from_learning():
-    cfg = config_of(proposer_warmup_steps=2)
+    cfg = card(proposer_warmup_steps=2)
     learns = []
     for step in range(4):
         episodes, _, _ = ssp.play(cfg, world(), {"pool": []}, ITEMS[:1], step)

@@ -1,0 +1,222 @@
+"""What happens in the slots of invalid questions, over several steps with numbers by hand (App. B.1, B.3)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scope_jax.config import Config
+from scope_jax.systems import ssp
+from scope_jax.systems.ssp import pool
+from scope_jax.types import Episode, Memory, Metrics
+from tests.systems.harness import ITEMS, Plan, ScriptedTools, card, good_proposal, of, question_about, world
+
+BAD = ["no question today"]
+
+
+def plan_with(*good: int) -> Plan:
+    """Only the answers `good` get a question."""
+    return Plan(proposals={f"{item}": BAD for item in range(4) if item not in good})
+
+
+def step(cfg: Config, memory: Memory, number: int, *good: int) -> tuple[list[Episode], Memory, Metrics]:
+    return ssp.play(cfg, world(plan_with(*good)), memory, ITEMS, number)
+
+
+def problems(episodes: list[Episode]) -> list[tuple[str, str]]:
+    """(origin, gold answer) of each slot that was played, in order."""
+    return [(e.text["origin"], e.text["answer"]) for e in of(episodes, "solver")[::2]]
+
+
+def gains(episodes: list[Episode]) -> list[float]:
+    return [e.reward for e in of(episodes, "proposer") if e.trained]
+
+
+def answers(memory: Memory) -> list[str]:
+    return [entry["answers"][0] for entry in memory["pool"]]
+
+
+def test_dummy_padding_gives_no_signal():
+    episodes, memory, metrics = step(card(fill="dummy"), {"pool": []}, 0, 1)
+    assert problems(episodes) == [("dummy", None), ("fresh", "Rome"), ("dummy", None), ("dummy", None)]
+    rewards = {group: [e.reward for e in episodes if e.group == group] for group in ("solver/0", "solver/1")}
+    assert rewards == {"solver/0": [0.0, 0.0], "solver/1": [1.0, 0.0]}
+    assert gains(episodes) == [0.0, 0.5, 0.0, 0.0]
+    assert memory == {"pool": []} and metrics["slots/dummy"] == 0.75
+    skipped, _, metrics = step(card(fill="dummy", dummy="skip"), {"pool": []}, 0, 1)
+    assert problems(skipped) == [("fresh", "Rome")] and metrics["slots/dummy"] == 0.75
+
+
+def test_a_dummy_is_never_right_and_never_judged():
+    plan = Plan(proposals={"0": BAD}, solutions={ssp.DUMMY: [["<answer>none</answer>"]] * 2})
+    tools = world(plan, judge_reply=lambda message: "Correct")
+    table = {"url": "http://127.0.0.1:9", "model": "m"}
+    episodes, _, metrics = ssp.play(card(grader="judge", judge_table=table), tools, {"pool": []}, ITEMS[:1], 0)
+    assert [e.reward for e in of(episodes, "solver")] == [0.0, 0.0]
+    assert tools.judged == [] and metrics["judge/asked"] == 0.0
+
+
+def test_replay_fills_from_earlier_steps_without_replacement():
+    cfg = card(fill="replay")
+    episodes, memory, metrics = step(cfg, ssp.start(cfg), 0, 0, 1)
+    assert problems(episodes) == [("fresh", "Paris"), ("fresh", "Rome"), ("dummy", None), ("dummy", None)]
+    assert memory["pool"] == [
+        {"question": question_about(0), "answers": ["Paris"], "step": 0, "solved": 0.5},
+        {"question": question_about(1), "answers": ["Rome", "Roma", "the Eternal City"], "step": 0, "solved": 0.5},
+    ]
+    assert metrics["pool/size"] == 2.0
+
+    episodes, memory, metrics = step(cfg, memory, 1, 2)  # three places, two entries: both, then the dummy
+    origins = problems(episodes)
+    assert origins[2] == ("fresh", "Cairo") and origins[3] == ("dummy", None)
+    assert sorted(origins[:2]) == [("replay", "Paris"), ("replay", "Rome")]
+    assert gains(episodes) == [0.0, 0.0, 0.5, 0.0]  # the proposer earns nothing with a replayed question
+    assert answers(memory) == ["Paris", "Rome", "Cairo"]
+    assert (metrics["slots/fresh"], metrics["slots/replay"], metrics["slots/dummy"]) == (0.25, 0.5, 0.25)
+    assert metrics["solver/reward"] == 0.5  # replayed questions count, the dummy does not
+
+    episodes, memory, _ = step(cfg, memory, 2)  # four places, three entries, nothing fresh
+    origins = problems(episodes)
+    assert sorted(origins[:3]) == [("replay", "Cairo"), ("replay", "Paris"), ("replay", "Rome")]
+    assert origins[3] == ("dummy", None)
+    assert answers(memory) == ["Paris", "Rome", "Cairo"]  # what is reused does not enter twice
+
+
+def test_a_replayed_question_is_graded_with_its_own_answers():
+    cfg = card(fill="replay", solver={"samples": 1})
+    entry = pool.entry(question_about(1), ["Rome", "Roma"], 0, 0.5)
+    plan = Plan(proposals={"0": BAD}, solutions={question_about(1): [["<answer>roma</answer>"]]})
+    episodes, _, _ = ssp.play(cfg, world(plan), {"pool": [entry]}, ITEMS[:1], 5)
+    (solver,) = of(episodes, "solver")
+    assert (solver.reward, solver.text["question"], solver.text["slot"]) == (1.0, question_about(1), 0)
+    (proposer,) = of(episodes, "proposer")
+    assert proposer.reward == 0.0 and proposer.text["answer"] == "Paris" and dict(proposer.parts) == {"valid": 0.0}
+
+
+def test_the_released_code_lets_a_reused_question_enter_again():
+    cfg = card(fill="replay", replay_keep_reused=True)
+    _, memory, _ = step(cfg, ssp.start(cfg), 0, 0)
+    _, memory, _ = step(cfg, memory, 1)
+    assert answers(memory) == ["Paris", "Paris"]
+    _, memory, _ = step(cfg, memory, 2)
+    assert answers(memory) == ["Paris"] * 4
+
+
+def test_periodic_reset_empties_the_pool_after_every_third_step():
+    cfg = card(fill="replay-reset", replay_reset_every=3)
+    memory, sizes, replayed = ssp.start(cfg), [], []
+    for number in range(7):
+        episodes, memory, _ = step(cfg, memory, number, 0)
+        sizes.append(len(memory["pool"]))
+        replayed.append(sum(origin == "replay" for origin, _ in problems(episodes)))
+    assert sizes == [1, 2, 0, 1, 2, 0, 1]
+    assert replayed == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_replay_without_reset_keeps_everything():
+    cfg = card(fill="replay", replay_reset_every=1)
+    memory = ssp.start(cfg)
+    for number in range(4):
+        _, memory, _ = step(cfg, memory, number, 0, 3)
+    assert answers(memory) == ["Paris", "Vienna"] * 4
+
+
+def test_a_run_resumed_from_json_goes_on_the_same():
+    cfg = card(fill="replay-reset", replay_reset_every=4)
+    straight, resumed = ssp.start(cfg), ssp.start(cfg)
+    for number in range(6):
+        good = [item for item in range(4) if (number + item) % 3 == 0]
+        one, straight, first = step(cfg, straight, number, *good)
+        two, resumed, second = step(cfg, json.loads(json.dumps(resumed)), number, *good)
+        assert problems(one) == problems(two) and first == second
+    assert straight == resumed and straight["pool"]
+
+
+def test_draws_depend_on_seed_and_step_and_are_fair():
+    entries = [pool.entry(f"q{index}", ["a"], 0, 0.0) for index in range(10)]
+    counts = np.zeros(10)
+    for seed in range(400):
+        drawn = pool.draw(entries, 3, np.random.default_rng(seed))
+        names = [int(entry["question"][1:]) for entry in drawn]
+        assert len(set(names)) == 3
+        counts[names] += 1
+    assert counts.min() > 80 and counts.max() < 160  # 120 expected of each
+    assert pool.draw([], 3, np.random.default_rng(0)) == []
+    big = {"pool": entries}
+    choices = {
+        tuple(e.text["question"] for e in of(step(card(fill="replay", seed=seed), big, number)[0], "solver"))
+        for seed in (0, 1)
+        for number in (0, 1)
+    }
+    assert len(choices) == 4
+
+
+def test_dynamic_resampling_asks_again_only_where_it_failed():
+    plan = plan_with(0, 1)
+    plan.proposals |= {
+        "slot 2 attempt 1": good_proposal(2),
+        "slot 3 attempt 1": BAD,
+        "slot 3 attempt 2": good_proposal(3),
+    }
+    tools = world(plan)
+    cfg = card(fill="resample", max_resamples=5, invalid_reward=-0.1)
+    episodes, memory, metrics = ssp.play(cfg, tools, ssp.start(cfg), ITEMS, 0)
+    asked = [name for role, name, _ in tools.asked if role == "proposer"]
+    assert asked == ["0", "1", "2", "3", "slot 2 attempt 1", "slot 3 attempt 1", "slot 3 attempt 2"]
+    assert problems(episodes) == [("fresh", row["answer"]) for row in ITEMS]
+    proposer = of(episodes, "proposer")
+    assert [(e.text["slot"], e.text["attempt"], e.trained, e.reward) for e in proposer] == [
+        (0, 0, True, 0.5),
+        (1, 0, True, 0.5),
+        (2, 0, False, -0.1),
+        (3, 0, False, -0.1),
+        (2, 1, True, 0.5),
+        (3, 1, False, -0.1),
+        (3, 2, True, 0.5),
+    ]
+    assert memory == {"pool": []}
+    assert metrics["proposer/episodes"] == 7.0 and metrics["proposer/valid"] == pytest.approx(4 / 7)
+    assert metrics["rejected/no_question"] == pytest.approx(3 / 7)
+    assert metrics["proposer/reward"] == 0.5  # of the four slots
+
+
+def test_dynamic_resampling_gives_up():
+    plan = plan_with(0)
+    plan.proposals |= {f"slot {slot} attempt {attempt}": BAD for slot in range(4) for attempt in (1, 2)}
+    cfg = card(fill="resample", max_resamples=2)
+    episodes, _, metrics = ssp.play(cfg, world(plan), ssp.start(cfg), ITEMS, 0)
+    assert problems(episodes) == [("fresh", "Paris"), ("dummy", None), ("dummy", None), ("dummy", None)]
+    assert metrics["proposer/episodes"] == 10.0  # 4 + 3 + 3
+    assert gains(episodes) == [0.5, 0.0, 0.0, 0.0]
+
+
+def test_punitive_reward_and_intermediate_difficulty():
+    episodes, _, metrics = step(card(fill="dummy", invalid_reward=-0.1), {"pool": []}, 0, 0)
+    assert gains(episodes) == [0.5, -0.1, -0.1, -0.1]
+    assert metrics["proposer/reward"] == pytest.approx((0.5 - 0.3) / 4)
+    four = [["<answer>Paris</answer>"], *[["<answer>London</answer>"]] * 3]
+    none = [["<answer>London</answer>"]] * 4
+    plan = Plan(solutions={question_about(0): four, question_about(1): none})
+    options: dict[str, Any] = {"proposer_reward": "intermediate", "solver": {"samples": 4}}
+    episodes, _, _ = ssp.play(card(**options), world(plan), {"pool": []}, ITEMS[:2], 0)
+    assert gains(episodes) == [pytest.approx(0.75), 0.0]  # 4 · ¼ · ¾; nobody solved the other
+    shifted = options | {"intermediate_left": 0.25, "intermediate_right": 0.75}
+    episodes, _, _ = ssp.play(card(**shifted), world(plan), {"pool": []}, ITEMS[:2], 0)
+    assert gains(episodes) == [pytest.approx(1.0), 0.0]
+
+
+def test_several_questions_for_one_answer_form_one_group():
+    plan = Plan(sampled={("0", 1): BAD, ("1", 2): BAD})
+    tools: ScriptedTools = world(plan)
+    cfg = card(fill="dummy", proposer={"samples": 3, "loss": {"advantage": "group-zscore"}})
+    episodes, _, metrics = ssp.play(cfg, tools, {"pool": []}, ITEMS[:2], 0)
+    assert [entry for entry in tools.asked if entry[0] == "proposer"] == [("proposer", "0", 3), ("proposer", "1", 3)]
+    proposer = of(episodes, "proposer")
+    assert [e.group for e in proposer] == ["proposer/0"] * 3 + ["proposer/1"] * 3
+    assert [e.reward for e in proposer] == [0.5, 0.0, 0.5, 0.5, 0.5, 0.0]
+    assert sorted({e.group for e in of(episodes, "solver")}) == [f"solver/{slot}" for slot in range(6)]
+    assert metrics["slots/fresh"] == pytest.approx(4 / 6)
+    assert ssp.updates(cfg)[1].card.aggregation == "constant"  # a partial table keeps Eq. (5)'s other settings
