@@ -15,8 +15,8 @@ class ModelConfig:
     """Shape and conventions of one decoder.
 
     architecture: our name of the family ("qwen3"). max_positions: the longest row the family's positions were made for.
-    qk_norm: RMSNorm over each query and key head before rotation. attention_bias: biases on the four attention projections.
-    tie_embeddings: the output table is the embedding table.
+    qk_norm: RMSNorm over each query and key head before rotation. attention_bias: biases on the four attention
+    projections. tie_embeddings: the output table is the embedding table.
     """
 
     architecture: str
@@ -70,9 +70,7 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
     names = config.get("architectures") or []
     architecture = next((ARCHITECTURES[name] for name in names if name in ARCHITECTURES), None)
     if architecture is None:
-        raise ValueError(
-            f"config.json: field 'architectures' is {names}; supported are {', '.join(ARCHITECTURES)}."
-        )
+        raise ValueError(f"config.json: field 'architectures' is {names}; supported are {', '.join(ARCHITECTURES)}.")
     if config.get("hidden_act", "silu") != "silu":
         raise ValueError(f"config.json: field 'hidden_act' is {config['hidden_act']!r}; only 'silu' is supported.")
     if config.get("use_sliding_window"):

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int
 
 
 def frequencies(head_dim: int, theta: float) -> np.ndarray:
-    """θ^(−2i/h) for i < h/2, float32, with the roundings of the reference implementation (a power, then its inverse)."""
+    """θ^(−2i/h) for i < h/2, float32, rounded as the reference implementation does (a power, then its inverse)."""
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     return np.float32(1.0) / np.power(np.float32(theta), exponents)
 

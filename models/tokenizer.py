@@ -1,8 +1,8 @@
 """Text to ids and back, with text that can never speak in the template's voice.
 
-A chat template's markers are special tokens. Text from people, documents and models may contain the same characters; here
-they stay characters. "Special" is what the tokenizer itself marks so: words it adds without that mark (Qwen3's <think> and
-<tool_call>) are ordinary vocabulary that text may use.
+A chat template's markers are special tokens. Text from people, documents and models may contain the same characters;
+here they stay characters. "Special" is what the tokenizer itself marks so: words it adds without that mark (Qwen3's
+<think> and <tool_call>) are ordinary vocabulary that text may use.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ PRIVATE_USE = range(0xF0000, 0xFFFFE)
 
 
 def _byte_of_char() -> dict[str, int]:
-    """Byte-level vocabularies (GPT-2) write each byte as a printable character: itself where it is one, else from U+0100 on."""
+    """Byte-level vocabularies (GPT-2) write each byte as a printable character: itself where it is one, else from
+    U+0100 on.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table = {chr(byte): byte for byte in printable}
     others = (byte for byte in range(256) if byte not in printable)
@@ -37,17 +39,20 @@ def _uses_byte_level(decoder: Any) -> bool:
 class Tokenizer:
     """A byte-level fast tokenizer with its chat template.
 
-    eos_id, bos_id (None if the vocabulary has none), pad_id (the end token if there is no padding token); eos_ids: every id that
-    ends a turn; special_ids: every id plain text can never give; vocab_size: ids run from 0 to vocab_size - 1.
+    eos_id, bos_id (None if the vocabulary has none), pad_id (the end token if there is no padding token); eos_ids:
+    every id that ends a turn; special_ids: every id plain text can never give; vocab_size: the ids are below it.
     """
 
     def __init__(self, hf: PreTrainedTokenizerFast, eos_ids: Sequence[int]) -> None:
-        if hf.eos_token_id is None:
+        ends, starts, pads = hf.eos_token_id, hf.bos_token_id, hf.pad_token_id
+        if not isinstance(ends, int):
             raise ValueError("The tokenizer names no eos_token; set one in tokenizer_config.json.")
         self._hf = hf
         serialized = hf.backend_tokenizer.to_str()
         if not _uses_byte_level(json.loads(serialized)["decoder"]):
-            raise ValueError("The tokenizer is not byte-level; only byte-level tokenizers (Qwen, Llama 3, OLMo) are supported.")
+            raise ValueError(
+                "The tokenizer is not byte-level; only byte-level tokenizers (Qwen, Llama 3, OLMo) are supported."
+            )
         # Own copy: this switch is state of the tokenizer object, and ids are made in several threads.
         self._plain = FastTokenizer.from_str(serialized)
         self._plain.encode_special_tokens = True
@@ -55,13 +60,15 @@ class Tokenizer:
         self._plain.no_padding()
         added = self._plain.get_added_tokens_decoder()
         self._special = {token.content: id for id, token in added.items() if token.special}
-        self._marker = re.compile("|".join(re.escape(s) for s in sorted(self._special, key=len, reverse=True)) or r"(?!)")
+        names = sorted(self._special, key=len, reverse=True)
+        self._marker = re.compile("|".join(map(re.escape, names)) or r"(?!)")
         byte_of = _byte_of_char()
-        self._bytes = {id: bytes(byte_of[c] for c in s) for s, id in self._plain.get_vocab(with_added_tokens=False).items()}
+        vocabulary = self._plain.get_vocab(with_added_tokens=False)
+        self._bytes = {id: bytes(byte_of[char] for char in piece) for piece, id in vocabulary.items()}
         self._bytes |= {id: token.content.encode() for id, token in added.items()}
-        self.eos_id: int = hf.eos_token_id
-        self.bos_id: int | None = hf.bos_token_id
-        self.pad_id: int = hf.eos_token_id if hf.pad_token_id is None else hf.pad_token_id
+        self.eos_id: int = ends
+        self.bos_id: int | None = starts if isinstance(starts, int) else None
+        self.pad_id: int = pads if isinstance(pads, int) else ends
         self.eos_ids: tuple[int, ...] = tuple(dict.fromkeys([self.eos_id, *eos_ids]))
         self.special_ids: frozenset[int] = frozenset(self._special.values())
         self.vocab_size: int = max(self._bytes) + 1
@@ -105,8 +112,9 @@ class Tokenizer:
         return b"".join(self.token_bytes(id) for id in kept).decode("utf-8", errors="replace")
 
     def token_bytes(self, id: int) -> bytes:
-        """The bytes one id adds to a text, so that a stop string can be found as tokens arrive: a text's bytes are its tokens'
-        bytes joined. Empty for the ids by which a model's table exceeds the vocabulary."""
+        """The bytes one id adds to a text, so that a stop string can be found as tokens arrive: a text's bytes are its
+        tokens' bytes joined. Empty for the ids by which a model's table exceeds the vocabulary.
+        """
         return self._bytes.get(int(id), b"")
 
     def encode_chat(
@@ -114,23 +122,24 @@ class Tokenizer:
     ) -> list[int]:
         """Ids of a conversation under the chat template: markers are special tokens, what messages say never is.
 
-        messages: {"role", "content", ...}. template_options are variables of the template (such as enable_thinking). Where no
-        message contains a special token's name the ids are those of transformers' apply_chat_template. Raises ValueError if
-        the tokenizer has no chat template.
+        messages: {"role", "content", ...}. template_options are variables of the template (such as enable_thinking).
+        Where no message contains a special token's name the ids are those of transformers' apply_chat_template. Raises
+        ValueError if the tokenizer has no chat template.
 
-        Inside every string of a message but its role, the names of special tokens (and a beginning or an end of one at the
-        string's edges, which the template might complete) are disguised with private-use characters, so that each marker
-        in the rendered text is the template's; between markers the text is put right and encoded as plain text.
+        Inside every string of a message but its role, the names of special tokens (and a beginning or an end of one at
+        the string's edges, which the template might complete) are disguised with private-use characters, so that each
+        marker in the rendered text is the template's; between markers the text is put right and encoded as plain text.
         """
         if self._hf.chat_template is None:
-            raise ValueError("The tokenizer has no chat template; give one to Tokenizer.load or put it into its folder.")
+            raise ValueError(
+                "The tokenizer has no chat template; give one to Tokenizer.load or put it into its folder."
+            )
         disguise = _Disguise(self._special, messages)
+        hidden = [{k: value if k == "role" else disguise.hide(value) for k, value in m.items()} for m in messages]
         rendered = self._hf.apply_chat_template(
-            [{key: value if key == "role" else disguise.hide(value) for key, value in m.items()} for m in messages],
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-            **template_options,
+            hidden, tokenize=False, add_generation_prompt=add_generation_prompt, **template_options
         )
+        assert isinstance(rendered, str)  # because of tokenize=False
         ids: list[int] = []
         position = 0
         for marker in self._marker.finditer(rendered):
@@ -183,7 +192,7 @@ class _Disguise:
 
 
 def _template_text(source: str | Path) -> str:
-    """Jinja text as given, or the contents of the file that is named (one line without Jinja marks is a file's name)."""
+    """Jinja text as given, or the contents of a named file (one line without Jinja marks is a file's name)."""
     if isinstance(source, str) and ("{" in source or "\n" in source):
         return source
     path = Path(source)

@@ -136,8 +136,8 @@ def block(
 ) -> Float[Array, "B T D"]:
     """One decoder layer: x + attention(norm(x)), then x + ffn(norm(x)).
 
-    w: one layer's weights (no leading L), whole along fsdp, in the dtype of x. attend(q_BTHh, k_BTKh, v_BTKh) -> o_BTHh gets
-    queries and keys after their norm and rotation, this device's heads only, and owns mask, scale and cache.
+    w: one layer's weights (no leading L), whole along fsdp, in the dtype of x. attend(q_BTHh, k_BTKh, v_BTKh) -> o_BTHh
+    gets queries and keys after their norm and rotation, this device's heads only, and owns mask, scale and cache.
     """
     normed_BTD = shards.enter(rms_norm(x_BTD, w["attn_norm_D"], cfg.norm_eps))
     x_BTD = x_BTD + _attention_layer(cfg, w, normed_BTD, positions_BT, attend, shards)
@@ -154,7 +154,8 @@ def embed(
 ) -> Float[Array, "B T D"]:
     """Rows of the embedding table, in compute_dtype (None: the table's own).
 
-    With a tensor group each device holds V/size rows: it looks up the ids it has, zeros for the others, and the group sums.
+    With a tensor group each device holds V/size rows: it looks up the ids it has, zeros for the others, and the group
+    sums.
     """
     table = params["embed"]["table_VD"]
     spec = partition_specs(declare(cfg), TRAIN)["embed"]["table_VD"]
@@ -199,10 +200,10 @@ def hidden(
 ) -> Float[Array, "B T D"]:
     """Hidden states after the final norm, in compute_dtype, for packed rows.
 
-    A token sees the tokens before it in its row that have its segment id; segment 0 is padding, whose outputs mean nothing.
-    Ids decide nothing but the embedding: a real token equal to the pad id is a real token. Each layer's weights are
-    cast and gathered inside the scan, so that one layer at a time is whole; remat "full" keeps only the input of
-    each layer for the backward pass (and gathers again there), "none" keeps everything.
+    A token sees the tokens before it in its row that have its segment id; segment 0 is padding, whose outputs mean
+    nothing. Ids decide nothing but the embedding: a real token equal to the pad id is a real token. Each layer's
+    weights are cast and gathered inside the scan, so that one layer at a time is whole; remat "full" keeps only the
+    input of each layer for the backward pass (and gathers again there), "none" keeps everything.
     """
     _check_tensor(cfg, shards.size)
     specs = partition_specs(declare(cfg), TRAIN)["layers"]

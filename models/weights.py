@@ -39,7 +39,9 @@ class WeightsError(ValueError):
 
 @dataclass(frozen=True)
 class HfTensor:
-    """Where one of our weights lies in a checkpoint: its name ("{i}" stands for the layer) and whether it is transposed."""
+    """Where one of our weights lies in a checkpoint: its name ("{i}" stands for the layer) and whether it is
+    transposed.
+    """
 
     name: str
     transposed: bool
@@ -100,8 +102,8 @@ def _read_json(path: Path) -> Any:
 def load_config(folder: str | Path) -> ModelConfig:
     """ModelConfig of a model folder.
 
-    Raises FileNotFoundError if folder or config.json is missing, WeightsError if it is not JSON or describes a model that is
-    not supported.
+    Raises FileNotFoundError if folder or config.json is missing, WeightsError if it is not JSON or describes a model
+    that is not supported.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -143,21 +145,27 @@ class Checkpoint:
         return [self.folder / name for name in sorted(set(contents["weight_map"].values()))]
 
     def check(self, shapes: Mapping[str, tuple[int, ...]], spare: frozenset[str]) -> None:
-        """Raises WeightsError unless exactly these tensors are there, in these shapes; `spare` ones may be there too."""
+        """Raises WeightsError unless exactly these tensors are there, in these shapes; `spare` ones may be too."""
         found = set(self._slices)
         for names, what in ((set(shapes) - found, "lacks"), (found - set(shapes) - spare, "has unexpected")):
             if names:
                 some = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
-                raise WeightsError(f"{self.folder} {what} {len(names)} tensors ({some}); config.json and weights disagree.")
+                raise WeightsError(
+                    f"{self.folder} {what} {len(names)} tensors ({some}); config.json and weights disagree."
+                )
         for name, shape in shapes.items():
             stored, dtype = tuple(self._slices[name].get_shape()), self._slices[name].get_dtype()
             if stored != shape:
                 raise WeightsError(f"{self._files[name]}: {name} has shape {stored}, but config.json asks for {shape}.")
             if dtype not in READABLE:
-                raise WeightsError(f"{self._files[name]}: {name} is {dtype}; readable are {', '.join(sorted(READABLE))}.")
+                raise WeightsError(
+                    f"{self._files[name]}: {name} is {dtype}; readable are {', '.join(sorted(READABLE))}."
+                )
 
     def read(self, tensor: HfTensor, index: tuple[slice, ...], dtype: Any) -> np.ndarray:
-        """The part `index` (slices with bounds) of our weight, in our layout; with a layer dimension first if it has one."""
+        """The part `index` (slices with bounds) of our weight, in our layout; with a layer dimension first if it has
+        one.
+        """
         if "{i}" not in tensor.name:
             return self._read(tensor.name, index, tensor.transposed).astype(dtype)
         layers = range(index[0].start, index[0].stop)
@@ -174,8 +182,8 @@ def load_hf(
     """(config, weights in `dtype`) from a Hugging Face folder: model.safetensors, or several files with their index.
 
     With a mesh each weight is built under the rules' sharding and every process reads only its devices' slices; without
-    one it is put on the first device. Raises FileNotFoundError or WeightsError with one sentence for a missing folder or
-    file, a broken file, a model that is not supported, missing or unexpected tensors, and shapes that do not fit.
+    one it is put on the first device. Raises FileNotFoundError or WeightsError with one sentence for a missing folder
+    or file, a broken file, a model that is not supported, missing or unexpected tensors, and shapes that do not fit.
     """
     folder = Path(folder)
     cfg = load_config(folder)
@@ -193,7 +201,8 @@ def load_hf(
         def load(path: tuple[Any, ...], param: Param, sharding: Any) -> jax.Array:
             tensor = hf_tensor(path_name(path))
 
-            def shard(index: tuple[slice, ...]) -> np.ndarray:
+            def shard(index: tuple[slice, ...] | None) -> np.ndarray:
+                assert index is not None  # jax's signature allows it; a device of this process always has one
                 bounds = tuple(slice(*cut.indices(n)[:2]) for cut, n in zip(index, param.shape, strict=True))
                 return checkpoint.read(tensor, bounds, dtype)
 
@@ -256,9 +265,9 @@ def _replace(new: Path, folder: Path) -> None:
 def save_hf(folder: str | Path, cfg: ModelConfig, params: Params, dtype: Any, tokenizer: Tokenizer | None) -> None:
     """Writes a folder that transformers' AutoModelForCausalLM (and AutoTokenizer, if a tokenizer is given) loads.
 
-    params: as declare(cfg), layers stacked, on devices of this host; written in `dtype`. With a tokenizer its files, its chat
-    template and generation_config.json are written too. The folder appears whole or not at all. Raises FileExistsError
-    if something that is no model folder is in the way.
+    params: as declare(cfg), layers stacked, on devices of this host; written in `dtype`. With a tokenizer its files,
+    its chat template and generation_config.json are written too. The folder appears whole or not at all. Raises
+    FileExistsError if something that is no model folder is in the way.
     """
     folder = Path(folder)
     if folder.exists() and not (folder.is_dir() and ((folder / "config.json").is_file() or not any(folder.iterdir()))):
@@ -272,7 +281,11 @@ def save_hf(folder: str | Path, cfg: ModelConfig, params: Params, dtype: Any, to
         _save_weights(new, cfg, params, jnp.dtype(dtype))
         if tokenizer is not None:
             tokenizer.save(new)
-            config |= {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id, "pad_token_id": tokenizer.pad_id}
+            config |= {
+                "bos_token_id": tokenizer.bos_id,
+                "eos_token_id": tokenizer.eos_id,
+                "pad_token_id": tokenizer.pad_id,
+            }
         (new / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         _replace(new, folder)
     finally:

@@ -1,15 +1,16 @@
 """What one device of a shard_map does with the others: gather fsdp-sharded weights, sum over the tensor group.
 
-The functions are written for `jax.shard_map(..., check_vma=False)`: every device differentiates its own loss with respect
-to its own shards. There the transpose that jax gives to `psum` is `psum`, which counts a cotangent that is equal on all
-devices of the group once per device. The pair used here states both directions instead (f and g in Shoeybi et al. 2019,
-"Megatron-LM", figure 3):
+The functions are written for `jax.shard_map(..., check_vma=False)`: every device differentiates its own loss with
+respect to its own shards. There the transpose that jax gives to `psum` is `psum`, which counts a cotangent that is
+equal on all devices of the group once per device. The pair used here states both directions instead (f and g in Shoeybi
+et al. 2019, "Megatron-LM", figure 3):
 
     psum(x)   forward  y = Σ_t x_t     backward  ∂x_t = ∂y
     enter(x)  forward  y_t = x         backward  ∂x   = Σ_t ∂y_t
 
-Use `enter` where a value that is equal on the tensor group meets weights that differ, `psum` where their partial results
-become equal again. A gather over fsdp needs no pair: its transpose, reduce-scatter, sums over rows that differ, as it must.
+Use `enter` where a value that is equal on the tensor group meets weights that differ, `psum` where their partial
+results become equal again. A gather over fsdp needs no pair: its transpose, reduce-scatter, sums over rows that differ,
+as it must.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ def mesh_axes(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
 class Shards:
     """Names of the mesh axes a shard_map body runs over.
 
-    fsdp: axes over which rows of the weights are spread, outermost first. tensor: axis of the tensor group, None if there is
-    none. data: axes over which the weights are copied. With no axes (LOCAL) every method is the identity.
+    fsdp: axes over which rows of the weights are spread, outermost first. tensor: axis of the tensor group, None if
+    there is none. data: axes over which the weights are copied. With no axes (LOCAL) every method is the identity.
     """
 
     fsdp: tuple[str, ...]
@@ -60,7 +61,7 @@ class Shards:
 
     @staticmethod
     def of(mesh: Mesh) -> Shards:
-        """Shards for a mesh made by make_mesh; axes of size 1 are left out, so that no collective is emitted for them."""
+        """Shards for a mesh made by make_mesh; axes of size 1 are left out, and with them their collectives."""
         size = mesh.shape
         return Shards(
             fsdp=("fsdp",) if size["fsdp"] > 1 else (),
@@ -109,14 +110,15 @@ class Shards:
         return x if self.tensor is None else lax.pmax(x, self.tensor)
 
     def sum_rows(self, x: jax.Array) -> jax.Array:
-        """Σ over all row shards of the batch (data and fsdp); for counts, metrics and denominators, not differentiated."""
-        return lax.psum(lax.stop_gradient(x), self.rows) if self.rows else x
+        """Σ over all row shards of the batch (data and fsdp), for counts and denominators; not differentiated."""
+        x = lax.stop_gradient(x)
+        return lax.psum(x, self.rows) if self.rows else x
 
     def sum_gradients(self, grads: Any, specs: Any) -> Any:
         """Gradients of the sum of all row shards' losses, from each device's own.
 
-        Each leaf is summed over the row axes its weight is not sharded over; over the sharded ones the transpose of `gather`
-        has done so. Over tensor nothing is left to do where `enter` and `psum` were used as described above.
+        Each leaf is summed over the row axes its weight is not sharded over; over the sharded ones the transpose of
+        `gather` has done so. Over tensor nothing is left to do where `enter` and `psum` were used as described above.
         """
 
         def complete(grad: jax.Array, spec: PartitionSpec) -> jax.Array:

@@ -13,7 +13,9 @@ def start(coordinator: str | None, process_id: int | None, num_processes: int | 
     """
     given = [value is not None for value in (coordinator, process_id, num_processes)]
     if any(given) and not all(given):
-        raise ValueError("Give coordinator, process_id and num_processes together, or none of them to detect the cluster.")
+        raise ValueError(
+            "Give coordinator, process_id and num_processes together, or none of them to detect the cluster."
+        )
     if jax.distributed.is_initialized():
         return
     jax.distributed.initialize(coordinator, num_processes, process_id)

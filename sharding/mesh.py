@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 from jax.experimental import mesh_utils
@@ -30,7 +31,8 @@ class MeshConfig:
 def resolve_sizes(cfg: MeshConfig, num_devices: int) -> tuple[int, int, int]:
     """Axis sizes (data, fsdp, tensor) with -1 filled in.
 
-    Raises ValueError if a size is neither -1 nor positive, if more than one is -1, or if the product is not num_devices.
+    Raises ValueError if a size is neither -1 nor positive, if more than one is -1, or if the product is not
+    num_devices.
     """
     sizes = [cfg.data, cfg.fsdp, cfg.tensor]
     asked = f"mesh data={cfg.data}, fsdp={cfg.fsdp}, tensor={cfg.tensor}"
@@ -44,12 +46,14 @@ def resolve_sizes(cfg: MeshConfig, num_devices: int) -> tuple[int, int, int]:
             raise ValueError(f"{asked}: {num_devices} devices cannot be divided by {known}; change the sizes.")
         sizes[sizes.index(-1)] = num_devices // known
     elif known != num_devices:
-        raise ValueError(f"{asked} needs {known} devices but there are {num_devices}; change the sizes or use -1 in one.")
+        raise ValueError(
+            f"{asked} needs {known} devices but there are {num_devices}; change the sizes or use -1 in one."
+        )
     data, fsdp, tensor = sizes
     return data, fsdp, tensor
 
 
-def make_mesh(cfg: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
+def make_mesh(cfg: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     """Mesh with axes ("data", "fsdp", "tensor") over the given devices (all devices if None).
 
     tensor is the innermost axis: its devices talk most and should be nearest. Raises ValueError as resolve_sizes does.

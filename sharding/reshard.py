@@ -11,7 +11,8 @@ def reshard(params: Any, shardings: Any, dtype: Any = None) -> Any:
     """The same values under `shardings` (one for all leaves or a tree of them), cast to dtype if one is given.
 
     Always new buffers, also where a leaf already lies as asked: the source may be donated afterwards. Nothing passes
-    through the host. Source and target must be addressable as one set of devices or as two that XLA can transfer between.
+    through the host. Source and target must be addressable as one set of devices or as two that XLA can transfer
+    between.
     """
 
     def move(x: jax.Array, sharding: Any) -> jax.Array:

@@ -20,7 +20,9 @@ Tree = Any  # nested dicts with one kind of leaf
 
 @dataclass(frozen=True)
 class Param:
-    """A weight before it exists: its shape, the logical name of each axis (None: never sharded), how it starts, its dtype."""
+    """A weight before it exists: its shape, the logical name of each axis (None: never sharded), how it starts, its
+    dtype.
+    """
 
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]
@@ -59,8 +61,9 @@ def path_name(path: tuple[Any, ...]) -> str:
 
 
 def init_params(tree: Tree, key: jax.Array) -> Tree:
-    """Initial values. Each weight's key is `key` folded with a checksum of its path, so that adding a weight to the tree
-    changes no other, and the values do not depend on the mesh when this runs under jit with out_shardings."""
+    """Initial values. Each weight's key is `key` folded with a checksum of its path, so that adding a weight to the
+    tree changes no other, and the values do not depend on the mesh when this runs under jit with out_shardings.
+    """
 
     def init(path: tuple[Any, ...], param: Param) -> jax.Array:
         seed = zlib.crc32(path_name(path).encode())
@@ -96,8 +99,8 @@ def param_shardings(tree: Tree, mesh: Mesh, rules: Rules) -> Tree:
         for size, axis, pieces in zip(param.shape, param.axes, shards_per_dim(spec, mesh), strict=True):
             if size % pieces:
                 raise ValueError(
-                    f"Weight {path_name(path)}: its {axis} dimension of {size} cannot be cut into {pieces} equal pieces; "
-                    f"choose mesh sizes (now {dict(mesh.shape)}) that divide it."
+                    f"Weight {path_name(path)}: its {axis} dimension of {size} cannot be cut into {pieces} equal "
+                    f"pieces; choose mesh sizes (now {dict(mesh.shape)}) that divide it."
                 )
         return NamedSharding(mesh, spec)
 

@@ -18,8 +18,14 @@ transformers = pytest.importorskip("transformers")
 ROWS, LENGTH, GREEDY = 8, 24, 64
 
 CASES = {
-    "tied": dict(tie_word_embeddings=True, num_attention_heads=4, num_key_value_heads=2, head_dim=12),
-    "untied_biased": dict(tie_word_embeddings=False, num_attention_heads=6, num_key_value_heads=1, head_dim=8, attention_bias=True),
+    "tied": {"tie_word_embeddings": True, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12},
+    "untied_biased": {
+        "tie_word_embeddings": False,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "attention_bias": True,
+    },
 }
 
 
@@ -133,7 +139,11 @@ def test_greedy_continuation(pair):
     model, cfg, params, _ = pair
     prompts = np.random.default_rng(1).integers(0, 96, (8, 8))
     out = model.generate(
-        torch.tensor(prompts), attention_mask=torch.ones(8, 8), max_new_tokens=GREEDY, do_sample=False, eos_token_id=None
+        torch.tensor(prompts),
+        attention_mask=torch.ones(8, 8),
+        max_new_tokens=GREEDY,
+        do_sample=False,
+        eos_token_id=None,
     )
     ids = np.zeros((8, 8 + GREEDY), np.int64)
     ids[:, :8] = prompts

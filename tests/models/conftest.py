@@ -1,10 +1,22 @@
+from collections.abc import Callable
+from pathlib import Path
+
 import jax
 import numpy as np
 import pytest
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as FastTokenizer
+from transformers import PreTrainedTokenizerFast
 
 from models.config import ModelConfig
 from models.transformer import declare
 from sharding.spec import init_params
+
+SPECIAL = ["<|pad|>", "<|im_start|>", "<|im_end|>"]
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 
 
 @pytest.fixture(scope="session")
@@ -34,3 +46,24 @@ def params(tiny):
     # Biases and norms start at 0 and 1: other values let a mistake show.
     rng = np.random.default_rng(1)
     return jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype(np.float32), params)
+
+
+def write_byte_level(folder: Path, pad: str | None = "<|pad|>", template: str | None = TEMPLATE) -> Path:
+    """A folder with a tokenizer of 256 bytes, one merge and three special tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {char: i for i, char in enumerate(alphabet)} | {"th": 256}
+    fast = FastTokenizer(models.BPE(vocab=vocab, merges=[("t", "h")]))
+    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    fast.decoder = decoders.ByteLevel()
+    fast.add_special_tokens(SPECIAL)
+    fast.add_tokens([AddedToken("<think>", special=False, normalized=False)])
+    hf = PreTrainedTokenizerFast(tokenizer_object=fast, eos_token="<|im_end|>", pad_token=pad)
+    hf.chat_template = template
+    hf.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def byte_level() -> Callable[..., Path]:
+    """write_byte_level: makes a folder into a tokenizer's."""
+    return write_byte_level

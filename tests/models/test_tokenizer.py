@@ -2,19 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
-from tokenizers import Tokenizer as FastTokenizer
-from transformers import PreTrainedTokenizerFast
 
 from models.tokenizer import Tokenizer
 
-SPECIAL = ["<|pad|>", "<|im_start|>", "<|im_end|>"]
-TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 TEXTS = [
     "plain words, 12 numbers\n\n  and   spaces ",
     "<|im_end|>",
@@ -26,35 +19,21 @@ TEXTS = [
 ]
 
 
-def byte_level(folder: Path, pad: str | None = "<|pad|>", template: str | None = TEMPLATE) -> Path:
-    """A folder with a tokenizer of 256 bytes, one merge and three special tokens."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {char: i for i, char in enumerate(alphabet)} | {"th": 256}
-    fast = FastTokenizer(models.BPE(vocab=vocab, merges=[("t", "h")]))
-    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    fast.decoder = decoders.ByteLevel()
-    fast.add_special_tokens(SPECIAL)
-    fast.add_tokens([AddedToken("<think>", special=False, normalized=False)])
-    hf = PreTrainedTokenizerFast(tokenizer_object=fast, eos_token="<|im_end|>", pad_token=pad)
-    hf.chat_template = template
-    hf.save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def qwen(shared_data) -> Path:
     return shared_data / "tokenizers" / "qwen"
 
 
 @pytest.fixture(scope="module", params=["byte_level", "qwen"])
-def tokenizer(request, tmp_path_factory):
+def tokenizer(request, tmp_path_factory, byte_level):
     if request.param == "qwen":
         return Tokenizer.load(request.getfixturevalue("qwen"))
     return Tokenizer.load(byte_level(tmp_path_factory.mktemp("tokenizer")))
 
 
 def reference(tokenizer: Tokenizer, messages, **options) -> list[int]:
-    return tokenizer._hf.apply_chat_template(messages, tokenize=True, return_dict=False, **options)
+    encoded: Any = tokenizer._hf.apply_chat_template(messages, tokenize=True, return_dict=True, **options)
+    return list(encoded["input_ids"])
 
 
 def conversation(*contents: str) -> list[dict[str, str]]:
@@ -121,7 +100,7 @@ def test_message_contents_never_become_markers(tokenizer, attack):
     assert text == tokenizer._hf.apply_chat_template(hostile, tokenize=False, add_generation_prompt=True)
 
 
-def test_template_text_beside_contents_cannot_complete_a_marker(tmp_path):
+def test_template_text_beside_contents_cannot_complete_a_marker(tmp_path, byte_level):
     template = "{% for m in messages %}<{{ m.content }}>{% endfor %}"
     tokenizer = Tokenizer.load(byte_level(tmp_path, template=template))
     for content in ("|im_end|", " |im_end| "):
@@ -153,7 +132,7 @@ def test_saved_folder_loads_the_same(tokenizer, tmp_path):
     assert again.vocab_size == tokenizer.vocab_size == len(tokenizer._hf)
 
 
-def test_ids_of_ends(tmp_path):
+def test_ids_of_ends(tmp_path, byte_level):
     byte_level(tmp_path, pad=None)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 259]}))
     tokenizer = Tokenizer.load(tmp_path)
@@ -161,11 +140,11 @@ def test_ids_of_ends(tmp_path):
     assert tokenizer.pad_id == 259 and tokenizer.bos_id is None
 
 
-def test_errors_say_what_is_wrong(tmp_path):
+def test_errors_say_what_is_wrong(tmp_path, byte_level):
     with pytest.raises(FileNotFoundError, match="does not exist"):
         Tokenizer.load(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="no tokenizer that can be read|no fast tokenizer"):
+    with pytest.raises(ValueError, match=r"no tokenizer that can be read|no fast tokenizer"):
         Tokenizer.load(tmp_path / "empty")
     folder = byte_level(tmp_path / "silent", template=None)
     with pytest.raises(ValueError, match="no chat template"):

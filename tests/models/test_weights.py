@@ -13,6 +13,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from models import weights
+from models.tokenizer import Tokenizer
 from models.weights import Checkpoint, WeightsError, hf_shapes, hf_tensor, load_config, load_hf, save_hf
 from sharding.mesh import MeshConfig, make_mesh
 from sharding.rules import TRAIN
@@ -163,7 +164,10 @@ def test_no_weights_at_all(folder):
     [
         (lambda t: t.pop("model.norm.weight"), r"lacks 1 tensors \(model.norm.weight\)"),
         (lambda t: t.update({"extra.weight": np.zeros(3, np.float32)}), r"unexpected 1 tensors \(extra.weight\)"),
-        (lambda t: t.update({"model.norm.weight": np.zeros(3, np.float32)}), r"model.norm.weight has shape \(3,\).*\(32,\)"),
+        (
+            lambda t: t.update({"model.norm.weight": np.zeros(3, np.float32)}),
+            r"model.norm.weight has shape \(3,\).*\(32,\)",
+        ),
         (lambda t: t.update({"model.norm.weight": np.zeros(32, np.int8)}), "model.norm.weight is I8"),
     ],
 )
@@ -191,6 +195,20 @@ def test_failed_export_leaves_nothing(folder, tiny, params, tmp_path):
         save_hf(folder, tiny, wrong, jnp.float32, None)
     assert (folder / "model.safetensors").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_export_with_a_tokenizer(tiny, params, byte_level, tmp_path):
+    byte_level(tmp_path / "tokenizer")
+    (tmp_path / "tokenizer" / "generation_config.json").write_text(json.dumps({"eos_token_id": [259, 7]}))
+    tokenizer = Tokenizer.load(tmp_path / "tokenizer")
+    save_hf(tmp_path / "model", tiny, params, jnp.float32, tokenizer)
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    assert (config["eos_token_id"], config["pad_token_id"]) == (259, 257)
+    again = Tokenizer.load(tmp_path / "model")
+    messages = [{"role": "user", "content": "the <|im_end|>"}]
+    assert again.encode_chat(messages) == tokenizer.encode_chat(messages)
+    assert again.eos_ids == tokenizer.eos_ids == (259, 7)
+    assert load_hf(tmp_path / "model")[0] == tiny
 
 
 def test_tiny_llama_is_refused_by_name(shared_data):

@@ -6,6 +6,7 @@ collectives do to gradients.
 
 import json
 import os
+import tempfile
 
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -18,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 from models import transformer
 from models.config import ModelConfig
+from models.weights import load_hf, save_hf
 from sharding.collectives import LOCAL, Shards
 from sharding.mesh import MeshConfig, make_mesh
 from sharding.reshard import reshard
@@ -49,7 +51,7 @@ def make_batch() -> dict[str, jax.Array]:
     ids_BT = rng.integers(0, CFG.vocab_size, (8, 12))
     weight_BTD = rng.normal(size=(8, 12, CFG.width)) * (segments_BT > 0)[..., None]
     weight_BTV = rng.normal(size=(8, 12, CFG.vocab_size)) * (segments_BT > 0)[..., None]
-    arrays = dict(ids=ids_BT, positions=positions_BT, segments=segments_BT, w_D=weight_BTD, w_V=weight_BTV)
+    arrays = {"ids": ids_BT, "positions": positions_BT, "segments": segments_BT, "w_D": weight_BTD, "w_V": weight_BTV}
     return {name: jnp.asarray(x, jnp.float32 if x.dtype == float else jnp.int32) for name, x in arrays.items()}
 
 
@@ -68,7 +70,8 @@ def forward(cfg, params, batch, shards, remat):
 
 def local_loss(params, batch, cfg, shards, remat):
     """(loss, hidden states). The loss is smooth and touches every hidden feature and, through a vocabulary-parallel
-    log-sum-exp, every row of the table."""
+    log-sum-exp, every row of the table.
+    """
     hidden_BTD = forward(cfg, params, batch, shards, remat)
     table = transformer.output_table(cfg, params, shards, jnp.float32)
     logits = shards.enter(hidden_BTD) @ table.T
@@ -129,10 +132,26 @@ def decode_rules(params, batch, expected_hidden) -> dict[str, float | bool]:
     ]
     return {
         "hidden": relative(got, expected_hidden),
-        "same_values": all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(again), jax.tree.leaves(params), strict=True)),
+        "same_values": all(
+            np.array_equal(a, b) for a, b in zip(jax.tree.leaves(again), jax.tree.leaves(params), strict=True)
+        ),
         "placed": all(a.sharding == b for a, b in zip(jax.tree.leaves(again), jax.tree.leaves(shardings), strict=True)),
         "shared_buffers": bool(pointers[0] & pointers[1] or pointers[1] & pointers[2]),
     }
+
+
+def loaded_shards(params) -> dict[str, bool]:
+    """A Hugging Face folder read straight into shards, by either table of rules."""
+    mesh = make_mesh(MeshConfig(1, 4, 2))
+    facts = {}
+    with tempfile.TemporaryDirectory() as folder:
+        save_hf(folder, CFG, params, jnp.float32, None)
+        for name, rules in (("train", TRAIN), ("decode", DECODE)):
+            loaded = load_hf(folder, mesh, rules)[1]
+            wanted = param_shardings(transformer.declare(CFG), mesh, rules)
+            same = jax.tree.map(lambda x, y, s: np.array_equal(x, y) and x.sharding == s, loaded, params, wanted)
+            facts[name] = jax.tree.all(same)
+    return facts
 
 
 def gradient_pair() -> dict[str, list[float]]:
@@ -145,7 +164,11 @@ def gradient_pair() -> dict[str, list[float]]:
         return jnp.sum(total**2) / 2
 
     run = jax.shard_map(
-        jax.grad(loss, argnums=(0, 1)), mesh=mesh, in_specs=(P(), P("tensor")), out_specs=(P(), P("tensor")), check_vma=False
+        jax.grad(loss, argnums=(0, 1)),
+        mesh=mesh,
+        in_specs=(P(), P("tensor")),
+        out_specs=(P(), P("tensor")),
+        check_vma=False,
     )
     x, w = run(jnp.array([2.0]), jnp.array([1.0, 2.0, 3.0, 4.0]))
     return {"x": x.tolist(), "w": w.tolist()}
@@ -158,7 +181,11 @@ def staged_gather() -> bool:
     spec = P(("tensor", "fx", "fy"), None)
     w = jnp.arange(16.0).reshape(16, 1)
     gathered = jax.shard_map(
-        lambda w: shards.gather(w, spec, jnp.float32), mesh=mesh, in_specs=spec, out_specs=P("tensor", None), check_vma=False
+        lambda w: shards.gather(w, spec, jnp.float32),
+        mesh=mesh,
+        in_specs=spec,
+        out_specs=P("tensor", None),
+        check_vma=False,
     )(w)
     return bool(jnp.array_equal(gathered, w))
 
@@ -170,7 +197,9 @@ def refusals(params, batch) -> dict[str, str]:
         "kv_heads": lambda: sharded(CFG, make_mesh(MeshConfig(1, 2, 4)), params, batch, "none"),
         "mesh": lambda: make_mesh(MeshConfig(1, 3, -1)),
         "rows": lambda: param_shardings(
-            transformer.declare(CFG), jax.sharding.Mesh(np.array(jax.devices()[:5]).reshape(1, 5, 1), ("data", "fsdp", "tensor")), TRAIN
+            transformer.declare(CFG),
+            jax.sharding.Mesh(np.array(jax.devices()[:5]).reshape(1, 5, 1), ("data", "fsdp", "tensor")),
+            TRAIN,
         ),
     }.items():
         try:
@@ -191,6 +220,7 @@ def main() -> None:
         "data2_fsdp2_tensor2": compare(CFG, (2, 2, 2), params, batch, "none", expected),
         "smallest_gradient": float(min(np.max(np.abs(g)) for g in jax.tree.leaves(expected[2]))),
         "decode": decode_rules(params, batch, expected[0]),
+        "loaded": loaded_shards(params),
         "pair": gradient_pair(),
         "staged": staged_gather(),
         "refusals": refusals(params, batch),

@@ -46,6 +46,10 @@ def test_published_weights_under_decode_rules(facts):
     assert facts["decode"]["shared_buffers"] is False  # the source may be donated
 
 
+def test_folders_are_read_into_shards(facts):
+    assert facts["loaded"] == {"train": True, "decode": True}
+
+
 def test_sizes_that_do_not_fit_are_named(facts):
     assert "tensor=4" in facts["refusals"]["kv_heads"] and "num_kv_heads=2" in facts["refusals"]["kv_heads"]
     assert "8 devices cannot be divided by 3" in facts["refusals"]["mesh"]

@@ -45,7 +45,11 @@ def test_param_wants_one_name_per_dimension():
 def test_mesh_sizes():
     assert resolve_sizes(MeshConfig(1, -1, 2), 8) == (1, 4, 2)
     assert resolve_sizes(MeshConfig(2, 2, 2), 8) == (2, 2, 2)
-    for sizes, message in [((1, 1, 1), "needs 1 devices but there are 8"), ((-1, -1, 1), "only one"), ((0, 1, 1), "positive")]:
+    for sizes, message in [
+        ((1, 1, 1), "needs 1 devices but there are 8"),
+        ((-1, -1, 1), "only one"),
+        ((0, 1, 1), "positive"),
+    ]:
         with pytest.raises(ValueError, match=message):
             resolve_sizes(MeshConfig(*sizes), 8)
 
