@@ -90,7 +90,7 @@ class ScriptedTools:
         turns: list[Turn] = []
         text = "".join(map(chr, prompt.ids))
         finish = "turns"
-        for _ in range(max_turns):
+        for turn in range(max_turns):
             said = self.script(Moment(role, prompt.name, sample, text, tuple(turns)))
             ends = [said.index(mark) + len(mark) for mark in stop if mark in said]
             said, how = (said[: min(ends)], "stop") if ends else (said, "eos")
@@ -98,14 +98,17 @@ class ScriptedTools:
             if len(ids) > max_tokens:
                 ids, said, how = ids[:max_tokens], said[:max_tokens], "length"
             turns.append(Turn("sampled", np.asarray(ids), np.full(len(ids), -0.5, np.float32), said, how))
-            reply = respond(tuple(turns)) if respond is not None and how == "stop" else None
+            if respond is None or how != "stop":
+                finish = how
+                break
+            if turn + 1 == max_turns:
+                break
+            reply = respond(tuple(turns))
             if reply is None:
                 finish = how
                 break
             ids = [*map(ord, reply)]
             turns.append(Turn("observation", np.asarray(ids), np.zeros(len(ids), np.float32), reply, None))
-        if turns[-1].kind == "observation":
-            turns.pop()
         return Completion(
             prompt_ids=np.asarray(prompt.ids),
             ids_T=np.concatenate([turn.ids for turn in turns]),
