@@ -1,0 +1,315 @@
+"""From text to vectors: the encoder seam, and a lexical encoder that needs no weights and no download.
+
+An `Embedder` gives passages and queries separate vectors whose inner product is the score. `PrefixedEncoder` makes one of
+any function text → vector (E5 and its like, which tell the two apart by a prefix); `HashedLexical` is one by itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import unicodedata
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import scipy.sparse as sp
+from jaxtyping import Float
+
+from retrieval.corpus import READ_ROWS, Corpus
+
+Encoder = Callable[[Sequence[str]], np.ndarray]  # texts -> float32 [N, E]
+
+
+class Embedder(Protocol):
+    """Passages and queries as unit vectors; a score is their inner product.
+
+    `identity` changes whenever the vectors would: an index built with one identity is not searched with another.
+    """
+
+    @property
+    def identity(self) -> str: ...
+
+    def passages(self, contents: Sequence[str]) -> Float[np.ndarray, "N E"]:
+        """Vectors of passages given as title, newline, text."""
+        ...
+
+    def queries(self, texts: Sequence[str]) -> Float[np.ndarray, "Q E"]:
+        """Vectors of queries; all zeros for a query in which nothing can be matched."""
+        ...
+
+
+@dataclass(frozen=True)
+class PrefixedEncoder:
+    """An encoder handed in, with what it wants in front of the two kinds of text ("query: ", "passage: " for E5).
+
+    `identity` names the model and its version. Vectors are L2-normalised here, whether or not the encoder did it.
+    """
+
+    encode: Encoder
+    identity: str
+    query_prefix: str
+    passage_prefix: str
+
+    def passages(self, contents: Sequence[str]) -> Float[np.ndarray, "N E"]:
+        return self._unit([self.passage_prefix + c for c in contents])
+
+    def queries(self, texts: Sequence[str]) -> Float[np.ndarray, "Q E"]:
+        return self._unit([self.query_prefix + t for t in texts])
+
+    def _unit(self, texts: list[str]) -> np.ndarray:
+        vectors_NE = np.asarray(self.encode(texts), np.float32)
+        if vectors_NE.ndim != 2 or len(vectors_NE) != len(texts):
+            raise ValueError(
+                f"The encoder {self.identity} returned shape {vectors_NE.shape} for {len(texts)} texts; "
+                "it must return one row per text."
+            )
+        norms_N1 = np.linalg.norm(vectors_NE, axis=1, keepdims=True)
+        return vectors_NE / np.where(norms_N1 > 0, norms_N1, 1)
+
+
+# ----------------------------------------------------------------------------------------------- the lexical encoder
+# BM25's constants in the values of its common implementations; the other three were chosen by measurement (docs/retrieval.md).
+K1, B = 1.2, 0.75
+TITLE_COUNT = 2  # a word of the title counts as often as two of the text
+GRAM, GRAM_WEIGHT = 3, 0.15  # letters of an n-gram, and weight of the n-gram score beside the word score
+PASSAGE_SHARE = 0.25  # the part of the idf (as an exponent) that sits on the passage's side
+BUCKETS = 4  # coordinates of one feature: one collision then costs a quarter
+NORM_SAMPLE = 8192  # passages looked at for the longest vector
+
+_WORD = re.compile(r"\w+")
+
+
+class HashedLexical:
+    """BM25 over words and letter trigrams, pressed into `dim` coordinates: a lexical stand-in for a dense encoder.
+
+    For query q and passage d, with f the words of q (s: the trigrams of its words, weighed w = 0.15):
+
+        score(q, d) = Σ_f idf(f)·tf_q(f)·sat(f, d) + w Σ_s idf(s)·tf_q(s)·sat(s, d)
+        sat(f, d) = tf·(k1 + 1) / (tf + k1·(1 − b + b·len(d)/mean len)),  idf(f) = ln(1 + (N − n_f + ½)/(n_f + ½))
+
+    (Robertson and Zaragoza 2009). Every feature owns four signed coordinates, drawn by its hash (a count sketch), so the
+    inner product of the two vectors is this sum plus collision noise of zero mean. Ranking by BM25 needs passages of
+    different lengths, yet an index wants unit vectors: the last coordinate fills each passage up to length one and is
+    zero in every query, which leaves all scores in proportion.
+
+    The weights (document frequencies, mean lengths, longest vector) are fitted on a corpus and saved beside its index.
+    A text's vector does not depend on the texts it is embedded with.
+    """
+
+    def __init__(
+        self, dim: int, features_F: np.ndarray, idf_F: np.ndarray, mean_lengths: tuple[float, float], top_norm: float
+    ) -> None:
+        self.dim = dim
+        self._features_F = features_F  # uint64 hashes, ascending
+        self._idf_F = idf_F
+        self._mean_lengths = mean_lengths  # of words, of trigrams
+        self._top_norm = top_norm
+        digest = hashlib.blake2b(digest_size=16)
+        for array in (features_F, idf_F, np.asarray([*mean_lengths, top_norm, *_CONSTANTS], np.float64)):
+            digest.update(np.ascontiguousarray(array).tobytes())
+        self.identity = f"hashed-lexical-{dim}-{digest.hexdigest()}"
+
+    @staticmethod
+    def fit(corpus: Corpus, dim: int) -> HashedLexical:
+        """Weights of this corpus; two passes, the second over at most 8,192 passages spread evenly."""
+        if dim < 16:
+            raise ValueError(f"A hashed embedding of {dim} coordinates keeps nothing apart; use 1024 to 4096.")
+        features_F, counts_F, mean_lengths = _document_frequencies(corpus)
+        idf_F = np.log1p((len(corpus) - counts_F + 0.5) / (counts_F + 0.5)).astype(np.float32)
+        free = HashedLexical(dim, features_F, idf_F, mean_lengths, 1.0)
+        top = 0.0
+        stride = -(-len(corpus) // NORM_SAMPLE)
+        rows = range(0, len(corpus), stride)
+        for start in range(0, len(rows), READ_ROWS):
+            contents = [corpus[row].contents for row in rows[start : start + READ_ROWS]]
+            top = max(top, float(np.linalg.norm(free._raw_passages(contents), axis=1).max()))
+        return HashedLexical(dim, features_F, idf_F, mean_lengths, top or 1.0)
+
+    # ---------------------------------------------------------------------------------------------------- vectors
+    def passages(self, contents: Sequence[str]) -> Float[np.ndarray, "N E"]:
+        """Unit vectors; a passage longer than the longest one seen at fitting is shortened to length one."""
+        raw_NE = self._raw_passages(contents) / np.float32(self._top_norm)
+        norms_N = np.linalg.norm(raw_NE, axis=1)
+        raw_NE /= np.maximum(norms_N, 1)[:, None]
+        raw_NE[:, -1] = np.sqrt(np.maximum(1 - norms_N**2, 0))
+        return raw_NE
+
+    def queries(self, texts: Sequence[str]) -> Float[np.ndarray, "Q E"]:
+        """Unit vectors; zeros where no word and no trigram of the query occurs in the corpus."""
+        words, grams = _count(texts, title_count=1)
+        parts = []
+        for counts, weight in ((words, 1.0), (grams, GRAM_WEIGHT)):
+            idf_F = self._idf(counts.features_F, unseen=0.0)
+            power_F = np.where(idf_F > 0, idf_F, 1) ** (1 - PASSAGE_SHARE) * (idf_F > 0)
+            parts.append(_scale(counts.table_NF, power_F * np.float32(weight**0.5)) @ self._sketch(counts.features_F))
+        vectors_QE = np.asarray((parts[0] + parts[1]).toarray(), np.float32)
+        norms_Q1 = np.linalg.norm(vectors_QE, axis=1, keepdims=True)
+        return vectors_QE / np.where(norms_Q1 > 0, norms_Q1, 1)
+
+    def _raw_passages(self, contents: Sequence[str]) -> np.ndarray:
+        words, grams = _count(contents, TITLE_COUNT)
+        rare = float(np.log1p(2 * len(self._features_F) + 1))  # of a feature that fitting never met
+        parts = []
+        for counts, mean_length, weight in zip((words, grams), self._mean_lengths, (1.0, GRAM_WEIGHT), strict=True):
+            idf_F = self._idf(counts.features_F, unseen=rare)
+            scaled = _scale(_saturate(counts.table_NF, mean_length), idf_F**PASSAGE_SHARE * np.float32(weight**0.5))
+            parts.append(scaled @ self._sketch(counts.features_F))
+        return np.asarray((parts[0] + parts[1]).toarray(), np.float32)
+
+    def _idf(self, features_F: np.ndarray, unseen: float) -> np.ndarray:
+        if not len(self._features_F):
+            return np.full(len(features_F), unseen, np.float32)
+        place_F = np.minimum(np.searchsorted(self._features_F, features_F), len(self._features_F) - 1)
+        return np.where(self._features_F[place_F] == features_F, self._idf_F[place_F], unseen).astype(np.float32)
+
+    def _sketch(self, features_F: np.ndarray) -> sp.csr_matrix:
+        """[F, E]: four signed halves (so that a feature has length one) at places drawn from the feature's hash."""
+        draws_FM = _mix(features_F[:, None] + np.arange(1, BUCKETS + 1, dtype=np.uint64) * np.uint64(_GOLDEN))
+        columns_FM = ((draws_FM >> np.uint64(1)) % np.uint64(self.dim - 1)).astype(np.int32)
+        signs_FM = np.where(draws_FM & np.uint64(1), 1, -1).astype(np.float32) / np.float32(BUCKETS**0.5)
+        ends = np.arange(0, columns_FM.size + 1, BUCKETS)
+        return sp.csr_matrix((signs_FM.ravel(), columns_FM.ravel(), ends), shape=(len(features_F), self.dim))
+
+    # ----------------------------------------------------------------------------------------------------- saving
+    def save(self, file: Path) -> None:
+        """Writes the fitted weights as one .npz file, whole or not at all."""
+        part = file.with_name(file.name + ".part")
+        with open(part, "wb") as out:
+            np.savez(
+                out,
+                dim=self.dim,
+                features=self._features_F,
+                idf=self._idf_F,
+                scales=np.asarray([*self._mean_lengths, self._top_norm], np.float64),
+                constants=_CONSTANTS,
+            )
+        os.replace(part, file)
+
+    @staticmethod
+    def load(file: Path) -> HashedLexical:
+        """The encoder that `save` wrote; ValueError when the file is missing, damaged or of another recipe."""
+        try:
+            with np.load(file, allow_pickle=False) as saved:
+                constants, words, grams, top = saved["constants"], *saved["scales"]
+                loaded = int(saved["dim"]), saved["features"], saved["idf"]
+        except (OSError, EOFError, KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
+            raise ValueError(f"The encoder weights in {file} are missing or damaged; build the index again.") from error
+        if not np.array_equal(constants, _CONSTANTS):
+            raise ValueError(f"The encoder weights in {file} were fitted by another recipe; build the index again.")
+        return HashedLexical(*loaded, (float(words), float(grams)), float(top))
+
+
+_CONSTANTS = np.asarray([K1, B, TITLE_COUNT, GRAM, GRAM_WEIGHT, PASSAGE_SHARE, BUCKETS], np.float64)
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+# ------------------------------------------------------------------------------------------------------ text to counts
+@dataclass(frozen=True)
+class _Counts:
+    """How often each feature stands in each text; columns lie in the order of the features' hashes, ascending.
+
+    That order is the same whatever other texts are in the batch, and so is the order in which a row is summed.
+    """
+
+    features_F: np.ndarray  # uint64
+    table_NF: sp.csr_matrix  # float32
+
+
+def _count(contents: Sequence[str], title_count: int) -> tuple[_Counts, _Counts]:
+    """Counts of words and of letter trigrams; words of the first line count `title_count` times."""
+    vocabulary: dict[str, int] = {}
+    columns: list[int] = []
+    ends = [0]
+    for text in contents:
+        title, newline, _ = text.partition("\n")
+        for word in _words(title) * (title_count - 1 if newline else 0) + _words(text):
+            columns.append(vocabulary.setdefault(word, len(vocabulary)))
+        ends.append(len(columns))
+    shape = (len(contents), len(vocabulary))
+    table = sp.csr_matrix((np.ones(len(columns), np.float32), columns, ends), shape=shape)
+    table.sum_duplicates()
+    return _ordered(table, [f"w{word}" for word in vocabulary]), _count_grams(table, vocabulary)
+
+
+def _count_grams(words_NF: sp.csr_matrix, vocabulary: dict[str, int]) -> _Counts:
+    grams: dict[str, int] = {}
+    columns: list[int] = []
+    ends = [0]
+    for word in vocabulary:
+        if len(word) > GRAM:
+            marked = f"<{word}>"
+            columns += {
+                grams.setdefault(marked[i : i + GRAM], len(grams)) for i in range(len(marked) - GRAM + 1)
+            }
+        ends.append(len(columns))
+    shape = (len(vocabulary), len(grams))
+    spelled = sp.csr_matrix((np.ones(len(columns), np.float32), columns, ends), shape=shape)
+    return _ordered(sp.csr_matrix(words_NF @ spelled), [f"g{gram}" for gram in grams])
+
+
+def _ordered(table_NF: sp.csr_matrix, names: list[str]) -> _Counts:
+    hashes_F = np.fromiter(
+        (int.from_bytes(hashlib.blake2b(n.encode("utf-8", "replace"), digest_size=8).digest(), "little") for n in names),
+        np.uint64,
+        len(names),
+    )
+    order_F = np.argsort(hashes_F, kind="stable")
+    table = sp.csr_matrix(table_NF[:, order_F])
+    table.sort_indices()
+    return _Counts(hashes_F[order_F], table)
+
+
+def _words(text: str) -> list[str]:
+    """Lower-case words without accents, plural endings taken off."""
+    letters = unicodedata.normalize("NFKD", text.lower())
+    return [_singular(word) for word in _WORD.findall("".join(c for c in letters if not unicodedata.combining(c)))]
+
+
+def _singular(word: str) -> str:
+    if len(word) > 4 and word.endswith("ies"):
+        return word[:-3] + "y"
+    if len(word) > 3 and word.endswith("s") and not word.endswith("ss"):
+        return word[:-1]
+    return word
+
+
+# ------------------------------------------------------------------------------------------------------------ numbers
+def _document_frequencies(corpus: Corpus) -> tuple[np.ndarray, np.ndarray, tuple[float, float]]:
+    """(hashes of all features, in how many passages each stands, (mean words, mean trigrams) of a passage)."""
+    features_F, counts_F = np.empty(0, np.uint64), np.empty(0, np.int64)
+    totals = np.zeros(2)
+    for batch in corpus.batches(READ_ROWS):
+        for kind, counts in enumerate(_count([d.contents for d in batch], TITLE_COUNT)):
+            totals[kind] += counts.table_NF.sum()
+            seen_F = np.bincount(counts.table_NF.indices, minlength=len(counts.features_F))
+            features_F, place_F = np.unique(np.concatenate([features_F, counts.features_F]), return_inverse=True)
+            counts_F = np.bincount(place_F, np.concatenate([counts_F, seen_F]), len(features_F)).astype(np.int64)
+    words, grams = totals / len(corpus)
+    return features_F, counts_F, (float(words) or 1.0, float(grams) or 1.0)
+
+
+def _saturate(table_NF: sp.csr_matrix, mean_length: float) -> sp.csr_matrix:
+    lengths_N = np.asarray(table_NF.sum(axis=1)).ravel()
+    damp_N = K1 * (1 - B + B * lengths_N / mean_length)
+    damp = np.repeat(damp_N, np.diff(table_NF.indptr)).astype(np.float32)
+    return _with_data(table_NF, table_NF.data * np.float32(K1 + 1) / (table_NF.data + damp))
+
+
+def _scale(table_NF: sp.csr_matrix, weights_F: np.ndarray) -> sp.csr_matrix:
+    return _with_data(table_NF, table_NF.data * weights_F.astype(np.float32)[table_NF.indices])
+
+
+def _with_data(table: sp.csr_matrix, data: np.ndarray) -> sp.csr_matrix:
+    return sp.csr_matrix((data, table.indices, table.indptr), shape=table.shape)
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """splitmix64's finaliser: neighbouring inputs give unrelated bits (Steele, Lea and Flood 2014)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

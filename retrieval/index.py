@@ -1,0 +1,40 @@
+"""What every index can do: the nearest passages of a query, by inner product."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from jaxtyping import Float, Int
+
+
+class Index(Protocol):
+    """Rows of a fixed set of vectors, searched by inner product.
+
+    A query's result does not depend on the queries it is searched with; equal scores are ordered by row.
+    """
+
+    @property
+    def size(self) -> int:
+        """Number of vectors."""
+        ...
+
+    def search(
+        self, queries_QE: Float[np.ndarray, "Q E"], k: int
+    ) -> tuple[Float[np.ndarray, "Q k"], Int[np.ndarray, "Q k"]]:
+        """(scores_Qk, rows_Qk), best first, k cut to the number of vectors.
+
+        An approximate index that finds fewer fills up with score −inf and row −1.
+        """
+        ...
+
+
+def checked_k(queries_QE: np.ndarray, k: int, size: int, width: int) -> int:
+    """k cut to `size`; ValueError for a k below one or queries of another width than the index."""
+    if k < 1:
+        raise ValueError(f"A search for {k} passages finds nothing; ask for one or more.")
+    if queries_QE.shape[1] != width:
+        raise ValueError(
+            f"Queries of width {queries_QE.shape[1]} do not fit an index of width {width}; use the encoder of the index."
+        )
+    return min(k, size)

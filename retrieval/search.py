@@ -1,0 +1,145 @@
+"""The search tool: queries in, result texts out, as a policy reads them.
+
+A result lists its passages as the retrievers of Search-R1's descendants (verl, SSP) do:
+
+    Doc 1 (Title: "Ada Lovelace")
+    She was born in 1815 …
+
+    Doc 2 (Title: "Analytical Engine")
+    …
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from retrieval.corpus import Corpus, Document
+from retrieval.embed import Embedder
+from retrieval.index import Index
+
+EMPTY_QUERY = "The search query was empty. Write the words to look for."
+NOTHING_FOUND = "No passage was found for this query."
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A passage that was found, and its score."""
+
+    document: Document
+    score: float
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """One query's result: what was found, best first, and the text a policy reads."""
+
+    query: str
+    hits: tuple[Hit, ...]
+    text: str
+
+
+Retriever = Callable[[Sequence[str], int], list[tuple[Hit, ...]]]  # queries, top_k -> hits of each, best first
+
+
+@dataclass(frozen=True)
+class LocalRetriever:
+    """A Retriever over an index in this process."""
+
+    index: Index
+    corpus: Corpus
+    embedder: Embedder
+
+    def __call__(self, queries: Sequence[str], top_k: int) -> list[tuple[Hit, ...]]:
+        """At most `top_k` hits of each query; none for a query in which the encoder finds nothing to match."""
+        if not queries:
+            return []
+        queries_QE = self.embedder.queries(queries)
+        scores_Qk, rows_Qk = self.index.search(queries_QE, top_k)
+        return [
+            tuple(Hit(self.corpus[row], score) for row, score in zip(rows, scores, strict=True) if row >= 0 and known)
+            for rows, scores, known in zip(
+                rows_Qk.tolist(), scores_Qk.tolist(), queries_QE.any(axis=1).tolist(), strict=True
+            )
+        ]
+
+
+def format_documents(documents: Sequence[Document]) -> str:
+    """The passages as one text, numbered from 1, parted by blank lines; a title is kept to one line."""
+    return "\n\n".join(
+        f'Doc {number} (Title: "{" ".join(d.title.split())}")\n{d.text.strip()}'
+        for number, d in enumerate(documents, start=1)
+    )
+
+
+class SearchTool:
+    """Searches and writes the results; safe to call from several threads.
+
+    retrieve: a LocalRetriever, a RemoteRetriever, or any function of their shape.
+    top_k: passages of one result. max_tokens: budget of one result's text.
+    truncate(text, max_tokens): the text cut to the budget; called for every result that has passages.
+    neutralise(text): applied to every title and text before anything else sees them, for passages may hold anything,
+        a policy's own tags included.
+    cache_size: queries whose results are kept.
+    """
+
+    def __init__(
+        self,
+        retrieve: Retriever,
+        *,
+        top_k: int,
+        max_tokens: int,
+        truncate: Callable[[str, int], str],
+        neutralise: Callable[[str], str],
+        cache_size: int,
+    ) -> None:
+        if top_k < 1 or max_tokens < 1:
+            raise ValueError(f"A search result of {top_k} passages in {max_tokens} tokens is empty; ask for one or more.")
+        self._retrieve = retrieve
+        self._top_k = top_k
+        self._max_tokens = max_tokens
+        self._truncate = truncate
+        self._neutralise = neutralise
+        self._cache_size = cache_size
+        self._cache: OrderedDict[str, SearchResult] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __call__(self, queries: Sequence[str]) -> list[str]:
+        """The result text of each query, in order."""
+        return [result.text for result in self.results(queries)]
+
+    def results(self, queries: Sequence[str]) -> list[SearchResult]:
+        """The same with what was found. Queries are stripped; an empty one gets a text that says so.
+
+        Raises what the retriever raises: ConnectionError when a search server is down.
+        """
+        stripped = [query.strip() for query in queries]
+        known = {query: SearchResult("", (), EMPTY_QUERY) for query in stripped if not query}
+        with self._lock:
+            for query in stripped:
+                if query in self._cache:
+                    self._cache.move_to_end(query)
+                    known[query] = self._cache[query]
+        missing = [query for query in dict.fromkeys(stripped) if query not in known]
+        if missing:
+            found = self._retrieve(missing, self._top_k)
+            fresh = {query: self._result(query, hits) for query, hits in zip(missing, found, strict=True)}
+            known.update(fresh)
+            self._keep(fresh)
+        return [known[query] for query in stripped]
+
+    def _result(self, query: str, hits: tuple[Hit, ...]) -> SearchResult:
+        clean = tuple(
+            Hit(Document(h.document.id, self._neutralise(h.document.title), self._neutralise(h.document.text)), h.score)
+            for h in hits
+        )
+        text = format_documents([hit.document for hit in clean])
+        return SearchResult(query, clean, self._truncate(text, self._max_tokens) if clean else NOTHING_FOUND)
+
+    def _keep(self, fresh: dict[str, SearchResult]) -> None:
+        with self._lock:
+            self._cache.update(fresh)
+            while len(self._cache) > self._cache_size:
+                self._cache.popitem(last=False)
