@@ -96,10 +96,10 @@ class RetrievalSection(Section):
 
 # --------------------------------------------------------------------------------------------------------- rollouts
 class SamplingSection(Section):
-    temperature: float = Field(1.0, ge=0)
-    top_k: int = Field(0, ge=0)  # 0 = off
-    top_p: float = Field(1.0, gt=0, le=1)
-    max_tokens: int = Field(8192, gt=0)  # sampled tokens of one turn
+    temperature: float = Field(default=1.0, ge=0)
+    top_k: int = Field(default=0, ge=0)  # 0 = off
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    max_tokens: int = Field(default=8192, gt=0)  # sampled tokens of one turn
 
 
 class RolloutSection(Section):
@@ -221,7 +221,7 @@ class SSPSection(Section):
     prompts: CardPath = str(Path(__file__).parent / "prompts" / "ssp")  # proposer, solver, rag, judge, examples .txt
     train: Literal["both", "solver", "proposer"] = "both"  # SSP §4.3
     update_order: tuple[Literal["solver", "proposer"], ...] = ("solver", "proposer")  # Algorithm 1; the code: reversed
-    proposer_warmup_steps: int = Field(0, ge=0)  # first steps in which the solver does not learn; SSP Table 4: off
+    proposer_warmup_steps: int = Field(default=0, ge=0)  # first steps in which the solver does not learn; SSP Table 4: off
     proposer: RoleSection = RoleSection(  # Eq. (5): sum over tokens, mean over episodes, no baseline, no KL
         samples=1,
         loss=LossCard(
@@ -241,20 +241,20 @@ class SSPSection(Section):
     min_chars: int = 10
     max_chars: int = 1000
     min_words: int = 0  # released code: 10
-    min_distinct_searches: int = Field(1, ge=1)  # released code: 2
+    min_distinct_searches: int = Field(default=1, ge=1)  # released code: 2
     reject_repeated_search: bool = False  # released code: True
     reject_answer_in_search: bool = False  # released code: an option, off
     # RAG verification (SSP §4.4)
     verify: Literal["policy", "judge", "off"] = "policy"
-    verify_temperature: float = Field(1.0, ge=0)
-    verify_max_tokens: int = Field(512, gt=0)
-    noise_documents: int = Field(4, ge=0)
+    verify_temperature: float = Field(default=1.0, ge=0)
+    verify_max_tokens: int = Field(default=512, gt=0)
+    noise_documents: int = Field(default=4, ge=0)
     noise_unit: Literal["document", "trajectory"] = "document"  # released code: all results of another trajectory
     # filling the slots of invalid questions (SSP App. B.1)
     fill: Literal["dummy", "resample", "replay", "replay-reset"] = "replay-reset"
-    replay_reset_every: int = Field(10, gt=0)
+    replay_reset_every: int = Field(default=10, gt=0)
     replay_keep_reused: bool = False  # released code: True, a reused question enters the pool once more
-    max_resamples: int = Field(5, ge=0)
+    max_resamples: int = Field(default=5, ge=0)
     dummy: Literal["rollout", "skip"] = "rollout"  # a dummy slot is played with reward 0, or left out of the batch
     invalid_reward: float = 0.0  # -0.1 is the punitive reward of App. B.3
     proposer_reward: Literal["one-minus-mean", "intermediate"] = "one-minus-mean"

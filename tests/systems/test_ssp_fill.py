@@ -203,7 +203,7 @@ def test_punitive_reward_and_intermediate_difficulty():
     options: dict[str, Any] = {"proposer_reward": "intermediate", "solver": {"samples": 4}}
     episodes, _, _ = ssp.play(card(**options), world(plan), {"pool": []}, ITEMS[:2], 0)
     assert gains(episodes) == [pytest.approx(0.75), 0.0]  # 4 · ¼ · ¾; nobody solved the other
-    shifted = options | {"intermediate_left": 0.25, "intermediate_right": 0.75}
+    shifted: dict[str, Any] = options | {"intermediate_left": 0.25, "intermediate_right": 0.75}
     episodes, _, _ = ssp.play(card(**shifted), world(plan), {"pool": []}, ITEMS[:2], 0)
     assert gains(episodes) == [pytest.approx(1.0), 0.0]
 

@@ -16,7 +16,7 @@ from tests.systems.harness import EOS, ITEMS, RESULTS, Plan, card, of, plain, qu
 
 
 def test_the_dict_of_games_is_literal_and_each_has_the_shape():
-    assert SYSTEMS == {"ssp": ssp}
+    assert {"ssp": ssp} == SYSTEMS
     assert isinstance(ssp, System)
     cfg = card()
     assert ssp.policies(cfg) == ("actor",)

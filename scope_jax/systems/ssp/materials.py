@@ -40,10 +40,10 @@ def mix(own: Sequence[str], others: Sequence[str], count: int, rng: np.random.Ge
     for index in rng.permutation(len(others)):
         if len(noise) == count:
             break
-        if not any(_same(others[index], known) for known in (*own, *noise)):
-            noise.append(others[index])
+        if not any(_same(others[int(index)], known) for known in (*own, *noise)):
+            noise.append(others[int(index)])
     everything = [*own, *noise]
-    return [everything[index] for index in rng.permutation(len(everything))]
+    return [everything[int(index)] for index in rng.permutation(len(everything))]
 
 
 def render(texts: Sequence[str], unit: str) -> str:
