@@ -1,0 +1,223 @@
+"""Checkpoints: the state of every policy and the game's memory in one folder that is either whole or not there.
+
+    <run>/checkpoints/<step>/   states (orbax on tensorstore), memory, meta (JSON), seal.json
+
+Orbax writes asynchronously into a temporary folder and renames it when all is on disk; the seal, written just before
+that, holds size and CRC-32 of every file. A folder without a matching seal is never read: a truncated or changed file
+is found before any array is.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from scope_jax.config import Config
+from scope_jax.errors import UserError
+from scope_jax.metrics import fingerprint
+from scope_jax.types import Memory
+
+SEAL = "seal.json"
+TEMPORARY = ".orbax-checkpoint-tmp"  # orbax: <name> + this (+ more) until all files are there
+UNSEALED = (SEAL, "_CHECKPOINT_METADATA")  # orbax writes the time of the commit into the latter, and reads without it
+
+
+class CheckpointError(UserError):
+    """A checkpoint that cannot be read: one sentence with its folder and the remedy."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """One checkpoint: `states` by policy name, the game's memory, and meta = {"step", "seed", "fingerprint"}."""
+
+    step: int
+    states: dict[str, Any]
+    memory: Memory
+    meta: dict[str, Any]
+
+
+# ------------------------------------------------------------------------------------------------------------ seals
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in UNSEALED)
+
+
+def _crc(path: Path) -> int:
+    value = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            value = zlib.crc32(block, value)
+    return value
+
+
+def _seal(folder: Path) -> None:
+    entries = {path.relative_to(folder).as_posix(): [path.stat().st_size, _crc(path)] for path in _files(folder)}
+    temporary = folder / (SEAL + ".partial")
+    temporary.write_text(json.dumps(entries), encoding="utf-8")
+    os.replace(temporary, folder / SEAL)
+
+
+def fault(folder: Path) -> str | None:
+    """What is wrong with a checkpoint folder, as the end of a sentence; None if every file is as it was written."""
+    seal = folder / SEAL
+    if not seal.is_file():
+        return "it has no seal, so it was never finished"
+    try:
+        entries = json.loads(seal.read_text(encoding="utf-8"))
+    except ValueError:
+        return f"{SEAL} is damaged"
+    for name, (size, crc) in entries.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != size:
+            return f"{name} has {path.stat().st_size} bytes instead of {size}"
+        if _crc(path) != crc:
+            return f"{name} has changed since it was written"
+    return None
+
+
+# ---------------------------------------------------------------------------------------------------------- reading
+def steps(folder: Path) -> list[int]:
+    """Steps that have a folder under `folder`, ascending; whether they are valid is another question."""
+    if not folder.is_dir():
+        return []
+    return sorted(int(path.name) for path in folder.iterdir() if path.is_dir() and path.name.isdecimal())
+
+
+def locate(path: Path) -> Path:
+    """The checkpoint folder that `path` means: itself, or the newest valid one of a run or of its checkpoints folder.
+
+    Raises CheckpointError if there is none.
+    """
+    if path.name.isdecimal() and path.is_dir():
+        if wrong := fault(path):
+            raise CheckpointError(f"the checkpoint {path} cannot be used: {wrong}; name another one.")
+        return path
+    folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    for step in reversed(steps(folder)):
+        if fault(folder / str(step)) is None:
+            return folder / str(step)
+    raise CheckpointError(
+        f"{path} holds no checkpoint: give a run folder, its checkpoints folder or one folder in there "
+        "(a run writes its first one after train.save_every steps)."
+    )
+
+
+def load(folder: Path, targets: Mapping[str, Any]) -> Saved:
+    """The checkpoint in `folder`, its arrays placed as `targets` says.
+
+    targets: policy name → tree of jax.ShapeDtypeStruct with shardings. Parts of the state may be left out (only the
+    weights of one policy, say); what is there must have the saved shape. Raises CheckpointError for a damaged folder.
+    """
+    if wrong := fault(folder):
+        raise CheckpointError(f"the checkpoint {folder} cannot be used: {wrong}; name another one.")
+    wanted = dict(targets)
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+        read = checkpointer.restore(
+            folder.absolute(),
+            args=ocp.args.Composite(
+                states=ocp.args.PyTreeRestore(
+                    wanted, restore_args=ocp.checkpoint_utils.construct_restore_args(wanted), partial_restore=True
+                ),
+                memory=ocp.args.JsonRestore(),
+                meta=ocp.args.JsonRestore(),
+            ),
+        )
+    return Saved(read["meta"]["step"], read["states"], read["memory"], read["meta"])
+
+
+# ---------------------------------------------------------------------------------------------------------- writing
+class Checkpoints:
+    """The checkpoints of one run: `save` returns while files are being written, `resume` finds the newest whole one."""
+
+    def __init__(self, folder: Path, cfg: Config) -> None:
+        self.folder = folder.absolute()
+        self.keep = cfg.train.keep
+        self.meta = {"seed": cfg.seed, "fingerprint": fingerprint(cfg)}
+        self._saving: int | None = None
+        # absl's warnings about its own metadata files say nothing to people.
+        logging.getLogger("absl").setLevel(logging.ERROR)
+        self._checkpointer = ocp.AsyncCheckpointer(
+            ocp.CompositeCheckpointHandler(),
+            async_options=ocp.options.AsyncOptions(post_finalization_callback=self._before_commit),
+        )
+
+    def save(self, step: int, states: Mapping[str, Any], memory: Memory) -> None:
+        """Starts writing the checkpoint of `step`; the arrays may be donated as soon as this returns.
+
+        Raises ValueError if the memory would not come back from JSON as it went in. An error of the previous save is
+        raised here.
+        """
+        if json.loads(json.dumps(memory)) != memory:
+            raise ValueError(
+                "the game's memory is not plain JSON data (tuples and number keys do not survive a restart)."
+            )
+        self.wait()
+        self._saving = step
+        self._checkpointer.save(
+            self.folder / str(step),
+            args=ocp.args.Composite(
+                states=ocp.args.PyTreeSave(dict(states)),
+                memory=ocp.args.JsonSave(memory),
+                meta=ocp.args.JsonSave({"step": step, **self.meta}),
+            ),
+            force=True,  # a damaged folder of the same step is replaced
+        )
+
+    def wait(self) -> None:
+        """Returns when the last save is on disk and the superfluous ones are gone; raises what went wrong with it."""
+        self._checkpointer.wait_until_finished()
+        if self._saving is not None:
+            self._prune(self._saving)
+            self._saving = None
+
+    def resume(self, targets: Mapping[str, Any], warn: Callable[[str], None]) -> Saved | None:
+        """The newest valid checkpoint in the layout of `targets` (see `load`), None if the run has none yet.
+
+        Each damaged one on the way is skipped with one sentence to `warn`. Raises CheckpointError if there are
+        checkpoints but all are damaged, or if the one found was written under another config.
+        """
+        candidates = steps(self.folder)
+        for step in reversed(candidates):
+            folder = self.folder / str(step)
+            if wrong := fault(folder):
+                warn(f"the checkpoint {folder} is skipped: {wrong}.")
+                continue
+            saved = load(folder, targets)
+            if saved.meta["fingerprint"] != self.meta["fingerprint"]:
+                raise CheckpointError(
+                    f"the checkpoint {folder} was written under another config; use another run folder."
+                )
+            return saved
+        if candidates:
+            raise CheckpointError(
+                f"every checkpoint in {self.folder} is damaged; remove that folder to start from step 0."
+            )
+        return None
+
+    def _before_commit(self) -> None:
+        """Orbax calls this on its own thread when all files are written and the folder still has its temporary name."""
+        if jax.process_index() == 0:
+            for folder in self.folder.glob(f"{self._saving}{TEMPORARY}*"):
+                _seal(folder)
+
+    def _prune(self, newest: int) -> None:
+        """Leaves the `keep` newest sealed checkpoints up to `newest`; later ones are of a future that was rewound."""
+        if jax.process_index() != 0:
+            return
+        sealed = [step for step in steps(self.folder) if step <= newest and (self.folder / str(step) / SEAL).is_file()]
+        stay = {str(step) for step in sealed[-self.keep :]}
+        for path in self.folder.iterdir():
+            unfinished = TEMPORARY in path.name
+            if path.is_dir() and path.name not in stay and (unfinished or path.name.isdecimal()):
+                shutil.rmtree(path)

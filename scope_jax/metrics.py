@@ -1,0 +1,213 @@
+"""What a run writes down: its config, one line of metrics per step, one line per episode.
+
+    <run>/config.toml   the resolved card; a run folder is tied to it
+    <run>/metrics.jsonl {"step": 3, "solver/reward": 0.4, ...}
+    <run>/episodes.jsonl {"step": 3, "role": "solver", "reward": 1.0, "text": {...}, ...}
+
+Lines reach the disk before the checkpoint of their step does, and `RunLog.rewind` cuts those that are later than the
+checkpoint a run goes on from: after any kill the files end up as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import math
+import os
+import weakref
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from scope_jax.config import Config, load_card
+from scope_jax.errors import UserError
+from scope_jax.types import Episode, Metrics
+
+# Keys that may differ between two processes of one run: they say how long and how often, never what is computed.
+FREE = ("train.steps", "train.save_every", "train.keep", "evaluate.every", "launch")
+
+
+class RunError(UserError):
+    """A run folder that cannot be used: one sentence with the folder and the remedy."""
+
+
+# ----------------------------------------------------------------------------------------------------------- config
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping) and value:
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def _tied(cfg: Config) -> dict[str, Any]:
+    """Every key of the config that a run is tied to, with its value."""
+    flat = _flat(cfg.model_dump(mode="json"))
+    return {key: value for key, value in flat.items() if not any(key == f or key.startswith(f + ".") for f in FREE)}
+
+
+def fingerprint(cfg: Config) -> str:
+    """16 hex digits that two configs share exactly if one may continue the other's run."""
+    return hashlib.sha256(json.dumps(_tied(cfg), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def differing(a: Config, b: Config) -> list[str]:
+    """Keys whose values keep `b` from continuing a run of `a`."""
+    left, right = _tied(a), _tied(b)
+    return sorted(key for key in left.keys() | right.keys() if left.get(key) != right.get(key))
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
+    if isinstance(value, dict):
+        inner = ", ".join(f"{json.dumps(key)} = {_toml_value(item)}" for key, item in value.items() if item is not None)
+        return "{" + inner + "}"
+    if isinstance(value, str):
+        return json.dumps(value).replace("\x7f", "\\u007f")
+    return json.dumps(value)  # true, false, integers and finite floats are written alike in JSON and TOML
+
+
+def _toml_lines(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
+    lines = [f"{key} = {_toml_value(v)}" for key, v in table.items() if v is not None and not isinstance(v, Mapping)]
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            lines += ["", f"[{'.'.join((*path, key))}]", *_toml_lines(value, (*path, key))]
+    return lines
+
+
+def to_toml(cfg: Config) -> str:
+    """The whole config as a card; keys without a value are left out."""
+    return "\n".join(_toml_lines(cfg.model_dump(mode="json"), ())) + "\n"
+
+
+# -------------------------------------------------------------------------------------------------------------- log
+def _plain(value: Any) -> Any:
+    """JSON data: numpy and jax scalars become numbers, a number that is not finite becomes null."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    number = value.item() if hasattr(value, "item") else value
+    return None if isinstance(number, float) and not math.isfinite(number) else number
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The records of a metrics or episodes file, [] if there is no file yet."""
+    if not path.is_file():
+        return []
+    with path.open(encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def _record(step: int, episode: Episode) -> dict[str, Any]:
+    return {
+        "step": step,
+        "role": episode.role,
+        "policy": episode.policy,
+        "group": episode.group,
+        "reward": episode.reward,
+        "parts": episode.parts,
+        "advantage": episode.advantage,
+        "trained": episode.trained,
+        "tokens": sum(len(datum.ids_T) for datum in episode.datums),
+        "sampled": sum(int(datum.sampled_T.sum()) for datum in episode.datums),
+        "text": episode.text,
+    }
+
+
+class RunLog:
+    """The written record of one run folder, owned by one process at a time.
+
+    Raises RunError if the folder belongs to something else, to a run with another config, or to a running process.
+    """
+
+    def __init__(self, run: Path, cfg: Config) -> None:
+        self.run = run
+        self._metrics = run / "metrics.jsonl"
+        self._episodes = run / "episodes.jsonl"
+        config = run / "config.toml"
+        if run.exists() and not run.is_dir():
+            raise RunError(f"the run folder {run} is a file; name a folder with --run.")
+        if (
+            run.is_dir()
+            and not config.is_file()
+            and any(path.name not in (".lock", "config.toml.partial") for path in run.iterdir())
+        ):
+            raise RunError(
+                f"the folder {run} is not empty and holds no run (no config.toml); name another one with --run."
+            )
+        run.mkdir(parents=True, exist_ok=True)
+        self._lock()
+        if config.is_file():
+            keys = differing(load_card(config), cfg)
+            if keys:
+                raise RunError(
+                    f"the run in {run} was started with other values of {', '.join(keys)}; "
+                    "use the same values or another run folder."
+                )
+        partial = run / "config.toml.partial"
+        partial.write_text(to_toml(cfg), encoding="utf-8")
+        os.replace(partial, config)
+
+    def _lock(self) -> None:
+        handle = os.open(self.run / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        self._close = weakref.finalize(self, os.close, handle)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._close()
+            raise RunError(
+                f"another process is working in {self.run}; wait for it or use another run folder."
+            ) from None
+
+    def close(self) -> None:
+        """Gives the folder free; also happens when the log is forgotten or the process ends."""
+        self._close()
+
+    def rewind(self, step: int) -> None:
+        """Cuts every line later than `step`, and a half-written last one; at step 0, where a run begins anew, all."""
+        for path in (self._metrics, self._episodes):
+            if path.is_file():
+                _cut(path, step)
+
+    def metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Appends the metrics of one step; returns when they are on disk."""
+        _append(self._metrics, [{"step": step, **metrics}])
+
+    def episodes(self, step: int, episodes: Iterable[Episode]) -> None:
+        """Appends one line for each episode of a step; returns when they are on disk."""
+        _append(self._episodes, [_record(step, episode) for episode in episodes])
+
+    def before_after(self) -> dict[str, Metrics]:
+        """{"before", "after"}: the evaluation metrics (eval/...) of the first and of the last step that has any."""
+        scores = [
+            {key: value for key, value in line.items() if key.startswith("eval/")} for line in read_lines(self._metrics)
+        ]
+        scores = [score for score in scores if score]
+        return {"before": scores[0] if scores else {}, "after": scores[-1] if scores else {}}
+
+
+def _append(path: Path, records: list[dict[str, Any]]) -> None:
+    text = "".join(json.dumps(_plain(record), ensure_ascii=False) + "\n" for record in records)
+    with path.open("ab") as file:
+        file.write(text.encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _cut(path: Path, step: int) -> None:
+    """Truncates at the first line that is later than `step` or torn; steps never decrease within a file."""
+    with path.open("rb+") as file:
+        end = 0
+        for line in file:
+            if step == 0 or not line.endswith(b"\n") or json.loads(line)["step"] > step:
+                break
+            end += len(line)
+        file.truncate(end)
+        os.fsync(file.fileno())

@@ -1,0 +1,266 @@
+"""Checkpoints come back with the same bits, or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import struct
+
+from scope_jax.checkpoint import SEAL, CheckpointError, Checkpoints, fault, load, locate, steps
+from scope_jax.config import Config, parse_config
+
+
+class State(struct.PyTreeNode):
+    step: jax.Array
+    params: dict
+    moments: tuple
+    ref_params: dict | None
+
+
+def card(**train: int) -> Config:
+    table = {
+        "system": "ssp",
+        "model": {"checkpoint": "base"},
+        "retrieval": {"corpus": "corpus.jsonl"},
+        "data": {"answers": "answers.jsonl"},
+        "train": {"steps": 3} | train,
+        "ssp": {"grader": "exact-match"},
+    }
+    return parse_config(table, "test card")
+
+
+def state(seed: int) -> State:
+    rng = np.random.default_rng(seed)
+    params = {"w": jnp.asarray(rng.normal(size=(300, 200)), jnp.float32), "b": jnp.asarray([1.5, -2.25], jnp.bfloat16)}
+    return State(jnp.int32(seed), params, (jax.tree.map(jnp.square, params),), None)
+
+
+def targets(tree):
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), tree)
+
+
+def same(a, b) -> bool:
+    left, right = jax.tree.leaves(a), jax.tree.leaves(b)
+    equal = [
+        x.dtype == y.dtype and np.asarray(x).tobytes() == np.asarray(y).tobytes()
+        for x, y in zip(left, right, strict=True)
+    ]
+    return jax.tree.structure(a) == jax.tree.structure(b) and all(equal)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> Path:
+    """A checkpoints folder with steps 2 and 3 of two policies (keep = 2, so step 1 is gone)."""
+    folder = tmp_path_factory.mktemp("run") / "checkpoints"
+    checkpoints = Checkpoints(folder, card(keep=2))
+    for step in (1, 2, 3):
+        checkpoints.save(
+            step, {"actor": state(step), "other": state(10 + step)}, {"pool": [step, "é", None], "history": {}}
+        )
+    checkpoints.wait()
+    return folder
+
+
+@pytest.fixture
+def folder(written: Path, tmp_path: Path) -> Path:
+    shutil.copytree(written, tmp_path / "checkpoints")
+    return tmp_path / "checkpoints"
+
+
+WANTED = {"actor": state(0), "other": state(0)}
+
+
+def test_the_newest_comes_back_bit_for_bit(folder: Path) -> None:
+    warnings: list[str] = []
+    saved = Checkpoints(folder, card()).resume(targets(WANTED), warnings.append)
+    assert saved is not None
+    assert saved.step == 3
+    assert same(saved.states, {"actor": state(3), "other": state(13)})
+    assert saved.memory == {"pool": [3, "é", None], "history": {}}
+    assert saved.meta["seed"] == 0
+    assert warnings == []
+
+
+def test_old_ones_are_removed(folder: Path) -> None:
+    assert steps(folder) == [2, 3]
+    assert all(fault(folder / str(step)) is None for step in (2, 3))
+
+
+def test_a_run_without_checkpoints_starts_anew(tmp_path: Path) -> None:
+    assert Checkpoints(tmp_path / "none", card()).resume(targets(WANTED), pytest.fail) is None
+
+
+def test_part_of_the_state_can_be_read(folder: Path) -> None:
+    saved = load(folder / "3", targets({"other": {"params": state(0).params}}))
+    assert same(saved.states, {"other": {"params": state(13).params}})
+
+
+def _biggest(step: Path) -> Path:
+    return max((path for path in step.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+
+
+def _truncate(step: Path) -> None:
+    os.truncate(_biggest(step), 1000)
+
+
+def _flip(step: Path) -> None:
+    content = bytearray(_biggest(step).read_bytes())
+    content[len(content) // 2] ^= 8
+    _biggest(step).write_bytes(content)
+
+
+def _remove(step: Path) -> None:
+    _biggest(step).unlink()
+
+
+def _unseal(step: Path) -> None:
+    (step / SEAL).unlink()
+
+
+def _cut_seal(step: Path) -> None:
+    os.truncate(step / SEAL, 10)
+
+
+DAMAGE = [
+    (_truncate, "bytes instead of"),
+    (_flip, "has changed"),
+    (_remove, "missing"),
+    (_unseal, "never finished"),
+    (_cut_seal, "damaged"),
+]
+
+
+@pytest.mark.parametrize(("damage", "words"), DAMAGE)
+def test_a_damaged_checkpoint_is_skipped_with_one_sentence(folder: Path, damage, words: str) -> None:
+    damage(folder / "3")
+    warnings: list[str] = []
+    saved = Checkpoints(folder, card()).resume(targets(WANTED), warnings.append)
+    assert saved is not None
+    assert saved.step == 2
+    assert same(saved.states["actor"], state(2))
+    assert saved.memory["pool"] == [2, "é", None]
+    assert len(warnings) == 1
+    assert str(folder / "3") in warnings[0]
+    assert words in warnings[0]
+
+
+def test_a_damaged_checkpoint_that_was_named_is_an_error(folder: Path) -> None:
+    _truncate(folder / "3")
+    with pytest.raises(CheckpointError, match=r"checkpoints/3 cannot be used: .* bytes instead of"):
+        locate(folder / "3")
+    with pytest.raises(CheckpointError, match="name another one"):
+        load(folder / "3", targets(WANTED))
+    assert locate(folder) == folder / "2"
+    assert locate(folder.parent) == folder / "2"
+
+
+def test_only_damaged_ones_is_an_error_not_a_silent_restart(folder: Path) -> None:
+    _truncate(folder / "3")
+    _flip(folder / "2")
+    with pytest.raises(CheckpointError, match="every checkpoint in"):
+        Checkpoints(folder, card()).resume(targets(WANTED), lambda _: None)
+
+
+def test_no_checkpoint_where_one_was_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+        locate(tmp_path / "nothing")
+
+
+def test_a_damaged_step_is_written_over_and_a_rewound_future_removed(folder: Path) -> None:
+    _truncate(folder / "3")
+    (folder / ("7" + ".orbax-checkpoint-tmp-1")).mkdir()
+    checkpoints = Checkpoints(folder, card(keep=2))
+    checkpoints.save(3, {"actor": state(30), "other": state(31)}, {})
+    checkpoints.wait()
+    assert sorted(path.name for path in folder.iterdir()) == ["2", "3"]
+    saved = checkpoints.resume(targets(WANTED), pytest.fail)
+    assert saved is not None
+    assert same(saved.states, {"actor": state(30), "other": state(31)})
+
+
+def test_another_config_is_refused(folder: Path) -> None:
+    other = card().model_copy(update={"seed": 5})
+    with pytest.raises(CheckpointError, match="another config"):
+        Checkpoints(folder, other).resume(targets(WANTED), pytest.fail)
+
+
+def test_another_shape_is_an_error_not_a_skip(folder: Path) -> None:
+    wrong = {
+        "actor": state(0).replace(params={"w": jnp.zeros((4, 4)), "b": jnp.zeros(2, jnp.bfloat16)}),
+        "other": state(0),
+    }
+    with pytest.raises(ValueError, match=r"(?i)shape"):
+        Checkpoints(folder, card()).resume(targets(wrong), pytest.fail)
+
+
+def test_memory_that_json_would_change_is_refused(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, card())
+    for memory in ({"pool": (1, 2)}, {"by_step": {3: "x"}}):
+        with pytest.raises(ValueError, match="plain JSON"):
+            checkpoints.save(1, {"actor": state(1)}, memory)
+    assert steps(tmp_path) == []
+
+
+def test_arrays_may_be_donated_while_files_are_written(tmp_path: Path) -> None:
+    update = jax.jit(lambda tree: jax.tree.map(lambda x: x * 1.5 + 1, tree), donate_argnums=0)
+    tree = {"w": jnp.ones((1000, 1000)), "b": jnp.zeros(3)}
+    checkpoints = Checkpoints(tmp_path, card(keep=3))
+    expected = {}
+    for step in (1, 2, 3):
+        expected[step] = jax.tree.map(lambda x: np.array(x, copy=True), tree)
+        checkpoints.save(step, {"actor": tree}, {})
+        for _ in range(3):
+            tree = update(tree)
+        jax.block_until_ready(tree)
+    checkpoints.wait()
+    for step, values in expected.items():
+        assert same(load(tmp_path / str(step), targets({"actor": tree})).states, {"actor": values})
+
+
+WRITER = """
+import sys
+from pathlib import Path
+import jax.numpy as jnp
+from scope_jax.checkpoint import Checkpoints
+from scope_jax.config import parse_config
+import json
+folder, table = Path(sys.argv[1]), json.loads(sys.argv[2])
+checkpoints = Checkpoints(folder, parse_config(table, "card"))
+for step in range(1, 1000):
+    checkpoints.save(step, {"actor": {"w": jnp.full((700, 700), float(step))}}, {"step": step})
+    print(step, flush=True)
+"""
+
+
+def test_sigkill_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+    """Killed three times in the middle of writing: what is found is always whole, and states and memory agree."""
+    table = json.dumps(card(keep=1).model_dump(mode="json"))
+    wanted = targets({"actor": {"w": jnp.zeros((700, 700))}})
+    for round_, delay in enumerate((0.0, 0.02, 0.05)):
+        folder = tmp_path / str(round_)
+        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(folder), table], stdout=subprocess.PIPE, text=True)
+        assert writer.stdout is not None
+        for _ in range(3):
+            line = writer.stdout.readline()
+            assert line, "the writer stopped by itself"
+        time.sleep(delay)
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+        writer.stdout.close()
+        saved = Checkpoints(folder, card(keep=1)).resume(wanted, lambda _: None)
+        assert saved is not None
+        assert saved.step >= 2
+        assert saved.memory == {"step": saved.step}
+        assert float(saved.states["actor"]["w"][5, 5]) == saved.step

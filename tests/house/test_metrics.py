@@ -1,0 +1,156 @@
+"""A run's files: tied to one config, and after a kill as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scope_jax.config import Config, load_card, parse_config
+from scope_jax.metrics import RunError, RunLog, differing, fingerprint, read_lines, to_toml
+from scope_jax.types import Datum, Episode
+
+TABLE = {
+    "system": "ssp",
+    "model": {"checkpoint": 'a "quoted" \\ folder\x7f', "chat_template_kwargs": {"enable_thinking": False, "x-y": 3}},
+    "retrieval": {"corpus": "corpus.jsonl"},
+    "data": {"answers": "answers.jsonl"},
+    "evaluate": {"sets": [{"name": "held-out", "path": "q.jsonl", "limit": 3}, {"name": "other", "path": "r.jsonl"}]},
+    "train": {"steps": 3},
+    "ssp": {"grader": "exact-match", "invalid_reward": -0.1},
+    "optimizer": {"learning_rate": 1e-6},
+}
+
+
+@pytest.fixture
+def cfg() -> Config:
+    return parse_config(TABLE, "test card")
+
+
+def override(**tables) -> Config:
+    merged = {key: TABLE.get(key, {}) | value for key, value in tables.items()}
+    return parse_config(TABLE | merged, "test card")
+
+
+def episode(reward: float) -> Episode:
+    datum = Datum(np.arange(5), np.array([False, False, True, True, True]), np.zeros(5, np.float32))
+    return Episode("solver", "actor", "g0", (datum,), reward, {"format": 1.0}, 0.5, text={"question": "où?"})
+
+
+def test_the_written_config_is_a_card_with_the_same_values(cfg: Config, tmp_path: Path) -> None:
+    RunLog(tmp_path / "run", cfg)
+    again = load_card(tmp_path / "run" / "config.toml")
+    assert again == cfg
+    assert fingerprint(again) == fingerprint(cfg)
+
+
+def test_every_default_survives_the_written_config(tmp_path: Path) -> None:
+    judged = override(judge={"url": "http://localhost:1", "model": "m"}, ssp={"grader": "judge"})
+    (tmp_path / "card.toml").write_text(to_toml(judged))
+    assert load_card(tmp_path / "card.toml") == judged
+
+
+def test_records_are_json_lines(cfg: Config, tmp_path: Path) -> None:
+    log = RunLog(tmp_path / "run", cfg)
+    log.metrics(0, {"eval/held-out/accuracy": 0.25})
+    log.metrics(1, {"loss": np.float32(0.5), "ratio": float("nan"), "count": np.int64(3), "skipped": True})
+    log.episodes(1, [episode(1.0), episode(float("inf"))])
+    log.metrics(2, {"eval/held-out/accuracy": 0.75, "loss": 0.1})
+    assert read_lines(tmp_path / "run" / "metrics.jsonl")[1] == {
+        "step": 1, "loss": 0.5, "ratio": None, "count": 3, "skipped": True,
+    }  # fmt: skip
+    first, second = read_lines(tmp_path / "run" / "episodes.jsonl")
+    assert first == {
+        "step": 1, "role": "solver", "policy": "actor", "group": "g0", "reward": 1.0, "parts": {"format": 1.0},
+        "advantage": 0.5, "trained": True, "tokens": 5, "sampled": 3, "text": {"question": "où?"},
+    }  # fmt: skip
+    assert second["reward"] is None
+    assert log.before_after() == {"before": {"eval/held-out/accuracy": 0.25}, "after": {"eval/held-out/accuracy": 0.75}}
+
+
+def test_rewound_and_written_again_the_files_are_those_of_an_uninterrupted_run(cfg: Config, tmp_path: Path) -> None:
+    def write(log: RunLog, steps: range) -> None:
+        for step in steps:
+            log.episodes(step, [episode(step), episode(-step)])
+            log.metrics(step, {"loss": 1 / (step + 1)})
+
+    straight = RunLog(tmp_path / "straight", cfg)
+    write(straight, range(8))
+    for restored in (0, 3, 5):
+        run = tmp_path / str(restored)
+        log = RunLog(run, cfg)
+        write(log, range(6))
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 6, "lo')  # killed in the middle of a line
+        log.close()
+        log = RunLog(run, cfg)
+        log.rewind(restored)
+        write(log, range(restored + 1 if restored else 0, 8))
+        for name in ("metrics.jsonl", "episodes.jsonl"):
+            assert (run / name).read_bytes() == (tmp_path / "straight" / name).read_bytes()
+
+
+def test_rewinding_a_new_run_changes_nothing(cfg: Config, tmp_path: Path) -> None:
+    log = RunLog(tmp_path / "run", cfg)
+    log.rewind(0)
+    assert log.before_after() == {"before": {}, "after": {}}
+
+
+def test_another_config_is_refused_with_its_keys(cfg: Config, tmp_path: Path) -> None:
+    RunLog(tmp_path, cfg).close()
+    other = override(optimizer={"learning_rate": 2e-6}, ssp={"max_chars": 5})
+    with pytest.raises(RunError, match=r"other values of optimizer.learning_rate, ssp.max_chars; use") as caught:
+        RunLog(tmp_path, other)
+    assert "\n" not in str(caught.value)
+    assert load_card(tmp_path / "config.toml") == cfg
+
+
+def test_length_and_cadence_may_change(cfg: Config, tmp_path: Path) -> None:
+    longer = override(
+        train={"steps": 99, "save_every": 1, "keep": 5}, evaluate={"every": 7}, launch={"fake_devices": 4}
+    )
+    assert differing(cfg, longer) == []
+    assert fingerprint(cfg) == fingerprint(longer)
+    RunLog(tmp_path, cfg).close()
+    RunLog(tmp_path, longer)
+    assert load_card(tmp_path / "config.toml") == longer
+
+
+def test_one_more_evaluation_set_is_another_config(cfg: Config) -> None:
+    fewer = override(evaluate={"sets": TABLE["evaluate"]["sets"][:1]})
+    assert differing(cfg, fewer) == ["evaluate.sets"]
+    assert fingerprint(cfg) != fingerprint(fewer)
+
+
+def test_a_folder_with_other_things_is_refused(cfg: Config, tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("do not touch")
+    with pytest.raises(RunError, match=r"not empty and holds no run"):
+        RunLog(tmp_path, cfg)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+    with pytest.raises(RunError, match="is a file"):
+        RunLog(tmp_path / "thesis.txt", cfg)
+
+
+HOLDER = """
+import json, os, signal, sys
+from pathlib import Path
+from scope_jax.config import parse_config
+from scope_jax.metrics import RunLog
+log = RunLog(Path(sys.argv[1]), parse_config(json.loads(sys.argv[2]), "card"))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_one_process_at_a_time_and_a_killed_one_leaves_no_lock(cfg: Config, tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", HOLDER, str(tmp_path), json.dumps(TABLE)], check=False, env=os.environ.copy())
+    assert (tmp_path / ".lock").is_file()
+    log = RunLog(tmp_path, cfg)
+    with pytest.raises(RunError, match="another process is working"):
+        RunLog(tmp_path, cfg)
+    log.close()
+    RunLog(tmp_path, cfg).close()
