@@ -71,11 +71,15 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Update:
-    """One learner update of a step: the episodes of `role`, trained into `policy` with `card`."""
+    """One learner update of a step: the episodes of `role`, trained into `policy` with `card`.
+
+    temperature: at which those episodes were sampled.
+    """
 
     role: str
     policy: str
     card: LossCard
+    temperature: float
 
 
 @runtime_checkable
@@ -135,6 +139,8 @@ class System(Protocol):
         """The learner updates of one step, in order."""
         ...
 
-    def answer(self, cfg: Config, tools: Tools, rows: Sequence[Mapping[str, Any]], *, temperature: float, max_tokens: int) -> list[dict[str, Any]]:
+    def answer(
+        self, cfg: Config, tools: Tools, rows: Sequence[Mapping[str, Any]], *, temperature: float, max_tokens: int
+    ) -> list[dict[str, Any]]:
         """Evaluation: one record for each question row with `prediction`, `correct`, `searches` and `text`."""
         ...

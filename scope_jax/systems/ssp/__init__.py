@@ -51,8 +51,12 @@ def start(cfg: Config) -> Memory:
 
 def updates(cfg: Config) -> tuple[Update, ...]:
     """Algorithm 1 l.10 and l.11 in the card's order; a role that does not learn has no update."""
-    cards = {"solver": cfg.ssp.solver.loss, "proposer": cfg.ssp.proposer.loss}
-    return tuple(Update(role, POLICY, cards[role]) for role in cfg.ssp.update_order if cfg.ssp.train in ("both", role))
+    cards = {"solver": cfg.ssp.solver, "proposer": cfg.ssp.proposer}
+    return tuple(
+        Update(role, POLICY, cards[role].loss, cards[role].sampling.temperature)
+        for role in cfg.ssp.update_order
+        if cfg.ssp.train in ("both", role)
+    )
 
 
 def play(
