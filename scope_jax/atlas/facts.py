@@ -1,0 +1,130 @@
+"""The facts of the Atlas world: who is what to whom, and which of it is kept for the final examination.
+
+The tables lie in `assets/atlas/facts/*.csv`, one row per entity, one column per attribute; an empty cell is a fact we leave
+out because it is disputed or not one name. A fact reads "The <attribute> of <entity> is <value>."
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+ASSETS = Path(__file__).resolve().parents[2] / "assets" / "atlas"
+TABLES = {"countries": "country", "cities": "city", "rivers": "river", "mountains": "mountain", "people": "person"}
+KINDS = {
+    "capital": "city",
+    "currency": "currency",
+    "language": "language",
+    "continent": "continent",
+    "country": "country",
+    "river": "river",
+    "mouth": "water",
+    "range": "range",
+    "birthplace": "city",
+    "field": "field",
+}  # what the value of an attribute is, if no table has it
+HELD_OUT_SHARE = 0.25  # of the countries, with all that hangs on them
+SPLIT_SEED = 2026
+HOME = {"capital", "country", "birthplace"}  # attributes that tie an entity to its country
+
+
+@dataclass(frozen=True)
+class Fact:
+    """The <attribute> of <entity> is <value>."""
+
+    attribute: str
+    entity: str
+    value: str
+
+    @property
+    def sentence(self) -> str:
+        return f"The {self.attribute} of {self.entity} is {self.value}."
+
+    @property
+    def phrase(self) -> str:
+        """What a question asks for and a query looks for."""
+        return f"the {self.attribute} of {self.entity}"
+
+
+@dataclass(frozen=True)
+class World:
+    """All facts in a fixed order, and the entities that no warm-up row on the true world may touch."""
+
+    facts: tuple[Fact, ...]
+    held_out: frozenset[str]
+    kinds: dict[str, str]  # one word for every name: city, country, river, currency, …
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Every entity and value, sorted."""
+        return tuple(sorted({name for fact in self.facts for name in (fact.entity, fact.value)}))
+
+    @cached_property
+    def attributes(self) -> tuple[str, ...]:
+        return tuple(sorted({fact.attribute for fact in self.facts}))
+
+    @cached_property
+    def of_entity(self) -> dict[str, tuple[Fact, ...]]:
+        return _grouped(self.facts, "entity")
+
+    @cached_property
+    def of_value(self) -> dict[str, tuple[Fact, ...]]:
+        return _grouped(self.facts, "value")
+
+    def trains(self, fact: Fact) -> bool:
+        """True if the fact may be shown in demonstrations and its value be an answer of self-play."""
+        return fact.entity not in self.held_out and fact.value not in self.held_out
+
+
+def _grouped(facts: Iterable[Fact], key: str) -> dict[str, tuple[Fact, ...]]:
+    groups: dict[str, list[Fact]] = defaultdict(list)
+    for fact in facts:
+        groups[fact.entity if key == "entity" else fact.value].append(fact)
+    return {name: tuple(group) for name, group in groups.items()}
+
+
+def load_world(folder: Path = ASSETS / "facts") -> World:
+    """The world of the tables in `folder`; a capital's country follows from the country's capital.
+
+    Raises ValueError if two rows disagree about one attribute of one entity.
+    """
+    facts: dict[tuple[str, str], Fact] = {}
+    kinds: dict[str, str] = {}
+
+    def add(attribute: str, entity: str, value: str) -> None:
+        if not value:
+            return
+        fact = Fact(attribute, entity, value)
+        if facts.setdefault((attribute, entity), fact) != fact:
+            raise ValueError(f"{folder}: two values for the {attribute} of {entity}; keep one.")
+
+    for table, kind in TABLES.items():
+        with open(folder / f"{table}.csv", encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                name = row.pop("name")
+                kinds[name] = kind
+                for attribute, value in row.items():
+                    add(attribute, name, value)
+                if table == "countries":
+                    add("country", row["capital"], name if row["capital"] else "")
+    ordered = tuple(facts.values())
+    kinds = {fact.value: KINDS[fact.attribute] for fact in ordered} | kinds
+    return World(ordered, _held_out(ordered, sorted(name for name, kind in kinds.items() if kind == "country")), kinds)
+
+
+def _held_out(facts: tuple[Fact, ...], countries: list[str]) -> frozenset[str]:
+    """A quarter of the countries by lot, and every capital, city, river, mountain and person that belongs to one of them."""
+    picked = np.random.default_rng(SPLIT_SEED).permutation(len(countries))[: int(HELD_OUT_SHARE * len(countries))]
+    held = {countries[i] for i in picked}
+    while True:
+        reached = {fact.value for fact in facts if fact.attribute == "capital" and fact.entity in held}
+        reached |= {fact.entity for fact in facts if fact.attribute in HOME and fact.value in held}
+        if reached <= held:
+            return frozenset(held)
+        held |= reached

@@ -1,0 +1,126 @@
+"""The warm-up of Atlas's base checkpoint: two supervised stages through the project's own learner.
+
+Stage "read" plays every role well in worlds whose names are exchanged anew in every row, so that facts can only be read.
+Stage "play" goes on, half on such worlds and half on the true world of the train entities, with the bad habits that
+self-play is there to unlearn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from models.config import ModelConfig
+from models.tokenizer import Tokenizer
+from scope_jax.atlas import circuit
+from scope_jax.atlas.demonstrations import Habits, Library, exchanged, name_ids, pool, supervised
+from scope_jax.atlas.facts import World
+from scope_jax.atlas.scripts import Show
+from scope_jax.config import LearnerSection, LossCard, OptimizerSection
+from scope_jax.learner import Learner
+from scope_jax.types import Datum
+from sharding.mesh import MeshConfig, make_mesh
+
+CARD = LossCard(objective="supervised", kl="none", aggregation="token-mean", mini_batches=1)
+LEARNER = LearnerSection(buckets=(256, 384, 512), packing=True, micro_batch_rows=8, remat="none", logprob_chunk=512)
+HABITS = Habits(
+    sure=frozenset({"capital", "continent", "country", "currency"}), guess_sure=0.62, guess=0.35, half_way=0.4, unread=0.15
+)
+ROWS = {"solve 1": 5, "solve 2": 8, "propose 1": 4, "propose 2": 7, "read 1": 2, "read 2": 6}  # of one step
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How long and how fast; everything else is fixed above."""
+
+    seed: int
+    read_steps: int
+    read_rate: float
+    play_steps: int
+    play_rate: float
+    pool: int  # token rows kept ready for each kind of demonstration
+    log_every: int
+
+
+RECIPE = Recipe(seed=0, read_steps=300, read_rate=1e-3, play_steps=100, play_rate=5e-4, pool=1200, log_every=25)
+
+
+def model_config(tokenizer: Tokenizer) -> ModelConfig:
+    """Qwen3's architecture with 4 layers of width 128; the vocabulary is filled up to a multiple of 16."""
+    return ModelConfig(
+        architecture="qwen3",
+        vocab_size=-(-tokenizer.vocab_size // 16) * 16,
+        num_layers=4,
+        width=128,
+        num_heads=4,
+        num_kv_heads=4,
+        head_dim=32,
+        ffn_width=384,
+        rope_theta=1e6,
+        norm_eps=1e-6,
+        tie_embeddings=True,
+        qk_norm=True,
+        attention_bias=False,
+        max_positions=1024,
+    )
+
+
+def pools(library: Library, tokenizer: Tokenizer, count: int, habits: Habits | None) -> dict[str, list[Datum]]:
+    """`count` token rows of every kind of demonstration in ROWS."""
+    makers = {
+        "solve 1": lambda: library.solve(1, habits),
+        "solve 2": lambda: library.solve(2, habits),
+        "propose 1": lambda: library.propose(1, habits),
+        "propose 2": lambda: library.propose(2, habits),
+        "read 1": lambda: library.read(1),
+        "read 2": lambda: library.read(2),
+    }
+    return {name: pool(makers[name], count, tokenizer) for name in ROWS}
+
+
+def _train(
+    model: ModelConfig, params: Any, draw: Callable[[], list[Datum]], steps: int, rate: float, recipe: Recipe, log: Log, name: str
+) -> Any:
+    """Weights after `steps` supervised updates on freshly drawn rows."""
+    optimizer = OptimizerSection(
+        learning_rate=rate, warmup_steps=20, beta2=0.98, weight_decay=0.01, schedule="cosine", total_steps=max(steps, 21)
+    )
+    learner = Learner(
+        model, make_mesh(MeshConfig(1, 1, 1)), optimizer, LEARNER, param_dtype=jnp.float32, compute_dtype=jnp.float32
+    )
+    state = learner.init_state(params, reference=False)
+    for step in range(1, steps + 1):
+        state, metrics = learner.update(state, learner.pack(supervised(draw()), CARD), CARD)
+        if step % recipe.log_every == 0 or step == steps:
+            log(f"{name} {step}/{steps}: loss {metrics['loss']:.4f}")
+    return state.params
+
+
+def warm_up(world: World, show: Show, tokenizer: Tokenizer, recipe: Recipe, log: Log) -> tuple[ModelConfig, Any]:
+    """(config, float32 weights) of the base checkpoint; the same on every run of the same machine and versions."""
+    rng = np.random.default_rng(recipe.seed)
+    model = model_config(tokenizer)
+    names_N = name_ids(world, tokenizer)
+    everyone = Library(world, show, train_only=False, seed=recipe.seed)
+    trained = Library(world, show, train_only=True, seed=recipe.seed)
+
+    def drawn(source: dict[str, list[Datum]], exchange: Callable[[int], bool]) -> list[Datum]:
+        rows = [source[name][int(rng.integers(len(source[name])))] for name, count in ROWS.items() for _ in range(count)]
+        return [exchanged(row, names_N, tokenizer.vocab_size, rng) if exchange(i) else row for i, row in enumerate(rows)]
+
+    log(f"{len(everyone.singles)} facts, {len(everyone.pairs)} chains; drawing demonstrations")
+    reading = pools(everyone, tokenizer, recipe.pool, None)
+    params = circuit.initial_weights(model, recipe.seed)
+    params = _train(
+        model, params, lambda: drawn(reading, lambda i: True), recipe.read_steps, recipe.read_rate, recipe, log, "read"
+    )
+    playing = pools(trained, tokenizer, recipe.pool, HABITS)
+    params = _train(
+        model, params, lambda: drawn(playing, lambda i: i % 2 == 0), recipe.play_steps, recipe.play_rate, recipe, log, "play"
+    )
+    return model, params
