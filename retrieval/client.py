@@ -26,7 +26,7 @@ class RemoteRetriever:
     """A Retriever over HTTP; safe to call from several threads.
 
     url: the whole address, path included. timeout: seconds of one try. retries: tries after the first, after a lost
-    connection, a timeout, or a status of 5xx, 408 or 429. first_delay: seconds before the first of them; doubles each time.
+    connection, a timeout, or a status of 5xx, 408 or 429. first_delay: seconds before the first of them; it doubles.
     """
 
     def __init__(self, url: str, *, timeout: float, retries: int, first_delay: float) -> None:
@@ -47,7 +47,7 @@ class RemoteRetriever:
             return [tuple(_hit(entry) for entry in entries[:top_k]) for entries in lists]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SearchServerError(
-                f"The search server at {self._url} does not answer in the Search-R1 protocol ({error!r}); check the URL."
+                f"The search server at {self._url} does not speak the Search-R1 protocol ({error!r}); check the URL."
             ) from error
 
     def close(self) -> None:

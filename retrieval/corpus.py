@@ -16,6 +16,7 @@ from pathlib import Path
 
 import datasets
 import pyarrow as pa
+from datasets.exceptions import DatasetGenerationError, DatasetsError
 
 LINE_ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
 READ_ROWS = 4096  # passages read at a time where the whole corpus is walked
@@ -153,7 +154,7 @@ def _load_lines(path: Path) -> datasets.Dataset:
             # size and time are part of the cache key, so that an edited file is read anew
             gen_kwargs={"path": str(path.resolve()), "size": stat.st_size, "changed": stat.st_mtime_ns},
         )
-    except datasets.exceptions.DatasetGenerationError as error:
+    except DatasetGenerationError as error:
         if isinstance(error.__cause__, CorpusError):
             raise error.__cause__ from None
         raise CorpusError(f"The corpus {path} cannot be read ({_short(error.__cause__ or error)}).") from error
@@ -211,7 +212,7 @@ def _is_text(string: str) -> bool:
 def _load_parquet(path: Path) -> datasets.Dataset:
     try:
         table = datasets.load_dataset("parquet", data_files=str(path), split="train")
-    except (datasets.exceptions.DatasetsError, OSError, ValueError, StopIteration, pa.ArrowException) as error:
+    except (DatasetsError, OSError, ValueError, StopIteration, pa.ArrowException) as error:
         raise CorpusError(f"The corpus {path} cannot be read as Parquet ({_short(error)}).") from error
     return _checked(table, str(path))
 
@@ -219,7 +220,7 @@ def _load_parquet(path: Path) -> datasets.Dataset:
 def _load_hub(name: str) -> datasets.Dataset:
     try:
         table = datasets.load_dataset(name, split="train")
-    except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
+    except (DatasetsError, OSError, ValueError) as error:
         raise CorpusError(
             f"The corpus {name} is no file here and cannot be had from the hub ({_short(error)}); check the name."
         ) from error
@@ -233,7 +234,9 @@ def _checked(table: object, name: str) -> datasets.Dataset:
     wanted: Sequence[str] = ("contents",) if "contents" in table.column_names else ("title", "text")
     for column in wanted:
         if column not in table.column_names:
-            raise CorpusError(f"The corpus {name} has no column `{column}`; it needs `title` and `text`, or `contents`.")
+            raise CorpusError(
+                f"The corpus {name} has no column `{column}`; it needs `title` and `text`, or `contents`."
+            )
         if table.features[column].dtype not in ("string", "large_string"):
             raise CorpusError(f"The column `{column}` of the corpus {name} does not hold strings.")
         if table.data.column(column).null_count:

@@ -1,7 +1,7 @@
 """From text to vectors: the encoder seam, and a lexical encoder that needs no weights and no download.
 
-An `Embedder` gives passages and queries separate vectors whose inner product is the score. `PrefixedEncoder` makes one of
-any function text → vector (E5 and its like, which tell the two apart by a prefix); `HashedLexical` is one by itself.
+An `Embedder` gives passages and queries separate vectors whose inner product is the score. `PrefixedEncoder` makes one
+of any function text → vector (E5 and its like tell the two apart by a prefix); `HashedLexical` is one by itself.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import re
 import unicodedata
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -73,7 +73,7 @@ class PrefixedEncoder:
 
 
 # ----------------------------------------------------------------------------------------------- the lexical encoder
-# BM25's constants in the values of its common implementations; the other three were chosen by measurement (docs/retrieval.md).
+# BM25's constants as most implementations have them; the rest was chosen by measurement (docs/retrieval.md).
 K1, B = 1.2, 0.75
 TITLE_COUNT = 2  # a word of the title counts as often as two of the text
 GRAM, GRAM_WEIGHT = 3, 0.15  # letters of an n-gram, and weight of the n-gram score beside the word score
@@ -92,8 +92,8 @@ class HashedLexical:
         score(q, d) = Σ_f idf(f)·tf_q(f)·sat(f, d) + w Σ_s idf(s)·tf_q(s)·sat(s, d)
         sat(f, d) = tf·(k1 + 1) / (tf + k1·(1 − b + b·len(d)/mean len)),  idf(f) = ln(1 + (N − n_f + ½)/(n_f + ½))
 
-    (Robertson and Zaragoza 2009). Every feature owns four signed coordinates, drawn by its hash (a count sketch), so the
-    inner product of the two vectors is this sum plus collision noise of zero mean. Ranking by BM25 needs passages of
+    (Robertson and Zaragoza 2009). Every feature owns four signed coordinates, drawn by its hash (a count sketch), so
+    the inner product of the two vectors is this sum plus collision noise of zero mean. Ranking by BM25 needs vectors of
     different lengths, yet an index wants unit vectors: the last coordinate fills each passage up to length one and is
     zero in every query, which leaves all scores in proportion.
 
@@ -243,9 +243,7 @@ def _count_grams(words_NF: sp.csr_matrix, vocabulary: dict[str, int]) -> _Counts
     for word in vocabulary:
         if len(word) > GRAM:
             marked = f"<{word}>"
-            columns += {
-                grams.setdefault(marked[i : i + GRAM], len(grams)) for i in range(len(marked) - GRAM + 1)
-            }
+            columns += {grams.setdefault(marked[i : i + GRAM], len(grams)) for i in range(len(marked) - GRAM + 1)}
         ends.append(len(columns))
     shape = (len(vocabulary), len(grams))
     spelled = sp.csr_matrix((np.ones(len(columns), np.float32), columns, ends), shape=shape)
@@ -254,7 +252,10 @@ def _count_grams(words_NF: sp.csr_matrix, vocabulary: dict[str, int]) -> _Counts
 
 def _ordered(table_NF: sp.csr_matrix, names: list[str]) -> _Counts:
     hashes_F = np.fromiter(
-        (int.from_bytes(hashlib.blake2b(n.encode("utf-8", "replace"), digest_size=8).digest(), "little") for n in names),
+        (
+            int.from_bytes(hashlib.blake2b(n.encode("utf-8", "replace"), digest_size=8).digest(), "little")
+            for n in names
+        ),
         np.uint64,
         len(names),
     )

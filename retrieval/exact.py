@@ -49,7 +49,7 @@ class ExactIndex:
         local = -(-self.size // (shards * chunk)) * chunk  # rows of one device, whole chunks
         total = local * shards
 
-        def read(where: tuple[slice, ...]) -> np.ndarray:
+        def read(where: Any) -> np.ndarray:
             start, stop = where[0].start or 0, total if where[0].stop is None else where[0].stop
             part_NE = np.zeros((stop - start, self.width), np.float32)
             for first in range(start, min(stop, self.size), CHUNK):
@@ -110,7 +110,12 @@ def _top_program(mesh: Mesh | None, axes: tuple[str, ...], chunk: int, size: int
 
 
 def _shard_top(
-    rows_NE: Float[jax.Array, "N E"], queries_QE: Float[jax.Array, "Q E"], k: int, chunk: int, first: jax.Array, size: int
+    rows_NE: Float[jax.Array, "N E"],
+    queries_QE: Float[jax.Array, "Q E"],
+    k: int,
+    chunk: int,
+    first: jax.Array,
+    size: int,
 ) -> tuple[Float[jax.Array, "Q c"], Int[jax.Array, "Q c"]]:
     """(−score, row) of the best c = min(k + 8, N) rows of one device, whose first row is row `first` of `size`."""
     count = min(k + SPARE, len(rows_NE))

@@ -35,6 +35,6 @@ def checked_k(queries_QE: np.ndarray, k: int, size: int, width: int) -> int:
         raise ValueError(f"A search for {k} passages finds nothing; ask for one or more.")
     if queries_QE.shape[1] != width:
         raise ValueError(
-            f"Queries of width {queries_QE.shape[1]} do not fit an index of width {width}; use the encoder of the index."
+            f"Queries of width {queries_QE.shape[1]} do not fit an index of width {width}; use its encoder."
         )
     return min(k, size)

@@ -59,10 +59,10 @@ class LocalRetriever:
         queries_QE = self.embedder.queries(queries)
         scores_Qk, rows_Qk = self.index.search(queries_QE, top_k)
         return [
-            tuple(Hit(self.corpus[row], score) for row, score in zip(rows, scores, strict=True) if row >= 0 and known)
-            for rows, scores, known in zip(
-                rows_Qk.tolist(), scores_Qk.tolist(), queries_QE.any(axis=1).tolist(), strict=True
-            )
+            tuple(Hit(self.corpus[row], score) for row, score in zip(rows, scores, strict=True) if row >= 0)
+            if vector_E.any()
+            else ()
+            for vector_E, rows, scores in zip(queries_QE, rows_Qk.tolist(), scores_Qk.tolist(), strict=True)
         ]
 
 
@@ -96,7 +96,9 @@ class SearchTool:
         cache_size: int,
     ) -> None:
         if top_k < 1 or max_tokens < 1:
-            raise ValueError(f"A search result of {top_k} passages in {max_tokens} tokens is empty; ask for one or more.")
+            raise ValueError(
+                f"A search result of {top_k} passages in {max_tokens} tokens is empty; ask for one or more."
+            )
         self._retrieve = retrieve
         self._top_k = top_k
         self._max_tokens = max_tokens

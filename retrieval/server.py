@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -44,7 +46,7 @@ def serve(retrieve: Retriever, *, top_k: int, host: str, port: int) -> None:
     uvicorn.run(make_app(retrieve, top_k=top_k), host=host, port=port, log_level="warning")
 
 
-def _entry(hit: Hit, with_score: bool) -> dict[str, object]:
+def _entry(hit: Hit, with_score: bool) -> dict[str, Any]:
     """Titles go out in double quotes, as in the wiki-18 dump that other clients expect."""
     document = {"id": hit.document.id, "contents": f'"{hit.document.title}"\n{hit.document.text}'}
     return {"document": document, "score": hit.score} if with_score else document

@@ -1,0 +1,327 @@
+"""An index as a folder: built in steps that survive a kill, opened whole.
+
+    manifest.json      what it was built from and how far it is
+    corpus/            the passages, as Arrow
+    embedder.npz       weights of the lexical encoder (an encoder handed in is handed in again)
+    embeddings.zarr/   float32 [N, E], chunked by passages, through tensorstore
+    scann/             ScaNN's tree and codes, where asked for
+
+Everything is written under a temporary name, or noted in the manifest only once it is whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import tensorstore as ts
+from jax.sharding import Mesh
+
+from retrieval.corpus import Corpus, CorpusError
+from retrieval.embed import Embedder, HashedLexical
+from retrieval.exact import ExactIndex
+from retrieval.index import Index
+from retrieval.scann import ScannConfig, ScannIndex
+
+VERSION = 1
+MANIFEST, CORPUS, EMBEDDER, EMBEDDINGS, SCANN = "manifest.json", "corpus", "embedder.npz", "embeddings.zarr", "scann"
+Progress = Callable[[int, int], None]  # passages embedded, passages in all
+
+
+class IndexFolderError(ValueError):
+    """An index folder is missing, half-built, damaged or of another corpus; one sentence says which."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What lies in an index folder. `embedded` counts passages from the first row on; `scann` is the finished index's
+    settings, None where there is none."""
+
+    version: int
+    corpus: str  # fingerprint
+    embedder: str  # identity
+    lexical: bool  # the encoder's weights lie in the folder
+    passages: int
+    width: int
+    chunk: int
+    embedded: int
+    scann: dict[str, int] | None
+
+
+def build_index(
+    corpus: Corpus,
+    embedder: Embedder,
+    folder: Path,
+    *,
+    kind: Literal["exact", "scann"],
+    scann: ScannConfig | None,
+    chunk: int,
+    rebuild: bool = False,
+    progress: Progress | None = None,
+) -> None:
+    """Builds the index in `folder`, or goes on where an earlier call was stopped; does nothing where it is finished.
+
+    chunk: passages embedded, written and noted at a time. A folder of another corpus or encoder is an
+    IndexFolderError, unless `rebuild` allows to delete it. A new kind or new ScaNN settings keep the embeddings.
+    """
+    if kind == "scann" and scann is None:
+        raise ValueError("A ScaNN index needs its settings; hand in a ScannConfig.")
+    if chunk < 1:
+        raise ValueError(f"Embedding {chunk} passages at a time never ends; choose a chunk of 1 or more.")
+    manifest = _resumable(corpus, embedder, folder, rebuild)
+    if manifest is None:
+        manifest = _begin(corpus, embedder, folder, chunk)
+    manifest = _embed(corpus, embedder, folder, manifest, progress)
+    if kind == "scann" and scann is not None and (manifest.scann != asdict(scann) or not (folder / SCANN).is_dir()):
+        _build_scann(folder, manifest, scann)
+
+
+def open_index(
+    folder: Path,
+    *,
+    kind: Literal["exact", "scann"] | None = None,
+    embedder: Embedder | None = None,
+    mesh: Mesh | None = None,
+    axes: tuple[str, ...] = (),
+) -> tuple[Index, Corpus, Embedder]:
+    """(index, corpus, embedder) of a finished folder. Raises IndexFolderError.
+
+    kind: None for ScaNN where the folder has it, exact otherwise (every folder can be searched exactly). embedder: the
+    encoder handed in at building, None where the lexical one was used. An exact index lies over `axes` of `mesh`.
+    """
+    manifest = _read_manifest(folder)
+    kind = kind or ("exact" if manifest.scann is None else "scann")
+    if manifest.embedded < manifest.passages:
+        raise IndexFolderError(
+            f"The index in {folder} is only partly built ({manifest.embedded} of {manifest.passages} passages); "
+            "run the same build again to finish it."
+        )
+    if kind == "scann" and manifest.scann is None:
+        raise IndexFolderError(
+            f"The index in {folder} has no ScaNN part; build it with kind scann, or open it as exact."
+        )
+    try:
+        corpus = Corpus.load(folder / CORPUS)
+        embedder = _embedder_of(folder, manifest, embedder)
+        index = _index_of(folder, manifest, kind, mesh, axes)
+    except IndexFolderError:
+        raise
+    except (CorpusError, ValueError) as error:
+        raise _damaged(folder, str(error)) from error
+    if len(corpus) != manifest.passages or index.size != manifest.passages:
+        raise _damaged(
+            folder, f"{len(corpus)} passages and {index.size} vectors where there should be {manifest.passages}"
+        )
+    return index, corpus, embedder
+
+
+# ----------------------------------------------------------------------------------------------------------- building
+def _resumable(corpus: Corpus, embedder: Embedder, folder: Path, rebuild: bool) -> Manifest | None:
+    """The manifest to go on from; None for a fresh start in an empty place."""
+    if not folder.exists() or not any(folder.iterdir()):
+        return None
+    names = {entry.name.removesuffix(".part") for entry in folder.iterdir()}
+    ours = names <= {MANIFEST, CORPUS, EMBEDDER, EMBEDDINGS, SCANN}
+    if not (folder / MANIFEST).exists():
+        if not ours:
+            raise IndexFolderError(
+                f"The folder {folder} holds other files and no index; choose an empty or new folder."
+            )
+        _clear(folder)  # killed before its manifest was written: nothing there counts
+        return None
+    if rebuild:
+        _clear(folder)
+        return None
+    manifest = _read_manifest(folder)
+    if manifest.corpus != corpus.fingerprint or manifest.embedder != embedder.identity:
+        other = "corpus" if manifest.corpus != corpus.fingerprint else "encoder"
+        raise IndexFolderError(
+            f"The index in {folder} was built from another {other}; choose another folder, or allow it to be rebuilt."
+        )
+    return manifest
+
+
+def _clear(folder: Path) -> None:
+    """Deletes the index, manifest first, so that a kill leaves nothing that looks whole."""
+    for name in (MANIFEST, CORPUS, EMBEDDER, EMBEDDINGS, SCANN):
+        for path in (folder / name, folder / f"{name}.part"):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def _begin(corpus: Corpus, embedder: Embedder, folder: Path, chunk: int) -> Manifest:
+    folder.mkdir(parents=True, exist_ok=True)
+    corpus.save(folder / f"{CORPUS}.part")
+    os.replace(folder / f"{CORPUS}.part", folder / CORPUS)
+    lexical = isinstance(embedder, HashedLexical)
+    if isinstance(embedder, HashedLexical):
+        embedder.save(folder / EMBEDDER)
+    first_NE = _vectors(corpus, embedder, 0, 1)
+    manifest = Manifest(
+        version=VERSION,
+        corpus=corpus.fingerprint,
+        embedder=embedder.identity,
+        lexical=lexical,
+        passages=len(corpus),
+        width=first_NE.shape[1],
+        chunk=chunk,
+        embedded=0,
+        scann=None,
+    )
+    _create(folder, manifest)
+    _write_manifest(folder, manifest)
+    return manifest
+
+
+def _embed(corpus: Corpus, embedder: Embedder, folder: Path, manifest: Manifest, progress: Progress | None) -> Manifest:
+    if manifest.embedded == manifest.passages:
+        return manifest
+    store = _open_store(folder)
+    for start in range(manifest.embedded, manifest.passages, manifest.chunk):
+        stop = min(start + manifest.chunk, manifest.passages)
+        vectors_NE = _vectors(corpus, embedder, start, stop)
+        if vectors_NE.shape[1] != manifest.width:
+            raise ValueError(
+                f"The encoder {embedder.identity} changed its width from {manifest.width} to {vectors_NE.shape[1]}."
+            )
+        store[start:stop].write(vectors_NE).result()
+        manifest = replace(manifest, embedded=stop)
+        _write_manifest(folder, manifest)
+        if progress is not None:
+            progress(stop, manifest.passages)
+    return manifest
+
+
+def _vectors(corpus: Corpus, embedder: Embedder, start: int, stop: int) -> np.ndarray:
+    documents = corpus.documents(start, stop)
+    vectors_NE = np.asarray(embedder.passages([d.contents for d in documents]), np.float32)
+    if vectors_NE.ndim != 2 or len(vectors_NE) != stop - start:
+        raise ValueError(
+            f"The encoder {embedder.identity} returned shape {vectors_NE.shape} for {stop - start} passages; "
+            "it must return one row per passage."
+        )
+    bad_N = ~np.isfinite(vectors_NE).all(axis=1)
+    if bad_N.any():
+        raise ValueError(
+            f"The encoder {embedder.identity} returned a vector that is not finite for passage "
+            f"{documents[int(bad_N.argmax())].id}; no such vector can be searched."
+        )
+    return vectors_NE
+
+
+def _build_scann(folder: Path, manifest: Manifest, config: ScannConfig) -> None:
+    _write_manifest(folder, replace(manifest, scann=None))  # the old one is gone from here on
+    part, final = folder / f"{SCANN}.part", folder / SCANN
+    for path in (part, final):
+        if path.exists():
+            shutil.rmtree(path)
+    ScannIndex.build(Embeddings(folder, manifest)[: manifest.passages], config).save(part)
+    os.replace(part, final)
+    _write_manifest(folder, replace(manifest, scann=asdict(config)))
+
+
+# ------------------------------------------------------------------------------------------------------------ opening
+def _embedder_of(folder: Path, manifest: Manifest, embedder: Embedder | None) -> Embedder:
+    if embedder is None:
+        if not manifest.lexical:
+            raise IndexFolderError(
+                f"The index in {folder} was built with the encoder {manifest.embedder}; hand that encoder in."
+            )
+        embedder = HashedLexical.load(folder / EMBEDDER)
+    if embedder.identity != manifest.embedder:
+        raise IndexFolderError(
+            f"The index in {folder} was built with the encoder {manifest.embedder}, not with {embedder.identity}; "
+            "hand in the same one, or build again."
+        )
+    return embedder
+
+
+def _index_of(
+    folder: Path, manifest: Manifest, kind: Literal["exact", "scann"], mesh: Mesh | None, axes: tuple[str, ...]
+) -> Index:
+    if kind == "exact":
+        return ExactIndex(Embeddings(folder, manifest), mesh=mesh, axes=axes)
+    index = ScannIndex.load(folder / SCANN)
+    if index.width != manifest.width:
+        raise _damaged(folder, f"the ScaNN part has width {index.width}, the embeddings {manifest.width}")
+    return index
+
+
+class Embeddings:
+    """The vectors on disk, read in slices of rows; raises IndexFolderError where a chunk is missing or damaged."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self._folder = folder
+        self._store = _open_store(folder)
+        self.shape = (manifest.passages, manifest.width)
+        if tuple(self._store.shape) != self.shape:
+            raise _damaged(folder, f"the embeddings have shape {tuple(self._store.shape)}, not {self.shape}")
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        try:
+            part_NE = np.asarray(self._store[rows.start or 0 : rows.stop].read().result(), np.float32)
+        except (ValueError, OSError) as error:
+            raise _damaged(self._folder, "an embedding chunk cannot be read") from error
+        if np.isnan(part_NE).any():  # the fill value of a chunk that is not there
+            raise _damaged(self._folder, "an embedding chunk is missing")
+        return part_NE
+
+
+def _spec(folder: Path) -> dict[str, Any]:
+    return {"driver": "zarr3", "kvstore": {"driver": "file", "path": str((folder / EMBEDDINGS).resolve())}}
+
+
+def _create(folder: Path, manifest: Manifest) -> None:
+    metadata = {
+        "shape": [manifest.passages, manifest.width],
+        "data_type": "float32",
+        "chunk_grid": {
+            "name": "regular",
+            "configuration": {"chunk_shape": [min(manifest.chunk, manifest.passages), manifest.width]},
+        },
+        "fill_value": "NaN",
+        "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
+    }
+    ts.open({**_spec(folder), "metadata": metadata}, create=True, delete_existing=True).result()
+
+
+def _open_store(folder: Path) -> Any:
+    try:
+        return ts.open(_spec(folder), open=True).result()
+    except (ValueError, OSError) as error:
+        raise _damaged(folder, "the embeddings are missing or unreadable") from error
+
+
+# ----------------------------------------------------------------------------------------------------------- manifest
+def _read_manifest(folder: Path) -> Manifest:
+    if not folder.is_dir():
+        raise IndexFolderError(f"There is no index folder {folder}; build the index first.")
+    if not (folder / MANIFEST).exists():
+        raise IndexFolderError(f"The folder {folder} holds no index ({MANIFEST} is missing); build the index first.")
+    try:
+        manifest = Manifest(**json.loads((folder / MANIFEST).read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise _damaged(folder, f"{MANIFEST} cannot be read") from error
+    if manifest.version != VERSION:
+        raise IndexFolderError(f"The index in {folder} has format {manifest.version}, not {VERSION}; build it again.")
+    return manifest
+
+
+def _write_manifest(folder: Path, manifest: Manifest) -> None:
+    part = folder / f"{MANIFEST}.part"
+    part.write_text(json.dumps(asdict(manifest), indent=1))
+    os.replace(part, folder / MANIFEST)
+
+
+def _damaged(folder: Path, what: str) -> IndexFolderError:
+    return IndexFolderError(
+        f"The index in {folder} is damaged: {what.rstrip('.')}; delete the folder and build it again."
+    )
