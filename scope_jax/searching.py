@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from retrieval.search import EMPTY_QUERY, NOTHING_FOUND
 from rollouts.types import Completion, Turn
 from scope_jax import parsing
 
@@ -40,9 +41,9 @@ def queries_run(completion: Completion) -> list[str]:
 
 
 def results_read(completion: Completion) -> list[str]:
-    """Result texts that the policy got to read, one for each query, empty ones left out."""
+    """Result texts that the policy got to read, one for each query; searches that found nothing are left out."""
     results = [r for turn in completion.turns if turn.kind == "observation" for r in parsing.results_of(turn.text)]
-    return [result.strip() for result in results if result.strip()]
+    return [result.strip() for result in results if result.strip() not in ("", EMPTY_QUERY, NOTHING_FOUND)]
 
 
 def keeps_format(completion: Completion, final: str, rule: str) -> bool:

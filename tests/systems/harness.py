@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from retrieval.search import NOTHING_FOUND
 from rollouts.types import Completion, Turn
 from scope_jax.config import Config, parse_config
 from scope_jax.parsing import neutralise
@@ -121,7 +122,7 @@ class ScriptedTools:
 
     def search(self, queries: Sequence[str]) -> list[str]:
         self.searched += queries
-        return [neutralise(self.results.get(query, "")) for query in queries]
+        return [neutralise(self.results.get(query, NOTHING_FOUND)) for query in queries]
 
     def judge(self, messages: Sequence[str]) -> list[str]:
         self.judged += messages
@@ -167,7 +168,6 @@ RESULTS = {
     "Tiber": result(("Rome", "Rome lies on the Tiber."), ("Tiber", "A river of Italy.")),
     "Nile": result(("Cairo", "Cairo lies on the Nile."), ("Nile", "A river of Egypt.")),
     "Danube": result(("Vienna", "Vienna lies on the Danube."), ("Danube", "A river with four capitals.")),
-    "nothing": "",
 }
 
 

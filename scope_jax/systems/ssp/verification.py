@@ -66,7 +66,7 @@ def _replies(cfg: Config, tools: Tools, prompts: Mapping[int, str], fresh: Seque
     if cfg.ssp.verify == "judge":
         return dict(zip(prompts, tools.judge(list(prompts.values())), strict=True))
     ids = {place: tools.encode_prompt(text) for place, text in prompts.items()}
-    room = cfg.rollout.max_length - cfg.ssp.verify_max_tokens
+    room = min(cfg.rollout.max_length - cfg.ssp.verify_max_tokens, max(cfg.rollout.prefill_buckets))
     fitting = {
         place: Prompt(ids[place], f"{fresh[place].slot.index} attempt {fresh[place].attempt}")
         for place in prompts
