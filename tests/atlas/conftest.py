@@ -1,0 +1,33 @@
+"""The world, its search tool and its tokenizer, made once."""
+
+from __future__ import annotations
+
+import pytest
+
+from models.tokenizer import Tokenizer
+from retrieval.corpus import load_corpus
+from scope_jax.atlas import build
+from scope_jax.atlas.demonstrations import Library
+from scope_jax.atlas.facts import ASSETS, World, load_world
+from scope_jax.atlas.scripts import Show
+
+
+@pytest.fixture(scope="session")
+def world() -> World:
+    return load_world()
+
+
+@pytest.fixture(scope="session")
+def show() -> Show:
+    return build.search_tool(load_corpus(ASSETS / "corpus.jsonl"))
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.load(ASSETS / "tokenizer")
+
+
+@pytest.fixture(scope="session")
+def trained(world: World, show: Show) -> Library:
+    """Demonstrations of train entities alone."""
+    return Library(world, show, train_only=True, seed=3)
