@@ -12,11 +12,14 @@ from scope_jax import parsing
 
 
 def responder(search: Callable[[Sequence[str]], list[str]], final: str) -> Callable[[Sequence[Turn]], str | None]:
-    """What a turn gets: the results of all its searches; None, the end, after `<final>` or without a search."""
+    """What a turn gets: the results of all its searches.
+
+    None, the end of the episode, after `<final>`, without a search, and where the policy ended its message itself.
+    """
 
     def respond(turns: Sequence[Turn]) -> str | None:
         text = turns[-1].text
-        if parsing.first([text], final) is not None:
+        if turns[-1].finish == "eos" or parsing.first([text], final) is not None:
             return None
         queries = parsing.searches(text)
         return parsing.observation(search(queries)) if queries else None

@@ -98,8 +98,8 @@ class ScriptedTools:
             ids = [*map(ord, said), *([EOS] if how == "eos" else [])]
             if len(ids) > max_tokens:
                 ids, said, how = ids[:max_tokens], said[:max_tokens], "length"
-            turns.append(Turn("sampled", np.asarray(ids), np.full(len(ids), -0.5, np.float32), said, how))
-            if respond is None or how != "stop":
+            turns.append(Turn("sampled", np.asarray(ids, np.int32), np.full(len(ids), -0.5, np.float32), said, how))
+            if respond is None or how == "length":
                 finish = how
                 break
             if turn + 1 == max_turns:
@@ -109,7 +109,7 @@ class ScriptedTools:
                 finish = how
                 break
             ids = [*map(ord, reply)]
-            turns.append(Turn("observation", np.asarray(ids), np.zeros(len(ids), np.float32), reply, None))
+            turns.append(Turn("observation", np.asarray(ids, np.int32), np.zeros(len(ids), np.float32), reply, None))
         return Completion(
             prompt_ids=np.asarray(prompt.ids),
             ids_T=np.concatenate([turn.ids for turn in turns]),

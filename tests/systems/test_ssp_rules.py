@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
+from rollouts.types import Turn
+from scope_jax import parsing, searching
 from scope_jax.systems import ssp
 from scope_jax.systems.ssp import rules
-from tests.systems.harness import ITEMS, Plan, card, of, question_about, world
+from tests.systems.harness import ITEMS, RESULTS, Plan, card, of, question_about, world
 
 GOOD = "Which capital lies on the Tiber?"
 
@@ -111,6 +114,7 @@ def test_a_question_that_is_cut_off_is_none():
         (["<search>Seine</search>", "<answer>Paris</answer>"], "well-formed", 1.0),
         (["<search>Seine", "<answer>Paris</answer>"], "well-formed", 0.0),  # no closed search: the episode ends
         (["<search>nothing</search>", "<answer>Paris</answer>"], "well-formed", 1.0),
+        (["<search>Seine </search", "<answer>Paris</answer>"], "well-formed", 0.0),
     ],
 )
 def test_what_the_solver_gets_for_what_it_says(turns: list[str], mode: str, reward: float):
@@ -120,5 +124,20 @@ def test_what_the_solver_gets_for_what_it_says(turns: list[str], mode: str, rewa
         f"<think>b</think><question>{question_about(0)}</question>",
     ]
     episodes, _, _ = ssp.play(card(format=mode, solver={"samples": 1}), world(plan), {"pool": []}, ITEMS[:1], 0)
-    assert [e.reward for e in of(episodes, "solver")] == [reward]
+    assert [(e.reward, e.parts["correct"]) for e in of(episodes, "solver")] == [(reward, reward)]
     assert [e.reward for e in of(episodes, "proposer")] == [1.0 - reward]
+
+
+def test_a_policy_that_ends_its_message_gets_nothing_more():
+    tools = world()
+    respond = searching.responder(tools.search, "answer")
+
+    def after(text: str, finish: str) -> str | None:
+        ids = np.zeros(1, np.int32)
+        return respond((Turn("sampled", ids, np.zeros(1, np.float32), text, finish),))
+
+    assert after("<search>Seine</search>", "stop") == parsing.observation([RESULTS["Seine"]])
+    assert after("<search>Seine</search>", "eos") is None
+    assert after("<search>Seine</search> <answer>Paris</answer>", "stop") is None
+    assert after("nothing", "stop") is None
+    assert tools.searched == ["Seine"]

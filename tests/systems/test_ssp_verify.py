@@ -62,9 +62,10 @@ def test_noise_follows_seed_step_and_slot():
     assert play(seed=1)[0].prompts["verify", "0 attempt 0"] != first["verify", "0 attempt 0"]
 
 
-def test_a_document_the_proposer_read_itself_is_no_noise():
+@pytest.mark.parametrize("mark", ["…", "...(truncated)", " "])
+def test_a_document_the_proposer_read_itself_is_no_noise(mark: str):
     # Item 1 reads what item 0 reads, cut short by the token budget, and one thing more.
-    cut = doc(1, "Paris", "Paris lies on…") + "\n\n" + doc(2, "Lutetia", "An old name.")
+    cut = doc(1, "Paris", f"Paris lies on{mark}") + "\n\n" + doc(2, "Lutetia", "An old name.")
     plan = Plan(proposals={"1": ["<search>cut</search>", f"<question>{question_about(1)}</question>"]})
     tools = ScriptedTools(plan, {**RESULTS, "cut": cut})
     ssp.play(card(noise_documents=100), tools, {"pool": []}, ITEMS[:2], 0)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 _HEAD = re.compile(r"^Doc \d+ ?(?=\(Title: )", re.MULTILINE)
+_CUT = re.compile(r"[\s.…]*(\(truncated\))?$")
 
 
 def units(results: Sequence[str], unit: str) -> list[str]:
@@ -27,7 +28,7 @@ def units(results: Sequence[str], unit: str) -> list[str]:
 
 def _same(one: str, other: str) -> bool:
     """True if both are the same text; a search result may have been cut short by its token budget."""
-    short, long = sorted((one.rstrip(" .…"), other.rstrip(" .…")), key=len)
+    short, long = sorted((_CUT.sub("", one), _CUT.sub("", other)), key=len)
     return long.startswith(short)
 
 
