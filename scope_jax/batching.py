@@ -217,10 +217,12 @@ def pack(episodes: Sequence[Episode], section: LearnerSection, row_shards: int, 
     )
 
 
-def unpack(batch: Batch, values_MN: Float[Array, "M N"]) -> Float[np.ndarray, " N"]:
+def unpack(
+    batch: Batch, values_MN: Float[Array, "M N"] | Float[np.ndarray, "M N"]
+) -> Float[np.ndarray, " tokens"]:
     """Values of the trained positions in datum order: one per sampled token, episode after episode."""
     source_MN, values_MN = jax.device_get((batch.source_MN, values_MN))
     mask_MN = source_MN >= 0
-    flat_N = np.empty(int(mask_MN.sum()), values_MN.dtype)
-    flat_N[source_MN[mask_MN]] = values_MN[mask_MN]
-    return flat_N
+    flat = np.empty(int(mask_MN.sum()), values_MN.dtype)
+    flat[source_MN[mask_MN]] = values_MN[mask_MN]
+    return flat

@@ -1,0 +1,75 @@
+"""Episodes by the handful and one small model for every test of this room."""
+
+import jax
+import numpy as np
+import pytest
+
+from models import transformer
+from models.config import ModelConfig
+from scope_jax.types import Datum, Episode
+from sharding.spec import init_params
+
+TINY = ModelConfig(
+    architecture="qwen3",
+    vocab_size=64,
+    num_layers=2,
+    width=32,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    ffn_width=48,
+    rope_theta=10000.0,
+    norm_eps=1e-6,
+    tie_embeddings=True,
+    qk_norm=True,
+    attention_bias=False,
+    max_positions=128,
+)
+
+
+def datum_of(ids, sampled, logprobs=None) -> Datum:
+    ids, sampled = np.asarray(ids, np.int32), np.asarray(sampled, bool)
+    return Datum(ids, sampled, np.zeros(len(ids), np.float32) if logprobs is None else np.asarray(logprobs, np.float32))
+
+
+def episode_of(*datums: Datum, group="g", reward=0.0, advantage=None, trained=True) -> Episode:
+    return Episode("solver", "actor", group, datums, reward, advantage=advantage, trained=trained)
+
+
+def random_episodes(count: int, groups: int, seed: int = 0) -> list[Episode]:
+    """Prompt, sampled tokens, an observation, sampled tokens; behaviour log-probs around −4; rewards and advantages normal."""
+    rng = np.random.default_rng(seed)
+    episodes = []
+    for number in range(count):
+        parts = [(int(rng.integers(1, 6)), False), (int(rng.integers(1, 9)), True), (4, False), (int(rng.integers(0, 5)), True)]
+        sampled = np.concatenate([np.full(size, flag) for size, flag in parts])
+        ids = rng.integers(0, 64, len(sampled))
+        logprobs = np.where(sampled, -4 + rng.normal(size=len(sampled)) / 4, 0)
+        reward = float(rng.normal())
+        episodes.append(
+            episode_of(datum_of(ids, sampled, logprobs), group=f"g{number * groups // count}", reward=reward, advantage=reward)
+        )
+    return episodes
+
+
+@pytest.fixture(scope="session")
+def tiny() -> ModelConfig:
+    return TINY
+
+
+def weights_of(cfg: ModelConfig):
+    """Weights that keep the size of what passes through them: attention and log-probs far from flat, rounding not amplified."""
+    params = init_params(transformer.declare(cfg), jax.random.key(0))
+    params = jax.tree.map(lambda weight: weight * 8 if weight.ndim > 2 else weight, params)
+    return params | {"embed": {"table_VD": params["embed"]["table_VD"] * 25}}
+
+
+@pytest.fixture(scope="session")
+def tiny_params():
+    return weights_of(TINY)
+
+
+@pytest.fixture(scope="session")
+def make():
+    """(datum_of, episode_of, random_episodes) for tests that build their own."""
+    return datum_of, episode_of, random_episodes

@@ -1,0 +1,68 @@
+"""One update on 8 fake CPU devices (test_eight_devices.py starts it), against one device; prints one JSON object."""
+
+import json
+import os
+
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from scope_jax.config import LearnerSection, LossCard, OptimizerSection
+from scope_jax.learner import Learner
+from sharding.mesh import MeshConfig, make_mesh
+from tests.learner.conftest import TINY, random_episodes, weights_of
+
+MESHES = {"one": (1, 1, 1), "fsdp4_tensor2": (1, 4, 2), "data2_fsdp2_tensor2": (2, 2, 2), "data8": (8, 1, 1)}
+CARD = LossCard(kl="k3", kl_coef=0.1, mini_batches=2)
+
+
+def run(sizes: tuple[int, int, int], params, compute_dtype, micro_batch_rows=4):
+    """(gradient of the first step from Adam's moment, weights after one update of two mini-batches, metrics)."""
+    mesh = make_mesh(MeshConfig(*sizes), jax.devices()[: int(np.prod(sizes))])
+    optimizer = OptimizerSection(learning_rate=1e-3, warmup_steps=1, max_grad_norm=0.5, eps=1e-3)
+    section = LearnerSection(buckets=(32,), micro_batch_rows=micro_batch_rows, logprob_chunk=8)
+    learner = Learner(TINY, mesh, optimizer, section, param_dtype=jnp.float32, compute_dtype=compute_dtype)
+    state = learner.init_state(params)
+    state = state.replace(ref_params=jax.tree.map(lambda w: w * 1.1, state.ref_params))
+    batches = learner.pack(random_episodes(24, 6), CARD)
+    scores = [learner.score(state, batch) for batch in batches]
+    measured = []
+    for batch, scored in zip(batches, scores, strict=True):
+        state, metrics = learner.step(state, batch, scored, CARD)
+        measured.append({name: float(value) for name, value in metrics.items()})
+        if len(measured) == 1:
+            grads = jax.tree.map(lambda mu: np.asarray(mu) / 0.1, state.opt_state[0].mu)
+    table = state.params["layers"]["down_FD"]
+    return grads, jax.device_get(state.params), measured, table.addressable_shards[0].data.size / table.size
+
+
+def apart(one, other) -> float:
+    """Largest difference of any weight, relative to the largest entry of its own leaf."""
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs)
+
+
+def main() -> None:
+    params = weights_of(TINY)
+    base = run(MESHES["one"], params, jnp.float32)
+    facts = {}
+    for name, sizes in MESHES.items():
+        grads, weights, measured, share = run(sizes, params, jnp.float32, micro_batch_rows=8)
+        facts[name] = {
+            "grads": apart(grads, base[0]),
+            "params": apart(weights, base[1]),
+            "metrics": max(
+                abs(a[key] - b[key]) / max(abs(b[key]), 1e-3) for a, b in zip(measured, base[2], strict=True) for key in b
+            ),
+            "share": share,
+        }
+    low = run(MESHES["fsdp4_tensor2"], params, jnp.bfloat16)
+    facts["bfloat16"] = {key: [low[2][0][key], base[2][0][key]] for key in ("loss", "grad_norm", "entropy")}
+    print(json.dumps(facts))
+
+
+if __name__ == "__main__":
+    main()

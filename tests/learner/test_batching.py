@@ -1,0 +1,127 @@
+"""Packing: what lies where, that every size comes from a small set, and that ids decide nothing."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scope_jax import batching
+from scope_jax.config import LearnerSection
+
+SECTION = LearnerSection(buckets=(8, 16, 32), packing=True, micro_batch_rows=2, logprob_chunk=8)
+
+
+def with_(**fields):
+    return SECTION.model_copy(update=fields)
+
+
+def test_two_short_datums_share_a_row(make):
+    datum_of, episode_of, _ = make
+    first = episode_of(datum_of([5, 6, 7, 8], [0, 0, 1, 1], [0, 0, -1, -2]), advantage=3.0)
+    second = episode_of(datum_of([9, 10, 11], [0, 1, 0], [0, -3, 0]), advantage=-4.0)
+    batch = batching.pack([first, second], SECTION, 1, 0.5)
+    assert batch.ids_MBT.tolist() == [[[5, 6, 7, 8, 9, 10, 11, 0], [0] * 8]]
+    assert batch.segments_MBT[0, 0].tolist() == [1, 1, 1, 1, 2, 2, 2, 0]
+    assert batch.positions_MBT[0, 0].tolist() == [0, 1, 2, 3, 0, 1, 2, 0]
+    assert batch.index_MN.tolist() == [[1, 2, 4]]
+    assert batch.targets_MN.tolist() == [[7, 8, 10]]
+    assert batch.behaviour_MN.tolist() == [[-1, -2, -3]]
+    assert batch.advantage_MN.tolist() == [[3, 3, -4]]
+    assert batch.length_MN.tolist() == [[2, 2, 1]]
+    assert batch.first_MN.tolist() == [[True, False, True]]
+    assert float(batch.temperature) == 0.5 and int(batch.micro_batches) == 1
+
+
+def test_an_episode_of_several_datums_is_one_sequence(make):
+    datum_of, episode_of, _ = make
+    episode = episode_of(datum_of([1, 2], [0, 0]), datum_of([1, 2, 3], [0, 1, 1]), datum_of([4, 5], [0, 1]), advantage=1.0)
+    batch = batching.pack([episode], SECTION, 1, 1.0)
+    assert batch.length_MN[batch.mask_MN].tolist() == [3, 3, 3]
+    assert batch.first_MN.sum() == 1
+
+
+def test_without_packing_each_datum_has_its_row(make):
+    batch = batching.pack(make[2](5, 5), with_(packing=False, micro_batch_rows=0), 1, 1.0)
+    assert batch.segments_MBT.shape == (1, 5, 32)
+    assert set(batch.segments_MBT.max(axis=2).ravel().tolist()) == {1}
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.integers(2, 32), min_size=1, max_size=30),
+    st.booleans(),
+    st.sampled_from([0, 1, 2, 3]),
+    st.sampled_from([1, 2, 4]),
+    st.integers(0, 2**16),
+)
+def test_every_token_arrives_once(lengths, packing, micro, shards, seed):
+    """Rows hold whole datums, slots point at the right hidden state, and all of it lies within the shard."""
+    from tests.learner.conftest import datum_of, episode_of
+
+    rng = np.random.default_rng(seed)
+    datums = []
+    for length in lengths:
+        sampled = rng.random(length) < 0.5
+        sampled[0] = False
+        sampled[-1] = True
+        datums.append(datum_of(rng.integers(0, 9, length), sampled, rng.normal(size=length)))
+    episodes = [episode_of(datum, group=str(i), advantage=float(i)) for i, datum in enumerate(datums)]
+    batch = batching.pack(episodes, with_(packing=packing, micro_batch_rows=micro), shards, 1.0)
+    assert batch.ids_MBT.shape[1] % shards == 0 and batch.index_MN.shape[1] % shards == 0
+    assert (batch.segments_MBT > 0).sum() == sum(lengths)
+    behaviour = batching.unpack(batch, batch.behaviour_MN)
+    np.testing.assert_array_equal(behaviour, np.concatenate([d.logprobs_T[d.sampled_T] for d in datums]))
+    assert batch.mask_MN[int(batch.micro_batches) :].sum() == 0
+    rows, slots = batch.ids_MBT.shape[1] // shards, batch.index_MN.shape[1] // shards
+    for m, s in np.ndindex(batch.index_MN.shape[0], shards):
+        ids = batch.ids_MBT[m, s * rows : (s + 1) * rows].ravel()
+        segments = batch.segments_MBT[m, s * rows : (s + 1) * rows].ravel()
+        window = slice(s * slots, (s + 1) * slots)
+        places = batch.index_MN[m, window][batch.mask_MN[m, window]]
+        assert (ids[places + 1] == batch.targets_MN[m, window][batch.mask_MN[m, window]]).all()
+        assert (segments[places] == segments[places + 1]).all() and (segments[places] > 0).all()
+        assert len(set(places.tolist())) == len(places)
+
+
+def test_ids_decide_nothing(make):
+    """A datum made of nothing but the pad id is packed like any other."""
+    datum_of, episode_of, _ = make
+    sampled = [0, 1, 0, 1, 1]
+    zeros, others = (batching.pack([episode_of(datum_of(ids, sampled))], SECTION, 1, 1.0) for ids in ([0] * 5, [3] * 5))
+    for name in ("positions_MBT", "segments_MBT", "index_MN", "mask_MN", "first_MN", "length_MN"):
+        np.testing.assert_array_equal(vars(zeros)[name], vars(others)[name])
+
+
+def test_sizes_come_from_small_sets(make):
+    assert [batching.round_up(n) for n in (1, 7, 8, 9, 11, 15, 17, 33, 100)] == [1, 7, 8, 10, 12, 16, 20, 40, 112]
+    shapes = {
+        (batch.ids_MBT.shape, batch.index_MN.shape)
+        for count in range(20, 30)
+        for batch in [batching.pack(make[2](count, count, seed=count), SECTION, 1, 1.0)]
+    }
+    assert len(shapes) <= 3
+
+
+def test_same_episodes_same_batch(make):
+    one, two = (batching.pack(make[2](12, 4), SECTION, 2, 1.0) for _ in range(2))
+    assert all(np.array_equal(a, b) for a, b in zip(vars(one).values(), vars(two).values(), strict=True))
+
+
+def test_mini_batches_keep_groups_whole(make):
+    episodes = make[2](10, 5)
+    parts = batching.split(episodes, 2)
+    assert [len(part) for part in parts] == [4, 6]
+    assert not {e.group for e in parts[0]} & {e.group for e in parts[1]}
+    assert [e for part in parts for e in part] == episodes
+    assert len(batching.split(episodes, 99)) == 5
+    assert batching.split([], 2) == []
+
+
+def test_what_cannot_be_packed_is_named(make):
+    datum_of, episode_of, _ = make
+    with pytest.raises(ValueError, match=r"has 33 tokens, more than the largest row of learner\.buckets, 32"):
+        batching.pack([episode_of(datum_of(range(33), [0] + [1] * 32))], SECTION, 1, 1.0)
+    with pytest.raises(ValueError, match="first token marked as sampled"):
+        batching.pack([episode_of(datum_of([1, 2], [1, 1]))], SECTION, 1, 1.0)
+    with pytest.raises(ValueError, match="nothing to train on"):
+        batching.pack([episode_of(datum_of([1, 2], [0, 0]))], SECTION, 1, 1.0)

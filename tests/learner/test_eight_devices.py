@@ -1,0 +1,37 @@
+"""One update on a mesh equals the same update on one device, in a subprocess with 8 fake devices."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def facts():
+    command = [sys.executable, str(Path(__file__).with_name("eight_devices.py"))]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("mesh", ["one", "fsdp4_tensor2", "data2_fsdp2_tensor2", "data8"])
+def test_an_update_equals_that_of_one_device(facts, mesh):
+    """Gradient, clipped and moved weights of two optimiser steps, and every metric; the base has other micro-batches too."""
+    assert facts[mesh]["grads"] < 1e-5
+    assert facts[mesh]["params"] < 1e-5
+    assert facts[mesh]["metrics"] < 1e-4
+
+
+def test_weights_are_really_cut(facts):
+    assert [facts[mesh]["share"] for mesh in ("one", "fsdp4_tensor2", "data8")] == [1, 1 / 8, 1]
+
+
+def test_bfloat16_compute_is_near(facts):
+    for ours, exact in facts["bfloat16"].values():
+        assert ours == pytest.approx(exact, rel=0.1)

@@ -1,0 +1,279 @@
+"""The learner on one device: what moves, what must not, and that cutting the work differently changes rounding only."""
+
+import jax
+import jax.extend.core
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from scope_jax import batching
+from scope_jax.config import LearnerSection, LossCard, OptimizerSection
+from scope_jax.learner import Learner, Scores
+from sharding.mesh import MeshConfig, make_mesh
+
+OPTIMIZER = OptimizerSection(learning_rate=1e-2, warmup_steps=1, max_grad_norm=1e9)
+SECTION = LearnerSection(buckets=(32,), packing=True, micro_batch_rows=2, logprob_chunk=16)
+POLICY = LossCard(kl="k3", kl_coef=0.1)
+SUPERVISED = LossCard(objective="supervised", aggregation="token-mean")
+
+
+def build(tiny, optimizer=OPTIMIZER, **section) -> Learner:
+    mesh = make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
+    return Learner(
+        tiny, mesh, optimizer, SECTION.model_copy(update=section), param_dtype=jnp.float32, compute_dtype=jnp.float32
+    )
+
+
+@pytest.fixture(scope="module")
+def learner(tiny):
+    return build(tiny)
+
+
+@pytest.fixture(scope="module")
+def state(learner, tiny_params):
+    """A state whose reference is not its policy. Steps donate it: tests take `fresh`."""
+    start = learner.init_state(tiny_params)
+    rng = np.random.default_rng(0)
+    moved = jax.tree.map(lambda w: w + 0.02 * rng.normal(size=w.shape).astype(np.float32), start.ref_params)
+    return jax.device_get(start.replace(ref_params=moved))
+
+
+def fresh(learner, state):
+    return jax.tree.map(lambda x, sharding: jax.device_put(x, sharding, may_alias=False), state, learner.state_shardings(True))
+
+
+def gradient_of(after) -> dict[str, np.ndarray]:
+    """What Adam's first moment saw in a first step: mu = (1 − beta1) · g."""
+    return {jax.tree_util.keystr(path): np.asarray(mu) / 0.1 for path, mu in jax.tree.leaves_with_path(after.opt_state[0].mu)}
+
+
+def first_step(learner, state, episodes, card, temperature=1.0):
+    """(gradient, metrics, weights) of one update."""
+    after, metrics = learner.update(fresh(learner, state), learner.pack(episodes, card, temperature), card)
+    return gradient_of(after), metrics, jax.device_get(after.params)
+
+
+def apart(one, other) -> float:
+    scale = max(np.abs(x).max() for x in jax.tree.leaves(other))
+    return max(np.abs(a - b).max() for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)) / scale
+
+
+@pytest.fixture(scope="module")
+def episodes(make):
+    return make[2](9, 3)
+
+
+@pytest.fixture(scope="module")
+def base(learner, state, episodes):
+    return first_step(learner, state, episodes, POLICY)
+
+
+@pytest.mark.parametrize("section", [{"micro_batch_rows": 1}, {"micro_batch_rows": 4}, {"packing": False}, {"remat": "none"}])
+def test_cutting_the_work_changes_rounding_only(tiny, state, episodes, base, section):
+    grads, metrics, _ = first_step(build(tiny, **section), state, episodes, POLICY)
+    assert apart(grads, base[0]) < 1e-5
+    assert metrics["loss"] == pytest.approx(base[1]["loss"], rel=1e-5)
+    assert metrics["tokens"] == base[1]["tokens"] and metrics["sequences"] == 9
+
+
+def test_same_input_same_bits(learner, state, episodes, base):
+    grads, metrics, params = first_step(learner, state, episodes, POLICY)
+    assert metrics == base[1]
+    assert apart(params, base[2]) == 0 and apart(grads, base[0]) == 0
+
+
+def test_metrics_of_a_policy_update(base):
+    metrics = base[1]
+    assert metrics["ratio_mean"] == metrics["ratio_max"] == 1.0  # the first step after scoring
+    assert metrics["clip_fraction"] == metrics["skipped"] == 0
+    assert metrics["kl_k3"] > 0 and metrics["grad_norm"] > 0
+    assert metrics["mismatch_max"] >= metrics["mismatch_mean"] > 0
+    assert metrics["loss"] == pytest.approx(metrics["policy_loss"] + 0.1 * metrics["kl_k3"], rel=1e-5)
+    assert metrics["learning_rate"] == pytest.approx(1e-2)
+
+
+def test_score_is_what_the_step_sees(learner, state, episodes):
+    """Old log-probs handed in give the same first step as none, where they are the policy's own."""
+    (batch,) = learner.pack(episodes, POLICY)
+    start = fresh(learner, state)
+    scores = learner.score(start, batch)
+    _, with_old = learner.step(fresh(learner, state), batch, scores, POLICY)
+    _, without = learner.step(start, batch, Scores(None, scores.ref_MN), POLICY)
+    assert float(with_old["ratio_max"]) == pytest.approx(1, abs=1e-5)
+    assert float(with_old["grad_norm"]) == pytest.approx(float(without["grad_norm"]), rel=1e-5)
+    assert not np.asarray(scores.old_MN)[~np.asarray(batch.mask_MN)].any()
+
+
+def test_mini_batches_are_steps_and_later_ones_see_a_moved_policy(learner, state, episodes):
+    card = POLICY.model_copy(update={"mini_batches": 3})
+    batches = learner.pack(episodes, card)
+    after, metrics = learner.update(fresh(learner, state), batches, card)
+    assert len(batches) == 3 and int(after.step) == 3
+    assert metrics["ratio_max"] > 1.0 and metrics["sequences"] == 9
+
+
+def test_temperature_is_used_if_the_card_is_tempered(learner, state, episodes):
+    def logps(card, temperature):
+        (batch,) = learner.pack(episodes, card, temperature)
+        return batching.unpack(batch, learner.score(fresh(learner, state), batch, reference=False).old_MN)
+
+    plain = logps(POLICY, 1.0)
+    assert np.abs(logps(POLICY, 0.5) - plain).max() > 0.1
+    np.testing.assert_array_equal(logps(POLICY.model_copy(update={"tempered": False}), 0.5), plain)
+    np.testing.assert_array_equal(logps(POLICY, 0.0), plain)
+
+
+def test_prompt_and_observation_targets_change_nothing(learner, state, make):
+    """The loss never asks what follows an unsampled position: only the last token of a datum can show it, its id is
+    seen by no other. Sampled there, it is trained; observed there, its id is without any effect."""
+    datum_of, episode_of, _ = make
+
+    def run(last_id, last_sampled):
+        datum = datum_of([3, 4, 5, 6, last_id], [0, 1, 0, 1, last_sampled], [0, -4, 0, -4, -4 * last_sampled])
+        return first_step(learner, state, [episode_of(datum, advantage=1.0)], POLICY)
+
+    seen, other = run(7, False), run(50, False)
+    assert seen[1] == other[1]
+    embedding = "['embed']['table_VD']"
+    np.testing.assert_array_equal(seen[0][embedding], other[0][embedding])
+    assert run(7, True)[1]["tokens"] == 3 and apart(run(7, True)[0], run(50, True)[0]) > 1e-3
+
+
+def test_unsampled_positions_get_exactly_zero_gradient(learner, state, episodes):
+    """∂loss/∂hidden is zero wherever the next token was not sampled: through the head nothing reaches it."""
+    (batch,) = learner.pack(episodes[:3], POLICY)
+    used = np.asarray(batch.index_MN)[np.asarray(batch.mask_MN)]
+    hidden = jnp.asarray(np.random.default_rng(0).normal(size=(batch.ids_MBT.size, 32)), jnp.float32)
+    from scope_jax.logprobs import token_logprobs
+    from sharding.collectives import LOCAL
+
+    def loss(hidden_ND):
+        logp_N = token_logprobs(
+            hidden_ND[batch.index_MN[0]], state.params["embed"]["table_VD"], batch.targets_MN[0], 1.0, 16, LOCAL
+        )
+        return jnp.where(batch.mask_MN[0], logp_N, 0).sum()
+
+    grad_ND = np.asarray(jax.jit(jax.grad(loss))(hidden))
+    touched = np.flatnonzero(np.abs(grad_ND).sum(1))
+    assert batch.ids_MBT.shape[0] == 1
+    assert sorted(touched.tolist()) == sorted(used.tolist())
+
+
+def test_end_of_sequence_is_trained(learner, state, make):
+    """Supervised on `prompt → eos`: the end token becomes more probable."""
+    datum_of, episode_of, _ = make
+    eos = 63
+    batches = learner.pack([episode_of(datum_of([5, 6, 7, eos], [0, 0, 1, 1]))], SUPERVISED)
+    after, before = fresh(learner, state), None
+    for _ in range(3):
+        logps = batching.unpack(batches[0], learner.score(after, batches[0], reference=False).old_MN)
+        before = logps if before is None else before
+        after, _ = learner.update(after, batches, SUPERVISED)
+    assert logps[1] > before[1] + 0.1
+
+
+@pytest.mark.parametrize("pad", [0, 63])
+def test_a_real_token_equal_to_the_pad_id_counts(learner, state, make, pad):
+    """Padding is written as 0; a real 0 is attended to, trained, and moves the same way as any other id would."""
+    datum_of, episode_of, _ = make
+    ids = np.array([5, pad, 9, pad, 11])
+    episode = episode_of(datum_of(ids, [0, 0, 1, 1, 1], [0, 0, -4, -4, -4]), advantage=1.0)
+    (batch,) = learner.pack([episode], SUPERVISED)
+    scored = batching.unpack(batch, learner.score(fresh(learner, state), batch, reference=False).old_MN)
+    from models import transformer
+    from sharding.collectives import LOCAL
+
+    ones = jnp.ones((1, 5), jnp.int32)
+    hidden = transformer.hidden(
+        tiny_of(learner), state.params, jnp.asarray(ids)[None], jnp.arange(5)[None], ones,
+        shards=LOCAL, remat="none", compute_dtype=jnp.float32,
+    )  # fmt: skip
+    logp = jax.nn.log_softmax(hidden[0] @ state.params["embed"]["table_VD"].T)
+    np.testing.assert_allclose(scored, np.asarray(logp)[[1, 2, 3], ids[2:]], atol=1e-5)
+
+
+def tiny_of(learner):
+    return learner.model
+
+
+def test_a_gradient_that_is_not_finite_skips_the_step(learner, state, episodes):
+    poisoned = [episodes[0].with_advantage(float("nan")), *episodes[1:]]
+    start = fresh(learner, state)
+    after, metrics = learner.update(start, learner.pack(poisoned, POLICY), POLICY)
+    assert metrics["skipped"] == 1 and not np.isfinite(metrics["grad_norm"])
+    assert apart(jax.device_get(after.params), state.params) == 0
+    assert not any(leaf.any() for leaf in jax.tree.leaves(jax.device_get(after.opt_state)))
+    assert int(after.step) == int(after.skipped) == 1
+    again, metrics = learner.update(after, learner.pack(episodes, POLICY), POLICY)
+    assert metrics["skipped"] == 0 and int(again.skipped) == 1 and int(again.step) == 2
+    assert apart(jax.device_get(again.params), state.params) > 0
+
+
+def test_equal_rewards_without_kl_move_nothing_but_the_decay(tiny, state, make):
+    learner = build(tiny, OPTIMIZER.model_copy(update={"weight_decay": 0.0}))
+    still = [episode.with_advantage(0.0) for episode in make[2](4, 2)]
+    grads, metrics, params = first_step(learner, state, still, LossCard(kl="none"))
+    assert metrics["grad_norm"] == 0 and apart(params, state.params) == 0
+
+
+def test_supervised_loss_falls(learner, state, make):
+    rng = np.random.default_rng(1)
+    episodes = [make[1](make[0](np.r_[[7], rng.integers(0, 8, 12)], [0] + [1] * 12), group=str(i)) for i in range(6)]
+    batches = learner.pack(episodes, SUPERVISED)
+    after, losses = fresh(learner, state), []
+    for _ in range(12):
+        after, metrics = learner.update(after, batches, SUPERVISED)
+        losses.append(metrics["loss"])
+    assert losses[-1] < 0.5 * losses[0]
+    assert metrics["tokens"] == 72
+
+
+def test_update_donates_and_the_reference_stays(learner, state, episodes):
+    start = fresh(learner, state)
+    after, _ = learner.update(start, learner.pack(episodes, POLICY), POLICY)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves((start.params, start.opt_state)))
+    assert after.ref_params is start.ref_params
+    assert apart(jax.device_get(after.ref_params), state.ref_params) == 0
+
+
+def test_init_state_copies(learner, tiny_params):
+    params = jax.tree.map(jnp.asarray, tiny_params)
+    start = learner.init_state(params)
+    for ours, ref, given in zip(*(jax.tree.leaves(t) for t in (start.params, start.ref_params, params)), strict=True):
+        assert len({ours.unsafe_buffer_pointer(), ref.unsafe_buffer_pointer(), given.unsafe_buffer_pointer()}) == 3
+    described = learner.abstract_state(reference=True)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype, x.sharding), start) == jax.tree.map(
+        lambda x: (x.shape, x.dtype, x.sharding), described
+    )
+
+
+def dots_in(jaxpr):
+    """Shapes of both operands of every matrix product in a program, inner programs included."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            yield tuple(variable.aval.shape for variable in equation.invars)
+        for inner in jax.extend.core.jaxprs_in_params(equation.params):
+            yield from dots_in(inner)
+
+
+def test_the_head_meets_trained_positions_only(tiny, state, make):
+    learner = build(tiny, micro_batch_rows=4, logprob_chunk=512)
+    (batch,) = learner.pack(make[2](8, 4), POLICY)
+    trained, all_positions = batch.index_MN.shape[1], batch.ids_MBT[0].size
+    assert batching.round_up(int(batch.mask_MN.sum(1).max())) == trained < all_positions
+    shapes = jax.make_jaxpr(lambda s, b: learner._step(state=s, batch=b, scores=Scores(None, None), card=SUPERVISED))(
+        fresh(learner, state).replace(ref_params=None), batch
+    )
+    rows = {shape[0] for pair in dots_in(shapes.jaxpr) for shape in pair if len(shape) == 2 and 64 in shape and shape != (64, 32)}
+    assert rows == {trained}
+
+
+def test_a_missing_reference_or_advantage_is_named(learner, tiny_params, make, episodes):
+    bare = learner.init_state(tiny_params, reference=False)
+    with pytest.raises(ValueError, match="keeps no reference weights"):
+        learner.update(bare, learner.pack(episodes, POLICY), POLICY)
+    with pytest.raises(ValueError, match="no advantage"):
+        learner.pack([make[1](make[0]([1, 2], [0, 1]))], POLICY)
+    with pytest.raises(ValueError, match="nothing to train on"):
+        learner.update(bare, [], POLICY)
+    assert learner.pack([make[1](make[0]([1, 2], [0, 0]), advantage=1.0)], POLICY) == []
