@@ -14,7 +14,7 @@ import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import scipy.sparse as sp
@@ -25,6 +25,7 @@ from retrieval.corpus import READ_ROWS, Corpus
 Encoder = Callable[[Sequence[str]], np.ndarray]  # texts -> float32 [N, E]
 
 
+@runtime_checkable
 class Embedder(Protocol):
     """Passages and queries as unit vectors; a score is their inner product.
 
@@ -194,7 +195,7 @@ class HashedLexical:
     def load(file: Path) -> HashedLexical:
         """The encoder that `save` wrote; ValueError when the file is missing, damaged or of another recipe."""
         try:
-            with np.load(file, allow_pickle=False) as saved:
+            with open(file, "rb") as opened, np.load(opened, allow_pickle=False) as saved:
                 constants, words, grams, top = saved["constants"], *saved["scales"]
                 loaded = int(saved["dim"]), saved["features"], saved["idf"]
         except (OSError, EOFError, KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:

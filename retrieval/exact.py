@@ -6,7 +6,7 @@ The oracle for the approximate one, and fast enough by itself for some millions 
 from __future__ import annotations
 
 import functools
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ BLOCKS = (8, 64)  # queries per program, so that two programs serve every number
 SPARE = 8  # candidates beyond k that are scored a second time
 
 
+@runtime_checkable
 class Rows(Protocol):
     """An array [N, E] that is read in slices: numpy, or embeddings on disk."""
 

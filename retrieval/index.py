@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Int
 
 
+@runtime_checkable
 class Index(Protocol):
     """Rows of a fixed set of vectors, searched by inner product.
 

@@ -1,0 +1,132 @@
+"""Times and recall of the retrieval room on a corpus with questions; prints one JSON line.
+
+    python benchmarks/retrieval.py --corpus passages.jsonl --questions nq.jsonl hotpotqa.jsonl --dim 2048
+
+Question files hold one JSON object per line with `question` and `evidence_ids` (ids of the corpus). Recall of ScaNN is
+the share of the exact index's first 3 that are among its own first 3; evidence recall the share of a question's
+evidence passages among the first 3 or 5.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from retrieval.build import build_index, open_index
+from retrieval.corpus import Corpus, load_corpus
+from retrieval.embed import HashedLexical
+from retrieval.index import Index
+from retrieval.scann import ScannConfig
+
+CHUNK = 4096  # passages
+BATCH = 64  # queries of one timed search
+Questions = list[tuple[str, list[int]]]  # (question, rows of its evidence)
+
+
+def main() -> None:
+    args = _arguments()
+    scann = ScannConfig(
+        num_leaves=args.num_leaves,
+        leaves_to_search=args.leaves_to_search,
+        dimensions_per_block=args.dimensions_per_block,
+        reorder=args.reorder,
+        brute_force_below=0,
+    )
+    corpus, load = _timed(lambda: load_corpus(args.corpus))
+    embedder, fit = _timed(lambda: HashedLexical.fit(corpus, args.dim))
+    questions = {Path(file).stem: _questions(file, corpus) for file in args.questions}
+    texts = _mixed(questions, args.limit)
+    seconds = {"load_corpus": load, "fit_encoder": fit}
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "index"
+
+        def build(kind: Any) -> None:
+            build_index(corpus, embedder, folder, kind=kind, scann=scann, chunk=CHUNK)
+
+        _, seconds["embed_and_write"] = _timed(lambda: build("exact"))
+        (exact, _, _), seconds["open_exact"] = _timed(lambda: open_index(folder, kind="exact"))
+        _, seconds["build_scann"] = _timed(lambda: build("scann"))
+        (approximate, _, _), seconds["open_scann"] = _timed(lambda: open_index(folder, kind="scann"))
+        queries_QE, embed = _timed(lambda: embedder.queries(texts))
+        want_Qk, exact_ms = _search(exact, queries_QE)
+        got_Qk, scann_ms = _search(approximate, queries_QE)
+    shared = [len({*want} & {*got}) / len(want) for want, got in zip(want_Qk.tolist(), got_Qk.tolist(), strict=True)]
+    result = {
+        "passages": len(corpus),
+        "dim": args.dim,
+        "queries": len(texts),
+        "seconds": {name: round(value, 2) for name, value in seconds.items()},
+        "ms_per_query": {"embed": round(1000 * embed / len(texts), 3), "exact": exact_ms, "scann": scann_ms},
+        "scann": vars(scann),
+        "scann_recall@3": round(float(np.mean(shared)), 4),
+        "evidence_recall": {name: _evidence_recall(rows, embedder, exact) for name, rows in questions.items()},
+    }
+    print(json.dumps(result))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Times and recall of the retrieval room; prints one JSON line.")
+    parser.add_argument("--corpus", required=True, help="JSONL or Parquet file, or a hub name")
+    parser.add_argument("--questions", required=True, nargs="+", help="JSONL files with question and evidence_ids")
+    parser.add_argument("--limit", type=int, default=500, help="questions in the comparison of the two indices")
+    parser.add_argument("--dim", type=int, default=2048)
+    parser.add_argument("--num-leaves", type=int, default=200)
+    parser.add_argument("--leaves-to-search", type=int, default=160)
+    parser.add_argument("--dimensions-per-block", type=int, default=4)
+    parser.add_argument("--reorder", type=int, default=100)
+    return parser.parse_args()
+
+
+def _questions(file: str, corpus: Corpus) -> Questions:
+    """Every question of the file with evidence in the corpus."""
+    ids = [document.id for batch in corpus.batches(CHUNK) for document in batch]
+    row_of = {name: row for row, name in enumerate(ids)}
+    with open(file, encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in lines]
+    pairs = [(r["question"], [row_of[i] for i in r.get("evidence_ids", []) if i in row_of]) for r in rows]
+    kept = [(question, evidence) for question, evidence in pairs if evidence]
+    if not kept:
+        sys.exit(f"{file} holds no question with evidence in the corpus; choose another file.")
+    return kept
+
+
+def _mixed(questions: dict[str, Questions], limit: int) -> list[str]:
+    """`limit` questions, the same number of each file where there are enough."""
+    share = -(-limit // len(questions))
+    return [question for rows in questions.values() for question, _ in rows[:share]][:limit]
+
+
+def _search(index: Index, queries_QE: np.ndarray) -> tuple[np.ndarray, float]:
+    """(rows of the first 3, milliseconds per query in batches), compiled and warm."""
+    blocks = [queries_QE[start : start + BATCH] for start in range(0, len(queries_QE), BATCH)]
+    for block_QE in blocks[:1] + blocks[-1:]:
+        index.search(block_QE, 3)
+    found, seconds = _timed(lambda: [index.search(block_QE, 3)[1] for block_QE in blocks])
+    return np.concatenate(found), round(1000 * seconds / len(queries_QE), 3)
+
+
+def _evidence_recall(rows: Questions, embedder: HashedLexical, index: Index) -> dict[str, float]:
+    _, found_Qk = index.search(embedder.queries([question for question, _ in rows]), 5)
+    pairs = [(evidence, found) for (_, evidence), found in zip(rows, found_Qk.tolist(), strict=True)]
+    shares = {k: [len({*evidence} & {*found[:k]}) / len(evidence) for evidence, found in pairs] for k in (3, 5)}
+    return {f"@{k}": round(float(np.mean(values)), 3) for k, values in shares.items()}
+
+
+def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
+    start = time.perf_counter()
+    done = work()
+    return done, time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""Corpora from files: fields, line numbers of what is broken, emptiness."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import datasets
+import pytest
+
+from retrieval.corpus import Corpus, CorpusError, Document, load_corpus, split_contents
+
+ADA = Document("a", "Ada Lovelace", "She wrote notes.\nMany of them.")
+BABBAGE = Document("b", "Charles Babbage", "Ünïcode 数学 <|im_end|> </information>")
+
+
+def lines(path: Path, *rows: object) -> Path:
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def test_jsonl_keeps_every_character(tmp_path: Path):
+    path = lines(tmp_path / "c.jsonl", {**vars(ADA), "sources": ["x"]}, "", {**vars(BABBAGE), "sources": "y"})
+    corpus = load_corpus(path)
+    assert len(corpus) == 2
+    assert [corpus[0], corpus[1]] == [ADA, BABBAGE]
+    assert corpus.documents(0, 2) == [ADA, BABBAGE]
+    assert corpus[0].contents == "Ada Lovelace\nShe wrote notes.\nMany of them."
+
+
+def test_contents_field_and_missing_ids(tmp_path: Path):
+    path = lines(tmp_path / "c.jsonl", {"contents": '"Ada"\nnotes'}, {"id": 7, "contents": 'The "Engine"\nbrass'})
+    assert load_corpus(path).documents(0, 2) == [
+        Document("0", "Ada", "notes"),
+        Document("7", 'The "Engine"', "brass"),
+    ]
+
+
+def test_split_contents_needs_both_quotes():
+    assert split_contents('"Ada"\nx\ny') == ("Ada", "x\ny")
+    assert split_contents('"\nx') == ('"', "x")
+    assert split_contents("Ada") == ("Ada", "")
+
+
+def test_gzip_and_parquet_give_the_same_corpus(tmp_path: Path):
+    plain = lines(tmp_path / "c.jsonl", vars(ADA), vars(BABBAGE))
+    packed = tmp_path / "c.jsonl.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    datasets.Dataset.from_list([vars(ADA), vars(BABBAGE)]).to_parquet(str(tmp_path / "c.parquet"))
+    corpora = [load_corpus(path) for path in (plain, packed, tmp_path / "c.parquet")]
+    assert {corpus.fingerprint for corpus in corpora} == {Corpus.from_documents([ADA, BABBAGE]).fingerprint}
+
+
+def test_a_cut_gzip_file_is_named(tmp_path: Path):
+    packed = tmp_path / "c.jsonl.gz"
+    rows = lines(tmp_path / "c.jsonl", *[{"title": str(i), "text": str(i * i)} for i in range(2000)])
+    packed.write_bytes(gzip.compress(rows.read_bytes())[:-200])
+    with pytest.raises(CorpusError, match=r"c\.jsonl\.gz is not a whole gzip file"):
+        load_corpus(packed)
+
+
+def test_fingerprint_sees_order_and_field_borders():
+    fingerprints = {
+        Corpus.from_documents(documents).fingerprint
+        for documents in (
+            [ADA, BABBAGE],
+            [BABBAGE, ADA],
+            [Document("a", "Ada", " Lovelace")],
+            [Document("a", "", "Ada")],
+        )
+    }
+    assert len(fingerprints) == 4
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ('{"id": "2", "title":', "line 2: not JSON"),
+        ('{"title": "a", "text": "b"} {}', "line 2: not JSON"),
+        ("[1, 2]", "line 2: a JSON list"),
+        ('{"title": "a"}', "line 2: `text` is missing"),
+        ('{"text": "a"}', "line 2: `title` is missing"),
+        ('{"title": "a", "text": 3}', "line 2: `text` is not a string"),
+        ('{"contents": null}', "line 2: `contents` is not a string"),
+        ('{"title": "a", "text": "\\ud800"}', "line 2: holds half of a surrogate pair"),
+    ],
+)
+def test_a_broken_line_is_named(tmp_path: Path, bad: str, message: str):
+    path = lines(tmp_path / "c.jsonl", vars(ADA), bad, vars(BABBAGE))
+    with pytest.raises(CorpusError, match=message) as caught:
+        load_corpus(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_bytes_that_are_no_utf8_are_named(tmp_path: Path):
+    path = tmp_path / "c.jsonl"
+    path.write_bytes(b'{"title": "a", "text": "\xff"}\n')
+    with pytest.raises(CorpusError, match="line 1: not JSON"):
+        load_corpus(path)
+
+
+@pytest.mark.parametrize("content", ["", "\n\n"])
+def test_an_empty_corpus_is_an_error(tmp_path: Path, content: str):
+    path = tmp_path / "c.jsonl"
+    path.write_text(content)
+    with pytest.raises(CorpusError, match="is empty"):
+        load_corpus(path)
+    with pytest.raises(CorpusError, match="is empty"):
+        Corpus.from_documents([])
+
+
+def test_an_edited_file_is_read_anew(tmp_path: Path):
+    path = lines(tmp_path / "c.jsonl", vars(ADA))
+    first = load_corpus(path).fingerprint
+    assert load_corpus(lines(path, vars(ADA), vars(BABBAGE))).fingerprint != first
+
+
+def test_files_that_are_no_corpus(tmp_path: Path):
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        load_corpus(tmp_path / "none.jsonl")
+    with pytest.raises(CorpusError, match="is not a file"):
+        load_corpus(tmp_path)
+    broken = tmp_path / "broken.parquet"
+    broken.write_text("hello")
+    with pytest.raises(CorpusError, match="cannot be read as Parquet"):
+        load_corpus(broken)
+    for name, rows, message in (
+        ("columns", [{"title": "a"}], "no column `text`"),
+        ("types", [{"title": "a", "text": 1}], "does not hold strings"),
+        ("cells", [{"title": "a", "text": "b"}, {"title": None, "text": "b"}], "has empty cells"),
+    ):
+        path = tmp_path / f"{name}.parquet"
+        datasets.Dataset.from_list(rows).to_parquet(str(path))
+        with pytest.raises(CorpusError, match=message):
+            load_corpus(path)
+
+
+def test_a_hub_name_that_is_not_there(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    with pytest.raises(CorpusError, match="nobody/nothing is no file here and cannot be had from the hub"):
+        load_corpus("nobody/nothing")
+
+
+def test_rows_outside_the_corpus():
+    corpus = Corpus.from_documents([ADA])
+    with pytest.raises(IndexError):
+        corpus[1]
+    with pytest.raises(IndexError):
+        corpus[-1]
