@@ -1,0 +1,240 @@
+"""From a card to what a run is made of: mesh, weights, learner, engine, search, judge, data.
+
+`assemble` builds all of it once; `World.tools` is what a game may use in one step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from models import weights
+from models.config import ModelConfig
+from models.tokenizer import Tokenizer
+from retrieval.build import build_index, open_index
+from retrieval.client import RemoteRetriever
+from retrieval.corpus import load_corpus
+from retrieval.embed import HashedLexical
+from retrieval.scann import ScannConfig
+from retrieval.search import LocalRetriever, SearchTool
+from rollouts.engine import Engine, EngineConfig
+from rollouts.local import LocalRollouts
+from rollouts.types import Completion, Request, SamplingParams
+from scope_jax import data, parsing
+from scope_jax.checkpoint import Saved
+from scope_jax.config import Config
+from scope_jax.judge import JudgeClient, JudgeError
+from scope_jax.learner import Learner
+from scope_jax.state import TrainState
+from scope_jax.systems import SYSTEMS
+from scope_jax.types import Memory, Prompt, System
+from sharding.mesh import MeshConfig, make_mesh
+from sharding.rules import TRAIN
+
+DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+EMBED_CHUNK = 4096  # passages embedded and written at a time
+FIRST_DELAY = 0.5  # seconds before a search server is asked again
+CACHED_QUERIES = 100_000
+CUT = "...(truncated)"
+
+
+@dataclass(frozen=True)
+class World:
+    """Everything of a run that does not change from step to step."""
+
+    cfg: Config
+    system: System
+    mesh: Mesh
+    model: ModelConfig
+    tokenizer: Tokenizer
+    learner: Learner
+    engine: LocalRollouts
+    search: SearchTool
+    judge: JudgeClient | None
+    rows: list[data.Row]
+
+    def tools(self, step: int | str) -> StepTools:
+        """What a game may use; `step` enters the key of every sample."""
+        return StepTools(self, step)
+
+    @property
+    def keeps_reference(self) -> bool:
+        """True if some update of the game has a KL term, and so the state a reference."""
+        return any(update.card.kl != "none" for update in self.system.updates(self.cfg))
+
+    def targets(self) -> dict[str, TrainState]:
+        """Shapes, dtypes and shardings of every policy's state, for a checkpoint to be read into."""
+        return {name: self.learner.abstract_state(self.keeps_reference) for name in self.system.policies(self.cfg)}
+
+    def start(self, saved: Saved | None) -> tuple[dict[str, TrainState], Memory, int]:
+        """(states by policy, memory, steps done): what was saved, or the base weights and the game's first memory."""
+        if saved is not None:
+            return dict(saved.states), saved.memory, saved.step
+        _, params = weights.load_hf(self.cfg.model.checkpoint, self.mesh, TRAIN, self.learner.param_dtype)
+        states = {n: self.learner.init_state(params, self.keeps_reference) for n in self.system.policies(self.cfg)}
+        return states, self.system.start(self.cfg), 0
+
+    def publish(self, states: Mapping[str, TrainState]) -> None:
+        """Hands the engine the weights that speak from now on, device to device."""
+        (state,) = states.values()
+        self.engine.load_params(state.params)
+
+
+@dataclass(frozen=True)
+class StepTools:
+    """`types.Tools` over a World: what one step of a game may do."""
+
+    world: World
+    step: int | str
+
+    def encode_prompt(self, text: str) -> tuple[int, ...]:
+        options = self.world.cfg.model.chat_template_kwargs
+        return tuple(self.world.tokenizer.encode_chat([{"role": "user", "content": text}], **options))
+
+    def generate(
+        self,
+        role: str,
+        prompts: Sequence[Prompt],
+        samples: int,
+        *,
+        temperature: float,
+        max_tokens: int,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        stop: Sequence[str] = (),
+        max_turns: int = 1,
+        respond: Callable[..., str | None] | None = None,
+        tempered: bool = True,
+    ) -> list[list[Completion]]:
+        names = [prompt.name for prompt in prompts]
+        if len(set(names)) != len(names):
+            raise ValueError(f"two prompts of role {role!r} share a name, and so their random numbers; name each one.")
+        params = SamplingParams(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            max_tokens=max_tokens,
+            stop=tuple(stop),
+            stop_ids=self.world.tokenizer.eos_ids,
+            tempered_logprobs=tempered,
+        )
+        requests = [
+            Request(
+                prompt_ids=prompt.ids,
+                params=params,
+                key=data.key_data(self.world.cfg.seed, self.step, role, prompt.name, sample),
+                group=prompt.name,
+                max_turns=max_turns,
+                respond=respond,
+            )
+            for prompt in prompts
+            for sample in range(samples)
+        ]
+        flat = self.world.engine.run(requests)
+        return [flat[first : first + samples] for first in range(0, len(flat), samples)]
+
+    def search(self, queries: Sequence[str]) -> list[str]:
+        return self.world.search(queries)
+
+    def judge(self, messages: Sequence[str]) -> list[str]:
+        if self.world.judge is None:
+            raise JudgeError("the game asks a judge but the card has no [judge] table; add one.")
+        return self.world.judge(messages)
+
+
+def assemble(cfg: Config, run: Path) -> World:
+    """Builds the World of a card; an index that the card does not place is made in the run folder.
+
+    Raises ValueError, FileNotFoundError or ConnectionError subclasses with one sentence for whatever the card names and
+    is missing or broken.
+    """
+    tokenizer = Tokenizer.load(cfg.model.tokenizer or cfg.model.checkpoint, cfg.model.chat_template)
+    model = weights.load_config(cfg.model.checkpoint)
+    if tokenizer.vocab_size > model.vocab_size:
+        raise ValueError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens but the model in {cfg.model.checkpoint} only "
+            f"{model.vocab_size} rows in its table; give the tokenizer that belongs to it."
+        )
+    if cfg.rollout.max_length > max(cfg.learner.buckets):
+        raise ValueError(
+            f"rollout.max_length is {cfg.rollout.max_length} but the largest of learner.buckets is "
+            f"{max(cfg.learner.buckets)}; an episode must fit into a row."
+        )
+    learner = assemble_learner(cfg, model)
+    mesh = learner.mesh
+    return World(
+        cfg=cfg,
+        system=SYSTEMS[cfg.system],
+        mesh=mesh,
+        model=model,
+        tokenizer=tokenizer,
+        learner=learner,
+        engine=_engine(cfg, model, tokenizer, mesh),
+        search=_search_tool(cfg, tokenizer, run, mesh),
+        judge=None if cfg.judge is None else JudgeClient(cfg.judge),
+        rows=data.load(cfg.data.answers, ("answer", "answers"), cfg.data.limit),
+    )
+
+
+def assemble_learner(cfg: Config, model: ModelConfig) -> Learner:
+    """The card's learner for a model, on the card's mesh of all devices."""
+    return Learner(
+        model,
+        make_mesh(MeshConfig(**cfg.mesh.model_dump())),
+        cfg.optimizer,
+        cfg.learner,
+        param_dtype=DTYPES[cfg.model.param_dtype],
+        compute_dtype=DTYPES[cfg.model.compute_dtype],
+    )
+
+
+def open_or_build_index(cfg: Config, run: Path, mesh: Mesh | None) -> LocalRetriever:
+    """The retriever over the card's corpus, its index built or finished first where it is not there yet."""
+    card = cfg.retrieval
+    if card.corpus is None:
+        raise ValueError("retrieval.corpus is not set, and so there is nothing to index; name a corpus.")
+    folder = Path(card.index) if card.index else run / "index"
+    corpus = load_corpus(card.corpus)
+    scann = ScannConfig(**card.scann.model_dump()) if card.kind == "scann" else None
+    embedder = HashedLexical.fit(corpus, card.dim)
+    build_index(corpus, embedder, folder, kind=card.kind, scann=scann, chunk=EMBED_CHUNK)
+    return LocalRetriever(*open_index(folder, kind=card.kind, mesh=mesh, axes=("data", "fsdp")))
+
+
+def _search_tool(cfg: Config, tokenizer: Tokenizer, run: Path, mesh: Mesh) -> SearchTool:
+    card = cfg.retrieval
+    if card.url is not None:
+        retrieve = RemoteRetriever(card.url, timeout=card.timeout, retries=card.retries, first_delay=FIRST_DELAY)
+    else:
+        retrieve = open_or_build_index(cfg, run, mesh if math.prod(mesh.shape.values()) > 1 else None)
+
+    def truncate(text: str, limit: int) -> str:
+        ids = tokenizer.encode(text)
+        return text if len(ids) <= limit else tokenizer.decode(ids[:limit]).rstrip("\ufffd") + CUT
+
+    return SearchTool(
+        retrieve,
+        top_k=card.top_k,
+        max_tokens=card.max_tokens,
+        truncate=truncate,
+        neutralise=parsing.neutralise,
+        cache_size=CACHED_QUERIES,
+    )
+
+
+def _engine(cfg: Config, model: ModelConfig, tokenizer: Tokenizer, mesh: Mesh) -> LocalRollouts:
+    card = cfg.rollout
+    config = EngineConfig(
+        slots=card.slots,
+        max_length=card.max_length,
+        prefill_buckets=card.prefill_buckets,
+        prefill_batch=card.prefill_batch,
+        decode_steps=card.decode_steps,
+        compute_dtype=DTYPES[cfg.model.compute_dtype],
+    )
+    return LocalRollouts(Engine(model, config, mesh), tokenizer, seed=cfg.seed, threads=card.search_threads)

@@ -1,0 +1,78 @@
+"""How well the current weights answer questions they never learned from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from models import weights
+from models.tokenizer import Tokenizer
+from scope_jax import data
+from scope_jax.assemble import DTYPES, World, assemble, assemble_learner
+from scope_jax.checkpoint import load, locate
+from scope_jax.config import EvalSet, load_card
+from scope_jax.errors import UserError
+from scope_jax.systems import SYSTEMS
+from scope_jax.types import Metrics
+
+
+def evaluate(world: World, sets: Sequence[EvalSet]) -> tuple[Metrics, dict[str, list[dict[str, Any]]]]:
+    """(metrics, records by set): `eval/<set>/accuracy`, share of right answers, and `eval/<set>/searches`, their mean.
+
+    Every question is played once at the card's evaluation temperature (SSP Table 4: 0, greedy).
+    """
+    cfg = world.cfg
+    tools = world.tools("evaluate")
+    metrics: Metrics = {}
+    records: dict[str, list[dict[str, Any]]] = {}
+    for card in sets:
+        rows = data.load(card.path, ("answers", "answer"), card.limit)
+        answered = world.system.answer(
+            cfg, tools, rows, temperature=cfg.evaluate.temperature, max_tokens=cfg.evaluate.max_tokens
+        )
+        records[card.name] = answered
+        metrics[f"eval/{card.name}/accuracy"] = sum(r["correct"] for r in answered) / len(answered)
+        metrics[f"eval/{card.name}/searches"] = sum(r["searches"] for r in answered) / len(answered)
+    return metrics, records
+
+
+def evaluate_target(target: Path, card: Path | None, overrides: Sequence[str]) -> dict[str, Any]:
+    """Metrics and records of a run folder (its newest checkpoint) or of a Hugging Face folder under a card.
+
+    A run is evaluated under its own config unless `card` names another; overrides apply to either. Returns
+    {"target", "step" (None for a folder of weights), "metrics", "records"}.
+    """
+    is_run = (target / "config.toml").is_file()
+    if card is None and not is_run:
+        raise UserError(f"{target} is no run folder (it has no config.toml); name the card to use with --card.")
+    cfg = load_card(card or target / "config.toml", overrides if is_run else [f"model.checkpoint={target}", *overrides])
+    if not cfg.evaluate.sets:
+        raise UserError("the card names no evaluation set; add an [[evaluate.sets]] table with name and path.")
+    with TemporaryDirectory() as scratch:
+        world = assemble(cfg, target if is_run else Path(scratch))
+        saved = load(locate(target), world.targets()) if is_run else None
+        states, _, step = world.start(saved)
+        world.publish(states)
+        metrics, records = evaluate(world, cfg.evaluate.sets)
+    return {"target": str(target), "step": step if is_run else None, "metrics": metrics, "records": records}
+
+
+def export(run: Path, folder: Path, dtype: str) -> dict[str, Any]:
+    """Writes each policy of a run's newest checkpoint as a Hugging Face folder: `folder`, or one below it for each.
+
+    Returns {"step", "folders" by policy}. Raises UserError for a folder that is no run.
+    """
+    if not (run / "config.toml").is_file():
+        raise UserError(f"{run} is no run folder (it has no config.toml); give the one named with --run in training.")
+    cfg = load_card(run / "config.toml")
+    tokenizer = Tokenizer.load(cfg.model.tokenizer or cfg.model.checkpoint, cfg.model.chat_template)
+    model = weights.load_config(cfg.model.checkpoint)
+    learner = assemble_learner(cfg, model)
+    policies = SYSTEMS[cfg.system].policies(cfg)
+    saved = load(locate(run), {name: {"params": learner.abstract_state(False).params} for name in policies})
+    folders = {name: folder if len(policies) == 1 else folder / name for name in policies}
+    for name, place in folders.items():
+        weights.save_hf(place, model, saved.states[name]["params"], DTYPES[dtype], tokenizer)
+    return {"step": saved.step, "folders": {name: str(place) for name, place in folders.items()}}

@@ -1,0 +1,81 @@
+"""The training loop: every game, every card, one straight line from items to weights.
+
+    items → play → advantages → pack → update → metrics, episodes, checkpoint
+
+A step is a function of (weights, memory, seed, step). A checkpoint holds the first two, the card and the step's number
+name the rest: a run that was killed goes on, and ends with the same bits as one that was not.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from scope_jax import advantages, data
+from scope_jax.assemble import World, assemble
+from scope_jax.checkpoint import Checkpoints
+from scope_jax.config import Config
+from scope_jax.evaluate import evaluate
+from scope_jax.metrics import RunLog
+from scope_jax.report.progress import Progress
+from scope_jax.state import TrainState
+from scope_jax.types import Episode, Metrics
+
+
+def train(cfg: Config, run: Path, progress: Progress) -> dict[str, Any]:
+    """Trains the card's policies in the folder `run`, going on where an earlier process stopped.
+
+    Returns {"run", "steps", "seconds" (of this process), "before", "after"}; the last two are the evaluation metrics of
+    the base and of the final weights, {} if the card names no evaluation set.
+    """
+    began = time.monotonic()
+    log = RunLog(run, cfg)
+    progress.say(f"reading {cfg.model.checkpoint} and the search index")
+    world = assemble(cfg, run)
+    checkpoints = Checkpoints(run / "checkpoints", cfg)
+
+    states, memory, start = world.start(checkpoints.resume(world.targets(), progress.say))
+    log.rewind(start)
+    world.publish(states)
+    if start == 0 and cfg.evaluate.sets:
+        progress.say("evaluating the base")
+        log.metrics(0, evaluate(world, cfg.evaluate.sets)[0])
+
+    for step in range(start, cfg.train.steps):
+        clock = time.monotonic()
+        items = data.items(world.rows, cfg.train.batch_size, cfg.seed, step)
+        episodes, memory, metrics = world.system.play(cfg, world.tools(step), memory, items, step)
+        played = time.monotonic()
+        states, learned = learn(world, states, episodes)
+        world.publish(states)
+        metrics |= learned | {"time/play": played - clock, "time/learn": time.monotonic() - played}
+
+        done = step + 1
+        if cfg.evaluate.sets and (done == cfg.train.steps or (cfg.evaluate.every and done % cfg.evaluate.every == 0)):
+            progress.say("evaluating")
+            metrics |= evaluate(world, cfg.evaluate.sets)[0]
+        log.episodes(done, episodes)
+        log.metrics(done, metrics)
+        progress.step(done, cfg.train.steps, metrics)
+        if done % cfg.train.save_every == 0 or done == cfg.train.steps:
+            checkpoints.save(done, states, memory)
+
+    checkpoints.wait()
+    log.close()
+    return {"run": str(run), "steps": cfg.train.steps, "seconds": time.monotonic() - began} | log.before_after()
+
+
+def learn(
+    world: World, states: dict[str, TrainState], episodes: list[Episode]
+) -> tuple[dict[str, TrainState], Metrics]:
+    """(states after the step's updates, their metrics under the role's name); the given states are donated."""
+    states, metrics = dict(states), {}
+    for update in world.system.updates(world.cfg):
+        own = [e for e in episodes if e.trained and e.role == update.role and e.policy == update.policy]
+        batches = world.learner.pack(advantages.assign(own, update.card), update.card, update.temperature)
+        if batches:
+            state, measured = world.learner.update(states[update.policy], batches, update.card)
+            states[update.policy] = state
+            metrics |= {f"{update.role}/{name}": value for name, value in measured.items()}
+    return states, metrics
