@@ -73,6 +73,7 @@ class ScannSection(Section):
     leaves_to_search: int = 40
     dimensions_per_block: int = 2
     reorder: int = 100
+    brute_force_below: int = 5000  # passages; a smaller corpus is searched without tree and codes
 
 
 class RetrievalSection(Section):

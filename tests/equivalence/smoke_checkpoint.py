@@ -38,7 +38,7 @@ QUERIES = (
 SEARCH = "<think> I look this up. </think><search> {query} </search>"
 OBSERVATION = '\n<information>\nDoc 1 (Title: "{query}")\nA text about the {query}.\n</information>\n\n'
 LAST = {
-    "proposer": "<think> That will do. </think><question> Which of the things named there is the oldest one? </question>",
+    "proposer": "<think> That will do. </think><question> Which of the things named is the oldest one? </question>",
     "solver": "<think> Now I know. </think><answer> the {query} </answer>",
 }
 CARD = LossCard(objective="supervised", kl="none", aggregation="token-mean")
