@@ -103,7 +103,12 @@ def test_one_step_by_hand(mixed: Plan):
         "proposer/cut_off": 0.0,
     }
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
-    lengths = {"solver/tokens", "solver/length", "proposer/tokens", "proposer/length"}
+    lengths = {
+        "solver/response_tokens",
+        "solver/response_length",
+        "proposer/response_tokens",
+        "proposer/response_length",
+    }
     assert set(metrics) == set(expected) | lengths | {f"rejected/{reason}" for reason in ssp.rules.REASONS}
 
 
@@ -122,8 +127,8 @@ def test_training_rows_are_what_the_engine_saw():
     assert row.logprobs_T.tolist() == [-0.5 * sampled for text, sampled in pieces for _ in text]
     assert [turn["kind"] for turn in proposer.text["turns"]] == ["sampled", "observation", "sampled"]
     spoken = sum(len(text) for text, sampled in pieces if sampled)
-    assert metrics["proposer/tokens"] == spoken
-    assert metrics["proposer/length"] == sum(len(text) for text, _ in pieces[1:])
+    assert metrics["proposer/response_tokens"] == spoken
+    assert metrics["proposer/response_length"] == sum(len(text) for text, _ in pieces[1:])
 
 
 def test_the_end_token_is_part_of_the_row():
