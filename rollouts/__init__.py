@@ -1,0 +1,1 @@
+"""Generation: an engine of static slots, continuous batching, episodes of many turns."""

@@ -1,0 +1,143 @@
+"""One episode as it grows, token by token: where its turns end, and what comes back of it. Knows no engine."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+import numpy as np
+
+from rollouts.types import Completion, Request, RolloutError, TextCodec, Turn
+
+
+class Episode:
+    """The host's side of one request: prompt, turns so far and the turn that is being sampled.
+
+    max_length: tokens that the engine holds of one episode.
+    """
+
+    def __init__(self, request: Request, index: int, tokenizer: TextCodec, max_length: int) -> None:
+        self.request = request
+        self.index = index  # place in the call
+        self.prompt = np.asarray(request.prompt_ids, np.int32)
+        if self.prompt.ndim != 1 or not len(self.prompt):
+            raise ValueError(f"Request {index} has no prompt; give at least one token id.")
+        if request.max_turns < 1:
+            raise ValueError(f"Request {index} has max_turns={request.max_turns}; it must be at least 1.")
+        self.turns: list[Turn] = []
+        self.finish_reason: str | None = "overflow" if len(self.prompt) >= max_length else None
+        self._tokenizer = tokenizer
+        self._max_length = max_length
+        self._stops = tuple(text.encode() for text in request.params.stop)
+        self._reach = max(map(len, self._stops), default=0)
+        self._before = len(self.prompt)  # tokens before the current turn
+        self._ids: list[int] = []
+        self._logprobs: list[float] = []
+        self._tail = b""  # end of the current turn's bytes, as far as a stop string may reach back
+
+    @property
+    def length(self) -> int:
+        """Tokens so far, prompt included."""
+        return self._before + len(self._ids)
+
+    @property
+    def last_id(self) -> int:
+        """The last token so far."""
+        turns = [turn for turn in self.turns if len(turn.ids)]
+        return self._ids[-1] if self._ids else int(turns[-1].ids[-1] if turns else self.prompt[-1])
+
+    @property
+    def limit(self) -> int:
+        """Total length at which a turn that starts now ends at the latest."""
+        return min(self._before + self.request.params.max_tokens, self._max_length)
+
+    def take(self, token: int, logprob: float) -> str | None:
+        """Adds a sampled token; the reason why it is the last of its turn, or None."""
+        params = self.request.params
+        self._ids.append(token)
+        self._logprobs.append(logprob)
+        finish = None
+        if token in params.stop_ids:
+            finish = "eos" if token in self._tokenizer.eos_ids else "stop"
+        elif self._stops and self._completes_stop(token):
+            finish = "stop"
+        elif len(self._ids) >= params.max_tokens:
+            finish = "length"
+        elif self.length >= self._max_length:
+            finish = "overflow"
+        if finish is not None:
+            self._close(finish)
+        return finish
+
+    def _completes_stop(self, token: int) -> bool:
+        # What was seen before holds no whole stop string, so a match must reach into the new bytes.
+        seen = self._tail + self._tokenizer.token_bytes(token)
+        self._tail = seen[max(0, len(seen) - self._reach + 1) :]
+        return any(stop in seen for stop in self._stops)
+
+    def _close(self, finish: str) -> None:
+        ids = self._ids
+        spoken = ids[:-1] if ids[-1] in self.request.params.stop_ids else ids
+        text = self._tokenizer.decode(spoken)
+        turn = Turn("sampled", np.asarray(ids, np.int32), np.asarray(self._logprobs, np.float32), text, finish)
+        self._add(turn)
+
+    def _add(self, turn: Turn) -> None:
+        self.turns.append(turn)
+        self._before += len(turn.ids)
+        self._ids, self._logprobs, self._tail = [], [], b""
+
+    @property
+    def asks(self) -> bool:
+        """True if the turn that just ended is to be answered."""
+        return self.request.respond is not None and self.turns[-1].finish in ("stop", "eos")
+
+    def ask(self) -> str | None:
+        """The responder's answer to the turns so far."""
+        assert self.request.respond is not None
+        return self.request.respond(tuple(self.turns))
+
+    def end(self) -> None:
+        """Ends the episode with the reason of its last turn."""
+        self.finish_reason = self.turns[-1].finish
+
+    def observe(self, answer: Future[str | None]) -> np.ndarray | None:
+        """Adds the answer to a turn as an observation; its ids, or None if the episode is over.
+
+        What the responder raised is raised here, with a note that names the request. Raises RolloutError if it answered
+        something else than text or None.
+        """
+        if (error := answer.exception()) is not None:
+            error.add_note(f"raised by the responder of request {self.index} after turn {len(self.turns)}")
+            raise error
+        reply = answer.result()
+        if reply is None:
+            self.end()
+            return None
+        if sum(turn.kind == "sampled" for turn in self.turns) >= self.request.max_turns:
+            self.finish_reason = "turns"
+            return None
+        if not isinstance(reply, str):
+            kind = type(reply).__name__
+            raise RolloutError(f"The responder of request {self.index} returned {kind}; it must return text or None.")
+        ids = np.asarray(self._tokenizer.encode(reply), np.int32)
+        if self.length + len(ids) >= self._max_length:
+            self.finish_reason = "overflow"
+            return None
+        self._add(Turn("observation", ids, np.zeros(len(ids), np.float32), reply, None))
+        return ids
+
+    def completion(self) -> Completion:
+        """The episode as it is now."""
+        assert self.finish_reason is not None
+        none = np.zeros(0, np.int32)
+        return Completion(
+            prompt_ids=self.prompt,
+            ids_T=np.concatenate([none, *(turn.ids for turn in self.turns)]),
+            sampled_T=np.concatenate(
+                [none.astype(bool), *(np.full(len(turn.ids), turn.kind == "sampled") for turn in self.turns)]
+            ),
+            logprobs_T=np.concatenate([none.astype(np.float32), *(turn.logprobs for turn in self.turns)]),
+            turns=tuple(self.turns),
+            finish_reason=self.finish_reason,
+            text="".join(turn.text for turn in self.turns),
+        )

@@ -1,0 +1,136 @@
+"""Draws tokens on the device: temperature, top-k, top-p and a key of its own for every slot.
+
+A token is drawn by inverting the cumulative distribution at two levels (which column of a [rows, columns] arrangement of
+the vocabulary, then which row), with one uniform number each: a third of the cost of Gumbel noise on CPU, and two
+uniform numbers resolve probabilities that one float32 could not. Every sum runs over one slot only, and a slot's
+choice is computed the same way whether or not another slot wants its distribution cut.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+ONE_BITS = 0x3F800000  # float32 1.0 as an integer; for floats of one sign the order of the bits is their order
+BISECTIONS = 31  # halvings that tell apart any two of the floats in [0, 1]
+
+
+class Sampling(NamedTuple):
+    """How each slot draws. top_k 0 and top_p 1 are off, temperature 0 is greedy."""
+
+    keys_S2: jax.Array  # uint32, raw threefry key data
+    temperature_S: jax.Array  # float32
+    top_k_S: jax.Array  # int32
+    top_p_S: jax.Array  # float32
+    tempered_S: jax.Array  # bool: log-probs of the tempered distribution
+
+
+def init_sampling(slots: int) -> Sampling:
+    """Greedy everywhere."""
+    return Sampling(
+        jnp.zeros((slots, 2), jnp.uint32),
+        jnp.zeros(slots, jnp.float32),
+        jnp.zeros(slots, jnp.int32),
+        jnp.ones(slots, jnp.float32),
+        jnp.zeros(slots, bool),
+    )
+
+
+def uniforms(keys_S2: Array, index_S: Int[Array, " S"]) -> Float[Array, "S 2"]:
+    """Two numbers in [0, 1) for token `index` of each slot: a function of the slot's key and the index alone."""
+
+    def draw(key: jax.Array, index: jax.Array) -> jax.Array:
+        return jax.random.uniform(jax.random.fold_in(jax.random.wrap_key_data(key, impl="threefry2x32"), index), (2,))
+
+    return jax.vmap(draw)(keys_S2, index_S)
+
+
+def sample(
+    logits_SV: Float[Array, "S V"], how: Sampling, index_S: Int[Array, " S"]
+) -> tuple[Int[Array, " S"], Float[Array, " S"]]:
+    """(token, its log-prob) of each slot; logits float32, index: which token of its episode is drawn.
+
+    The log-prob is log softmax(logits)[token], or log softmax(logits / temperature)[token] where tempered_S (greedy
+    slots count as temperature 1); top-k and top-p cut the draw, not the log-prob.
+    """
+    slots, vocab = logits_SV.shape
+    greedy_S = how.temperature_S == 0
+    temperature_S = jnp.where(greedy_S, 1.0, how.temperature_S)
+    columns = 2 ** round(math.log2(vocab) / 2)
+    rows = -(-vocab // columns)
+    padded_SV = jnp.pad(logits_SV, ((0, 0), (0, rows * columns - vocab)), constant_values=-jnp.inf)
+    z_Src = padded_SV.reshape(slots, rows, columns) / temperature_S[:, None, None]
+    top_S = jnp.max(jnp.max(z_Src, axis=1), axis=1)
+    mass_Src = jnp.exp(z_Src - top_S[:, None, None])
+    log_total_S = jnp.log(jnp.sum(jnp.sum(mass_Src, axis=1), axis=1))
+
+    cut = ((how.top_k_S > 0) | (how.top_p_S < 1)) & ~greedy_S
+    floor_S = lax.cond(
+        jnp.any(cut), lambda: _floor(mass_Src, how.top_k_S, how.top_p_S), lambda: jnp.zeros(slots, jnp.float32)
+    )
+    kept_Src = jnp.where(mass_Src >= floor_S[:, None, None], mass_Src, 0)
+    u_S2 = uniforms(how.keys_S2, index_S)
+    column_S = _invert(jnp.sum(kept_Src, axis=1), u_S2[:, 0])
+    kept_Sr = jnp.take_along_axis(kept_Src, column_S[:, None, None], axis=2)[:, :, 0]
+    drawn_S = _invert(kept_Sr, u_S2[:, 1]) * columns + column_S
+
+    ids_rc = jnp.arange(rows * columns).reshape(rows, columns)
+    best_S = jnp.min(jnp.min(jnp.where(z_Src == top_S[:, None, None], ids_rc, vocab - 1), axis=1), axis=1)
+    token_S = jnp.where(greedy_S, best_S, drawn_S)
+
+    chosen_S = jnp.take_along_axis(logits_SV, token_S[:, None], axis=1)[:, 0]
+    tempered_S = chosen_S / temperature_S - top_S - log_total_S
+    other_S = ~how.tempered_S & (temperature_S != 1)
+    plain_S = lax.cond(
+        jnp.any(other_S), lambda: chosen_S - jax.nn.logsumexp(logits_SV, axis=1), lambda: jnp.zeros(slots, jnp.float32)
+    )
+    return token_S, jnp.where(other_S, plain_S, tempered_S)
+
+
+def _invert(mass_SN: Float[Array, "S N"], u_S: Float[Array, " S"]) -> Int[Array, " S"]:
+    """The first index with mass whose cumulative mass exceeds u · total; never one without mass, whatever rounding does."""
+    size = mass_SN.shape[1]
+    cumulative_SN = jnp.cumsum(mass_SN, axis=1)
+    target_S = u_S * cumulative_SN[:, -1]
+    index_N = jnp.arange(size)
+    first_S = jnp.min(jnp.where((mass_SN > 0) & (cumulative_SN > target_S[:, None]), index_N, size), axis=1)
+    last_S = jnp.max(jnp.where(mass_SN > 0, index_N, 0), axis=1)
+    return jnp.minimum(first_S, last_S)
+
+
+def _floor(mass_Src: jax.Array, top_k_S: jax.Array, top_p_S: jax.Array) -> jax.Array:
+    """The smallest mass that stays in the draw, 0 where nothing is cut.
+
+    mass: exp(z − max z), so in [0, 1]. The k-th largest mass, then the largest floor above which a share top_p of what is
+    left remains; both by halving the interval of bit patterns, without a sort. Equal masses stay or go together.
+    """
+
+    def total(values: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.sum(values, axis=1), axis=1)
+
+    def above(bits_S: jax.Array) -> jax.Array:
+        return mass_Src >= lax.bitcast_convert_type(bits_S, jnp.float32)[:, None, None]
+
+    def highest(holds, low_S: jax.Array) -> jax.Array:
+        """The largest bit pattern at which `holds` is true; it is at low_S, and at no pattern above 1."""
+
+        def halve(_: jax.Array, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            low_S, high_S = bounds
+            middle_S = low_S + (high_S - low_S) // 2
+            true_S = holds(middle_S)
+            return jnp.where(true_S, middle_S, low_S), jnp.where(true_S, high_S, middle_S)
+
+        return lax.fori_loop(0, BISECTIONS, halve, (low_S, jnp.full_like(low_S, ONE_BITS + 1)))[0]
+
+    zero_S = jnp.zeros(mass_Src.shape[0], jnp.int32)
+    kth_S = highest(lambda bits: total(above(bits).astype(jnp.int32)) >= top_k_S, zero_S)
+    kth_S = jnp.where(top_k_S > 0, kth_S, 0)
+    share_S = top_p_S * total(jnp.where(above(kth_S), mass_Src, 0))
+    nucleus_S = highest(lambda bits: total(jnp.where(above(bits), mass_Src, 0)) >= share_S, kth_S)
+    floor_S = jnp.where(top_p_S < 1, nucleus_S, kth_S)
+    return lax.bitcast_convert_type(floor_S, jnp.float32)

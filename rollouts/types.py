@@ -1,0 +1,129 @@
+"""The nouns of generation: what is asked (Request), what is said (Turn), what comes back (Completion)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+
+Finish = Literal["stop", "eos", "length", "overflow", "turns"]
+
+
+class RolloutError(RuntimeError):
+    """An episode that could not be played: one sentence that says which request and why."""
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the tokens of a request are drawn.
+
+    temperature 0 is greedy; top_k 0 and top_p 1 are off; both together: top_k first, top_p of what is left.
+    max_tokens: sampled tokens of one turn. stop: strings that end a turn with the token that completes them. stop_ids:
+    ids that end a turn, themselves kept; the tokenizer's end tokens belong here. tempered_logprobs: report
+    log softmax(logits / temperature) instead of log softmax(logits), never of the distribution cut by top_k or top_p.
+    """
+
+    temperature: float
+    top_k: int
+    top_p: float
+    max_tokens: int
+    stop: tuple[str, ...]
+    stop_ids: tuple[int, ...]
+    tempered_logprobs: bool
+
+    def __post_init__(self) -> None:
+        if not self.temperature >= 0:
+            raise ValueError(f"SamplingParams.temperature is {self.temperature}; it must be 0 (greedy) or more.")
+        if self.top_k < 0:
+            raise ValueError(f"SamplingParams.top_k is {self.top_k}; it must be 0 (off) or more.")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"SamplingParams.top_p is {self.top_p}; it must lie in (0, 1], 1 is off.")
+        if self.max_tokens < 1:
+            raise ValueError(f"SamplingParams.max_tokens is {self.max_tokens}; a turn has at least one token.")
+        if "" in self.stop:
+            raise ValueError("SamplingParams.stop holds an empty string, which would stop everywhere; remove it.")
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A piece of an episode after the prompt: tokens of the policy, or of an observation.
+
+    ids: int32; logprobs: float32, 0 in observations. text: the decoded ids without the stop id. finish: how a sampled
+    turn ended ("stop": a stop string or stop id, "eos": an end token, "length": max_tokens, "overflow": the engine's
+    length), None for observations.
+    """
+
+    kind: Literal["sampled", "observation"]
+    ids: np.ndarray
+    logprobs: np.ndarray
+    text: str
+    finish: str | None
+
+
+Responder = Callable[[tuple[Turn, ...]], str | None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """One episode to play.
+
+    key: uint32[2], raw threefry key data; None lets the driver derive one from its seed, the number of the call and the
+    place in it. group: requests of one group have the same prompt and share one prefill. max_turns: sampled turns.
+    respond: what a turn that ended with "stop" or "eos" gets; called in another thread with all turns so far, returns
+    the text of an observation, or None to end the episode. respond None: the episode has one turn.
+    """
+
+    prompt_ids: Sequence[int] | np.ndarray
+    params: SamplingParams
+    key: np.ndarray | None
+    group: str | None
+    max_turns: int
+    respond: Callable[..., str | None] | None
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One episode as the engine saw it: token in, token out.
+
+    ids_T int32: everything after the prompt, in order. sampled_T bool: True where the policy chose the token.
+    logprobs_T float32: behaviour log-probs, 0 where not sampled. finish_reason: the last sampled turn's finish, or
+    "turns" if max_turns ended the episode, "overflow" if the prompt, an observation or the turn did not fit. text: the
+    texts of all turns.
+    """
+
+    prompt_ids: Sequence[int] | np.ndarray
+    ids_T: np.ndarray
+    sampled_T: np.ndarray
+    logprobs_T: np.ndarray
+    turns: tuple[Turn, ...]
+    finish_reason: str
+    text: str
+
+
+@runtime_checkable
+class TextCodec(Protocol):
+    """What generation asks of a tokenizer."""
+
+    @property
+    def eos_ids(self) -> Sequence[int]: ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: Any) -> str: ...
+
+    def token_bytes(self, id: int) -> bytes: ...
+
+
+@runtime_checkable
+class Rollouts(Protocol):
+    """The seam that games and the loop see; `LocalRollouts` and `ScriptedRollouts` fill it."""
+
+    def load_params(self, params: Any) -> None:
+        """Hands over the weights that speak from now on."""
+        ...
+
+    def run(self, requests: Sequence[Request]) -> list[Completion]:
+        """Plays every request; completions come in the order of the requests."""
+        ...
