@@ -247,6 +247,7 @@ def _save_weights(folder: Path, cfg: ModelConfig, params: Params, dtype: np.dtyp
         whole = len(files) == 1
         file = "model.safetensors" if whole else f"model-{number:05d}-of-{len(files):05d}.safetensors"
         save_file({name: to_host(name) for name in names}, folder / file, metadata={"format": "pt"})
+        (folder / file).chmod(0o644)  # safetensors writes for the owner alone
         where.update(dict.fromkeys(names, file))
     if len(files) > 1:
         index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}

@@ -216,6 +216,7 @@ def test_tiny_llama_is_refused_by_name(shared_data):
         load_hf(shared_data / "weights" / "tiny_llama_hf_arith")
 
 
-def test_file_format_is_torch_readable(folder):
+def test_file_is_what_others_can_read(folder):
+    assert (folder / "model.safetensors").stat().st_mode & 0o777 == 0o644
     with safe_open(folder / "model.safetensors", framework="np") as file:
         assert file.metadata() == {"format": "pt"}
