@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import datasets
+import datasets.config
 import pytest
 
 from retrieval.corpus import Corpus, CorpusError, Document, load_corpus, split_contents
