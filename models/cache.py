@@ -67,7 +67,7 @@ def take_rows(cache: Cache, rows_N: Int[Array, " N"]) -> Cache:
 
 
 def put_rows(cache: Cache, part: Cache, rows_N: Int[Array, " N"]) -> Cache:
-    """The cache with whole rows (or their first columns, if part has fewer) written; rows beyond the last are dropped."""
+    """The cache with rows (their first columns, if part has fewer) written; row numbers beyond the last are dropped."""
     return tuple(
         LayerCache(
             k.at[rows_N, :, :, : pk.shape[3]].set(pk, mode="drop"),
@@ -165,7 +165,7 @@ def _attend_many(
     q_STHh: jax.Array, k_SKhC: jax.Array, v_SKCh: jax.Array, positions_ST: jax.Array, blocks: jax.Array
 ) -> jax.Array:
     """Causal attention over the first `blocks` blocks with a running maximum (Milakov & Gimelshein 2018)."""
-    rows, length, num_heads, head_dim = q_STHh.shape
+    rows, length, _, head_dim = q_STHh.shape
     num_kv = k_SKhC.shape[1]
     q_SKqTh = q_STHh.reshape(rows, length, num_kv, -1, head_dim).transpose(0, 2, 3, 1, 4)
     scale = 1 / math.sqrt(head_dim)

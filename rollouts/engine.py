@@ -172,12 +172,14 @@ class Engine:
             *(slot,) * 5,
             Sampling(*(slot,) * 5),
         )
-        prefix_sharding = Prefix(tuple(kv.LayerCache(heads, heads) for _ in range(layers)), self._whole, self._whole)
+        self.prefix_sharding = Prefix(
+            tuple(kv.LayerCache(heads, heads) for _ in range(layers)), self._whole, self._whole
+        )
         results = Result(*(self._whole,) * 4)
         state = self._state_sharding
         self._unstack = jax.jit(unstack_layers)
         self._init = jax.jit(self._init_program, out_shardings=state)
-        self._prefill = jax.jit(self._prefill_program, static_argnums=0, out_shardings=prefix_sharding)
+        self._prefill = jax.jit(self._prefill_program, static_argnums=0, out_shardings=self.prefix_sharding)
         self._insert = jax.jit(self._insert_program, donate_argnums=0, out_shardings=state)
         self._extend = jax.jit(self._extend_program, donate_argnums=1, out_shardings=state)
         self._generate = jax.jit(

@@ -65,7 +65,7 @@ class Episode:
         elif self.length >= self._max_length:
             finish = "overflow"
         if finish is not None:
-            self._close(finish)
+            self.close(finish)
         return finish
 
     def _completes_stop(self, token: int) -> bool:
@@ -74,9 +74,10 @@ class Episode:
         self._tail = seen[max(0, len(seen) - self._reach + 1) :]
         return any(stop in seen for stop in self._stops)
 
-    def _close(self, finish: str) -> None:
+    def close(self, finish: str) -> None:
+        """Ends the turn that is being sampled."""
         ids = self._ids
-        spoken = ids[:-1] if ids[-1] in self.request.params.stop_ids else ids
+        spoken = ids[:-1] if finish == "eos" or ids[-1] in self.request.params.stop_ids else ids
         text = self._tokenizer.decode(spoken)
         turn = Turn("sampled", np.asarray(ids, np.int32), np.asarray(self._logprobs, np.float32), text, finish)
         self._add(turn)

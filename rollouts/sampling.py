@@ -1,9 +1,9 @@
 """Draws tokens on the device: temperature, top-k, top-p and a key of its own for every slot.
 
-A token is drawn by inverting the cumulative distribution at two levels (which column of a [rows, columns] arrangement of
-the vocabulary, then which row), with one uniform number each: a third of the cost of Gumbel noise on CPU, and two
-uniform numbers resolve probabilities that one float32 could not. Every sum runs over one slot only, and a slot's
-choice is computed the same way whether or not another slot wants its distribution cut.
+A token is drawn by inverting the cumulative distribution at two levels (which column of a [rows, columns] arrangement
+of the vocabulary, then which row), with one uniform number each: less work than Gumbel noise for every token, and two
+uniform numbers resolve probabilities that one float32 could not. Every sum runs over one slot only, and a slot's choice
+is computed the same way whether or not another slot wants its distribution cut.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def sample(
 
 
 def _invert(mass_SN: Float[Array, "S N"], u_S: Float[Array, " S"]) -> Int[Array, " S"]:
-    """The first index with mass whose cumulative mass exceeds u · total; never one without mass, whatever rounding does."""
+    """The first index with mass whose cumulative mass exceeds u · total; never one without mass, however sums round."""
     size = mass_SN.shape[1]
     cumulative_SN = jnp.cumsum(mass_SN, axis=1)
     target_S = u_S * cumulative_SN[:, -1]
@@ -106,8 +106,8 @@ def _invert(mass_SN: Float[Array, "S N"], u_S: Float[Array, " S"]) -> Int[Array,
 def _floor(mass_Src: jax.Array, top_k_S: jax.Array, top_p_S: jax.Array) -> jax.Array:
     """The smallest mass that stays in the draw, 0 where nothing is cut.
 
-    mass: exp(z − max z), so in [0, 1]. The k-th largest mass, then the largest floor above which a share top_p of what is
-    left remains; both by halving the interval of bit patterns, without a sort. Equal masses stay or go together.
+    mass: exp(z − max z), so in [0, 1]. The k-th largest mass, then the largest floor above which a share top_p of what
+    is left remains; both by halving the interval of bit patterns, without a sort. Equal masses stay or go together.
     """
 
     def total(values: jax.Array) -> jax.Array:

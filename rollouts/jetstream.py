@@ -1,0 +1,260 @@
+"""The engine under JetStream's interface, `jetstream.engine.engine_api.Engine` of google-jetstream 0.2.2.
+
+JetStream's orchestrators and servers drive an engine through these verbs; here each is a few lines over ours. Sampling
+parameters and key travel with the prefix. A dispatch gives up to decode_steps tokens for each slot, which JetStream
+calls speculations. The members that the archived main branch made abstract after 0.2.2 are there too, so that the class
+can be made under either; `prefill` returns what 0.2.2 asks for, the prefix alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import sys
+import types
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from rollouts.engine import DecodeState, Engine, Placement, Prefix
+from rollouts.types import SamplingParams, TextCodec
+
+
+@contextlib.contextmanager
+def _import_guard() -> Iterator[None]:
+    """While JetStream is imported: a stand-in for seqio (which would bring TensorFlow for two class names); afterwards
+    the root logger as it was (JetStream sets it to DEBUG and adds a handler).
+    """
+    names = ("seqio", "seqio.vocabularies")
+    before = {name: sys.modules.get(name) for name in names}
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    for name in names:
+        module = types.ModuleType(name)
+        vars(module).update(Vocabulary=type("Vocabulary", (), {}), SentencePieceVocabulary=type("Vocabulary", (), {}))
+        sys.modules[name] = module
+    try:
+        yield
+    finally:
+        for name, module in before.items():
+            if module is None:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = module
+        root.setLevel(level)
+        root.handlers[:] = handlers
+
+
+with _import_guard():
+    from flax import struct
+    from jetstream.engine import engine_api, tokenizer_api, tokenizer_pb2
+
+
+@struct.dataclass
+class LoggedTokens(engine_api.ResultTokens):
+    """JetStream's result with log-probs: float32 bits in further int32 columns, so that one array goes to the host."""
+
+    logprob_idx: tuple[int, int] = struct.field(pytree_node=False, default=(0, 0))
+
+    def convert_to_numpy(self) -> LoggedTokens:
+        """The same on the host; the base class would forget the log-probs here."""
+        return self.replace(data=np.asarray(self.data))  # type: ignore[attr-defined]
+
+    def logprobs(self, slot: int) -> np.ndarray:
+        """float32 [speculations]: log-probs of the slot's tokens; meaningless where not valid."""
+        first, last = self.logprob_idx
+        return np.ascontiguousarray(np.asarray(self.data)[slot, first:last]).view(np.float32)
+
+
+@dataclass(frozen=True)
+class SampledPrefix:
+    """A prefilled prompt and how it goes on: one key for each sample."""
+
+    prefix: Prefix
+    length: int
+    params: SamplingParams
+    keys: tuple[np.ndarray, ...]
+
+
+class CountedState(NamedTuple):
+    """The engine's state, and how many tokens of each slot are prompt."""
+
+    state: DecodeState
+    prompt_S: jax.Array
+
+
+class JetStreamTokenizer(tokenizer_api.Tokenizer):
+    """Our tokenizer under JetStream's interface."""
+
+    def __init__(self, tokenizer: TextCodec, pad_id: int) -> None:
+        self._tokenizer = tokenizer
+        self._pad_id = pad_id
+
+    def encode(self, s: str, **kwargs: Any) -> tuple[np.ndarray, int]:
+        """(ids of plain text, their number); padding options of JetStream are taken no notice of."""
+        ids = np.asarray(self._tokenizer.encode(s), np.int32)
+        return ids, len(ids)
+
+    def decode(self, token_ids: Sequence[int], **kwargs: Any) -> str:
+        return self._tokenizer.decode(token_ids)
+
+    @property
+    def pad_id(self) -> int:
+        return self._pad_id
+
+    @property
+    def eos_id(self) -> int:
+        return self._tokenizer.eos_ids[0]
+
+    @property
+    def bos_id(self) -> int:
+        return -1  # prompts come as they are, nothing is put before them
+
+    @property
+    def stop_tokens(self) -> set[int]:
+        """End tokens only: the pad id may be a real token."""
+        return set(self._tokenizer.eos_ids)
+
+
+class JetStreamEngine(engine_api.Engine):
+    """`engine_api.Engine` over ours. params: how a request samples that brings nothing of its own."""
+
+    def __init__(self, engine: Engine, tokenizer: TextCodec, pad_id: int, params: SamplingParams) -> None:
+        self._engine = engine
+        self._tokenizer = JetStreamTokenizer(tokenizer, pad_id)
+        self._params = params
+
+    def load_params(self, *args: Any, **kwargs: Any) -> Any:
+        """The engine's copy of the stacked weights given as the only argument."""
+        return self._engine.load_params(*args, **kwargs)
+
+    def init_decode_state(self, *args: Any, **kwargs: Any) -> CountedState:
+        return CountedState(self._engine.init_decode_state(), jnp.zeros(self._engine.config.slots, jnp.int32))
+
+    def prefill(
+        self,
+        *,
+        params: Any,
+        existing_prefix: Any = None,
+        padded_tokens: Any,
+        true_length: int,
+        sampling: SamplingParams | None = None,
+        key: np.ndarray | None = None,
+        **kwargs: Any,
+    ) -> SampledPrefix:
+        """Prefills one prompt. The first token, too, comes out of `generate`.
+
+        sampling, key: beyond JetStream's interface, how this request samples; without a key, one made of the prompt.
+        Raises ValueError for an existing_prefix: this engine has no chunked prefill.
+        """
+        return self.prefill_multisampling(
+            params=params,
+            existing_prefix=existing_prefix,
+            padded_tokens=padded_tokens,
+            true_length=true_length,
+            sampling=sampling,
+            key=key,
+            num_samples=1,
+        )
+
+    def prefill_multisampling(
+        self,
+        *,
+        params: Any,
+        existing_prefix: Any = None,
+        padded_tokens: Any,
+        true_length: int,
+        sampling: SamplingParams | None = None,
+        key: np.ndarray | None = None,
+        num_samples: int = 1,
+        **kwargs: Any,
+    ) -> SampledPrefix:
+        """The same for num_samples samples of one prompt, to be placed by bulk_insert."""
+        if existing_prefix is not None:
+            raise ValueError("existing_prefix was given, but this engine prefills a prompt as a whole; give all of it.")
+        prompt = np.asarray(padded_tokens)[:true_length]
+        own = hashlib.blake2b(prompt.astype(np.int32).tobytes(), digest_size=8).digest()
+        key = np.frombuffer(own, "<u4") if key is None else np.asarray(key, np.uint32)
+        keys = tuple(key ^ np.asarray([0, sample], np.uint32) for sample in range(num_samples))
+        prefix = self._engine.prefill(params, [prompt])
+        return SampledPrefix(prefix, len(prompt), sampling or self._params, keys)
+
+    def insert(
+        self, prefix: SampledPrefix, decode_state: CountedState, slot: int, request_id: Any = None
+    ) -> CountedState:
+        """The prompt placed in a slot, which decodes from now on. Consumes decode_state, keeps prefix."""
+        return self.bulk_insert(prefix, decode_state, [slot])
+
+    def bulk_insert(self, prefix: SampledPrefix, decode_state: CountedState, slots: Sequence[int]) -> CountedState:
+        """Sample i of the prompt placed in slots[i]."""
+        config = self._engine.config
+        limit = min(prefix.length + prefix.params.max_tokens, config.max_length)
+        pairs = zip(slots, prefix.keys, strict=True)
+        placements = [Placement(slot, 0, limit, prefix.params, key) for slot, key in pairs]
+        state = self._engine.insert(decode_state.state, prefix.prefix, placements)
+        prompt_S = decode_state.prompt_S.at[jnp.asarray(slots)].set(prefix.length)
+        return CountedState(state, prompt_S)
+
+    def generate(
+        self, params: Any, decode_state: CountedState, sampler: Any = None
+    ) -> tuple[CountedState, LoggedTokens]:
+        """One dispatch: [slots, tokens | valid | tokens generated so far | log-prob bits]. Consumes decode_state."""
+        state, result = self._engine.generate(params, decode_state.state)
+        steps = result.tokens_NS.shape[0]
+        valid = (jnp.arange(steps) < result.counts_S[:, None]).astype(jnp.int32)
+        length = (state.length_S + 1 - decode_state.prompt_S)[:, None]
+        bits = lax.bitcast_convert_type(result.logprobs_NS.T, jnp.int32)
+        data = jnp.concatenate([result.tokens_NS.T, valid, length, bits], axis=1)
+        tokens = LoggedTokens(
+            data=data,
+            tokens_idx=(0, steps),
+            valid_idx=(steps, 2 * steps),
+            length_idx=(2 * steps, 2 * steps + 1),
+            samples_per_slot=1,
+            logprob_idx=(2 * steps + 1, 3 * steps + 1),
+        )
+        return CountedState(state, decode_state.prompt_S), tokens
+
+    def get_prefix_destination_sharding(self) -> Any:
+        return self._engine.prefix_sharding
+
+    def get_tokenizer(self) -> tokenizer_pb2.TokenizerParameters:
+        """Empty: `build_tokenizer` needs no file."""
+        return tokenizer_pb2.TokenizerParameters()
+
+    def build_tokenizer(self, metadata: Any) -> JetStreamTokenizer:
+        return self._tokenizer
+
+    @property
+    def max_concurrent_decodes(self) -> int:
+        return self._engine.config.slots
+
+    @property
+    def samples_per_slot(self) -> int:
+        return 1
+
+    @property
+    def max_prefill_length(self) -> int:
+        return self._engine.config.max_length - 1
+
+    @property
+    def mesh(self) -> jax.sharding.Mesh:
+        return self._engine.mesh
+
+    @property
+    def colocated_cpus(self) -> None:
+        return None
+
+    @property
+    def use_chunked_prefill(self) -> bool:
+        return False
+
+    @property
+    def prefill_chunk_size(self) -> int:
+        return self.max_prefill_length

@@ -1,0 +1,53 @@
+"""`Rollouts` that speak from a script, so that a game can be tested word by word without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from rollouts.episodes import Episode
+from rollouts.types import Completion, Request, TextCodec, Turn
+
+Script = Callable[[str, tuple[Turn, ...]], str]
+
+
+class ScriptedRollouts:
+    """Plays requests with `script(prompt text, turns so far) -> text of the next turn`.
+
+    The text is tokenised and cut by the same rules as sampled tokens: stop strings, stop ids, max_tokens, max_length.
+    A text that none of them ends gets the tokenizer's first end token, as a policy would say it. Log-probs are 0: a
+    script says what it says with probability 1. Responders are called in another thread, one after the other.
+    """
+
+    def __init__(self, script: Script, tokenizer: TextCodec, *, max_length: int) -> None:
+        self._script = script
+        self._tokenizer = tokenizer
+        self._max_length = max_length
+
+    def load_params(self, params: Any) -> None:
+        """A script has no weights."""
+
+    def run(self, requests: Sequence[Request]) -> list[Completion]:
+        """Plays every request, in order."""
+        episodes = [Episode(request, i, self._tokenizer, self._max_length) for i, request in enumerate(requests)]
+        with ThreadPoolExecutor(1, thread_name_prefix="responder") as pool:
+            for episode in episodes:
+                while episode.finish_reason is None:
+                    self._speak(episode)
+                    if episode.asks:
+                        episode.observe(pool.submit(episode.ask))
+                    else:
+                        episode.end()
+        return [episode.completion() for episode in episodes]
+
+    def _speak(self, episode: Episode) -> None:
+        text = self._script(self._tokenizer.decode(episode.prompt), tuple(episode.turns))
+        for token in self._tokenizer.encode(text):
+            if episode.take(token, 0.0) is not None:
+                return
+        end = self._tokenizer.eos_ids[0]
+        if episode.take(end, 0.0) is None:
+            episode.close(
+                "eos"
+            )  # the request does not list the end token among its stop ids; a script ends all the same
