@@ -41,22 +41,22 @@ def evaluate(world: World, sets: Sequence[EvalSet]) -> tuple[Metrics, dict[str, 
 def evaluate_target(target: Path, card: Path | None, overrides: Sequence[str]) -> dict[str, Any]:
     """Metrics and records of a run folder (its newest checkpoint) or of a Hugging Face folder under a card.
 
-    A run is evaluated under its own config unless `card` names another; overrides apply to either. Returns
-    {"target", "step" (None for a folder of weights), "metrics", "records"}.
+    A run, or one of its checkpoints, is evaluated under its own config unless `card` names another; overrides apply to
+    either. Returns {"target", "step" (None for a folder of weights), "metrics", "records"}.
     """
-    is_run = (target / "config.toml").is_file()
-    if card is None and not is_run:
+    run = next((place for place in (target, *target.parents[:2]) if (place / "config.toml").is_file()), None)
+    if card is None and run is None:
         raise UserError(f"{target} is no run folder (it has no config.toml); name the card to use with --card.")
-    cfg = load_card(card or target / "config.toml", overrides if is_run else [f"model.checkpoint={target}", *overrides])
+    own = [] if run else [f"model.checkpoint={target}"]
+    cfg = load_card(card or (run or target) / "config.toml", [*own, *overrides])
     if not cfg.evaluate.sets:
         raise UserError("the card names no evaluation set; add an [[evaluate.sets]] table with name and path.")
     with TemporaryDirectory() as scratch:
-        world = assemble(cfg, target if is_run else Path(scratch))
-        saved = load(locate(target), world.targets()) if is_run else None
-        states, _, step = world.start(saved)
+        world = assemble(cfg, run or Path(scratch))
+        states, _, step = world.start(load(locate(target), world.targets()) if run else None)
         world.publish(states)
         metrics, records = evaluate(world, cfg.evaluate.sets)
-    return {"target": str(target), "step": step if is_run else None, "metrics": metrics, "records": records}
+    return {"target": str(target), "step": step if run else None, "metrics": metrics, "records": records}
 
 
 def export(run: Path, folder: Path, dtype: str) -> dict[str, Any]:
