@@ -32,5 +32,6 @@ def is_users(error: BaseException) -> bool:
 
 
 def sentence(error: BaseException) -> str:
-    """The error's message on one line."""
-    return " ".join(str(error).split())
+    """The error's message on one line, with a full stop."""
+    text = " ".join(str(error).split())
+    return text if text.endswith((".", ")")) else text + "."

@@ -1,0 +1,216 @@
+"""The command line: reads cards and arguments, calls one function for each command, turns errors into sentences.
+
+Everything heavy is imported inside the command that needs it, so that `--help` is quick and a broken card is found
+before JAX starts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from typer.core import TyperGroup
+
+from scope_jax.errors import UserError, is_users, sentence
+
+if TYPE_CHECKING:
+    from scope_jax.config import Config
+
+DEMO_CARD = Path("configs/ssp/atlas.toml")
+
+
+class Commands(TyperGroup):
+    """A mistake of the user ends in one sentence and exit code 2; --debug shows the traceback instead."""
+
+    def invoke(self, ctx: Any) -> Any:
+        if ctx.params["debug"]:
+            return super().invoke(ctx)
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            typer.echo("scope-jax: interrupted; the same command goes on from the last checkpoint.", err=True)
+            raise typer.Exit(130) from None
+        except (UserError, OSError, ValueError) as error:
+            if not is_users(error):
+                raise
+            typer.echo(f"scope-jax: {sentence(error)}", err=True)
+            raise typer.Exit(2) from None
+
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Self-play post-training of language models in JAX.",
+)
+
+Card = Annotated[
+    Path, typer.Argument(metavar="CARD", help="Experiment card, a TOML file such as configs/ssp/atlas.toml.")
+]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
+Run = Annotated[Path, typer.Option("--run", metavar="DIR", help="Folder of the run; a run that is in there goes on.")]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override one key of the card, e.g. --set train.steps=10. Repeatable."
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the results as one JSON object on the last line.")]
+
+
+@app.callback()
+def main(debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False) -> None:
+    """Options before the command."""
+
+
+def _card(path: Path, overrides: list[str] | None) -> Config:
+    from scope_jax.config import load_card
+
+    return load_card(path, overrides or ())
+
+
+def _console() -> Console:
+    # Results go to standard output, everything that is said on the way to standard error.
+    return Console(stderr=True, highlight=False)
+
+
+def _print(results: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(results))
+        return
+    for key, value in _flat(results):
+        typer.echo(f"{key:<36} {value:.4g}" if isinstance(value, float) else f"{key:<36} {value}")
+
+
+def _flat(results: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    rows: list[tuple[str, Any]] = []
+    for key, value in results.items():
+        rows += _flat(value, f"{prefix}{key} ") if isinstance(value, dict) else [(prefix + key, value)]
+    return rows
+
+
+@app.command()
+def train(card: Card, run: Run, set_: Sets = None, as_json: Json = False) -> None:
+    """Train the policies of CARD; the same command after a kill goes on from the last checkpoint."""
+    cfg = _card(card, set_)
+    from scope_jax.report.page import write_report
+    from scope_jax.report.progress import Progress
+    from scope_jax.train import train as loop
+
+    with Progress(_console()) as progress:
+        results = loop(cfg, run, progress)
+        progress.say(f"curves and episodes: {write_report(run)}")
+    _print(results, as_json)
+
+
+@app.command()
+def demo(
+    run: Annotated[
+        Path | None, typer.Option("--run", metavar="DIR", help="Folder of the run [runs/demo-seed<N>].")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the run.")] = 0,
+    steps: Annotated[int | None, typer.Option(help="Training steps; the card's otherwise.")] = None,
+) -> None:
+    """Play Search Self-play on Atlas, the embedded world; print held-out accuracy before and after."""
+    if not DEMO_CARD.is_file():
+        raise UserError(f"there is no {DEMO_CARD} here; run the demo in the folder of the scope-jax checkout.")
+    cfg = _card(DEMO_CARD, [f"seed={seed}"] + ([] if steps is None else [f"train.steps={steps}"]))
+    from scope_jax.report.page import write_report
+    from scope_jax.report.progress import Progress
+    from scope_jax.train import train as loop
+
+    folder = run or Path("runs") / f"demo-seed{seed}"
+    with Progress(_console()) as progress:
+        progress.say(f"Search Self-play on Atlas: {cfg.train.steps} steps, seed {seed}, run folder {folder}")
+        results = loop(cfg, folder, progress)
+    held_out = f"eval/{cfg.evaluate.sets[0].name}/accuracy"
+    before, after = results["before"][held_out], results["after"][held_out]
+    typer.echo(f"held-out accuracy before {100 * before:5.1f} %")
+    typer.echo(f"held-out accuracy after  {100 * after:5.1f} %   ({100 * (after - before):+.1f} points)")
+    typer.echo(f"curves and episodes      {write_report(folder)}")
+    summary = {"held_out_before": before, "held_out_after": after, "seconds": results["seconds"], "run": str(folder)}
+    typer.echo(json.dumps(summary))
+
+
+@app.command("eval")
+def evaluate(
+    target: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CHECKPOINT_OR_RUN", help="Run folder, one of its checkpoints, or a Hugging Face folder."
+        ),
+    ],
+    card: Annotated[Path | None, typer.Option(help="Card with the evaluation sets; the run's own otherwise.")] = None,
+    records: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write every question with its episode here, as JSON lines.")
+    ] = None,
+    set_: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Answer the card's evaluation sets with the weights of a run, a checkpoint or a Hugging Face folder."""
+    if not target.is_dir():
+        raise UserError(f"there is no folder {target}; give a run, one of its checkpoints or a Hugging Face folder.")
+    from scope_jax.evaluate import evaluate_target
+
+    results = evaluate_target(target, card, set_ or [])
+    answered = results.pop("records")
+    if records is not None:
+        lines = [
+            json.dumps({"set": name, **row}, ensure_ascii=False) for name, rows in answered.items() for row in rows
+        ]
+        _write(records, "".join(line + "\n" for line in lines))
+    _print(results, as_json)
+
+
+@app.command()
+def export(
+    run: RunFolder,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Hugging Face folder to write.")],
+    dtype: Annotated[
+        Literal["float32", "bfloat16"], typer.Option(help="Of the written weights; float32 keeps every bit.")
+    ] = "float32",
+    as_json: Json = False,
+) -> None:
+    """Write the trained weights as a Hugging Face folder: config.json, safetensors, tokenizer, chat template."""
+    if not run.is_dir():
+        raise UserError(f"there is no run folder {run}; give the folder that was --run of a training.")
+    from scope_jax.evaluate import export as write
+
+    _print(write(run, folder, dtype), as_json)
+
+
+@app.command()
+def index(card: Card, set_: Sets = None, as_json: Json = False) -> None:
+    """Build the search index that CARD names (retrieval.index); a build that was stopped goes on."""
+    cfg = _card(card, set_)
+    if cfg.retrieval.index is None:
+        raise UserError(f"{card} names no index folder; add retrieval.index to it or --set retrieval.index=DIR.")
+    from scope_jax.assemble import open_or_build_index
+
+    began = time.monotonic()
+    retriever = open_or_build_index(cfg, Path(cfg.retrieval.index), mesh=None)
+    seconds = time.monotonic() - began
+    results = {"index": cfg.retrieval.index, "passages": len(retriever.corpus), "seconds": seconds}
+    _print(results, as_json)
+
+
+@app.command()
+def report(run: RunFolder, as_json: Json = False) -> None:
+    """Draw the curves of a run and write its page, report/index.html in the run folder."""
+    from scope_jax.report.page import write_report
+
+    if not run.is_dir():
+        raise UserError(f"there is no run folder {run}; give the folder that was --run of a training.")
+    _print({"page": str(write_report(run))}, as_json)
+
+
+def _write(path: Path, text: str) -> None:
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)

@@ -1,0 +1,125 @@
+"""The reward-curve picture of a run, from its metrics file alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import MaxNLocator
+
+from scope_jax.metrics import read_lines
+
+# Okabe and Ito's colours, which people with any kind of colour vision tell apart, darkest first.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+INK, FAINT = "#333333", "#D9D9D9"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One chart: the metrics whose name ends in `ending`; a `share` lies between 0 and 1."""
+
+    title: str
+    ending: str
+    share: bool
+
+
+PANELS = (
+    Panel("Held-out accuracy", "/accuracy", True),
+    Panel("Mean reward", "/reward", False),
+    Panel("Valid questions", "/valid", True),
+    Panel("Searches per episode", "/searches", False),
+)
+
+
+def series(lines: Sequence[dict[str, Any]], panel: Panel) -> dict[str, tuple[list[int], list[float]]]:
+    """(steps, values) of each metric that belongs in the panel, by its short name; steps without a value are left out.
+
+    Accuracy is that of evaluations, everything else that of the training episodes.
+    """
+    found: dict[str, tuple[list[int], list[float]]] = {}
+    for line in lines:
+        for name, value in line.items():
+            if (
+                not name.endswith(panel.ending)
+                or value is None
+                or name.startswith("eval/") != (panel.ending == "/accuracy")
+            ):
+                continue
+            short = name.removesuffix(panel.ending).removeprefix("eval/")
+            steps, values = found.setdefault(short, ([], []))
+            steps.append(line["step"])
+            values.append(value)
+    return found
+
+
+def smooth(values: Sequence[float], window: int) -> np.ndarray:
+    """Mean over the last `window` values at each place (fewer at the beginning)."""
+    sums = np.cumsum(np.concatenate([[0.0], np.asarray(values, float)]))
+    ends = np.arange(1, len(values) + 1)
+    starts = np.maximum(ends - window, 0)
+    return (sums[ends] - sums[starts]) / (ends - starts)
+
+
+def _colours(lines: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """One colour for each name, the same in every panel."""
+    names: list[str] = []
+    for panel in PANELS:
+        names += [name for name in sorted(series(lines, panel)) if name not in names]
+    return {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(names)}
+
+
+def _draw(axes: Axes, panel: Panel, lines: Sequence[dict[str, Any]], colours: dict[str, str]) -> None:
+    axes.set_title(panel.title, loc="left", fontsize=11, color=INK, fontweight="bold")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(FAINT)
+    axes.tick_params(colors=INK, labelsize=9, length=3)
+    axes.grid(axis="y", color=FAINT, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.set_xlim(-0.02 * max(lines[-1]["step"], 1), 1.02 * max(lines[-1]["step"], 1))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if panel.share:
+        axes.set_ylim(-0.03, 1.03)
+    found = series(lines, panel)
+    if not found:
+        axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color=INK, fontsize=9)
+        return
+    for name, (steps, values) in sorted(found.items()):
+        colour, window = colours[name], max(1, len(values) // 10)
+        if panel.ending == "/accuracy" or window == 1:
+            axes.plot(steps, values, color=colour, linewidth=1.8, marker="o", markersize=4, label=name)
+        else:
+            axes.plot(steps, values, color=colour, linewidth=0.8, alpha=0.3)
+            axes.plot(
+                steps, smooth(values, window), color=colour, linewidth=2, label=f"{name} (mean of {window} steps)"
+            )
+    if not panel.share:
+        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    axes.legend(fontsize=8, frameon=False, labelcolor=INK, loc="best")
+
+
+def draw_curves(run: Path) -> Path:
+    """Draws `report/curves.png` in the run folder and returns its path; FileNotFoundError for a run without metrics."""
+    lines = read_lines(run / "metrics.jsonl")
+    if not lines:
+        raise FileNotFoundError(f"{run} has no metrics.jsonl with a finished step; give the folder of a run.")
+    with matplotlib.rc_context({"font.family": "DejaVu Sans", "svg.fonttype": "none"}):
+        figure = Figure(figsize=(10, 6.2), layout=ConstrainedLayoutEngine(h_pad=0.09, w_pad=0.06), facecolor="white")
+        FigureCanvasAgg(figure)
+        for axes, panel in zip(figure.subplots(2, 2).flat, PANELS, strict=True):
+            _draw(axes, panel, lines, _colours(lines))
+        figure.supxlabel("training step", fontsize=10, color=INK)
+        picture = run / "report" / "curves.png"
+        picture.parent.mkdir(exist_ok=True)
+        partial = picture.with_name("curves.partial.png")
+        figure.savefig(partial, dpi=150)
+    os.replace(partial, picture)
+    return picture

@@ -1,0 +1,114 @@
+"""The page of a run: one HTML file that needs nothing beside it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from scope_jax.config import Config, load_card
+from scope_jax.metrics import read_lines
+from scope_jax.report.curves import draw_curves
+
+EXAMPLES = 2  # episodes of each role, from the first and from the last step each
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    if path.is_file():
+        with path.open(encoding="utf-8") as file:
+            for line in file:
+                yield json.loads(line)
+
+
+def examples(path: Path) -> list[dict[str, Any]]:
+    """Episodes to show: of the first and of the last step, of each role the best and the worst rewarded.
+
+    Of equals the one with more turns, then the earlier one: who searched is more worth reading than who did not.
+    """
+    first: list[dict[str, Any]] = []
+    last: list[dict[str, Any]] = []
+    for record in _records(path):
+        if not first or record["step"] == first[0]["step"]:
+            first.append(record)
+        if last and record["step"] != last[0]["step"]:
+            last = []
+        last.append(record)
+    chosen: list[dict[str, Any]] = []
+    for step in (last, first) if last and last[0]["step"] != first[0]["step"] else (last,):
+        for role in sorted({record["role"] for record in step}):
+            told = [record for record in step if record["role"] == role and record["text"].get("turns")]
+            ranked = sorted(told, key=lambda record: (-(record["reward"] or 0.0), -len(record["text"]["turns"])))
+            chosen += ranked if len(ranked) <= EXAMPLES else [ranked[0], ranked[-1]]
+    return chosen
+
+
+def _facts(cfg: Config) -> dict[str, Any]:
+    return {
+        "system": cfg.system,
+        "model": cfg.model.checkpoint,
+        "corpus": cfg.retrieval.corpus or cfg.retrieval.url,
+        "answers": cfg.data.answers,
+        "seed": cfg.seed,
+        "items of one step": cfg.train.batch_size,
+        "learning rate": cfg.optimizer.learning_rate,
+        "compute dtype": cfg.model.compute_dtype,
+    }
+
+
+def _scores(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    names = sorted({name for line in lines for name in line if name.startswith("eval/") and name.endswith("/accuracy")})
+    rows = []
+    for name in names:
+        measured = [line for line in lines if line.get(name) is not None]
+        if measured:
+            first, last = measured[0], measured[-1]
+            rows.append(
+                {
+                    "set": name.removeprefix("eval/").removesuffix("/accuracy"),
+                    "before": first[name],
+                    "before_step": first["step"],
+                    "after": last[name],
+                    "after_step": last["step"],
+                }
+            )
+    return rows
+
+
+def write_report(run: Path) -> Path:
+    """Writes `report/curves.png` and `report/index.html` in the run folder; returns the page's path.
+
+    Raises FileNotFoundError for a folder that holds no run, or a run without a finished step.
+    """
+    if not (run / "config.toml").is_file():
+        raise FileNotFoundError(f"{run} holds no run (no config.toml); give the folder that was --run of a training.")
+    picture = draw_curves(run)
+    lines = read_lines(run / "metrics.jsonl")
+    cfg = load_card(run / "config.toml")
+    environment = Environment(
+        loader=PackageLoader("scope_jax.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    page = environment.get_template("run.html").render(
+        name=run.resolve().name,
+        picture=base64.b64encode(picture.read_bytes()).decode(),
+        steps=lines[-1]["step"],
+        planned=cfg.train.steps,
+        facts=_facts(cfg),
+        scores=_scores(lines),
+        last=lines[-1],
+        examples=examples(run / "episodes.jsonl"),
+        config=(run / "config.toml").read_text(encoding="utf-8"),
+    )
+    path = run / "report" / "index.html"
+    partial = path.with_name("index.partial.html")
+    partial.write_text(page, encoding="utf-8")
+    os.replace(partial, path)
+    return path

@@ -1,0 +1,143 @@
+"""What a person gets wrong: one sentence on standard error, exit code 2, nothing half-written."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from scope_jax.cli import app
+from scope_jax.config import load_card
+from scope_jax.metrics import RunLog
+
+ROOT = Path(__file__).parents[2]
+CARD = """
+system = "ssp"
+[model]
+checkpoint = "nowhere/base"
+[retrieval]
+corpus = "nowhere/corpus.jsonl"
+[data]
+answers = "nowhere/answers.jsonl"
+[train]
+steps = 1
+[ssp]
+grader = "exact-match"
+"""
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def refused(result: Result) -> str:
+    """The one sentence of a refusal."""
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    sentences = [line for line in result.stderr.splitlines() if line.startswith("scope-jax: ")]
+    assert len(sentences) == 1, result.stderr
+    assert result.stderr.endswith(sentences[0] + "\n")
+    assert sentences[0].endswith((".", ")"))
+    return sentences[0]
+
+
+@pytest.fixture
+def card(tmp_path: Path) -> Path:
+    path = tmp_path / "card.toml"
+    path.write_text(CARD)
+    return path
+
+
+def test_missing_card(tmp_path: Path) -> None:
+    text = refused(run("train", tmp_path / "none.toml", "--run", tmp_path / "run"))
+    assert "none.toml: no such card" in text
+    assert not (tmp_path / "run").exists()
+
+
+def test_unknown_key(card: Path, tmp_path: Path) -> None:
+    card.write_text(CARD + "\n[optimizer]\nlearning_rte = 1.0\n")
+    text = refused(run("train", card, "--run", tmp_path / "run"))
+    assert "card.toml" in text
+    assert "unknown key `optimizer.learning_rte`" in text
+    assert not (tmp_path / "run").exists()
+
+
+def test_card_that_is_not_toml(card: Path, tmp_path: Path) -> None:
+    card.write_text("system = ssp\n")
+    assert "not valid TOML" in refused(run("train", card, "--run", tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("train.steps", "not of the form a.b=value"),
+        ("train.steps=many", "train.steps"),
+        ("train.stops=3", "unknown key `train.stops`"),
+        ("system.steps=3", "is a value, not a table"),
+    ],
+)
+def test_broken_override(card: Path, tmp_path: Path, override: str, words: str) -> None:
+    assert words in refused(run("train", card, "--run", tmp_path / "run", "--set", override))
+    assert not (tmp_path / "run").exists()
+
+
+def test_foreign_run_folder(card: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "thesis"
+    folder.mkdir()
+    (folder / "chapter.tex").write_text("")
+    text = refused(run("train", card, "--run", folder))
+    assert f"{folder} is not empty and holds no run" in text
+    assert [path.name for path in folder.iterdir()] == ["chapter.tex"]
+
+
+def test_run_folder_of_another_config(card: Path, tmp_path: Path) -> None:
+    RunLog(tmp_path / "run", load_card(card)).close()
+    text = refused(run("train", card, "--run", tmp_path / "run", "--set", "seed=3"))
+    assert "was started with other values of seed" in text
+
+
+def test_missing_model_checkpoint(card: Path, tmp_path: Path) -> None:
+    assert "nowhere" in refused(run("train", card, "--run", tmp_path / "run"))
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_nothing_to_evaluate_or_export(tmp_path: Path) -> None:
+    assert f"there is no folder {tmp_path / 'run'}" in refused(run("eval", tmp_path / "run"))
+    assert "there is no run folder" in refused(run("export", tmp_path / "run", tmp_path / "out"))
+    (tmp_path / "run").mkdir()
+    assert "--card" in refused(run("eval", tmp_path / "run"))
+    assert "is no run folder" in refused(run("export", tmp_path / "run", tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_report_of_nothing(tmp_path: Path) -> None:
+    assert "there is no run folder" in refused(run("report", tmp_path / "none"))
+    assert "holds no run" in refused(run("report", tmp_path))
+
+
+def test_index_without_a_folder(card: Path) -> None:
+    assert "names no index folder" in refused(run("index", card))
+
+
+def test_demo_outside_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "run the demo in the folder of the scope-jax checkout" in refused(run("demo"))
+
+
+def test_as_a_process_without_a_traceback(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "scope_jax", "train", "none.toml", "--run", str(tmp_path / "run")]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines() == [
+        "scope-jax: none.toml: no such card; give the path of a TOML file, for example configs/ssp/atlas.toml."
+    ]
+    debug = [*command[:3], "--debug", *command[3:]]
+    done = subprocess.run(debug, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr

@@ -1,0 +1,78 @@
+"""Commands whose results do not need a trained model, and the launcher."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from launch import run as launch
+from scope_jax import errors
+from scope_jax.cli import app
+from scope_jax.config import parse_config
+from scope_jax.metrics import RunLog
+
+ROOT = Path(__file__).parents[2]
+TABLE = {
+    "system": "ssp",
+    "model": {"checkpoint": "base"},
+    "retrieval": {"corpus": "corpus.jsonl"},
+    "data": {"answers": "answers.jsonl"},
+    "train": {"steps": 2},
+    "ssp": {"grader": "exact-match"},
+}
+
+
+def test_help_names_every_command_without_starting_jax() -> None:
+    code = (
+        "import sys; from scope_jax.cli import app; app(['--help'], standalone_mode=False); print('jax' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
+    for command in ("train", "demo", "eval", "export", "index", "report"):
+        assert f" {command} " in done.stdout
+
+
+def test_report_prints_the_page(tmp_path: Path) -> None:
+    log = RunLog(tmp_path / "run", parse_config(TABLE, "card"))
+    log.metrics(0, {"eval/held-out/accuracy": 0.5})
+    log.metrics(1, {"solver/reward": 0.25})
+    result = CliRunner().invoke(app, ["report", str(tmp_path / "run"), "--json"])
+    assert result.exit_code == 0, result.output
+    page = Path(json.loads(result.stdout.splitlines()[-1])["page"])
+    assert page == tmp_path / "run" / "report" / "index.html"
+    assert "50.0 %" in page.read_text()
+
+
+def test_launch_prints_the_command_of_a_card(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    card = tmp_path / "card.toml"
+    card.write_text('system = "ssp"\n[model]\ncheckpoint = "b"\n[retrieval]\ncorpus = "c"\n[data]\nanswers = "a"\n'
+                    '[train]\nsteps = 2\n[ssp]\ngrader = "exact-match"\n[launch]\nfake_devices = 4\n')  # fmt: skip
+    assert launch.main([str(card), "--run", "runs/x", "--set", "train.steps=5", "--print"]) == 0
+    assert capsys.readouterr().out.strip() == (
+        f"XLA_FLAGS=--xla_force_host_platform_device_count=4 JAX_PLATFORMS=cpu "
+        f"{sys.executable} -m scope_jax train {card} --run runs/x --set train.steps=5"
+    )
+    assert launch.main([str(tmp_path / "none.toml"), "--run", "runs/x"]) == 2
+    assert "no such card" in capsys.readouterr().err
+
+
+def caught(action) -> BaseException:
+    with pytest.raises(Exception) as info:
+        action()
+    return info.value
+
+
+def test_whose_error_it_is(tmp_path: Path) -> None:
+    assert errors.is_users(errors.UserError("x"))
+    assert errors.is_users(caught(lambda: parse_config({}, "card")))
+    assert errors.is_users(caught(lambda: (tmp_path / "none").read_text()))
+    assert not errors.is_users(caught(lambda: json.loads("{")))  # raised inside a library: our mistake
+    assert not errors.is_users(caught(lambda: {}["x"]))
+    assert not errors.is_users(ValueError("never raised"))
+    assert errors.sentence(ValueError("two\n  lines")) == "two lines."

@@ -1,0 +1,145 @@
+"""The picture and the page say what the files of the run say."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+from rich.console import Console
+
+from scope_jax.config import parse_config
+from scope_jax.metrics import RunLog
+from scope_jax.report.curves import PANELS, draw_curves, series, smooth
+from scope_jax.report.page import examples, write_report
+from scope_jax.report.progress import Progress
+from scope_jax.types import Datum, Episode
+
+TABLE = {
+    "system": "ssp",
+    "model": {"checkpoint": "assets/base"},
+    "retrieval": {"corpus": "assets/corpus.jsonl"},
+    "data": {"answers": "assets/answers.jsonl"},
+    "train": {"steps": 40, "batch_size": 8},
+    "ssp": {"grader": "exact-match"},
+}
+TURNS = [
+    {"kind": "sampled", "text": "<think>Which river?</think><search>river of <Aldmoor></search>"},
+    {"kind": "observation", "text": "<information>Doc 1 (Title: Aldmoor)\nThe river Tarn flows past.</information>"},
+    {"kind": "sampled", "text": "<answer>Tarn</answer>"},
+]
+
+
+def episode(role: str, reward: float, turns: int = 3) -> Episode:
+    datum = Datum(np.arange(5), np.array([False, False, True, True, True]), np.zeros(5, np.float32))
+    text = {"prompt": f"You are the {role}.", "turns": TURNS[:turns], "question": "Which river?", "rejected": ""}
+    return Episode(role, "actor", "g", (datum,), reward, {"format": 1.0}, text=text)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "demo"
+    log = RunLog(folder, parse_config(TABLE, "test card"))
+    rng = np.random.default_rng(0)
+    log.metrics(0, {"eval/held-out/accuracy": 0.125, "eval/held-out/searches": 0.4})
+    for step in range(1, 41):
+        learned = 1 - np.exp(-step / 15)
+        metrics = {
+            "solver/reward": 0.2 + 0.5 * learned + rng.normal() * 0.06,
+            "proposer/reward": 0.7 - 0.3 * learned + rng.normal() * 0.06,
+            "proposer/valid": min(1.0, 0.4 + 0.5 * learned + rng.normal() * 0.05),
+            "solver/searches": 0.6 + 0.5 * learned,
+            "proposer/searches": 1.2 - 0.2 * learned,
+            "solver/loss": float("nan"),
+        }
+        if step in (20, 40):
+            metrics |= {"eval/held-out/accuracy": 0.125 + 0.5 * learned}
+        log.episodes(
+            step,
+            [episode("solver", 0.0, 1), episode("solver", 1.0), episode("solver", 1.0, 1), episode("proposer", 0.5)],
+        )
+        log.metrics(step, metrics)
+    return folder
+
+
+def test_series_take_what_was_measured() -> None:
+    lines = [
+        {"step": 0, "eval/a/accuracy": 0.5},
+        {"step": 1, "solver/reward": 0.25, "x/reward": None, "eval/a/searches": 2.0, "solver/searches": 1.0},
+        {"step": 2, "solver/reward": 0.75},
+    ]
+    accuracy, reward, valid, searches = (series(lines, panel) for panel in PANELS)
+    assert accuracy == {"a": ([0], [0.5])}
+    assert reward == {"solver": ([1, 2], [0.25, 0.75])}
+    assert valid == {}
+    assert searches == {"solver": ([1], [1.0])}
+
+
+def test_smoothing_is_a_mean_of_the_last_values() -> None:
+    np.testing.assert_allclose(smooth([1.0, 2.0, 3.0, 5.0], 2), [1.0, 1.5, 2.5, 4.0])
+    np.testing.assert_allclose(smooth([1.0, 2.0], 1), [1.0, 2.0])
+
+
+def test_the_picture_is_drawn(run: Path) -> None:
+    picture = draw_curves(run)
+    assert picture == run / "report" / "curves.png"
+    pixels = imread(picture)
+    assert pixels.shape[:2] == (930, 1500)
+    assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 50  # not an empty sheet
+
+
+def test_a_folder_without_steps_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no metrics.jsonl with a finished step"):
+        draw_curves(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"holds no run"):
+        write_report(tmp_path)
+
+
+def test_the_page_shows_scores_config_and_escaped_episodes(run: Path) -> None:
+    page = write_report(run).read_text(encoding="utf-8")
+    assert "12.5 %" in page
+    assert "+46.5 points" in page
+    assert "river of &lt;Aldmoor&gt;" in page
+    assert "<Aldmoor>" not in page
+    assert "The river Tarn flows past." in page
+    assert "batch_size = 8" in page
+    assert 'src="data:image/png;base64,' in page
+    assert "http://" not in page
+    assert "https://" not in page
+
+
+def test_examples_are_the_extremes_of_the_first_and_last_step(run: Path) -> None:
+    chosen = [(e["step"], e["role"], e["reward"], len(e["text"]["turns"])) for e in examples(run / "episodes.jsonl")]
+    assert chosen == [
+        (40, "proposer", 0.5, 3), (40, "solver", 1.0, 3), (40, "solver", 0.0, 1),
+        (1, "proposer", 0.5, 3), (1, "solver", 1.0, 3), (1, "solver", 0.0, 1),
+    ]  # fmt: skip
+    assert examples(run / "none.jsonl") == []
+
+
+def test_progress_in_plain_lines() -> None:
+    out = io.StringIO()
+    with Progress(Console(file=out, width=40)) as progress:
+        progress.say("[not markup] " + "x" * 60)
+        for done in range(1, 5):
+            progress.part("passages", done, 4)
+        progress.step(1, 2, {"solver/reward": 0.25, "time/play": 3.0})
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "[not markup] " + "x" * 60
+    assert lines[1] == "passages 4/4"
+    assert lines[2].startswith("step 1/2  solver/reward 0.250  ")
+    assert "time/play" not in lines[2]
+    assert len(lines) == 3
+
+
+def test_progress_on_a_terminal_draws_bars() -> None:
+    out = io.StringIO()
+    with Progress(Console(file=out, force_terminal=True, width=120)) as progress:
+        progress.part("passages", 3, 4)
+        progress.step(1, 2, {"solver/reward": 0.25})
+    text = out.getvalue()
+    assert "3/4" in text
+    assert "solver/reward 0.250" in text
+    assert "━" in text
