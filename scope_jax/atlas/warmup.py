@@ -28,9 +28,11 @@ from sharding.mesh import MeshConfig, make_mesh
 CARD = LossCard(objective="supervised", kl="none", aggregation="token-mean", mini_batches=1)
 LEARNER = LearnerSection(buckets=(256, 384, 512), packing=True, micro_batch_rows=8, remat="none", logprob_chunk=512)
 HABITS = Habits(
-    sure=frozenset({"capital", "continent", "country", "currency"}), guess_sure=0.62, guess=0.35, half_way=0.4, unread=0.15
+    sure=frozenset({"capital", "continent", "country"}), guess_sure=0.8, guess=0.25, half_way=0.4, unread=0.15
 )
-ROWS = {"solve 1": 5, "solve 2": 8, "propose 1": 4, "propose 2": 7, "read 1": 2, "read 2": 6}  # of one step
+Rows = dict[str, int]  # demonstrations of each kind in one step
+READ_ROWS: Rows = {"solve 1": 5, "solve 2": 8, "propose 1": 4, "propose 2": 7, "read 1": 2, "read 2": 6}
+PLAY_ROWS: Rows = {"solve 1": 12, "solve 2": 12, "propose 1": 3, "propose 2": 4, "read 1": 1, "read 2": 2}
 Log = Callable[[str], None]
 
 
@@ -47,7 +49,7 @@ class Recipe:
     log_every: int
 
 
-RECIPE = Recipe(seed=0, read_steps=300, read_rate=1e-3, play_steps=100, play_rate=5e-4, pool=1200, log_every=25)
+RECIPE = Recipe(seed=0, read_steps=300, read_rate=1e-3, play_steps=120, play_rate=1e-3, pool=1200, log_every=25)
 
 
 def model_config(tokenizer: Tokenizer) -> ModelConfig:
@@ -71,7 +73,7 @@ def model_config(tokenizer: Tokenizer) -> ModelConfig:
 
 
 def pools(library: Library, tokenizer: Tokenizer, count: int, habits: Habits | None) -> dict[str, list[Datum]]:
-    """`count` token rows of every kind of demonstration in ROWS."""
+    """`count` token rows of every kind of demonstration."""
     makers = {
         "solve 1": lambda: library.solve(1, habits),
         "solve 2": lambda: library.solve(2, habits),
@@ -80,7 +82,7 @@ def pools(library: Library, tokenizer: Tokenizer, count: int, habits: Habits | N
         "read 1": lambda: library.read(1),
         "read 2": lambda: library.read(2),
     }
-    return {name: pool(makers[name], count, tokenizer) for name in ROWS}
+    return {name: pool(makers[name], count, tokenizer) for name in makers}
 
 
 def _train(
@@ -109,18 +111,18 @@ def warm_up(world: World, show: Show, tokenizer: Tokenizer, recipe: Recipe, log:
     everyone = Library(world, show, train_only=False, seed=recipe.seed)
     trained = Library(world, show, train_only=True, seed=recipe.seed)
 
-    def drawn(source: dict[str, list[Datum]], exchange: Callable[[int], bool]) -> list[Datum]:
-        rows = [source[name][int(rng.integers(len(source[name])))] for name, count in ROWS.items() for _ in range(count)]
+    def drawn(source: dict[str, list[Datum]], counts: Rows, exchange: Callable[[int], bool]) -> list[Datum]:
+        rows = [source[name][int(rng.integers(len(source[name])))] for name, count in counts.items() for _ in range(count)]
         return [exchanged(row, names_N, tokenizer.vocab_size, rng) if exchange(i) else row for i, row in enumerate(rows)]
 
     log(f"{len(everyone.singles)} facts, {len(everyone.pairs)} chains; drawing demonstrations")
     reading = pools(everyone, tokenizer, recipe.pool, None)
     params = circuit.initial_weights(model, recipe.seed)
     params = _train(
-        model, params, lambda: drawn(reading, lambda i: True), recipe.read_steps, recipe.read_rate, recipe, log, "read"
+        model, params, lambda: drawn(reading, READ_ROWS, lambda i: True), recipe.read_steps, recipe.read_rate, recipe, log, "read"
     )
     playing = pools(trained, tokenizer, recipe.pool, HABITS)
     params = _train(
-        model, params, lambda: drawn(playing, lambda i: i % 2 == 0), recipe.play_steps, recipe.play_rate, recipe, log, "play"
+        model, params, lambda: drawn(playing, PLAY_ROWS, lambda i: i % 2 == 0), recipe.play_steps, recipe.play_rate, recipe, log, "play"
     )
     return model, params

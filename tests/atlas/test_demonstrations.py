@@ -19,9 +19,9 @@ def test_only_what_the_policy_says_is_spoken(trained, tokenizer, kind: str, hops
         row = token_row(script, tokenizer)
         spoken = "".join(text for text, said in script.parts if said) + ("<|im_end|>" if script.ends else "")
         forced = "".join(text for text, said in script.parts if not said)
-        assert tokenizer.decode(row.ids_T[row.sampled_T]) == spoken
-        assert tokenizer.decode(row.ids_T[~row.sampled_T]).endswith("<|im_start|>assistant\n" + forced)
-        assert script.message in tokenizer.decode(row.ids_T[~row.sampled_T])
+        assert tokenizer.decode(row.ids_T[row.sampled_T].tolist()) == spoken
+        assert tokenizer.decode(row.ids_T[~row.sampled_T].tolist()).endswith("<|im_start|>assistant\n" + forced)
+        assert script.message in tokenizer.decode(row.ids_T[~row.sampled_T].tolist())
         assert len(row.ids_T) <= (448 if kind == "read" else 400)
         assert not row.logprobs_T.any()
 
