@@ -144,8 +144,8 @@ def _deal(rows: Sequence[_Row], bins: int, capacity: int) -> list[list[_Row]]:
 
 
 def _slots(most: int, chunk: int) -> int:
-    """N of one shard: `most` trained positions rounded up, beyond one chunk to whole chunks."""
-    return round_up(most) if most <= chunk else round_up(-(-most // chunk)) * chunk
+    """N of one shard: `most` trained positions rounded up, to 8 at least, beyond one chunk to whole chunks."""
+    return round_up(max(most, 8)) if most <= chunk else round_up(-(-most // chunk)) * chunk
 
 
 def _write_bin(arrays: dict[str, np.ndarray], place: int, rows: Sequence[_Row]) -> None:

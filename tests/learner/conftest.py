@@ -37,18 +37,17 @@ def episode_of(*datums: Datum, group="g", reward=0.0, advantage=None, trained=Tr
 
 
 def random_episodes(count: int, groups: int, seed: int = 0) -> list[Episode]:
-    """Prompt, sampled tokens, an observation, sampled tokens; behaviour log-probs around −4; rewards and advantages normal."""
+    """Prompt, sampled tokens, an observation, sampled tokens; behaviour log-probs around −4; normal advantages."""
     rng = np.random.default_rng(seed)
     episodes = []
     for number in range(count):
-        parts = [(int(rng.integers(1, 6)), False), (int(rng.integers(1, 9)), True), (4, False), (int(rng.integers(0, 5)), True)]
-        sampled = np.concatenate([np.full(size, flag) for size, flag in parts])
+        sizes = rng.integers(1, 6), rng.integers(1, 9), 4, rng.integers(0, 5)
+        sampled = np.repeat([False, True, False, True], sizes)
         ids = rng.integers(0, 64, len(sampled))
         logprobs = np.where(sampled, -4 + rng.normal(size=len(sampled)) / 4, 0)
         reward = float(rng.normal())
-        episodes.append(
-            episode_of(datum_of(ids, sampled, logprobs), group=f"g{number * groups // count}", reward=reward, advantage=reward)
-        )
+        group = f"g{number * groups // count}"
+        episodes.append(episode_of(datum_of(ids, sampled, logprobs), group=group, reward=reward, advantage=reward))
     return episodes
 
 
@@ -58,7 +57,7 @@ def tiny() -> ModelConfig:
 
 
 def weights_of(cfg: ModelConfig):
-    """Weights that keep the size of what passes through them: attention and log-probs far from flat, rounding not amplified."""
+    """Weights that keep the size of what passes through them: nothing is flat, and rounding is not amplified."""
     params = init_params(transformer.declare(cfg), jax.random.key(0))
     params = jax.tree.map(lambda weight: weight * 8 if weight.ndim > 2 else weight, params)
     return params | {"embed": {"table_VD": params["embed"]["table_VD"] * 25}}

@@ -55,7 +55,9 @@ def main() -> None:
             "grads": apart(grads, base[0]),
             "params": apart(weights, base[1]),
             "metrics": max(
-                abs(a[key] - b[key]) / max(abs(b[key]), 1e-3) for a, b in zip(measured, base[2], strict=True) for key in b
+                abs(a[key] - b[key]) / max(abs(b[key]), 1e-3)
+                for a, b in zip(measured, base[2], strict=True)
+                for key in b
             ),
             "share": share,
         }

@@ -23,10 +23,13 @@ def test_group_mean_by_hand():
 def test_group_zscore_by_hand():
     # group a: 1, 0 with mean .5 and, ddof 1, deviation √.5; ddof 0 gives .5
     root = math.sqrt(0.5)
-    one = LossCard(advantage="group-zscore", advantage_ddof=1, advantage_eps=0.0)
-    assert advantage_of(one, [1, 0]) == pytest.approx([0.5 / root, -0.5 / root])
-    assert advantage_of(LossCard(advantage="group-zscore", advantage_ddof=0, advantage_eps=0.0), [1, 0]) == pytest.approx([1, -1])
-    assert advantage_of(LossCard(advantage="group-zscore", advantage_ddof=0, advantage_eps=0.5), [1, 0]) == pytest.approx([0.5, -0.5])
+
+    def zscore(ddof, eps):
+        return LossCard(advantage="group-zscore", advantage_ddof=ddof, advantage_eps=eps)
+
+    assert advantage_of(zscore(1, 0.0), [1, 0]) == pytest.approx([0.5 / root, -0.5 / root])
+    assert advantage_of(zscore(0, 0.0), [1, 0]) == pytest.approx([1, -1])
+    assert advantage_of(zscore(0, 0.5), [1, 0]) == pytest.approx([0.5, -0.5])
 
 
 def test_groups_interleaved_are_told_apart_by_name():

@@ -23,18 +23,20 @@ def test_two_short_datums_share_a_row(make):
     assert batch.ids_MBT.tolist() == [[[5, 6, 7, 8, 9, 10, 11, 0], [0] * 8]]
     assert batch.segments_MBT[0, 0].tolist() == [1, 1, 1, 1, 2, 2, 2, 0]
     assert batch.positions_MBT[0, 0].tolist() == [0, 1, 2, 3, 0, 1, 2, 0]
-    assert batch.index_MN.tolist() == [[1, 2, 4]]
-    assert batch.targets_MN.tolist() == [[7, 8, 10]]
-    assert batch.behaviour_MN.tolist() == [[-1, -2, -3]]
-    assert batch.advantage_MN.tolist() == [[3, 3, -4]]
-    assert batch.length_MN.tolist() == [[2, 2, 1]]
-    assert batch.first_MN.tolist() == [[True, False, True]]
+    assert batch.mask_MN.tolist() == [[True] * 3 + [False] * 5]
+    assert batch.index_MN[0, :3].tolist() == [1, 2, 4]
+    assert batch.targets_MN[0, :3].tolist() == [7, 8, 10]
+    assert batch.behaviour_MN[0, :3].tolist() == [-1, -2, -3]
+    assert batch.advantage_MN[0, :3].tolist() == [3, 3, -4]
+    assert batch.length_MN[0, :3].tolist() == [2, 2, 1]
+    assert batch.first_MN[0, :3].tolist() == [True, False, True]
     assert float(batch.temperature) == 0.5 and int(batch.micro_batches) == 1
 
 
 def test_an_episode_of_several_datums_is_one_sequence(make):
     datum_of, episode_of, _ = make
-    episode = episode_of(datum_of([1, 2], [0, 0]), datum_of([1, 2, 3], [0, 1, 1]), datum_of([4, 5], [0, 1]), advantage=1.0)
+    datums = datum_of([1, 2], [0, 0]), datum_of([1, 2, 3], [0, 1, 1]), datum_of([4, 5], [0, 1])
+    episode = episode_of(*datums, advantage=1.0)
     batch = batching.pack([episode], SECTION, 1, 1.0)
     assert batch.length_MN[batch.mask_MN].tolist() == [3, 3, 3]
     assert batch.first_MN.sum() == 1

@@ -22,7 +22,7 @@ def facts():
 
 @pytest.mark.parametrize("mesh", ["one", "fsdp4_tensor2", "data2_fsdp2_tensor2", "data8"])
 def test_an_update_equals_that_of_one_device(facts, mesh):
-    """Gradient, clipped and moved weights of two optimiser steps, and every metric; the base has other micro-batches too."""
+    """Gradient, weights after two clipped steps, every metric; the base has other micro-batches too."""
     assert facts[mesh]["grads"] < 1e-5
     assert facts[mesh]["params"] < 1e-5
     assert facts[mesh]["metrics"] < 1e-4

@@ -28,11 +28,11 @@ def plain(hidden_ND, table_VD, targets_N, temperature):
 def test_values_and_gradients_equal_the_plain_softmax(inputs, chunk, temperature):
     hidden_ND, table_VD, targets_N = inputs
     weight_N = jnp.linspace(-1, 2, N)
-    chunked = jax.jit(
-        jax.value_and_grad(
-            lambda h, w: (weight_N * token_logprobs(h, w, targets_N, jnp.float32(temperature), chunk, LOCAL)).sum(), (0, 1)
-        )
-    )
+
+    def weighted(h, w):
+        return (weight_N * token_logprobs(h, w, targets_N, jnp.float32(temperature), chunk, LOCAL)).sum()
+
+    chunked = jax.jit(jax.value_and_grad(weighted, (0, 1)))
     whole = jax.jit(jax.value_and_grad(lambda h, w: (weight_N * plain(h, w, targets_N, temperature)).sum(), (0, 1)))
     ours, our_grads = chunked(hidden_ND, table_VD)
     theirs, their_grads = whole(hidden_ND, table_VD)
@@ -44,6 +44,7 @@ def test_values_and_gradients_equal_the_plain_softmax(inputs, chunk, temperature
 def test_bfloat16_inputs_give_float32_log_probs_and_bfloat16_gradients(inputs):
     hidden_ND, table_VD, targets_N = inputs
     low = hidden_ND.astype(jnp.bfloat16), table_VD.astype(jnp.bfloat16)
+
     def run(h, w):
         logp_N = token_logprobs(h, w, targets_N, jnp.float32(1), 16, LOCAL)
         return logp_N.sum(), logp_N

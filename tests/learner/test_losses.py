@@ -16,15 +16,15 @@ REF = [math.log(0.25), math.log(0.6), math.log(0.1), 0.0]
 
 
 def tokens(**changes):
-    fields = dict(
-        mask_N=jnp.array([True, True, True, False]),
-        first_N=jnp.array([True, False, True, False]),
-        length_N=jnp.array([2.0, 2.0, 1.0, 0.0]),
-        advantage_N=jnp.array([2.0, 2.0, -1.0, 0.0]),
-        behaviour_N=jnp.array([math.log(0.5), math.log(0.5), math.log(0.5), 0.0]),
-        old_N=jnp.array(OLD),
-        ref_N=jnp.array(REF),
-    )
+    fields = {
+        "mask_N": jnp.array([True, True, True, False]),
+        "first_N": jnp.array([True, False, True, False]),
+        "length_N": jnp.array([2.0, 2.0, 1.0, 0.0]),
+        "advantage_N": jnp.array([2.0, 2.0, -1.0, 0.0]),
+        "behaviour_N": jnp.array([math.log(0.5), math.log(0.5), math.log(0.5), 0.0]),
+        "old_N": jnp.array(OLD),
+        "ref_N": jnp.array(REF),
+    }
     return losses.Tokens(**fields | changes)
 
 
@@ -75,8 +75,9 @@ def test_clipped_tokens_have_no_gradient():
 )
 def test_kl_values(kl, wanted):
     still = tokens(advantage_N=jnp.zeros(4))
-    assert value(card_of(aggregation="constant", kl=kl, kl_coef=0.1), still) == pytest.approx(0.1 * wanted / 2, rel=1e-5)
-    parts = losses.loss_parts(jnp.array(LOGP), still, card_of(aggregation="constant", kl=kl, kl_coef=0.1))
+    card = card_of(aggregation="constant", kl=kl, kl_coef=0.1)
+    assert value(card, still) == pytest.approx(0.1 * wanted / 2, rel=1e-5)
+    parts = losses.loss_parts(jnp.array(LOGP), still, card)
     assert float(parts.sums[f"kl_{kl}"]) == pytest.approx(wanted, rel=1e-5)
 
 
@@ -102,7 +103,8 @@ def test_without_old_log_probs_the_ratio_is_one_and_carries_the_gradient():
 
 def test_old_log_probs_of_the_rollout():
     # ratios against behaviour .5: 1, 1.2, .4
-    assert value(card_of(aggregation="token-mean", old_logprobs="rollout")) == pytest.approx((-2 - 2.4 + 0.8) / 3, rel=1e-6)
+    card = card_of(aggregation="token-mean", old_logprobs="rollout")
+    assert value(card) == pytest.approx((-2 - 2.4 + 0.8) / 3, rel=1e-6)
 
 
 def test_supervised_is_the_mean_negative_log_likelihood():
