@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from retrieval.search import NOTHING_FOUND
-from rollouts.types import Completion, Turn
+from rollouts.scripted import ScriptedRollouts
+from rollouts.types import Completion, Request, SamplingParams, Turn
 from scope_jax.config import Config, parse_config
 from scope_jax.parsing import neutralise
 from scope_jax.types import Prompt
 
 EOS = 3  # no printable character
+
+
+class Characters:
+    """A tokenizer with one token for one character."""
+
+    eos_ids = (EOS,)
+
+    def encode(self, text: str) -> list[int]:
+        return [*map(ord, text)]
+
+    def decode(self, ids: Any) -> str:
+        return "".join(chr(int(token)) for token in ids)
+
+    def token_bytes(self, id: int) -> bytes:
+        return chr(id).encode()
 
 
 @dataclass(frozen=True)
@@ -73,52 +89,25 @@ class ScriptedTools:
             self.asked.append((role, prompt.name, samples))
             self.prompts[key] = "".join(map(chr, prompt.ids))
         self.options[role] = {"temperature": temperature, "max_tokens": max_tokens, "stop": tuple(stop)}
+        params = SamplingParams(temperature, top_k, top_p, max_tokens, tuple(stop), Characters.eos_ids, tempered)
         return [
-            [self._episode(role, prompt, sample, stop, max_turns, max_tokens, respond) for sample in range(samples)]
+            [
+                self._play(
+                    Request(prompt.ids, params, None, prompt.name, max_turns, respond), role, prompt.name, sample
+                )
+                for sample in range(samples)
+            ]
             for prompt in prompts
         ]
 
-    def _episode(
-        self,
-        role: str,
-        prompt: Prompt,
-        sample: int,
-        stop: Sequence[str],
-        max_turns: int,
-        max_tokens: int,
-        respond: Callable[..., str | None] | None,
-    ) -> Completion:
-        turns: list[Turn] = []
-        text = "".join(map(chr, prompt.ids))
-        finish = "turns"
-        for turn in range(max_turns):
-            said = self.script(Moment(role, prompt.name, sample, text, tuple(turns)))
-            ends = [said.index(mark) + len(mark) for mark in stop if mark in said]
-            said, how = (said[: min(ends)], "stop") if ends else (said, "eos")
-            ids = [*map(ord, said), *([EOS] if how == "eos" else [])]
-            if len(ids) > max_tokens:
-                ids, said, how = ids[:max_tokens], said[:max_tokens], "length"
-            turns.append(Turn("sampled", np.asarray(ids, np.int32), np.full(len(ids), -0.5, np.float32), said, how))
-            if respond is None or how == "length":
-                finish = how
-                break
-            if turn + 1 == max_turns:
-                break
-            reply = respond(tuple(turns))
-            if reply is None:
-                finish = how
-                break
-            ids = [*map(ord, reply)]
-            turns.append(Turn("observation", np.asarray(ids, np.int32), np.zeros(len(ids), np.float32), reply, None))
-        return Completion(
-            prompt_ids=np.asarray(prompt.ids),
-            ids_T=np.concatenate([turn.ids for turn in turns]),
-            sampled_T=np.concatenate([np.full(len(turn.ids), turn.kind == "sampled") for turn in turns]),
-            logprobs_T=np.concatenate([turn.logprobs for turn in turns]),
-            turns=tuple(turns),
-            finish_reason=finish,
-            text="".join(turn.text for turn in turns),
-        )
+    def _play(self, request: Request, role: str, name: str, sample: int) -> Completion:
+        """One episode of the script; its tokens get log-probs that can be told from nothing."""
+
+        def script(prompt: str, turns: tuple[Turn, ...]) -> str:
+            return self.script(Moment(role, name, sample, prompt, turns))
+
+        (completion,) = ScriptedRollouts(script, Characters(), max_length=100_000).run([request])
+        return replace(completion, logprobs_T=np.where(completion.sampled_T, -0.5, 0.0).astype(np.float32))
 
     def search(self, queries: Sequence[str]) -> list[str]:
         self.searched += queries
