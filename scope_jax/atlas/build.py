@@ -50,8 +50,11 @@ def write_texts(world: World, out: Path) -> None:
         write_rows(out / f"questions_{name}.jsonl", rows)
 
 
-def search_tool(passages: Corpus) -> Show:
-    """The project's search tool over the corpus: a query in, the text a policy reads out."""
+def search_tool(passages: Corpus, world: World) -> Show:
+    """The project's search tool over the corpus: a query in, the text a policy reads out.
+
+    What demonstrations look up, phrases of facts and names, is searched at once and kept.
+    """
     embedder = HashedLexical.fit(passages, EMBED_DIM)
     vectors_NE = embedder.passages([document.contents for document in passages.documents(0, len(passages))])
     tool = SearchTool(
@@ -62,6 +65,7 @@ def search_tool(passages: Corpus) -> Show:
         neutralise=neutralise,
         cache_size=4096,
     )
+    tool([fact.phrase for fact in world.facts] + list(world.names))
     return lambda query: tool([query])[0]
 
 
@@ -89,7 +93,7 @@ def build(out: Path, recipe: warmup.Recipe) -> None:
     world = load_world()
     write_texts(world, out)
     log(f"{len(world.names)} documents, {len(world.facts)} facts, {len(world.held_out)} names held out")
-    show = search_tool(load_corpus(out / "corpus.jsonl"))
+    show = search_tool(load_corpus(out / "corpus.jsonl"), world)
     tokenizer = write_tokenizer(world, show, out)
     log(f"tokenizer: {tokenizer.vocab_size} tokens")
     model, params = warmup.warm_up(world, show, tokenizer, recipe, log)

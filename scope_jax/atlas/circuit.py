@@ -1,16 +1,16 @@
 """Initial weights with a copying circuit laid into them.
 
-Reading an answer out of a document (in-context copying) emerges late in tiny models: hours on two cores from random
-weights. It needs two kinds of heads, one above the other (Olsson et al. 2022, "In-context Learning and Induction Heads"):
-heads that look a fixed number of tokens back, and heads that find the earlier place whose recent tokens equal the recent
-tokens here. Both can be written down, so we start training from random weights with these two added; the warm-up then
-needs minutes. What is laid in knows no fact, no format and no language: it only makes "what followed the last time?" cheap.
+Reading an answer out of a document (in-context copying) emerges late in tiny models. It needs two kinds of heads, one
+above the other (Olsson et al. 2022, "In-context Learning and Induction Heads"): heads that look a fixed number of
+tokens back, and heads that find the earlier place whose recent tokens equal the recent tokens here. Both can be written down,
+so training starts from random weights with these two added, and the warm-up needs minutes. What is laid in knows no
+fact, no format and no language: it only makes "what followed the last time?" cheap.
 
-Layer 1, head j: constant query and key vectors (read from coordinate 0, which is the same in every embedding), turned
-against each other by j + 1 positions on RoPE's fast planes: the score Σᵢ cos(θᵢ(Δ − j − 1)) peaks at distance Δ = j + 1.
-What it finds is stored in a subspace of the residual stream of its own.
-Layer 2, head j: the query holds what stands here (and j back), the key what stands 1 (and j + 1) back of there, on RoPE's
-slow planes, where distance hardly matters; the value is what stands there, written out unchanged.
+Layer 1, head j (from 0): constant query and key vectors (read from coordinate 0, which is the same in every embedding),
+turned against each other by j + 1 positions on RoPE's fast planes: the score Σᵢ cos(θᵢ(Δ − j − 1)) peaks at distance
+Δ = j + 1. What it finds is stored in a subspace of the residual stream of its own.
+Layer 2, head j: the query holds what stands here (and j back), the key what stands 1 (and j + 1) back of there, on
+RoPE's slow planes, where distance hardly matters; the value is what stands there, written out unchanged.
 """
 
 from __future__ import annotations
@@ -80,7 +80,12 @@ def initial_weights(cfg: ModelConfig, seed: int) -> dict[str, Any]:
 
 
 def _look_back(
-    layers: dict[str, np.ndarray], content_Dh: np.ndarray, fast: np.ndarray, speed: np.ndarray, heads: int, rng: np.random.Generator
+    layers: dict[str, np.ndarray],
+    content_Dh: np.ndarray,
+    fast: np.ndarray,
+    speed: np.ndarray,
+    heads: int,
+    rng: np.random.Generator,
 ) -> list[np.ndarray]:
     """Lays the heads of layer 1; returns for each the [h, D] directions in which it stores what it found."""
     D, h = content_Dh.shape
@@ -104,7 +109,11 @@ def _look_back(
 
 
 def _match(
-    layers: dict[str, np.ndarray], content_Dh: np.ndarray, slow: np.ndarray, stores: list[np.ndarray], rng: np.random.Generator
+    layers: dict[str, np.ndarray],
+    content_Dh: np.ndarray,
+    slow: np.ndarray,
+    stores: list[np.ndarray],
+    rng: np.random.Generator,
 ) -> None:
     """Lays the heads of layer 2: head 0 compares one token, head j two, of which the second stands j further back."""
     D, h = content_Dh.shape

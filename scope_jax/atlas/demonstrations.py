@@ -66,11 +66,13 @@ class Library:
         self.singles = [(fact,) for fact in found]
         self.pairs = [pair for pair in chains(world) if set(pair) <= known]
         self.values = {
-            attribute: sorted({fact.value for fact in usable if fact.attribute == attribute}) for attribute in world.attributes
+            attribute: sorted({fact.value for fact in usable if fact.attribute == attribute})
+            for attribute in world.attributes
         }
         names = sorted({fact.value for fact in usable})
         self.trails = {
-            count: [trail for name in names for _ in range(TRIES) if (trail := self._trail(name, count))] for count in (1, 2)
+            count: [trail for name in names for _ in range(TRIES) if (trail := self._trail(name, count))]
+            for count in (1, 2)
         }
 
     def _read(self, text: str, value: str) -> list[Fact]:
@@ -113,7 +115,7 @@ class Library:
         return scripts.proposer(facts, self.show)
 
     def read(self, count: int) -> Script:
-        """A reader's episode: a proposer's question, what the proposer read, and up to NOISE other documents, shuffled."""
+        """A reader's episode: a proposer's question, and what it read among up to NOISE other documents, shuffled."""
         trail = pick(self.trails[count], self.rng)
         own = materials.units(trail.results, "document")
         others = [
@@ -128,9 +130,9 @@ def pick(items: Sequence[T], rng: np.random.Generator) -> T:
     return items[int(rng.integers(len(items)))]
 
 
-# ------------------------------------------------------------------------------------------------------------- token rows
+# ------------------------------------------------------------------------------------------------------ token rows
 def token_row(script: Script, tokenizer: Tokenizer) -> Datum:
-    """The episode in the tokens the engine would see: prompt and observations forced, spoken parts marked as sampled."""
+    """The episode in the tokens the engine would see; only what the policy speaks is marked as sampled."""
     ids = list(tokenizer.encode_chat([{"role": "user", "content": script.message}]))
     spoken = [False] * len(ids)
     for text, said in script.parts:
@@ -152,7 +154,7 @@ def name_ids(world: World, tokenizer: Tokenizer) -> np.ndarray:
 
 
 def exchanged(row: Datum, names_N: np.ndarray, vocab_size: int, rng: np.random.Generator) -> Datum:
-    """The row in another world: all names exchanged by one permutation, so that its facts can only be read, not known."""
+    """The row in another world: all names exchanged by one permutation, so that facts can only be read."""
     table_V = np.arange(vocab_size, dtype=np.int32)
     table_V[names_N] = rng.permutation(names_N)
     return Datum(table_V[row.ids_T], row.sampled_T, row.logprobs_T)
@@ -166,5 +168,6 @@ def pool(make: Callable[[], Script], count: int, tokenizer: Tokenizer) -> list[D
 def supervised(rows: Iterable[Datum]) -> list[Episode]:
     """Rows as the learner's supervised card wants them."""
     return [
-        Episode(role="demonstration", policy="actor", group=str(i), datums=(row,), reward=0.0) for i, row in enumerate(rows)
+        Episode(role="demonstration", policy="actor", group=str(i), datums=(row,), reward=0.0)
+        for i, row in enumerate(rows)
     ]

@@ -1,7 +1,7 @@
 """The facts of the Atlas world: who is what to whom, and which of it is kept for the final examination.
 
-The tables lie in `assets/atlas/facts/*.csv`, one row per entity, one column per attribute; an empty cell is a fact we leave
-out because it is disputed or not one name. A fact reads "The <attribute> of <entity> is <value>."
+The tables lie in `assets/atlas/facts/*.csv`, one row per entity, one column per attribute; an empty cell is a fact we
+leave out because it is disputed or not one name. A fact reads "The <attribute> of <entity> is <value>."
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def load_world(folder: Path = ASSETS / "facts") -> World:
 
 
 def _held_out(facts: tuple[Fact, ...], countries: list[str]) -> frozenset[str]:
-    """A quarter of the countries by lot, and every capital, city, river, mountain and person that belongs to one of them."""
+    """A quarter of the countries by lot, and every city, river, mountain and person that belongs to one of them."""
     picked = np.random.default_rng(SPLIT_SEED).permutation(len(countries))[: int(HELD_OUT_SHARE * len(countries))]
     held = {countries[i] for i in picked}
     while True:

@@ -35,8 +35,8 @@ def _splitter() -> pre_tokenizers.PreTokenizer:
 def train_tokenizer(texts: Iterable[str], names: Iterable[str]) -> Tokenizer:
     """A byte-level BPE over `texts` that holds every piece of `names`, with the space before it, whole.
 
-    The merges are learned from the texts; whole words are then entries of their own (`ignore_merges`: a piece that is in
-    the vocabulary is taken as it is), so that what stands k words back also stands k tokens back.
+    The merges are learned from the texts; whole words are then entries of their own (`ignore_merges`: a piece that is
+    in the vocabulary is taken as it is), so that what stands k words back also stands k tokens back.
     """
     texts = list(texts)
     splitter = _splitter()
@@ -63,7 +63,7 @@ def train_tokenizer(texts: Iterable[str], names: Iterable[str]) -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Writes tokenizer.json and tokenizer_config.json (with the chat template) the way Hugging Face folders have them."""
+    """Writes tokenizer.json and tokenizer_config.json, with the chat template, as in a Hugging Face folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=False) + "\n", encoding="utf-8")
     config = {

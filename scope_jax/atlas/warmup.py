@@ -1,6 +1,6 @@
 """The warm-up of Atlas's base checkpoint: two supervised stages through the project's own learner.
 
-Stage "read" plays every role well in worlds whose names are exchanged anew in every row, so that facts can only be read.
+Stage "read" plays every role well in worlds whose names are exchanged anew in every row: facts can only be read.
 Stage "play" goes on, half on such worlds and half on the true world of the train entities, with the bad habits that
 self-play is there to unlearn.
 """
@@ -86,11 +86,23 @@ def pools(library: Library, tokenizer: Tokenizer, count: int, habits: Habits | N
 
 
 def _train(
-    model: ModelConfig, params: Any, draw: Callable[[], list[Datum]], steps: int, rate: float, recipe: Recipe, log: Log, name: str
+    model: ModelConfig,
+    params: Any,
+    draw: Callable[[], list[Datum]],
+    steps: int,
+    rate: float,
+    recipe: Recipe,
+    log: Log,
+    name: str,
 ) -> Any:
     """Weights after `steps` supervised updates on freshly drawn rows."""
     optimizer = OptimizerSection(
-        learning_rate=rate, warmup_steps=20, beta2=0.98, weight_decay=0.01, schedule="cosine", total_steps=max(steps, 21)
+        learning_rate=rate,
+        warmup_steps=20,
+        beta2=0.98,
+        weight_decay=0.01,
+        schedule="cosine",
+        total_steps=max(steps, 21),
     )
     learner = Learner(
         model, make_mesh(MeshConfig(1, 1, 1)), optimizer, LEARNER, param_dtype=jnp.float32, compute_dtype=jnp.float32
@@ -112,17 +124,35 @@ def warm_up(world: World, show: Show, tokenizer: Tokenizer, recipe: Recipe, log:
     trained = Library(world, show, train_only=True, seed=recipe.seed)
 
     def drawn(source: dict[str, list[Datum]], counts: Rows, exchange: Callable[[int], bool]) -> list[Datum]:
-        rows = [source[name][int(rng.integers(len(source[name])))] for name, count in counts.items() for _ in range(count)]
-        return [exchanged(row, names_N, tokenizer.vocab_size, rng) if exchange(i) else row for i, row in enumerate(rows)]
+        rows = [
+            source[name][int(rng.integers(len(source[name])))] for name, count in counts.items() for _ in range(count)
+        ]
+        return [
+            exchanged(row, names_N, tokenizer.vocab_size, rng) if exchange(i) else row for i, row in enumerate(rows)
+        ]
 
     log(f"{len(everyone.singles)} facts, {len(everyone.pairs)} chains; drawing demonstrations")
     reading = pools(everyone, tokenizer, recipe.pool, None)
     params = circuit.initial_weights(model, recipe.seed)
     params = _train(
-        model, params, lambda: drawn(reading, READ_ROWS, lambda i: True), recipe.read_steps, recipe.read_rate, recipe, log, "read"
+        model,
+        params,
+        lambda: drawn(reading, READ_ROWS, lambda i: True),
+        recipe.read_steps,
+        recipe.read_rate,
+        recipe,
+        log,
+        "read",
     )
     playing = pools(trained, tokenizer, recipe.pool, HABITS)
     params = _train(
-        model, params, lambda: drawn(playing, PLAY_ROWS, lambda i: i % 2 == 0), recipe.play_steps, recipe.play_rate, recipe, log, "play"
+        model,
+        params,
+        lambda: drawn(playing, PLAY_ROWS, lambda i: i % 2 == 0),
+        recipe.play_steps,
+        recipe.play_rate,
+        recipe,
+        log,
+        "play",
     )
     return model, params

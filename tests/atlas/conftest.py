@@ -18,8 +18,8 @@ def world() -> World:
 
 
 @pytest.fixture(scope="session")
-def show() -> Show:
-    return build.search_tool(load_corpus(ASSETS / "corpus.jsonl"))
+def show(world: World) -> Show:
+    return build.search_tool(load_corpus(ASSETS / "corpus.jsonl"), world)
 
 
 @pytest.fixture(scope="session")

@@ -41,7 +41,9 @@ def test_base_checkpoints_have_the_recipes_shape(small) -> None:
 def test_tokenizer_round_trips_and_keeps_tags_whole(small) -> None:
     tokenizer = Tokenizer.load(small / "tokenizer")
     world = load_world()
-    text = '<think> I need the capital of France. </think><search> a </search>\n\nDoc 1 (Title: "Zürich?") naïve 42 <|im_end|>'
+    text = (
+        '<think> I need the capital of France. </think><search> a </search>\n\n(Title: "Zürich?") naïve 42 <|im_end|>'
+    )
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert tokenizer.eos_id not in tokenizer.encode(text)
     for tag in ("think", "search", "answer", "question", "information"):

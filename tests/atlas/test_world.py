@@ -69,10 +69,12 @@ def test_held_out_names_are_asked_only_in_the_held_out_set(world: World) -> None
         return bool(world.held_out & {*words, *row["answers"]})
 
     assert not any(touched(row) for row in _rows("questions_train.jsonl"))
-    assert all(row["question"].removesuffix("?").split()[-1] in world.held_out for row in _rows("questions_held_out.jsonl"))
+    assert all(
+        row["question"].removesuffix("?").split()[-1] in world.held_out for row in _rows("questions_held_out.jsonl")
+    )
     assert not world.held_out & {row["answer"] for row in _rows("answers.jsonl")}
 
 
 def test_search_shows_the_facts_that_are_asked_for(world: World, show) -> None:
-    missed = [fact.sentence for fact in world.facts[::4] if fact.sentence not in show(fact.phrase)]
+    missed = [fact.sentence for fact in world.facts if fact.sentence not in show(fact.phrase)]
     assert not missed
