@@ -47,7 +47,7 @@ def train(cfg: Config, run: Path, progress: Progress) -> dict[str, Any]:
         items = data.items(world.rows, cfg.train.batch_size, cfg.seed, step)
         episodes, memory, metrics = world.system.play(cfg, world.tools(step), memory, items, step)
         played = time.monotonic()
-        states, learned = learn(world, states, episodes)
+        states, episodes, learned = learn(world, states, episodes)
         world.publish(states)
         metrics |= learned | {"time/play": played - clock, "time/learn": time.monotonic() - played}
 
@@ -68,14 +68,15 @@ def train(cfg: Config, run: Path, progress: Progress) -> dict[str, Any]:
 
 def learn(
     world: World, states: dict[str, TrainState], episodes: list[Episode]
-) -> tuple[dict[str, TrainState], Metrics]:
-    """(states after the step's updates, their metrics under the role's name); the given states are donated."""
-    states, metrics = dict(states), {}
+) -> tuple[dict[str, TrainState], list[Episode], Metrics]:
+    """(states after the step's updates, episodes with their advantages, metrics by role); the states given are donated."""
+    states, episodes, metrics = dict(states), list(episodes), {}
     for update in world.system.updates(world.cfg):
-        own = [e for e in episodes if e.trained and e.role == update.role and e.policy == update.policy]
-        batches = world.learner.pack(advantages.assign(own, update.card), update.card, update.temperature)
-        if batches:
-            state, measured = world.learner.update(states[update.policy], batches, update.card)
-            states[update.policy] = state
+        own = [i for i, e in enumerate(episodes) if e.trained and e.role == update.role and e.policy == update.policy]
+        rated = advantages.assign([episodes[i] for i in own], update.card)
+        for i, episode in zip(own, rated, strict=True):
+            episodes[i] = episode
+        if batches := world.learner.pack(rated, update.card, update.temperature):
+            states[update.policy], measured = world.learner.update(states[update.policy], batches, update.card)
             metrics |= {f"{update.role}/{name}": value for name, value in measured.items()}
-    return states, metrics
+    return states, episodes, metrics
