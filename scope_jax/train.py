@@ -69,7 +69,7 @@ def train(cfg: Config, run: Path, progress: Progress) -> dict[str, Any]:
 def learn(
     world: World, states: dict[str, TrainState], episodes: list[Episode]
 ) -> tuple[dict[str, TrainState], list[Episode], Metrics]:
-    """(states after the step's updates, episodes with their advantages, metrics by role); the states given are donated."""
+    """(states after the step's updates, episodes with advantages, metrics by role); the states given are donated."""
     states, episodes, metrics = dict(states), list(episodes), {}
     for update in world.system.updates(world.cfg):
         own = [i for i, e in enumerate(episodes) if e.trained and e.role == update.role and e.policy == update.policy]
