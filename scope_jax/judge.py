@@ -62,6 +62,16 @@ class JudgeClient:
     def close(self) -> None:
         self._http.close()
 
+    def probe(self) -> None:
+        """Returns if anything answers at the URL, so that a run with a dead judge ends before its first episode."""
+        try:
+            self._http.get(self._card.url.rstrip("/") + "/models")
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise JudgeError(
+                f"the judge at {self._card.url} cannot be reached ({error}); start the endpoint, correct judge.url, "
+                'or set ssp.grader = "exact-match".'
+            ) from None
+
     def _ask(self, message: str) -> str:
         body = {
             "model": self._card.model,

@@ -104,6 +104,16 @@ def test_a_dead_endpoint_fails_fast_for_many_messages():
         client(url, retries=1, concurrency=2)(["q"] * 500)
 
 
+def test_a_probe_only_asks_whether_someone_is_there():
+    with endpoint(lambda number, body: (500, "never asked")) as (url, seen):
+        client(url).probe()  # the server answers 501 to a GET, and so it is there
+        assert seen == []
+    with pytest.raises(judge.JudgeError, match="cannot be reached"):
+        client(url).probe()
+    with pytest.raises(judge.JudgeError, match="cannot be reached"):
+        client("not a url").probe()
+
+
 def test_a_refused_request_is_not_tried_again():
     with endpoint(lambda number, body: (404, "no model m")) as (url, seen):
         with pytest.raises(judge.JudgeError, match=r"HTTP 404: 'no model m'; check judge\.model \(m\)"):
