@@ -2,9 +2,9 @@
 
 Reading an answer out of a document (in-context copying) emerges late in tiny models. It needs two kinds of heads, one
 above the other (Olsson et al. 2022, "In-context Learning and Induction Heads"): heads that look a fixed number of
-tokens back, and heads that find the earlier place whose recent tokens equal the recent tokens here. Both can be written down,
-so training starts from random weights with these two added, and the warm-up needs minutes. What is laid in knows no
-fact, no format and no language: it only makes "what followed the last time?" cheap.
+tokens back, and heads that find the earlier place whose recent tokens equal the recent tokens here. Both can be written
+down, so training starts from random weights with these two added, and the warm-up needs minutes. What is laid in knows
+no fact, no format and no language: it only makes "what followed the last time?" cheap.
 
 Layer 1, head j (from 0): constant query and key vectors (read from coordinate 0, which is the same in every embedding),
 turned against each other by j + 1 positions on RoPE's fast planes: the score Σᵢ cos(θᵢ(Δ − j − 1)) peaks at distance
