@@ -88,6 +88,14 @@ def test_a_resampled_question_gets_noise_of_the_whole_step():
     assert sorted(seen) == sorted(title for item in range(4) for title in own(item))
 
 
+def test_a_slots_own_earlier_attempt_is_no_noise():
+    plan = Plan(proposals={"0": ["<search>Nile</search>", "<question>Nile?</question>"]})
+    tools = world(plan)
+    ssp.play(card(fill="resample", noise_documents=100), tools, {"pool": []}, ITEMS[:2], 0)
+    assert set(titles(tools.prompts["verify", "0 attempt 1"])) == set(own(0)) | set(own(1))
+    assert set(titles(tools.prompts["verify", "1 attempt 0"])) == set(own(1)) | set(own(2))  # another slot's is
+
+
 def test_whole_trajectories_as_the_released_code_mixes_them():
     tools, _, _ = play(noise_unit="trajectory", noise_documents=2)
     text = shown(tools.prompts["verify", "0 attempt 0"])
