@@ -70,8 +70,8 @@ class MeshSection(Section):
 # ------------------------------------------------------------------------------------------------------- retrieval
 class ScannSection(Section):
     num_leaves: int = 200
-    leaves_to_search: int = 40
-    dimensions_per_block: int = 2
+    leaves_to_search: int = 160  # hashed vectors do not cluster: recall@3 .985 at 160 of 200, .82 at 40
+    dimensions_per_block: int = 4
     reorder: int = 100
     brute_force_below: int = 5000  # passages; a smaller corpus is searched without tree and codes
 
