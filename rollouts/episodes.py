@@ -92,8 +92,8 @@ class Episode:
         """True if the turn that just ended is to be answered."""
         return self.request.respond is not None and self.turns[-1].finish in ("stop", "eos")
 
-    def ask(self) -> str | None:
-        """The responder's answer to the turns so far."""
+    def ask(self) -> object:
+        """What the responder answers to the turns so far; `observe` checks that it is text or None."""
         assert self.request.respond is not None
         return self.request.respond(tuple(self.turns))
 
@@ -101,7 +101,7 @@ class Episode:
         """Ends the episode with the reason of its last turn."""
         self.finish_reason = self.turns[-1].finish
 
-    def observe(self, answer: Future[str | None]) -> np.ndarray | None:
+    def observe(self, answer: Future[object]) -> np.ndarray | None:
         """Adds the answer to a turn as an observation; its ids, or None if the episode is over.
 
         What the responder raised is raised here, with a note that names the request. Raises RolloutError if it answered

@@ -13,7 +13,7 @@ import hashlib
 import logging
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -101,7 +101,7 @@ class JetStreamTokenizer(tokenizer_api.Tokenizer):
         ids = np.asarray(self._tokenizer.encode(s), np.int32)
         return ids, len(ids)
 
-    def decode(self, token_ids: Sequence[int], **kwargs: Any) -> str:
+    def decode(self, token_ids: Iterable[int], **kwargs: Any) -> str:
         return self._tokenizer.decode(token_ids)
 
     @property

@@ -92,7 +92,7 @@ class _Round:
         self._state = engine.init_decode_state()
         self._free = list(range(config.slots))[::-1]
         self._live: dict[int, Episode] = {}
-        self._asked: dict[Future[str | None], tuple[int, Episode]] = {}
+        self._asked: dict[Future[object], tuple[int, Episode]] = {}
 
     def play(self) -> None:
         """Goes on until every episode has its finish_reason."""

@@ -1,0 +1,38 @@
+"""Slots over data and fsdp, heads over tensor: the same words as on one device, without moving the cache."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.rollouts.world import ENGINE
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def facts():
+    command = [sys.executable, str(Path(__file__).with_name("eight_devices.py"))]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_greedy_episodes_equal_one_device(facts):
+    one, mesh = facts["one"], facts["data2_fsdp2_tensor2"]
+    assert mesh["ids"] == one["ids"]
+    assert mesh["turns"] == one["turns"] and max(one["turns"]) > 1
+    for ours, theirs in zip(mesh["logprobs"], one["logprobs"], strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5, rtol=0)
+
+
+def test_the_cache_stays_where_it_is(facts):
+    gathered = facts["data2_fsdp2_tensor2"]["gathered"]
+    sizes = [int(np.prod([int(n) for n in shape[4:-1].split(",")])) for shape in gathered]
+    cache = ENGINE.slots * 2 * 8 * 128  # elements of one layer's keys in the attended columns
+    assert all(size < cache for size in sizes), gathered

@@ -1,0 +1,155 @@
+"""A completion depends on the weights and its request, on nothing else; and says what the learner would say."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from tests.rollouts.world import (
+    ENGINE,
+    EOS,
+    PAD,
+    ByteTokenizer,
+    bits,
+    make_engine,
+    make_rollouts,
+    mixed,
+    request,
+    trainer_logprobs,
+)
+
+
+@pytest.fixture(scope="module")
+def together(rollouts):
+    return rollouts.run(mixed(32))
+
+
+def test_thirty_two_requests_say_different_things(together):
+    assert len({bits(c) for c in together}) == 32
+    assert {c.finish_reason for c in together} >= {"length"}
+    assert len({len(c.ids_T) for c in together}) > 10
+
+
+def test_alone_in_eight_and_in_thirty_two(rollouts, together):
+    requests = mixed(32)
+    eight = [c for first in range(0, 32, 8) for c in rollouts.run(requests[first : first + 8])]
+    alone = [rollouts.run([r])[0] for r in requests]
+    assert [bits(c) for c in eight] == [bits(c) for c in together]
+    assert [bits(c) for c in alone] == [bits(c) for c in together]
+
+
+def test_any_order_any_slot(rollouts, together):
+    requests = mixed(32)
+    for seed in range(2):
+        order = np.random.default_rng(seed).permutation(32)
+        shuffled = rollouts.run([requests[i] for i in order])
+        assert [bits(c) for c in shuffled] == [bits(together[i]) for i in order]
+
+
+def test_an_unrelated_request_changes_nothing(rollouts, together):
+    requests = mixed(32)
+    for i in (0, 5, 17):
+        other = request(range(1, 70), key=99, temperature=2.0, top_k=3, top_p=0.5, tempered_logprobs=True)
+        changed = rollouts.run([*requests[:i], other, *requests[i + 1 :]])
+        assert bits(changed[i]) != bits(together[i])
+        assert [bits(c) for j, c in enumerate(changed) if j != i] == [bits(c) for j, c in enumerate(together) if j != i]
+
+
+def test_the_number_of_steps_in_a_dispatch_changes_nothing(params, together):
+    one = make_rollouts(make_engine(dataclasses.replace(ENGINE, decode_steps=7)), params)
+    assert [bits(c) for c in one.run(mixed(32))] == [bits(c) for c in together]
+
+
+def test_a_group_shares_one_prefill_and_changes_nothing(engine, params, monkeypatch):
+    prefilled = []
+    prefill = engine.prefill
+
+    def counted(params, prompts):
+        prefilled.append(len(prompts))
+        return prefill(params, prompts)
+
+    monkeypatch.setattr(engine, "prefill", counted)
+    rollouts = make_rollouts(engine, params)
+    asked = [request(f"prompt number {g}", key=s) for g in range(3) for s in range(6)]
+    grouped = [dataclasses.replace(r, group=bytes(r.prompt_ids).decode()) for r in asked]
+    single = rollouts.run(asked)
+    assert sum(prefilled) == 18
+    prefilled.clear()
+    group = rollouts.run(grouped)
+    assert prefilled == [3]
+    assert [bits(c) for c in group] == [bits(c) for c in single]
+    assert len({bits(c) for c in group}) == 18
+
+
+def test_logprobs_are_the_learners(params, together):
+    for request_, completion in zip(mixed(32), together, strict=True):
+        how = request_.params
+        temperature = how.temperature if how.tempered_logprobs and how.temperature else 1.0
+        expected = trainer_logprobs(params, completion, temperature)
+        assert completion.sampled_T.all()
+        np.testing.assert_allclose(completion.logprobs_T, expected, atol=1e-5, rtol=0)
+
+
+def test_without_keys_calls_differ_and_runs_repeat(engine, params):
+    asked = [request("a prompt", key=None) for _ in range(3)]
+    first, again = make_rollouts(engine, params), make_rollouts(engine, params)
+    one, two = first.run(asked), first.run(asked)
+    assert len({bits(c) for c in one + two}) == 6
+    assert [bits(c) for c in again.run(asked) + again.run(asked)] == [bits(c) for c in one + two]
+    assert bits(make_rollouts(engine, params, seed=1).run(asked)[0]) != bits(one[0])
+
+
+def test_new_weights_speak_and_the_old_may_be_deleted(engine, params):
+    rollouts = make_rollouts(engine, params)
+    before = rollouts.run([request("a prompt")])[0]
+    changed = jax.tree.map(lambda x: x * 1.1, params)
+    rollouts.load_params(changed)
+    jax.tree.map(lambda x: x.delete(), changed)
+    assert bits(rollouts.run([request("a prompt")])[0]) != bits(before)
+
+
+def test_a_prompt_of_pad_ids_is_a_prompt(rollouts, params):
+    short, long = rollouts.run([request([PAD] * 3, temperature=0.0), request([PAD] * 9, temperature=0.0)])
+    for completion in (short, long):
+        np.testing.assert_allclose(completion.logprobs_T, trainer_logprobs(params, completion), atol=1e-5, rtol=0)
+    assert not np.array_equal(short.logprobs_T, long.logprobs_T)
+
+
+def test_stop_ids_of_a_later_call_are_obeyed(rollouts):
+    free = rollouts.run([request("stop here", stop_ids=())])[0]
+    assert free.finish_reason == "length" and len(free.ids_T) == 20
+    stop = next(id for id in free.ids_T[5:].tolist() if id != EOS)
+    first = free.ids_T.tolist().index(stop)
+    stopped, ended = rollouts.run([request("stop here", stop_ids=(stop,)), request("stop here", stop_ids=(259,))])
+    assert stopped.finish_reason == "stop"
+    assert stopped.ids_T.tolist() == free.ids_T[: first + 1].tolist()
+    assert stopped.turns[0].text == ByteTokenizer().decode(free.ids_T[:first].tolist())
+    assert ended.finish_reason == ("stop" if 259 in free.ids_T else "length")
+
+
+def test_the_end_token_is_kept_and_sampled(params, engine):
+    # A policy that ends soon: the end token's row of the output table points where hidden states point.
+    eager = {**params, "head": {"table_VD": params["head"]["table_VD"].at[EOS].multiply(3.0)}}
+    rollouts = make_rollouts(engine, eager)
+    completions = rollouts.run([request(f"prompt {i}", key=i, max_tokens=60) for i in range(12)])
+    ended = [c for c in completions if c.finish_reason == "eos"]
+    assert ended
+    for completion in ended:
+        assert completion.ids_T[-1] == EOS and completion.sampled_T[-1]
+        assert EOS not in completion.ids_T[:-1]
+        assert "<end>" not in completion.text
+        assert completion.turns[0].finish == "eos"
+
+
+def test_refusals_are_clear(rollouts, engine, params):
+    with pytest.raises(ValueError, match="no prompt"):
+        rollouts.run([request([])])
+    with pytest.raises(ValueError, match="at most 16"):
+        rollouts.run([request("x", stop_ids=tuple(range(17)))])
+    with pytest.raises(ValueError, match="another prompt"):
+        rollouts.run([request("one", group="g"), request("two", group="g")])
+    with pytest.raises(ValueError, match="max_length=2000 exceeds"):
+        make_engine(dataclasses.replace(ENGINE, max_length=2000))
+    with pytest.raises(ValueError, match="one bucket"):
+        engine.prefill(params, [[1, 2], list(range(40))])

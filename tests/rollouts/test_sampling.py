@@ -1,0 +1,110 @@
+"""Draws against numpy: the distribution, what top-k and top-p leave of it, and the log-prob that is told."""
+
+import jax
+import numpy as np
+import pytest
+
+from rollouts.sampling import Sampling, sample
+
+draw = jax.jit(sample)
+
+
+def how(slots, temperature=1.0, top_k=0, top_p=1.0, tempered=False, seed=0):
+    def full(value, dtype):
+        return np.broadcast_to(np.asarray(value, dtype), (slots,)).copy()
+
+    keys = np.random.default_rng(seed).integers(0, 2**32, (slots, 2), dtype=np.uint32)
+    return Sampling(
+        keys, full(temperature, np.float32), full(top_k, np.int32), full(top_p, np.float32), full(tempered, bool)
+    )
+
+
+def softmax(z):
+    e = np.exp(z - z.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def kept(z, top_k, top_p):
+    """The tokens that may be drawn, by sorting: the top_k most probable, then the fewest whose share reaches top_p."""
+    order = np.argsort(-z)
+    order = order[:top_k] if top_k else order
+    p = softmax(z[order].astype(np.float64))
+    before = np.cumsum(p) - p
+    return set(order[before < top_p].tolist())
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (0.5, 0, 1.0), (1.0, 4, 1.0), (1.0, 0, 0.7)]
+)
+def test_frequencies(temperature, top_k, top_p):
+    slots, vocab = 20_000, 11
+    z = np.random.default_rng(3).normal(size=vocab).astype(np.float32) * 1.5
+    tokens, _ = draw(np.tile(z, (slots, 1)), how(slots, temperature, top_k, top_p), np.arange(slots, dtype=np.int32))
+    may = np.isin(np.arange(vocab), list(kept(z / temperature, top_k, top_p)))
+    expected = np.where(may, softmax(z / temperature), 0)
+    expected /= expected.sum()
+    counts = np.bincount(np.asarray(tokens), minlength=vocab)
+    assert not counts[~may].any()
+    chi2 = np.sum((counts - slots * expected)[may] ** 2 / (slots * expected[may]))
+    assert chi2 < 30  # at most 10 degrees of freedom: one in a thousand
+
+
+def test_cuts_are_exact():
+    slots, vocab = 64, 300
+    rng = np.random.default_rng(5)
+    z = (rng.normal(size=(slots, vocab)) * 2).astype(np.float32)
+    top_k = rng.integers(0, 12, slots)
+    top_p = rng.choice([1.0, 0.9, 0.5, 0.1], slots)
+    drawn = [set() for _ in range(slots)]
+    for n in range(60):
+        tokens, _ = draw(z, how(slots, 1.0, top_k, top_p), np.full(slots, n, np.int32))
+        for slot, token in enumerate(np.asarray(tokens)):
+            drawn[slot].add(int(token))
+    for slot in range(slots):
+        assert drawn[slot] <= kept(z[slot], top_k[slot], top_p[slot])
+    assert any(drawn[slot] == kept(z[slot], top_k[slot], top_p[slot]) and len(drawn[slot]) > 1 for slot in range(slots))
+    only = [slot for slot in range(slots) if top_k[slot] == 1]
+    assert only and all(drawn[slot] == {int(z[slot].argmax())} for slot in only)
+
+
+def test_equal_logits_stay_together():
+    z = np.zeros((400, 5), np.float32)
+    z[:, 4] = -20
+    tokens, _ = draw(z, how(400, top_k=2), np.zeros(400, np.int32))
+    assert set(np.asarray(tokens).tolist()) == {0, 1, 2, 3}
+
+
+def test_a_slot_does_not_see_its_neighbours():
+    slots, vocab = 32, 1000
+    z = (np.random.default_rng(7).normal(size=(slots, vocab)) * 3).astype(np.float32)
+    plain, cut = how(slots), how(slots)
+    cut.top_k_S[::2], cut.top_p_S[1::4], cut.temperature_S[3] = 3, 0.5, 0.0
+    index = np.arange(slots, dtype=np.int32)
+    one, other = draw(z, plain, index), draw(z, cut, index)
+    same = (cut.top_k_S == 0) & (cut.top_p_S == 1) & (cut.temperature_S > 0)
+    assert same.sum() > 5
+    np.testing.assert_array_equal(np.asarray(one[0])[same], np.asarray(other[0])[same])
+    assert np.asarray(one[1])[same].tobytes() == np.asarray(other[1])[same].tobytes()
+    assert (np.asarray(one[0]) != np.asarray(other[0])).any()
+
+
+@pytest.mark.parametrize("vocab", [7, 64, 4096, 5001])
+def test_greedy_and_logprobs(vocab):
+    slots = 12
+    z = (np.random.default_rng(vocab).normal(size=(slots, vocab)) * 3).astype(np.float32)
+    temperature = np.asarray([0.0, 0.5, 1.0, 2.0] * 3, np.float32)
+    tempered = np.arange(slots) < 6
+    tokens, logprobs = map(np.asarray, draw(z, how(slots, temperature, tempered=tempered), np.zeros(slots, np.int32)))
+    greedy = temperature == 0
+    np.testing.assert_array_equal(tokens[greedy], z[greedy].argmax(-1))
+    by = np.where(tempered & ~greedy, temperature, 1.0)
+    expected = np.log(softmax(z.astype(np.float64) / by[:, None]))[np.arange(slots), tokens]
+    np.testing.assert_allclose(logprobs, expected, atol=2e-6, rtol=0)
+
+
+def test_a_draw_is_a_function_of_key_and_index():
+    z = np.zeros((3, 500), np.float32)
+    setting = how(3)
+    setting.keys_S2[:] = setting.keys_S2[0]
+    first = np.asarray(draw(z, setting, np.asarray([4, 4, 5], np.int32))[0])
+    assert first[0] == first[1] != first[2]

@@ -1,0 +1,141 @@
+"""A small policy for the tests of this room: 260 tokens, of which 256 are the bytes and one ends a turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from models import transformer
+from models.config import ModelConfig
+from rollouts.engine import Engine, EngineConfig
+from rollouts.local import LocalRollouts
+from rollouts.types import Completion, Request, SamplingParams
+from sharding.collectives import LOCAL
+from sharding.mesh import MeshConfig, make_mesh
+from sharding.spec import init_params
+
+EOS = 256
+PAD = 0  # also the byte 0: a real token
+
+CFG = ModelConfig(
+    architecture="qwen3",
+    vocab_size=260,
+    num_layers=2,
+    width=32,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    ffn_width=48,
+    rope_theta=10000.0,
+    norm_eps=1e-6,
+    tie_embeddings=False,
+    qk_norm=True,
+    attention_bias=False,
+    max_positions=1024,
+)
+ENGINE = EngineConfig(
+    slots=8, max_length=160, prefill_buckets=(32, 96), prefill_batch=4, decode_steps=4, compute_dtype=jnp.float32
+)
+
+
+class ByteTokenizer:
+    """One byte, one token."""
+
+    eos_ids = (EOS,)
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return b"".join(self.token_bytes(id) for id in ids).decode("utf-8", errors="replace")
+
+    def token_bytes(self, id: int) -> bytes:
+        return bytes([id]) if id < 256 else b"<end>"
+
+
+def make_params(cfg: ModelConfig = CFG) -> Any:
+    """Weights large enough for peaked, varied distributions."""
+    params = jax.jit(lambda: init_params(transformer.declare(cfg), jax.random.key(0)))()
+    rng = np.random.default_rng(1)
+    return jax.tree.map(lambda x: x + 0.15 * rng.normal(size=x.shape).astype(np.float32), params)
+
+
+def make_engine(config: EngineConfig = ENGINE) -> Engine:
+    return Engine(CFG, config, make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1]))
+
+
+def make_rollouts(engine: Engine, params: Any, seed: int = 0) -> LocalRollouts:
+    rollouts = LocalRollouts(engine, ByteTokenizer(), seed=seed, threads=4)
+    rollouts.load_params(params)
+    return rollouts
+
+
+def sampling(**changes: Any) -> SamplingParams:
+    plain: dict[str, Any] = {
+        "temperature": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "max_tokens": 20,
+        "stop": (),
+        "stop_ids": (EOS,),
+        "tempered_logprobs": False,
+    }
+    return SamplingParams(**(plain | changes))
+
+
+def request(
+    prompt: Sequence[int] | str, key: int | None = 0, group=None, max_turns=1, respond=None, **changes
+) -> Request:
+    """A request; `changes` go into its SamplingParams."""
+    ids = list(prompt.encode()) if isinstance(prompt, str) else list(prompt)
+    data = None if key is None else np.asarray([7, key], np.uint32)
+    return Request(ids, sampling(**changes), data, group, max_turns, respond)
+
+
+def mixed(count: int) -> list[Request]:
+    """Requests that differ in prompt, length, temperature, truncation and key."""
+    requests = []
+    for i in range(count):
+        rng = np.random.default_rng(i)
+        requests.append(
+            request(
+                rng.integers(0, 256, size=int(rng.integers(2, 90))).tolist(),
+                key=i,
+                temperature=(1.0, 0.7, 1.3, 0.0)[i % 4],
+                top_k=(0, 0, 7)[i % 3],
+                top_p=(1.0, 1.0, 1.0, 1.0, 0.8)[i % 5],
+                max_tokens=int(rng.integers(3, 60)),
+                tempered_logprobs=i % 2 == 1,
+            )
+        )
+    return requests
+
+
+def bits(completion: Completion) -> tuple[bytes, bytes, str]:
+    """What must be equal for completions to be identical."""
+    return completion.ids_T.tobytes(), completion.logprobs_T.tobytes(), completion.finish_reason
+
+
+def trainer_logprobs(params: Any, completion: Completion, temperature: float = 1.0) -> np.ndarray:
+    """Log-probs of all tokens after the prompt from the training forward: one padded row, no cache."""
+    prompt = np.asarray(completion.prompt_ids)
+    full = np.concatenate([prompt, completion.ids_T])
+    ids = np.zeros((1, ENGINE.max_length), np.int32)
+    ids[0, : len(full)] = full
+    segments = (np.arange(ENGINE.max_length) < len(full))[None].astype(np.int32)
+    logp_TV = _score(params, ids, segments, temperature)
+    at = np.arange(len(prompt) - 1, len(full) - 1)
+    return np.asarray(logp_TV)[at, full[len(prompt) :]]
+
+
+@jax.jit
+def _score(params, ids_BT, segments_BT, temperature):
+    positions = jnp.arange(ids_BT.shape[1])[None]
+    x = transformer.hidden(
+        CFG, params, ids_BT, positions, segments_BT, shards=LOCAL, remat="none", compute_dtype=jnp.float32
+    )
+    return jax.nn.log_softmax(x[0] @ transformer.output_table(CFG, params).T / temperature)
