@@ -43,7 +43,9 @@ def main(arguments: list[str]) -> int:
     except CardError as error:
         print(f"launch/run.py: {error}", file=sys.stderr)
         return 2
-    added, words = environment(cfg.launch), command(given.card, given.run, given.overrides)
+    match cfg.launch.kind:
+        case "local":
+            added, words = environment(cfg.launch), command(given.card, given.run, given.overrides)
     if given.only_print:
         print(" ".join([f"{name}={shlex.quote(value)}" for name, value in added.items()] + [shlex.join(words)]))
         return 0

@@ -1,0 +1,106 @@
+"""The documents say what the code says: every key of a card is documented with its default, and read by someone."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from scope_jax.config import Config, LossCard, RoleSection
+
+ROOT = Path(__file__).parents[2]
+
+
+def inner(annotation: Any) -> type[BaseModel] | None:
+    """The section inside an annotation such as tuple[EvalSet, ...] or JudgeSection | None."""
+    for candidate in (annotation, *get_args(annotation)):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+    return None
+
+
+def keys(section: type[BaseModel], prefix: str = "") -> dict[str, Any]:
+    """Dotted key → default (PydanticUndefined: required) of a section and all below it."""
+    found: dict[str, Any] = {}
+    for name, field in section.model_fields.items():
+        below = inner(field.annotation)
+        if below is None or isinstance(field.default, tuple):
+            found[prefix + name] = field.default
+        if below is not None:
+            found |= keys(below, f"{prefix}{name}.")
+    return found
+
+
+def shown(default: Any) -> str:
+    """A default as the tables write it."""
+    if default is PydanticUndefined:
+        return "—"
+    if default is None:
+        return "none"
+    if isinstance(default, bool):
+        return str(default).lower()
+    return str(list(default) if isinstance(default, tuple) else default)
+
+
+def documented() -> dict[str, str]:
+    text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    return dict(re.findall(r"^\| `([a-z0-9_.]+)` \| (.*?) \|", text, re.MULTILINE))
+
+
+def test_every_key_is_documented_with_its_default() -> None:
+    table = {key: shown(default) for key, default in keys(Config).items() if not key.startswith("ssp.")}
+    solver = Config.model_fields["ssp"].default.solver
+    for key in keys(RoleSection):
+        if not key.startswith("loss."):
+            value = solver
+            for part in key.split("."):
+                value = getattr(value, part)
+            table[f"ssp.solver.{key}"] = shown(value)
+    table |= {f"loss.{key}": shown(default) for key, default in keys(LossCard).items()}
+    assert documented() == table
+
+
+def test_every_key_of_the_game_is_documented() -> None:
+    text = (ROOT / "docs" / "ssp.md").read_text(encoding="utf-8")
+    own = [key.removeprefix("ssp.") for key in keys(Config) if key.startswith("ssp.") and key.count(".") == 1]
+    assert len(own) > 20
+    assert [key for key in own if f"`{key}`" not in text] == []
+
+
+def test_every_key_is_read_somewhere() -> None:
+    read = set()
+    for folder in ("scope_jax", "launch"):
+        for path in (ROOT / folder).rglob("*.py"):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            if path.name != "config.py":
+                read |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    # Sections handed over whole with model_dump: their keys are fields of the receiving dataclass.
+    for path in (ROOT / "sharding" / "mesh.py", ROOT / "retrieval" / "scann.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        read |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    unread = [key for key in keys(Config) if key.rsplit(".", 1)[-1] not in read]
+    assert unread == []
+
+
+@pytest.mark.parametrize(
+    "document", ["README.md", "CONTRIBUTING.md", *[f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md")]]
+)
+def test_links_lead_somewhere(document: str) -> None:
+    path = ROOT / document
+    links = re.findall(r"\]\(([^)#]+)", path.read_text(encoding="utf-8"))
+    missing = [link for link in links if "://" not in link and not (path.parent / link).exists()]
+    assert missing == []
+
+
+def test_what_the_readme_names_exists() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    tree = text.split("## The house")[1].split("```")[1]
+    names = [name for name in re.findall(r"([a-z_]+/[a-z_/]*|[a-z_]+\.py)", tree) if not name.startswith("ssp")]
+    assert len(names) > 20
+    missing = [n for n in names if not any((ROOT / place / n).exists() for place in ("", "scope_jax", "tests"))]
+    assert missing == []
