@@ -1,0 +1,85 @@
+"""One whole step of the demo, small: what the engine says of its tokens and what the learner says of them agree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from scope_jax import advantages, batching, data
+from scope_jax.assemble import World, assemble
+from scope_jax.config import load_card
+from scope_jax.state import TrainState
+from scope_jax.train import learn
+from scope_jax.types import Episode
+
+SMALL = ("train.batch_size=6", "rollout.slots=16", "evaluate.sets=[]", "ssp.solver.samples=3")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return assemble(load_card("configs/ssp/atlas.toml", SMALL), tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture(scope="module")
+def started(world: World) -> dict[str, TrainState]:
+    states, _, step = world.start(None)
+    assert step == 0
+    world.publish(states)
+    return states
+
+
+@pytest.fixture(scope="module")
+def episodes(world: World, started: dict[str, TrainState]) -> list[Episode]:
+    items = data.items(world.rows, world.cfg.train.batch_size, world.cfg.seed, 0)
+    played, _, metrics = world.system.play(world.cfg, world.tools(0), world.system.start(world.cfg), items, 0)
+    assert metrics["solver/searches"] > 0
+    return played
+
+
+def test_engine_and_learner_agree_on_every_token_of_a_step(
+    world: World, started: dict[str, TrainState], episodes: list[Episode]
+) -> None:
+    """Within 1e-4 in float32, over every sampled token of both roles, through searches and their observations."""
+    for update in world.system.updates(world.cfg):
+        rated = advantages.assign([e for e in episodes if e.role == update.role], update.card)
+        for batch, part in zip(
+            world.learner.pack(rated, update.card, update.temperature),
+            batching.split(batching.trainable(rated), update.card.mini_batches),
+            strict=True,
+        ):
+            scores = world.learner.score(started[update.policy], batch, reference=False)
+            assert scores.old_MN is not None
+            learner_N = batching.unpack(batch, scores.old_MN)
+            engine_N = np.concatenate([d.logprobs_T[d.sampled_T] for e in part for d in e.datums])
+            assert len(learner_N) > 50
+            np.testing.assert_allclose(learner_N, engine_N, atol=1e-4, rtol=0)
+
+
+def test_a_row_is_what_the_engine_saw(world: World, episodes: list[Episode]) -> None:
+    """Prompt, speech and observations decode to the text, in order, and only what was spoken is marked as sampled."""
+    for episode in episodes:
+        (datum,) = episode.datums
+        turns = episode.text["turns"]
+        text = world.tokenizer.decode(datum.ids_T)
+        place = 0
+        for turn in turns:
+            place = text.index(turn["text"], place) + len(turn["text"])
+        spoken = world.tokenizer.decode(datum.ids_T[datum.sampled_T])
+        assert all(turn["text"] in spoken for turn in turns if turn["kind"] == "sampled")
+        assert "<information>" not in spoken or "<information>" in "".join(
+            turn["text"] for turn in turns if turn["kind"] == "sampled"
+        )
+
+
+def test_a_step_moves_the_weights_and_rates_the_episodes(world: World, episodes: list[Episode]) -> None:
+    states, _, _ = world.start(None)
+    before = jax.device_get(states["actor"].params)
+    after, rated, metrics = learn(world, states, episodes)
+    moved = jax.tree.map(lambda a, b: float(np.abs(np.asarray(a) - b).max()), after["actor"].params, before)
+    assert max(jax.tree.leaves(moved)) > 0
+    assert all(e.advantage is not None for e in rated if e.trained)
+    assert metrics["solver/mismatch_max"] < 1e-4
+    assert metrics["solver/skipped"] == 0
