@@ -118,7 +118,7 @@ def torch_step(rows: int, threads: int) -> Callable[[], Any]:
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    model, reference = (Qwen3ForCausalLM(Qwen3Config(**to_hf(MODEL), attn_implementation="sdpa")) for _ in range(2))
+    model, reference = (Qwen3ForCausalLM(Qwen3Config(**to_hf(MODEL))) for _ in range(2))  # scaled_dot_product_attention
     optimizer = torch.optim.AdamW(model.parameters(), 1e-6, weight_decay=0.01, fused=True)
     data = [episode.datums[0].ids_T for episode in episodes(rows)]
     ids = torch.tensor(np.stack(data), dtype=torch.long)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -49,22 +50,9 @@ def _forward(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def token_logprobs(
-    hidden_ND: Float[Array, "N D"],
-    table_VD: Float[Array, "V D"],
-    targets_N: Int[Array, " N"],
-    temperature: Float[Array, ""],
-    chunk: int,
-    shards: Shards,
-) -> Float[Array, " N"]:
-    """log softmax(hidden · tableᵀ / temperature) at the targets, float32.
-
-    Works through `chunk` positions at a time in both directions, so that at most [chunk, V] logits exist; sums are
-    float32 whatever the inputs are. With a tensor group, table_VD is this device's rows of the vocabulary and hidden_ND
-    is equal on the whole group; the normaliser and the gradient of hidden_ND are summed over it (no `shards.enter`
-    around the call). Gradient, with p the softmax: ∂logp/∂logits = (onehot(target) − p) / temperature; none to the
-    temperature.
-    """
+def _logprobs(
+    hidden_ND: jax.Array, table_VD: jax.Array, targets_N: jax.Array, temperature: jax.Array, chunk: int, shards: Shards
+) -> jax.Array:
     return _forward(hidden_ND, table_VD, targets_N, temperature, chunk, shards)[0]
 
 
@@ -96,4 +84,24 @@ def _backward(chunk: int, shards: Shards, saved, cotangent_N: jax.Array):
     return grad_ND.astype(hidden_ND.dtype), grad_VD.astype(table_VD.dtype), None, jnp.zeros_like(temperature)
 
 
-token_logprobs.defvjp(_save, _backward)
+_logprobs.defvjp(_save, _backward)
+
+
+def token_logprobs(
+    hidden_ND: Float[Array, "N D"],
+    table_VD: Float[Array, "V D"],
+    targets_N: Int[Array, " N"],
+    temperature: Float[Array, ""],
+    chunk: int,
+    shards: Shards,
+) -> Float[Array, " N"]:
+    """log softmax(hidden · tableᵀ / temperature) at the targets, float32.
+
+    Works through `chunk` positions at a time in both directions, so that at most [chunk, V] logits exist; sums are
+    float32 whatever the inputs are. With a tensor group, table_VD is this device's rows of the vocabulary and hidden_ND
+    is equal on the whole group; the normaliser and the gradient of hidden_ND are summed over it (no `shards.enter`
+    around the call). Gradient, with p the softmax: ∂logp/∂logits = (onehot(target) − p) / temperature; none to the
+    temperature.
+    """
+    logp_N: Any = _logprobs(hidden_ND, table_VD, targets_N, temperature, chunk, shards)
+    return logp_N

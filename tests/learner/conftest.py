@@ -41,7 +41,7 @@ def random_episodes(count: int, groups: int, seed: int = 0) -> list[Episode]:
     rng = np.random.default_rng(seed)
     episodes = []
     for number in range(count):
-        sizes = rng.integers(1, 6), rng.integers(1, 9), 4, rng.integers(0, 5)
+        sizes = np.array([rng.integers(1, 6), rng.integers(1, 9), 4, rng.integers(0, 5)])
         sampled = np.repeat([False, True, False, True], sizes)
         ids = rng.integers(0, 64, len(sampled))
         logprobs = np.where(sampled, -4 + rng.normal(size=len(sampled)) / 4, 0)
