@@ -130,6 +130,11 @@ def test_every_foreign_document_has_the_same_chance():
     assert min(counts.values()) > 150 and max(counts.values()) < 250  # 200 expected of each
 
 
+def test_what_several_others_read_is_noise_once():
+    mixed = materials.mix(["own"], ["popular text", "popular…", "rare", "own"], 9, np.random.default_rng(0))
+    assert sorted(mixed) in (["own", "popular text", "rare"], ["own", "popular…", "rare"])
+
+
 @pytest.mark.parametrize(
     ("reply", "reason"),
     [
