@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import datasets
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
@@ -153,6 +154,7 @@ def assemble(cfg: Config, run: Path) -> World:
     Raises ValueError, FileNotFoundError or ConnectionError subclasses with one sentence for whatever the card names and
     is missing or broken.
     """
+    datasets.disable_progress_bars()  # a run shows its own progress
     tokenizer = Tokenizer.load(cfg.model.tokenizer or cfg.model.checkpoint, cfg.model.chat_template)
     model = weights.load_config(cfg.model.checkpoint)
     if tokenizer.vocab_size > model.vocab_size:
