@@ -167,6 +167,9 @@ def assemble(cfg: Config, run: Path) -> World:
             f"rollout.max_length is {cfg.rollout.max_length} but the largest of learner.buckets is "
             f"{max(cfg.learner.buckets)}; an episode must fit into a row."
         )
+    judge = None if cfg.judge is None else JudgeClient(cfg.judge)
+    if judge is not None:
+        judge.probe()
     learner = assemble_learner(cfg, model)
     mesh = learner.mesh
     return World(
@@ -178,7 +181,7 @@ def assemble(cfg: Config, run: Path) -> World:
         learner=learner,
         engine=_engine(cfg, model, tokenizer, mesh),
         search=_search_tool(cfg, tokenizer, run, mesh),
-        judge=None if cfg.judge is None else JudgeClient(cfg.judge),
+        judge=judge,
         rows=data.load(cfg.data.answers, ("answer", "answers"), cfg.data.limit),
     )
 

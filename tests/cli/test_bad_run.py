@@ -1,0 +1,87 @@
+"""Runs that cannot begin because something they read is broken: one sentence, exit code 2, nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from scope_jax.cli import app
+
+ATLAS = Path("assets/atlas")
+
+
+def refused(run: Path, *overrides: str) -> str:
+    """What `train` on Atlas with these overrides says before it gives up, leaving no state behind."""
+    words = ["train", "configs/ssp/atlas.toml", "--run", str(run)]
+    for override in overrides:
+        words += ["--set", override]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 2, result.output
+    sentences = [line for line in result.stderr.splitlines() if line.startswith("scope-jax: ")]
+    assert len(sentences) == 1, result.stderr
+    assert "Traceback" not in result.stderr
+    left = {path.name for path in run.iterdir()} if run.exists() else set()
+    assert not left & {"metrics.jsonl", "episodes.jsonl", "report"}
+    assert not list((run / "checkpoints").glob("*"))
+    return sentences[0]
+
+
+def test_truncated_safetensors(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(ATLAS / "base", base)
+    weights = base / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: len(whole) // 2])
+    text = refused(tmp_path / "run", f"model.checkpoint={base}")
+    assert "model.safetensors" in text
+
+
+def test_missing_checkpoint(tmp_path: Path) -> None:
+    assert str(tmp_path / "none") in refused(tmp_path / "run", f"model.checkpoint={tmp_path / 'none'}")
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        pytest.param(['{"title": "A", "text": "a"}', '{"title": "B", "te'], "line 2", id="a line that is not JSON"),
+        pytest.param([], "empty", id="no line at all"),
+        pytest.param(['{"heading": "A"}'], "line 1", id="a passage without text"),
+    ],
+)
+def test_broken_corpus(tmp_path: Path, lines: list[str], words: str) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("".join(line + "\n" for line in lines))
+    text = refused(tmp_path / "run", f"retrieval.corpus={corpus}")
+    assert str(corpus) in text
+    assert words in text.lower()
+    assert not (tmp_path / "run" / "index").exists()
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        pytest.param([json.dumps({"answer": "Oslo"}), "{"], "line 2", id="a line that is not JSON"),
+        pytest.param([], "empty", id="no line at all"),
+        pytest.param([json.dumps({"reply": "Oslo"})], "`answer`", id="no answer"),
+    ],
+)
+def test_broken_answers(tmp_path: Path, lines: list[str], words: str) -> None:
+    answers = tmp_path / "answers.jsonl"
+    answers.write_text("".join(line + "\n" for line in lines))
+    text = refused(tmp_path / "run", f"data.answers={answers}")
+    assert str(answers) in text
+    assert words in text.lower()
+
+
+def test_unreachable_judge(tmp_path: Path) -> None:
+    with socket.socket() as closed:  # bound, but nobody listens
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}/v1"
+        text = refused(tmp_path / "run", f'judge={{url = "{url}", model = "m"}}', "ssp.grader=exact-match-then-judge")
+    assert url in text
+    assert "cannot be reached" in text
