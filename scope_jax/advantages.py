@@ -32,61 +32,61 @@ def sampled_tokens(episode: Episode) -> int:
     return sum(int(np.count_nonzero(datum.sampled_T)) for datum in episode.datums)
 
 
-def _standardised(rewards_P: Float[np.ndarray, " P"], card: LossCard, divide: bool) -> Float[np.ndarray, " P"]:
+def _standardised(rewards_N: Float[np.ndarray, " N"], card: LossCard, divide: bool) -> Float[np.ndarray, " N"]:
     """Distance from the mean of the rewards given, divided by their deviation if asked."""
-    if len(rewards_P) == 1:
-        return rewards_P / (1.0 + card.advantage_eps) if divide else rewards_P
-    if rewards_P.max() == rewards_P.min():
-        return np.zeros_like(rewards_P)
-    centred_P = rewards_P - rewards_P.mean()
-    return centred_P / (rewards_P.std(ddof=card.advantage_ddof) + card.advantage_eps) if divide else centred_P
+    if len(rewards_N) == 1:
+        return rewards_N / (1.0 + card.advantage_eps) if divide else rewards_N
+    if rewards_N.max() == rewards_N.min():
+        return np.zeros_like(rewards_N)
+    centred_N = rewards_N - rewards_N.mean()
+    return centred_N / (rewards_N.std(ddof=card.advantage_ddof) + card.advantage_eps) if divide else centred_N
 
 
-def _by_group(rewards_P: Float[np.ndarray, " P"], groups: Sequence[str], card: LossCard, divide: bool) -> np.ndarray:
+def _by_group(rewards_N: Float[np.ndarray, " N"], groups: Sequence[str], card: LossCard, divide: bool) -> np.ndarray:
     members: dict[str, list[int]] = defaultdict(list)
     for place, group in enumerate(groups):
         members[group].append(place)
-    advantage_P = np.empty_like(rewards_P)
+    advantage_N = np.empty_like(rewards_N)
     for places in members.values():
-        advantage_P[places] = _standardised(rewards_P[places], card, divide)
-    return advantage_P
+        advantage_N[places] = _standardised(rewards_N[places], card, divide)
+    return advantage_N
 
 
-def _whitened(rewards_P: Float[np.ndarray, " P"], tokens_P: Float[np.ndarray, " P"], eps: float) -> np.ndarray:
+def _whitened(rewards_N: Float[np.ndarray, " N"], tokens_N: Float[np.ndarray, " N"], eps: float) -> np.ndarray:
     """Every sampled token carries its episode's reward; the tokens are brought to mean 0 and variance 1."""
-    total = tokens_P.sum()
-    counted = rewards_P[tokens_P > 0]
+    total = tokens_N.sum()
+    counted = rewards_N[tokens_N > 0]
     if len(counted) == 0 or counted.max() == counted.min():
-        return np.zeros_like(rewards_P)
-    mean = (tokens_P * rewards_P).sum() / total
-    variance = (tokens_P * (rewards_P - mean) ** 2).sum() / (total - 1)
-    return (rewards_P - mean) / np.sqrt(variance + eps)
+        return np.zeros_like(rewards_N)
+    mean = (tokens_N * rewards_N).sum() / total
+    variance = (tokens_N * (rewards_N - mean) ** 2).sum() / (total - 1)
+    return (rewards_N - mean) / np.sqrt(variance + eps)
 
 
 def compute(
-    rewards_P: Float[np.ndarray, " P"], groups: Sequence[str], tokens_P: Float[np.ndarray, " P"], card: LossCard
-) -> Float[np.ndarray, " P"]:
+    rewards_N: Float[np.ndarray, " N"], groups: Sequence[str], tokens_N: Float[np.ndarray, " N"], card: LossCard
+) -> Float[np.ndarray, " N"]:
     """Advantage of each episode from its reward, its group's name and its number of sampled tokens.
 
     Raises ValueError if a reward is not finite.
     """
-    rewards_P = np.asarray(rewards_P, np.float64)
-    if not np.isfinite(rewards_P).all():
-        place = int(np.flatnonzero(~np.isfinite(rewards_P))[0])
+    rewards_N = np.asarray(rewards_N, np.float64)
+    if not np.isfinite(rewards_N).all():
+        place = int(np.flatnonzero(~np.isfinite(rewards_N))[0])
         raise ValueError(
-            f"The reward of an episode of group {groups[place]!r} is {rewards_P[place]}; rewards must be finite."
+            f"The reward of an episode of group {groups[place]!r} is {rewards_N[place]}; rewards must be finite."
         )
-    if len(rewards_P) == 0:
-        return rewards_P
+    if len(rewards_N) == 0:
+        return rewards_N
     match card.advantage:
         case "group-zscore" | "group-mean":
-            return _by_group(rewards_P, groups, card, divide=card.advantage == "group-zscore")
+            return _by_group(rewards_N, groups, card, divide=card.advantage == "group-zscore")
         case "batch-mean" | "batch-zscore":
-            return _standardised(rewards_P, card, divide=card.advantage == "batch-zscore")
+            return _standardised(rewards_N, card, divide=card.advantage == "batch-zscore")
         case "token-whiten":
-            return _whitened(rewards_P, np.asarray(tokens_P, np.float64), card.advantage_eps)
+            return _whitened(rewards_N, np.asarray(tokens_N, np.float64), card.advantage_eps)
         case "none":
-            return rewards_P
+            return rewards_N
 
 
 def assign(episodes: Sequence[Episode], card: LossCard) -> list[Episode]:
@@ -95,13 +95,13 @@ def assign(episodes: Sequence[Episode], card: LossCard) -> list[Episode]:
     Raises ValueError if a reward is not finite.
     """
     trained = [place for place, episode in enumerate(episodes) if episode.trained]
-    advantage_P = compute(
+    advantage_N = compute(
         np.array([episodes[place].reward for place in trained], np.float64),
         [episodes[place].group for place in trained],
         np.array([sampled_tokens(episodes[place]) for place in trained], np.float64),
         card,
     )
     assigned = list(episodes)
-    for place, advantage in zip(trained, advantage_P, strict=True):
+    for place, advantage in zip(trained, advantage_N, strict=True):
         assigned[place] = episodes[place].with_advantage(float(advantage))
     return assigned

@@ -13,10 +13,10 @@ from jaxtyping import Array, Float, Int
 from sharding.collectives import Shards
 
 
-def _logits(hidden_CD: jax.Array, table_VD: jax.Array, temperature: jax.Array) -> jax.Array:
+def _logits(hidden_cD: jax.Array, table_VD: jax.Array, temperature: jax.Array) -> jax.Array:
     """float32 logits of one chunk, of this device's part of the vocabulary."""
-    logits_CV = lax.dot_general(hidden_CD, table_VD, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
-    return logits_CV / temperature
+    logits_cV = lax.dot_general(hidden_cD, table_VD, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+    return logits_cV / temperature
 
 
 def _chunks(x_N: jax.Array, chunk: int) -> jax.Array:
@@ -33,16 +33,16 @@ def _forward(
     chunk = min(chunk, hidden_ND.shape[0])
 
     def one(inputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        hidden_CD, targets_C = inputs
-        logits_CV = _logits(hidden_CD, table_VD, temperature)
-        top_C = shards.pmax(jnp.max(logits_CV, axis=-1))
-        total_C = shards.psum(jnp.sum(jnp.exp(logits_CV - top_C[:, None]), axis=-1))
-        local_C = targets_C - shards.index * table_VD.shape[0]
-        mine_C = (local_C >= 0) & (local_C < table_VD.shape[0])
-        picked_C = jnp.take_along_axis(logits_CV, jnp.where(mine_C, local_C, 0)[:, None], axis=-1)[:, 0]
-        target_C = shards.psum(jnp.where(mine_C, picked_C, 0.0))
-        normaliser_C = top_C + jnp.log(total_C)
-        return target_C - normaliser_C, normaliser_C
+        hidden_cD, targets_c = inputs
+        logits_cV = _logits(hidden_cD, table_VD, temperature)
+        top_c = shards.pmax(jnp.max(logits_cV, axis=-1))
+        total_c = shards.psum(jnp.sum(jnp.exp(logits_cV - top_c[:, None]), axis=-1))
+        local_c = targets_c - shards.index * table_VD.shape[0]
+        mine_c = (local_c >= 0) & (local_c < table_VD.shape[0])
+        picked_c = jnp.take_along_axis(logits_cV, jnp.where(mine_c, local_c, 0)[:, None], axis=-1)[:, 0]
+        target_c = shards.psum(jnp.where(mine_c, picked_c, 0.0))
+        normaliser_c = top_c + jnp.log(total_c)
+        return target_c - normaliser_c, normaliser_c
 
     logp, normaliser = lax.map(one, (_chunks(hidden_ND, chunk), _chunks(targets_N, chunk)))
     count = hidden_ND.shape[0]
@@ -68,14 +68,14 @@ def _backward(chunk: int, shards: Shards, saved, cotangent_N: jax.Array):
     ids_V = jnp.arange(table_VD.shape[0]) + shards.index * table_VD.shape[0]
 
     def one(grad_VD: jax.Array, inputs: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
-        hidden_CD, targets_C, normaliser_C, cotangent_C = inputs
-        probs_CV = jnp.exp(_logits(hidden_CD, table_VD, temperature) - normaliser_C[:, None])
-        scale_C = cotangent_C / temperature
-        slope_CV = jnp.where(ids_V[None, :] == targets_C[:, None], 1.0 - probs_CV, -probs_CV) * scale_C[:, None]
-        slope_CV = slope_CV.astype(table_VD.dtype)
-        grad_CD = lax.dot_general(slope_CV, table_VD, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32)
-        grad_VD += lax.dot_general(slope_CV, hidden_CD, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32)
-        return grad_VD, grad_CD
+        hidden_cD, targets_c, normaliser_c, cotangent_c = inputs
+        probs_cV = jnp.exp(_logits(hidden_cD, table_VD, temperature) - normaliser_c[:, None])
+        scale_c = cotangent_c / temperature
+        slope_cV = jnp.where(ids_V[None, :] == targets_c[:, None], 1.0 - probs_cV, -probs_cV) * scale_c[:, None]
+        slope_cV = slope_cV.astype(table_VD.dtype)
+        grad_cD = lax.dot_general(slope_cV, table_VD, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32)
+        grad_VD += lax.dot_general(slope_cV, hidden_cD, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32)
+        return grad_VD, grad_cD
 
     chunked = tuple(_chunks(x, chunk) for x in (hidden_ND, targets_N, normaliser_N, cotangent_N))
     grad_VD, grad = lax.scan(one, jnp.zeros(table_VD.shape, jnp.float32), chunked)
