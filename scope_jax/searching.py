@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,14 +32,9 @@ def said(completion: Completion) -> list[str]:
 
 
 def queries_run(completion: Completion) -> list[str]:
-    """Queries that were answered: those of the turns before an observation."""
-    turns = completion.turns
-    return [
-        query
-        for turn, after in itertools.pairwise(turns)
-        if turn.kind == "sampled" and after.kind == "observation"
-        for query in parsing.searches(turn.text)
-    ]
+    """Queries that were answered: those of every turn but the last."""
+    answered = completion.turns[:-1]  # whatever comes after a turn of the policy is its observation
+    return [query for turn in answered if turn.kind == "sampled" for query in parsing.searches(turn.text)]
 
 
 def results_read(completion: Completion) -> list[str]:

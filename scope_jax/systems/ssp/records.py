@@ -53,5 +53,5 @@ class Solved:
 
     @property
     def rewards(self) -> tuple[float, ...]:
-        """r_solve = 1(a = a*) (Eq. (6)); nothing for an answer that does not keep the format (A.2)."""
-        return tuple(float(right and formed) for right, formed in zip(self.correct, self.formed, strict=True))
+        """r_solve = 1(a = a*) (Eq. (6)); an attempt out of format never counts as right (A.2)."""
+        return tuple(map(float, self.correct))
