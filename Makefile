@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 WORKERS ?= 2
 SEED ?= 0
-RUN ?= runs/demo
+RUN ?= runs/demo-seed$(SEED)
 ROOMS := scope_jax rollouts models retrieval sharding
 
 .PHONY: demo test lint format slow install dev clean help
