@@ -24,13 +24,16 @@ def evaluate(world: World, sets: Sequence[EvalSet]) -> tuple[Metrics, dict[str, 
     Every question is played once at the card's evaluation temperature (SSP Table 4: 0, greedy).
     """
     cfg = world.cfg
-    tools = world.tools("evaluate")
     metrics: Metrics = {}
     records: dict[str, list[dict[str, Any]]] = {}
     for card in sets:
         rows = data.load(card.path, ("answers", "answer"), card.limit)
         answered = world.system.answer(
-            cfg, tools, rows, temperature=cfg.evaluate.temperature, max_tokens=cfg.evaluate.max_tokens
+            cfg,
+            world.tools(f"evaluate {card.name}"),
+            rows,
+            temperature=cfg.evaluate.temperature,
+            max_tokens=cfg.evaluate.max_tokens,
         )
         records[card.name] = answered
         metrics[f"eval/{card.name}/accuracy"] = sum(r["correct"] for r in answered) / len(answered)
