@@ -116,7 +116,8 @@ class RolloutSection(Section):
 class LossCard(Section):
     """One update's objective. The learner knows nothing else about a role.
 
-    ratio r = exp(logπ − logπ_old); policy term −min(r·A, clip(r, 1−clip_low, 1+clip_high)·A), for A < 0 at most −dual_clip·A.
+    ratio r = exp(logπ − logπ_old); policy term −min(r·A, clip(r, 1−clip_low, 1+clip_high)·A), for A < 0 at most
+    −dual_clip·A.
     """
 
     objective: Literal["policy", "supervised"] = "policy"
