@@ -104,7 +104,7 @@ def _pieces(episodes: Sequence[Episode], limit: int) -> list[Piece]:
             if len(datum.ids_T) > limit:
                 raise ValueError(
                     f"An episode of {episode.role!r}, group {episode.group!r}, has {len(datum.ids_T)} tokens, more "
-                    f"than the largest row of learner.buckets, {limit}; add a larger bucket or lower rollout.max_length."
+                    f"than the largest of learner.buckets, {limit}; add a larger bucket or lower rollout.max_length."
                 )
             if datum.sampled_T[0]:
                 raise ValueError(

@@ -113,6 +113,9 @@ class RolloutSection(Section):
 
 
 # ---------------------------------------------------------------------------------------------------------- learner
+Advantage = Literal["group-zscore", "group-mean", "batch-mean", "batch-zscore", "token-whiten", "none"]
+
+
 class LossCard(Section):
     """One update's objective. The learner knows nothing else about a role.
 
@@ -121,7 +124,7 @@ class LossCard(Section):
     """
 
     objective: Literal["policy", "supervised"] = "policy"
-    advantage: Literal["group-zscore", "group-mean", "batch-mean", "batch-zscore", "token-whiten", "none"] = "group-mean"
+    advantage: Advantage = "group-mean"
     advantage_ddof: Literal[0, 1] = 1  # of the group's standard deviation
     advantage_eps: float = 1e-6
     clip_low: float = 0.2
@@ -223,7 +226,7 @@ class SSPSection(Section):
     prompts: CardPath = str(Path(__file__).parent / "prompts" / "ssp")  # proposer, solver, rag, judge, examples .txt
     train: Literal["both", "solver", "proposer"] = "both"  # SSP §4.3
     update_order: tuple[Literal["solver", "proposer"], ...] = ("solver", "proposer")  # Algorithm 1; the code: reversed
-    proposer_warmup_steps: int = Field(default=0, ge=0)  # first steps in which the solver does not learn; SSP Table 4: off
+    proposer_warmup_steps: int = Field(default=0, ge=0)  # the solver does not learn in them; SSP Table 4: off
     proposer: RoleSection = RoleSection(  # Eq. (5): sum over tokens, mean over episodes, no baseline, no KL
         samples=1,
         loss=LossCard(

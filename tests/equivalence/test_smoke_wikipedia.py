@@ -1,4 +1,4 @@
-"""Real passages, the real Qwen tokenizer and template, a random Qwen3 by transformers: two steps, stopped between, exported."""
+"""Real passages, the real Qwen tokenizer and template, a random Qwen3: two steps, stopped between, exported."""
 
 from __future__ import annotations
 
