@@ -109,21 +109,31 @@ def step(
 
 
 def _attend_one(q_SHh: jax.Array, k_SKhC: jax.Array, v_SKCh: jax.Array, seen_SC: jax.Array) -> jax.Array:
-    """softmax(q K / √h) V for one query per row: the maximum over all columns, then sums block by block."""
+    """softmax(q K / √h) V for one query per row: the maximum over all columns, then sums block by block.
+
+    The exponentials are taken in a loop over the blocks: as one operation over all columns, their last bit would depend
+    on how many columns there are (XLA emits other code for other sizes).
+    """
     rows, num_heads, head_dim = q_SHh.shape
     num_kv, columns = k_SKhC.shape[1], k_SKhC.shape[3]
     blocks = columns // BLOCK
     q_SKqh = q_SHh.reshape(rows, num_kv, num_heads // num_kv, head_dim)
     scores = jnp.einsum("SKqh,SKhC->SKqC", q_SKqh, k_SKhC, preferred_element_type=jnp.float32) / math.sqrt(head_dim)
     scores = jnp.where(seen_SC[:, None, None], scores, MASKED)
-    weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
-    weights = weights.reshape(*weights.shape[:3], blocks, BLOCK).swapaxes(2, 3)  # [S, K, block, q, BLOCK]
+    top = jnp.max(scores, axis=-1, keepdims=True)
+
+    def weigh(scores_SKqc: jax.Array) -> tuple[jax.Array, jax.Array]:
+        weights = jnp.exp(scores_SKqc - top)
+        return weights.astype(v_SKCh.dtype), jnp.sum(weights, axis=-1)
+
+    by_block = jnp.moveaxis(scores.reshape(*scores.shape[:3], blocks, BLOCK), 3, 0)
+    weights_nSKqc, masses_nSKq = lax.map(weigh, by_block)
+    weights_SKnqc = jnp.moveaxis(weights_nSKqc, 0, 2)
     v = v_SKCh.reshape(rows, num_kv, blocks, BLOCK, head_dim)
-    parts = jnp.einsum("SKnqc,SKnch->SKnqh", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
-    masses = jnp.sum(weights, axis=-1)
-    total, mass = parts[:, :, 0], masses[:, :, 0]
+    parts = jnp.einsum("SKnqc,SKnch->SKnqh", weights_SKnqc, v, preferred_element_type=jnp.float32)
+    total, mass = parts[:, :, 0], masses_nSKq[0]
     for n in range(1, blocks):
-        total, mass = total + parts[:, :, n], mass + masses[:, :, n]
+        total, mass = total + parts[:, :, n], mass + masses_nSKq[n]
     return (total / mass[..., None]).reshape(q_SHh.shape).astype(q_SHh.dtype)
 
 

@@ -71,7 +71,7 @@ class EngineConfig:
     def columns(self, tokens: int) -> int:
         """How many columns a dispatch attends to reach `tokens` of them: BLOCK times a power of two, or all.
 
-        At least two blocks: with one, XLA drops the sum over blocks, fuses otherwise and rounds otherwise.
+        At least two blocks: a loop over one is no loop to XLA, which then fuses otherwise and rounds otherwise.
         """
         columns = 2 * kv.BLOCK
         while columns < tokens:

@@ -13,7 +13,7 @@ import hashlib
 import logging
 import sys
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -101,8 +101,8 @@ class JetStreamTokenizer(tokenizer_api.Tokenizer):
         ids = np.asarray(self._tokenizer.encode(s), np.int32)
         return ids, len(ids)
 
-    def decode(self, token_ids: Iterable[int], **kwargs: Any) -> str:
-        return self._tokenizer.decode(token_ids)
+    def decode(self, token_ids: Any, **kwargs: Any) -> str:
+        return self._tokenizer.decode([int(id) for id in token_ids])
 
     @property
     def pad_id(self) -> int:

@@ -42,7 +42,7 @@ class ScriptedRollouts:
         return [episode.completion() for episode in episodes]
 
     def _speak(self, episode: Episode) -> None:
-        text = self._script(self._tokenizer.decode(episode.prompt), tuple(episode.turns))
+        text = self._script(self._tokenizer.decode(episode.prompt.tolist()), tuple(episode.turns))
         for token in self._tokenizer.encode(text):
             if episode.take(token, 0.0) is not None:
                 return

@@ -40,9 +40,9 @@ def test_prefill_extension_and_steps_equal_the_training_forward(decode_params, i
     hidden = transformer.hidden(
         CFG,
         make_params(),
-        ids,
-        np.broadcast_to(np.arange(200), ids.shape),
-        np.ones_like(ids),
+        jnp.asarray(ids),
+        jnp.broadcast_to(jnp.arange(200), ids.shape),
+        jnp.ones_like(ids),
         shards=LOCAL,
         remat="none",
         compute_dtype=jnp.float32,
