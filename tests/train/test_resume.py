@@ -30,7 +30,7 @@ SMALL = (
 
 
 def start(run: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "scope_jax.cli", "train", str(CARD), "--run", str(run)]
+    command = [sys.executable, "-m", "scope_jax", "train", str(CARD), "--run", str(run)]
     for override in SMALL:
         command += ["--set", override]
     cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))

@@ -61,11 +61,11 @@ def test_a_row_is_what_the_engine_saw(world: World, episodes: list[Episode]) -> 
     for episode in episodes:
         (datum,) = episode.datums
         turns = episode.text["turns"]
-        text = world.tokenizer.decode(datum.ids_T)
+        text = world.tokenizer.decode(datum.ids_T.tolist())
         place = 0
         for turn in turns:
             place = text.index(turn["text"], place) + len(turn["text"])
-        spoken = world.tokenizer.decode(datum.ids_T[datum.sampled_T])
+        spoken = world.tokenizer.decode(datum.ids_T[datum.sampled_T].tolist())
         assert all(turn["text"] in spoken for turn in turns if turn["kind"] == "sampled")
         assert "<information>" not in spoken or "<information>" in "".join(
             turn["text"] for turn in turns if turn["kind"] == "sampled"
