@@ -217,9 +217,7 @@ def pack(episodes: Sequence[Episode], section: LearnerSection, row_shards: int, 
     )
 
 
-def unpack(
-    batch: Batch, values_MN: Float[Array, "M N"] | Float[np.ndarray, "M N"]
-) -> Float[np.ndarray, " tokens"]:
+def unpack(batch: Batch, values_MN: Float[Array, "M N"] | Float[np.ndarray, "M N"]) -> Float[np.ndarray, " tokens"]:
     """Values of the trained positions in datum order: one per sampled token, episode after episode."""
     source_MN, values_MN = jax.device_get((batch.source_MN, values_MN))
     mask_MN = source_MN >= 0

@@ -38,7 +38,8 @@ def world():
     logp_BT = np.take_along_axis(logp, targets_BT[..., None], -1)[..., 0]
     near_BT, far_BT = (logp_BT + scale * rng.normal(size=logp_BT.shape) for scale in (0.3, 0.8))
     ref_BT = logp_BT + 0.7 * rng.normal(size=logp_BT.shape)
-    as32 = {name: x.astype(np.float32) for name, x in dict(h=hidden_BTD, w=table_VD, old=near_BT, mu=far_BT, ref=ref_BT).items()}
+    arrays = {"h": hidden_BTD, "w": table_VD, "old": near_BT, "mu": far_BT, "ref": ref_BT}
+    as32 = {name: x.astype(np.float32) for name, x in arrays.items()}
     return as32 | {"mask": mask_BT, "advantage": advantage_B.astype(np.float32), "targets": targets_BT}
 
 
@@ -137,8 +138,8 @@ def relative(ours, theirs):
 
 
 CARDS = [
-    LossCard(aggregation=aggregation, constant_length=4, kl=kl, kl_coef=0.3, dual_clip=dual, clip_low=0.1, clip_high=0.28)
-    for aggregation, kl, dual in itertools.product(
+    LossCard(aggregation=agg, constant_length=4, kl=kl, kl_coef=0.3, dual_clip=dual, clip_low=0.1, clip_high=0.28)
+    for agg, kl, dual in itertools.product(
         ("token-mean", "sequence-mean", "constant"), ("none", "k1", "k2", "k3"), (None, 1.2)
     )
 ] + [
@@ -159,7 +160,8 @@ def test_card_matches_torch(world, card):
     theirs = torch_loss(torch_logp(hidden, table, torch.tensor(world["targets"]), 0.8), world, card)
     theirs.backward()
     run = jax.value_and_grad(our_loss, argnums=(0, 1))
-    loss, (grad_hidden, grad_table) = run(jnp.asarray(world["h"]), jnp.asarray(world["w"]), world, card, shares_of(world, 1))
+    arrays = jnp.asarray(world["h"]), jnp.asarray(world["w"])
+    loss, (grad_hidden, grad_table) = run(*arrays, world, card, shares_of(world, 1))
     assert abs(float(loss) - theirs.item()) <= 1e-6 * abs(theirs.item())
     assert relative(grad_hidden, hidden.grad) <= 1e-6
     assert relative(grad_table, table.grad) <= 1e-6
@@ -178,8 +180,10 @@ def test_shares_change_nothing_but_rounding(world, card):
 
 def test_the_cases_reach_every_branch(world):
     """Clipped above, clipped below and dual-clipped tokens are all among the trained ones."""
-    logp = torch_logp(torch.tensor(world["h"]), torch.tensor(world["w"]), torch.tensor(world["targets"]), 0.8).numpy()
-    ratio, sign = np.exp(logp - world["old"])[world["mask"]], np.broadcast_to(world["advantage"][:, None], logp.shape)[world["mask"]]
+    hidden, table, targets = (torch.tensor(world[name]) for name in ("h", "w", "targets"))
+    logp = torch_logp(hidden, table, targets, 0.8).numpy()
+    ratio = np.exp(logp - world["old"])[world["mask"]]
+    sign = np.broadcast_to(world["advantage"][:, None], logp.shape)[world["mask"]]
     assert ((ratio > 1.28) & (sign > 0)).any()
     assert ((ratio < 0.9) & (sign < 0)).any()
     assert ((ratio > 1.2) & (sign < 0)).any()
@@ -187,7 +191,7 @@ def test_the_cases_reach_every_branch(world):
 
 @pytest.mark.parametrize(("kl", "noisy"), [("k1", True), ("k2", False), ("k3", False)])
 def test_expected_gradient_is_that_of_the_divergence(kl, noisy):
-    """E over x ~ π_old of each estimator's gradient is ∇KL(π ‖ ref), computed in closed form over a small vocabulary."""
+    """E over x ~ π_old of each estimator's gradient is ∇KL(π ‖ ref), in closed form over a small vocabulary."""
     rng = np.random.default_rng(0)
     logits, old_logits, ref_logits = (torch.tensor(rng.normal(size=6)) for _ in range(3))
     logits.requires_grad_()
