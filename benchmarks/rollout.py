@@ -146,7 +146,7 @@ def theirs(case: str) -> Work | None:
         eos_token_id=None,
         bos_token_id=None,
     )
-    model = Qwen3ForCausalLM(config).eval()
+    model: Any = Qwen3ForCausalLM(config).eval()
     prompts_PT, lengths, samples = plan(case)
     size = 64 if case == "group" else ROWS
     prompts = torch.from_numpy(np.repeat(prompts_PT, samples, axis=0))

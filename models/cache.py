@@ -27,8 +27,8 @@ MASKED = -1e30  # finite, so that a row of masked scores stays free of NaN
 class LayerCache(NamedTuple):
     """Keys and values of one layer, after key norm and rotation."""
 
-    k_SKhC: jax.Array
-    v_SKCh: jax.Array
+    k_SKhC: Any
+    v_SKCh: Any
 
 
 Cache = tuple[LayerCache, ...]

@@ -80,14 +80,14 @@ class EngineConfig:
 
 
 class DecodeState(NamedTuple):
-    """Everything that lives on the device between dispatches, one entry per slot."""
+    """Everything that lives on the device between dispatches, one entry per slot (or where it lives: shardings)."""
 
     cache: kv.Cache
-    token_S: jax.Array  # int32, the next token to feed
-    length_S: jax.Array  # int32, tokens in the cache
-    limit_S: jax.Array  # int32, tokens at which the turn ends (prompt included)
-    live_S: jax.Array  # bool, decoding
-    stops_SN: jax.Array  # int32, stop ids, -1 where there is none
+    token_S: Any  # int32, the next token to feed
+    length_S: Any  # int32, tokens in the cache
+    limit_S: Any  # int32, tokens at which the turn ends (prompt included)
+    live_S: Any  # bool, decoding
+    stops_SN: Any  # int32, stop ids, -1 where there is none
     sampling: Sampling
 
 
@@ -95,17 +95,17 @@ class Prefix(NamedTuple):
     """Prefilled prompts: their keys and values, and the last token, which is not among them."""
 
     cache: kv.Cache
-    token_P: jax.Array
-    length_P: jax.Array  # tokens in the cache: the prompt without its last
+    token_P: Any
+    length_P: Any  # tokens in the cache: the prompt without its last
 
 
 class Result(NamedTuple):
     """What a dispatch sampled. Slot s got counts_S[s] tokens: the first so many rows of its columns."""
 
-    tokens_NS: jax.Array
-    logprobs_NS: jax.Array
-    counts_S: jax.Array
-    live_S: jax.Array  # slots that go on
+    tokens_NS: Any
+    logprobs_NS: Any
+    counts_S: Any
+    live_S: Any  # slots that go on
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,11 @@ class Engine:
         layers = model.num_layers
         self._state_sharding = DecodeState(
             tuple(kv.LayerCache(slot_heads, slot_heads) for _ in range(layers)),
-            *(slot,) * 5,
+            slot,
+            slot,
+            slot,
+            slot,
+            slot,
             Sampling(*(slot,) * 5),
         )
         self.prefix_sharding = Prefix(

@@ -9,7 +9,7 @@ is computed the same way whether or not another slot wants its distribution cut.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,13 +21,16 @@ BISECTIONS = 31  # halvings that tell apart any two of the floats in [0, 1]
 
 
 class Sampling(NamedTuple):
-    """How each slot draws. top_k 0 and top_p 1 are off, temperature 0 is greedy."""
+    """How each slot draws. top_k 0 and top_p 1 are off, temperature 0 is greedy.
 
-    keys_S2: jax.Array  # uint32, raw threefry key data
-    temperature_S: jax.Array  # float32
-    top_k_S: jax.Array  # int32
-    top_p_S: jax.Array  # float32
-    tempered_S: jax.Array  # bool: log-probs of the tempered distribution
+    The leaves are arrays, on the device or before they are put there, or their shardings.
+    """
+
+    keys_S2: Any  # uint32, raw threefry key data
+    temperature_S: Any  # float32
+    top_k_S: Any  # int32
+    top_p_S: Any  # float32
+    tempered_S: Any  # bool: log-probs of the tempered distribution
 
 
 def init_sampling(slots: int) -> Sampling:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import datasets
 import jax.numpy as jnp
@@ -94,7 +95,7 @@ class StepTools:
     step: int | str
 
     def encode_prompt(self, text: str) -> tuple[int, ...]:
-        options = self.world.cfg.model.chat_template_kwargs
+        options: dict[str, Any] = dict(self.world.cfg.model.chat_template_kwargs)
         return tuple(self.world.tokenizer.encode_chat([{"role": "user", "content": text}], **options))
 
     def generate(

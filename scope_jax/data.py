@@ -40,6 +40,7 @@ def load(source: str, required: Sequence[str], limit: int | None = None) -> list
     or empty one.
     """
     path = Path(source)
+    rows: list[Any]
     if source.endswith((".jsonl", ".json", ".jsonl.gz")):
         if not path.is_file():
             raise FileNotFoundError(f"The data file {source} does not exist; check the path.")

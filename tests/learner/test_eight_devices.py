@@ -20,7 +20,7 @@ def facts():
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("mesh", ["one", "fsdp4_tensor2", "data2_fsdp2_tensor2", "data8"])
+@pytest.mark.parametrize("mesh", ["fsdp4_tensor2", "data2_fsdp2_tensor2"])
 def test_an_update_equals_that_of_one_device(facts, mesh):
     """Gradient, weights after two clipped steps, every metric; the base has other micro-batches too."""
     assert facts[mesh]["grads"] < 1e-5
@@ -29,7 +29,7 @@ def test_an_update_equals_that_of_one_device(facts, mesh):
 
 
 def test_weights_are_really_cut(facts):
-    assert [facts[mesh]["share"] for mesh in ("one", "fsdp4_tensor2", "data8")] == [1, 1 / 8, 1]
+    assert [facts[mesh]["share"] for mesh in ("fsdp4_tensor2", "data2_fsdp2_tensor2")] == [1 / 8, 1 / 4]
 
 
 def test_bfloat16_compute_is_near(facts):

@@ -45,7 +45,9 @@ def main() -> None:
         rollouts = make_rollouts(engine, params)
         said = rollouts.run(requests())
         weights = engine.load_params(params)
-        program = engine._generate.lower(128, weights, engine.init_decode_state(), np.int32(1)).compile().as_text()
+        program = (
+            engine._generate.lower(128, weights, engine.init_decode_state(), np.int32(1)).compile().as_text() or ""
+        )
         facts[name] = {
             "ids": [c.ids_T.tolist() for c in said],
             "logprobs": [c.logprobs_T.tolist() for c in said],

@@ -37,7 +37,7 @@ def drive(adapter, params, prefixes):
             data = result.get_result_at_slot(slot)
             valid = data.valid[0].astype(bool)
             tokens[number] += data.tokens[0][valid].tolist()
-            logprobs[number] += result.logprobs(slot)[valid].tolist()
+            logprobs[number] += result.logprobs(slot)[valid].tolist()  # pyright: ignore[reportAttributeAccessIssue]: our subclass
             assert data.lengths[0] == len(tokens[number])
         if not result.data[:, slice(*result.valid_idx)].any():
             return tokens, logprobs

@@ -1,5 +1,7 @@
 """Draws against numpy: the distribution, what top-k and top-p leave of it, and the log-prob that is told."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from rollouts.sampling import Sampling, sample
 draw = jax.jit(sample)
 
 
-def how(slots, temperature=1.0, top_k=0, top_p=1.0, tempered=False, seed=0):
+def how(slots, temperature: Any = 1.0, top_k: Any = 0, top_p: Any = 1.0, tempered: Any = False, seed=0):
     def full(value, dtype):
         return np.broadcast_to(np.asarray(value, dtype), (slots,)).copy()
 
