@@ -1,9 +1,10 @@
 """Keys and values of a decoder between calls, and the two ways to add to them: one token per row, or many.
 
-A cache is a tuple of one layer each; K lies [S, K, h, C] and V [S, K, C, h], so that both products of attention run
-along contiguous memory. Everything here gives a row the same bits whatever stands in the other rows and however many
-columns beyond the row's own length are attended: attention sums over blocks of BLOCK columns, each with the same
-shapes, and adds the blocks one after the other; a block without tokens of the row adds exact zeros.
+A cache is a tuple of one layer each. The columns of a row lie in blocks of BLOCK: K is [S, K, b, h, t] and V
+[S, K, b, t, h], with b blocks of t columns, so that both products of attention run along contiguous memory. Everything
+here gives a row the same bits whatever stands in the other rows and however many columns beyond the row's own length
+are attended: every product, sum and exponential is taken over one block, in operations whose shape per block is fixed,
+and the blocks are added one after the other; a block without tokens of the row adds exact zeros.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from models.config import ModelConfig
 from models.transformer import Params, block, embed, final_norm
 from sharding.collectives import LOCAL
 
-BLOCK = 64  # columns of one partial sum; a capacity is a multiple of it
+BLOCK = 64  # columns of one block; a capacity is a multiple of it
 MASKED = -1e30  # finite, so that a row of masked scores stays free of NaN
 
 
 class LayerCache(NamedTuple):
-    """Keys and values of one layer, after key norm and rotation."""
+    """Keys and values of one layer, after key norm and rotation (or where they lie: their shardings)."""
 
-    k_SKhC: Any
-    v_SKCh: Any
+    k_SKbht: Any
+    v_SKbth: Any
 
 
 Cache = tuple[LayerCache, ...]
@@ -43,44 +44,39 @@ def init_cache(cfg: ModelConfig, slots: int, capacity: int, dtype: Any) -> Cache
     """An empty cache. Raises ValueError if the capacity is no multiple of BLOCK."""
     if capacity % BLOCK:
         raise ValueError(f"A cache of {capacity} columns is no multiple of {BLOCK}; take {round_up(capacity)}.")
-    k_shape = (slots, cfg.num_kv_heads, cfg.head_dim, capacity)
-    v_shape = (slots, cfg.num_kv_heads, capacity, cfg.head_dim)
+    front = (slots, cfg.num_kv_heads, capacity // BLOCK)
+    k_shape, v_shape = (*front, cfg.head_dim, BLOCK), (*front, BLOCK, cfg.head_dim)
     return tuple(LayerCache(jnp.zeros(k_shape, dtype), jnp.zeros(v_shape, dtype)) for _ in range(cfg.num_layers))
 
 
+def columns_of(cache: Cache) -> int:
+    """How many tokens a row has room for."""
+    return cache[0].k_SKbht.shape[2] * BLOCK
+
+
 def view(cache: Cache, columns: int) -> Cache:
-    """The first `columns` columns of every row."""
-    return tuple(LayerCache(k[..., :columns], v[:, :, :columns]) for k, v in cache)
+    """The first `columns` columns of every row; a multiple of BLOCK."""
+    return jax.tree.map(lambda x: x[:, :, : columns // BLOCK], cache)
 
 
 def put_back(cache: Cache, part: Cache) -> Cache:
     """The cache with its first columns replaced by `part`, a view that went on."""
-    return tuple(
-        LayerCache(lax.dynamic_update_slice(k, pk, (0, 0, 0, 0)), lax.dynamic_update_slice(v, pv, (0, 0, 0, 0)))
-        for (k, v), (pk, pv) in zip(cache, part, strict=True)
-    )
+    return jax.tree.map(lambda x, new: lax.dynamic_update_slice(x, new, (0,) * x.ndim), cache, part)
 
 
 def take_rows(cache: Cache, rows_N: Int[Array, " N"]) -> Cache:
     """Copies of some rows; a row number beyond the last gives the last one."""
-    return tuple(LayerCache(k.at[rows_N].get(mode="clip"), v.at[rows_N].get(mode="clip")) for k, v in cache)
+    return jax.tree.map(lambda x: x.at[rows_N].get(mode="clip"), cache)
 
 
 def put_rows(cache: Cache, part: Cache, rows_N: Int[Array, " N"]) -> Cache:
     """The cache with rows (their first columns, if part has fewer) written; row numbers beyond the last are dropped."""
-    return tuple(
-        LayerCache(
-            k.at[rows_N, :, :, : pk.shape[3]].set(pk, mode="drop"),
-            v.at[rows_N, :, : pv.shape[2]].set(pv, mode="drop"),
-        )
-        for (k, v), (pk, pv) in zip(cache, part, strict=True)
-    )
+    return jax.tree.map(lambda x, new: x.at[rows_N, :, : new.shape[2]].set(new, mode="drop"), cache, part)
 
 
 def copy_row(cache: Cache, source: Cache, row: jax.Array, slot: jax.Array) -> Cache:
     """The cache with one row of a shorter cache copied to the first columns of `slot`."""
-    one = tuple(LayerCache(lax.dynamic_slice_in_dim(k, row, 1), lax.dynamic_slice_in_dim(v, row, 1)) for k, v in source)
-    return put_rows(cache, one, slot[None])
+    return put_rows(cache, jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, row, 1), source), slot[None])
 
 
 def step(
@@ -92,48 +88,48 @@ def step(
     A row whose length is at or beyond the columns of the cache writes nothing and its output means nothing.
     """
     rows_S = jnp.arange(ids_S.shape[0])
-    columns = cache[0].k_SKhC.shape[3]
-    seen_SC = jnp.arange(columns) <= lengths_S[:, None]
+    block_S, offset_S = lengths_S // BLOCK, lengths_S % BLOCK
+    seen_SC = jnp.arange(columns_of(cache)) <= lengths_S[:, None]
     x_S1D = embed(cfg, params, ids_S[:, None], LOCAL)
     layers: list[LayerCache] = []
-    for w, (k_SKhC, v_SKCh) in zip(params["layers"], cache, strict=True):
+    for w, (k_SKbht, v_SKbth) in zip(params["layers"], cache, strict=True):
 
-        def attend(q: jax.Array, k: jax.Array, v: jax.Array, k_SKhC=k_SKhC, v_SKCh=v_SKCh) -> jax.Array:
-            k_SKhC = k_SKhC.at[rows_S, :, :, lengths_S].set(k[:, 0].astype(k_SKhC.dtype), mode="drop")
-            v_SKCh = v_SKCh.at[rows_S, :, lengths_S].set(v[:, 0].astype(v_SKCh.dtype), mode="drop")
-            layers.append(LayerCache(k_SKhC, v_SKCh))
-            return _attend_one(q[:, 0], k_SKhC, v_SKCh, seen_SC)[:, None]
+        def attend(q: jax.Array, k: jax.Array, v: jax.Array, k_SKbht=k_SKbht, v_SKbth=v_SKbth) -> jax.Array:
+            k_SKbht = k_SKbht.at[rows_S, :, block_S, :, offset_S].set(k[:, 0].astype(k_SKbht.dtype), mode="drop")
+            v_SKbth = v_SKbth.at[rows_S, :, block_S, offset_S].set(v[:, 0].astype(v_SKbth.dtype), mode="drop")
+            layers.append(LayerCache(k_SKbht, v_SKbth))
+            return _attend_one(q[:, 0], k_SKbht, v_SKbth, seen_SC)[:, None]
 
         x_S1D = block(cfg, w, x_S1D, lengths_S[:, None], attend, LOCAL)
     return final_norm(cfg, params, x_S1D)[:, 0], tuple(layers)
 
 
-def _attend_one(q_SHh: jax.Array, k_SKhC: jax.Array, v_SKCh: jax.Array, seen_SC: jax.Array) -> jax.Array:
+def _attend_one(q_SHh: jax.Array, k_SKbht: jax.Array, v_SKbth: jax.Array, seen_SC: jax.Array) -> jax.Array:
     """softmax(q K / √h) V for one query per row: the maximum over all columns, then sums block by block.
 
     The exponentials are taken in a loop over the blocks: as one operation over all columns, their last bit would depend
     on how many columns there are (XLA emits other code for other sizes).
     """
     rows, num_heads, head_dim = q_SHh.shape
-    num_kv, columns = k_SKhC.shape[1], k_SKhC.shape[3]
-    blocks = columns // BLOCK
-    q_SKqh = q_SHh.reshape(rows, num_kv, num_heads // num_kv, head_dim)
-    scores = jnp.einsum("SKqh,SKhC->SKqC", q_SKqh, k_SKhC, preferred_element_type=jnp.float32) / math.sqrt(head_dim)
-    scores = jnp.where(seen_SC[:, None, None], scores, MASKED)
-    top = jnp.max(scores, axis=-1, keepdims=True)
+    num_kv, blocks = k_SKbht.shape[1:3]
+    q_SKbqh = jnp.broadcast_to(
+        q_SHh.reshape(rows, num_kv, 1, -1, head_dim), (rows, num_kv, blocks, num_heads // num_kv, head_dim)
+    )
+    scores = jnp.einsum("SKbqh,SKbht->SKbqt", q_SKbqh, k_SKbht, preferred_element_type=jnp.float32)
+    seen_SKbqt = seen_SC.reshape(rows, 1, blocks, 1, BLOCK)
+    scores = jnp.where(seen_SKbqt, scores / math.sqrt(head_dim), MASKED)
+    top_SKq = jnp.max(scores, axis=(2, 4))
 
-    def weigh(scores_SKqc: jax.Array) -> tuple[jax.Array, jax.Array]:
-        weights = jnp.exp(scores_SKqc - top)
-        return weights.astype(v_SKCh.dtype), jnp.sum(weights, axis=-1)
+    def weigh(scores_SKqt: jax.Array) -> tuple[jax.Array, jax.Array]:
+        weights = jnp.exp(scores_SKqt - top_SKq[..., None])
+        return weights.astype(v_SKbth.dtype), jnp.sum(weights, axis=-1)
 
-    by_block = jnp.moveaxis(scores.reshape(*scores.shape[:3], blocks, BLOCK), 3, 0)
-    weights_nSKqc, masses_nSKq = lax.map(weigh, by_block)
-    weights_SKnqc = jnp.moveaxis(weights_nSKqc, 0, 2)
-    v = v_SKCh.reshape(rows, num_kv, blocks, BLOCK, head_dim)
-    parts = jnp.einsum("SKnqc,SKnch->SKnqh", weights_SKnqc, v, preferred_element_type=jnp.float32)
-    total, mass = parts[:, :, 0], masses_nSKq[0]
-    for n in range(1, blocks):
-        total, mass = total + parts[:, :, n], mass + masses_nSKq[n]
+    weights_bSKqt, masses_bSKq = lax.map(weigh, jnp.moveaxis(scores, 2, 0))
+    weights_SKbqt = jnp.moveaxis(weights_bSKqt, 0, 2)
+    parts = jnp.einsum("SKbqt,SKbth->SKbqh", weights_SKbqt, v_SKbth, preferred_element_type=jnp.float32)
+    total, mass = parts[:, :, 0], masses_bSKq[0]
+    for b in range(1, blocks):
+        total, mass = total + parts[:, :, b], mass + masses_bSKq[b]
     return (total / mass[..., None]).reshape(q_SHh.shape).astype(q_SHh.dtype)
 
 
@@ -153,44 +149,44 @@ def append(
     length = ids_ST.shape[1]
     offsets_T = jnp.arange(length)
     positions_ST = starts_S[:, None] + offsets_T
-    columns = cache[0].k_SKhC.shape[3]
-    write_ST = jnp.where(offsets_T < counts_S[:, None], positions_ST, columns)  # padding is dropped
+    write_ST = jnp.where(offsets_T < counts_S[:, None], positions_ST, columns_of(cache))  # padding is dropped
+    block_ST, offset_ST = write_ST // BLOCK, write_ST % BLOCK
     blocks = (jnp.max(starts_S + counts_S) + BLOCK - 1) // BLOCK
     rows_S1 = jnp.arange(ids_ST.shape[0])[:, None]
     x_STD = embed(cfg, params, ids_ST, LOCAL)
     layers: list[LayerCache] = []
-    for w, (k_SKhC, v_SKCh) in zip(params["layers"], cache, strict=True):
+    for w, (k_SKbht, v_SKbth) in zip(params["layers"], cache, strict=True):
 
-        def attend(q: jax.Array, k: jax.Array, v: jax.Array, k_SKhC=k_SKhC, v_SKCh=v_SKCh) -> jax.Array:
-            k_SKhC = k_SKhC.at[rows_S1, :, :, write_ST].set(k.astype(k_SKhC.dtype), mode="drop")
-            v_SKCh = v_SKCh.at[rows_S1, :, write_ST].set(v.astype(v_SKCh.dtype), mode="drop")
-            layers.append(LayerCache(k_SKhC, v_SKCh))
-            return _attend_many(q, k_SKhC, v_SKCh, positions_ST, blocks)
+        def attend(q: jax.Array, k: jax.Array, v: jax.Array, k_SKbht=k_SKbht, v_SKbth=v_SKbth) -> jax.Array:
+            k_SKbht = k_SKbht.at[rows_S1, :, block_ST, :, offset_ST].set(k.astype(k_SKbht.dtype), mode="drop")
+            v_SKbth = v_SKbth.at[rows_S1, :, block_ST, offset_ST].set(v.astype(v_SKbth.dtype), mode="drop")
+            layers.append(LayerCache(k_SKbht, v_SKbth))
+            return _attend_many(q, k_SKbht, v_SKbth, positions_ST, blocks)
 
         x_STD = block(cfg, w, x_STD, positions_ST, attend, LOCAL)
     return tuple(layers)
 
 
 def _attend_many(
-    q_STHh: jax.Array, k_SKhC: jax.Array, v_SKCh: jax.Array, positions_ST: jax.Array, blocks: jax.Array
+    q_STHh: jax.Array, k_SKbht: jax.Array, v_SKbth: jax.Array, positions_ST: jax.Array, blocks: jax.Array
 ) -> jax.Array:
     """Causal attention over the first `blocks` blocks with a running maximum (Milakov & Gimelshein 2018)."""
     rows, length, _, head_dim = q_STHh.shape
-    num_kv = k_SKhC.shape[1]
+    num_kv = k_SKbht.shape[1]
     q_SKqTh = q_STHh.reshape(rows, length, num_kv, -1, head_dim).transpose(0, 2, 3, 1, 4)
     scale = 1 / math.sqrt(head_dim)
 
-    def add(n: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def add(b: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
         top, mass, total = carry
-        k = lax.dynamic_slice_in_dim(k_SKhC, n * BLOCK, BLOCK, 3)
-        v = lax.dynamic_slice_in_dim(v_SKCh, n * BLOCK, BLOCK, 2)
-        scores = jnp.einsum("SKqTh,SKhc->SKqTc", q_SKqTh, k, preferred_element_type=jnp.float32) * scale
-        seen = (n * BLOCK + jnp.arange(BLOCK)) <= positions_ST[:, None, None, :, None]
+        k = lax.dynamic_index_in_dim(k_SKbht, b, 2, keepdims=False)
+        v = lax.dynamic_index_in_dim(v_SKbth, b, 2, keepdims=False)
+        scores = jnp.einsum("SKqTh,SKht->SKqTt", q_SKqTh, k, preferred_element_type=jnp.float32) * scale
+        seen = (b * BLOCK + jnp.arange(BLOCK)) <= positions_ST[:, None, None, :, None]
         scores = jnp.where(seen, scores, MASKED)
         new_top = jnp.maximum(top, jnp.max(scores, axis=-1))
         shrink = jnp.exp(top - new_top)
         weights = jnp.exp(scores - new_top[..., None])
-        part = jnp.einsum("SKqTc,SKch->SKqTh", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
+        part = jnp.einsum("SKqTt,SKth->SKqTh", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
         return new_top, mass * shrink + jnp.sum(weights, axis=-1), total * shrink[..., None] + part
 
     shape = q_SKqTh.shape[:-1]

@@ -64,11 +64,10 @@ def test_columns_beyond_a_row_are_exact_zeros(decode_params, ids):
     lengths = np.asarray([5, 60, 64, 100], np.int32)
     filled = append(decode_params, empty(), ids[:, :128], np.zeros(ROWS, np.int32), lengths)
     noise = jax.tree.map(lambda x: jax.random.normal(jax.random.key(1), x.shape), empty())
+    column_bt = jnp.arange(CAPACITY).reshape(-1, kv.BLOCK)
+    own_Sbt = column_bt < lengths[:, None, None]
     dirty = tuple(
-        kv.LayerCache(
-            jnp.where(jnp.arange(CAPACITY) < lengths[:, None, None, None], k, nk),
-            jnp.where(jnp.arange(CAPACITY)[:, None] < lengths[:, None, None, None], v, nv),
-        )
+        kv.LayerCache(jnp.where(own_Sbt[:, None, :, None, :], k, nk), jnp.where(own_Sbt[:, None, :, :, None], v, nv))
         for (k, v), (nk, nv) in zip(filled, noise, strict=True)
     )
     outs = [
@@ -95,13 +94,13 @@ def test_rows_do_not_see_each_other(decode_params, ids):
             more[place] = ids[1, :64]
             cache = append(decode_params, cache, more, lengths, added)
             out, _ = step(decode_params, cache, ids[:, 9] * 0 + 17, lengths + added)
-            columns = start + count
-            layer = cache[1]
+            own = (np.arange(CAPACITY) < start + count).reshape(-1, kv.BLOCK)
+            k, v = (np.asarray(x)[place] for x in cache[1])
             results.append(
                 (
                     np.asarray(out)[place].tobytes(),
-                    np.asarray(layer.k_SKhC)[place, :, :, :columns].tobytes(),
-                    np.asarray(layer.v_SKCh)[place, :, :columns].tobytes(),
+                    np.where(own[:, None, :], k, 0).tobytes(),
+                    np.where(own[:, :, None], v, 0).tobytes(),
                 )
             )
     assert len(set(results)) == 1
