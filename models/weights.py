@@ -6,12 +6,12 @@ bytes its devices need.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from models.config import ModelConfig, from_hf, to_hf
+from models.hf import HfTensor, hf_shapes, hf_tensor
 from models.tokenizer import Tokenizer
 from models.transformer import Params, declare
 from sharding.rules import Rules
@@ -35,59 +36,6 @@ INDEX = "model.safetensors.index.json"
 
 class WeightsError(ValueError):
     """A folder that cannot be read as a model; the message says which file or tensor and what is wrong."""
-
-
-@dataclass(frozen=True)
-class HfTensor:
-    """Where one of our weights lies in a checkpoint: its name ("{i}" stands for the layer) and whether it is
-    transposed.
-    """
-
-    name: str
-    transposed: bool
-
-
-_LAYER = {
-    "attn_norm_D": HfTensor("input_layernorm.weight", False),
-    "q_D_Hh": HfTensor("self_attn.q_proj.weight", True),
-    "k_D_Kh": HfTensor("self_attn.k_proj.weight", True),
-    "v_D_Kh": HfTensor("self_attn.v_proj.weight", True),
-    "o_Hh_D": HfTensor("self_attn.o_proj.weight", True),
-    "q_bias_Hh": HfTensor("self_attn.q_proj.bias", False),
-    "k_bias_Kh": HfTensor("self_attn.k_proj.bias", False),
-    "v_bias_Kh": HfTensor("self_attn.v_proj.bias", False),
-    "o_bias_D": HfTensor("self_attn.o_proj.bias", False),
-    "q_norm_h": HfTensor("self_attn.q_norm.weight", False),
-    "k_norm_h": HfTensor("self_attn.k_norm.weight", False),
-    "ffn_norm_D": HfTensor("post_attention_layernorm.weight", False),
-    "gate_DF": HfTensor("mlp.gate_proj.weight", True),
-    "up_DF": HfTensor("mlp.up_proj.weight", True),
-    "down_FD": HfTensor("mlp.down_proj.weight", True),
-}
-_TOP = {
-    "embed.table_VD": HfTensor("model.embed_tokens.weight", False),
-    "final_norm.scale_D": HfTensor("model.norm.weight", False),
-    "head.table_VD": HfTensor("lm_head.weight", False),
-}
-
-
-def hf_tensor(path: str) -> HfTensor:
-    """The checkpoint's tensor for our weight "layers.q_D_Hh", "embed.table_VD", ..."""
-    if not path.startswith("layers."):
-        return _TOP[path]
-    tensor = _LAYER[path.removeprefix("layers.")]
-    return HfTensor("model.layers.{i}." + tensor.name, tensor.transposed)
-
-
-def hf_shapes(cfg: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor of this model's checkpoint, in file order."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for path, param in jax.tree_util.tree_leaves_with_path(declare(cfg)):
-        tensor = hf_tensor(path_name(path))
-        shape = param.shape[1:] if "{i}" in tensor.name else param.shape
-        for i in range(param.shape[0] if "{i}" in tensor.name else 1):
-            shapes[tensor.name.format(i=i)] = shape[::-1] if tensor.transposed else shape
-    return shapes
 
 
 def _read_json(path: Path) -> Any:
@@ -163,14 +111,11 @@ class Checkpoint:
                 )
 
     def read(self, tensor: HfTensor, index: tuple[slice, ...], dtype: Any) -> np.ndarray:
-        """The part `index` (slices with bounds) of our weight, in our layout; with a layer dimension first if it has
-        one.
-        """
-        if "{i}" not in tensor.name:
-            return self._read(tensor.name, index, tensor.transposed).astype(dtype)
-        layers = range(index[0].start, index[0].stop)
-        parts = [self._read(tensor.name.format(i=i), index[1:], tensor.transposed).astype(dtype) for i in layers]
-        return np.stack(parts)
+        """The part `index` (slices with bounds) of our weight, in our layout."""
+        lead = [range(cut.start, cut.stop) for cut in index[: tensor.leading]]
+        names = [tensor.at(place) for place in itertools.product(*lead)]
+        parts = [self._read(name, index[tensor.leading :], tensor.transposed).astype(dtype) for name in names]
+        return np.stack(parts).reshape(*map(len, lead), *parts[0].shape)
 
     def _read(self, name: str, index: tuple[slice, ...], transposed: bool) -> np.ndarray:
         return self._slices[name][index[::-1]].T if transposed else self._slices[name][index]
@@ -199,7 +144,7 @@ def load_hf(
         checkpoint.check(hf_shapes(cfg), spare)
 
         def load(path: tuple[Any, ...], param: Param, sharding: Any) -> jax.Array:
-            tensor = hf_tensor(path_name(path))
+            tensor = hf_tensor(cfg, path_name(path))
 
             def shard(index: tuple[slice, ...] | None) -> np.ndarray:
                 assert index is not None  # jax's signature allows it; a device of this process always has one
@@ -225,16 +170,15 @@ def _split(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
 
 
 def _save_weights(folder: Path, cfg: ModelConfig, params: Params, dtype: np.dtype) -> None:
-    sources: dict[str, tuple[jax.Array, int | None, bool]] = {}
+    sources: dict[str, tuple[jax.Array, tuple[int, ...], bool]] = {}
     for path, weight in jax.tree_util.tree_leaves_with_path(params):
-        tensor = hf_tensor(path_name(path))
-        stacked = "{i}" in tensor.name
-        for i in range(weight.shape[0] if stacked else 1):
-            sources[tensor.name.format(i=i)] = (weight, i if stacked else None, tensor.transposed)
+        tensor = hf_tensor(cfg, path_name(path))
+        for index in np.ndindex(weight.shape[: tensor.leading]):
+            sources[tensor.at(index)] = (weight, index, tensor.transposed)
 
     def to_host(name: str) -> np.ndarray:
-        weight, layer, transposed = sources[name]
-        array = np.asarray(weight if layer is None else weight[layer]).astype(dtype)
+        weight, index, transposed = sources[name]
+        array = np.asarray(weight[index]).astype(dtype)
         return np.ascontiguousarray(array.T if transposed else array)
 
     shapes = hf_shapes(cfg)

@@ -90,7 +90,7 @@ def test_logits(pair, ids_BT):
 
 def test_gradients(pair, ids_BT):
     """Of the mean negative log-likelihood, for every weight, through the same names that export uses."""
-    from models.weights import hf_tensor
+    from models.hf import hf_tensor
     from sharding.spec import path_name
 
     model, cfg, params, _ = pair
@@ -105,7 +105,7 @@ def test_gradients(pair, ids_BT):
 
     compared = 0
     for path, grad in jax.tree_util.tree_leaves_with_path(jax.jit(jax.grad(loss))(params)):
-        tensor = hf_tensor(path_name(path))
+        tensor = hf_tensor(cfg, path_name(path))
         for i in range(cfg.num_layers if "{i}" in tensor.name else 1):
             ours = np.asarray(grad[i] if "{i}" in tensor.name else grad)
             theirs = expected[tensor.name.format(i=i)]

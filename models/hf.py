@@ -1,0 +1,76 @@
+"""Names of our weights in a Hugging Face checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+from models.config import ModelConfig
+from models.transformer import declare
+from sharding.spec import path_name
+
+
+@dataclass(frozen=True)
+class HfTensor:
+    """Where one of our weights lies in a checkpoint: its name, and whether it is transposed.
+
+    "{i}" in the name stands for the layer and "{x}" for the expert; our weight then has these as its first dimensions.
+    """
+
+    name: str
+    transposed: bool
+
+    @property
+    def leading(self) -> int:
+        """How many first dimensions of our weight are spread over tensors of their own."""
+        return ("{i}" in self.name) + ("{x}" in self.name)
+
+    def at(self, index: tuple[int, ...]) -> str:
+        """The tensor at a place of the leading dimensions, () if there are none."""
+        return self.name.format(**dict(zip("ix", index, strict=False)))
+
+
+_LAYER = {
+    "attn_norm_D": HfTensor("input_layernorm.weight", False),
+    "q_D_Hh": HfTensor("self_attn.q_proj.weight", True),
+    "k_D_Kh": HfTensor("self_attn.k_proj.weight", True),
+    "v_D_Kh": HfTensor("self_attn.v_proj.weight", True),
+    "o_Hh_D": HfTensor("self_attn.o_proj.weight", True),
+    "q_bias_Hh": HfTensor("self_attn.q_proj.bias", False),
+    "k_bias_Kh": HfTensor("self_attn.k_proj.bias", False),
+    "v_bias_Kh": HfTensor("self_attn.v_proj.bias", False),
+    "o_bias_D": HfTensor("self_attn.o_proj.bias", False),
+    "q_norm_h": HfTensor("self_attn.q_norm.weight", False),
+    "k_norm_h": HfTensor("self_attn.k_norm.weight", False),
+    "ffn_norm_D": HfTensor("post_attention_layernorm.weight", False),
+    "gate_DF": HfTensor("mlp.gate_proj.weight", True),
+    "up_DF": HfTensor("mlp.up_proj.weight", True),
+    "down_FD": HfTensor("mlp.down_proj.weight", True),
+}
+_TOP = {
+    "embed.table_VD": HfTensor("model.embed_tokens.weight", False),
+    "final_norm.scale_D": HfTensor("model.norm.weight", False),
+    "head.table_VD": HfTensor("lm_head.weight", False),
+}
+
+
+def hf_tensor(cfg: ModelConfig, path: str) -> HfTensor:
+    """The checkpoint's tensor for this model's weight "layers.q_D_Hh", "embed.table_VD", ..."""
+    del cfg  # of all families so far the names are the same
+    if not path.startswith("layers."):
+        return _TOP[path]
+    tensor = _LAYER[path.removeprefix("layers.")]
+    return HfTensor("model.layers.{i}." + tensor.name, tensor.transposed)
+
+
+def hf_shapes(cfg: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor of this model's checkpoint, in file order."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path, param in jax.tree_util.tree_leaves_with_path(declare(cfg)):
+        tensor = hf_tensor(cfg, path_name(path))
+        shape = param.shape[tensor.leading :]
+        for index in np.ndindex(param.shape[: tensor.leading]):
+            shapes[tensor.at(index)] = shape[::-1] if tensor.transposed else shape
+    return shapes
