@@ -1,24 +1,79 @@
-"""Reference attention: grouped queries, causal inside segments, softmax in float32."""
+"""Attention over packed rows: which tokens see which, and the backend that computes it.
+
+    attend = make_attend("reference", segments_BT, window)      # inside the traced program
+    o_BTHh = attend(q_BTHh, k_BTKh, v_BTKh)
+
+Every backend computes softmax(q kᵀ / √h) v with query head i reading kv head i // (H/K), over the tokens of the same
+segment of the same row; they differ in rounding only.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
+BACKENDS = ("reference",)
 MASKED = -1e30  # far below any score, and finite: its exponential is exactly 0 beside any other
 
 
-def causal_mask(segments_BT: Int[Array, "B T"]) -> Bool[Array, "B T U"]:
-    """True where token t may look at token u: u ≤ t in the same row and the same segment.
+def resolve(backend: str, platform: str, dtype: Any) -> str:
+    """The backend that `backend` ("auto" or a name of BACKENDS) means on a platform, for arrays of dtype.
 
-    Every token sees itself, so no row of the softmax is empty, not even in padding (segment 0).
+    platform: of the mesh's devices, as in `device.platform`. Raises ValueError where the backend cannot run there.
     """
-    length = segments_BT.shape[1]
-    causal_TU = jnp.tril(jnp.ones((length, length), bool))
-    return causal_TU & (segments_BT[:, :, None] == segments_BT[:, None, :])
+    if backend == "auto":
+        return "reference"
+    if backend not in BACKENDS:
+        raise ValueError(f"attention is {backend!r}; it must be 'auto' or one of {', '.join(BACKENDS)}.")
+    return backend
+
+
+def visible_mask(
+    segments_BT: Int[Array, "B T"], window: int | None = None, *, causal: bool = True
+) -> Bool[Array, "B T U"]:
+    """True where token t may look at token u: both in the same segment of the same row, and
+
+    * causal: u ≤ t, and with a window t − window < u (so that a token sees `window` tokens, itself included);
+    * not causal: every u, and with a window |t − u| < window.
+
+    Positions are those in the row: inside a segment the difference of two is that of their positions in the text. Every
+    token sees itself, so no row of the softmax is empty, not even in padding (segment 0).
+    """
+    here_T = jnp.arange(segments_BT.shape[1])
+    behind_TU = here_T[:, None] - here_T[None, :]
+    seen_TU = behind_TU >= 0 if causal else jnp.ones(behind_TU.shape, bool)
+    if window is not None:
+        seen_TU &= jnp.abs(behind_TU) < window
+    return seen_TU & (segments_BT[:, :, None] == segments_BT[:, None, :])
+
+
+def causal_mask(segments_BT: Int[Array, "B T"]) -> Bool[Array, "B T U"]:
+    """visible_mask of a decoder without window."""
+    return visible_mask(segments_BT)
+
+
+def make_attend(
+    backend: str, segments_BT: Int[Array, "B T"], window: int | None = None, *, causal: bool = True
+) -> Attend:
+    """attend(q_BTHh, k_BTKh, v_BTKh) -> o_BTHh over packed rows; what a token sees is said by `visible_mask`.
+
+    backend: a name of BACKENDS (see `resolve`). Called inside the traced program and inside `shard_map`: the heads are
+    this device's. The mask is made once here, outside of the layers' scan. Raises ValueError for an unknown backend.
+    """
+    if window is not None and window < 1:
+        raise ValueError(f"The attention window is {window}; a token sees at least itself, so it must be 1 or more.")
+    if backend == "reference":
+        return partial(attention, mask_BTU=visible_mask(segments_BT, window, causal=causal))
+    raise ValueError(f"attention backend {backend!r} is not one of {', '.join(BACKENDS)}.")
 
 
 def attention(

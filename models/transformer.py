@@ -6,8 +6,6 @@ Inside `jax.shard_map(..., check_vma=False)` the arrays are local shards and `sh
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -16,7 +14,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from models.attention import attention, causal_mask
+from models.attention import Attend, make_attend
 from models.config import ModelConfig
 from models.rope import rotate
 from sharding.collectives import LOCAL, Shards
@@ -24,7 +22,6 @@ from sharding.rules import TRAIN
 from sharding.spec import Param, normal, ones, partition_specs, zeros
 
 Params = dict[str, Any]
-Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 INIT_STD = 0.02  # GPT-2's, and transformers' initializer_range
 
@@ -206,22 +203,23 @@ def hidden(
     shards: Shards,
     remat: Literal["full", "none"],
     compute_dtype: Any,
+    attention: str = "reference",
 ) -> Float[Array, "B T D"]:
     """Hidden states after the final norm, in compute_dtype, for packed rows.
 
     A token sees the tokens before it in its row that have its segment id; segment 0 is padding, whose outputs mean
     nothing. Ids decide nothing but the embedding: a real token equal to the pad id is a real token. Each layer's
     weights are cast and gathered inside the scan, so that one layer at a time is whole; remat "full" keeps only the
-    input of each layer for the backward pass (and gathers again there), "none" keeps everything.
+    input of each layer for the backward pass (and gathers again there), "none" keeps everything. attention: a backend
+    of `models.attention`.
     """
     _check_tensor(cfg, shards.size)
     specs = partition_specs(declare(cfg), TRAIN)["layers"]
     layer_specs = jax.tree.map(lambda spec: PartitionSpec(*spec[1:]), specs)
-    mask_BTT = causal_mask(segments_BT)
+    attend = make_attend(attention, segments_BT)
 
     def layer(x_BTD: jax.Array, w_local: Params) -> tuple[jax.Array, None]:
         w = jax.tree.map(lambda x, spec: shards.gather(x, spec, compute_dtype), w_local, layer_specs)
-        attend = partial(attention, mask_BTU=mask_BTT)
         return block(cfg, w, x_BTD, positions_BT, attend, shards), None
 
     if remat == "full":
