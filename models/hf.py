@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -67,9 +69,14 @@ def hf_tensor(cfg: ModelConfig, path: str) -> HfTensor:
 
 def hf_shapes(cfg: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor of this model's checkpoint, in file order."""
+    return tree_shapes(declare(cfg), lambda path: hf_tensor(cfg, path))
+
+
+def tree_shapes(tree: Any, tensor_of: Callable[[str], HfTensor]) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor that a tree of Param lies in; tensor_of: our path -> its place."""
     shapes: dict[str, tuple[int, ...]] = {}
-    for path, param in jax.tree_util.tree_leaves_with_path(declare(cfg)):
-        tensor = hf_tensor(cfg, path_name(path))
+    for path, param in jax.tree_util.tree_leaves_with_path(tree):
+        tensor = tensor_of(path_name(path))
         shape = param.shape[tensor.leading :]
         for index in np.ndindex(param.shape[: tensor.leading]):
             shapes[tensor.at(index)] = shape[::-1] if tensor.transposed else shape

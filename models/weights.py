@@ -10,7 +10,7 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from models.config import ModelConfig, from_hf, to_hf
-from models.hf import HfTensor, hf_shapes, hf_tensor
+from models.hf import HfTensor, hf_shapes, hf_tensor, tree_shapes
 from models.tokenizer import Tokenizer
 from models.transformer import Params, declare
 from sharding.rules import Rules
@@ -83,6 +83,11 @@ class Checkpoint:
                 self._slices[name] = file.get_slice(name)
                 self._files[name] = path
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of all tensors."""
+        return frozenset(self._slices)
+
     def _paths(self) -> list[Path]:
         index = self.folder / INDEX
         if not index.is_file():
@@ -132,19 +137,39 @@ def load_hf(
     """
     folder = Path(folder)
     cfg = load_config(folder)
-    tree = declare(cfg)
+    # Some writers store the output table of a tied model a second time.
+    spare = frozenset({"lm_head.weight"}) if cfg.tie_embeddings else frozenset()
+    return cfg, load_tree(folder, declare(cfg), lambda path: hf_tensor(cfg, path), spare, mesh, rules, dtype)
+
+
+def tensor_names(folder: str | Path) -> frozenset[str]:
+    """Names of all tensors of a folder. Raises FileNotFoundError or WeightsError."""
+    with ExitStack() as stack:
+        return Checkpoint(Path(folder), stack).names
+
+
+def load_tree(
+    folder: str | Path,
+    tree: Params,
+    tensor_of: Callable[[str], HfTensor],
+    spare: frozenset[str],
+    mesh: Mesh | None,
+    rules: Rules,
+    dtype: Any,
+) -> Params:
+    """The weights of a tree of Param, for models with names of their own: tensor_of("layers.q_D_Hh") says where one
+    lies, `spare` tensors may be there too. Otherwise as load_hf.
+    """
     if mesh is None:
         shardings = jax.tree.map(lambda _: SingleDeviceSharding(jax.local_devices()[0]), tree)
     else:
         shardings = param_shardings(tree, mesh, rules)
     with ExitStack() as stack:
-        checkpoint = Checkpoint(folder, stack)
-        # Some writers store the output table of a tied model a second time.
-        spare = frozenset({"lm_head.weight"}) if cfg.tie_embeddings else frozenset()
-        checkpoint.check(hf_shapes(cfg), spare)
+        checkpoint = Checkpoint(Path(folder), stack)
+        checkpoint.check(tree_shapes(tree, tensor_of), spare)
 
         def load(path: tuple[Any, ...], param: Param, sharding: Any) -> jax.Array:
-            tensor = hf_tensor(cfg, path_name(path))
+            tensor = tensor_of(path_name(path))
 
             def shard(index: tuple[slice, ...] | None) -> np.ndarray:
                 assert index is not None  # jax's signature allows it; a device of this process always has one
@@ -153,7 +178,7 @@ def load_hf(
 
             return jax.make_array_from_callback(param.shape, sharding, shard)
 
-        return cfg, jax.tree_util.tree_map_with_path(load, tree, shardings)
+        return jax.tree_util.tree_map_with_path(load, tree, shardings)
 
 
 def _split(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
