@@ -1,4 +1,4 @@
-"""Log-probs of given tokens from hidden states, without ever holding the logits of all positions."""
+"""Log-probs of given tokens, and entropies, from hidden states, without ever holding the logits of all positions."""
 
 from __future__ import annotations
 
@@ -14,9 +14,15 @@ from sharding.collectives import Shards
 
 
 def _logits(hidden_cD: jax.Array, table_VD: jax.Array, temperature: jax.Array) -> jax.Array:
-    """float32 logits of one chunk, of this device's part of the vocabulary."""
-    logits_cV = lax.dot_general(hidden_cD, table_VD, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
-    return logits_cV / temperature
+    """Logits of one chunk, of this device's part of the vocabulary."""
+    sums = _sums(table_VD)
+    logits_cV = lax.dot_general(hidden_cD, table_VD, (((1,), (1,)), ((), ())), preferred_element_type=sums)
+    return logits_cV / temperature.astype(sums)
+
+
+def _sums(table_VD: jax.Array) -> Any:
+    """What is summed in: float32, or float64 where the weights are."""
+    return jnp.promote_types(table_VD.dtype, jnp.float32)
 
 
 def _chunks(x_N: jax.Array, chunk: int) -> jax.Array:
@@ -28,57 +34,69 @@ def _chunks(x_N: jax.Array, chunk: int) -> jax.Array:
 
 def _forward(
     hidden_ND: jax.Array, table_VD: jax.Array, targets_N: jax.Array, temperature: jax.Array, chunk: int, shards: Shards
-) -> tuple[jax.Array, jax.Array]:
-    """(logp_N, log Σ_v exp logits)."""
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(logp_N, entropy_N, log Σ_v exp logits)."""
     chunk = min(chunk, hidden_ND.shape[0])
 
-    def one(inputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def one(inputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
         hidden_cD, targets_c = inputs
         logits_cV = _logits(hidden_cD, table_VD, temperature)
         top_c = shards.pmax(jnp.max(logits_cV, axis=-1))
-        total_c = shards.psum(jnp.sum(jnp.exp(logits_cV - top_c[:, None]), axis=-1))
+        below_cV = logits_cV - top_c[:, None]
+        weight_cV = jnp.exp(below_cV)
+        total_c = shards.psum(jnp.sum(weight_cV, axis=-1))
+        mean_c = shards.psum(jnp.sum(weight_cV * below_cV, axis=-1)) / total_c
         local_c = targets_c - shards.index * table_VD.shape[0]
         mine_c = (local_c >= 0) & (local_c < table_VD.shape[0])
         picked_c = jnp.take_along_axis(logits_cV, jnp.where(mine_c, local_c, 0)[:, None], axis=-1)[:, 0]
         target_c = shards.psum(jnp.where(mine_c, picked_c, 0.0))
         normaliser_c = top_c + jnp.log(total_c)
-        return target_c - normaliser_c, normaliser_c
+        return target_c - normaliser_c, jnp.log(total_c) - mean_c, normaliser_c
 
-    logp, normaliser = lax.map(one, (_chunks(hidden_ND, chunk), _chunks(targets_N, chunk)))
-    count = hidden_ND.shape[0]
-    return logp.reshape(-1)[:count], normaliser.reshape(-1)[:count]
+    found = lax.map(one, (_chunks(hidden_ND, chunk), _chunks(targets_N, chunk)))
+    logp_N, entropy_N, normaliser_N = (x.reshape(-1)[: hidden_ND.shape[0]] for x in found)
+    return logp_N, entropy_N, normaliser_N
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
 def _logprobs(
-    hidden_ND: jax.Array, table_VD: jax.Array, targets_N: jax.Array, temperature: jax.Array, chunk: int, shards: Shards
-) -> jax.Array:
-    return _forward(hidden_ND, table_VD, targets_N, temperature, chunk, shards)[0]
+    hidden_ND: jax.Array,
+    table_VD: jax.Array,
+    targets_N: jax.Array,
+    temperature: jax.Array,
+    chunk: int,
+    shards: Shards,
+    entropy_slope: bool,
+) -> tuple[jax.Array, jax.Array]:
+    return _forward(hidden_ND, table_VD, targets_N, temperature, chunk, shards)[:2]
 
 
-def _save(hidden_ND, table_VD, targets_N, temperature, chunk: int, shards: Shards):
-    logp_N, normaliser_N = _forward(hidden_ND, table_VD, targets_N, temperature, chunk, shards)
-    return logp_N, (hidden_ND, table_VD, targets_N, temperature, normaliser_N)
+def _save(hidden_ND, table_VD, targets_N, temperature, chunk: int, shards: Shards, entropy_slope: bool):
+    logp_N, entropy_N, normaliser_N = _forward(hidden_ND, table_VD, targets_N, temperature, chunk, shards)
+    return (logp_N, entropy_N), (hidden_ND, table_VD, targets_N, temperature, normaliser_N, entropy_N)
 
 
-def _backward(chunk: int, shards: Shards, saved, cotangent_N: jax.Array):
-    hidden_ND, table_VD, targets_N, temperature, normaliser_N = saved
-    count = hidden_ND.shape[0]
+def _backward(chunk: int, shards: Shards, entropy_slope: bool, saved, cotangents: tuple[jax.Array, jax.Array]):
+    hidden_ND, table_VD, targets_N, temperature, normaliser_N, entropy_N = saved
+    count, sums = hidden_ND.shape[0], _sums(table_VD)
     chunk = min(chunk, count)
     ids_V = jnp.arange(table_VD.shape[0]) + shards.index * table_VD.shape[0]
 
     def one(grad_VD: jax.Array, inputs: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
-        hidden_cD, targets_c, normaliser_c, cotangent_c = inputs
-        probs_cV = jnp.exp(_logits(hidden_cD, table_VD, temperature) - normaliser_c[:, None])
-        scale_c = cotangent_c / temperature
-        slope_cV = jnp.where(ids_V[None, :] == targets_c[:, None], 1.0 - probs_cV, -probs_cV) * scale_c[:, None]
+        hidden_cD, targets_c, normaliser_c, entropy_c, logp_slope_c, entropy_slope_c = inputs
+        logp_cV = _logits(hidden_cD, table_VD, temperature) - normaliser_c[:, None]
+        probs_cV = jnp.exp(logp_cV)
+        slope_cV = jnp.where(ids_V[None, :] == targets_c[:, None], 1.0 - probs_cV, -probs_cV) * logp_slope_c[:, None]
+        if entropy_slope:
+            slope_cV -= probs_cV * (logp_cV + entropy_c[:, None]) * entropy_slope_c[:, None]
         slope_cV = slope_cV.astype(table_VD.dtype)
-        grad_cD = lax.dot_general(slope_cV, table_VD, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32)
-        grad_VD += lax.dot_general(slope_cV, hidden_cD, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32)
+        grad_cD = lax.dot_general(slope_cV, table_VD, (((1,), (0,)), ((), ())), preferred_element_type=sums)
+        grad_VD += lax.dot_general(slope_cV, hidden_cD, (((0,), (0,)), ((), ())), preferred_element_type=sums)
         return grad_VD, grad_cD
 
-    chunked = tuple(_chunks(x, chunk) for x in (hidden_ND, targets_N, normaliser_N, cotangent_N))
-    grad_VD, grad = lax.scan(one, jnp.zeros(table_VD.shape, jnp.float32), chunked)
+    slopes = tuple((cotangent_N / temperature).astype(sums) for cotangent_N in cotangents)
+    chunked = tuple(_chunks(x, chunk) for x in (hidden_ND, targets_N, normaliser_N, entropy_N, *slopes))
+    grad_VD, grad = lax.scan(one, jnp.zeros(table_VD.shape, sums), chunked)
     # Each device of a tensor group knows the part of its own vocabulary; the hidden states need the sum.
     grad_ND = shards.psum(grad.reshape(-1, hidden_ND.shape[1])[:count])
     return grad_ND.astype(hidden_ND.dtype), grad_VD.astype(table_VD.dtype), None, jnp.zeros_like(temperature)
@@ -95,13 +113,31 @@ def token_logprobs(
     chunk: int,
     shards: Shards,
 ) -> Float[Array, " N"]:
-    """log softmax(hidden · tableᵀ / temperature) at the targets, float32.
+    """log softmax(hidden · tableᵀ / temperature) at the targets, float32 (float64 for weights in float64).
 
     Works through `chunk` positions at a time in both directions, so that at most [chunk, V] logits exist; sums are
-    float32 whatever the inputs are. With a tensor group, table_VD is this device's rows of the vocabulary and hidden_ND
+    float32 for inputs of less. With a tensor group, table_VD is this device's rows of the vocabulary and hidden_ND
     is equal on the whole group; the normaliser and the gradient of hidden_ND are summed over it (no `shards.enter`
     around the call). Gradient, with p the softmax: ∂logp/∂logits = (onehot(target) − p) / temperature; none to the
     temperature.
     """
-    logp_N: Any = _logprobs(hidden_ND, table_VD, targets_N, temperature, chunk, shards)
-    return logp_N
+    return _logprobs(hidden_ND, table_VD, targets_N, temperature, chunk, shards, False)[0]
+
+
+def token_logprobs_and_entropy(
+    hidden_ND: Float[Array, "N D"],
+    table_VD: Float[Array, "V D"],
+    targets_N: Int[Array, " N"],
+    temperature: Float[Array, ""],
+    chunk: int,
+    shards: Shards,
+    *,
+    entropy_slope: bool,
+) -> tuple[Float[Array, " N"], Float[Array, " N"]]:
+    """`token_logprobs`, and the entropy −Σ_v p_v log p_v of each position's whole distribution, in nats.
+
+    entropy_slope: whether the entropy is differentiated, ∂H/∂logits_v = −p_v (log p_v + H) / temperature; without it
+    the entropy is a measurement, and the backward pass does no work for it.
+    """
+    logp_N, entropy_N = _logprobs(hidden_ND, table_VD, targets_N, temperature, chunk, shards, entropy_slope)
+    return logp_N, entropy_N if entropy_slope else lax.stop_gradient(entropy_N)

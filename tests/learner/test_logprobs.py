@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scope_jax.logprobs import token_logprobs
+from scope_jax.logprobs import token_logprobs, token_logprobs_and_entropy
 from sharding.collectives import LOCAL
 
 N, D, V = 37, 16, 211
@@ -39,6 +39,43 @@ def test_values_and_gradients_equal_the_plain_softmax(inputs, chunk, temperature
     assert float(ours) == pytest.approx(float(theirs), rel=1e-6)
     for a, b in zip(our_grads, their_grads, strict=True):
         np.testing.assert_allclose(a, b, atol=2e-6 * float(jnp.abs(b).max()))
+
+
+@pytest.mark.parametrize(("chunk", "temperature"), [(8, 1.0), (512, 0.7)])
+def test_entropy_and_its_gradient_equal_the_plain_softmax(inputs, chunk, temperature):
+    hidden_ND, table_VD, targets_N = inputs
+    weight_N = jnp.linspace(-1, 2, N)
+
+    def ours(h, w, entropy_slope=True):
+        logp_N, entropy_N = token_logprobs_and_entropy(
+            h, w, targets_N, jnp.float32(temperature), chunk, LOCAL, entropy_slope=entropy_slope
+        )
+        return (logp_N + weight_N * entropy_N).sum(), entropy_N
+
+    def theirs(h, w):
+        logp_NV = jax.nn.log_softmax(h @ w.T / temperature)
+        entropy_N = -(jnp.exp(logp_NV) * logp_NV).sum(1)
+        return (plain(h, w, targets_N, temperature) + weight_N * entropy_N).sum(), entropy_N
+
+    (_, entropy_N), grads = jax.value_and_grad(ours, (0, 1), has_aux=True)(hidden_ND, table_VD)
+    (_, exact_N), exact = jax.value_and_grad(theirs, (0, 1), has_aux=True)(hidden_ND, table_VD)
+    np.testing.assert_allclose(entropy_N, exact_N, atol=2e-6)
+    for a, b in zip(grads, exact, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-6 * float(jnp.abs(b).max()))
+    measured = jax.grad(lambda h, w: ours(h, w, False)[0], (0, 1))(hidden_ND, table_VD)
+    alone = jax.grad(lambda h, w: plain(h, w, targets_N, temperature).sum(), (0, 1))(hidden_ND, table_VD)
+    for a, b in zip(measured, alone, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-6 * float(jnp.abs(b).max()))
+
+
+def test_entropy_of_known_distributions():
+    # logits 0, 0, 0 and log 2, 0, 0: probabilities ⅓ each, and ½, ¼, ¼
+    hidden_ND, table_VD = jnp.array([[0.0], [1.0]]), jnp.array([[np.log(2.0)], [0.0], [0.0]], jnp.float32)
+    targets_N = jnp.zeros(2, jnp.int32)
+    _, entropy_N = token_logprobs_and_entropy(
+        hidden_ND, table_VD, targets_N, jnp.float32(1), 8, LOCAL, entropy_slope=False
+    )
+    np.testing.assert_allclose(entropy_N, [np.log(3), 1.5 * np.log(2)], rtol=1e-6)
 
 
 def test_bfloat16_inputs_give_float32_log_probs_and_bfloat16_gradients(inputs):
