@@ -32,6 +32,16 @@ from scope_jax.checkpoint import Saved
 from scope_jax.config import Config
 from scope_jax.judge import JudgeClient, JudgeError
 from scope_jax.learner import Learner
+from scope_jax.residence import (
+    ACCELERATOR,
+    HOST,
+    States,
+    Voices,
+    in_memory,
+    moved,
+    with_one_reference,
+    with_shared_reference,
+)
 from scope_jax.state import TrainState
 from scope_jax.systems import SYSTEMS
 from scope_jax.types import Memory, Prompt, System
@@ -55,9 +65,9 @@ class World:
     model: ModelConfig
     tokenizer: Tokenizer
     learner: Learner
-    engine: LocalRollouts
+    voices: Voices
     search: SearchTool
-    judge: JudgeClient | None
+    judges: Mapping[str, JudgeClient]
     rows: list[data.Row]
 
     def tools(self, step: int | str) -> StepTools:
@@ -66,25 +76,33 @@ class World:
 
     @property
     def keeps_reference(self) -> bool:
-        """True if some update of the game has a KL term, and so the state a reference."""
-        return any(update.card.kl != "none" for update in self.system.updates(self.cfg))
+        """True if some update of the game has a KL term or the base speaks in it, and so the states a reference."""
+        in_loss = any(update.card.kl != "none" for update in self.system.updates(self.cfg))
+        return in_loss or self.system.asks_base(self.cfg)
+
+    @property
+    def resting_place(self) -> str:
+        """The memory in which a policy lies while it is not trained."""
+        return HOST if self.cfg.train.offload else ACCELERATOR
 
     def targets(self) -> dict[str, TrainState]:
-        """Shapes, dtypes and shardings of every policy's state, for a checkpoint to be read into."""
-        return {name: self.learner.abstract_state(self.keeps_reference) for name in self.system.policies(self.cfg)}
+        """Shapes, dtypes and shardings of every policy's state as saved, for a checkpoint to be read into."""
+        abstract = in_memory(self.learner.abstract_state(self.keeps_reference), self.resting_place)
+        return with_one_reference(dict.fromkeys(self.system.policies(self.cfg), abstract))
 
-    def start(self, saved: Saved | None) -> tuple[dict[str, TrainState], Memory, int]:
-        """(states by policy, memory, steps done): what was saved, or the base weights and the game's first memory."""
+    def start(self, saved: Saved | None) -> tuple[States, Memory, int]:
+        """(states by policy, memory, steps done): what was saved, or the base weights and the game's first memory.
+
+        The reference is one set of buffers that all states share.
+        """
         if saved is not None:
-            return dict(saved.states), saved.memory, saved.step
+            return with_shared_reference(saved.states), saved.memory, saved.step
         _, params = weights.load_hf(self.cfg.model.checkpoint, self.mesh, TRAIN, self.learner.param_dtype)
-        states = {n: self.learner.init_state(params, self.keeps_reference) for n in self.system.policies(self.cfg)}
-        return states, self.system.start(self.cfg), 0
-
-    def publish(self, states: Mapping[str, TrainState]) -> None:
-        """Hands the engine the weights that speak from now on, device to device."""
-        (state,) = states.values()
-        self.engine.load_params(state.params)
+        states: States = {}
+        for name in self.system.policies(self.cfg):
+            state = self.learner.init_state(params, reference=self.keeps_reference and not states)
+            states[name] = moved(state, self.resting_place)
+        return with_shared_reference(states), self.system.start(self.cfg), 0
 
 
 @dataclass(frozen=True)
@@ -104,6 +122,7 @@ class StepTools:
         prompts: Sequence[Prompt],
         samples: int,
         *,
+        policy: str,
         temperature: float,
         max_tokens: int,
         top_k: int = 0,
@@ -137,16 +156,26 @@ class StepTools:
             for prompt in prompts
             for sample in range(samples)
         ]
-        flat = self.world.engine.run(requests)
+        flat = self.world.voices.speak(policy).run(requests)
         return [flat[first : first + samples] for first in range(0, len(flat), samples)]
 
     def search(self, queries: Sequence[str]) -> list[str]:
         return self.world.search(queries)
 
-    def judge(self, messages: Sequence[str]) -> list[str]:
-        if self.world.judge is None:
-            raise JudgeError("the game asks a judge but the card has no [judge] table; add one.")
-        return self.world.judge(messages)
+    def tokens(self, text: str) -> int:
+        return len(self.world.tokenizer.encode(text))
+
+    def judge(
+        self,
+        messages: Sequence[str],
+        *,
+        by: str = "judge",
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+    ) -> list[str]:
+        if by not in self.world.judges:
+            raise JudgeError(f"the game asks {by!r} but the card has no table with its endpoint; add one.")
+        return self.world.judges[by](messages, temperature=temperature, max_tokens=max_tokens)
 
 
 def assemble(cfg: Config, run: Path) -> World:
@@ -168,22 +197,24 @@ def assemble(cfg: Config, run: Path) -> World:
             f"rollout.max_length is {cfg.rollout.max_length} but the largest of learner.buckets is "
             f"{max(cfg.learner.buckets)}; an episode must fit into a row."
         )
-    judge = None if cfg.judge is None else JudgeClient(cfg.judge)
-    if judge is not None:
+    system = SYSTEMS[cfg.system]
+    judges = {name: JudgeClient(card) for name, card in system.judges(cfg).items()}
+    for judge in judges.values():
         judge.probe()
+    source = system.source(cfg)
     learner = assemble_learner(cfg, model)
     mesh = learner.mesh
     return World(
         cfg=cfg,
-        system=SYSTEMS[cfg.system],
+        system=system,
         mesh=mesh,
         model=model,
         tokenizer=tokenizer,
         learner=learner,
-        engine=_engine(cfg, model, tokenizer, mesh),
+        voices=Voices(_engine(cfg, model, tokenizer, mesh)),
         search=_search_tool(cfg, tokenizer, run, mesh),
-        judge=judge,
-        rows=data.load(cfg.data.answers, ("answer", "answers"), cfg.data.limit),
+        judges=judges,
+        rows=data.load(source.path, source.fields, source.limit),
     )
 
 

@@ -167,7 +167,7 @@ class LearnerSection(Section):
 
 # ------------------------------------------------------------------------------------------------------ data and run
 class DataSection(Section):
-    answers: CardPath  # ground-truth answers: JSONL/Parquet/hub with a field `answer` (and optional `aliases`)
+    answers: CardPath | None = None  # SSP: ground-truth answers, a field `answer` (and optional `aliases`)
     limit: int | None = None
     max_searches: int = 1  # a proposer is asked for n searches, n uniform in min_searches..max_searches
     min_searches: int = 1
@@ -187,10 +187,11 @@ class EvalSection(Section):
 
 
 class TrainSection(Section):
-    steps: int
+    steps: int | None = None  # the run ends after so many; None: when the game says so
     batch_size: int = 256  # items (SSP: ground-truth answers) of one step
     save_every: int = 10
     keep: int = 2  # checkpoints that stay
+    offload: bool = False  # policies lie in host memory while they are not trained
 
 
 class JudgeSection(Section):
@@ -306,7 +307,13 @@ class Config(Section):
     ssp: SSPSection = SSPSection()
 
     @model_validator(mode="after")
-    def _judge_needed(self) -> Config:
+    def _ssp_is_complete(self) -> Config:
+        if self.system != "ssp":
+            return self
+        if self.data.answers is None:
+            raise ValueError("data.answers is missing; SSP needs a file of ground-truth answers")
+        if self.train.steps is None:
+            raise ValueError("train.steps is missing; SSP goes on until the card ends it")
         if self.judge is None and ("judge" in self.ssp.grader or self.ssp.verify == "judge"):
             raise ValueError(
                 "the card asks for a judge (ssp.grader or ssp.verify) but has no [judge] table: "

@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,15 @@ import datasets
 import numpy as np
 
 Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the rows of a run come from: `fields` are alternatives of which every row has one."""
+
+    path: str
+    fields: tuple[str, ...]
+    limit: int | None = None
 
 
 class DataError(ValueError):
@@ -80,9 +90,8 @@ def _lines(path: Path) -> Iterable[Row]:
             yield row
 
 
-def items(rows: Sequence[Row], size: int, seed: int, step: int) -> list[Row]:
-    """The `size` rows of a step: consecutive slices of one fresh permutation per epoch, wrapping over epochs."""
-    first = step * size
+def items(rows: Sequence[Row], first: int, size: int, seed: int) -> list[Row]:
+    """Rows `first` to `first + size` of an endless stream: one fresh permutation of all rows after the other."""
     chosen = []
     order, epoch_of_order = np.empty(0, np.int64), -1
     for position in range(first, first + size):

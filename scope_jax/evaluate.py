@@ -19,15 +19,15 @@ from scope_jax.types import Metrics
 
 
 def evaluate(world: World, sets: Sequence[EvalSet]) -> tuple[Metrics, dict[str, list[dict[str, Any]]]]:
-    """(metrics, records by set): `eval/<set>/accuracy`, share of right answers, and `eval/<set>/searches`, their mean.
+    """(metrics, records by set): `eval/<set>/<measure>`, the mean over the set of each of the game's measures.
 
-    Every question is played once at the card's evaluation temperature (SSP Table 4: 0, greedy).
+    Every row is played once at the card's evaluation temperature.
     """
     cfg = world.cfg
     metrics: Metrics = {}
     records: dict[str, list[dict[str, Any]]] = {}
     for card in sets:
-        rows = data.load(card.path, ("answers", "answer"), card.limit)
+        rows = data.load(card.path, world.system.exam_fields(cfg), card.limit)
         answered = world.system.answer(
             cfg,
             world.tools(f"evaluate {card.name}"),
@@ -36,8 +36,8 @@ def evaluate(world: World, sets: Sequence[EvalSet]) -> tuple[Metrics, dict[str, 
             max_tokens=cfg.evaluate.max_tokens,
         )
         records[card.name] = answered
-        metrics[f"eval/{card.name}/accuracy"] = sum(r["correct"] for r in answered) / len(answered)
-        metrics[f"eval/{card.name}/searches"] = sum(r["searches"] for r in answered) / len(answered)
+        for measure in answered[0]["measures"]:
+            metrics[f"eval/{card.name}/{measure}"] = sum(r["measures"][measure] for r in answered) / len(answered)
     return metrics, records
 
 
@@ -57,7 +57,7 @@ def evaluate_target(target: Path, card: Path | None, overrides: Sequence[str]) -
     with TemporaryDirectory() as scratch:
         world = assemble(cfg, run or Path(scratch))
         states, _, step = world.start(load(locate(target), world.targets()) if run else None)
-        world.publish(states)
+        world.voices.publish(states)
         metrics, records = evaluate(world, cfg.evaluate.sets)
     return {"target": str(target), "step": step if run else None, "metrics": metrics, "records": records}
 

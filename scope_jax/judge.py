@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import httpx
 
@@ -49,13 +50,22 @@ class JudgeClient:
         self._http = httpx.Client(headers=headers, timeout=card.timeout)
         self._url = card.url.rstrip("/") + "/chat/completions"
 
-    def __call__(self, messages: Sequence[str]) -> list[str]:
-        """The model's reply to each message, in order; raises `JudgeError` when one gets none within the retries."""
+    def __call__(
+        self, messages: Sequence[str], *, temperature: float | None = None, max_tokens: int | None = None
+    ) -> list[str]:
+        """The model's reply to each message, in order; raises `JudgeError` when one gets none within the retries.
+
+        None: the card's own temperature and max_tokens.
+        """
+        sampling = {
+            "temperature": self._card.temperature if temperature is None else temperature,
+            "max_tokens": self._card.max_tokens if max_tokens is None else max_tokens,
+        }
         if not messages:
             return []
         pool = ThreadPoolExecutor(min(self._card.concurrency, len(messages)))
         try:
-            return list(pool.map(self._ask, messages))
+            return list(pool.map(partial(self._ask, sampling=sampling), messages))
         finally:  # after a failure the requests that wait are dropped, or each would spend its retries first
             pool.shutdown(cancel_futures=True)
 
@@ -72,13 +82,8 @@ class JudgeClient:
                 'or set ssp.grader = "exact-match".'
             ) from None
 
-    def _ask(self, message: str) -> str:
-        body = {
-            "model": self._card.model,
-            "messages": [{"role": "user", "content": message}],
-            "temperature": self._card.temperature,
-            "max_tokens": self._card.max_tokens,
-        }
+    def _ask(self, message: str, sampling: dict[str, float | int]) -> str:
+        body = {"model": self._card.model, "messages": [{"role": "user", "content": message}], **sampling}
         trouble = ""
         for attempt in range(self._card.retries + 1):
             if attempt:

@@ -19,8 +19,8 @@ from scope_jax.config import Config
 from scope_jax.evaluate import evaluate
 from scope_jax.metrics import RunLog
 from scope_jax.report.progress import Progress
-from scope_jax.state import TrainState
-from scope_jax.types import Episode, Metrics
+from scope_jax.residence import ACCELERATOR, States, moved, with_one_reference
+from scope_jax.types import Episode, Memory, Metrics
 
 
 def train(cfg: Config, run: Path, progress: Progress) -> dict[str, Any]:
@@ -37,39 +37,48 @@ def train(cfg: Config, run: Path, progress: Progress) -> dict[str, Any]:
 
     states, memory, start = world.start(checkpoints.resume(world.targets(), progress.say))
     log.rewind(start)
-    world.publish(states)
+    world.voices.publish(states)
     if start == 0 and cfg.evaluate.sets:
         progress.say("evaluating the base")
         log.metrics(0, evaluate(world, cfg.evaluate.sets)[0])
 
-    for step in range(start, cfg.train.steps):
-        clock = time.monotonic()
-        items = data.items(world.rows, cfg.train.batch_size, cfg.seed, step)
+    done, over = start, finished(world, memory, start)
+    while not over:
+        clock, step = time.monotonic(), done
+        items = data.items(world.rows, *world.system.takes(cfg, memory, step), cfg.seed)
         episodes, memory, metrics = world.system.play(cfg, world.tools(step), memory, items, step)
         played = time.monotonic()
         states, episodes, learned = learn(world, states, episodes)
-        world.publish(states)
+        world.voices.publish(states)
         metrics |= learned | {"time/play": played - clock, "time/learn": time.monotonic() - played}
 
         done = step + 1
-        if cfg.evaluate.sets and (done == cfg.train.steps or (cfg.evaluate.every and done % cfg.evaluate.every == 0)):
+        over = finished(world, memory, done)
+        if cfg.evaluate.sets and (over or (cfg.evaluate.every and done % cfg.evaluate.every == 0)):
             progress.say("evaluating")
             metrics |= evaluate(world, cfg.evaluate.sets)[0]
         log.episodes(done, episodes)
         log.metrics(done, metrics)
-        progress.step(done, cfg.train.steps, metrics)
-        if done % cfg.train.save_every == 0 or done == cfg.train.steps:
-            checkpoints.save(done, states, memory)
+        progress.step(done, world.system.expected(cfg), metrics)
+        if done % cfg.train.save_every == 0 or over:
+            checkpoints.save(done, with_one_reference(states), memory)
 
     checkpoints.wait()
     log.close()
-    return {"run": str(run), "steps": cfg.train.steps, "seconds": time.monotonic() - began} | log.before_after()
+    return {"run": str(run), "steps": done, "seconds": time.monotonic() - began} | log.before_after()
 
 
-def learn(
-    world: World, states: dict[str, TrainState], episodes: list[Episode]
-) -> tuple[dict[str, TrainState], list[Episode], Metrics]:
-    """(states after the step's updates, episodes with advantages, metrics by role); the states given are donated."""
+def finished(world: World, memory: Memory, step: int) -> bool:
+    """True if the card or the game ends the run after `step` steps."""
+    limit = world.cfg.train.steps
+    return (limit is not None and step >= limit) or world.system.finished(world.cfg, memory, step)
+
+
+def learn(world: World, states: States, episodes: list[Episode]) -> tuple[States, list[Episode], Metrics]:
+    """(states after the step's updates, episodes with advantages, metrics by role); the states given are donated.
+
+    The policy that learns lies on the accelerator while it does, and afterwards where all rest.
+    """
     states, episodes, metrics = dict(states), list(episodes), {}
     for update in world.system.updates(world.cfg):
         own = [i for i, e in enumerate(episodes) if e.trained and e.role == update.role and e.policy == update.policy]
@@ -77,6 +86,8 @@ def learn(
         for i, episode in zip(own, rated, strict=True):
             episodes[i] = episode
         if batches := world.learner.pack(rated, update.card, update.temperature):
-            states[update.policy], measured = world.learner.update(states[update.policy], batches, update.card)
+            at_work = moved(states[update.policy], ACCELERATOR)
+            state, measured = world.learner.update(at_work, batches, update.card)
+            states[update.policy] = moved(state, world.resting_place)
             metrics |= {f"{update.role}/{name}": value for name, value in measured.items()}
     return states, episodes, metrics

@@ -9,8 +9,10 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from rollouts.types import Completion
-from scope_jax.config import Config, LossCard
+from scope_jax.config import Config, JudgeSection, LossCard
+from scope_jax.data import Source
 
+BASE = "base"  # the name under which the weights a run began with speak
 Memory = dict[str, Any]  # what a game carries between steps: plain JSON data, saved with every checkpoint
 Metrics = dict[str, float]
 
@@ -96,6 +98,7 @@ class Tools(Protocol):
         prompts: Sequence[Prompt],
         samples: int,
         *,
+        policy: str,
         temperature: float,
         max_tokens: int,
         top_k: int = 0,
@@ -105,15 +108,32 @@ class Tools(Protocol):
         respond: Callable[..., str | None] | None = None,
         tempered: bool = True,
     ) -> list[list[Completion]]:
-        """`samples` completions of each prompt, in order; keys from (run seed, step, role, prompt name, sample)."""
+        """`samples` completions of each prompt, in order; keys from (run seed, step, role, prompt name, sample).
+
+        policy: whose weights speak, one of the system's policies or BASE, the weights the run began with.
+        """
+        ...
+
+    def tokens(self, text: str) -> int:
+        """Length of plain text in tokens of the policy."""
         ...
 
     def search(self, queries: Sequence[str]) -> list[str]:
         """Formatted result text of each query, within the card's token budget, own tags neutralised."""
         ...
 
-    def judge(self, messages: Sequence[str]) -> list[str]:
-        """Replies of the outside judge model to single user messages, in order."""
+    def judge(
+        self,
+        messages: Sequence[str],
+        *,
+        by: str = "judge",
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+    ) -> list[str]:
+        """Replies of an outside model to single user messages, in order.
+
+        by: which of the system's `judges`. None: what the judge's table in the card says.
+        """
         ...
 
 
@@ -122,25 +142,53 @@ class System(Protocol):
     """The shape every module of `scope_jax.systems` has (no base class: modules are checked against it)."""
 
     def policies(self, cfg: Config) -> tuple[str, ...]:
-        """Names of the trained policies."""
+        """Names of the trained policies; each begins as the base and has an optimiser of its own."""
+        ...
+
+    def asks_base(self, cfg: Config) -> bool:
+        """True if the base itself speaks in the game (a frozen judge), beside being the reference of a KL term."""
+        ...
+
+    def judges(self, cfg: Config) -> Mapping[str, JudgeSection]:
+        """The outside models the game asks, by name."""
+        ...
+
+    def source(self, cfg: Config) -> Source:
+        """Where the rows of data come from."""
         ...
 
     def start(self, cfg: Config) -> Memory:
         """Memory before the first step."""
         ...
 
+    def finished(self, cfg: Config, memory: Memory, step: int) -> bool:
+        """True if nothing is left to do after `step` steps (`train.steps` ends a run in any case)."""
+        ...
+
+    def expected(self, cfg: Config) -> int | None:
+        """Number of steps of a whole run, None if only the game itself will show."""
+        ...
+
+    def takes(self, cfg: Config, memory: Memory, step: int) -> tuple[int, int]:
+        """(first, count): the rows of the stream of data that the next step plays with."""
+        ...
+
     def play(
         self, cfg: Config, tools: Tools, memory: Memory, items: Sequence[Mapping[str, Any]], step: int
     ) -> tuple[list[Episode], Memory, Metrics]:
-        """One whole game on the step's items; pure in its arguments, `memory` is returned anew."""
+        """One step of the game on its items; pure in its arguments, `memory` is returned anew."""
         ...
 
     def updates(self, cfg: Config) -> tuple[Update, ...]:
-        """The learner updates of one step, in order."""
+        """The learner updates a step may have, in order; one without trained episodes is left out."""
+        ...
+
+    def exam_fields(self, cfg: Config) -> tuple[str, ...]:
+        """Fields of which every row of an evaluation set has one."""
         ...
 
     def answer(
         self, cfg: Config, tools: Tools, rows: Sequence[Mapping[str, Any]], *, temperature: float, max_tokens: int
     ) -> list[dict[str, Any]]:
-        """Evaluation: one record for each question row with `prediction`, `correct`, `searches` and `text`."""
+        """Evaluation: a record for each row, for people, with "measures": numbers of which the mean is reported."""
         ...

@@ -54,11 +54,12 @@ class Progress:
         """One line for people: what begins, what was skipped."""
         self.console.print(text, soft_wrap=True, markup=False, highlight=False)
 
-    def step(self, done: int, total: int, metrics: Mapping[str, float]) -> None:
-        """Training step `done` of `total` is over, with its metrics."""
+    def step(self, done: int, total: int | None, metrics: Mapping[str, float]) -> None:
+        """Training step `done` of `total` (None: nobody knows yet) is over, with its metrics."""
         seconds, self._clock = time.monotonic() - self._clock, time.monotonic()
         self._bar("steps", done, total)
-        self.say(f"step {done}/{total}  {headline(metrics)}  {seconds:.1f} s")
+        place = f"{done}" if total is None else f"{done}/{total}"
+        self.say(f"step {place}  {headline(metrics)}  {seconds:.1f} s")
 
     def part(self, name: str, done: int, total: int) -> None:
         """`done` of `total` pieces of some work are over (passages embedded, questions answered)."""
@@ -69,7 +70,7 @@ class Progress:
             self._said[name] = now
             self.say(f"{name} {done}/{total}")
 
-    def _bar(self, name: str, done: int, total: int) -> bool:
+    def _bar(self, name: str, done: int, total: int | None) -> bool:
         if self._bars is None:
             return False
         if name not in self._tasks:

@@ -73,6 +73,7 @@ class ScriptedTools:
         prompts: Sequence[Prompt],
         samples: int,
         *,
+        policy: str,
         temperature: float,
         max_tokens: int,
         top_k: int = 0,
@@ -88,6 +89,7 @@ class ScriptedTools:
             assert key not in self.prompts, f"{key} was used twice in a step"
             self.asked.append((role, prompt.name, samples))
             self.prompts[key] = "".join(map(chr, prompt.ids))
+        assert policy == "actor"
         self.options[role] = {"temperature": temperature, "max_tokens": max_tokens, "stop": tuple(stop)}
         params = SamplingParams(temperature, top_k, top_p, max_tokens, tuple(stop), Characters.eos_ids, tempered)
         return [
@@ -113,7 +115,18 @@ class ScriptedTools:
         self.searched += queries
         return [neutralise(self.results.get(query, NOTHING_FOUND)) for query in queries]
 
-    def judge(self, messages: Sequence[str]) -> list[str]:
+    def tokens(self, text: str) -> int:
+        return len(text)
+
+    def judge(
+        self,
+        messages: Sequence[str],
+        *,
+        by: str = "judge",
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+    ) -> list[str]:
+        assert by == "judge"
         self.judged += messages
         return [self.judge_reply(message) for message in messages]
 

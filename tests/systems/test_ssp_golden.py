@@ -235,11 +235,11 @@ def test_evaluation_answers_every_row():
     plan = Plan(solutions={"Which capital?": [["<think>hm"]]})
     tools = world(plan)
     records = ssp.answer(card(), tools, rows, temperature=0.0, max_tokens=99)
-    assert [(r["prediction"], r["correct"], r["searches"]) for r in records] == [
-        ("Paris", True, 1),
-        ("Rome", True, 1),
-        ("London", False, 0),
-        (None, False, 0),
+    assert [(r["prediction"], r["correct"], r["measures"]) for r in records] == [
+        ("Paris", True, {"accuracy": 1.0, "searches": 1.0}),
+        ("Rome", True, {"accuracy": 1.0, "searches": 1.0}),
+        ("London", False, {"accuracy": 0.0, "searches": 0.0}),
+        (None, False, {"accuracy": 0.0, "searches": 0.0}),
     ]
     assert records[0]["text"]["turns"][-1]["text"] == "<answer>Paris</answer>"
     assert tools.options["eval"] == {"temperature": 0.0, "max_tokens": 99, "stop": ("</search>", "</answer>")}

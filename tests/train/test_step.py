@@ -25,13 +25,13 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 def started(world: World) -> dict[str, TrainState]:
     states, _, step = world.start(None)
     assert step == 0
-    world.publish(states)
+    world.voices.publish(states)
     return states
 
 
 @pytest.fixture(scope="module")
 def episodes(world: World, started: dict[str, TrainState]) -> list[Episode]:
-    items = data.items(world.rows, world.cfg.train.batch_size, world.cfg.seed, 0)
+    items = data.items(world.rows, *world.system.takes(world.cfg, {}, 0), world.cfg.seed)
     played, _, metrics = world.system.play(world.cfg, world.tools(0), world.system.start(world.cfg), items, 0)
     assert metrics["solver/searches"] > 0
     return played

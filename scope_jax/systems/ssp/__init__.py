@@ -28,8 +28,8 @@ from typing import Any
 
 from rollouts.types import Completion
 from scope_jax import judge, parsing, rewards, searching
-from scope_jax.config import Config, RoleSection
-from scope_jax.data import gold_answers, rng
+from scope_jax.config import Config, JudgeSection, RoleSection
+from scope_jax.data import Source, gold_answers, rng
 from scope_jax.systems.ssp import instructions, pool, rules
 from scope_jax.systems.ssp.records import Problem, Proposal, Slot, Solved
 from scope_jax.systems.ssp.rows import POLICY, episodes, measure
@@ -44,9 +44,39 @@ def policies(cfg: Config) -> tuple[str, ...]:
     return (POLICY,)
 
 
+def asks_base(cfg: Config) -> bool:
+    """The actor verifies its own questions."""
+    return False
+
+
+def judges(cfg: Config) -> dict[str, JudgeSection]:
+    """The outside grader and verifier, if the card has one."""
+    return {} if cfg.judge is None else {"judge": cfg.judge}
+
+
+def source(cfg: Config) -> Source:
+    """Ground-truth answers."""
+    assert cfg.data.answers is not None  # Config sees to it
+    return Source(cfg.data.answers, ("answer", "answers"), cfg.data.limit)
+
+
 def start(cfg: Config) -> Memory:
     """An empty pool of questions."""
     return {"pool": []}
+
+
+def finished(cfg: Config, memory: Memory, step: int) -> bool:
+    """SSP goes on for as many steps as the card says."""
+    return False
+
+
+def expected(cfg: Config) -> int | None:
+    return cfg.train.steps
+
+
+def takes(cfg: Config, memory: Memory, step: int) -> tuple[int, int]:
+    """One batch of answers for each step."""
+    return step * cfg.train.batch_size, cfg.train.batch_size
 
 
 def updates(cfg: Config) -> tuple[Update, ...]:
@@ -125,6 +155,7 @@ def converse(
         role,
         prompts,
         samples,
+        policy=POLICY,
         temperature=card.sampling.temperature,
         max_tokens=card.sampling.max_tokens,
         top_k=card.sampling.top_k,
@@ -240,10 +271,15 @@ def next_memory(cfg: Config, memory: Memory, solved: Sequence[Solved], step: int
     return {"pool": pool.after_step(memory["pool"], new, step, period)}
 
 
+def exam_fields(cfg: Config) -> tuple[str, ...]:
+    """Right answers."""
+    return ("answers", "answer")
+
+
 def answer(
     cfg: Config, tools: Tools, rows: Sequence[Mapping[str, Any]], *, temperature: float, max_tokens: int
 ) -> list[dict[str, Any]]:
-    """The solver's answer to each question row: `prediction`, `correct`, `searches`, `text` with the whole episode.
+    """The solver's answer to each question row: `prediction`, `correct`, measures, `text` with the whole episode.
 
     Graded as in training, except that the format counts for nothing beyond the `<answer>`.
     """
@@ -252,6 +288,7 @@ def answer(
         "eval",
         [Prompt(tools.encode_prompt(text), f"{place}") for place, text in enumerate(texts)],
         1,
+        policy=POLICY,
         temperature=temperature,
         max_tokens=max_tokens,
         stop=("</search>", "</answer>"),
@@ -268,7 +305,7 @@ def answer(
             "answers": list(gold),
             "prediction": prediction,
             "correct": right,
-            "searches": len(searching.queries_run(group[0])),
+            "measures": {"accuracy": float(right), "searches": float(len(searching.queries_run(group[0])))},
             "text": {"prompt": text, "turns": searching.transcript(group[0])},
         }
         for row, gold, prediction, right, group, text in zip(rows, golds, said, correct, groups, texts, strict=True)

@@ -10,6 +10,7 @@ from scope_jax.config import Config
 from scope_jax.data import rng
 from scope_jax.systems.ssp import instructions, materials
 from scope_jax.systems.ssp.records import Proposal
+from scope_jax.systems.ssp.rows import POLICY
 from scope_jax.types import Prompt, Tools
 
 
@@ -78,6 +79,7 @@ def _replies(cfg: Config, tools: Tools, prompts: Mapping[int, str], fresh: Seque
         "verify",
         list(fitting.values()),
         1,
+        policy=POLICY,
         temperature=cfg.ssp.verify_temperature,
         max_tokens=cfg.ssp.verify_max_tokens,
     )

@@ -1,0 +1,76 @@
+"""Where the policies of a run lie: on the accelerator or in host memory; and whose weights the engine speaks with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from rollouts.types import Rollouts
+from scope_jax.state import TrainState
+from scope_jax.types import BASE
+
+ACCELERATOR, HOST = "device", "pinned_host"  # JAX's names of the two memories
+States = dict[str, TrainState]
+
+
+def moved(tree: Any, memory: str) -> Any:
+    """The arrays of a tree in ACCELERATOR or HOST memory, sharded as before; those that lie there already stay."""
+
+    def move(x: jax.Array) -> jax.Array:
+        target = x.sharding.with_memory_kind(memory)
+        return x if x.sharding == target else jax.device_put(x, target)
+
+    return jax.tree.map(move, tree)
+
+
+def in_memory(abstract: Any, memory: str) -> Any:
+    """The same for jax.ShapeDtypeStruct with shardings: what a checkpoint is to be read into."""
+
+    def move(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        assert leaf.sharding is not None
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding.with_memory_kind(memory))
+
+    return jax.tree.map(move, abstract)
+
+
+def with_one_reference(states: Mapping[str, Any]) -> dict[str, Any]:
+    """The states as they are saved: all policies share one reference, so only the first keeps it."""
+    first = next(iter(states))
+    return {name: state if name == first else state.replace(ref_params=None) for name, state in states.items()}
+
+
+def with_shared_reference(states: Mapping[str, TrainState]) -> States:
+    """The inverse of `with_one_reference`: every state refers to the same buffers."""
+    reference = next(iter(states.values())).ref_params
+    return {name: state.replace(ref_params=reference) for name, state in states.items()}
+
+
+class Voices:
+    """The weights that may speak, by policy; the engine holds one of them at a time."""
+
+    def __init__(self, rollouts: Rollouts) -> None:
+        self.rollouts = rollouts
+        self._weights: dict[str, Any] = {}
+        self._speaking: str | None = None
+
+    def publish(self, states: Mapping[str, TrainState]) -> None:
+        """These states speak from now on, and their reference as BASE; the engine loads nothing yet."""
+        self._weights = {name: state.params for name, state in states.items()}
+        self._weights[BASE] = next(iter(states.values())).ref_params
+        self._speaking = None
+
+    def speak(self, policy: str) -> Rollouts:
+        """The engine with the policy's weights, copied from device to device, or from the host if they lie there.
+
+        Raises ValueError for a policy without weights.
+        """
+        if policy != self._speaking:
+            if self._weights.get(policy) is None:
+                known = ", ".join(name for name, weights in self._weights.items() if weights is not None)
+                raise ValueError(f"no weights are there for the policy {policy!r}; the run has {known}.")
+            self._speaking = None
+            self.rollouts.load_params(moved(self._weights[policy], ACCELERATOR))
+            self._speaking = policy
+        return self.rollouts

@@ -1,0 +1,138 @@
+"""Several policies in one run: whose weights speak, where states lie, one reference for all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from rollouts.types import Completion
+from scope_jax.assemble import World, assemble
+from scope_jax.checkpoint import Checkpoints
+from scope_jax.config import load_card
+from scope_jax.residence import (
+    ACCELERATOR,
+    HOST,
+    Voices,
+    in_memory,
+    moved,
+    with_one_reference,
+    with_shared_reference,
+)
+from scope_jax.state import TrainState
+from scope_jax.train import learn
+from scope_jax.types import BASE, Datum, Episode
+
+SMALL = ("train.batch_size=4", "rollout.slots=8", "evaluate.sets=[]", "learner.micro_batch_rows=4")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return assemble(load_card("configs/ssp/atlas.toml", SMALL), tmp_path_factory.mktemp("run"))
+
+
+def kinds(tree: Any) -> set[str]:
+    return {leaf.sharding.memory_kind for leaf in jax.tree.leaves(tree)}
+
+
+def same(a: Any, b: Any) -> bool:
+    return jax.tree.all(jax.tree.map(lambda x, y: bool(np.array_equal(np.asarray(x), np.asarray(y))), a, b))
+
+
+class Recorder:
+    """An engine that notes which weights it was given."""
+
+    def __init__(self) -> None:
+        self.loaded: list[Any] = []
+
+    def load_params(self, params: Any) -> None:
+        self.loaded.append(params)
+
+    def run(self, requests: Any) -> list[Completion]:
+        return []
+
+
+def states_of(*values: float) -> dict[str, TrainState]:
+    names = ("challenger", "solver")
+    reference = {"w": jax.numpy.full(3, -1.0)}
+    return {
+        name: TrainState(jax.numpy.int32(0), jax.numpy.int32(0), {"w": jax.numpy.full(3, value)}, {}, reference)
+        for name, value in zip(names, values, strict=True)
+    }
+
+
+def test_the_engine_gets_the_weights_of_whoever_speaks() -> None:
+    recorder = Recorder()
+    voices = Voices(recorder)
+    voices.publish(states_of(1.0, 2.0))
+    for policy in ("solver", "solver", BASE, "challenger"):
+        voices.speak(policy)
+    assert [float(params["w"][0]) for params in recorder.loaded] == [2.0, -1.0, 1.0]  # nothing is loaded twice
+    voices.publish(states_of(3.0, 4.0))
+    voices.speak("challenger")
+    assert float(recorder.loaded[-1]["w"][0]) == 3.0  # new weights under an old name
+    with pytest.raises(ValueError, match=r"'judge'.*challenger, solver, base"):
+        voices.speak("judge")
+
+
+def test_a_policy_that_rests_on_the_host_speaks_from_the_accelerator() -> None:
+    recorder = Recorder()
+    voices = Voices(recorder)
+    voices.publish({name: moved(state, HOST) for name, state in states_of(1.0, 2.0).items()})
+    voices.speak("solver")
+    assert kinds(recorder.loaded[0]) == {ACCELERATOR}
+
+
+def test_states_move_without_a_change_of_bits() -> None:
+    state = states_of(0.1, 0.2)["solver"]
+    away = moved(state, HOST)
+    assert kinds(away) == {HOST} and same(away, state)
+    assert kinds(moved(away, ACCELERATOR)) == {ACCELERATOR}
+    again = moved(state, ACCELERATOR)
+    assert again.params["w"] is state.params["w"]  # what lies there already is not copied
+
+
+def test_a_checkpoint_holds_the_reference_once(world: World, tmp_path: Path) -> None:
+    """Two policies written and read: the states come back, into host memory if asked, with one shared reference."""
+    params = world.learner.init_state(world.start(None)[0]["actor"].params, reference=False).params
+    first = world.learner.init_state(params, reference=True)
+    second = world.learner.init_state(jax.tree.map(lambda w: w + 1, params), reference=False)
+    states = with_shared_reference({"challenger": first, "solver": second})
+    assert states["solver"].ref_params is first.ref_params
+    checkpoints = Checkpoints(tmp_path, world.cfg)
+    checkpoints.save(1, with_one_reference(states), {"stage": "tasks"})
+    checkpoints.wait()
+    saved_bytes = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
+    weights = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    assert saved_bytes < 7.5 * weights  # 2 × (weights and two moments) + 1 reference; not 8
+    abstract = in_memory(world.learner.abstract_state(True), HOST)
+    found = checkpoints.resume(with_one_reference({"challenger": abstract, "solver": abstract}), lambda text: None)
+    assert found is not None
+    back = with_shared_reference(found.states)
+    assert kinds(back) == {HOST}
+    assert same(back, states)
+
+
+def test_resting_on_the_host_changes_no_bit(world: World) -> None:
+    """One update of the actor, its state on the accelerator all the time or in host memory before and after."""
+    rng = np.random.default_rng(0)
+    sampled = np.arange(40) >= 20
+    made = []
+    for sample in range(4):
+        ids = rng.integers(0, world.model.vocab_size, 40).astype(np.int32)
+        datum = Datum(ids, sampled, np.where(sampled, -7.0, 0.0).astype(np.float32))
+        made.append(Episode("solver", "actor", "one", (datum,), float(sample)))
+    after = {}
+    for offload in (False, True):
+        cfg = world.cfg.model_copy(update={"train": world.cfg.train.model_copy(update={"offload": offload})})
+        place = replace(world, cfg=cfg)
+        states, _, _ = place.start(None)
+        assert kinds(states["actor"]) == {HOST if offload else ACCELERATOR}
+        after[offload], _, metrics = learn(place, states, list(made))
+        assert metrics["solver/grad_norm"] > 0
+    assert kinds(after[True]["actor"]) == {HOST}
+    assert same(after[True]["actor"], after[False]["actor"])
