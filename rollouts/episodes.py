@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from typing import Literal
 
 import numpy as np
 
-from rollouts.types import Completion, Request, RolloutError, TextCodec, Turn
+from rollouts.types import Completion, Continuation, Request, Restart, RolloutError, Row, TextCodec, Turn
 
 
 class Episode:
     """The host's side of one request: prompt, turns so far and the turn that is being sampled.
 
-    max_length: tokens that the engine holds of one episode.
+    max_length: tokens that the engine holds of one row. prompt: of the current row. row: its number, from 0.
     """
 
     def __init__(self, request: Request, index: int, tokenizer: TextCodec, max_length: int) -> None:
@@ -23,25 +24,27 @@ class Episode:
             raise ValueError(f"Request {index} has no prompt; give at least one token id.")
         if request.max_turns < 1:
             raise ValueError(f"Request {index} has max_turns={request.max_turns}; it must be at least 1.")
+        self.row = 0
         self.turns: list[Turn] = []
         self.finish_reason: str | None = "overflow" if len(self.prompt) >= max_length else None
         self._tokenizer = tokenizer
         self._max_length = max_length
         self._stops = tuple(text.encode() for text in request.params.stop)
         self._reach = max(map(len, self._stops), default=0)
-        self._before = len(self.prompt)  # tokens before the current turn
+        self._first_prompt = self.prompt
+        self._before = len(self.prompt)  # tokens of the row before the current turn
         self._ids: list[int] = []
         self._logprobs: list[float] = []
         self._tail = b""  # end of the current turn's bytes, as far as a stop string may reach back
 
     @property
     def length(self) -> int:
-        """Tokens so far, prompt included."""
+        """Tokens of the current row so far, prompt included."""
         return self._before + len(self._ids)
 
     @property
     def last_id(self) -> int:
-        """The last token so far."""
+        """The last token of the current row so far."""
         turns = [turn for turn in self.turns if len(turn.ids)]
         return self._ids[-1] if self._ids else int(turns[-1].ids[-1] if turns else self.prompt[-1])
 
@@ -101,11 +104,11 @@ class Episode:
         """Ends the episode with the reason of its last turn."""
         self.finish_reason = self.turns[-1].finish
 
-    def observe(self, answer: Future[object]) -> np.ndarray | None:
-        """Adds the answer to a turn as an observation; its ids, or None if the episode is over.
+    def observe(self, answer: Future[object]) -> Literal["over", "goes on", "starts anew"]:
+        """Adds the answer to a turn as an observation, and says what becomes of the episode.
 
-        What the responder raised is raised here, with a note that names the request. Raises RolloutError if it answered
-        something else than text or None.
+        It "goes on" with the ids of the new last turn, or "starts anew" from the new `prompt`. What the responder
+        raised is raised here, with a note that names the request. Raises RolloutError for an answer of another kind.
         """
         if (error := answer.exception()) is not None:
             error.add_note(f"raised by the responder of request {self.index} after turn {len(self.turns)}")
@@ -113,32 +116,62 @@ class Episode:
         reply = answer.result()
         if reply is None:
             self.end()
-            return None
+            return "over"
         if sum(turn.kind == "sampled" for turn in self.turns) >= self.request.max_turns:
             self.finish_reason = "turns"
-            return None
-        if not isinstance(reply, str):
-            kind = type(reply).__name__
-            raise RolloutError(f"The responder of request {self.index} returned {kind}; it must return text or None.")
-        ids = np.asarray(self._tokenizer.encode(reply), np.int32)
+            return "over"
+        if isinstance(reply, Restart):
+            return self._restart(reply)
+        if isinstance(reply, Continuation):
+            ids, text = np.asarray(reply.ids, np.int32).reshape(-1), reply.text
+        elif isinstance(reply, str):
+            ids, text = np.asarray(self._tokenizer.encode(reply), np.int32), reply
+        else:
+            raise RolloutError(
+                f"The responder of request {self.index} returned {type(reply).__name__}; it must return text, a "
+                "Continuation, a Restart or None."
+            )
         if self.length + len(ids) >= self._max_length:
             self.finish_reason = "overflow"
-            return None
-        self._add(Turn("observation", ids, np.zeros(len(ids), np.float32), reply, None))
-        return ids
+            return "over"
+        self._add(Turn("observation", ids, np.zeros(len(ids), np.float32), text, None))
+        return "goes on"
+
+    def _restart(self, reply: Restart) -> Literal["over", "starts anew"]:
+        prompt = np.asarray(reply.prompt_ids, np.int32).reshape(-1)
+        if not len(prompt):
+            raise RolloutError(f"The responder of request {self.index} returned a Restart without a prompt.")
+        if len(prompt) >= self._max_length:
+            self.finish_reason = "overflow"
+            return "over"
+        self.turns.append(Turn("observation", prompt, np.zeros(len(prompt), np.float32), reply.text, None, True))
+        self.prompt, self.row, self._before = prompt, self.row + 1, len(prompt)
+        return "starts anew"
 
     def completion(self) -> Completion:
         """The episode as it is now."""
         assert self.finish_reason is not None
-        none = np.zeros(0, np.int32)
+        rows, prompt, parts = [], self._first_prompt, []
+        for turn in self.turns:
+            if turn.restarts:
+                rows.append(_row(prompt, parts))
+                prompt, parts = turn.ids, []
+            else:
+                parts.append(turn)
+        rows.append(_row(prompt, parts))
         return Completion(
-            prompt_ids=self.prompt,
-            ids_T=np.concatenate([none, *(turn.ids for turn in self.turns)]),
-            sampled_T=np.concatenate(
-                [none.astype(bool), *(np.full(len(turn.ids), turn.kind == "sampled") for turn in self.turns)]
-            ),
-            logprobs_T=np.concatenate([none.astype(np.float32), *(turn.logprobs for turn in self.turns)]),
+            rows=tuple(rows),
             turns=tuple(self.turns),
             finish_reason=self.finish_reason,
             text="".join(turn.text for turn in self.turns),
         )
+
+
+def _row(prompt: np.ndarray, turns: list[Turn]) -> Row:
+    ids, flags, logprobs = np.zeros(0, np.int32), np.zeros(0, bool), np.zeros(0, np.float32)
+    return Row(
+        prompt_ids=prompt,
+        ids_T=np.concatenate([ids, *(turn.ids for turn in turns)]),
+        sampled_T=np.concatenate([flags, *(np.full(len(turn.ids), turn.kind == "sampled") for turn in turns)]),
+        logprobs_T=np.concatenate([logprobs, *(turn.logprobs for turn in turns)]),
+    )

@@ -1,7 +1,8 @@
 """The offline driver: plays requests on an engine, refilling slots as they come free.
 
 Each round of the loop places waiting episodes in free slots, appends the observations that have arrived, decodes one
-dispatch and hands out its tokens. Responders run in threads meanwhile.
+dispatch and hands out its tokens. Responders run in threads meanwhile. An episode that starts anew gives its slot back
+and waits, first in the queue, for its new prompt to be prefilled.
 """
 
 from __future__ import annotations
@@ -25,6 +26,18 @@ REFILL = 8  # while others wait, a dispatch ends when slots / REFILL of its slot
 def derived_key(seed: int, call: int, index: int) -> np.ndarray:
     """uint32[2] key data of a request that brought none."""
     digest = hashlib.blake2b(repr((seed, call, index)).encode(), digest_size=8).digest()
+    return np.frombuffer(digest, dtype="<u4").copy()
+
+
+def row_key(key: np.ndarray, row: int) -> np.ndarray:
+    """uint32[2] key data of an episode's row: the request's own for the first, another for every later one.
+
+    A token's random numbers come from the key and the token's place in its row. After a restart the places count anew,
+    and with the same key the policy would draw the same numbers again.
+    """
+    if not row:
+        return key
+    digest = hashlib.blake2b(repr((key.tolist(), row)).encode(), digest_size=8).digest()
     return np.frombuffer(digest, dtype="<u4").copy()
 
 
@@ -108,7 +121,7 @@ class _Round:
             for row, episode in pairs:
                 slot = self._free.pop()
                 self._live[slot] = episode
-                key = self._keys[episode.index]
+                key = row_key(self._keys[episode.index], episode.row)
                 placements.append(Placement(slot, row, episode.limit, episode.request.params, key))
             self._state = self._engine.insert(self._state, prefix, placements)
 
@@ -121,12 +134,14 @@ class _Round:
         for future in sorted(done, key=lambda f: self._asked[f][0]):
             slot, episode = self._asked.pop(future)
             kept, last = episode.length - 1, episode.last_id
-            ids = episode.observe(future)
-            if ids is None:
-                self._free.append(slot)
-            else:
+            outcome = episode.observe(future)
+            if outcome == "goes on":
                 self._live[slot] = episode
-                extensions.append(Extension(slot, kept, [last, *ids.tolist()], episode.limit))
+                extensions.append(Extension(slot, kept, [last, *episode.turns[-1].ids.tolist()], episode.limit))
+            else:
+                self._free.append(slot)
+                if outcome == "starts anew":
+                    self._queue.add(episode)
         self._extend(extensions)
 
     def _extend(self, extensions: Iterable[Extension]) -> None:

@@ -51,6 +51,10 @@ class Queue:
     def __bool__(self) -> bool:
         return bool(self._groups)
 
+    def add(self, episode: Episode) -> None:
+        """Puts an episode with a new prompt of its own before all others."""
+        self._groups.appendleft(Group(episode.prompt, deque([episode])))
+
     def take(self, free: int) -> list[tuple[Prefix, list[tuple[int, Episode]]]]:
         """Up to `free` episodes, the next in the queue: for each Prefix its (row, episode) pairs."""
         taken: list[tuple[Prefix, list[tuple[int, Episode]]]] = []

@@ -15,6 +15,8 @@ Script = Callable[[str, tuple[Turn, ...]], str]
 class ScriptedRollouts:
     """Plays requests with `script(prompt text, turns so far) -> text of the next turn`.
 
+    The prompt is that of the current row: after a `Restart` the new one.
+
     The text is tokenised and cut by the same rules as sampled tokens: stop strings, stop ids, max_tokens, max_length.
     A text that none of them ends gets the tokenizer's first end token, as a policy would say it. Log-probs are 0: a
     script says what it says with probability 1. Responders are called in another thread, one after the other.

@@ -50,9 +50,10 @@ class SamplingParams:
 class Turn:
     """A piece of an episode after the prompt: tokens of the policy, or of an observation.
 
-    ids: int32; logprobs: float32, 0 in observations. text: the decoded ids without the stop id. finish: how a sampled
-    turn ended ("stop": a stop string or stop id, "eos": an end token, "length": max_tokens, "overflow": the engine's
-    length), None for observations.
+    ids: int32; logprobs: float32, 0 in observations. text: the decoded ids without the stop id; for observations what
+    people read of them. finish: how a sampled turn ended ("stop": a stop string or stop id, "eos": an end token,
+    "length": max_tokens, "overflow": the engine's length), None for observations. restarts: True for an observation
+    after which the policy reads another prompt instead of all that came before; `ids` is that prompt, whole.
     """
 
     kind: Literal["sampled", "observation"]
@@ -60,9 +61,33 @@ class Turn:
     logprobs: np.ndarray
     text: str
     finish: str | None
+    restarts: bool = False
 
 
-Responder = Callable[[tuple[Turn, ...]], str | None]
+@dataclass(frozen=True)
+class Continuation:
+    """An answer to a turn as ids: they follow the tokens so far, special tokens of a chat template among them.
+
+    text: what a person reads of it.
+    """
+
+    ids: Sequence[int] | np.ndarray
+    text: str
+
+
+@dataclass(frozen=True)
+class Restart:
+    """An answer to a turn as a whole new prompt: the next turn follows it, and nothing that came before is seen.
+
+    text: what the policy newly learned, for people.
+    """
+
+    prompt_ids: Sequence[int] | np.ndarray
+    text: str
+
+
+Reply = str | Continuation | Restart | None
+Responder = Callable[[tuple[Turn, ...]], Reply]
 
 
 @dataclass(frozen=True)
@@ -72,7 +97,8 @@ class Request:
     key: uint32[2], raw threefry key data; None lets the driver derive one from its seed, the number of the call and the
     place in it. group: requests of one group have the same prompt and share one prefill. max_turns: sampled turns.
     respond: what a turn that ended with "stop" or "eos" gets; called in another thread with all turns so far, returns
-    the text of an observation, or None to end the episode. respond None: the episode has one turn.
+    an observation, as text that is encoded and appended, as a `Continuation` or as a `Restart`, or None to end the
+    episode. respond None: the episode has one turn.
     """
 
     prompt_ids: Sequence[int] | np.ndarray
@@ -80,26 +106,56 @@ class Request:
     key: np.ndarray | None
     group: str | None
     max_turns: int
-    respond: Callable[..., str | None] | None
+    respond: Callable[..., Reply] | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A stretch of an episode that was one sequence of tokens to the engine: a prompt and everything that followed it.
+
+    ids_T int32: the tokens after the prompt, in order. sampled_T bool: True where the policy chose the token.
+    logprobs_T float32: behaviour log-probs, 0 where not sampled.
+    """
+
+    prompt_ids: np.ndarray
+    ids_T: np.ndarray
+    sampled_T: np.ndarray
+    logprobs_T: np.ndarray
 
 
 @dataclass(frozen=True)
 class Completion:
     """One episode as the engine saw it: token in, token out.
 
-    ids_T int32: everything after the prompt, in order. sampled_T bool: True where the policy chose the token.
-    logprobs_T float32: behaviour log-probs, 0 where not sampled. finish_reason: the last sampled turn's finish, or
-    "turns" if max_turns ended the episode, "overflow" if the prompt, an observation or the turn did not fit. text: the
-    texts of all turns.
+    rows: one, and one more for each `Restart`; every sampled token is in exactly one of them. finish_reason: the last
+    sampled turn's finish, or "turns" if max_turns ended the episode, "overflow" if a prompt, an observation or the turn
+    did not fit. text: the texts of all turns.
     """
 
-    prompt_ids: Sequence[int] | np.ndarray
-    ids_T: np.ndarray
-    sampled_T: np.ndarray
-    logprobs_T: np.ndarray
+    rows: tuple[Row, ...]
     turns: tuple[Turn, ...]
     finish_reason: str
     text: str
+
+    @property
+    def prompt_ids(self) -> np.ndarray:
+        """The prompt of the first row."""
+        return self.rows[0].prompt_ids
+
+    @property
+    def ids_T(self) -> np.ndarray:
+        """int32: what followed the prompts, row after row; the prompts of later rows are not in it."""
+        return np.concatenate([row.ids_T for row in self.rows])
+
+    @property
+    def sampled_T(self) -> np.ndarray:
+        """bool, for `ids_T`."""
+        return np.concatenate([row.sampled_T for row in self.rows])
+
+    @property
+    def logprobs_T(self) -> np.ndarray:
+        """float32, for `ids_T`."""
+        return np.concatenate([row.logprobs_T for row in self.rows])
 
 
 @runtime_checkable

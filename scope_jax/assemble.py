@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from retrieval.search import LocalRetriever, SearchTool
 from rollouts.engine import Engine, EngineConfig
 from rollouts.local import LocalRollouts
 from rollouts.types import Completion, Request, SamplingParams
-from scope_jax import data, parsing
+from scope_jax import data, dialects, parsing
 from scope_jax.checkpoint import Saved
 from scope_jax.config import Config
 from scope_jax.judge import JudgeClient, JudgeError
@@ -44,6 +45,7 @@ from scope_jax.residence import (
 )
 from scope_jax.state import TrainState
 from scope_jax.systems import SYSTEMS
+from scope_jax.turns import Joiner
 from scope_jax.types import Memory, Prompt, System
 from sharding.mesh import MeshConfig, make_mesh
 from sharding.rules import TRAIN
@@ -66,6 +68,7 @@ class World:
     tokenizer: Tokenizer
     learner: Learner
     voices: Voices
+    joiner: Joiner
     search: SearchTool
     judges: Mapping[str, JudgeClient]
     rows: list[data.Row]
@@ -151,7 +154,7 @@ class StepTools:
                 key=data.key_data(self.world.cfg.seed, self.step, role, prompt.name, sample),
                 group=prompt.name,
                 max_turns=max_turns,
-                respond=respond,
+                respond=None if respond is None else self.world.joiner.responder(respond, prompt.text),
             )
             for prompt in prompts
             for sample in range(samples)
@@ -212,6 +215,7 @@ def assemble(cfg: Config, run: Path) -> World:
         tokenizer=tokenizer,
         learner=learner,
         voices=Voices(_engine(cfg, model, tokenizer, mesh)),
+        joiner=_joiner(cfg, tokenizer),
         search=_search_tool(cfg, tokenizer, run, mesh),
         judges=judges,
         rows=data.load(source.path, source.fields, source.limit),
@@ -259,9 +263,14 @@ def _search_tool(cfg: Config, tokenizer: Tokenizer, run: Path, mesh: Mesh) -> Se
         top_k=card.top_k,
         max_tokens=card.max_tokens,
         truncate=truncate,
-        neutralise=parsing.neutralise,
+        neutralise=partial(parsing.neutralise, also=dialects.load(cfg.model.dialect).tags),
         cache_size=CACHED_QUERIES,
     )
+
+
+def _joiner(cfg: Config, tokenizer: Tokenizer) -> Joiner:
+    options: dict[str, Any] = dict(cfg.model.chat_template_kwargs)
+    return Joiner(cfg.model.turns, tokenizer, dialects.load(cfg.model.dialect), options)
 
 
 def _engine(cfg: Config, model: ModelConfig, tokenizer: Tokenizer, mesh: Mesh) -> LocalRollouts:

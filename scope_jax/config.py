@@ -16,6 +16,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from scope_jax import dialects
+
 
 class CardError(ValueError):
     """A card that cannot be used: the message is one sentence with file, key and remedy."""
@@ -50,11 +52,19 @@ class Section(BaseModel):
 
 
 # --------------------------------------------------------------------------------------------------- model and mesh
+def _known_dialect(name: str) -> str:
+    dialects.load(name)
+    return name
+
+
 class ModelSection(Section):
     checkpoint: CardPath  # Hugging Face folder: config.json, *.safetensors, tokenizer
     tokenizer: CardPath | None = None  # another tokenizer folder; the checkpoint's own otherwise
     chat_template: CardPath | None = None  # a .jinja file that replaces the tokenizer's template
     chat_template_kwargs: dict[str, bool | int | str] = {}  # handed to the template, e.g. enable_thinking = false
+    # how the model writes a search and reads results (SCOPE Table 11): xml, hermes, function, or a TOML file
+    dialect: Annotated[CardPath, AfterValidator(_known_dialect)] = "xml"
+    turns: Literal["raw", "chat", "chat-trimmed"] = "raw"  # how an observation joins the conversation, see rollouts.md
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
     param_dtype: Literal["float32", "bfloat16"] = "float32"  # master weights and Adam moments
 

@@ -1,7 +1,7 @@
 """Reading what a policy wrote, and making foreign text safe to show it.
 
-A policy speaks in tags: `<think>`, `<search>`, `<question>`, `<answer>`; search results come back inside
-`<information>` (Search-R1's protocol, used by SSP App. D). All extraction is by position and knows only closed pairs.
+A policy speaks in tags: `<think>`, `<question>`, `<answer>` and those of its search dialect (`scope_jax.dialects`).
+All extraction is by position and knows only closed pairs.
 """
 
 from __future__ import annotations
@@ -9,17 +9,31 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
+from functools import cache
 
 TAGS = ("think", "search", "information", "question", "answer")
-JOINT = "\n---\n"  # between the results of several queries of one turn (verl)
 
-_TAG = re.compile(rf"<(/?)({'|'.join(TAGS)})>")
-_FOREIGN_TAG = re.compile(
-    r"<\s*(/?)\s*(think|search|information|question|answer|observation|original_evidence)\s*/?\s*>", re.IGNORECASE
+# Tags that mean something to some policy, judge or template of ours; text from elsewhere must not hold them.
+FOREIGN = (
+    *TAGS,
+    "observation",
+    "original_evidence",
+    "task",
+    "score",
+    "scores",
+    "rubric",
+    "rubrics",
+    "verdict",
+    "tool",
+    "tools",
+    "tool_call",
+    "tool_response",
+    "functions",
+    "function_calls",
+    "function_results",
 )
 _BAR_TOKEN = re.compile(r"<([|｜])([^<>|｜\n]{1,64})([|｜])>")
 _WORD_TOKEN = re.compile(r"<(/?)(s|bos|eos|pad|unk|mask|start_of_turn|end_of_turn)>", re.IGNORECASE)
-_INFORMATION = re.compile(r"<information>\n?(.*?)\n?</information>", re.DOTALL)
 _ANSWER_LABEL = re.compile(r"\banswer\**\s*[:：]", re.IGNORECASE)
 
 
@@ -55,34 +69,39 @@ def last(texts: Sequence[str], tag: str) -> str | None:
     return None
 
 
-def searches(text: str) -> list[str]:
-    """Every query of a turn: each closed `<search>`; a JSON list of strings inside one counts as several queries."""
-    queries: list[str] = []
-    for content in spans(text, "search"):
-        queries.extend(query.strip() for query in _several(content))
-    return [query for query in queries if query]
+def several(query: str) -> list[str]:
+    """The queries of one search: a JSON list of strings counts as several; blank ones are left out."""
+    return [part.strip() for part in _listed(query) if part.strip()]
 
 
-def _several(content: str) -> list[str]:
+def _listed(content: str) -> list[str]:
     if not content.startswith("["):
         return [content]
     try:
         value = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return [content]
     strings = isinstance(value, list) and all(isinstance(item, str) for item in value)
     return value if strings else [content]
 
 
-def well_formed(text: str, allowed: Sequence[str]) -> bool:
-    """True if every tag of `text` is closed, none is inside another, and only tags of `allowed` occur."""
+def well_formed(text: str, allowed: Sequence[str], known: Sequence[str] = TAGS) -> bool:
+    """True if every tag of `text` is closed, none is inside another, and only tags of `allowed` occur.
+
+    What is neither allowed nor `known` is no tag but text.
+    """
     opened: str | None = None
-    for match in _TAG.finditer(text):
+    for match in _tag(tuple({*known, *allowed})).finditer(text):
         closing, tag = bool(match.group(1)), match.group(2)
         if tag not in allowed or (opened != tag if closing else opened is not None):
             return False
         opened = None if closing else tag
     return opened is None
+
+
+@cache
+def _tag(tags: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile(rf"<(/?)({'|'.join(tags)})>")
 
 
 def opens_with_thought(text: str) -> bool:
@@ -99,28 +118,38 @@ def labelled_answer(text: str) -> str | None:
     return rest.splitlines()[0].strip().strip("*").strip() or None if rest else None
 
 
-def observation(results: Sequence[str]) -> str:
-    """The text a policy reads after a search: the results inside `<information>`, with line breaks around."""
-    return f"\n<information>\n{JOINT.join(results)}\n</information>\n\n"
+def without_thought(text: str) -> str:
+    """What a turn said after its thinking: all behind the last `</think>`; the whole text if there is none.
+
+    So a template that opens the thought itself, in the prompt, makes no difference.
+    """
+    return text.rpartition("</think>")[2].lstrip("\n")
 
 
-def results_of(text: str) -> list[str]:
-    """The result texts inside an `observation`, in the order of the queries."""
-    return [result for block in _INFORMATION.findall(text) for result in block.split(JOINT)]
-
-
-def neutralise(text: str) -> str:
+def neutralise(text: str, also: Sequence[str] = ()) -> str:
     """`text` with our own tags and look-alikes of special tokens in square brackets: `<search>` → `[search]`.
 
-    A reader still sees what stood there; no parser here takes it for a tag. Idempotent.
+    also: names of further tags, those of a dialect that is not ours. Tags with attributes count. A reader still sees
+    what stood there; no parser here takes it for a tag. Idempotent.
     """
+    foreign = _foreign(tuple(also))
     while True:
-        safe = _FOREIGN_TAG.sub(r"[\1\2]", text)
+        safe = foreign.sub(_bracketed, text)
         safe = _BAR_TOKEN.sub(r"[\1\2\3]", safe)
         safe = _WORD_TOKEN.sub(r"[\1\2]", safe)
         if safe == text:
             return safe
         text = safe
+
+
+@cache
+def _foreign(also: tuple[str, ...]) -> re.Pattern[str]:
+    names = "|".join(sorted({*FOREIGN, *also}, key=len, reverse=True))
+    return re.compile(rf"<\s*(/?)\s*({names})(\s+[\w:-]+\s*=[^<>]*?)?\s*/?\s*>", re.IGNORECASE)
+
+
+def _bracketed(match: re.Match[str]) -> str:
+    return f"[{match[1]}{match[2]}{match[3] or ''}]"
 
 
 def shorten(text: str, limit: int) -> str:

@@ -30,15 +30,20 @@ class Datum:
     logprobs_T: np.ndarray
 
     @staticmethod
-    def from_completion(completion: Completion) -> Datum:
-        """Prompt and completion as one row; the prompt is not sampled."""
-        prompt = np.asarray(completion.prompt_ids, np.int32)
-        zeros = np.zeros(len(prompt), np.float32)
-        return Datum(
-            np.concatenate([prompt, np.asarray(completion.ids_T, np.int32)]),
-            np.concatenate([zeros.astype(bool), np.asarray(completion.sampled_T, bool)]),
-            np.concatenate([zeros, np.asarray(completion.logprobs_T, np.float32)]),
-        )
+    def from_completion(completion: Completion) -> tuple[Datum, ...]:
+        """One datum for each row of the completion: its prompt, which is not sampled, and what followed it."""
+        datums = []
+        for row in completion.rows:
+            prompt = np.asarray(row.prompt_ids, np.int32)
+            zeros = np.zeros(len(prompt), np.float32)
+            datums.append(
+                Datum(
+                    np.concatenate([prompt, np.asarray(row.ids_T, np.int32)]),
+                    np.concatenate([zeros.astype(bool), np.asarray(row.sampled_T, bool)]),
+                    np.concatenate([zeros, np.asarray(row.logprobs_T, np.float32)]),
+                )
+            )
+        return tuple(datums)
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,7 @@ class Prompt:
 
     ids: tuple[int, ...]
     name: str  # unique within a step and role; folded into every sample's PRNG key
+    text: str  # the user message that `ids` render; turns that are rendered anew begin with it
 
 
 @dataclass(frozen=True)
@@ -110,7 +116,8 @@ class Tools(Protocol):
     ) -> list[list[Completion]]:
         """`samples` completions of each prompt, in order; keys from (run seed, step, role, prompt name, sample).
 
-        policy: whose weights speak, one of the system's policies or BASE, the weights the run began with.
+        policy: whose weights speak, one of the system's policies or BASE, the weights the run began with. respond: the
+        text that answers a turn, or None; it becomes tokens as the card's `model.turns` says.
         """
         ...
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from scope_jax import templates
+from scope_jax import dialects, templates
 from scope_jax.atlas.facts import ASSETS, Fact
 from scope_jax.atlas.questions import one_hop, two_hops
-from scope_jax.parsing import observation
+from scope_jax.turns import raw
 
 PROMPTS = ASSETS / "prompts" / "ssp"
+XML = dialects.load("xml")  # Atlas speaks in tags, and its turns are joined without a template
 Show = Callable[[str], str]  # query -> result text of the search tool
 
 
@@ -43,7 +44,7 @@ def solver(facts: Sequence[Fact], show: Show) -> Script:
     known = ""
     for fact in facts:
         parts.append((f"<think>{known} I need {fact.phrase}. </think><search> {fact.phrase} </search>", True))
-        parts.append((observation([show(fact.phrase)]), False))
+        parts.append((raw(XML.observation([show(fact.phrase)])), False))
         known = f" {fact.sentence}"
     parts.append((f"<think>{known} </think><answer> {facts[-1].value} </answer>", True))
     return Script("solver", _prompt("solver", question=_question(facts)), tuple(parts))
@@ -60,7 +61,7 @@ def half_way(facts: Sequence[Fact], show: Show) -> Script:
     first = facts[0]
     parts = (
         (f"<think> I need {first.phrase}. </think><search> {first.phrase} </search>", True),
-        (observation([show(first.phrase)]), False),
+        (raw(XML.observation([show(first.phrase)])), False),
         (f"<think> {first.sentence} </think><answer> {first.value} </answer>", True),
     )
     return Script("solver", _prompt("solver", question=_question(facts)), parts)
@@ -75,7 +76,7 @@ def proposer(facts: Sequence[Fact], show: Show) -> Script:
     known = ""
     for fact in reversed(facts):
         parts.append((f"<think>{known} I look up {fact.value}. </think><search> {fact.value} </search>", True))
-        parts.append((observation([show(fact.value)]), False))
+        parts.append((raw(XML.observation([show(fact.value)])), False))
         known = f" {fact.sentence}"
     parts.append((f"<think>{known} </think><question> {_question(facts)} </question>", True))
     return Script("proposer", _prompt("proposer", n=len(facts), answer=facts[-1].value), tuple(parts))

@@ -11,11 +11,14 @@ import numpy as np
 from retrieval.search import NOTHING_FOUND
 from rollouts.scripted import ScriptedRollouts
 from rollouts.types import Completion, Request, SamplingParams, Turn
+from scope_jax import dialects
 from scope_jax.config import Config, parse_config
 from scope_jax.parsing import neutralise
+from scope_jax.turns import Joiner, Mode
 from scope_jax.types import Prompt
 
 EOS = 3  # no printable character
+ROLES = {"user": 14, "assistant": 15, "tool": 16, "environment": 17}  # neither are these
 
 
 class Characters:
@@ -31,6 +34,13 @@ class Characters:
 
     def token_bytes(self, id: int) -> bytes:
         return chr(id).encode()
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **options: Any
+    ) -> list[int]:
+        """Each message: a character for its role, the content, the end token."""
+        ids = [i for m in messages for i in (ROLES[m["role"]], *self.encode(m["content"]), EOS)]
+        return [*ids, ROLES["assistant"]] if add_generation_prompt else ids
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,8 @@ class ScriptedTools:
     script: Script
     results: Mapping[str, str] = field(default_factory=dict)
     judge_reply: Callable[[str], str] = lambda message: "Wrong"
+    dialect: str = "xml"
+    turns: Mode = "raw"
     asked: list[tuple[str, str, int]] = field(default_factory=list)  # role, prompt name, samples
     prompts: dict[tuple[str, str], str] = field(default_factory=dict)
     searched: list[str] = field(default_factory=list)
@@ -65,7 +77,9 @@ class ScriptedTools:
     options: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def encode_prompt(self, text: str) -> tuple[int, ...]:
-        return tuple(map(ord, text))
+        if self.turns == "raw":
+            return tuple(map(ord, text))
+        return tuple(Characters().encode_chat([{"role": "user", "content": text}]))
 
     def generate(
         self,
@@ -91,11 +105,22 @@ class ScriptedTools:
             self.prompts[key] = "".join(map(chr, prompt.ids))
         assert policy == "actor"
         self.options[role] = {"temperature": temperature, "max_tokens": max_tokens, "stop": tuple(stop)}
+        joiner = Joiner(self.turns, Characters(), dialects.load(self.dialect))
         params = SamplingParams(temperature, top_k, top_p, max_tokens, tuple(stop), Characters.eos_ids, tempered)
         return [
             [
                 self._play(
-                    Request(prompt.ids, params, None, prompt.name, max_turns, respond), role, prompt.name, sample
+                    Request(
+                        prompt.ids,
+                        params,
+                        None,
+                        prompt.name,
+                        max_turns,
+                        None if respond is None else joiner.responder(respond, prompt.text),
+                    ),
+                    role,
+                    prompt.name,
+                    sample,
                 )
                 for sample in range(samples)
             ]
@@ -109,7 +134,8 @@ class ScriptedTools:
             return self.script(Moment(role, name, sample, prompt, turns))
 
         (completion,) = ScriptedRollouts(script, Characters(), max_length=100_000).run([request])
-        return replace(completion, logprobs_T=np.where(completion.sampled_T, -0.5, 0.0).astype(np.float32))
+        rows = [replace(r, logprobs_T=np.where(r.sampled_T, -0.5, 0.0).astype(np.float32)) for r in completion.rows]
+        return replace(completion, rows=tuple(rows))
 
     def search(self, queries: Sequence[str]) -> list[str]:
         self.searched += queries

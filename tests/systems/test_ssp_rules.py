@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from rollouts.types import Turn
-from scope_jax import parsing, searching
+from scope_jax import dialects, searching
 from scope_jax.systems import ssp
 from scope_jax.systems.ssp import rules
 from tests.systems.harness import ITEMS, RESULTS, Plan, card, of, question_about, world
 
+XML = dialects.load("xml")
 GOOD = "Which capital lies on the Tiber?"
 
 
@@ -130,13 +131,13 @@ def test_what_the_solver_gets_for_what_it_says(turns: list[str], mode: str, rewa
 
 def test_a_policy_that_ends_its_message_gets_nothing_more():
     tools = world()
-    respond = searching.responder(tools.search, "answer")
+    respond = searching.responder(tools.search, XML, ("answer",))
 
     def after(text: str, finish: str) -> str | None:
         ids = np.zeros(1, np.int32)
         return respond((Turn("sampled", ids, np.zeros(1, np.float32), text, finish),))
 
-    assert after("<search>Seine</search>", "stop") == parsing.observation([RESULTS["Seine"]])
+    assert after("<search>Seine</search>", "stop") == XML.observation([RESULTS["Seine"]])
     assert after("<search>Seine</search>", "eos") is None
     assert after("<search>Seine</search> <answer>Paris</answer>", "stop") is None
     assert after("nothing", "stop") is None

@@ -39,10 +39,10 @@ def test_a_missing_file_and_wrong_variables_are_one_sentence_each(tmp_path: Path
     [
         (
             "proposer",
-            {"answer", "n", "example1", "example2", "example3"},
-            ("think", "search", "information", "question"),
+            {"answer", "n", "search", "results", "example1", "example2", "example3"},
+            ("think", "question"),
         ),
-        ("solver", {"question"}, ("think", "search", "information", "answer")),
+        ("solver", {"question", "search", "results"}, ("think", "answer")),
         ("rag", {"materials", "question"}, ()),
         ("judge", {"question", "prediction", "ground_truth"}, ()),
     ],

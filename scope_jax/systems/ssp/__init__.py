@@ -27,7 +27,7 @@ from dataclasses import replace
 from typing import Any
 
 from rollouts.types import Completion
-from scope_jax import judge, parsing, rewards, searching
+from scope_jax import dialects, judge, parsing, rewards, searching
 from scope_jax.config import Config, JudgeSection, RoleSection
 from scope_jax.data import Source, gold_answers, rng
 from scope_jax.systems.ssp import instructions, pool, rules
@@ -126,7 +126,7 @@ def play(
     # l.10, l.11: the loop asks `updates` and does them with these rows
     # l.12: what the next step needs to know
     after = next_memory(cfg, memory, solved, step)
-    metrics = measure(len(slots), solved, proposals, gains, len(after["pool"]))
+    metrics = measure(cfg, len(slots), solved, proposals, gains, len(after["pool"]))
     asked = {"judge/asked": sum(g.judged for g in tallies), "judge/unparsed": sum(g.unparsed for g in tallies)}
     return rows, after, metrics | {name: float(count) for name, count in asked.items()}
 
@@ -147,8 +147,16 @@ def attempts(cfg: Config) -> int:
     return 1 + cfg.ssp.max_resamples if cfg.ssp.fill == "resample" else 1
 
 
+def answering(cfg: Config, tools: Tools, final: str) -> dict[str, Any]:
+    """What `Tools.generate` needs to know of episodes with searches that end in `<final>`: stop strings, responder."""
+    dialect = dialects.load(cfg.model.dialect)
+    ends = cfg.model.turns == "raw"
+    respond = searching.responder(tools.search, dialect, (final,), end_token_ends=ends)
+    return {"stop": (dialect.close, f"</{final}>"), "respond": respond}
+
+
 def converse(
-    tools: Tools, role: str, card: RoleSection, final: str, prompts: Sequence[Prompt], samples: int
+    cfg: Config, tools: Tools, role: str, card: RoleSection, final: str, prompts: Sequence[Prompt], samples: int
 ) -> list[list[Completion]]:
     """Episodes with searches that end in `<final>`, sampled as the role's card says."""
     return tools.generate(
@@ -160,10 +168,9 @@ def converse(
         max_tokens=card.sampling.max_tokens,
         top_k=card.sampling.top_k,
         top_p=card.sampling.top_p,
-        stop=("</search>", f"</{final}>"),
         max_turns=card.max_turns,
-        respond=searching.responder(tools.search, final),
         tempered=card.loss.tempered,
+        **answering(cfg, tools, final),
     )
 
 
@@ -175,12 +182,12 @@ def propose(cfg: Config, tools: Tools, slots: Sequence[Slot], step: int, attempt
     for slot in slots[::samples]:
         texts.append(instructions.for_proposer(cfg, slot, step))
         name = f"{slot.item}" if attempt == 0 else f"slot {slot.index} attempt {attempt}"
-        prompts.append(Prompt(tools.encode_prompt(texts[-1]), name))
-    groups = converse(tools, "proposer", card, "question", prompts, samples)
+        prompts.append(Prompt(tools.encode_prompt(texts[-1]), name, texts[-1]))
+    groups = converse(cfg, tools, "proposer", card, "question", prompts, samples)
     completions = [completion for group in groups for completion in group]
     proposals = []
     for place, (slot, completion) in enumerate(zip(slots, completions, strict=True)):
-        question, reason = rules.apply(cfg.ssp, completion, slot.golds)
+        question, reason = rules.apply(cfg, completion, slot.golds)
         proposals.append(Proposal(slot, attempt, texts[place // samples], completion, question, reason))
     return proposals
 
@@ -205,14 +212,14 @@ def fill_slots(cfg: Config, proposals: Sequence[Proposal], earlier: Sequence[poo
 
 def solve(cfg: Config, tools: Tools, problems: Sequence[Problem]) -> list[Solved]:
     """ρʲ ~ π(· | x_solve, q), j = 1…n, for each problem; not yet graded."""
-    card = cfg.ssp.solver
+    card, dialect = cfg.ssp.solver, dialects.load(cfg.model.dialect)
     texts = [instructions.for_solver(cfg, problem.question) for problem in problems]
-    prompts = [Prompt(tools.encode_prompt(t), f"{p.slot}") for p, t in zip(problems, texts, strict=True)]
-    groups = converse(tools, "solver", card, "answer", prompts, card.samples) if prompts else []
+    prompts = [Prompt(tools.encode_prompt(t), f"{p.slot}", t) for p, t in zip(problems, texts, strict=True)]
+    groups = converse(cfg, tools, "solver", card, "answer", prompts, card.samples) if prompts else []
     solved = []
     for problem, text, group in zip(problems, texts, groups, strict=True):
         predictions = tuple(prediction_of(completion) for completion in group)
-        formed = tuple(searching.keeps_format(completion, "answer", cfg.ssp.format) for completion in group)
+        formed = tuple(searching.keeps_format(c, dialect, "answer", cfg.ssp.format) for c in group)
         solved.append(Solved(problem, text, tuple(group), predictions, formed, (False,) * len(group)))
     return solved
 
@@ -283,17 +290,17 @@ def answer(
 
     Graded as in training, except that the format counts for nothing beyond the `<answer>`.
     """
+    dialect = dialects.load(cfg.model.dialect)
     texts = [instructions.for_solver(cfg, row["question"]) for row in rows]
     groups = tools.generate(
         "eval",
-        [Prompt(tools.encode_prompt(text), f"{place}") for place, text in enumerate(texts)],
+        [Prompt(tools.encode_prompt(text), f"{place}", text) for place, text in enumerate(texts)],
         1,
         policy=POLICY,
         temperature=temperature,
         max_tokens=max_tokens,
-        stop=("</search>", "</answer>"),
         max_turns=cfg.ssp.solver.max_turns,
-        respond=searching.responder(tools.search, "answer"),
+        **answering(cfg, tools, "answer"),
     )
     said = [prediction_of(group[0]) for group in groups]
     golds = [tuple(gold_answers(dict(row))) for row in rows]
@@ -305,7 +312,7 @@ def answer(
             "answers": list(gold),
             "prediction": prediction,
             "correct": right,
-            "measures": {"accuracy": float(right), "searches": float(len(searching.queries_run(group[0])))},
+            "measures": {"accuracy": float(right), "searches": float(len(searching.queries_run(group[0], dialect)))},
             "text": {"prompt": text, "turns": searching.transcript(group[0])},
         }
         for row, gold, prediction, right, group, text in zip(rows, golds, said, correct, groups, texts, strict=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rollouts.types import Completion
-from scope_jax import searching
+from scope_jax import dialects, searching
 from scope_jax.config import Config
+from scope_jax.dialects import Dialect
 from scope_jax.rewards import mean
 from scope_jax.systems.ssp.records import Proposal, Solved
 from scope_jax.systems.ssp.rules import REASONS
@@ -41,7 +42,7 @@ def _solver(group: Solved, j: int, trained: bool) -> Episode:
         role="solver",
         policy=POLICY,
         group=f"solver/{problem.slot}",
-        datums=(Datum.from_completion(completion),),
+        datums=Datum.from_completion(completion),
         reward=group.rewards[j],
         parts={"correct": float(group.correct[j]), "format": float(group.formed[j])},
         trained=trained,
@@ -66,7 +67,7 @@ def _proposer(proposal: Proposal, reward: float, solver_mean: float | None, trai
         role="proposer",
         policy=POLICY,
         group=f"proposer/{proposal.slot.item}",
-        datums=(Datum.from_completion(proposal.completion),),
+        datums=Datum.from_completion(proposal.completion),
         reward=reward,
         parts=parts,
         trained=trained,
@@ -85,9 +86,15 @@ def _proposer(proposal: Proposal, reward: float, solver_mean: float | None, trai
 
 
 def measure(
-    slots: int, solved: Sequence[Solved], proposals: Sequence[Proposal], rewards: Mapping[int, float], pool_size: int
+    cfg: Config,
+    slots: int,
+    solved: Sequence[Solved],
+    proposals: Sequence[Proposal],
+    rewards: Mapping[int, float],
+    pool_size: int,
 ) -> Metrics:
     """The step in numbers; a mean over nothing (no valid question, say) is left out."""
+    dialect = dialects.load(cfg.model.dialect)
     real = [group for group in solved if group.problem.origin != "dummy"]
     verdicts = [p.reason for p in proposals if not p.reason or p.reason.startswith("verify_")]
     values: dict[str, list[float]] = {
@@ -96,8 +103,8 @@ def measure(
         "proposer/reward": list(rewards.values()),
         "proposer/valid": [float(not proposal.reason) for proposal in proposals],
         "verify/passed": [float(not reason) for reason in verdicts],
-        **_talk("solver", [completion for group in real for completion in group.completions]),
-        **_talk("proposer", [proposal.completion for proposal in proposals]),
+        **_talk(dialect, "solver", [completion for group in real for completion in group.completions]),
+        **_talk(dialect, "proposer", [proposal.completion for proposal in proposals]),
     }
     origins = [group.problem.origin for group in solved]
     counts = {
@@ -112,9 +119,9 @@ def measure(
     return {name: mean(numbers) for name, numbers in values.items() if numbers} | counts | shares
 
 
-def _talk(role: str, completions: Sequence[Completion]) -> dict[str, list[float]]:
+def _talk(dialect: Dialect, role: str, completions: Sequence[Completion]) -> dict[str, list[float]]:
     return {
-        f"{role}/searches": [float(len(searching.queries_run(completion))) for completion in completions],
+        f"{role}/searches": [float(len(searching.queries_run(completion, dialect))) for completion in completions],
         f"{role}/response_tokens": [float(searching.tokens_sampled(completion)) for completion in completions],
         f"{role}/response_length": [float(len(completion.ids_T)) for completion in completions],
         f"{role}/cut_off": [float(completion.finish_reason in ("length", "overflow")) for completion in completions],

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rollouts.types import Completion
-from scope_jax import parsing, rewards, searching
-from scope_jax.config import SSPSection
+from scope_jax import dialects, parsing, rewards, searching
+from scope_jax.config import Config
 
 REASONS = (
     "no_question",  # no closed <question> (also: cut off, or out of turns)
@@ -27,22 +27,23 @@ REASONS = (
 )
 
 
-def apply(ssp: SSPSection, completion: Completion, golds: Sequence[str]) -> tuple[str | None, str]:
+def apply(cfg: Config, completion: Completion, golds: Sequence[str]) -> tuple[str | None, str]:
     """The question of a proposer episode (None without one) and the first rule that it breaks ("" if none)."""
     question = parsing.first(searching.said(completion), "question")
     if question is None:
         return None, "no_question"
-    return question, _broken(ssp, question, completion, golds)
+    return question, _broken(cfg, question, completion, golds)
 
 
-def _broken(ssp: SSPSection, question: str, completion: Completion, golds: Sequence[str]) -> str:
-    queries = [query.lower() for query in searching.queries_run(completion)]
+def _broken(cfg: Config, question: str, completion: Completion, golds: Sequence[str]) -> str:
+    ssp, dialect = cfg.ssp, dialects.load(cfg.model.dialect)
+    queries = [query.lower() for query in searching.queries_run(completion, dialect)]
     words = len(question.split())
     checks = (
         ("empty_question", not question),
-        ("format", not searching.keeps_format(completion, "question", ssp.format)),
+        ("format", not searching.keeps_format(completion, dialect, "question", ssp.format)),
         ("no_search", not queries),
-        ("no_materials", not searching.results_read(completion)),
+        ("no_materials", not searching.results_read(completion, dialect)),
         ("too_short", len(question) < ssp.min_chars or words < ssp.min_words),
         ("too_long", len(question) > ssp.max_chars),
         ("contains_answer", reveals(question, golds)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from scope_jax import judge, parsing, searching
+from scope_jax import dialects, judge, parsing, searching
 from scope_jax.config import Config
 from scope_jax.data import rng
 from scope_jax.systems.ssp import instructions, materials
@@ -47,7 +47,8 @@ def _prompts(cfg: Config, fresh: Sequence[Proposal], earlier: Sequence[Proposal]
     """Verification prompt of each proposal that passed the rules, by its place in `fresh`."""
     unit = cfg.ssp.noise_unit
     everyone = [*fresh, *earlier]
-    read = [materials.units(searching.results_read(proposal.completion), unit) for proposal in everyone]
+    dialect = dialects.load(cfg.model.dialect)
+    read = [materials.units(searching.results_read(proposal.completion, dialect), unit) for proposal in everyone]
     prompts = {}
     for place, proposal in enumerate(fresh):
         if proposal.reason:
@@ -69,7 +70,7 @@ def _replies(cfg: Config, tools: Tools, prompts: Mapping[int, str], fresh: Seque
     ids = {place: tools.encode_prompt(text) for place, text in prompts.items()}
     room = min(cfg.rollout.max_length - cfg.ssp.verify_max_tokens, max(cfg.rollout.prefill_buckets))
     fitting = {
-        place: Prompt(ids[place], f"{fresh[place].slot.index} attempt {fresh[place].attempt}")
+        place: Prompt(ids[place], f"{fresh[place].slot.index} attempt {fresh[place].attempt}", prompts[place])
         for place in prompts
         if len(ids[place]) <= room
     }

@@ -1,0 +1,111 @@
+"""How the turns of a conversation are joined: what a policy reads between two of its turns, as tokens.
+
+A responder of a game answers a turn with text. Three conventions make tokens of it (`model.turns` of a card):
+
+    raw           the text, with line breaks around it, goes on where the turn ended; no message ends (SSP, Search-R1)
+    chat          the template closes the policy's message, the text is a message of its own, a new one of the policy's
+                  begins; all thinking stays visible (SCOPE with Qwen2.5 and OLMo-3)
+    chat-trimmed  the whole conversation is rendered anew, without the thinking of earlier turns, as Qwen3 is used; the
+                  next turn follows this new prompt and is a training row of its own (SCOPE App. E)
+
+Raw and chat keep one sequence of tokens, exactly those that were sampled. In chat-trimmed turns the template renders
+the text of earlier turns again, and their ids may differ from the sampled ones; they are prompt there, never trained,
+and the row in which they were sampled keeps them as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from rollouts.types import Continuation, Reply, Restart, Turn
+from scope_jax import parsing
+from scope_jax.dialects import Dialect
+
+Mode = Literal["raw", "chat", "chat-trimmed"]
+Respond = Callable[[tuple[Turn, ...]], str | None]
+
+
+@runtime_checkable
+class ChatCodec(Protocol):
+    """What joining asks of a tokenizer."""
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **template_options: Any
+    ) -> list[int]: ...
+
+    def decode(self, ids: Any) -> str: ...
+
+
+def raw(text: str) -> str:
+    """An observation as it stands in a raw stream of tokens."""
+    return f"\n{text}\n\n"
+
+
+@dataclass(frozen=True)
+class Joiner:
+    """Turns of one model: mode, template and dialect. options: variables of the template.
+
+    Raises ValueError if the template leaves out messages of the dialect's role.
+    """
+
+    mode: Mode
+    tokenizer: ChatCodec
+    dialect: Dialect
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.mode == "raw":
+            return
+        probe = "probe"
+        message = self.dialect.message(self.dialect.observation([probe]))
+        if probe not in self.tokenizer.decode(self.glue(message)):
+            raise ValueError(
+                f"The chat template leaves out messages of role {message['role']!r}, in which the dialect gives search "
+                'results; choose another model.dialect, or model.turns = "raw".'
+            )
+
+    def responder(self, respond: Respond, prompt: str) -> Callable[[tuple[Turn, ...]], Reply]:
+        """The responder of a `Request` that began with one user message, `prompt`, from a game's."""
+
+        def reply(turns: tuple[Turn, ...]) -> Reply:
+            text = respond(turns)
+            if text is None:
+                return None
+            if self.mode == "raw":
+                return raw(text)
+            if self.mode == "chat":
+                return Continuation(self._after(turns[-1], self.dialect.message(text)), text)
+            return Restart(self._anew(prompt, turns, text), text)
+
+        return reply
+
+    def glue(self, message: Mapping[str, str]) -> list[int]:
+        """Ids from the end of the policy's message up to the beginning of its next, with `message` in between.
+
+        They are what two conversations that differ in the policy's words alone have in common at their end.
+        """
+        one, two = (
+            self.tokenizer.encode_chat(
+                [{"role": "user", "content": "?"}, {"role": "assistant", "content": word}, message], **self.options
+            )
+            for word in ("a", "b")
+        )
+        count = next(i for i, (a, b) in enumerate(zip(reversed(one), reversed(two), strict=False)) if a != b)
+        return one[len(one) - count :]
+
+    def _after(self, turn: Turn, message: Mapping[str, str]) -> list[int]:
+        """The glue after a turn; an end token that the policy has said itself is not said again."""
+        ids = self.glue(message)
+        return ids[1:] if turn.ids[-1] == ids[0] else ids
+
+    def _anew(self, prompt: str, turns: Sequence[Turn], text: str) -> list[int]:
+        """The prompt of the next turn: the conversation so far without thinking, and `text` as its last message."""
+        messages: list[Mapping[str, str]] = [{"role": "user", "content": prompt}]
+        for turn in turns:
+            if turn.kind == "sampled":
+                messages.append({"role": "assistant", "content": parsing.without_thought(turn.text)})
+            else:
+                messages.append(self.dialect.message(turn.text))
+        return self.tokenizer.encode_chat([*messages, self.dialect.message(text)], **self.options)

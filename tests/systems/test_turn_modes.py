@@ -1,0 +1,159 @@
+"""Turns joined raw, by the template, and rendered anew: their tokens, and SSP played in every dialect and mode."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rollouts.types import Continuation, Restart, Turn
+from scope_jax import dialects, parsing
+from scope_jax.systems import ssp
+from scope_jax.turns import Joiner
+from tests.systems.harness import EOS, ITEMS, RESULTS, ROLES, Characters, Plan, ScriptedTools, card, of, plain, world
+
+CODEC = Characters()
+USER, ASSISTANT, TOOL, ENVIRONMENT = (chr(ROLES[name]) for name in ("user", "assistant", "tool", "environment"))
+END = chr(EOS)
+RESULT_ROLE = {"xml": USER, "hermes": TOOL, "function": ENVIRONMENT}
+
+
+def sampled(text: str, finish: str = "stop") -> Turn:
+    ids = CODEC.encode(text) + ([EOS] if finish == "eos" else [])
+    return Turn("sampled", np.asarray(ids, np.int32), np.zeros(len(ids), np.float32), text, finish)
+
+
+def observed(text: str) -> Turn:
+    return Turn("observation", np.zeros(1, np.int32), np.zeros(1, np.float32), text, None, True)
+
+
+def shown(name: str, results: str) -> str:
+    """How results look inside a message of the dialect; the template of these tests adds no tag to a tool's."""
+    return results if name == "hermes" else dialects.load(name).observation([results])
+
+
+@pytest.mark.parametrize("name", dialects.names())
+def test_the_tokens_between_two_turns(name):
+    dialect = dialects.load(name)
+    text = dialect.observation(["R"])
+
+    def reply(mode, *turns):
+        return Joiner(mode, CODEC, dialect).responder(lambda turns: text, "P")(tuple(turns))
+
+    said = sampled("<think>t</think>\n\nI look: " + dialect.write("a"))
+    assert reply("raw", said) == f"\n{text}\n\n"
+
+    glue = f"{END}{RESULT_ROLE[name]}{shown(name, 'R')}{END}{ASSISTANT}"
+    assert reply("chat", said) == Continuation(CODEC.encode(glue), text)
+    ended = replace(sampled("no more", "eos"))
+    assert reply("chat", ended) == Continuation(CODEC.encode(glue[1:]), text)  # it said the end token itself
+
+    start = f"{USER}P{END}{ASSISTANT}I look: {dialect.write('a')}{END}{RESULT_ROLE[name]}{shown(name, 'R')}{END}"
+    assert reply("chat-trimmed", said) == Restart(CODEC.encode(start + ASSISTANT), text)
+    nudge = f"{ASSISTANT}What?{END}{USER}Go on.{END}{ASSISTANT}x{END}{RESULT_ROLE[name]}{shown(name, 'R')}{END}"
+    turns = (said, observed(text), sampled("What?", "eos"), observed("Go on."), sampled("<think></think>x"))
+    assert reply("chat-trimmed", *turns) == Restart(CODEC.encode(f"{start}{nudge}{ASSISTANT}"), text)
+
+
+def test_the_end_of_an_episode_is_the_end_in_every_mode():
+    for mode in ("raw", "chat", "chat-trimmed"):
+        assert Joiner(mode, CODEC, dialects.load("xml")).responder(lambda turns: None, "P")((sampled("x"),)) is None
+
+
+class Deaf(Characters):
+    """A template that does not know messages of tools, and leaves them out."""
+
+    def encode_chat(self, messages, add_generation_prompt=True, **options):
+        return super().encode_chat([m for m in messages if m["role"] != "tool"], add_generation_prompt, **options)
+
+
+def test_a_template_without_the_role_of_results_is_one_sentence():
+    Joiner("raw", Deaf(), dialects.load("hermes"))
+    Joiner("chat", Deaf(), dialects.load("xml"))
+    with pytest.raises(ValueError, match=r"leaves out messages of role 'tool'.*choose another model\.dialect"):
+        Joiner("chat", Deaf(), dialects.load("hermes"))
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("<think>a</think>\n\nb", "b"),
+        ("a</think>b", "b"),  # opened by the template
+        ("<think>a</think>b<think>c</think>\nd", "d"),
+        ("b", "b"),
+        ("<think>a", "<think>a"),
+        ("<think>a</think>", ""),
+    ],
+)
+def test_what_stays_of_a_turn_without_its_thought(text, kept):
+    assert parsing.without_thought(text) == kept
+
+
+# ------------------------------------------------------------------------------------------------- SSP in all of them
+def spoken_in(name: str, plan: Plan) -> Any:
+    """The plan with its searches written in a dialect."""
+    dialect = dialects.load(name)
+
+    def script(moment):
+        text = plan(moment)
+        for query in parsing.spans(text, "search"):
+            text = text.replace(f"<search>{query}</search>", dialect.write(query))
+        return text
+
+    return script
+
+
+def played(name: str, mode: str):
+    cfg = card()
+    model = cfg.model.model_copy(update={"dialect": name, "turns": mode})
+    tools: ScriptedTools = world(spoken_in(name, Plan()), dialect=name, turns=mode)
+    episodes, _, metrics = ssp.play(cfg.model_copy(update={"model": model}), tools, {"pool": []}, ITEMS, 0)
+    return tools, episodes, metrics
+
+
+@pytest.fixture(scope="module")
+def golden():
+    """The step as it is with tags and raw turns."""
+    return played("xml", "raw")
+
+
+@pytest.mark.parametrize("mode", ["raw", "chat", "chat-trimmed"])
+@pytest.mark.parametrize("name", dialects.names())
+def test_the_game_is_the_same_in_every_dialect_and_mode(golden, name, mode):
+    tools, episodes, metrics = played(name, mode)
+    same = ("role", "group", "reward", "parts", "trained")
+    assert [{k: e[k] for k in same} for e in plain(episodes)] == [{k: e[k] for k in same} for e in plain(golden[1])]
+    assert tools.searched == golden[0].searched
+    unequal = {k for k, v in metrics.items() if v != golden[2][k]}
+    assert unequal <= {f"{role}/response_{what}" for role in ("solver", "proposer") for what in ("tokens", "length")}
+    prompt = tools.prompts["solver", "0"]
+    words = dialects.load(name).words
+    assert words.call in prompt and words.results in prompt
+
+
+@pytest.mark.parametrize("name", dialects.names())
+def test_rows_of_the_three_modes(name):
+    dialect = dialects.load(name)
+    first, last = (
+        f"<think>a</think> {dialect.write('Seine')}",
+        "<question>Which capital lies on the river Seine?</question>",
+    )
+    results = shown(name, RESULTS["Seine"])
+
+    def rows(mode):
+        proposer = of(played(name, mode)[1], "proposer")[0]
+        text = proposer.text["prompt"]
+        assert [turn["text"] for turn in proposer.text["turns"]][::2] == [first, last]
+        return text, [(CODEC.decode(d.ids_T), CODEC.decode(d.ids_T[d.sampled_T])) for d in proposer.datums]
+
+    text, found = rows("raw")
+    assert found == [(f"{text}{first}\n{dialect.observation([RESULTS['Seine']])}\n\n{last}", first + last)]
+    text, found = rows("chat")
+    start = f"{USER}{text}{END}{ASSISTANT}"
+    later = f"{END}{RESULT_ROLE[name]}{results}{END}{ASSISTANT}"
+    assert found == [(f"{start}{first}{later}{last}", first + last)]
+    text, found = rows("chat-trimmed")
+    trimmed = f" {dialect.write('Seine')}"  # what stands behind </think>
+    assert found == [(start + first, first), (f"{start}{trimmed}{later}{last}", last)]
