@@ -42,6 +42,30 @@ def test_an_episode_of_several_datums_is_one_sequence(make):
     assert batch.first_MN.sum() == 1
 
 
+@pytest.mark.parametrize("micro", [0, 1, 2])
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("packing", [True, False])
+def test_an_episode_counts_once_however_its_datums_are_dealt(make, packing, shards, micro):
+    """Mean over episodes of the mean over all sampled tokens of each, by hand and from the slots of the batch."""
+    datum_of, episode_of, _ = make
+    rng = np.random.default_rng(0)
+    episodes, by_hand = [], []
+    for number in range(7):
+        datums, values = [], []
+        for count in rng.integers(1, 6, size=number % 4 + 1).tolist():
+            logprobs = np.concatenate([[0, 0], rng.normal(size=count)]).astype(np.float32)
+            datums.append(datum_of(np.arange(count + 2), [0, 0] + [1] * count, logprobs))
+            values += logprobs[2:].tolist()
+        episodes.append(episode_of(*datums, group=str(number), advantage=float(number)))
+        by_hand.append(number * np.mean(values))
+    batch = batching.pack(episodes, with_(packing=packing, micro_batch_rows=micro), shards, 1.0)
+    mask = batch.mask_MN
+    each = (batch.advantage_MN * batch.behaviour_MN)[mask] / batch.length_MN[mask]
+    assert batch.first_MN[mask].sum() == 7 == batch.first_MN.sum()
+    assert each.sum() / batch.first_MN.sum() == pytest.approx(np.mean(by_hand), rel=1e-5)
+    assert (1 / batch.length_MN[mask]).sum() == pytest.approx(7)
+
+
 def test_without_packing_each_datum_has_its_row(make):
     batch = batching.pack(make[2](5, 5), with_(packing=False, micro_batch_rows=0), 1, 1.0)
     assert batch.segments_MBT.shape == (1, 5, 32)
