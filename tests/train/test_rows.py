@@ -1,0 +1,227 @@
+"""A trained row's ids are exactly the ids the engine saw and sampled, in every way of joining turns.
+
+The real engine is watched at its verbs: what it prefilled, what was appended, which token it sampled in which slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rollouts.engine import Engine
+from rollouts.local import LocalRollouts
+from rollouts.types import Completion, Request
+from scope_jax import batching, dialects
+from scope_jax.config import LearnerSection, LossCard, OptimizerSection
+from scope_jax.learner import Learner
+from scope_jax.turns import Joiner
+from scope_jax.types import Datum, Episode
+from sharding.mesh import MeshConfig, make_mesh
+from tests.rollouts.world import CFG, ENGINE, EOS, ByteTokenizer, make_engine, make_params, sampling
+
+ROLES = {"user": 257, "assistant": 258, "tool": 259, "environment": 259}
+MODES = ("raw", "chat", "chat-trimmed")
+
+
+class ByteChat(ByteTokenizer):
+    """Bytes with a chat template: a special token for each role, the content, the end token."""
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return super().decode(id for id in ids if id != EOS)
+
+    def encode_chat(self, messages, add_generation_prompt: bool = True, **options: Any) -> list[int]:
+        ids = [i for m in messages for i in (ROLES[m["role"]], *self.encode(m["content"]), EOS)]
+        return [*ids, ROLES["assistant"]] if add_generation_prompt else ids
+
+
+@dataclass
+class Sequence:
+    """What one slot held from one insertion to the next."""
+
+    ids: list[int]
+    sampled: list[bool] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.sampled, self.logprobs = [False] * len(self.ids), [0.0] * len(self.ids)
+
+    def add(self, ids: list[int], sampled: bool, logprobs: list[float]) -> None:
+        self.ids += ids
+        self.sampled += [sampled] * len(ids)
+        self.logprobs += logprobs
+
+    def holds(self, datum: Datum) -> bool:
+        """True if the datum is this sequence, up to what a dispatch sampled after a stop string."""
+        count = len(datum.ids_T)
+        rest = self.sampled[count:]
+        return (
+            self.ids[:count] == datum.ids_T.tolist()
+            and self.sampled[:count] == datum.sampled_T.tolist()
+            and np.asarray(self.logprobs[:count], np.float32).tobytes() == datum.logprobs_T.tobytes()
+            and all(rest)
+            and len(rest) < ENGINE.decode_steps
+        )
+
+
+class Watched(Engine):
+    """An engine whose verbs are written down; its programs are those of the engine it is made from."""
+
+    def __init__(self, engine: Engine) -> None:
+        vars(self).update(vars(engine))
+        self.sequences: list[Sequence] = []
+        self._prompts: list[tuple[Any, list[list[int]]]] = []  # of each prefix
+        self._slots: dict[int, Sequence] = {}
+
+    def prefill(self, params: Any, prompts: Any) -> Any:
+        prefix = super().prefill(params, prompts)
+        self._prompts.append((prefix, [[int(id) for id in prompt] for prompt in prompts]))
+        return prefix
+
+    def insert(self, state: Any, prefix: Any, placements: Any) -> Any:
+        (prompts,) = (prompts for known, prompts in self._prompts if known is prefix)
+        for placement in placements:
+            self._slots[placement.slot] = Sequence(list(prompts[placement.row]))
+            self.sequences.append(self._slots[placement.slot])
+        return super().insert(state, prefix, placements)
+
+    def extend(self, params: Any, state: Any, extensions: Any) -> Any:
+        for extension in extensions:
+            sequence = self._slots[extension.slot]
+            kept = extension.length + 1  # the first id of an extension is the last that was sampled
+            assert sequence.ids[extension.length] == extension.ids[0]
+            for values in (sequence.ids, sequence.sampled, sequence.logprobs):
+                del values[kept:]
+            sequence.add(list(extension.ids[1:]), False, [0.0] * (len(extension.ids) - 1))
+        return super().extend(params, state, extensions)
+
+    def generate(self, params: Any, state: Any, *limits: Any) -> Any:
+        state, result = super().generate(params, state, *limits)
+        tokens_NS, logprobs_NS, counts_S, _ = jax.device_get(result)
+        for slot, count in enumerate(counts_S.tolist()):
+            if count:
+                self._slots[slot].add(tokens_NS[:count, slot].tolist(), True, logprobs_NS[:count, slot].tolist())
+        return state, result
+
+
+@pytest.fixture(scope="module")
+def params():
+    return make_params()
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return make_engine()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An episode to play: what is random about it."""
+
+    prompt: str
+    mode: str
+    dialect: str
+    turns: int
+    stops: str
+    results: tuple[str, ...]  # what the searches find, turn after turn; then the episode ends
+    nudged: int  # the turn that is answered by words instead of results
+    key: int
+
+    def request(self) -> Request:
+        dialect = dialects.load(self.dialect)
+
+        def respond(turns) -> str | None:
+            number = sum(turn.kind == "sampled" for turn in turns) - 1
+            if number >= len(self.results):
+                return None
+            return "Search once more." if number == self.nudged else dialect.observation([self.results[number]])
+
+        joiner = Joiner(self.mode, ByteChat(), dialect)
+        ids = (
+            list(self.prompt.encode())
+            if self.mode == "raw"
+            else ByteChat().encode_chat([{"role": "user", "content": self.prompt}])
+        )
+        return Request(
+            prompt_ids=ids,
+            params=sampling(stop=tuple(self.stops), max_tokens=12),
+            key=np.asarray([3, self.key], np.uint32),
+            group=None,
+            max_turns=self.turns,
+            respond=joiner.responder(respond, self.prompt),
+        )
+
+
+text = st.text(st.characters(codec="utf-8", exclude_characters="<>"), max_size=8)
+plans = st.builds(
+    Plan,
+    prompt=text.map("Q{}".format),
+    mode=st.sampled_from(MODES),
+    dialect=st.sampled_from(dialects.names()),
+    turns=st.integers(1, 5),
+    stops=st.sampled_from(["", "abcdefghijklmnopqrstuvwxyz", "".join(map(chr, range(128)))]),
+    results=st.lists(text, max_size=5).map(tuple),
+    nudged=st.integers(0, 9),
+    key=st.integers(0, 2**31),
+)
+
+
+def play(engine: Any, params: Any, asked: list[Plan]) -> tuple[list[Completion], list[Sequence]]:
+    watched = Watched(engine)
+    rollouts = LocalRollouts(watched, ByteChat(), seed=0, threads=4)
+    rollouts.load_params(params)
+    return rollouts.run([plan.request() for plan in asked]), watched.sequences
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(asked=st.lists(plans, min_size=1, max_size=12))
+def test_a_row_is_what_the_engine_saw_and_sampled(engine, params, asked):
+    completions, sequences = play(engine, params, asked)
+    datums = [datum for completion in completions for datum in Datum.from_completion(completion)]
+    assert len(datums) == len(sequences)
+    unmatched = list(sequences)
+    for datum in datums:
+        match = next((sequence for sequence in unmatched if sequence.holds(datum)), None)
+        assert match is not None, "no slot of the engine held this row"
+        unmatched = [sequence for sequence in unmatched if sequence is not match]
+    for plan, completion in zip(asked, completions, strict=True):
+        spoken = [turn for turn in completion.turns if turn.kind == "sampled"]
+        assert len(completion.rows) == (len(completion.turns) - len(spoken) + 1 if plan.mode == "chat-trimmed" else 1)
+        trained = [id for row in completion.rows for id in row.ids_T[row.sampled_T].tolist()]
+        assert trained == [id for turn in spoken for id in turn.ids.tolist()]  # each sampled token once
+
+
+@pytest.fixture(scope="module")
+def many(engine, params) -> list[Completion]:
+    """Episodes of every mode and dialect that do have several turns."""
+    asked = [
+        Plan(f"Q{i}", mode, name, 4, "".join(map(chr, range(40, 128))), ("one", "two", "three"), i, i)
+        for mode in MODES
+        for name in dialects.names()
+        for i in range(3)
+    ]
+    return play(engine, params, asked)[0]
+
+
+def test_the_learner_says_what_the_engine_said(params, many):
+    """Within 1e-4 in float32, over every sampled token of episodes with one row and with several."""
+    assert {len(completion.rows) for completion in many} == {1, 4}  # every turn of chat-trimmed ones is a row
+    section = LearnerSection(buckets=(ENGINE.max_length,), packing=True, micro_batch_rows=4, logprob_chunk=64)
+    mesh = make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
+    learner = Learner(CFG, mesh, OptimizerSection(), section, param_dtype=jnp.float32, compute_dtype=jnp.float32)
+    episodes = [
+        Episode("solver", "actor", "g", Datum.from_completion(completion), 0.0, advantage=1.0) for completion in many
+    ]
+    (batch,) = learner.pack(episodes, LossCard(kl="none"), 1.0)
+    scores = learner.score(learner.init_state(params, reference=False), batch, reference=False)
+    assert scores.old_MN is not None
+    engine_N = np.concatenate([d.logprobs_T[d.sampled_T] for e in episodes for d in e.datums])
+    np.testing.assert_allclose(batching.unpack(batch, scores.old_MN), engine_N, atol=1e-4, rtol=0)
+    assert int(jax.device_get(batch.first_MN).sum()) == len(many) and len(engine_N) > 200
