@@ -1,0 +1,78 @@
+"""Turns joined by real templates: what stands between two turns is what transformers' rendering has there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from models.tokenizer import Tokenizer
+from rollouts.types import Continuation, Restart, Turn
+from scope_jax import dialects, parsing
+from scope_jax.turns import Joiner
+
+QUESTION = "Which river flows through Paris?"
+THOUGHT = "<think>\nI should look it up.\n</think>\n\n"
+TEMPLATES = {"qwen2.5": "Qwen-Qwen2.5-7B-Instruct.jinja", "qwen3": "Qwen-Qwen3-0.6B.jinja"}
+
+
+@pytest.fixture(scope="module", params=TEMPLATES)
+def tokenizer(request, shared_data: Path) -> Tokenizer:
+    return Tokenizer.load(
+        shared_data / "tokenizers" / "qwen", shared_data / "chat_templates" / TEMPLATES[request.param]
+    )
+
+
+def turn(tokenizer: Tokenizer, text: str, *, ended: bool) -> Turn:
+    ids = tokenizer.encode(text) + ([tokenizer.eos_id] if ended else [])
+    return Turn("sampled", np.asarray(ids, np.int32), np.zeros(len(ids), np.float32), text, "eos" if ended else "stop")
+
+
+@pytest.mark.parametrize("ended", [False, True])
+@pytest.mark.parametrize("name", ["xml", "hermes"])
+def test_a_chat_goes_on_as_the_template_renders_it(tokenizer, name, ended):
+    """Prompt, sampled ids and glue together are the template's rendering of the whole conversation."""
+    dialect = dialects.load(name)
+    text = dialect.observation(["Doc 1\nThe Seine.", "Doc 2\nThe Marne."])
+    said = [turn(tokenizer, f"I look: {dialect.write('Paris river')}", ended=ended)]
+    reply = Joiner("chat", tokenizer, dialect).responder(lambda turns: text, QUESTION)(tuple(said))
+    assert isinstance(reply, Continuation)
+    prompt = [{"role": "user", "content": QUESTION}]
+    messages = [*prompt, {"role": "assistant", "content": said[0].text}, dialect.message(text)]
+    ids = [*tokenizer.encode_chat(prompt), *said[0].ids.tolist(), *reply.ids]
+    assert ids == tokenizer.encode_chat(messages)
+    assert ids == tokenizer._hf.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert text in tokenizer.decode(ids)  # under the tag, whoever wrote it
+
+
+@pytest.mark.parametrize("name", ["xml", "hermes"])
+def test_a_conversation_without_earlier_thinking_is_the_templates_own(tokenizer, name):
+    """Two turns on: transformers renders the messages, the thoughts taken out, to the ids of the new prompt."""
+    dialect = dialects.load(name)
+    texts = [dialect.observation([result]) for result in ("The Seine.", "The Marne.")]
+    searches = [dialect.write(query) for query in ("Paris river", "Paris second river")]
+    said = [turn(tokenizer, THOUGHT + search, ended=False) for search in searches]
+    observed = Turn("observation", np.zeros(1, np.int32), np.zeros(1, np.float32), texts[0], None, True)
+    joiner = Joiner("chat-trimmed", tokenizer, dialect)
+    reply = joiner.responder(lambda turns: texts[1], QUESTION)((said[0], observed, said[1]))
+    assert isinstance(reply, Restart)
+    messages = [{"role": "user", "content": QUESTION}]
+    for search, text in zip(searches, texts, strict=True):
+        messages += [{"role": "assistant", "content": search}, dict(dialect.message(text))]
+    expected = tokenizer._hf.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert list(reply.prompt_ids) == expected
+    assert "<think>" not in tokenizer.decode(reply.prompt_ids)
+
+
+def test_no_document_gives_a_token_that_is_not_plain_text(tokenizer):
+    """Every word that a tokenizer adds to its vocabulary, special or not, alone, cut, doubled and inside others."""
+    added = {token.content: id for id, token in tokenizer._hf.added_tokens_decoder.items()}
+    assert {"<tool_call>", "<think>", "<|im_end|>"} <= set(added)
+    names = sorted(added)
+    nasty = [*names, *(name.replace("<", "< ") for name in names), *(name + name for name in names)]
+    nasty += [name[:3] + other + name[3:] for name in names for other in names[:6]]
+    text = "\n".join([*nasty, "".join(names), json.dumps(names)])
+    ids = set(tokenizer.encode(parsing.neutralise(text)))
+    assert not ids & set(added.values())
