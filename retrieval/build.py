@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -24,14 +23,13 @@ import tensorstore as ts
 from jax.sharding import Mesh
 
 from retrieval.corpus import Corpus, CorpusError
-from retrieval.embed import Embedder, HashedLexical
+from retrieval.embed import Embedder, HashedLexical, Progress
 from retrieval.exact import ExactIndex
 from retrieval.index import Index
 from retrieval.scann import ScannConfig, ScannIndex
 
 VERSION = 1
 MANIFEST, CORPUS, EMBEDDER, EMBEDDINGS, SCANN = "manifest.json", "corpus", "embedder.npz", "embeddings.zarr", "scann"
-Progress = Callable[[int, int], None]  # passages embedded, passages in all
 
 
 class IndexFolderError(ValueError):
@@ -119,6 +117,20 @@ def open_index(
             folder, f"{len(corpus)} passages and {index.size} vectors where there should be {manifest.passages}"
         )
     return index, corpus, embedder
+
+
+def saved_lexical(folder: Path, corpus: Corpus, dim: int) -> HashedLexical | None:
+    """The lexical encoder in an index folder if it was fitted on this corpus with this width; None otherwise, and where
+    folder, manifest or weights are missing or damaged (building and opening say so).
+    """
+    try:
+        manifest = _read_manifest(folder)
+        if not manifest.lexical or manifest.corpus != corpus.fingerprint:
+            return None
+        embedder = HashedLexical.load(folder / EMBEDDER)
+    except ValueError:
+        return None
+    return embedder if (embedder.dim, embedder.identity) == (dim, manifest.embedder) else None
 
 
 # ----------------------------------------------------------------------------------------------------------- building

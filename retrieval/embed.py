@@ -23,6 +23,7 @@ from jaxtyping import Float
 from retrieval.corpus import READ_ROWS, Corpus
 
 Encoder = Callable[[Sequence[str]], np.ndarray]  # texts -> float32 [N, E]
+Progress = Callable[[int, int], None]  # passages done, passages in all
 
 
 @runtime_checkable
@@ -49,21 +50,23 @@ class PrefixedEncoder:
     """An encoder handed in, with what it wants in front of the two kinds of text ("query: ", "passage: " for E5).
 
     `identity` names the model and its version. Vectors are L2-normalised here, whether or not the encoder did it.
+    encode_queries: the same model in a form that suits a few short texts; `encode` where there is none.
     """
 
     encode: Encoder
     identity: str
     query_prefix: str
     passage_prefix: str
+    encode_queries: Encoder | None = None
 
     def passages(self, contents: Sequence[str]) -> Float[np.ndarray, "N E"]:
-        return self._unit([self.passage_prefix + c for c in contents])
+        return self._unit(self.encode, [self.passage_prefix + c for c in contents])
 
     def queries(self, texts: Sequence[str]) -> Float[np.ndarray, "Q E"]:
-        return self._unit([self.query_prefix + t for t in texts])
+        return self._unit(self.encode_queries or self.encode, [self.query_prefix + t for t in texts])
 
-    def _unit(self, texts: list[str]) -> np.ndarray:
-        vectors_NE = np.asarray(self.encode(texts), np.float32)
+    def _unit(self, encode: Encoder, texts: list[str]) -> np.ndarray:
+        vectors_NE = np.asarray(encode(texts), np.float32)
         if vectors_NE.ndim != 2 or len(vectors_NE) != len(texts):
             raise ValueError(
                 f"The encoder {self.identity} returned shape {vectors_NE.shape} for {len(texts)} texts; "
@@ -116,11 +119,11 @@ class HashedLexical:
         self.identity = f"hashed-lexical-{dim}-{digest.hexdigest()}"
 
     @staticmethod
-    def fit(corpus: Corpus, dim: int) -> HashedLexical:
+    def fit(corpus: Corpus, dim: int, progress: Progress | None = None) -> HashedLexical:
         """Weights of this corpus; two passes, the second over at most 8,192 passages spread evenly."""
         if dim < 16:
             raise ValueError(f"A hashed embedding of {dim} coordinates keeps nothing apart; use 1024 to 4096.")
-        features_F, counts_F, mean_lengths = _document_frequencies(corpus)
+        features_F, counts_F, mean_lengths = _document_frequencies(corpus, progress)
         idf_F = np.log1p((len(corpus) - counts_F + 0.5) / (counts_F + 0.5)).astype(np.float32)
         free = HashedLexical(dim, features_F, idf_F, mean_lengths, 1.0)
         top = 0.0
@@ -281,16 +284,22 @@ def _singular(word: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------ numbers
-def _document_frequencies(corpus: Corpus) -> tuple[np.ndarray, np.ndarray, tuple[float, float]]:
+def _document_frequencies(
+    corpus: Corpus, progress: Progress | None
+) -> tuple[np.ndarray, np.ndarray, tuple[float, float]]:
     """(hashes of all features, in how many passages each stands, (mean words, mean trigrams) of a passage)."""
     features_F, counts_F = np.empty(0, np.uint64), np.empty(0, np.int64)
     totals = np.zeros(2)
+    done = 0
     for batch in corpus.batches(READ_ROWS):
         for kind, counts in enumerate(_count([d.contents for d in batch], TITLE_COUNT)):
             totals[kind] += counts.table_NF.sum()
             seen_F = np.bincount(counts.table_NF.indices, minlength=len(counts.features_F))
             features_F, place_F = np.unique(np.concatenate([features_F, counts.features_F]), return_inverse=True)
             counts_F = np.bincount(place_F, np.concatenate([counts_F, seen_F]), len(features_F)).astype(np.int64)
+        done += len(batch)
+        if progress is not None:
+            progress(done, len(corpus))
     words, grams = totals / len(corpus)
     return features_F, counts_F, (float(words) or 1.0, float(grams) or 1.0)
 

@@ -191,10 +191,13 @@ def index(card: Card, set_: Sets = None, as_json: Json = False) -> None:
     cfg = _card(card, set_)
     if cfg.retrieval.index is None:
         raise UserError(f"{card} names no index folder; add retrieval.index to it or --set retrieval.index=DIR.")
-    from scope_jax.assemble import open_or_build_index
+    from scope_jax.indexing import index_mesh, open_or_build_index
+    from scope_jax.report.progress import Progress
 
     began = time.monotonic()
-    retriever = open_or_build_index(cfg, Path(cfg.retrieval.index), mesh=None)
+    with Progress(_console()) as progress:
+        progress.say(f"indexing {cfg.retrieval.corpus} in {cfg.retrieval.index}")
+        retriever = open_or_build_index(cfg, Path(cfg.retrieval.index), index_mesh(), progress.part)
     seconds = time.monotonic() - began
     results = {"index": cfg.retrieval.index, "passages": len(retriever.corpus), "seconds": seconds}
     _print(results, as_json)

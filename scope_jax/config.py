@@ -86,10 +86,20 @@ class ScannSection(Section):
     brute_force_below: int = 5000  # passages; a smaller corpus is searched without tree and codes
 
 
+class EncoderSection(Section):
+    checkpoint: CardPath | None = None  # Hugging Face folder of a BERT (E5) or Qwen3-Embedding; none = hashed lexical
+    query_prefix: str | None = None  # none: E5's or Qwen3-Embedding's, by the folder's architecture
+    passage_prefix: str | None = None
+    max_tokens: int = Field(default=256, gt=2)  # of one text with prefix and marks; Search-R1's limit for E5
+    batch: int = Field(default=64, gt=0)  # passages of one program, over all devices
+    compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: float32 on CPU, bfloat16 elsewhere
+
+
 class RetrievalSection(Section):
     corpus: CardPath | None = None  # JSONL or Parquet file, or a hub name
     index: CardPath | None = None  # folder of a built index; made in the run folder when absent
     kind: Literal["exact", "scann"] = "exact"
+    encoder: EncoderSection = EncoderSection()
     dim: int = 2048  # width of the hashed lexical embedding
     scann: ScannSection = ScannSection()
     url: str | None = None  # a search server speaking the Search-R1 protocol, instead of corpus and index

@@ -1,0 +1,248 @@
+"""Embedding models: a text's tokens in, one vector out, for BERT encoders (E5) and Qwen3 decoders (Qwen3-Embedding).
+
+Pure functions of a config and a tree of weights; `models/texts.py` puts tokenizer, batches and devices around them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Int
+
+from models import bert, transformer, weights
+from models.bert import BertConfig
+from models.config import ModelConfig
+from models.config import from_hf as decoder_config
+from models.hf import HfTensor
+from models.hf import hf_tensor as decoder_tensor
+from models.weights import WeightsError
+from sharding.collectives import LOCAL
+from sharding.rules import TRAIN, Rules
+
+Params = dict[str, Any]
+Pooling = Literal["mean", "cls", "last"]
+
+# An encoder is small beside the policy: every device holds all of it, and texts are what is split over the mesh.
+WHOLE: Rules = tuple((axis, ()) for axis, _ in TRAIN)
+ARCHITECTURES = {"BertModel": "bert", "Qwen3ForCausalLM": "qwen3", "Qwen3Model": "qwen3"}
+# Files of a folder that decide which vector a text gets, beside the weights.
+NAMED_FILES = (
+    "config.json",
+    "modules.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+)
+SAMPLES, SAMPLE_BYTES = 64, 4096  # places of a weight file that its fingerprint looks at, and bytes of each
+
+
+@dataclass(frozen=True)
+class EncoderConfig:
+    """An embedding model: its transformer, which hidden states become the vector, and whether that gets length one.
+
+    pooling: "mean" over the text's tokens, its first one ("cls") or its last one.
+    """
+
+    model: BertConfig | ModelConfig
+    pooling: Pooling
+    normalize: bool
+
+    @property
+    def kind(self) -> Literal["bert", "qwen3"]:
+        return "bert" if isinstance(self.model, BertConfig) else "qwen3"
+
+
+# -------------------------------------------------------------------------------------------------------------- folder
+def load_config(folder: str | Path) -> EncoderConfig:
+    """EncoderConfig of a Hugging Face folder, pooling as its sentence-transformers files say.
+
+    Without modules.json the architecture decides: mean for BERT (E5), the last token for Qwen3, length one for both.
+    Raises FileNotFoundError if folder or config.json is missing, WeightsError for what is not supported.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"Encoder folder {folder} does not exist; give a folder in Hugging Face layout.")
+    contents = _read_object(folder / "config.json")
+    names = contents.get("architectures") or []
+    kind = next((ARCHITECTURES[name] for name in names if name in ARCHITECTURES), None)
+    if kind is None:
+        raise WeightsError(
+            f"{folder}: architectures {names} is no encoder we have; supported are {', '.join(ARCHITECTURES)}."
+        )
+    try:
+        if kind == "bert":
+            model = bert.from_hf(contents)
+        else:
+            model = decoder_config({**contents, "architectures": ["Qwen3ForCausalLM"]})
+        pooling, normalize = _pooling(folder, "mean" if kind == "bert" else "last")
+    except ValueError as error:
+        raise WeightsError(f"{folder}: {error}") from None
+    return EncoderConfig(model, pooling, normalize)
+
+
+def _pooling(folder: Path, default: Pooling) -> tuple[Pooling, bool]:
+    """What modules.json and the pooling module's config.json say; the default and True where there is none."""
+    path = folder / "modules.json"
+    if not path.is_file():
+        return default, True
+    modules = {str(module.get("type", "")).rsplit(".", 1)[-1]: module for module in _read_json(path)}
+    if unknown := set(modules) - {"Transformer", "Pooling", "Normalize"}:
+        raise ValueError(f"modules.json has a module {min(unknown)}; only Transformer, Pooling and Normalize are read.")
+    pooling = default
+    if "Pooling" in modules:
+        config = _read_object(folder / modules["Pooling"].get("path", "1_Pooling") / "config.json")
+        pooling = _pooling_mode(config)
+    return pooling, "Normalize" in modules
+
+
+def _pooling_mode(config: Mapping[str, Any]) -> Pooling:
+    flags: dict[str, Pooling] = {
+        "pooling_mode_mean_tokens": "mean",
+        "pooling_mode_cls_token": "cls",
+        "pooling_mode_lasttoken": "last",
+    }
+    modes = [name for name, value in config.items() if name.startswith("pooling_mode_") and value is True]
+    if "pooling_mode" in config:  # newer files name the mode itself
+        named = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"}
+        modes = [named.get(config["pooling_mode"], f"pooling_mode_{config['pooling_mode']}")]
+    if len(modes) != 1 or modes[0] not in flags:
+        raise ValueError(f"the pooling {modes} is not supported; one of mean, cls and lasttoken is.")
+    if config.get("include_prompt", True) is not True:
+        raise ValueError("the pooling leaves the prompt out (include_prompt); that is not supported.")
+    return flags[modes[0]]
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} is missing; give an encoder's folder in Hugging Face layout.") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise WeightsError(f"{path} is not JSON ({error}); copy the file again.") from None
+
+
+def _read_object(path: Path) -> Mapping[str, Any]:
+    contents = _read_json(path)
+    if not isinstance(contents, Mapping):
+        raise WeightsError(f"{path} holds no JSON object; copy the file again.")
+    return contents
+
+
+def fingerprint(folder: str | Path) -> str:
+    """32 hex digits that change with the folder's model: a hash over its config, pooling and tokenizer files, and over
+    size, header and 64 spread samples of 4 KiB of each weight file.
+
+    Samples, because hashing an 8-billion-parameter model at every start takes a minute, and training moves all weights:
+    two checkpoints that differ in a few of them only are not told apart.
+    """
+    folder = Path(folder)
+    digest = hashlib.blake2b(digest_size=16)
+    pooling = sorted(path.relative_to(folder).as_posix() for path in folder.glob("*/config.json"))
+    for name in (*NAMED_FILES, *pooling):
+        if (folder / name).is_file():
+            data = (folder / name).read_bytes()
+            digest.update(f"{name} {len(data)}\n".encode())
+            digest.update(data)
+    for path in sorted(folder.glob("*.safetensors")):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}\n".encode())
+        with open(path, "rb") as file:
+            header = int.from_bytes(file.read(8), "little")
+            digest.update(file.read(min(header, size)))
+            for sample in range(SAMPLES):
+                file.seek(8 + header + max(size - 8 - header - SAMPLE_BYTES, 0) * sample // (SAMPLES - 1))
+                digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+# ------------------------------------------------------------------------------------------------------------- weights
+def declare(cfg: EncoderConfig) -> Params:
+    """The tree of Param; a decoder's without its output table."""
+    if isinstance(cfg.model, BertConfig):
+        return bert.declare(cfg.model)
+    tree = transformer.declare(cfg.model)
+    return {name: part for name, part in tree.items() if name != "head"}
+
+
+def load(folder: str | Path, mesh: Mesh | None, dtype: Any) -> tuple[EncoderConfig, Params]:
+    """(config, weights in `dtype`, a copy on every device of the mesh, or on the first device without one).
+
+    Raises FileNotFoundError or WeightsError with one sentence.
+    """
+    cfg = load_config(folder)
+    tensor_of, spare = _names(cfg, weights.tensor_names(folder))
+    return cfg, weights.load_tree(folder, declare(cfg), tensor_of, spare, mesh, WHOLE, dtype)
+
+
+def _names(cfg: EncoderConfig, stored: frozenset[str]) -> tuple[Callable[[str], HfTensor], frozenset[str]]:
+    """(where our weights lie, tensors that are not ours). A model saved within another has a prefix, by itself none."""
+    model = cfg.model
+    if isinstance(model, BertConfig):
+        prefix = "bert." if any(name.startswith("bert.") for name in stored) else ""
+        buffers = {"embeddings.position_ids", "pooler.dense.weight", "pooler.dense.bias"}
+        heads = {name for name in stored if prefix and not name.startswith(prefix)}
+
+        def bert_tensor(path: str) -> HfTensor:
+            tensor = bert.hf_tensor(path)
+            return HfTensor(prefix + tensor.name, tensor.transposed)
+
+        return bert_tensor, frozenset({prefix + name for name in buffers} | heads)
+    bare = not any(name.startswith("model.") for name in stored)
+
+    def qwen_tensor(path: str) -> HfTensor:
+        tensor = decoder_tensor(model, path)
+        return HfTensor(tensor.name.removeprefix("model."), tensor.transposed) if bare else tensor
+
+    return qwen_tensor, frozenset({"lm_head.weight"})
+
+
+# ------------------------------------------------------------------------------------------------------------- forward
+def pool(hidden_BTD: Float[Array, "B T D"], lengths_B: Int[Array, " B"], pooling: Pooling) -> Float[Array, "B D"]:
+    """One vector of each row's first lengths_B tokens (at least one), float32."""
+    hidden_BTD = hidden_BTD.astype(jnp.float32)
+    if pooling == "cls":
+        return hidden_BTD[:, 0]
+    if pooling == "last":
+        return jnp.take_along_axis(hidden_BTD, (lengths_B - 1)[:, None, None], axis=1)[:, 0]
+    real_BT = jnp.arange(hidden_BTD.shape[1]) < lengths_B[:, None]
+    return jnp.where(real_BT[..., None], hidden_BTD, 0).sum(1) / lengths_B[:, None]
+
+
+def embed(
+    cfg: EncoderConfig, params: Params, ids_BT: Int[Array, "B T"], lengths_B: Int[Array, " B"], compute_dtype: Any
+) -> Float[Array, "B D"]:
+    """The vector of each row's first lengths_B tokens (at least one), float32, of length one where cfg.normalize.
+
+    What stands after them changes nothing but rounding.
+    """
+    segments_BT = (jnp.arange(ids_BT.shape[1]) < lengths_B[:, None]).astype(jnp.int32)
+    if isinstance(cfg.model, BertConfig):
+        hidden_BTD = bert.hidden(cfg.model, params, ids_BT, segments_BT, compute_dtype)
+    else:
+        positions_BT = jnp.broadcast_to(jnp.arange(ids_BT.shape[1]), ids_BT.shape)
+        hidden_BTD = transformer.hidden(
+            cfg.model,
+            params,
+            ids_BT,
+            positions_BT,
+            segments_BT,
+            shards=LOCAL,
+            remat="none",
+            compute_dtype=compute_dtype,
+        )
+    vectors_BD = pool(hidden_BTD, lengths_B, cfg.pooling)
+    if not cfg.normalize:
+        return vectors_BD
+    return vectors_BD / jnp.maximum(jnp.linalg.norm(vectors_BD, axis=1, keepdims=True), 1e-12)

@@ -1,0 +1,181 @@
+"""From texts to vectors with an embedding model: tokenize, sort into lengths, spread rows over devices.
+
+    encoder = TextEncoder.load(folder, max_tokens=256, rows=64, compute_dtype=jnp.float32)
+    vectors_NE = encoder(["query: how long is the Danube"])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Float
+from tokenizers import Tokenizer as FastTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from models import encoder
+from models.bert import BertConfig
+from models.encoder import EncoderConfig, Params
+
+END_OF_TEXT = "<|endoftext|>"  # what Qwen3-Embedding reads its vector from
+SHORTEST = 16  # tokens of the smallest program
+
+
+class TextTokenizer:
+    """Token ids of whole texts as an encoder wants them: its own marks around plain text, cut to max_tokens.
+
+    A mark written out in a text ("[SEP]") stays text. Safe to call from several threads.
+    """
+
+    def __init__(self, hf: PreTrainedTokenizerFast, max_tokens: int, ends_with: str | None) -> None:
+        """ends_with: a token that closes every text, for tokenizers whose own rule adds none."""
+        self._plain = FastTokenizer.from_str(hf.backend_tokenizer.to_str())
+        self._plain.encode_special_tokens = True
+        self._plain.no_truncation()
+        self._plain.no_padding()
+        # What the tokenizer's own rule adds shows on a text whose ids are known.
+        bare = self._plain.encode("a", add_special_tokens=False).ids
+        marked = self._plain.encode("a").ids
+        start = next(at for at in range(len(marked) + 1) if marked[at : at + len(bare)] == bare)
+        self.before, self.after = tuple(marked[:start]), tuple(marked[start + len(bare) :])
+        if ends_with is not None and not self.after:
+            end = self._plain.token_to_id(ends_with)
+            if end is None:
+                raise ValueError(f"The tokenizer has no token {ends_with}, with which every text of this model ends.")
+            self.after = (end,)
+        self._room = max_tokens - len(self.before) - len(self.after)
+        if self._room < 1:
+            raise ValueError(f"A text of {max_tokens} tokens has no room beside the encoder's marks; allow more.")
+
+    @staticmethod
+    def load(folder: str | Path, max_tokens: int, ends_with: str | None) -> TextTokenizer:
+        """The tokenizer of a folder: tokenizer.json, vocab.txt (BERT), or vocab.json and merges.txt (Qwen).
+
+        Raises ValueError if none can be read.
+        """
+        try:
+            hf = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        except (OSError, ValueError, KeyError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise ValueError(f"{folder} holds no tokenizer that can be read ({reason}).") from None
+        if not isinstance(hf, PreTrainedTokenizerFast):
+            raise ValueError(f"{folder} holds no fast tokenizer; it needs a tokenizer.json or a vocab.txt.")
+        return TextTokenizer(hf, max_tokens, ends_with)
+
+    def __call__(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text, at least one and at most max_tokens, marks included; what is too long loses its end."""
+        found = self._plain.encode_batch(list(texts), add_special_tokens=False)
+        return [[*self.before, *encoding.ids[: self._room], *self.after] for encoding in found]
+
+
+def program_length(tokens: int, max_tokens: int) -> int:
+    """Tokens of the program that embeds a text of so many: rounded up to an eighth of the next power of two, at least
+    to 16, at most max_tokens. So there are few programs, and little of them is padding.
+    """
+    step = max(SHORTEST, (1 << (tokens - 1).bit_length()) // 8)
+    return min(-(-tokens // step) * step, max_tokens)
+
+
+class TextEncoder:
+    """Texts to vectors, float32 [N, E], with one compiled program for each length.
+
+    A program embeds a fixed number of rows, missing ones filled up, so a text's vector does not depend on the texts it
+    is embedded with, nor on how many there are; another number of rows changes it by rounding. Over a mesh (of this
+    process's devices) the rows are split over all of its axes.
+    """
+
+    def __init__(
+        self,
+        cfg: EncoderConfig,
+        params: Params,
+        tokenizer: TextTokenizer,
+        *,
+        max_tokens: int,
+        rows: int,
+        mesh: Mesh | None,
+        compute_dtype: Any,
+    ) -> None:
+        """rows: of one program, over the whole mesh; rounded up to a multiple of its devices."""
+        if rows < 1:
+            raise ValueError(f"Embedding {rows} texts at a time never ends; choose one or more.")
+        model = cfg.model
+        if max_tokens > model.max_positions:
+            raise ValueError(
+                f"The encoder has {model.max_positions} positions, fewer than the {max_tokens} tokens a text may have; "
+                "allow at most so many tokens."
+            )
+        self.cfg, self.width = cfg, model.width
+        self._params, self._tokenizer = params, tokenizer
+        self._max_tokens, self._rows = max_tokens, rows
+        self._mesh = mesh
+        self._embed = _program(cfg, mesh, compute_dtype)
+
+    @staticmethod
+    def load(
+        folder: str | Path, *, max_tokens: int, rows: int, mesh: Mesh | None = None, compute_dtype: Any = jnp.float32
+    ) -> TextEncoder:
+        """The encoder of a Hugging Face folder, weights kept in compute_dtype.
+
+        Raises FileNotFoundError or ValueError subclasses with one sentence for what is missing, broken or too small.
+        """
+        cfg, params = encoder.load(folder, mesh, compute_dtype)
+        ends_with = None if isinstance(cfg.model, BertConfig) else END_OF_TEXT
+        tokenizer = TextTokenizer.load(folder, max_tokens, ends_with)
+        return TextEncoder(
+            cfg, params, tokenizer, max_tokens=max_tokens, rows=rows, mesh=mesh, compute_dtype=compute_dtype
+        )
+
+    def __call__(self, texts: Sequence[str], rows: int | None = None) -> Float[np.ndarray, "N E"]:
+        """The texts' vectors in their order. rows: of one program instead of the encoder's own (fewer for queries)."""
+        devices = 1 if self._mesh is None else self._mesh.size
+        rows = -(-(rows or self._rows) // devices) * devices
+        ids = self._tokenizer(texts)
+        by_length: dict[int, list[int]] = {}
+        for place, text_ids in enumerate(ids):
+            by_length.setdefault(program_length(len(text_ids), self._max_tokens), []).append(place)
+        pending: list[tuple[list[int], jax.Array]] = []
+        for length, places in sorted(by_length.items()):
+            for first in range(0, len(places), rows):
+                group = places[first : first + rows]
+                pending.append((group, self._run([ids[place] for place in group], rows, length)))
+        vectors_NE = np.empty((len(ids), self.width), np.float32)
+        for group, out_BE in pending:  # read only now: devices work while the next rows are made
+            vectors_NE[group] = np.asarray(out_BE)[: len(group)]
+        return vectors_NE
+
+    def _run(self, group: list[list[int]], rows: int, length: int) -> jax.Array:
+        ids_BT = np.zeros((rows, length), np.int32)
+        lengths_B = np.ones(rows, np.int32)  # a row that fills up is one token long
+        for row, text_ids in enumerate(group):
+            ids_BT[row, : len(text_ids)] = text_ids
+            lengths_B[row] = len(text_ids)
+        if ids_BT.max() >= self.cfg.model.vocab_size:
+            raise ValueError(
+                f"The encoder's tokenizer gives token {ids_BT.max()} but its table has {self.cfg.model.vocab_size} "
+                "rows; give the tokenizer that belongs to it."
+            )
+        if self._mesh is None:
+            return self._embed(self._params, ids_BT, lengths_B)
+        split = NamedSharding(self._mesh, PartitionSpec(self._mesh.axis_names))
+        return self._embed(self._params, *jax.device_put((ids_BT, lengths_B), split))
+
+
+def _program(cfg: EncoderConfig, mesh: Mesh | None, compute_dtype: Any) -> Any:
+    embed = partial(encoder.embed, cfg, compute_dtype=compute_dtype)
+    if mesh is None:
+        return jax.jit(lambda params, ids_BT, lengths_B: embed(params, ids_BT, lengths_B))
+    rows = PartitionSpec(mesh.axis_names)
+    local = jax.shard_map(
+        lambda params, ids_BT, lengths_B: embed(params, ids_BT, lengths_B),
+        mesh=mesh,
+        in_specs=(PartitionSpec(), rows, rows),
+        out_specs=rows,
+        check_vma=False,
+    )
+    return jax.jit(local)

@@ -1,0 +1,94 @@
+"""The search index of a card: which encoder it has, building it, opening it.
+
+`models` knows texts and vectors, `retrieval` vectors and passages; here the one is handed to the other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from models import encoder
+from models.texts import TextEncoder
+from retrieval.build import build_index, open_index, saved_lexical
+from retrieval.corpus import Corpus, load_corpus
+from retrieval.embed import Embedder, HashedLexical, PrefixedEncoder
+from retrieval.scann import ScannConfig
+from retrieval.search import LocalRetriever
+from scope_jax.config import Config, EncoderSection, RetrievalSection
+from sharding.mesh import MeshConfig, make_mesh
+
+DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+EMBED_CHUNK = 4096  # passages embedded and written at a time
+QUERY_ROWS = 8  # queries embedded by one program; always this many, so that a query's vector knows no neighbours
+# What stands before queries and passages, by kind of encoder (the model cards of E5 and of Qwen3-Embedding).
+PREFIXES = {
+    "bert": ("query: ", "passage: "),
+    "qwen3": (
+        "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery:",
+        "",
+    ),
+}
+Part = Callable[[str, int, int], None]  # name of some work, pieces done, pieces in all
+
+
+def index_mesh() -> Mesh | None:
+    """All devices of this process side by side, for building an index by itself; None if there is only one."""
+    devices = jax.local_devices()
+    return make_mesh(MeshConfig(data=-1, fsdp=1, tensor=1), devices) if len(devices) > 1 else None
+
+
+def open_or_build_index(cfg: Config, run: Path, mesh: Mesh | None, part: Part | None = None) -> LocalRetriever:
+    """The retriever over the card's corpus, its index built or finished first where it is not there yet.
+
+    part(name, done, total) is told how far the work is.
+    """
+    card = cfg.retrieval
+    if card.corpus is None:
+        raise ValueError("retrieval.corpus is not set, and so there is nothing to index; name a corpus.")
+    folder = Path(card.index) if card.index else run / "index"
+    tell = part or (lambda name, done, total: None)
+    corpus = load_corpus(card.corpus)
+    embedder = _neural(card.encoder, mesh) or _lexical(card, corpus, folder, tell)
+    build = partial(build_index, corpus, embedder, folder, chunk=EMBED_CHUNK)
+    build(kind="exact", scann=None, progress=partial(tell, "passages embedded"))
+    if card.kind == "scann":
+        tell("ScaNN index", 0, 1)
+        build(kind="scann", scann=ScannConfig(**card.scann.model_dump()))
+        tell("ScaNN index", 1, 1)
+    handed_in = None if isinstance(embedder, HashedLexical) else embedder
+    return LocalRetriever(*open_index(folder, kind=card.kind, embedder=handed_in, mesh=mesh, axes=("data", "fsdp")))
+
+
+def _lexical(card: RetrievalSection, corpus: Corpus, folder: Path, tell: Part) -> HashedLexical:
+    saved = saved_lexical(folder, corpus, card.dim)
+    return saved or HashedLexical.fit(corpus, card.dim, partial(tell, "passages counted"))
+
+
+def _neural(card: EncoderSection, mesh: Mesh | None) -> Embedder | None:
+    """The card's embedding model behind its prefixes; None where the card names none.
+
+    Its identity is a hash of model, prefixes and text length. The compute dtype is not in it: like the machine, it
+    changes vectors by rounding, and an index made on an accelerator may be searched on a CPU.
+    """
+    if card.checkpoint is None:
+        return None
+    dtype = card.compute_dtype
+    if dtype == "auto":
+        dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+    texts = TextEncoder.load(
+        card.checkpoint, max_tokens=card.max_tokens, rows=card.batch, mesh=mesh, compute_dtype=DTYPES[dtype]
+    )
+    query, passage = PREFIXES[texts.cfg.kind]
+    query = query if card.query_prefix is None else card.query_prefix
+    passage = passage if card.passage_prefix is None else card.passage_prefix
+    parts = json.dumps([encoder.fingerprint(card.checkpoint), query, passage, card.max_tokens])
+    identity = f"{texts.cfg.kind}-{hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()}"
+    return PrefixedEncoder(texts, identity, query, passage, encode_queries=partial(texts, rows=QUERY_ROWS))

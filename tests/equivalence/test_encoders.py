@@ -1,0 +1,249 @@
+"""E5 (BERT) and Qwen3-Embedding against transformers: pooled vectors within 1e-5, token ids, and the index over them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from models.texts import END_OF_TEXT, TextEncoder, TextTokenizer
+from retrieval.build import build_index, open_index
+from retrieval.corpus import Corpus, Document
+from retrieval.embed import PrefixedEncoder
+from retrieval.scann import ScannConfig
+from tests.retrieval import tiny_encoders
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+MAX_TOKENS = 40
+TASK = "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery:"
+PREFIXES = {"bert": ("query: ", "passage: "), "qwen3": (TASK, "")}
+WORDS = tiny_encoders.WORDS
+TEXTS = [
+    "the river",
+    "The long river flows north of the old city, near the sea.",
+    "a",
+    "",
+    "[SEP] mountain [CLS] <|endoftext|> high",
+    "Überwater 漢字 rivers!",
+    "the capital is new " * 30,
+    "mountain",
+]
+
+
+def torch_bert(folder: Path) -> Any:
+    fields = {name: value for name, value in tiny_encoders.BERT.items() if name not in ("architectures", "model_type")}
+    model = transformers.BertModel(transformers.BertConfig(attn_implementation="eager", **fields)).eval()
+    tiny_encoders.write_vocabulary(folder)
+    return model
+
+
+def write_bytes_tokenizer(folder: Path, appends: bool) -> None:
+    """A byte-level tokenizer that closes each text with <|endoftext|> by its own rule, or leaves that to its reader."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    fast = FastTokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
+    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    fast.decoder = decoders.ByteLevel()
+    fast.add_special_tokens([END_OF_TEXT])
+    if appends:
+        fast.post_processor = processors.TemplateProcessing(
+            single=f"$A {END_OF_TEXT}", special_tokens=[(END_OF_TEXT, fast.token_to_id(END_OF_TEXT))]
+        )
+    PreTrainedTokenizerFast(tokenizer_object=fast, eos_token=END_OF_TEXT, pad_token=END_OF_TEXT).save_pretrained(folder)
+
+
+def torch_qwen3(folder: Path, appends: bool = True) -> Any:
+    config = transformers.Qwen3Config(
+        vocab_size=257,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=256,
+        rope_theta=1_000_000.0,
+        tie_word_embeddings=True,
+        attn_implementation="eager",
+    )
+    write_bytes_tokenizer(folder, appends)
+    return transformers.Qwen3Model(config).eval()
+
+
+@pytest.fixture(scope="module", params=["bert", "qwen3"])
+def pair(request, tmp_path_factory):
+    """(kind, torch model with lively weights, its folder as transformers writes it)."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp(request.param)
+    model = torch_bert(folder) if request.param == "bert" else torch_qwen3(folder)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.2 * torch.randn(weight.shape))
+    model.save_pretrained(folder)
+    return request.param, model, folder
+
+
+def torch_ids(kind: str, folder: Path, text: str) -> list[int]:
+    """As transformers' tokenizers make them, marks of the text itself disarmed."""
+    hf = transformers.AutoTokenizer.from_pretrained(folder, split_special_tokens=True)
+    if kind == "bert":
+        return hf(text, truncation=True, max_length=MAX_TOKENS).input_ids
+    # The tokenizer's rule puts its mark after the cut text.
+    return hf(text, truncation=True, max_length=MAX_TOKENS).input_ids
+
+
+def torch_vectors(kind: str, model: Any, rows: list[list[int]], side: str = "right") -> np.ndarray:
+    """Pooled and normalised as the model cards of the two do it, all rows padded to the longest."""
+    longest = max(map(len, rows))
+    pads = [[0] * (longest - len(ids)) for ids in rows]
+    mask = [[1] * len(ids) for ids in rows]
+    join = (lambda real, pad: real + pad) if side == "right" else (lambda real, pad: pad + real)
+    input_ids = torch.tensor([join(ids, pad) for ids, pad in zip(rows, pads, strict=True)])
+    attention_mask = torch.tensor([join(ones, pad) for ones, pad in zip(mask, pads, strict=True)])
+    with torch.no_grad():
+        hidden = model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+    if kind == "bert":
+        kept = hidden.masked_fill(~attention_mask[..., None].bool(), 0.0)
+        vectors = kept.sum(dim=1) / attention_mask.sum(dim=1)[..., None]
+    elif side == "left":
+        vectors = hidden[:, -1]
+    else:
+        vectors = hidden[torch.arange(len(rows)), attention_mask.sum(dim=1) - 1]
+    return torch.nn.functional.normalize(vectors, dim=1).numpy()
+
+
+@pytest.fixture(scope="module")
+def encoder(pair) -> TextEncoder:
+    return TextEncoder.load(pair[2], max_tokens=MAX_TOKENS, rows=4)
+
+
+def test_token_ids(pair, encoder):
+    kind, _, folder = pair
+    ours = encoder._tokenizer(TEXTS)
+    assert ours == [torch_ids(kind, folder, text) for text in TEXTS]
+    assert max(map(len, ours)) == MAX_TOKENS  # one of them is cut
+    marks = {2, 3} if kind == "bert" else {256}
+    assert all(sum(id in marks for id in ids) == len(marks) for ids in ours)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_vectors(pair, encoder, side):
+    """All lengths in one call, padded to their programs here and to the longest there, on either side."""
+    kind, model, _ = pair
+    rows = encoder._tokenizer(TEXTS)
+    if kind == "bert" and side == "left":
+        pytest.skip("BERT's positions count from the row's start: its padding is on the right")
+    want = torch_vectors(kind, model, rows, side)
+    got = encoder(TEXTS)
+    assert got.dtype == np.float32 and got.shape == want.shape
+    assert np.abs(got - want).max() <= 1e-5
+    assert np.abs(want[:, None] - want).max(-1)[~np.eye(len(TEXTS), dtype=bool)].min() > 1e-2  # texts really differ
+    np.testing.assert_allclose(np.linalg.norm(got, axis=1), 1, atol=1e-6)
+
+
+def test_prefixes(pair, encoder):
+    kind, model, folder = pair
+    query, passage = PREFIXES[kind]
+    embedder = PrefixedEncoder(encoder, "tiny", query, passage)
+    for prefix, got in ((query, embedder.queries(TEXTS)), (passage, embedder.passages(TEXTS))):
+        want = torch_vectors(kind, model, [torch_ids(kind, folder, prefix + text) for text in TEXTS])
+        assert np.abs(got - want).max() <= 1e-5
+
+
+def test_neighbours_change_nothing(pair, encoder):
+    """The same program for any number of texts: alone, among others, in another order; another row count rounds."""
+    whole = encoder(TEXTS)
+    for place, text in enumerate(TEXTS):
+        assert np.abs(encoder([text])[0] - whole[place]).max() <= 1e-6
+    assert np.abs(encoder(TEXTS[::-1])[::-1] - whole).max() <= 1e-6
+    assert np.abs(encoder(TEXTS, rows=2) - whole).max() <= 1e-6
+    np.testing.assert_array_equal(encoder(TEXTS), whole)
+
+
+def test_names_with_and_without_the_models_prefix(pair, encoder, tmp_path):
+    """BertModel inside a model with a head is "bert.", Qwen3Model inside a causal one "model."; heads are left alone."""
+    kind, model, folder = pair
+    if kind == "bert":
+        outer = transformers.BertForMaskedLM(model.config)
+        outer.bert.load_state_dict({k: v for k, v in model.state_dict().items() if "pooler" not in k})
+    else:
+        outer = transformers.Qwen3ForCausalLM(model.config)
+        outer.model.load_state_dict(model.state_dict())
+    outer.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    if kind == "bert":
+        config["architectures"] = ["BertModel"]
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    for name in ("vocab.txt", "tokenizer.json", "tokenizer_config.json"):
+        if (folder / name).is_file():
+            (tmp_path / name).write_bytes((folder / name).read_bytes())
+    np.testing.assert_array_equal(TextEncoder.load(tmp_path, max_tokens=MAX_TOKENS, rows=4)(TEXTS), encoder(TEXTS))
+
+
+def test_end_of_text_is_added_where_the_tokenizer_does_not(tmp_path):
+    for name, appends in (("with", True), ("without", False)):
+        write_bytes_tokenizer(tmp_path / name, appends)
+    ours = [TextTokenizer.load(tmp_path / name, MAX_TOKENS, END_OF_TEXT)(TEXTS) for name in ("with", "without")]
+    assert ours[0] == ours[1] and all(ids[-1] == 256 for ids in ours[0])
+
+
+def test_e5_tokenisation_is_berts(shared_data: Path):
+    """The real vocabulary on golden texts and on passages."""
+    folder = shared_data / "tokenizers" / "bert_uncased"
+    ours = TextTokenizer(transformers.BertTokenizer(vocab=str(folder / "vocab.txt")), 256, None)
+    theirs = transformers.BertTokenizer(vocab=str(folder / "vocab.txt"), split_special_tokens=True)
+    with open(shared_data / "corpus" / "passages.jsonl", encoding="utf-8") as lines:
+        passages = [json.loads(line) for _, line in zip(range(300), lines, strict=False)]
+    texts = [*TEXTS, *(f"passage: {p['title']}\n{p['text']}" for p in passages)]
+    assert ours(texts) == [theirs(text, truncation=True, max_length=256).input_ids for text in texts]
+    golden = shared_data / "tokenizers" / "llama_cpp_golden"
+    inputs = next(golden.glob("*bert-bge*.inp")).read_text(encoding="utf-8").split("\n__ggml_vocab_test__\n")
+    outputs = next(golden.glob("*bert-bge*.out")).read_text(encoding="utf-8").splitlines()
+    for text, line in list(zip(inputs, outputs, strict=False))[:46]:
+        assert ours([text])[0] == [101, *map(int, line.split()), 102]
+
+
+def sentences(count: int) -> list[str]:
+    rng = np.random.default_rng(0)
+    return [" ".join(rng.choice(WORDS, size=rng.integers(4, 16))) for _ in range(count)]
+
+
+@pytest.mark.parametrize("kind", ["exact", "brute", "tree"])
+def test_index_over_an_encoder(tmp_path_factory, tmp_path, kind):
+    """Top 5 of every index = the 5 largest inner products of the torch vectors. The tree searches all of its leaves."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("bert")
+    model = torch_bert(folder)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.2 * torch.randn(weight.shape))
+    model.save_pretrained(folder)
+    encoder = TextEncoder.load(folder, max_tokens=MAX_TOKENS, rows=16)
+    embedder = PrefixedEncoder(encoder, "tiny", "query: ", "passage: ")
+    documents = [Document(f"d{i}", text[:10], text) for i, text in enumerate(dict.fromkeys(sentences(300)))]
+    scann = ScannConfig(
+        num_leaves=8,
+        leaves_to_search=8,
+        dimensions_per_block=2,
+        reorder=200,
+        brute_force_below=10_000 if kind == "brute" else 10,
+    )
+    place = "exact" if kind == "exact" else "scann"
+    build_index(Corpus.from_documents(documents), embedder, tmp_path / "i", kind=place, scann=scann, chunk=64)
+    index, _, _ = open_index(tmp_path / "i", kind=place, embedder=embedder)
+    queries = sentences(400)[-40:]
+    ids = {
+        prefix: [torch_ids("bert", folder, prefix + text) for text in texts]
+        for prefix, texts in (("passage: ", [d.contents for d in documents]), ("query: ", queries))
+    }
+    exact = torch_vectors("bert", model, ids["query: "]) @ torch_vectors("bert", model, ids["passage: "]).T
+    scores, rows = index.search(embedder.queries(queries), 5)
+    np.testing.assert_allclose(scores, -np.sort(-exact, axis=1)[:, :5], atol=1e-5)
+    np.testing.assert_allclose(np.take_along_axis(exact, rows, axis=1), scores, atol=1e-5)
