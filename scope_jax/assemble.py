@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,24 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from models import weights
 from models.config import ModelConfig
 from models.tokenizer import Tokenizer
-from retrieval.build import build_index, open_index
 from retrieval.client import RemoteRetriever
-from retrieval.corpus import load_corpus
-from retrieval.embed import HashedLexical
-from retrieval.scann import ScannConfig
-from retrieval.search import LocalRetriever, SearchTool
+from retrieval.search import SearchTool
 from rollouts.engine import Engine, EngineConfig
 from rollouts.local import LocalRollouts
 from rollouts.types import Completion, Request, SamplingParams
 from scope_jax import data, dialects, parsing
 from scope_jax.checkpoint import Saved
 from scope_jax.config import Config
+from scope_jax.indexing import DTYPES, Part, open_or_build_index
 from scope_jax.judge import JudgeClient, JudgeError
 from scope_jax.learner import Learner
 from scope_jax.residence import (
@@ -50,8 +45,6 @@ from scope_jax.types import Memory, Prompt, System
 from sharding.mesh import MeshConfig, make_mesh
 from sharding.rules import TRAIN
 
-DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
-EMBED_CHUNK = 4096  # passages embedded and written at a time
 FIRST_DELAY = 0.5  # seconds before a search server is asked again
 CACHED_QUERIES = 100_000
 CUT = "...(truncated)"
@@ -181,8 +174,10 @@ class StepTools:
         return self.world.judges[by](messages, temperature=temperature, max_tokens=max_tokens)
 
 
-def assemble(cfg: Config, run: Path) -> World:
+def assemble(cfg: Config, run: Path, part: Part | None = None) -> World:
     """Builds the World of a card; an index that the card does not place is made in the run folder.
+
+    part(name, done, total) is told how far the index is where it must be built.
 
     Raises ValueError, FileNotFoundError or ConnectionError subclasses with one sentence for whatever the card names and
     is missing or broken.
@@ -216,7 +211,7 @@ def assemble(cfg: Config, run: Path) -> World:
         learner=learner,
         voices=Voices(_engine(cfg, model, tokenizer, mesh)),
         joiner=_joiner(cfg, tokenizer),
-        search=_search_tool(cfg, tokenizer, run, mesh),
+        search=_search_tool(cfg, tokenizer, run, mesh, part),
         judges=judges,
         rows=data.load(source.path, source.fields, source.limit),
     )
@@ -234,25 +229,12 @@ def assemble_learner(cfg: Config, model: ModelConfig) -> Learner:
     )
 
 
-def open_or_build_index(cfg: Config, run: Path, mesh: Mesh | None) -> LocalRetriever:
-    """The retriever over the card's corpus, its index built or finished first where it is not there yet."""
-    card = cfg.retrieval
-    if card.corpus is None:
-        raise ValueError("retrieval.corpus is not set, and so there is nothing to index; name a corpus.")
-    folder = Path(card.index) if card.index else run / "index"
-    corpus = load_corpus(card.corpus)
-    scann = ScannConfig(**card.scann.model_dump()) if card.kind == "scann" else None
-    embedder = HashedLexical.fit(corpus, card.dim)
-    build_index(corpus, embedder, folder, kind=card.kind, scann=scann, chunk=EMBED_CHUNK)
-    return LocalRetriever(*open_index(folder, kind=card.kind, mesh=mesh, axes=("data", "fsdp")))
-
-
-def _search_tool(cfg: Config, tokenizer: Tokenizer, run: Path, mesh: Mesh) -> SearchTool:
+def _search_tool(cfg: Config, tokenizer: Tokenizer, run: Path, mesh: Mesh, part: Part | None) -> SearchTool:
     card = cfg.retrieval
     if card.url is not None:
         retrieve = RemoteRetriever(card.url, timeout=card.timeout, retries=card.retries, first_delay=FIRST_DELAY)
     else:
-        retrieve = open_or_build_index(cfg, run, mesh if math.prod(mesh.shape.values()) > 1 else None)
+        retrieve = open_or_build_index(cfg, run, mesh if mesh.size > 1 else None, part)
 
     def truncate(text: str, limit: int) -> str:
         ids = tokenizer.encode(text)

@@ -32,7 +32,7 @@ def train(cfg: Config, run: Path, progress: Progress) -> dict[str, Any]:
     began = time.monotonic()
     log = RunLog(run, cfg)
     progress.say(f"reading {cfg.model.checkpoint} and the search index")
-    world = assemble(cfg, run)
+    world = assemble(cfg, run, progress.part)
     checkpoints = Checkpoints(run / "checkpoints", cfg)
 
     states, memory, start = world.start(checkpoints.resume(world.targets(), progress.say))

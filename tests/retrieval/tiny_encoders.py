@@ -16,13 +16,16 @@ from models import bert
 from sharding.spec import path_name
 
 MARKS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-WORDS = "the of a is in on to river mountain city sea long high old new water north south flows lies capital near".split()
+WORDS = [
+    *("the", "of", "a", "is", "in", "on", "to", "river", "mountain", "city", "sea", "long", "high", "old", "new"),
+    *("water", "north", "south", "flows", "lies", "capital", "near"),
+]
 CHARACTERS = [*string.ascii_lowercase, *string.digits, *string.punctuation]
-VOCABULARY = [*MARKS, *WORDS, *CHARACTERS, *(f"##{c}" for c in CHARACTERS), "##s", "##ing", "##er"]
+VOCABULARY = list(dict.fromkeys([*MARKS, *WORDS, *CHARACTERS, *(f"##{c}" for c in CHARACTERS), "##ing", "##er"]))
 BERT = {
     "architectures": ["BertModel"],
     "model_type": "bert",
-    "vocab_size": len(dict.fromkeys(VOCABULARY)),
+    "vocab_size": len(VOCABULARY),
     "hidden_size": 32,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
@@ -42,7 +45,7 @@ MODULES = [
 
 def write_vocabulary(folder: Path) -> None:
     """vocab.txt of a lower-casing WordPiece tokenizer."""
-    lines = "".join(f"{piece}\n" for piece in dict.fromkeys(VOCABULARY))
+    lines = "".join(f"{piece}\n" for piece in VOCABULARY)
     (folder / "vocab.txt").write_text(lines, encoding="utf-8")
 
 

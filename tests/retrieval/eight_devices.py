@@ -1,0 +1,38 @@
+"""An encoder and its index over 8 fake CPU devices (test_neural.py starts it); prints one JSON object."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax
+import numpy as np
+
+from models.texts import TextEncoder
+from retrieval.exact import ExactIndex
+from sharding.mesh import MeshConfig, make_mesh
+
+
+def main() -> None:
+    folder, out = Path(sys.argv[1]), Path(sys.argv[2])
+    contents = json.loads((out / "texts.json").read_text())
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    encoder = TextEncoder.load(folder, max_tokens=32, rows=5, mesh=mesh)  # 5 becomes 8, a row for each device
+    vectors_NE = encoder(contents)
+    np.save(out / "vectors.npy", vectors_NE)
+    _, rows_Qk = ExactIndex(vectors_NE, mesh=mesh, axes=("data", "fsdp")).search(vectors_NE, 1)
+    weight = jax.tree.leaves(encoder._params)[0]
+    out_BE = encoder._run([[2, 5, 3]], 8, 16)
+    facts = {
+        "copies": len(weight.addressable_shards) if weight.is_fully_replicated else 0,
+        "rows": len({shard.index[0].start for shard in out_BE.addressable_shards}),
+        "nearest": rows_Qk[:, 0].tolist(),
+    }
+    print(json.dumps(facts))
+
+
+if __name__ == "__main__":
+    main()
