@@ -96,7 +96,10 @@ def _pooling(folder: Path, default: Pooling) -> tuple[Pooling, bool]:
     path = folder / "modules.json"
     if not path.is_file():
         return default, True
-    modules = {str(module.get("type", "")).rsplit(".", 1)[-1]: module for module in _read_json(path)}
+    listed = _read_json(path)
+    if not isinstance(listed, list) or not all(isinstance(module, Mapping) for module in listed):
+        raise ValueError("modules.json is no list of modules.")
+    modules = {str(module.get("type", "")).rsplit(".", 1)[-1]: module for module in listed}
     if unknown := set(modules) - {"Transformer", "Pooling", "Normalize"}:
         raise ValueError(f"modules.json has a module {min(unknown)}; only Transformer, Pooling and Normalize are read.")
     pooling = default

@@ -7,7 +7,7 @@ vectors_NE = encoder(["query: how long is the Danube"])
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,9 @@ class TextTokenizer:
         # What the tokenizer's own rule adds shows on a text whose ids are known.
         bare = self._plain.encode("a", add_special_tokens=False).ids
         marked = self._plain.encode("a").ids
-        start = next(at for at in range(len(marked) + 1) if marked[at : at + len(bare)] == bare)
+        start = next((at for at in range(len(marked)) if marked[at : at + len(bare)] == bare), None)
+        if start is None:
+            raise ValueError("The encoder's tokenizer changes a text where it adds its marks; no such one can be used.")
         self.before, self.after = tuple(marked[:start]), tuple(marked[start + len(bare) :])
         if ends_with is not None and not self.after:
             end = self._plain.token_to_id(ends_with)
@@ -166,6 +168,7 @@ class TextEncoder:
         return self._embed(self._params, *jax.device_put((ids_BT, lengths_B), split))
 
 
+@cache
 def _program(cfg: EncoderConfig, mesh: Mesh | None, compute_dtype: Any) -> Any:
     embed = partial(encoder.embed, cfg, compute_dtype=compute_dtype)
     if mesh is None:

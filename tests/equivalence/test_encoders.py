@@ -76,17 +76,31 @@ def torch_qwen3(folder: Path, appends: bool = True) -> Any:
     return transformers.Qwen3Model(config).eval()
 
 
-@pytest.fixture(scope="module", params=["bert", "qwen3"])
-def pair(request, tmp_path_factory):
-    """(kind, torch model with lively weights, its folder as transformers writes it)."""
+def saved(make: Any, folder: Path) -> tuple[Any, Path]:
+    """(torch model with lively weights, its folder as transformers writes it)."""
     torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp(request.param)
-    model = torch_bert(folder) if request.param == "bert" else torch_qwen3(folder)
+    model = make(folder)
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.2 * torch.randn(weight.shape))
     model.save_pretrained(folder)
-    return request.param, model, folder
+    return model, folder
+
+
+@pytest.fixture(scope="module")
+def e5(tmp_path_factory):
+    return saved(torch_bert, tmp_path_factory.mktemp("bert"))
+
+
+@pytest.fixture(scope="module")
+def qwen3(tmp_path_factory):
+    return saved(torch_qwen3, tmp_path_factory.mktemp("qwen3"))
+
+
+@pytest.fixture(params=["bert", "qwen3"])
+def pair(request, e5, qwen3):
+    """(kind, torch model, its folder)."""
+    return request.param, *(e5 if request.param == "bert" else qwen3)
 
 
 def torch_ids(folder: Path, text: str) -> list[int]:
@@ -115,7 +129,7 @@ def torch_vectors(kind: str, model: Any, rows: list[list[int]], side: str = "rig
     return torch.nn.functional.normalize(vectors, dim=1).numpy()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def encoder(pair) -> TextEncoder:
     return TextEncoder.load(pair[2], max_tokens=MAX_TOKENS, rows=4)
 
@@ -129,17 +143,16 @@ def test_token_ids(pair, encoder):
     assert all(sum(id in marks for id in ids) == len(marks) for ids in ours)
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_vectors(pair, encoder, side):
-    """All lengths in one call, padded to their programs here and to the longest there, on either side."""
+def test_vectors(pair, encoder):
+    """All lengths in one call, padded to their programs here and to the longest there (Qwen3: on either side)."""
     kind, model, _ = pair
     rows = encoder._tokenizer(TEXTS)
-    if kind == "bert" and side == "left":
-        pytest.skip("BERT's positions count from the row's start: its padding is on the right")
-    want = torch_vectors(kind, model, rows, side)
+    want = torch_vectors(kind, model, rows)
     got = encoder(TEXTS)
     assert got.dtype == np.float32 and got.shape == want.shape
     assert np.abs(got - want).max() <= 1e-5
+    if kind == "qwen3":
+        assert np.abs(got - torch_vectors(kind, model, rows, "left")).max() <= 1e-5
     assert np.abs(want[:, None] - want).max(-1)[~np.eye(len(TEXTS), dtype=bool)].min() > 1e-2  # texts really differ
     np.testing.assert_allclose(np.linalg.norm(got, axis=1), 1, atol=1e-6)
 
@@ -212,16 +225,10 @@ def sentences(count: int) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["exact", "brute", "tree"])
-def test_index_over_an_encoder(tmp_path_factory, tmp_path, kind):
+def test_index_over_an_encoder(e5, tmp_path, kind):
     """Top 5 of every index = the 5 largest inner products of the torch vectors. The tree searches all of its leaves."""
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("bert")
-    model = torch_bert(folder)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(0.2 * torch.randn(weight.shape))
-    model.save_pretrained(folder)
-    encoder = TextEncoder.load(folder, max_tokens=MAX_TOKENS, rows=16)
+    model, folder = e5
+    encoder = TextEncoder.load(folder, max_tokens=MAX_TOKENS, rows=4)
     embedder = PrefixedEncoder(encoder, "tiny", "query: ", "passage: ")
     documents = [Document(f"d{i}", text[:10], text) for i, text in enumerate(dict.fromkeys(sentences(300)))]
     scann = ScannConfig(
