@@ -83,7 +83,7 @@ def _arguments() -> argparse.Namespace:
 def _write(folder: Path, texts: list[str], args: argparse.Namespace) -> None:
     """A Hugging Face folder: random weights, a vocabulary trained on the texts."""
     trained = BertWordPieceTokenizer()
-    trained.train_from_iterator(texts, vocab_size=30522, show_progress=False)
+    trained.train_from_iterator(iter(texts), vocab_size=30522, show_progress=False)
     trained.save_model(str(folder))
     config = {
         "architectures": ["BertModel"],
