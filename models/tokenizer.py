@@ -1,99 +1,95 @@
 """Text to ids and back, with text that can never speak in the template's voice.
 
 A chat template's markers are special tokens. Text from people, documents and models may contain the same characters;
-here they stay characters. "Special" is what the tokenizer itself marks so: words it adds without that mark (Qwen3's
-<think> and <tool_call>) are ordinary vocabulary that text may use.
+here they stay characters. "Special" is what the tokenizer itself marks so; words it adds without that mark (Qwen3's
+<think> and <tool_call>) are ordinary vocabulary, which text may use unless the caller forbids it (`forbid`).
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as FastTokenizer
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
-# Characters that stand for the first character of a special token's name while a template is rendered.
-PRIVATE_USE = range(0xF0000, 0xFFFFE)
+from models import vocabularies
+from models.chat import ChatTemplate, Stretch, occurrences, without_surrogates
+from models.vocabularies import BYTE_NAMES, SPACE
 
-
-def _byte_of_char() -> dict[str, int]:
-    """Byte-level vocabularies (GPT-2) write each byte as a printable character: itself where it is one, else from
-    U+0100 on.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    table = {chr(byte): byte for byte in printable}
-    others = (byte for byte in range(256) if byte not in printable)
-    return table | {chr(0x100 + i): byte for i, byte in enumerate(others)}
-
-
-def _uses_byte_level(decoder: Any) -> bool:
-    if not isinstance(decoder, Mapping):
-        return False
-    return decoder.get("type") == "ByteLevel" or any(_uses_byte_level(part) for part in decoder.get("decoders", ()))
+TRUSTED = ("assistant", "system")  # roles whose messages may use forbidden names as tokens
+# What a vocabulary has to spell as it stands to be exact: case, accents, width, ligatures, white space, any byte.
+PROBE = "  Aé ﬁＡ½  日本\t\r\n🙂\u0000\u200d \u00a0#\ue000 "
 
 
 class Tokenizer:
-    """A byte-level fast tokenizer with its chat template.
+    """A fast tokenizer with its chat template.
 
     eos_id, bos_id (None if the vocabulary has none), pad_id (the end token if there is no padding token); eos_ids:
-    every id that ends a turn; special_ids: every id plain text can never give; vocab_size: the ids are below it.
+    every id that ends a turn; special_ids: every id plain text can never give; vocab_size: the ids are below it;
+    exact: True if a text's bytes (as `normalise` writes it) are its tokens' bytes joined.
     """
 
     def __init__(self, hf: PreTrainedTokenizerFast, eos_ids: Sequence[int]) -> None:
-        ends, starts, pads = hf.eos_token_id, hf.bos_token_id, hf.pad_token_id
+        starts = hf.bos_token_id if hf.bos_token_id is not None else hf.cls_token_id
+        ends, pads = hf.eos_token_id, hf.pad_token_id
         if not isinstance(ends, int):
             raise ValueError("The tokenizer names no eos_token; set one in tokenizer_config.json.")
         self._hf = hf
-        serialized = hf.backend_tokenizer.to_str()
-        if not _uses_byte_level(json.loads(serialized)["decoder"]):
-            raise ValueError(
-                "The tokenizer is not byte-level; only byte-level tokenizers (Qwen, Llama 3, OLMo) are supported."
-            )
-        # Own copy: this switch is state of the tokenizer object, and ids are made in several threads.
-        self._plain = FastTokenizer.from_str(serialized)
-        self._plain.encode_special_tokens = True
-        self._plain.no_truncation()
-        self._plain.no_padding()
+        # Own copies: these switches are state of the tokenizer object, and ids are made in several threads.
+        self._first = FastTokenizer.from_str(hf.backend_tokenizer.to_str())
+        self._prefix = vocabularies.prefix_rule(self._first)
+        self._plain = self._first if self._prefix == "never" else vocabularies.without_prefix(self._first)
+        for fast in (self._first, self._plain):
+            fast.encode_special_tokens = True
+            fast.no_truncation()
+            fast.no_padding()
         added = self._plain.get_added_tokens_decoder()
+        special = {token.content: token for token in added.values() if token.special}
         self._special = {token.content: id for id, token in added.items() if token.special}
-        names = sorted(self._special, key=len, reverse=True)
-        self._marker = re.compile("|".join(map(re.escape, names)) or r"(?!)")
-        byte_of = _byte_of_char()
-        vocabulary = self._plain.get_vocab(with_added_tokens=False)
-        self._bytes = {id: bytes(byte_of[char] for char in piece) for piece, id in vocabulary.items()}
-        self._bytes |= {id: token.content.encode() for id, token in added.items()}
+        self._bytes = vocabularies.byte_table(self._plain)
+        self._spaced = vocabularies.falls_back_to_bytes(self._plain)
+        # Other vocabularies than byte-level ones hold special tokens and bytes under names that text might spell.
+        self._always = (*special, *BYTE_NAMES) if self._spaced else tuple(special) if self._bytes is None else ()
+        self._bans: dict[tuple[str, ...], _Ban] = {}
         self.eos_id: int = ends
         self.bos_id: int | None = starts if isinstance(starts, int) else None
         self.pad_id: int = pads if isinstance(pads, int) else ends
         self.eos_ids: tuple[int, ...] = tuple(dict.fromkeys([self.eos_id, *eos_ids]))
-        self.special_ids: frozenset[int] = frozenset(self._special.values())
-        self.vocab_size: int = max(self._bytes) + 1
+        self.vocab_size: int = max(self._plain.get_vocab().values()) + 1
+        # A vocabulary without bytes gives its unknown token for characters it lacks.
+        unknown = hf.unk_token_id if self._bytes is None else None
+        self.special_ids: frozenset[int] = frozenset(self._special.values()) - {unknown}
+        self._chat = ChatTemplate(hf, special)
+        self.exact: bool = self._bytes is not None and self._spell(self.encode(PROBE)) == PROBE.encode()
 
     @staticmethod
-    def load(folder: str | Path, chat_template: str | Path | None = None) -> Tokenizer:
-        """The tokenizer of a folder (tokenizer.json, or vocab.json and merges.txt, with tokenizer_config.json).
+    def load(folder: str | Path, chat_template: str | Path | None = None, *, exact: bool = True) -> Tokenizer:
+        """The tokenizer of a folder: tokenizer.json; vocab.json with merges.txt; `tokenizer.model` of SentencePiece or
+        of Llama 3 (tiktoken); BERT's vocab.txt; with tokenizer_config.json where there is one.
 
         chat_template: Jinja text or a file with it, instead of the folder's own. Further end tokens are taken from
         generation_config.json if there is one. Nothing is downloaded. Raises FileNotFoundError if the folder or the
-        template file is missing, ValueError if no fast byte-level tokenizer can be made of it.
+        template file is missing, ValueError if no tokenizer of a known kind can be made of it, or if its tokens do not
+        spell texts exactly (BERT's are lower-case): these serve text encoders, which load them with exact=False.
         """
         folder = Path(folder)
         if not folder.is_dir():
             raise FileNotFoundError(f"Tokenizer folder {folder} does not exist; give a folder with a tokenizer.json.")
-        try:
-            hf = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        except (OSError, ValueError, KeyError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise ValueError(f"{folder} holds no tokenizer that can be read ({reason}).") from None
-        if not isinstance(hf, PreTrainedTokenizerFast):
-            raise ValueError(f"{folder} holds no fast tokenizer; it needs a tokenizer.json.")
+        hf, ends = vocabularies.read(folder)
         if chat_template is not None:
             hf.chat_template = _template_text(chat_template)
-        return Tokenizer(hf, _eos_ids(folder / "generation_config.json"))
+        tokenizer = Tokenizer(hf, ends)
+        if exact and not tokenizer.exact:
+            raise ValueError(
+                f"The tokenizer in {folder} does not spell texts byte by byte, so it serves text encoders only and "
+                "cannot be a policy's."
+            )
+        return tokenizer
 
     def save(self, folder: str | Path) -> None:
         """Writes the tokenizer's files, its chat template and generation_config.json (which tokens end and fill)."""
@@ -102,93 +98,181 @@ class Tokenizer:
         known = {name: value for name, value in ids.items() if value is not None}
         (Path(folder) / "generation_config.json").write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of plain text: nothing added, and never one of special_ids, whatever the text says."""
-        return self._plain.encode(text, add_special_tokens=False).ids
+    def encode(self, text: str, forbid: Collection[str] = (), *, start: bool = False) -> list[int]:
+        """Ids of plain text: nothing added, and never one of special_ids, whatever the text says.
+
+        forbid: names that stay characters too, such as "<tool_call>" in a document: each occurrence is encoded as two
+        texts, its first character with what is before and the rest with what is after, so that no token spans it.
+        start: as the library encodes the beginning of a document, with the dummy space where a SentencePiece vocabulary
+        has one; it is a space in the decoded text. Without, text continues what came before and nothing is put in.
+        Lone surrogates become U+FFFD. Raises ValueError for a forbidden name of fewer than two characters.
+        """
+        ban = self._ban(forbid)
+        pieces = self._pieces(without_surrogates(text), ban)
+        ids: list[int] = []
+        for i, piece in enumerate(pieces):
+            ids += self._encode_piece(piece, ban, self._first if start and i == 0 else self._plain)
+        return ids
+
+    def encode_batch(
+        self, texts: Sequence[str], forbid: Collection[str] = (), *, start: bool = False
+    ) -> list[list[int]]:
+        """encode of each text, in the tokenizers library's threads."""
+        ban = self._ban(forbid)
+        split = [self._pieces(without_surrogates(text), ban) for text in texts]
+        whole = [i for i, pieces in enumerate(split) if len(pieces) == 1 and pieces[0] != SPACE]
+        fast = self._first if start else self._plain
+        done = fast.encode_batch_fast([split[i][0] for i in whole], add_special_tokens=False)
+        ids = {i: encoding.ids for i, encoding in zip(whole, done, strict=True)}
+        kept = {i: row for i, row in ids.items() if ban.ids.isdisjoint(row)}
+        return [kept[i] if i in kept else self.encode(text, forbid, start=start) for i, text in enumerate(texts)]
+
+    def normalise(self, text: str) -> str:
+        """The text that `decode(encode(text))` gives: composed (NFC) where the vocabulary asks for it (Qwen), without
+        lone surrogates, and otherwise the same. For exact tokenizers.
+        """
+        text = without_surrogates(text)
+        normalizer = self._plain.normalizer
+        if normalizer is None or not text:
+            return text
+        if not self._spaced:
+            return normalizer.normalize_str(text)
+        return SPACE.join(normalizer.normalize_str(part).replace(SPACE, " ") for part in text.split(SPACE))
 
     def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
         """The text of ids; bytes that are no UTF-8 (a character cut in two) become U+FFFD."""
-        kept = (id for id in ids if not (skip_special and id in self.special_ids))
-        return b"".join(self.token_bytes(id) for id in kept).decode("utf-8", errors="replace")
+        kept = [int(id) for id in ids if not (skip_special and id in self.special_ids)]
+        if not self.exact:
+            return self._first.decode(kept, skip_special_tokens=False)
+        return self._spell(kept).decode("utf-8", errors="replace")
 
     def token_bytes(self, id: int) -> bytes:
         """The bytes one id adds to a text, so that a stop string can be found as tokens arrive: a text's bytes are its
-        tokens' bytes joined. Empty for the ids by which a model's table exceeds the vocabulary.
+        tokens' bytes joined. Empty for the ids by which a model's table exceeds the vocabulary. Raises ValueError for a
+        tokenizer that is not exact.
         """
-        return self._bytes.get(int(id), b"")
+        if not self.exact:
+            raise ValueError("This tokenizer does not spell texts byte by byte, so no text can be generated with it.")
+        return self._spell([int(id)])
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **template_options: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        forbid: Collection[str] = (),
+        trusted: Collection[str] = TRUSTED,
+        **template_options: Any,
     ) -> list[int]:
         """Ids of a conversation under the chat template: markers are special tokens, what messages say never is.
 
-        messages: {"role", "content", ...}. template_options are variables of the template (such as enable_thinking).
-        Where no message contains a special token's name the ids are those of transformers' apply_chat_template. Raises
-        ValueError if the tokenizer has no chat template.
+        messages: {"role", "content", ...}. tools: JSON schemas of functions. forbid: names that stay characters, as in
+        `encode`, in tools and in messages of all roles that are not `trusted`; the template's own text keeps them.
+        template_options are variables of the template (such as enable_thinking). Templates that ask for the day are
+        told chat.DATE_STRING unless date_string is among them, so that ids never depend on the clock.
 
-        Inside every string of a message but its role, the names of special tokens (and a beginning or an end of one at
-        the string's edges, which the template might complete) are disguised with private-use characters, so that each
-        marker in the rendered text is the template's; between markers the text is put right and encoded as plain text.
+        Where no message contains a special token's or a forbidden name the ids are those of transformers'
+        apply_chat_template. Raises ValueError if there is no chat template or it refuses the conversation.
         """
-        if self._hf.chat_template is None:
-            raise ValueError(
-                "The tokenizer has no chat template; give one to Tokenizer.load or put it into its folder."
-            )
-        disguise = _Disguise(self._special, messages)
-        hidden = [{k: value if k == "role" else disguise.hide(value) for k, value in m.items()} for m in messages]
-        rendered = self._hf.apply_chat_template(
-            hidden, tokenize=False, add_generation_prompt=add_generation_prompt, **template_options
-        )
-        assert isinstance(rendered, str)  # because of tokenize=False
+        self._ban(forbid)
+        stretches = self._chat.conversation(messages, tools, add_generation_prompt, forbid, trusted, template_options)
+        return self._join(stretches, start=True)
+
+    def continuation(
+        self,
+        messages_before: Sequence[Mapping[str, Any]],
+        observation: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+        *,
+        ended: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        forbid: Collection[str] = (),
+        trusted: Collection[str] = TRUSTED,
+        **template_options: Any,
+    ) -> list[int]:
+        """Ids between an assistant's finished turn and its next one: what ends the turn, the observation, the prompt.
+
+        messages_before end with the assistant's message: its content is all it said in the turn, as text (tool calls as
+        they were written, not as "tool_calls"), without the end token. observation: the message or messages that answer
+        it. For templates that only append, with the conversation up to there as prompt:
+            encode_chat(before[:-1]) + ids said + continuation(before, observation)
+        is encode_chat([*before, observation]) wherever the ids said are encode's ids of the content; the ids said may
+        be any others that spell it. The first id ends the turn. ended=True: the turn itself already holds that id (it
+        was sampled), and the ids after it are returned.
+
+        The other arguments are those of encode_chat, and must be the same throughout an episode. Raises ValueError if
+        the template rewrites what was said before (Qwen3 drops thinking of earlier questions, and the empty thought
+        that enable_thinking=False prompts with): the caller then encodes the conversation anew, as a prompt of its own.
+        White space at the edges of the content may be trimmed by the template (Llama 3); that counts as appending.
+        """
+        self._ban(forbid)
+        later = [observation] if isinstance(observation, Mapping) else list(observation)
+        stretches = self._chat.continuation(messages_before, later, tools, forbid, trusted, template_options)
+        if not ended:
+            return self._join(stretches, start=False)
+        if not (stretches and stretches[0].marker and self._special[stretches[0].text] in self.eos_ids):
+            raise ValueError("The chat template ends an assistant's turn without an end token, so none can be sampled.")
+        return self._join(stretches, start=False)[1:]
+
+    def _join(self, stretches: Sequence[Stretch], start: bool) -> list[int]:
         ids: list[int] = []
-        position = 0
-        for marker in self._marker.finditer(rendered):
-            ids += self.encode(disguise.reveal(rendered[position : marker.start()]))
-            ids.append(self._special[marker.group()])
-            position = marker.end()
-        return ids + self.encode(disguise.reveal(rendered[position:]))
+        plain = self._ban(())
+        for i, stretch in enumerate(stretches):
+            if stretch.marker:
+                ids.append(self._special[stretch.text])
+                continue
+            prefixed = self._prefix == "always" if i > 0 else start
+            for j, piece in enumerate(self._pieces(stretch.text, plain, stretch.cuts)):
+                ids += self._encode_piece(piece, plain, self._first if prefixed and j == 0 else self._plain)
+        return ids
+
+    def _ban(self, forbid: Collection[str]) -> _Ban:
+        key = tuple(sorted(set(forbid)))
+        if key not in self._bans:
+            if short := [name for name in key if len(name) < 2]:
+                raise ValueError(f"The forbidden name {short[0]!r} has fewer than two characters; it cannot be cut.")
+            ids = {self._plain.token_to_id(name) for name in key} - {None}
+            names = [*self._always, *key]
+            self._bans[key] = _Ban(occurrences(names), frozenset(name[0] for name in names), self.special_ids | ids)
+        return self._bans[key]
+
+    def _pieces(self, text: str, ban: _Ban, cuts: Iterable[int] = ()) -> list[str]:
+        """The text in pieces to be encoded one by one: cut inside forbidden names; SPACE, if it is no space, alone."""
+        at = set(cuts)
+        if any(char in text for char in ban.firsts):
+            at.update(match.start() + 1 for match in ban.cut.finditer(text))
+        if self._spaced and SPACE in text:
+            at.update(i + side for i, char in enumerate(text) if char == SPACE for side in (0, 1))
+        ends = [*sorted(at - {0, len(text)}), len(text)]
+        return [text[a:b] for a, b in zip([0, *ends], ends, strict=False)]
+
+    def _encode_piece(self, piece: str, ban: _Ban, fast: FastTokenizer) -> list[int]:
+        if self._spaced and piece == SPACE:
+            return [fast.token_to_id(BYTE_NAMES[byte]) for byte in SPACE.encode()]
+        ids: list[int] = []
+        while True:
+            encoding = fast.encode(piece, add_special_tokens=False)
+            if ban.ids.isdisjoint(encoding.ids):
+                return ids + encoding.ids
+            # A name that only normalisation brought about: cut there, in the text as it was given.
+            at = next(span[0] for id, span in zip(encoding.ids, encoding.offsets, strict=True) if id in ban.ids)
+            head = fast.encode(piece[: at + 1], add_special_tokens=False).ids
+            if not ban.ids.isdisjoint(head):
+                raise ValueError(f"{piece[at]!r} in a text is a forbidden token by itself; remove it from the text.")
+            ids, piece, fast = ids + head, piece[at + 1 :], self._plain
+
+    def _spell(self, ids: Iterable[int]) -> bytes:
+        assert self._bytes is not None
+        return b"".join(self._bytes.get(id, b"") for id in ids)
 
 
-class _Disguise:
-    """Replaces single characters of special tokens' names in messages by private-use characters, and back."""
+@dataclass(frozen=True)
+class _Ban:
+    """Where texts are cut, the characters that such names begin with, and the ids that must not arise."""
 
-    def __init__(self, special: Iterable[str], messages: Sequence[Mapping[str, Any]]) -> None:
-        self._special = sorted(special, key=len, reverse=True)
-        edges = sorted({char for name in self._special for char in (name[0], name[-1])})
-        used = set(json.dumps([dict(m) for m in messages], ensure_ascii=False, default=str))
-        free = (chr(code) for code in PRIVATE_USE if chr(code) not in used)
-        self._mask = dict(zip(edges, free, strict=False))
-        self._unmask = {ord(mask): char for char, mask in self._mask.items()}
-
-    def hide(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return self._hide_text(value)
-        if isinstance(value, Mapping):
-            return {self.hide(key) if isinstance(key, str) else key: self.hide(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [self.hide(item) for item in value]
-        return value
-
-    def reveal(self, text: str) -> str:
-        return text.translate(self._unmask)
-
-    def _hide_text(self, text: str) -> str:
-        for name in self._special:
-            text = text.replace(name, self._mask[name[0]] + name[1:])
-        body = text.strip()
-        start = len(text) - len(text.lstrip())
-        end = start + len(body)
-        heads = {name[:n] for name in self._special for n in range(1, len(name))}
-        tails = {name[-n:] for name in self._special for n in range(1, len(name))}
-        tail = max((t for t in heads if body.endswith(t)), key=len, default="")
-        if tail:
-            at = end - len(tail)
-            text = text[:at] + self._mask[text[at]] + text[at + 1 :]
-        head = max((h for h in tails if body.startswith(h)), key=len, default="")
-        if head and text[start + len(head) - 1] in self._mask:
-            at = start + len(head) - 1
-            text = text[:at] + self._mask[text[at]] + text[at + 1 :]
-        return text
+    cut: re.Pattern[str]
+    firsts: frozenset[str]
+    ids: frozenset[int]
 
 
 def _template_text(source: str | Path) -> str:
@@ -199,14 +283,3 @@ def _template_text(source: str | Path) -> str:
     if not path.is_file():
         raise FileNotFoundError(f"Chat template {path} does not exist.")
     return path.read_text(encoding="utf-8")
-
-
-def _eos_ids(path: Path) -> tuple[int, ...]:
-    """The end tokens a generation_config.json names (one or several); none if there is no such file."""
-    if not path.is_file():
-        return ()
-    try:
-        named = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not JSON ({error}).") from None
-    return tuple(named) if isinstance(named, list) else () if named is None else (named,)

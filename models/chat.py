@@ -1,0 +1,258 @@
+"""Conversations under a chat template, in which what messages say can never become one of the template's markers.
+
+Inside every string of a message but its role, and in tools, the names of special tokens (and a beginning or an end of
+one at the string's edges, which the template might complete) are disguised with private-use characters while the
+template is rendered. Each marker in the rendered text is then the template's own, and the text between is put right.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+from jinja2 import TemplateError
+from tokenizers import AddedToken
+from transformers import PreTrainedTokenizerFast
+
+# Stand for characters of special tokens' names while a template is rendered.
+PRIVATE_USE = (*range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE))
+# The day that templates which ask for one are told: the default of Llama 3.1's own template.
+DATE_STRING = "26 Jul 2024"
+_DATE = datetime(2024, 7, 26)
+# transformers lets templates read the clock through a function; this macro of the same name stands before it.
+_STILL_CLOCK = (
+    "{%- macro strftime_now(format) -%}{{- format"
+    + "".join(f" | replace('%{code}', '{_DATE.strftime('%' + code)}')" for code in (*"aAbBdHIjmMpSyY", "-d", "-m"))
+    + " -}}{%- endmacro -%}"
+)
+
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+def without_surrogates(text: str) -> str:
+    """`text` with lone halves of UTF-16 pairs, which no encoding can write, replaced by U+FFFD."""
+    return text if text.isascii() else _SURROGATES.sub("\ufffd", text)
+
+
+def occurrences(names: Iterable[str]) -> re.Pattern[str]:
+    """Matches every occurrence of a name, overlapping ones included; the name is group 1, the match is empty."""
+    longest_first = sorted(names, key=len, reverse=True)
+    if not longest_first:
+        return re.compile(r"(?!)")
+    first = re.escape("".join({name[0] for name in longest_first}))  # tried before the names, of which there are many
+    return re.compile(rf"(?=[{first}])(?=({'|'.join(map(re.escape, longest_first))}))")
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A special token of the template (`marker`), or text to be encoded as pieces that end at `cuts`."""
+
+    text: str
+    marker: bool
+    cuts: tuple[int, ...] = ()
+
+
+class ChatTemplate:
+    """A tokenizer's chat template, rendered to stretches. special: the special tokens by name."""
+
+    def __init__(self, hf: PreTrainedTokenizerFast, special: Mapping[str, AddedToken]) -> None:
+        self._hf = hf
+        self._special = tuple(special)
+        # A token may be declared to swallow the white space beside it.
+        names = (
+            r"\s*" * token.lstrip + re.escape(name) + r"\s*" * token.rstrip
+            for name, token in sorted(special.items(), key=lambda item: len(item[0]), reverse=True)
+        )
+        self._marker = re.compile("|".join(names) or r"(?!)")
+
+    def conversation(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        forbid: Collection[str],
+        trusted: Collection[str],
+        options: Mapping[str, Any],
+    ) -> list[Stretch]:
+        """The whole conversation; arguments as of Tokenizer.encode_chat."""
+        scene = _Scene(self, messages, tools, forbid, trusted, options)
+        return self._split(scene.render(scene.messages, add_generation_prompt), scene)
+
+    def continuation(
+        self,
+        before: Sequence[Mapping[str, Any]],
+        observations: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        forbid: Collection[str],
+        trusted: Collection[str],
+        options: Mapping[str, Any],
+    ) -> list[Stretch]:
+        """What follows the content of the assistant's message that ends `before`; see Tokenizer.continuation."""
+        last = before[-1] if before else {}
+        if last.get("role") != "assistant" or not isinstance(last.get("content"), str) or last.get("tool_calls"):
+            raise ValueError(
+                "A continuation follows an assistant's message whose content is all that was said, without tool_calls."
+            )
+        scene = _Scene(self, [*before, *observations], tools, forbid, trusted, options)
+        here = len(before) - 1
+        earlier, answer, later = scene.messages[:here], scene.messages[here], scene.messages[here + 1 :]
+        blank = scene.disguise.spare
+        prompt = scene.render(earlier, True)
+        full = scene.render([*earlier, answer, *later], True)
+        head, found, tail = scene.render([*earlier, {**answer, "content": blank}, *later], True).partition(blank)
+        said = full[len(prompt) : len(full) - len(tail)]
+        appended = head == prompt and found and full.startswith(prompt) and full.endswith(tail) and blank not in tail
+        if not appended or said.strip() != answer["content"].strip():
+            raise ValueError(
+                "The chat template rewrites what was said before; encode the whole conversation anew instead of "
+                "continuing it."
+            )
+        return self._split(tail, scene)
+
+    def _split(self, rendered: str, scene: _Scene) -> list[Stretch]:
+        stretches: list[Stretch] = []
+        position = 0
+        for marker in self._marker.finditer(rendered):
+            stretches.append(scene.plain(rendered[position : marker.start()]))
+            stretches.append(Stretch(marker.group().strip(), True))
+            position = marker.end()
+        stretches.append(scene.plain(rendered[position:]))
+        return [stretch for stretch in stretches if stretch.text]
+
+
+class _Scene:
+    """Messages and tools in disguise, and how they are rendered."""
+
+    def __init__(
+        self,
+        chat: ChatTemplate,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        forbid: Collection[str],
+        trusted: Collection[str],
+        options: Mapping[str, Any],
+    ) -> None:
+        self._hf = chat._hf
+        if self._hf.chat_template is None:
+            raise ValueError(
+                "The tokenizer has no chat template; give one to Tokenizer.load or put it into its folder."
+            )
+        special = chat._special
+        self._template = self._hf.get_chat_template(None, None if tools is None else list(tools))
+        everything = [self._template, dict(options), [dict(message) for message in messages], list(tools or ())]
+        payload = json.dumps(everything, ensure_ascii=False, default=str)
+        self.disguise = disguise = _Disguise([*special, *forbid], payload)
+        self._forbidden = occurrences(forbid)
+        careful, easy = _names((*special, *sorted(forbid))), _names(special)
+        self.messages = [
+            {
+                key: value
+                if key == "role"
+                else disguise.hide(value, easy if message.get("role") in trusted else careful)
+                for key, value in message.items()
+            }
+            for message in messages
+        ]
+        self._tools = None if tools is None else [disguise.hide(tool, careful) for tool in tools]
+        self._options = dict(options)
+        # A prompt must not depend on the day it is made.
+        if "date_string" in self._template:
+            self._options = {"date_string": DATE_STRING} | self._options
+        if "strftime_now" in self._template:
+            self._template = _STILL_CLOCK + self._template
+
+    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> str:
+        try:
+            rendered = self._hf.apply_chat_template(
+                list(messages),
+                tools=self._tools,
+                chat_template=self._template,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                **self._options,
+            )
+        except (TemplateError, TypeError) as error:
+            raise ValueError(f"The chat template refuses the conversation ({error}).") from None
+        assert isinstance(rendered, str)  # because of tokenize=False
+        return rendered
+
+    def plain(self, text: str) -> Stretch:
+        """Rendered text without disguise; a forbidden name of which any character was disguised is cut in two."""
+        text, hidden = self.disguise.reveal(text)
+        cuts = tuple(
+            match.start() + 1
+            for match in self._forbidden.finditer(text)
+            if any(at in hidden for at in range(match.start(), match.end(1)))
+        )
+        return Stretch(text, False, cuts)
+
+
+class _Names:
+    """Names to be disguised, longest first, with their proper beginnings and ends."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.whole = sorted(set(names), key=len, reverse=True)
+        self.longest = max(map(len, self.whole), default=0)
+        self.heads = {name[:n] for name in self.whole for n in range(1, len(name))}
+        self.tails = {name[-n:] for name in self.whole for n in range(1, len(name))}
+
+
+_names = lru_cache(maxsize=64)(_Names)  # Llama 3 has 256 names
+
+
+class _Disguise:
+    """Replaces single characters of names by private-use characters that `payload` lacks, and back.
+
+    spare: one more such character.
+    """
+
+    def __init__(self, names: Iterable[str], payload: str) -> None:
+        edges = sorted({char for name in names for char in (name[0], name[-1])})
+        used = set(payload)
+        free = [chr(code) for code in PRIVATE_USE[: len(used) + len(edges) + 1] if chr(code) not in used]
+        if len(free) <= len(edges):
+            raise ValueError("The messages use up all private-use characters; remove them from the text.")
+        self.spare = free[len(edges)]
+        self._mask = dict(zip(edges, free, strict=False))
+        self._unmask = {mask: char for char, mask in self._mask.items()}
+        self._masks = re.compile(f"[{''.join(self._unmask)}]" if edges else r"(?!)")
+
+    def hide(self, value: Any, names: _Names) -> Any:
+        if isinstance(value, str):
+            return self._hide_text(without_surrogates(value), names)
+        if isinstance(value, Mapping):
+            return {
+                self.hide(key, names) if isinstance(key, str) else key: self.hide(item, names)
+                for key, item in value.items()
+            }
+        if isinstance(value, list | tuple):
+            return [self.hide(item, names) for item in value]
+        return value
+
+    def reveal(self, text: str) -> tuple[str, frozenset[int]]:
+        """The text put right, and where it was disguised."""
+        hidden = frozenset(match.start() for match in self._masks.finditer(text))
+        return self._masks.sub(lambda match: self._unmask[match.group()], text), hidden
+
+    def _hide_text(self, text: str, names: _Names) -> str:
+        for name in names.whole:
+            text = text.replace(name, self._mask[name[0]] + name[1:])
+        body = text.strip()
+        start = len(text) - len(text.lstrip())
+        end = start + len(body)
+        lengths = range(min(names.longest, len(body)), 0, -1)
+        tail = next((n for n in lengths if body[-n:] in names.heads), 0)
+        if tail:
+            text = self._masked(text, end - tail)
+        head = next((n for n in lengths if body[:n] in names.tails), 0)
+        if head:
+            text = self._masked(text, start + head - 1)
+        return text
+
+    def _masked(self, text: str, at: int) -> str:
+        return text[:at] + self._mask.get(text[at], text[at]) + text[at + 1 :]

@@ -1,0 +1,238 @@
+"""Tokenizer folders of every kind as one kind: a fast tokenizer, and the bytes that each of its ids stands for.
+
+Byte-level BPE (Qwen, OLMo, GPT-2) is read from tokenizer.json or vocab.json and merges.txt; Llama 3's `tokenizer.model`
+(tiktoken ranks) and SentencePiece's `tokenizer.model` are turned into fast tokenizers; WordPiece comes from vocab.txt.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.message import DecodeError
+from tokenizers import AddedToken, Regex, decoders, normalizers
+from tokenizers import Tokenizer as FastTokenizer
+from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import (
+    SentencePieceExtractor,
+    SpmConverter,
+    TikTokenConverter,
+    generate_merges,
+)
+
+SPACE = "\u2581"  # how SentencePiece writes a space
+KINDS = ("BPE", "Unigram", "WordPiece")
+
+# Llama 3's ranks file holds no special tokens. Names and order of Llama 3.1's and later releases: 256 ids from 128000.
+LLAMA3_RANKS = 128_000
+LLAMA3_NAMED = (
+    *("begin_of_text", "end_of_text", "reserved_special_token_0", "reserved_special_token_1"),
+    *("finetune_right_pad_id", "reserved_special_token_2", "start_header_id", "end_header_id"),
+    *("eom_id", "eot_id", "python_tag"),
+)
+LLAMA3_SPECIAL = tuple(f"<|{name}|>" for name in LLAMA3_NAMED) + tuple(
+    f"<|reserved_special_token_{i}|>" for i in range(3, 248)
+)
+LLAMA3_ENDS = ("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>")
+
+# What ends a text where a bare vocabulary comes without a word about it.
+USUAL_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "[SEP]")
+USUAL_ROLES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+
+
+def read(folder: Path) -> tuple[PreTrainedTokenizerFast, tuple[int, ...]]:
+    """The fast tokenizer of a folder, and ids that end a turn beside its eos_token.
+
+    Raises ValueError with one sentence where no tokenizer of a known kind can be made of the folder.
+    """
+    model = folder / "tokenizer.model"
+    bare = not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json", "tokenizer_config.json"))
+    ends = _generation_ends(folder / "generation_config.json")
+    if model.is_file() and not (folder / "tokenizer.json").is_file():
+        with model.open("rb") as file:
+            first = file.readline()
+        if not re.match(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n", first):
+            hf = _sentencepiece(model)
+        else:
+            hf = _llama3(model)
+            ends = ends or tuple(hf.convert_tokens_to_ids(list(LLAMA3_ENDS)))
+    elif bare and (folder / "vocab.txt").is_file():
+        hf = BertTokenizer(vocab=str(folder / "vocab.txt"))
+    else:
+        hf = _by_transformers(folder)
+    kind = type(hf.backend_tokenizer.model).__name__
+    if kind not in KINDS:
+        raise ValueError(f"{folder} holds a tokenizer of the kind {kind}; BPE, Unigram and WordPiece are known.")
+    if hf.eos_token is None:
+        special = {token.content for token in hf.added_tokens_decoder.values() if token.special}
+        hf.eos_token = next((name for name in USUAL_ENDS if name in special), None)
+    return hf, ends
+
+
+def _by_transformers(folder: Path) -> PreTrainedTokenizerFast:
+    try:
+        hf = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"{folder} holds no tokenizer that can be read ({reason}).") from None
+    if not isinstance(hf, PreTrainedTokenizerFast):
+        raise ValueError(f"{folder} holds no fast tokenizer; it needs a tokenizer.json.")
+    return hf
+
+
+def _llama3(model: Path) -> PreTrainedTokenizerFast:
+    """Llama 3's tokenizer of its ranks, with the special tokens of Llama 3.1."""
+    fast = TikTokenConverter(vocab_file=str(model)).converted()
+    if fast.get_vocab_size() != LLAMA3_RANKS:
+        raise ValueError(
+            f"{model} holds {fast.get_vocab_size()} tiktoken ranks; only Llama 3's {LLAMA3_RANKS} are known, for any "
+            "other vocabulary give a tokenizer.json."
+        )
+    fast.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in LLAMA3_SPECIAL])
+    roles = {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>", "pad_token": "<|finetune_right_pad_id|>"}
+    return _wrap(fast, model.parent, roles)
+
+
+def _sentencepiece(model: Path) -> PreTrainedTokenizerFast:
+    """A SentencePiece model (BPE or unigram) as a fast tokenizer that gives the ids of the sentencepiece library."""
+    try:
+        extractor = SentencePieceExtractor(str(model))
+    except DecodeError:
+        raise ValueError(f"{model} is neither a SentencePiece model nor a list of tiktoken ranks.") from None
+    proto = extractor.proto
+    scored = [(piece.piece, piece.score) for piece in proto.pieces]
+    if proto.trainer_spec.model_type == 1:
+        fast = SpmConverter.build_tokenizer_from_spm_proto(proto, scored)
+    elif proto.trainer_spec.model_type == 2:
+        ids = {piece: id for id, (piece, _) in enumerate(scored)}
+        fast = SpmConverter.build_tokenizer_from_spm_proto(proto, ids, generate_merges(ids, scored))
+    else:
+        raise ValueError(f"{model} is a SentencePiece model of words or characters; BPE and unigram are known.")
+    assert fast is not None
+    spec = proto.normalizer_spec
+    steps: list[Any] = [normalizers.Precompiled(spec.precompiled_charsmap)] if spec.precompiled_charsmap else []
+    if spec.remove_extra_whitespaces:
+        steps += [normalizers.Replace(Regex("^ +| +$"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
+    steps += [normalizers.Prepend(SPACE)] if spec.add_dummy_prefix else []
+    fast.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
+    shown = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    fast.decoder = decoders.Sequence(shown + ([decoders.Strip(" ", 1, 0)] if spec.add_dummy_prefix else []))
+    # Types of pieces: 2 unknown, 3 control, 4 defined by the user.
+    fast.add_tokens(
+        [AddedToken(p.piece, normalized=False, special=p.type != 4) for p in proto.pieces if p.type in (2, 3, 4)]
+    )
+    special = {piece.piece for piece in proto.pieces if piece.type in (2, 3)}
+    return _wrap(fast, model.parent, {role: name for role, name in USUAL_ROLES.items() if name in special})
+
+
+def _wrap(fast: FastTokenizer, folder: Path, roles: Mapping[str, str]) -> PreTrainedTokenizerFast:
+    """With the roles, added tokens and chat template that the folder's tokenizer_config.json names."""
+    path = folder / "tokenizer_config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not JSON ({error}).") from None
+    for id, token in sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0])):
+        fast.add_tokens([AddedToken(**{key: value for key, value in token.items() if key != "__type"})])
+        if fast.token_to_id(token["content"]) != int(id):
+            raise ValueError(f"{path} gives {token['content']!r} the id {id}, which the vocabulary does not have free.")
+    named = {role: config[role] for role in USUAL_ROLES if config.get(role)}
+    roles = dict(roles) | {role: name["content"] if isinstance(name, dict) else name for role, name in named.items()}
+    hf = PreTrainedTokenizerFast(tokenizer_object=fast, clean_up_tokenization_spaces=False, **roles)
+    template = folder / "chat_template.jinja"
+    hf.chat_template = template.read_text(encoding="utf-8") if template.is_file() else config.get("chat_template")
+    return hf
+
+
+def _generation_ends(path: Path) -> tuple[int, ...]:
+    """The end tokens a generation_config.json names (one or several); none if there is no such file."""
+    if not path.is_file():
+        return ()
+    try:
+        named = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not JSON ({error}).") from None
+    return tuple(named) if isinstance(named, list) else () if named is None else (named,)
+
+
+# ------------------------------------------------------------------------------------------------------------- bytes
+BYTE_NAME = "<0x{:02X}>"  # SentencePiece's name of a byte, by which it writes characters it has no piece for
+BYTE_NAMES = tuple(BYTE_NAME.format(byte) for byte in range(256))
+
+
+def _parts(component: Any) -> Iterator[dict[str, Any]]:
+    """A serialized normalizer, pre-tokenizer or decoder, and everything inside it."""
+    if isinstance(component, dict):
+        yield component
+        for key in ("normalizers", "pretokenizers", "decoders"):
+            for part in component.get(key, ()):
+                yield from _parts(part)
+
+
+def _state(component: Any) -> Any:
+    """A component as tokenizer.json has it (the whole file takes seconds to read)."""
+    return None if component is None else json.loads(component.__getstate__())
+
+
+def _byte_of_char() -> dict[str, int]:
+    """Byte-level vocabularies (GPT-2) write each byte as a printable character: itself where it is one, else from
+    U+0100 on.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(256) if byte not in printable)
+    return table | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+def falls_back_to_bytes(fast: FastTokenizer) -> bool:
+    """True if the vocabulary writes spaces as U+2581 and characters it lacks as bytes (SentencePiece)."""
+    kinds = {part["type"] for part in _parts(_state(fast.decoder))}
+    return "ByteFallback" in kinds and all(fast.token_to_id(name) is not None for name in BYTE_NAMES)
+
+
+def byte_table(fast: FastTokenizer) -> dict[int, bytes] | None:
+    """The bytes of every id; None for a vocabulary that does not write all bytes (WordPiece, no byte fallback)."""
+    pieces = fast.get_vocab(with_added_tokens=False)
+    if falls_back_to_bytes(fast):
+        table = {id: piece.replace(SPACE, " ").encode() for piece, id in pieces.items()}
+        table |= {pieces[name]: bytes([byte]) for byte, name in enumerate(BYTE_NAMES)}
+    elif "ByteLevel" in {part["type"] for part in _parts(_state(fast.decoder))}:
+        byte_of = _byte_of_char()
+        if not all(char in byte_of for piece in pieces for char in piece):
+            return None
+        table = {id: bytes(byte_of[char] for char in piece) for piece, id in pieces.items()}
+    else:
+        return None
+    return table | {id: token.content.encode() for id, token in fast.get_added_tokens_decoder().items()}
+
+
+# ------------------------------------------------------------------------------------------------- the dummy prefix
+def prefix_rule(fast: FastTokenizer) -> str:
+    """Where the library puts its dummy space: "never", "first" (before a text) or "always" (after every special token
+    too).
+    """
+    parts = [*_parts(_state(fast.normalizer)), *_parts(_state(fast.pre_tokenizer))]
+    rules = {part["prepend_scheme"] for part in parts if part["type"] == "Metaspace"}
+    if any(part["type"] == "Prepend" or part.get("add_prefix_space") for part in parts):
+        rules.add("always")
+    return next((rule for rule in ("always", "first") if rule in rules), "never")
+
+
+def without_prefix(fast: FastTokenizer) -> FastTokenizer:
+    """A copy that puts no space before a text."""
+    serialized = json.loads(fast.to_str())
+    for part in _parts(serialized["pre_tokenizer"]):
+        if part["type"] == "Metaspace":
+            part["prepend_scheme"] = "never"
+        elif "add_prefix_space" in part:
+            part["add_prefix_space"] = False
+    normalizer = serialized["normalizer"]
+    for part in _parts(normalizer):
+        if part["type"] == "Sequence":
+            part["normalizers"] = [step for step in part["normalizers"] if step["type"] != "Prepend"]
+    if normalizer and normalizer["type"] == "Prepend":
+        serialized["normalizer"] = None
+    return FastTokenizer.from_str(json.dumps(serialized))
