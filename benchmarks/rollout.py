@@ -35,6 +35,7 @@ import numpy as np
 
 from models import transformer
 from models.config import ModelConfig
+from models.rope import Rope
 from rollouts.engine import Engine, EngineConfig
 from rollouts.local import LocalRollouts
 from rollouts.types import Request, SamplingParams
@@ -50,11 +51,12 @@ MODEL = ModelConfig(
     num_kv_heads=2,
     head_dim=64,
     ffn_width=768,
-    rope_theta=10000.0,
+    rope=Rope(10000.0),
     norm_eps=1e-6,
     tie_embeddings=True,
-    qk_norm=True,
-    attention_bias=False,
+    qk_norm="head",
+    qkv_bias=False,
+    output_bias=False,
     max_positions=1024,
 )
 PROMPT, ANSWER, ROWS, MATMUL = 64, 128, 16, 1536

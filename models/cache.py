@@ -4,7 +4,8 @@ A cache is a tuple of one layer each. The columns of a row lie in blocks of BLOC
 [S, K, b, t, h], with b blocks of t columns, so that both products of attention run along contiguous memory. Everything
 here gives a row the same bits whatever stands in the other rows and however many columns beyond the row's own length
 are attended: every product, sum and exponential is taken over one block, in operations whose shape per block is fixed,
-and the blocks are added one after the other; a block without tokens of the row adds exact zeros.
+and the blocks are added one after the other; a block without tokens that the row sees adds exact zeros. Layers with a
+sliding window keep all columns of a row and see the last ones.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from models.config import ModelConfig
+from models.moe import block_matmul
 from models.transformer import Params, block, embed, final_norm
 from sharding.collectives import LOCAL
 
@@ -89,19 +91,27 @@ def step(
     """
     rows_S = jnp.arange(ids_S.shape[0])
     block_S, offset_S = lengths_S // BLOCK, lengths_S % BLOCK
-    seen_SC = jnp.arange(columns_of(cache)) <= lengths_S[:, None]
+    behind_SC = lengths_S[:, None] - jnp.arange(columns_of(cache))
     x_S1D = embed(cfg, params, ids_S[:, None], LOCAL)
     layers: list[LayerCache] = []
-    for w, (k_SKbht, v_SKbth) in zip(params["layers"], cache, strict=True):
+    for w, window, (k_SKbht, v_SKbth) in zip(params["layers"], cfg.layer_windows, cache, strict=True):
+        seen_SC = _seen(behind_SC, window)
 
-        def attend(q: jax.Array, k: jax.Array, v: jax.Array, k_SKbht=k_SKbht, v_SKbth=v_SKbth) -> jax.Array:
+        def attend(
+            q: jax.Array, k: jax.Array, v: jax.Array, k_SKbht=k_SKbht, v_SKbth=v_SKbth, seen_SC=seen_SC
+        ) -> jax.Array:
             k_SKbht = k_SKbht.at[rows_S, :, block_S, :, offset_S].set(k[:, 0].astype(k_SKbht.dtype), mode="drop")
             v_SKbth = v_SKbth.at[rows_S, :, block_S, offset_S].set(v[:, 0].astype(v_SKbth.dtype), mode="drop")
             layers.append(LayerCache(k_SKbht, v_SKbth))
             return _attend_one(q[:, 0], k_SKbht, v_SKbth, seen_SC)[:, None]
 
-        x_S1D = block(cfg, w, x_S1D, lengths_S[:, None], attend, LOCAL)
+        x_S1D = block(cfg, cfg.layer_rope(window), w, x_S1D, lengths_S[:, None], attend, LOCAL, block_matmul)
     return final_norm(cfg, params, x_S1D)[:, 0], tuple(layers)
+
+
+def _seen(behind: jax.Array, window: int | None) -> jax.Array:
+    """True for the columns a token sees: `behind` tells how far each lies before the token's own."""
+    return (behind >= 0) if window is None else (behind >= 0) & (behind < window)
 
 
 def _attend_one(q_SHh: jax.Array, k_SKbht: jax.Array, v_SKbth: jax.Array, seen_SC: jax.Array) -> jax.Array:
@@ -152,25 +162,39 @@ def append(
     write_ST = jnp.where(offsets_T < counts_S[:, None], positions_ST, columns_of(cache))  # padding is dropped
     block_ST, offset_ST = write_ST // BLOCK, write_ST % BLOCK
     blocks = (jnp.max(starts_S + counts_S) + BLOCK - 1) // BLOCK
+    earliest = jnp.min(starts_S)
     rows_S1 = jnp.arange(ids_ST.shape[0])[:, None]
     x_STD = embed(cfg, params, ids_ST, LOCAL)
     layers: list[LayerCache] = []
-    for w, (k_SKbht, v_SKbth) in zip(params["layers"], cache, strict=True):
+    for w, window, (k_SKbht, v_SKbth) in zip(params["layers"], cfg.layer_windows, cache, strict=True):
+        first = 0 if window is None else jnp.maximum(earliest - window + 1, 0) // BLOCK
 
-        def attend(q: jax.Array, k: jax.Array, v: jax.Array, k_SKbht=k_SKbht, v_SKbth=v_SKbth) -> jax.Array:
+        def attend(
+            q: jax.Array, k: jax.Array, v: jax.Array, k_SKbht=k_SKbht, v_SKbth=v_SKbth, first=first, window=window
+        ) -> jax.Array:
             k_SKbht = k_SKbht.at[rows_S1, :, block_ST, :, offset_ST].set(k.astype(k_SKbht.dtype), mode="drop")
             v_SKbth = v_SKbth.at[rows_S1, :, block_ST, offset_ST].set(v.astype(v_SKbth.dtype), mode="drop")
             layers.append(LayerCache(k_SKbht, v_SKbth))
-            return _attend_many(q, k_SKbht, v_SKbth, positions_ST, blocks)
+            return _attend_many(q, k_SKbht, v_SKbth, positions_ST, first, blocks, window)
 
-        x_STD = block(cfg, w, x_STD, positions_ST, attend, LOCAL)
+        x_STD = block(cfg, cfg.layer_rope(window), w, x_STD, positions_ST, attend, LOCAL, block_matmul)
     return tuple(layers)
 
 
 def _attend_many(
-    q_STHh: jax.Array, k_SKbht: jax.Array, v_SKbth: jax.Array, positions_ST: jax.Array, blocks: jax.Array
+    q_STHh: jax.Array,
+    k_SKbht: jax.Array,
+    v_SKbth: jax.Array,
+    positions_ST: jax.Array,
+    first: jax.Array | int,
+    blocks: jax.Array,
+    window: int | None,
 ) -> jax.Array:
-    """Causal attention over the first `blocks` blocks with a running maximum (Milakov & Gimelshein 2018)."""
+    """Causal attention over the blocks `first` to `blocks` - 1 with a running maximum (Milakov & Gimelshein 2018).
+
+    A block that a query does not see adds nothing: before the first seen one its masked scores count as ones, which
+    the shrinking by exp(MASKED - maximum) = 0 takes away in full; after it their exponentials are 0.
+    """
     rows, length, _, head_dim = q_STHh.shape
     num_kv = k_SKbht.shape[1]
     q_SKqTh = q_STHh.reshape(rows, length, num_kv, -1, head_dim).transpose(0, 2, 3, 1, 4)
@@ -181,8 +205,8 @@ def _attend_many(
         k = lax.dynamic_index_in_dim(k_SKbht, b, 2, keepdims=False)
         v = lax.dynamic_index_in_dim(v_SKbth, b, 2, keepdims=False)
         scores = jnp.einsum("SKqTh,SKht->SKqTt", q_SKqTh, k, preferred_element_type=jnp.float32) * scale
-        seen = (b * BLOCK + jnp.arange(BLOCK)) <= positions_ST[:, None, None, :, None]
-        scores = jnp.where(seen, scores, MASKED)
+        behind = positions_ST[:, None, None, :, None] - (b * BLOCK + jnp.arange(BLOCK))
+        scores = jnp.where(_seen(behind, window), scores, MASKED)
         new_top = jnp.maximum(top, jnp.max(scores, axis=-1))
         shrink = jnp.exp(top - new_top)
         weights = jnp.exp(scores - new_top[..., None])
@@ -191,7 +215,7 @@ def _attend_many(
 
     shape = q_SKqTh.shape[:-1]
     start = (jnp.full(shape, MASKED, jnp.float32), jnp.zeros(shape, jnp.float32), jnp.zeros(q_SKqTh.shape, jnp.float32))
-    _, mass, total = lax.fori_loop(0, blocks, add, start)
+    _, mass, total = lax.fori_loop(first, blocks, add, start)
     # Without a block (all rows empty) the mass is 0; such outputs mean nothing but must not be NaN.
     out_SKqTh = total / jnp.maximum(mass, 1e-30)[..., None]
     return out_SKqTh.transpose(0, 3, 1, 2, 4).reshape(q_STHh.shape).astype(q_STHh.dtype)

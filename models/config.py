@@ -2,21 +2,57 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-# Hugging Face's name -> ours.
-ARCHITECTURES = {"Qwen3ForCausalLM": "qwen3"}
+from models.rope import Rope
+
+QkNorm = Literal["none", "head", "width"]
+
+
+@dataclass(frozen=True)
+class Family:
+    """What a Hugging Face class fixes and its config.json does not say.
+
+    bias: "config": attention_bias puts biases on all four attention projections; "qkv": always on q, k and v. windows:
+    which layers a sliding window binds: "none", "types" (layer_types, or from layer max_window_layers on), "pattern"
+    (layer_types, or three of four), "all". layer_ropes: sliding layers keep plain rotary positions. head_dim: if
+    config.json names none (None: width / heads).
+    """
+
+    hf: str
+    qk_norm: QkNorm
+    norm: Literal["pre", "post"]
+    bias: Literal["config", "qkv"]
+    windows: Literal["none", "types", "pattern", "all"]
+    layer_ropes: bool
+    experts: bool
+    head_dim: int | None
+
+
+FAMILIES = {
+    "llama": Family("LlamaForCausalLM", "none", "pre", "config", "none", False, False, None),
+    "qwen2": Family("Qwen2ForCausalLM", "none", "pre", "qkv", "types", False, False, None),
+    "qwen3": Family("Qwen3ForCausalLM", "head", "pre", "config", "types", False, False, 128),
+    "qwen3_moe": Family("Qwen3MoeForCausalLM", "head", "pre", "config", "all", False, True, None),
+    "olmo3": Family("Olmo3ForCausalLM", "width", "post", "config", "pattern", True, False, None),
+}
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Shape and conventions of one decoder.
+    """Shape and conventions of one decoder; docs/models.md says which family has which.
 
-    architecture: our name of the family ("qwen3"). max_positions: the longest row the family's positions were made for.
-    qk_norm: RMSNorm over each query and key head before rotation. attention_bias: biases on the four attention
-    projections. tie_embeddings: the output table is the embedding table.
+    architecture: our name of the family. ffn_width: of the feed-forward layer, or of one expert. rope: rotary positions
+    of layers that see everything; sliding_rope: of sliding-window layers (None: the same). qk_norm: RMSNorm of queries
+    and keys before rotation: of each "head", of the whole projection's "width", or "none". qkv_bias, output_bias:
+    biases on the attention projections. max_positions: the longest row the family's positions were made for. norm:
+    "pre" x + f(norm(x)), "post" x + norm(f(x)). layer_windows: for each layer the tokens it sees, itself included, or
+    None for all. num_experts: 0 for a dense feed-forward layer. experts_per_token: how many the router picks.
+    norm_topk_prob: the weights of the picked experts are divided by their sum. tie_embeddings: the output table is the
+    embedding table. The defaults are those of a plain dense decoder.
     """
 
     architecture: str
@@ -27,76 +63,256 @@ class ModelConfig:
     num_kv_heads: int  # K
     head_dim: int  # h
     ffn_width: int  # F
-    rope_theta: float
+    rope: Rope
     norm_eps: float
     tie_embeddings: bool
-    qk_norm: bool
-    attention_bias: bool
+    qk_norm: QkNorm
+    qkv_bias: bool
+    output_bias: bool
     max_positions: int
+    norm: Literal["pre", "post"] = "pre"
+    layer_windows: tuple[int | None, ...] = ()
+    sliding_rope: Rope | None = None
+    num_experts: int = 0  # X
+    experts_per_token: int = 0
+    norm_topk_prob: bool = False
 
     def __post_init__(self) -> None:
-        if self.architecture not in ARCHITECTURES.values():
-            raise ValueError(
-                f"ModelConfig.architecture is {self.architecture!r}; supported are {', '.join(ARCHITECTURES.values())}."
-            )
+        if self.architecture not in FAMILIES:
+            raise ValueError(f"ModelConfig.architecture is {self.architecture!r}; supported are {', '.join(FAMILIES)}.")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"ModelConfig.num_heads ({self.num_heads}) must be a multiple of num_kv_heads ({self.num_kv_heads})."
             )
         if self.head_dim % 2:
             raise ValueError(f"ModelConfig.head_dim ({self.head_dim}) must be even: rotary positions turn pairs.")
+        if FAMILIES[self.architecture].experts and not self.num_experts:
+            raise ValueError(
+                f"ModelConfig.num_experts is 0; a model of architecture {self.architecture!r} has experts."
+            )
+        if self.num_experts and not 0 < self.experts_per_token <= self.num_experts:
+            raise ValueError(
+                f"ModelConfig.experts_per_token ({self.experts_per_token}) must be 1 to num_experts "
+                f"({self.num_experts})."
+            )
+        # One form for equal models: windows of every layer, and a second rope only where it makes a difference.
+        if all(window is None for window in self.layer_windows):
+            object.__setattr__(self, "layer_windows", (None,) * self.num_layers)
+            object.__setattr__(self, "sliding_rope", None)
+        if self.sliding_rope == self.rope:
+            object.__setattr__(self, "sliding_rope", None)
+        if len(self.layer_windows) != self.num_layers:
+            raise ValueError(
+                f"ModelConfig.layer_windows has {len(self.layer_windows)} entries; give one for each of the "
+                f"{self.num_layers} layers."
+            )
+        if any(window is not None and window < 1 for window in self.layer_windows):
+            raise ValueError(f"ModelConfig.layer_windows {self.layer_windows} holds a window below 1 token.")
+
+    def layer_rope(self, window: int | None) -> Rope:
+        """Rotary positions of a layer with this window."""
+        return self.rope if window is None or self.sliding_rope is None else self.sliding_rope
 
 
 def _field(config: Mapping[str, Any], name: str) -> Any:
-    if name not in config:
+    if config.get(name) is None:
         raise ValueError(f"config.json has no field {name!r}; the model cannot be built without it.")
     return config[name]
 
 
-def _rope_theta(config: Mapping[str, Any]) -> float:
-    """transformers up to 4 writes rope_theta and rope_scaling, from 5 on rope_parameters holds both."""
-    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
+def _rope(parameters: Mapping[str, Any], config: Mapping[str, Any]) -> Rope:
+    """A Rope from one set of parameters; what they do not say comes from config.json or transformers' defaults."""
     kind = parameters.get("rope_type", parameters.get("type", "default"))
-    if kind != "default":
-        raise ValueError(f"config.json: rope type {kind!r} is not supported; only 'default' rotary positions are.")
-    return float(parameters["rope_theta"] if "rope_theta" in parameters else _field(config, "rope_theta"))
+    theta = float(parameters["rope_theta"] if "rope_theta" in parameters else _field(config, "rope_theta"))
+    for source in (parameters, config):
+        share = source.get("partial_rotary_factor")
+        if share not in (None, 1, 1.0):
+            raise ValueError(f"config.json: field 'partial_rotary_factor' is {share}; only whole heads are rotated.")
+    if kind == "default":
+        return Rope(theta)
+    if kind not in ("linear", "llama3", "yarn"):
+        raise ValueError(
+            f"config.json: rope type {kind!r} is not supported; 'default', 'linear', 'llama3' and 'yarn' are."
+        )
+    positions = _field(config, "max_position_embeddings")
+    original = parameters.get("original_max_position_embeddings") or positions
+    factor = parameters.get("factor")
+    if factor is None and kind == "yarn":
+        factor = positions / original
+    factor = float(_field({"rope factor": factor}, "rope factor"))
+    if kind == "linear":
+        return Rope(theta, "linear", factor)
+    if kind == "llama3":
+        low, high = (float(_field(parameters, name)) for name in ("low_freq_factor", "high_freq_factor"))
+        return Rope(theta, "llama3", factor, original, low_freq_factor=low, high_freq_factor=high)
+    return Rope(
+        theta,
+        "yarn",
+        factor,
+        original,
+        beta_fast=float(parameters.get("beta_fast") or 32),
+        beta_slow=float(parameters.get("beta_slow") or 1),
+        truncate=bool(parameters.get("truncate", True)),
+        attention_factor=_attention_factor(parameters, factor),
+    )
+
+
+def _attention_factor(parameters: Mapping[str, Any], factor: float) -> float:
+    """0.1 ln(factor) + 1 unless the parameters say otherwise (YaRN, Eq. 22; with DeepSeek's mscale: a ratio of two)."""
+    if parameters.get("attention_factor") is not None:
+        return float(parameters["attention_factor"])
+
+    def scaled(scale: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+    above, below = parameters.get("mscale"), parameters.get("mscale_all_dim")
+    return scaled(above) / scaled(below) if above and below else scaled(1.0)
+
+
+def _ropes(config: Mapping[str, Any], family: Family) -> tuple[Rope, Rope | None]:
+    """(of full layers, of sliding layers): transformers up to 4 writes rope_theta and rope_scaling, from 5 on
+    rope_parameters holds both, by type of layer where a family has several.
+    """
+    parameters = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    by_type = config.get("rope_parameters") or {}
+    if family.layer_ropes and ("full_attention" in by_type or "sliding_attention" in by_type):
+        full, sliding = (by_type.get(name) or {} for name in ("full_attention", "sliding_attention"))
+        return _rope(full, config), _rope(sliding, config)
+    full = _rope(parameters, config)
+    return full, Rope(full.theta) if family.layer_ropes else None
+
+
+def _windows(config: Mapping[str, Any], family: Family, num_layers: int) -> tuple[int | None, ...]:
+    """The sliding window of each layer."""
+    if family.windows == "none":
+        return (None,) * num_layers
+    switched_off = family.windows != "pattern" and not config.get("use_sliding_window", False)
+    if not switched_off and "sliding_window" not in config:
+        raise ValueError("config.json has no field 'sliding_window'; the model cannot be built without it.")
+    window = None if switched_off else config["sliding_window"]
+    if family.windows == "all":
+        return (window,) * num_layers
+    types = config.get("layer_types")
+    if types is None and family.windows == "types":
+        first = num_layers if window is None else _field(config, "max_window_layers")
+        types = ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]
+    elif types is None:
+        types = ["full_attention" if i % 4 == 3 else "sliding_attention" for i in range(num_layers)]
+    strange = set(types) - {"sliding_attention", "full_attention"}
+    if strange or len(types) != num_layers:
+        raise ValueError(
+            f"config.json: field 'layer_types' must name 'full_attention' or 'sliding_attention' for each of the "
+            f"{num_layers} layers, not {types}."
+        )
+    if "sliding_attention" in types and window is None:
+        raise ValueError("config.json: 'layer_types' has sliding layers, but 'sliding_window' is not set or not used.")
+    return tuple(window if kind == "sliding_attention" else None for kind in types)
+
+
+def _refuse(config: Mapping[str, Any]) -> None:
+    """Raises ValueError for what no family here computes."""
+    wanted = {
+        "hidden_act": ("silu", "silu"),
+        "mlp_bias": (False, "False"),
+        "decoder_sparse_step": (1, "1"),
+    }
+    for name, (value, said) in wanted.items():
+        if config.get(name, value) != value:
+            raise ValueError(f"config.json: field {name!r} is {config[name]!r}; only {said} is supported.")
+    if config.get("mlp_only_layers"):
+        raise ValueError(
+            f"config.json: field 'mlp_only_layers' is {config['mlp_only_layers']}; only models with experts in every "
+            "layer are supported."
+        )
+    if config.get("quantization_config"):
+        raise ValueError("config.json has a 'quantization_config'; quantised weights are not supported.")
 
 
 def from_hf(config: Mapping[str, Any]) -> ModelConfig:
-    """ModelConfig from the contents of a Hugging Face config.json.
+    """ModelConfig from the contents of a Hugging Face config.json, as transformers 4 or 5 writes it.
 
     Raises ValueError naming the field that is missing or not supported.
     """
     names = config.get("architectures") or []
-    architecture = next((ARCHITECTURES[name] for name in names if name in ARCHITECTURES), None)
+    architecture = next((ours for ours, family in FAMILIES.items() if family.hf in names), None)
     if architecture is None:
-        raise ValueError(f"config.json: field 'architectures' is {names}; supported are {', '.join(ARCHITECTURES)}.")
-    if config.get("hidden_act", "silu") != "silu":
-        raise ValueError(f"config.json: field 'hidden_act' is {config['hidden_act']!r}; only 'silu' is supported.")
-    if config.get("use_sliding_window"):
-        raise ValueError("config.json: field 'use_sliding_window' is true; sliding-window attention is not supported.")
+        known = ", ".join(family.hf for family in FAMILIES.values())
+        raise ValueError(f"config.json: field 'architectures' is {names}; supported are {known}.")
+    _refuse(config)
+    family = FAMILIES[architecture]
+    num_layers, num_heads = _field(config, "num_hidden_layers"), _field(config, "num_attention_heads")
+    width = _field(config, "hidden_size")
+    rope, sliding_rope = _ropes(config, family)
+    bias = bool(config.get("attention_bias", False))
+    experts: dict[str, Any] = {}
+    if family.experts:
+        count = "num_experts" if "num_experts" in config else "num_local_experts"
+        experts = {
+            "num_experts": int(_field(config, count)),
+            "experts_per_token": _field(config, "num_experts_per_tok"),
+            "norm_topk_prob": bool(config.get("norm_topk_prob", False)),
+        }
     return ModelConfig(
         architecture=architecture,
         vocab_size=_field(config, "vocab_size"),
-        num_layers=_field(config, "num_hidden_layers"),
-        width=_field(config, "hidden_size"),
-        num_heads=_field(config, "num_attention_heads"),
-        num_kv_heads=_field(config, "num_key_value_heads"),
-        head_dim=_field(config, "head_dim"),
-        ffn_width=_field(config, "intermediate_size"),
-        rope_theta=_rope_theta(config),
+        num_layers=num_layers,
+        width=width,
+        num_heads=num_heads,
+        num_kv_heads=config.get("num_key_value_heads") or num_heads,
+        head_dim=config.get("head_dim") or family.head_dim or width // num_heads,
+        ffn_width=_field(config, "moe_intermediate_size" if family.experts else "intermediate_size"),
+        rope=rope,
         norm_eps=_field(config, "rms_norm_eps"),
         tie_embeddings=bool(config.get("tie_word_embeddings", False)),
-        qk_norm=True,
-        attention_bias=bool(config.get("attention_bias", False)),
+        qk_norm=family.qk_norm,
+        qkv_bias=bias or family.bias == "qkv",
+        output_bias=bias and family.bias == "config",
         max_positions=_field(config, "max_position_embeddings"),
+        norm=family.norm,
+        layer_windows=_windows(config, family, num_layers),
+        sliding_rope=sliding_rope,
+        **experts,
     )
 
 
+def _rope_to_hf(rope: Rope) -> dict[str, Any]:
+    """rope_parameters of one rope, without its theta."""
+    written: dict[str, Any] = {"rope_type": rope.kind}
+    if rope.kind != "default":
+        written["factor"] = rope.factor
+    if rope.kind in ("llama3", "yarn"):
+        written["original_max_position_embeddings"] = rope.original_positions
+    if rope.kind == "llama3":
+        written |= {"low_freq_factor": rope.low_freq_factor, "high_freq_factor": rope.high_freq_factor}
+    if rope.kind == "yarn":
+        written |= {"beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow, "attention_factor": rope.attention_factor}
+        written |= {} if rope.truncate else {"truncate": False}
+    return written
+
+
+def _windows_to_hf(cfg: ModelConfig, family: Family) -> dict[str, Any]:
+    windows = [window for window in cfg.layer_windows if window is not None]
+    written: dict[str, Any] = {"use_sliding_window": bool(windows)} if family.windows in ("types", "all") else {}
+    if windows:
+        written["sliding_window"] = windows[0]
+    if family.windows == "pattern" or (windows and family.windows == "types"):
+        written["layer_types"] = [
+            "full_attention" if window is None else "sliding_attention" for window in cfg.layer_windows
+        ]
+    if windows and family.windows == "types":
+        written["max_window_layers"] = cfg.layer_windows.index(windows[0])  # read where layer_types is not
+    return written
+
+
 def to_hf(cfg: ModelConfig) -> dict[str, Any]:
-    """The contents of a Hugging Face config.json that transformers 4 and 5 both read."""
-    return {
-        "architectures": [next(name for name, ours in ARCHITECTURES.items() if ours == cfg.architecture)],
+    """The contents of a Hugging Face config.json that transformers 4 and 5 both read.
+
+    Raises ValueError if the family's class cannot be what the config says.
+    """
+    family = FAMILIES[cfg.architecture]
+    parameters = _rope_to_hf(cfg.rope)
+    written: dict[str, Any] = {
+        "architectures": [family.hf],
         "model_type": cfg.architecture,
         "vocab_size": cfg.vocab_size,
         "num_hidden_layers": cfg.num_layers,
@@ -106,13 +322,35 @@ def to_hf(cfg: ModelConfig) -> dict[str, Any]:
         "head_dim": cfg.head_dim,
         "intermediate_size": cfg.ffn_width,
         "hidden_act": "silu",
-        "rope_theta": cfg.rope_theta,
-        "rope_parameters": {"rope_type": "default", "rope_theta": cfg.rope_theta},
+        "rope_theta": cfg.rope.theta,
+        "rope_parameters": parameters | {"rope_theta": cfg.rope.theta},
         "rms_norm_eps": cfg.norm_eps,
         "tie_word_embeddings": cfg.tie_embeddings,
-        "attention_bias": cfg.attention_bias,
+        "attention_bias": cfg.qkv_bias,
         "max_position_embeddings": cfg.max_positions,
-        "use_sliding_window": False,
+        **_windows_to_hf(cfg, family),
         "attention_dropout": 0.0,
         "initializer_range": 0.02,
     }
+    if family.layer_ropes:
+        sliding = cfg.sliding_rope or cfg.rope
+        written["rope_parameters"] = {
+            "full_attention": written["rope_parameters"],
+            "sliding_attention": _rope_to_hf(sliding) | {"rope_theta": sliding.theta},
+        }
+    if cfg.rope.kind != "default":
+        written["rope_scaling"] = parameters  # where transformers up to 4 looks
+    if family.bias == "qkv":
+        del written["attention_bias"]
+    if family.experts:
+        written |= {
+            "num_experts": cfg.num_experts,
+            "num_experts_per_tok": cfg.experts_per_token,
+            "moe_intermediate_size": cfg.ffn_width,
+            "norm_topk_prob": cfg.norm_topk_prob,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+        }
+    if from_hf(written) != cfg:
+        raise ValueError(f"A config.json of {family.hf} cannot say what this ModelConfig says: {cfg}.")
+    return written

@@ -46,10 +46,21 @@ _LAYER = {
     "o_bias_D": HfTensor("self_attn.o_proj.bias", False),
     "q_norm_h": HfTensor("self_attn.q_norm.weight", False),
     "k_norm_h": HfTensor("self_attn.k_norm.weight", False),
+    "q_norm_Hh": HfTensor("self_attn.q_norm.weight", False),
+    "k_norm_Kh": HfTensor("self_attn.k_norm.weight", False),
     "ffn_norm_D": HfTensor("post_attention_layernorm.weight", False),
     "gate_DF": HfTensor("mlp.gate_proj.weight", True),
     "up_DF": HfTensor("mlp.up_proj.weight", True),
     "down_FD": HfTensor("mlp.down_proj.weight", True),
+    "router_DX": HfTensor("mlp.gate.weight", True),
+    "gate_XDF": HfTensor("mlp.experts.{x}.gate_proj.weight", True),
+    "up_XDF": HfTensor("mlp.experts.{x}.up_proj.weight", True),
+    "down_XFD": HfTensor("mlp.experts.{x}.down_proj.weight", True),
+}
+# A norm after its layer has a name of its own: post_attention_layernorm then means what it says.
+_POST_NORM = {
+    "attn_norm_D": HfTensor("post_attention_layernorm.weight", False),
+    "ffn_norm_D": HfTensor("post_feedforward_layernorm.weight", False),
 }
 _TOP = {
     "embed.table_VD": HfTensor("model.embed_tokens.weight", False),
@@ -60,10 +71,10 @@ _TOP = {
 
 def hf_tensor(cfg: ModelConfig, path: str) -> HfTensor:
     """The checkpoint's tensor for this model's weight "layers.q_D_Hh", "embed.table_VD", ..."""
-    del cfg  # of all families so far the names are the same
     if not path.startswith("layers."):
         return _TOP[path]
-    tensor = _LAYER[path.removeprefix("layers.")]
+    name = path.removeprefix("layers.")
+    tensor = _POST_NORM[name] if cfg.norm == "post" and name in _POST_NORM else _LAYER[name]
     return HfTensor("model.layers.{i}." + tensor.name, tensor.transposed)
 
 

@@ -1,22 +1,101 @@
-"""Rotary positions (Su et al. 2021) in the half-split order of Hugging Face checkpoints."""
+"""Rotary positions (Su et al. 2021) in the half-split order of Hugging Face checkpoints, and their stretched forms."""
 
 from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
 
-def frequencies(head_dim: int, theta: float) -> np.ndarray:
-    """θ^(−2i/h) for i < h/2, float32, rounded as the reference implementation does (a power, then its inverse)."""
+@dataclass(frozen=True)
+class Rope:
+    """Which angle a position turns a pair of features by.
+
+    theta: base of the wavelengths. kind: "default"; "linear" (Chen et al. 2023) turns everything `factor` times slower;
+    "llama3" and "yarn" (Peng et al. 2023) slow down long wavelengths only. original_positions: the row length the
+    unstretched angles were trained for. low_freq_factor, high_freq_factor: llama3; wavelengths above
+    original_positions / low_freq_factor are stretched in full, those below original_positions / high_freq_factor not
+    at all. beta_fast, beta_slow: yarn; pairs that turn more than beta_fast times within original_positions keep their
+    angle, those that turn less than beta_slow times are stretched in full. truncate: yarn's bounds are rounded outwards
+    to whole pairs. attention_factor: yarn; multiplies the rotated queries and keys. What a kind does not name, it does
+    not read.
+    """
+
+    theta: float
+    kind: Literal["default", "linear", "llama3", "yarn"] = "default"
+    factor: float = 1.0
+    original_positions: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.kind in ("llama3", "yarn") and self.original_positions < 1:
+            raise ValueError(f"Rope of kind {self.kind!r} needs original_positions, the length it was trained for.")
+        if self.kind == "llama3" and self.low_freq_factor >= self.high_freq_factor:
+            raise ValueError(
+                f"Rope of kind 'llama3' needs low_freq_factor ({self.low_freq_factor}) below high_freq_factor "
+                f"({self.high_freq_factor})."
+            )
+
+
+def frequencies(rope: Rope, head_dim: int) -> np.ndarray:
+    """Angle per position of each of the h/2 pairs, float32; θ^(−2i/h) if nothing is stretched.
+
+    Operations and their order are those of the reference implementation, so that float32 rounding agrees with it.
+    """
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    return np.float32(1.0) / np.power(np.float32(theta), exponents)
+    powers = np.power(np.float32(rope.theta), exponents)
+    plain = np.float32(1) / powers
+    if rope.kind == "linear":
+        return plain / np.float32(rope.factor)
+    if rope.kind == "llama3":
+        return _llama3(rope, plain)
+    if rope.kind == "yarn":
+        ramp = _yarn_ramp(rope, head_dim)
+        stretched = np.float32(1) / (np.float32(rope.factor) * powers)
+        return stretched * ramp + plain * (np.float32(1) - ramp)
+    return plain
 
 
-def rotate(x_BTHh: Float[Array, "B T H h"], positions_BT: Int[Array, "B T"], theta: float) -> Float[Array, "B T H h"]:
-    """x with the pair (i, i + h/2) of each head turned by the angle position · θ^(−2i/h); computed in float32."""
+def _llama3(rope: Rope, plain: np.ndarray) -> np.ndarray:
+    """Full stretch for long wavelengths, none for short ones, a blend of the two in between."""
+    wavelengths = np.float32(2 * math.pi) / plain
+    turns = np.float32(rope.original_positions) / wavelengths
+    low, high = np.float32(rope.low_freq_factor), np.float32(rope.high_freq_factor)
+    blend = np.clip((turns - low) / (high - low), np.float32(0), np.float32(1))
+    return (np.float32(1) - blend) * plain / np.float32(rope.factor) + blend * plain
+
+
+def _yarn_ramp(rope: Rope, head_dim: int) -> np.ndarray:
+    """How much of each pair is stretched: 0 below the pair that turns beta_fast times, 1 above that of beta_slow."""
+
+    def pair_of(turns: float) -> float:
+        return head_dim * math.log(rope.original_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = pair_of(rope.beta_fast), pair_of(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001  # a step instead of a ramp
+    pairs = np.arange(head_dim // 2, dtype=np.float32)
+    return np.clip((pairs - np.float32(low)) / np.float32(high - low), np.float32(0), np.float32(1))
+
+
+def rotate(x_BTHh: Float[Array, "B T H h"], positions_BT: Int[Array, "B T"], rope: Rope) -> Float[Array, "B T H h"]:
+    """x with the pair (i, i + h/2) of each head turned by position · frequency_i; computed in float32."""
     half = x_BTHh.shape[-1] // 2
-    angles = (positions_BT[..., None].astype(jnp.float32) * frequencies(2 * half, theta))[:, :, None, :]
+    angles = (positions_BT[..., None].astype(jnp.float32) * frequencies(rope, 2 * half))[:, :, None, :]
     cos, sin = jnp.cos(angles), jnp.sin(angles)
+    if rope.attention_factor != 1.0:
+        cos, sin = cos * rope.attention_factor, sin * rope.attention_factor
     low, high = x_BTHh[..., :half].astype(jnp.float32), x_BTHh[..., half:].astype(jnp.float32)
     return jnp.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1).astype(x_BTHh.dtype)

@@ -6,6 +6,8 @@ Inside `jax.shard_map(..., check_vma=False)` the arrays are local shards and `sh
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -16,7 +18,8 @@ from jaxtyping import Array, Float, Int
 
 from models.attention import Attend, make_attend
 from models.config import ModelConfig
-from models.rope import rotate
+from models.moe import GroupedMatmul, grouped_matmul, moe_layer
+from models.rope import Rope, rotate
 from sharding.collectives import LOCAL, Shards
 from sharding.rules import TRAIN
 from sharding.spec import Param, normal, ones, partition_specs, zeros
@@ -27,7 +30,7 @@ INIT_STD = 0.02  # GPT-2's, and transformers' initializer_range
 
 
 def _declare_layer(cfg: ModelConfig) -> dict[str, Param]:
-    D, F, h = cfg.width, cfg.ffn_width, cfg.head_dim
+    D, F, X, h = cfg.width, cfg.ffn_width, cfg.num_experts, cfg.head_dim
     Hh, Kh = cfg.num_heads * h, cfg.num_kv_heads * h
 
     def weight(shape: tuple[int, ...], *axes: str | None, init=normal(INIT_STD)) -> Param:
@@ -40,17 +43,27 @@ def _declare_layer(cfg: ModelConfig) -> dict[str, Param]:
         "v_D_Kh": weight((D, Kh), "width", "kv_heads"),
         "o_Hh_D": weight((Hh, D), "heads", "width"),
         "ffn_norm_D": weight((D,), None, init=ones),
-        "gate_DF": weight((D, F), "width", "ffn"),
-        "up_DF": weight((D, F), "width", "ffn"),
-        "down_FD": weight((F, D), "ffn", "width"),
     }
-    if cfg.qk_norm:
+    if cfg.num_experts:
+        layer["router_DX"] = weight((D, X), "width", None)
+        layer["gate_XDF"] = weight((X, D, F), "experts", "width", "ffn")
+        layer["up_XDF"] = weight((X, D, F), "experts", "width", "ffn")
+        layer["down_XFD"] = weight((X, F, D), "experts", "ffn", "width")
+    else:
+        layer["gate_DF"] = weight((D, F), "width", "ffn")
+        layer["up_DF"] = weight((D, F), "width", "ffn")
+        layer["down_FD"] = weight((F, D), "ffn", "width")
+    if cfg.qk_norm == "head":
         layer["q_norm_h"] = weight((h,), None, init=ones)
         layer["k_norm_h"] = weight((h,), None, init=ones)
-    if cfg.attention_bias:
+    elif cfg.qk_norm == "width":
+        layer["q_norm_Hh"] = weight((Hh,), "head_bias", init=ones)
+        layer["k_norm_Kh"] = weight((Kh,), "head_bias", init=ones)
+    if cfg.qkv_bias:
         layer["q_bias_Hh"] = weight((Hh,), "head_bias", init=zeros)
         layer["k_bias_Kh"] = weight((Kh,), "head_bias", init=zeros)
         layer["v_bias_Kh"] = weight((Kh,), "head_bias", init=zeros)
+    if cfg.output_bias:
         layer["o_bias_D"] = weight((D,), None, init=zeros)
     return layer
 
@@ -100,55 +113,79 @@ def _dense(x: jax.Array, w: jax.Array) -> jax.Array:
     return (x.reshape(-1, x.shape[-1]) @ w).reshape(*x.shape[:-1], w.shape[-1])
 
 
-def _project(x_BTD: jax.Array, w: Params, name: str, axes: str, head_dim: int) -> jax.Array:
-    """Heads [B, T, heads, h] of one attention input projection, with its bias if the layer has one."""
+def _width_norm(x: jax.Array, scale: jax.Array, eps: float, shards: Shards) -> jax.Array:
+    """rms_norm over a width that is split over the tensor group.
+
+    Every device's output depends on the sum of all squares, so the cotangent of the sum is itself a sum: `enter` after
+    `psum` says so, `psum` alone would keep each device's own part.
+    """
+    x32 = x.astype(jnp.float32)
+    squares = shards.enter(shards.psum(jnp.sum(jnp.square(x32), axis=-1, keepdims=True)))
+    normed = x32 * lax.rsqrt(squares / (x.shape[-1] * shards.size) + eps)
+    return (normed * scale.astype(jnp.float32)).astype(x.dtype)
+
+
+def _project(cfg: ModelConfig, w: Params, x_BTD: jax.Array, name: Literal["q", "k", "v"], shards: Shards) -> jax.Array:
+    """Heads [B, T, heads, h] of one attention input projection: bias and norm where the model has them, no rotation."""
+    axes = "Hh" if name == "q" else "Kh"
     y = _dense(x_BTD, w[f"{name}_D_{axes}"])
-    bias = w.get(f"{name}_bias_{axes}")
-    if bias is not None:
-        y = y + bias
-    return y.reshape(*y.shape[:-1], -1, head_dim)
+    if cfg.qkv_bias:
+        y = y + w[f"{name}_bias_{axes}"]
+    if cfg.qk_norm == "width" and name != "v":
+        y = _width_norm(y, w[f"{name}_norm_{axes}"], cfg.norm_eps, shards)
+    y = y.reshape(*y.shape[:-1], -1, cfg.head_dim)
+    if cfg.qk_norm == "head" and name != "v":
+        # The scale is one for all heads and each device of a tensor group has other heads: its gradient is their sum.
+        y = rms_norm(y, shards.enter(w[f"{name}_norm_h"]), cfg.norm_eps)
+    return y
 
 
 def _attention_layer(
-    cfg: ModelConfig, w: Params, x_BTD: jax.Array, positions_BT: jax.Array, attend: Attend, shards: Shards
+    cfg: ModelConfig, rope: Rope, w: Params, x_BTD: jax.Array, positions_BT: jax.Array, attend: Attend, shards: Shards
 ) -> jax.Array:
-    q_BTHh = _project(x_BTD, w, "q", "Hh", cfg.head_dim)
-    k_BTKh = _project(x_BTD, w, "k", "Kh", cfg.head_dim)
-    v_BTKh = _project(x_BTD, w, "v", "Kh", cfg.head_dim)
-    if cfg.qk_norm:
-        # The scale is one for all heads and each device of a tensor group has other heads: its gradient is their sum.
-        q_BTHh = rms_norm(q_BTHh, shards.enter(w["q_norm_h"]), cfg.norm_eps)
-        k_BTKh = rms_norm(k_BTKh, shards.enter(w["k_norm_h"]), cfg.norm_eps)
-    q_BTHh = rotate(q_BTHh, positions_BT, cfg.rope_theta)
-    k_BTKh = rotate(k_BTKh, positions_BT, cfg.rope_theta)
+    x_BTD = shards.enter(x_BTD)
+    q_BTHh = rotate(_project(cfg, w, x_BTD, "q", shards), positions_BT, rope)
+    k_BTKh = rotate(_project(cfg, w, x_BTD, "k", shards), positions_BT, rope)
+    v_BTKh = _project(cfg, w, x_BTD, "v", shards)
     o_BTHh = attend(q_BTHh, k_BTKh, v_BTKh)
     out_BTD = shards.psum(_dense(o_BTHh.reshape(*o_BTHh.shape[:2], -1), w["o_Hh_D"]))
-    return out_BTD + w["o_bias_D"] if cfg.attention_bias else out_BTD
+    return out_BTD + w["o_bias_D"] if cfg.output_bias else out_BTD
 
 
 def _ffn_layer(w: Params, x_BTD: jax.Array, shards: Shards) -> jax.Array:
     """SwiGLU (Shazeer 2020): (silu(x W_gate) ⊙ x W_up) W_down."""
+    x_BTD = shards.enter(x_BTD)
     hidden_BTF = jax.nn.silu(_dense(x_BTD, w["gate_DF"])) * _dense(x_BTD, w["up_DF"])
     return shards.psum(_dense(hidden_BTF, w["down_FD"]))
 
 
 def block(
     cfg: ModelConfig,
+    rope: Rope,
     w: Params,
     x_BTD: Float[Array, "B T D"],
     positions_BT: Int[Array, "B T"],
     attend: Attend,
     shards: Shards,
+    grouped: GroupedMatmul = grouped_matmul,
 ) -> Float[Array, "B T D"]:
-    """One decoder layer: x + attention(norm(x)), then x + ffn(norm(x)).
+    """One decoder layer: x + attention(norm(x)), then x + ffn(norm(x)); with norm "post" x + norm(attention(x)) etc.
 
-    w: one layer's weights (no leading L), whole along fsdp, in the dtype of x. attend(q_BTHh, k_BTKh, v_BTKh) -> o_BTHh
-    gets queries and keys after their norm and rotation, this device's heads only, and owns mask, scale and cache.
+    rope: this layer's rotary positions. w: its weights (no leading L), whole along fsdp, in the dtype of x.
+    attend(q_BTHh, k_BTKh, v_BTKh) -> o_BTHh gets queries and keys after their norm and rotation, this device's heads
+    only, and owns mask, scale and cache. grouped: the product of `models.moe` for layers of experts.
     """
-    normed_BTD = shards.enter(rms_norm(x_BTD, w["attn_norm_D"], cfg.norm_eps))
-    x_BTD = x_BTD + _attention_layer(cfg, w, normed_BTD, positions_BT, attend, shards)
-    normed_BTD = shards.enter(rms_norm(x_BTD, w["ffn_norm_D"], cfg.norm_eps))
-    return x_BTD + _ffn_layer(w, normed_BTD, shards)
+
+    def feed(x_BTD: jax.Array) -> jax.Array:
+        return moe_layer(cfg, w, x_BTD, shards, grouped) if cfg.num_experts else _ffn_layer(w, x_BTD, shards)
+
+    def add(x_BTD: jax.Array, scale_D: jax.Array, layer: Callable[[jax.Array], jax.Array]) -> jax.Array:
+        if cfg.norm == "post":
+            return x_BTD + rms_norm(layer(x_BTD), scale_D, cfg.norm_eps)
+        return x_BTD + layer(rms_norm(x_BTD, scale_D, cfg.norm_eps))
+
+    x_BTD = add(x_BTD, w["attn_norm_D"], lambda x: _attention_layer(cfg, rope, w, x, positions_BT, attend, shards))
+    return add(x_BTD, w["ffn_norm_D"], feed)
 
 
 def embed(
@@ -193,6 +230,21 @@ def final_norm(cfg: ModelConfig, params: Params, x_BTD: Float[Array, "B T D"]) -
     return rms_norm(x_BTD, params["final_norm"]["scale_D"].astype(x_BTD.dtype), cfg.norm_eps)
 
 
+def layer_stages(windows: tuple[int | None, ...]) -> list[tuple[int, tuple[int | None, ...], int]]:
+    """How the layers are scanned: (first layer, windows of the layers unrolled in one step, steps) of each stage.
+
+    One stage whose steps are the pattern's shortest period, or a stage for each run of equal layers if there are fewer
+    runs than layers in a period.
+    """
+    length = len(windows)
+    period = next(p for p in range(1, length + 1) if length % p == 0 and windows == windows[:p] * (length // p))
+    starts = [i for i in range(length) if i == 0 or windows[i] != windows[i - 1]]
+    if period <= len(starts):
+        return [(0, windows[:period], length // period)]
+    ends = [*starts[1:], length]
+    return [(start, (windows[start],), end - start) for start, end in zip(starts, ends, strict=True)]
+
+
 def hidden(
     cfg: ModelConfig,
     params: Params,
@@ -211,23 +263,37 @@ def hidden(
     nothing. Ids decide nothing but the embedding: a real token equal to the pad id is a real token. Each layer's
     weights are cast and gathered inside the scan, so that one layer at a time is whole; remat "full" keeps only the
     input of each layer for the backward pass (and gathers again there), "none" keeps everything. attention: a backend
-    of `models.attention`.
+    of `models.attention`. Layers of different windows are scanned as `layer_stages` says.
     """
     _check_tensor(cfg, shards.size)
+    if remat not in ("full", "none"):
+        raise ValueError(f"remat is {remat!r}; it must be 'full' or 'none'.")
     specs = partition_specs(declare(cfg), TRAIN)["layers"]
     layer_specs = jax.tree.map(lambda spec: PartitionSpec(*spec[1:]), specs)
-    attend = make_attend(attention, segments_BT)
+    attends = {window: make_attend(attention, segments_BT, window) for window in dict.fromkeys(cfg.layer_windows)}
 
-    def layer(x_BTD: jax.Array, w_local: Params) -> tuple[jax.Array, None]:
+    def layer(window: int | None, x_BTD: jax.Array, w_local: Params) -> jax.Array:
         w = jax.tree.map(lambda x, spec: shards.gather(x, spec, compute_dtype), w_local, layer_specs)
-        return block(cfg, w, x_BTD, positions_BT, attend, shards), None
+        return block(cfg, cfg.layer_rope(window), w, x_BTD, positions_BT, attends[window], shards)
 
-    if remat == "full":
-        layer = jax.checkpoint(layer, prevent_cse=False)  # scan already keeps the two passes apart
-    elif remat != "none":
-        raise ValueError(f"remat is {remat!r}; it must be 'full' or 'none'.")
     x_BTD = embed(cfg, params, ids_BT, shards, compute_dtype)
-    x_BTD, _ = lax.scan(layer, x_BTD, params["layers"])
+    for start, pattern, steps in layer_stages(cfg.layer_windows):
+        layers = [partial(layer, window) for window in pattern]
+        if remat == "full":
+            # A scan keeps the two passes apart by itself, but a loop of one step is none to XLA.
+            layers = [jax.checkpoint(one, prevent_cse=steps == 1) for one in layers]
+
+        def period(x_BTD: jax.Array, w_P: Params, layers=layers) -> tuple[jax.Array, None]:
+            for place, one in enumerate(layers):
+                x_BTD = one(x_BTD, jax.tree.map(lambda x, place=place: x[place], w_P))
+            return x_BTD, None
+
+        count = steps * len(pattern)
+        stage = jax.tree.map(
+            lambda x, start=start, count=count, steps=steps: x[start : start + count].reshape(steps, -1, *x.shape[1:]),
+            params["layers"],
+        )
+        x_BTD, _ = lax.scan(period, x_BTD, stage)
     return final_norm(cfg, params, x_BTD)
 
 

@@ -14,7 +14,8 @@ Rules = tuple[tuple[str, tuple[str, ...]], ...]
 # Dimensions are assigned from the left and a mesh axis is given away once, so that the ROW dimension of a matrix gets
 # fsdp and the column dimension only what is left: sharding columns over fsdp makes shards narrower than a TPU lane and
 # XLA then replaces reduce-scatter by all-reduce. Where rows are tensor-sharded too, tensor comes first (tp-major): a
-# gather over fsdp then yields one contiguous tensor shard.
+# gather over fsdp then yields one contiguous tensor shard. Stacked experts are rows of a taller matrix: fsdp spreads
+# whole experts, tensor splits the width of each.
 TRAIN: Rules = (
     ("layers", ()),
     ("vocab", ("tensor", "fsdp")),
@@ -22,6 +23,7 @@ TRAIN: Rules = (
     ("heads", ("tensor", "fsdp")),
     ("kv_heads", ("tensor", "fsdp")),
     ("ffn", ("tensor", "fsdp")),
+    ("experts", ("fsdp",)),
     ("head_bias", ("tensor",)),
 )
 
@@ -33,6 +35,7 @@ DECODE: Rules = (
     ("heads", ("tensor",)),
     ("kv_heads", ("tensor",)),
     ("ffn", ("tensor",)),
+    ("experts", ()),
     ("head_bias", ("tensor",)),
 )
 

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from models.config import ModelConfig
+from models.rope import Rope
 
 FAST, SLOW = 0.06, 0.02  # radians per token: planes above carry position, planes below carry content
 EMBED_STD = 0.1
@@ -62,16 +63,20 @@ def _random(cfg: ModelConfig, rng: np.random.Generator) -> dict[str, Any]:
 def initial_weights(cfg: ModelConfig, seed: int) -> dict[str, Any]:
     """Float32 weights of the tree `models.transformer.declare(cfg)` with the circuit in layers 1 and 2.
 
-    Raises ValueError for a shape it cannot be laid into: under two layers, grouped heads, no qk-norm, untied tables.
+    Raises ValueError for a shape it cannot be laid into: under two layers, grouped heads, no qk-norm, untied tables,
+    biases, stretched positions.
     """
     grouped = cfg.num_kv_heads != cfg.num_heads
-    if cfg.num_layers < 2 or grouped or not cfg.qk_norm or not cfg.tie_embeddings or cfg.attention_bias:
-        raise ValueError("The copying circuit needs 2 or more layers, equal heads, qk-norm, tied tables and no biases.")
+    biased, stretched = cfg.qkv_bias or cfg.output_bias, cfg.rope != Rope(cfg.rope.theta)
+    if cfg.num_layers < 2 or grouped or cfg.qk_norm != "head" or not cfg.tie_embeddings or biased or stretched:
+        raise ValueError(
+            "The copying circuit needs 2 or more layers, equal heads, qk-norm, tied tables, plain rope and no biases."
+        )
     rng = np.random.default_rng(seed)
     params = _random(cfg, rng)
     layers, h, D = params["layers"], cfg.head_dim, cfg.width
     params["embed"]["table_VD"][:, 0] = CONSTANT
-    speed = cfg.rope_theta ** (-np.arange(0, h, 2) / h)
+    speed = cfg.rope.theta ** (-np.arange(0, h, 2) / h)
     content_Dh = np.zeros((D, h))
     content_Dh[1:] = _orthonormal(rng, D - 1, h)
     stores = _look_back(layers, content_Dh, np.flatnonzero(speed > FAST), speed, cfg.num_heads, rng)

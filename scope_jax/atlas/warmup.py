@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from models.config import ModelConfig
+from models.rope import Rope
 from models.tokenizer import Tokenizer
 from scope_jax.atlas import circuit
 from scope_jax.atlas.demonstrations import Habits, Library, exchanged, name_ids, pool, supervised
@@ -63,11 +64,12 @@ def model_config(tokenizer: Tokenizer) -> ModelConfig:
         num_kv_heads=4,
         head_dim=32,
         ffn_width=384,
-        rope_theta=1e6,
+        rope=Rope(1e6),
         norm_eps=1e-6,
         tie_embeddings=True,
-        qk_norm=True,
-        attention_bias=False,
+        qk_norm="head",
+        qkv_bias=False,
+        output_bias=False,
         max_positions=1024,
     )
 

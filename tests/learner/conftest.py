@@ -6,6 +6,7 @@ import pytest
 
 from models import transformer
 from models.config import ModelConfig
+from models.rope import Rope
 from scope_jax.types import Datum, Episode
 from sharding.spec import init_params
 
@@ -18,11 +19,12 @@ TINY = ModelConfig(
     num_kv_heads=2,
     head_dim=16,
     ffn_width=48,
-    rope_theta=10000.0,
+    rope=Rope(10000.0),
     norm_eps=1e-6,
     tie_embeddings=True,
-    qk_norm=True,
-    attention_bias=False,
+    qk_norm="head",
+    qkv_bias=False,
+    output_bias=False,
     max_positions=128,
 )
 

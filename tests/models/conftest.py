@@ -9,6 +9,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from transformers import PreTrainedTokenizerFast
 
 from models.config import ModelConfig
+from models.rope import Rope
 from models.transformer import declare
 from sharding.spec import init_params
 
@@ -31,11 +32,12 @@ def tiny() -> ModelConfig:
         num_kv_heads=2,
         head_dim=12,
         ffn_width=48,
-        rope_theta=10000.0,
+        rope=Rope(10000.0),
         norm_eps=1e-6,
         tie_embeddings=False,
-        qk_norm=True,
-        attention_bias=True,
+        qk_norm="head",
+        qkv_bias=True,
+        output_bias=True,
         max_positions=128,
     )
 

@@ -11,7 +11,7 @@ import pytest
 
 from models import transformer
 from models.attention import attention, causal_mask
-from models.rope import rotate
+from models.rope import Rope, rotate
 from sharding.collectives import LOCAL
 from sharding.spec import abstract_params
 
@@ -68,11 +68,13 @@ def test_rotation_by_hand_and_relative():
     """h = 4, θ = 100: pair (0, 2) turns by p, pair (1, 3) by p/10; a dot product depends on the distance alone."""
     rotated = jax.jit(rotate, static_argnums=2)
     x = np.array([[[[1.0, 0.0, 0.0, 2.0]]]], np.float32)
-    turned = rotated(x, np.array([[3]]), 100.0)[0, 0, 0]
+    turned = rotated(x, np.array([[3]]), Rope(100.0))[0, 0, 0]
     expected = [math.cos(3), -2 * math.sin(0.3), math.sin(3), 2 * math.cos(0.3)]
     np.testing.assert_allclose(turned, expected, rtol=1e-6)
     q, k = np.random.default_rng(0).normal(size=(2, 1, 1, 1, 4)).astype(np.float32)
-    dots = [np.vdot(rotated(q, np.array([[p]]), 100.0), rotated(k, np.array([[p - 5]]), 100.0)) for p in (5, 40)]
+    dots = [
+        np.vdot(rotated(q, np.array([[p]]), Rope(100.0)), rotated(k, np.array([[p - 5]]), Rope(100.0))) for p in (5, 40)
+    ]
     np.testing.assert_allclose(dots[0], dots[1], rtol=1e-5)
 
 
@@ -142,7 +144,7 @@ def test_layers_unstack_to_what_block_takes(tiny, params):
         mask = causal_mask(jnp.ones((1, 5), jnp.int32))
         x = transformer.embed(tiny, p, ids, LOCAL)
         for w in p["layers"]:
-            x = transformer.block(tiny, w, x, positions, lambda q, k, v: attention(q, k, v, mask), LOCAL)
+            x = transformer.block(tiny, tiny.rope, w, x, positions, lambda q, k, v: attention(q, k, v, mask), LOCAL)
         return transformer.final_norm(tiny, p, x)
 
     np.testing.assert_allclose(looped(unstacked), run(tiny, params, ids, positions, np.ones((1, 5))), atol=2e-6)

@@ -125,8 +125,8 @@ def test_missing_folder_and_config(tmp_path):
     [
         ("architectures", ["MambaForCausalLM"], "'architectures' is .*MambaForCausalLM"),
         ("hidden_act", "gelu", "'hidden_act' is 'gelu'"),
-        ("use_sliding_window", True, "'use_sliding_window'"),
-        ("rope_parameters", {"rope_type": "yarn"}, "rope type 'yarn'"),
+        ("use_sliding_window", True, "no field 'sliding_window'"),
+        ("rope_parameters", {"rope_type": "dynamic", "rope_theta": 1e4}, "rope type 'dynamic'"),
         ("num_key_value_heads", 3, "multiple of num_kv_heads"),
         ("rms_norm_eps", None, "no field 'rms_norm_eps'"),
     ],

@@ -11,6 +11,7 @@ import numpy as np
 
 from models import transformer
 from models.config import ModelConfig
+from models.rope import Rope
 from rollouts.engine import Engine, EngineConfig
 from rollouts.local import LocalRollouts
 from rollouts.types import Completion, Request, SamplingParams
@@ -30,11 +31,12 @@ CFG = ModelConfig(
     num_kv_heads=2,
     head_dim=8,
     ffn_width=48,
-    rope_theta=10000.0,
+    rope=Rope(10000.0),
     norm_eps=1e-6,
     tie_embeddings=False,
-    qk_norm=True,
-    attention_bias=False,
+    qk_norm="head",
+    qkv_bias=False,
+    output_bias=False,
     max_positions=1024,
 )
 ENGINE = EngineConfig(

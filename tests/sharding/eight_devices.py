@@ -7,6 +7,7 @@ collectives do to gradients.
 import json
 import os
 import tempfile
+from dataclasses import replace
 
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -19,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 from models import transformer
 from models.config import ModelConfig
+from models.rope import Rope
 from models.weights import load_hf, save_hf
 from sharding.collectives import LOCAL, Shards
 from sharding.mesh import MeshConfig, make_mesh
@@ -35,13 +37,32 @@ CFG = ModelConfig(
     num_kv_heads=2,
     head_dim=12,
     ffn_width=48,
-    rope_theta=10000.0,
+    rope=Rope(10000.0),
     norm_eps=1e-6,
     tie_embeddings=True,
-    qk_norm=True,
-    attention_bias=True,
+    qk_norm="head",
+    qkv_bias=True,
+    output_bias=True,
     max_positions=128,
 )
+
+
+# Norms after the layers and over the whole width of queries and keys, windows and two kinds of rope.
+POST_NORM = replace(
+    CFG,
+    architecture="olmo3",
+    qk_norm="width",
+    norm="post",
+    layer_windows=(3, None),
+    rope=Rope(10000.0, "yarn", 4.0, 64, attention_factor=1.1),
+    sliding_rope=Rope(10000.0),
+    tie_embeddings=False,
+    qkv_bias=False,
+    output_bias=False,
+)
+
+
+EXPERTS = replace(CFG, architecture="qwen3_moe", num_experts=6, experts_per_token=2, norm_topk_prob=True, ffn_width=16)
 
 
 def make_batch() -> dict[str, jax.Array]:
@@ -105,6 +126,12 @@ def relative(a, b) -> float:
     return float(max(jax.tree.leaves(ratios)))
 
 
+def distance(a, b) -> float:
+    """|a - b| over a whole tree, relative to |b|."""
+    pairs = [(np.asarray(x), np.asarray(y)) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)]
+    return float(np.sqrt(sum(np.sum((x - y) ** 2) for x, y in pairs) / sum(np.sum(y**2) for _, y in pairs)))
+
+
 def whole(cfg, params, batch):
     """(hidden states, loss, gradients) computed on one device."""
     run = jax.jit(lambda p, b: jax.value_and_grad(local_loss, has_aux=True)(p, b, cfg, LOCAL, "none"))
@@ -114,7 +141,8 @@ def whole(cfg, params, batch):
 
 def compare(cfg, sizes, params, batch, remat, expected) -> dict[str, float]:
     got = sharded(cfg, make_mesh(MeshConfig(*sizes)), params, batch, remat)
-    return {name: relative(g, e) for name, g, e in zip(("hidden", "loss", "grads"), got, expected, strict=True)}
+    facts = {name: relative(g, e) for name, g, e in zip(("hidden", "loss", "grads"), got, expected, strict=True)}
+    return facts | {"all_grads": distance(got[2], expected[2])}
 
 
 def decode_rules(params, batch, expected_hidden) -> dict[str, float | bool]:
@@ -209,15 +237,29 @@ def refusals(params, batch) -> dict[str, str]:
     return said
 
 
-def main() -> None:
-    params = init_params(transformer.declare(CFG), jax.random.key(0))
+def random_params(cfg):
+    params = init_params(transformer.declare(cfg), jax.random.key(0))
     # Biases and norms start at 0 and 1; other values let a wrong sum show.
-    params = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(1), x.shape), params)
+    return jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(1), x.shape), params)
+
+
+def family(cfg, sizes, batch) -> dict[str, float]:
+    """One more family on one mesh."""
+    params = random_params(cfg)
+    expected = whole(cfg, params, batch)
+    smallest = float(min(np.max(np.abs(g)) for g in jax.tree.leaves(expected[2])))
+    return {**compare(cfg, sizes, params, batch, "full", expected), "smallest_gradient": smallest}
+
+
+def main() -> None:
+    params = random_params(CFG)
     batch = make_batch()
     expected = whole(CFG, params, batch)
     facts = {
         "fsdp4_tensor2": compare(CFG, (1, 4, 2), params, batch, "full", expected),
         "data2_fsdp2_tensor2": compare(CFG, (2, 2, 2), params, batch, "none", expected),
+        "post_norm": family(POST_NORM, (2, 2, 2), batch),
+        "experts": family(EXPERTS, (2, 2, 2), batch),
         "smallest_gradient": float(min(np.max(np.abs(g)) for g in jax.tree.leaves(expected[2]))),
         "decode": decode_rules(params, batch, expected[0]),
         "loaded": loaded_shards(params),

@@ -31,6 +31,15 @@ def test_forward_and_gradients_equal_one_device(facts, mesh):
     assert facts[mesh]["grads"] < 1e-5
 
 
+@pytest.mark.parametrize("family", ["post_norm", "experts"])
+def test_other_families_equal_one_device(facts, family):
+    assert facts[family]["smallest_gradient"] > 1e-2
+    assert facts[family]["loss"] < 2e-6
+    assert facts[family]["hidden"] < 2e-6
+    assert facts[family]["all_grads"] < 2e-6
+    assert facts[family]["grads"] < 1e-5  # of each weight's largest: some gradients are small differences
+
+
 def test_psum_and_enter_count_every_cotangent_once(facts):
     # (1 + 2 + 3 + 4) · 2 = 20; d/dx = 20 · 10, d/dw_t = 20 · 2
     assert facts["pair"] == {"x": [200.0], "w": [40.0] * 4}

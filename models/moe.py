@@ -1,0 +1,231 @@
+"""Mixture of experts: a router picks k of X SwiGLU experts for each token; exact, no token is dropped.
+
+Token copies are sorted by expert, so that each expert multiplies one run of rows (a grouped matmul), and are brought
+back by k gathers and a sum. Neither direction of differentiation scatters: the two movements are each other's transpose
+and say so (`_spread`, `_collect`, `_reorder`).
+
+    token n, pick j  --order-->  sorted row m          order_M[m] = n·k + j, place_Nk[n, j] = m
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from models.config import ModelConfig
+from sharding.collectives import Shards
+
+GroupedMatmul = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
+TILES = (512, 1024, 768)  # rows, in, out of one megablox tile; larger ones overflow the vector memory of v5e and v5p
+SUBLANES = 128  # megablox wants rows in multiples of its tile
+
+
+def route(
+    cfg: ModelConfig, x_ND: Float[Array, "N D"], router_DX: Float[Array, "D X"]
+) -> tuple[Float[Array, "N k"], Int[Array, "N k"]]:
+    """(weights of the picked experts, which they are), best first; of equal ones the lower number.
+
+    Softmax over all experts in float32, then the k largest, divided by their sum if norm_topk_prob (Qwen3-MoE).
+    """
+    logits_NX = jnp.matmul(x_ND, router_DX, preferred_element_type=jnp.float32)
+    probs_NX = jax.nn.softmax(logits_NX, axis=-1)
+    _, picked_Nk = lax.top_k(lax.stop_gradient(probs_NX), cfg.experts_per_token)
+    # A sum over a mask: its gradient is a mask too, where a gather's would be a scatter.
+    chosen_NkX = picked_Nk[..., None] == jnp.arange(cfg.num_experts)
+    weights_Nk = jnp.sum(jnp.where(chosen_NkX, probs_NX[:, None, :], 0.0), axis=-1)
+    if cfg.norm_topk_prob:
+        weights_Nk = weights_Nk / jnp.sum(weights_Nk, axis=-1, keepdims=True)
+    return weights_Nk, picked_Nk
+
+
+@jax.custom_vjp
+def _spread(x_ND: jax.Array, order_M: jax.Array, place_Nk: jax.Array) -> jax.Array:
+    """Rows of the tokens in sorted order, [M, D]."""
+    return x_ND[order_M // place_Nk.shape[1]]
+
+
+@jax.custom_vjp
+def _collect(y_MD: jax.Array, order_M: jax.Array, place_Nk: jax.Array) -> jax.Array:
+    """Sum of each token's k sorted rows, [N, D], in the order of its picks, in float32."""
+    return jnp.sum(y_MD[place_Nk], axis=1, dtype=jnp.float32).astype(y_MD.dtype)
+
+
+@jax.custom_vjp
+def _reorder(w_Nk: jax.Array, order_M: jax.Array, place_Nk: jax.Array) -> jax.Array:
+    """The k values of each token in sorted order, [M]."""
+    return w_Nk.reshape(-1)[order_M]
+
+
+def _transposes(forward: Any, backward: Any) -> None:
+    forward.defvjp(
+        lambda x, order_M, place_Nk: (forward(x, order_M, place_Nk), (order_M, place_Nk)),
+        lambda where, ct: (backward(ct, *where), None, None),
+    )
+
+
+_transposes(_spread, _collect)
+_transposes(_collect, _spread)
+_transposes(_reorder, lambda ct_M, order_M, place_Nk: ct_M[place_Nk])
+
+
+def grouped_matmul(
+    x_MI: Float[Array, "M I"], w_XIO: Float[Array, "X I O"], sizes_X: Int[Array, " X"]
+) -> Float[Array, "M O"]:
+    """Rows in runs, each times its expert's matrix: run x has sizes_X[x] rows, in the order of experts; Σ sizes = M.
+
+    On TPU megablox's kernels, elsewhere a loop over blocks of rows; the program decides where it is compiled for.
+    `lax.ragged_dot` multiplies every row by every expert on CPUs, and in its gradient on TPUs too.
+    """
+    return _grouped(x_MI, w_XIO, sizes_X)
+
+
+def _by_platform(tpu: Any, elsewhere: Any, *arrays: jax.Array) -> jax.Array:
+    return lax.platform_dependent(*arrays, tpu=tpu, default=elsewhere)
+
+
+@jax.custom_vjp
+def _grouped(x_MI: jax.Array, w_XIO: jax.Array, sizes_X: jax.Array) -> jax.Array:
+    return _by_platform(megablox_matmul, block_matmul, x_MI, w_XIO, sizes_X)
+
+
+def _grouped_backward(saved: tuple[jax.Array, ...], ct_MO: jax.Array) -> tuple[jax.Array, jax.Array, None]:
+    x_MI, w_XIO, sizes_X = saved
+    transposed = partial(megablox_matmul, transposed=True), partial(block_matmul, transposed=True)
+    dx_MI = _by_platform(*transposed, ct_MO, w_XIO, sizes_X)
+    dw_XIO = _by_platform(megablox_outer, block_outer, x_MI, ct_MO, sizes_X)
+    return dx_MI, dw_XIO.astype(w_XIO.dtype), None
+
+
+_grouped.defvjp(lambda x, w, sizes: (_grouped(x, w, sizes), (x, w, sizes)), _grouped_backward)
+
+
+# ------------------------------------------------------------------------------------------------------ blocks of rows
+def _blocks(sizes_X: jax.Array, rows: int) -> tuple[int, jax.Array, jax.Array, jax.Array]:
+    """(rows of a block, expert of each block, its first row, how many blocks there are).
+
+    Every run starts a block of its own, so that a block has one expert: at most rows / size + X blocks.
+    """
+    experts = sizes_X.shape[0]
+    size = 8
+    while size < 256 and size * 4 * experts <= rows:  # at most half an average run: little is computed in vain
+        size *= 2
+    counts_X = -(-sizes_X // size)
+    ends_X, starts_X = jnp.cumsum(counts_X), jnp.cumsum(sizes_X) - sizes_X
+    block_b = jnp.arange(-(-rows // size) + experts)
+    expert_b = jnp.minimum(jnp.searchsorted(ends_X, block_b, side="right"), experts - 1)
+    first_b = starts_X[expert_b] + size * (block_b - (ends_X - counts_X)[expert_b])
+    return size, expert_b, first_b, ends_X[-1]
+
+
+def block_matmul(x_MI: jax.Array, w_XIO: jax.Array, sizes_X: jax.Array, transposed: bool = False) -> jax.Array:
+    """grouped_matmul by a loop over blocks (with transposed: x_MO times each expert's transpose, [M, I]).
+
+    Each product has one fixed shape, so that a row's bits do not depend on the other rows. A block's rows beyond its
+    run are wrong until the next run's first block, which comes later, writes them.
+    """
+    rows = x_MI.shape[0]
+    size, expert_b, first_b, count = _blocks(sizes_X, rows)
+    padded = jnp.pad(x_MI, ((0, size), (0, 0)))
+    width = w_XIO.shape[1 if transposed else 2]
+
+    def one(b: jax.Array, out: jax.Array) -> jax.Array:
+        w = lax.dynamic_index_in_dim(w_XIO, expert_b[b], keepdims=False)
+        block = lax.dynamic_slice_in_dim(padded, first_b[b], size)
+        product = jnp.matmul(block, w.T if transposed else w, preferred_element_type=jnp.float32)
+        return lax.dynamic_update_slice_in_dim(out, product.astype(out.dtype), first_b[b], 0)
+
+    out = lax.fori_loop(0, count, one, jnp.zeros((rows + size, width), x_MI.dtype))
+    return out[:rows]
+
+
+def block_outer(x_MI: jax.Array, y_MO: jax.Array, sizes_X: jax.Array) -> jax.Array:
+    """Σ over each run's rows of x yᵀ: [X, I, O] in float32, by the same loop."""
+    rows = x_MI.shape[0]
+    size, expert_b, first_b, count = _blocks(sizes_X, rows)
+    x, y = (jnp.pad(a, ((0, size), (0, 0))) for a in (x_MI, y_MO))
+    ends_X = jnp.cumsum(sizes_X)
+
+    def one(b: jax.Array, out: jax.Array) -> jax.Array:
+        first, expert = first_b[b], expert_b[b]
+        own = first + jnp.arange(size) < ends_X[expert]
+        left = jnp.where(own[:, None], lax.dynamic_slice_in_dim(x, first, size), 0)
+        right = lax.dynamic_slice_in_dim(y, first, size)
+        product = jnp.matmul(left.T, right, preferred_element_type=jnp.float32)
+        before = lax.dynamic_index_in_dim(out, expert, keepdims=False)
+        return lax.dynamic_update_index_in_dim(out, before + product, expert, 0)
+
+    shape = (sizes_X.shape[0], x_MI.shape[1], y_MO.shape[1])
+    return lax.fori_loop(0, count, one, jnp.zeros(shape, jnp.float32))
+
+
+# ------------------------------------------------------------------------------------------------------------ megablox
+def _padded(rows: int) -> int:
+    """Rows that megablox takes: a multiple of the tile, of the smallest one if there are few."""
+    tile = TILES[0] if rows >= TILES[0] else SUBLANES
+    return -(-rows // tile) * tile
+
+
+def _tiling(rows: int, inner: int, outer: int) -> tuple[int, int, int]:
+    return (TILES[0] if rows >= TILES[0] else SUBLANES, min(TILES[1], inner), min(TILES[2], outer))
+
+
+def megablox_matmul(
+    x_MI: jax.Array, w_XIO: jax.Array, sizes_X: jax.Array, transposed: bool = False, interpret: bool = False
+) -> jax.Array:
+    """grouped_matmul by megablox's Pallas kernel; rows of padding belong to the last expert."""
+    from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm
+
+    rows = x_MI.shape[0]
+    x = jnp.pad(x_MI, ((0, _padded(rows) - rows), (0, 0)))
+    sizes = sizes_X.at[-1].add(x.shape[0] - rows).astype(jnp.int32)
+    tiling = _tiling(x.shape[0], x.shape[1], w_XIO.shape[1 if transposed else 2])
+    out = gmm(x, w_XIO, sizes, x_MI.dtype, tiling, transpose_rhs=transposed, interpret=interpret)
+    return out[:rows]
+
+
+def megablox_outer(x_MI: jax.Array, y_MO: jax.Array, sizes_X: jax.Array, interpret: bool = False) -> jax.Array:
+    """block_outer by megablox's Pallas kernel."""
+    from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
+
+    rows = x_MI.shape[0]
+    padding = ((0, _padded(rows) - rows), (0, 0))
+    x, y = jnp.pad(x_MI, padding), jnp.pad(y_MO, padding)
+    sizes = sizes_X.at[-1].add(x.shape[0] - rows).astype(jnp.int32)
+    tiling = _tiling(x.shape[0], x.shape[1], y.shape[1])
+    return tgmm(x.swapaxes(0, 1), y, sizes, jnp.float32, tiling, interpret=interpret)
+
+
+# --------------------------------------------------------------------------------------------------------------- layer
+def moe_layer(
+    cfg: ModelConfig,
+    w: dict[str, jax.Array],
+    x_BTD: Float[Array, "B T D"],
+    shards: Shards,
+    grouped: GroupedMatmul = grouped_matmul,
+) -> Float[Array, "B T D"]:
+    """Σ over a token's experts of weight · (silu(x W_gate) ⊙ x W_up) W_down.
+
+    grouped: grouped_matmul, or block_matmul in a program that XLA partitions by itself, which it cannot with kernels.
+    w: router_DX, gate_XDF, up_XDF, down_XFD, whole along fsdp, F a shard over tensor. All devices of a tensor group
+    route alike; what each adds to the gradient of the weights is its shard's part, hence `enter`.
+    """
+    x_ND = x_BTD.reshape(-1, x_BTD.shape[-1])
+    weights_Nk, picked_Nk = route(cfg, x_ND, w["router_DX"])
+    order_M = jnp.argsort(picked_Nk.reshape(-1), stable=True)
+    place_Nk = jnp.argsort(order_M).reshape(picked_Nk.shape)
+    sizes_X = jnp.sum(picked_Nk.reshape(-1, 1) == jnp.arange(cfg.num_experts), axis=0, dtype=jnp.int32)
+    rows_MD = _spread(shards.enter(x_ND), order_M, place_Nk)
+    gate_MF = grouped(rows_MD, w["gate_XDF"], sizes_X)
+    up_MF = grouped(rows_MD, w["up_XDF"], sizes_X)
+    # Weighing before the last product is the same sum, over F columns instead of D.
+    weights_M = _reorder(shards.enter(weights_Nk), order_M, place_Nk)
+    hidden_MF = jax.nn.silu(gate_MF) * up_MF * weights_M[:, None].astype(x_ND.dtype)
+    out_MD = grouped(hidden_MF, w["down_XFD"], sizes_X)
+    return shards.psum(_collect(out_MD, order_M, place_Nk)).reshape(x_BTD.shape)

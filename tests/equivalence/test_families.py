@@ -1,0 +1,346 @@
+"""Every family against transformers (float32, eager): logits and each layer's hidden states, gradients, decoding
+through the cache, greedy text from the engine, folders that each side reads from the other.
+
+Tolerances are relative to the largest value compared: 1e-5 for logits and hidden states, 2e-5 for gradients.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models import cache as kv
+from models import transformer
+from models.attention import make_attend
+from models.hf import hf_tensor
+from models.rope import frequencies
+from models.weights import load_hf, save_hf
+from rollouts.engine import Engine, EngineConfig
+from rollouts.local import LocalRollouts
+from rollouts.types import Request, SamplingParams
+from sharding.collectives import LOCAL
+from sharding.mesh import MeshConfig, make_mesh
+from sharding.spec import path_name
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+VOCAB, ROWS, LENGTH, GREEDY = 96, 4, 72, 64
+PROMPTS = (3, 9, 17, 24, 32, 40)
+WINDOW = 8  # rows and generated texts go far past it
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,  # one of four wavelengths lies between the bounds
+    "original_max_position_embeddings": 64,
+}
+# Name of the case -> (class of transformers, what its config says beyond SIZES).
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama_llama3": ("Llama", {"rope_scaling": LLAMA3}),
+    "llama_linear_biased": (
+        "Llama",
+        {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "attention_bias": True, "tie_word_embeddings": True},
+    ),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2_yarn": ("Qwen2", {"rope_scaling": YARN | {"truncate": False, "beta_fast": 16}}),
+    "qwen3_tied": ("Qwen3", {"tie_word_embeddings": True, "head_dim": 12, "rope_theta": 1e6}),
+    "qwen3_biased": (
+        "Qwen3",
+        {"num_attention_heads": 6, "num_key_value_heads": 1, "head_dim": 8, "attention_bias": True},
+    ),
+    "qwen3_window": (
+        "Qwen3",
+        {"head_dim": 8, "num_hidden_layers": 3, "use_sliding_window": True, "max_window_layers": 1},
+    ),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {
+            "head_dim": 8,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "norm_topk_prob": True,
+        },
+    ),
+    "qwen3_moe_unnormed": (
+        "Qwen3Moe",
+        {
+            "head_dim": 8,
+            "num_experts": 5,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 16,
+            "use_sliding_window": True,
+        },
+    ),
+    "olmo3": (
+        "Olmo3",
+        {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "rope_scaling": YARN},
+    ),
+}
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 56,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "sliding_window": WINDOW,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.2,  # logits of order ten: greedy choices with clear winners, and attention that is not flat
+    "eos_token_id": None,
+    "bos_token_id": None,
+    "pad_token_id": None,
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def pair(request, tmp_path_factory):
+    """(torch model, our config, our weights, the folder transformers wrote)."""
+    name, extra = CASES[request.param]
+    sizes = SIZES if name != "Llama" else {k: v for k, v in SIZES.items() if k != "sliding_window"}
+    config = getattr(transformers, f"{name}Config")(**(sizes | extra), attn_implementation="eager")
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for weight_name, weight in model.named_parameters():
+            if weight_name.endswith(("norm.weight", "bias")):
+                weight.add_(0.1 * torch.randn(weight.shape))
+    folder = tmp_path_factory.mktemp("hf")
+    model.save_pretrained(folder)
+    cfg, params = load_hf(folder)
+    return model, cfg, params, folder
+
+
+@pytest.fixture(scope="module")
+def ids_BT():
+    return np.random.default_rng(0).integers(0, VOCAB, (ROWS, LENGTH)).astype(np.int32)
+
+
+@partial(jax.jit, static_argnums=0)
+def packed_hidden(cfg, params, ids_BT, positions_BT, segments_BT):
+    arrays = (ids_BT, positions_BT, segments_BT)
+    return transformer.hidden(cfg, params, *arrays, shards=LOCAL, remat="none", compute_dtype=jnp.float32)
+
+
+def our_hidden(cfg, params, ids_BT):
+    positions_BT = jnp.broadcast_to(jnp.arange(ids_BT.shape[1]), ids_BT.shape)
+    return packed_hidden(cfg, params, ids_BT, positions_BT, jnp.ones_like(ids_BT))
+
+
+def our_logits(cfg, params, ids_BT):
+    return our_hidden(cfg, params, ids_BT) @ transformer.output_table(cfg, params).T
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def one_layer(cfg, window, w, x_BTD, positions_BT):
+    attend = make_attend("reference", jnp.ones_like(positions_BT), window)
+    return transformer.block(cfg, cfg.layer_rope(window), w, x_BTD, positions_BT, attend, LOCAL)
+
+
+def our_layers(cfg, params, ids_BT):
+    """Hidden states before the first layer and after each, the last one after the final norm, as transformers says."""
+    positions_BT = jnp.broadcast_to(jnp.arange(ids_BT.shape[1]), ids_BT.shape)
+    states = [transformer.embed(cfg, params, ids_BT, LOCAL)]
+    for w, window in zip(transformer.unstack_layers(params)["layers"], cfg.layer_windows, strict=True):
+        states.append(one_layer(cfg, window, w, states[-1], positions_BT))
+    return [*states[:-1], transformer.final_norm(cfg, params, states[-1])]
+
+
+def torch_logits(model, ids_BT) -> np.ndarray:
+    with torch.no_grad():
+        return model(torch.tensor(np.asarray(ids_BT, np.int64))).logits.numpy()
+
+
+def assert_close(ours, theirs, tolerance: float = 1e-5) -> None:
+    assert np.abs(np.asarray(ours) - theirs).max() <= tolerance * np.abs(theirs).max()
+
+
+def test_logits_and_every_layer(pair, ids_BT):
+    model, cfg, params, _ = pair
+    with torch.no_grad():
+        out = model(torch.tensor(ids_BT.astype(np.int64)), output_hidden_states=True)
+    assert np.abs(out.logits.numpy()).max() > 1
+    assert_close(our_logits(cfg, params, ids_BT), out.logits.numpy())
+    ours = our_layers(cfg, params, jnp.asarray(ids_BT))
+    assert len(ours) == len(out.hidden_states) == cfg.num_layers + 1
+    for mine, theirs in zip(ours, out.hidden_states, strict=True):
+        assert_close(mine, theirs.numpy())
+
+
+def test_no_token_stands_between_two_experts(pair, ids_BT):
+    """The comparisons above and below mean something only where rounding cannot change a router's choice."""
+    model, cfg, _, _ = pair
+    if not cfg.num_experts:
+        pytest.skip("no router")
+    with torch.no_grad():
+        out = model(torch.tensor(ids_BT.astype(np.int64)), output_router_logits=True)
+    assert len(out.router_logits) == cfg.num_layers
+    for logits in out.router_logits:
+        probs = logits.softmax(-1).sort(descending=True).values
+        gap = probs[:, cfg.experts_per_token - 1] - probs[:, cfg.experts_per_token]
+        assert gap.min() > 1e-5  # rounding moves a probability by 1e-6 at most
+
+
+def test_rotary_frequencies(pair):
+    """To two roundings of float32, and the attention factor exactly, for the layers of both kinds."""
+    model, cfg, _, _ = pair
+    rotary = model.model.rotary_emb
+    nested = cfg.architecture == "olmo3"
+    for window in dict.fromkeys(cfg.layer_windows):
+        rope, prefix = cfg.layer_rope(window), ("sliding" if window else "full") + "_attention_" if nested else ""
+        theirs = getattr(rotary, f"{prefix}inv_freq").numpy()
+        np.testing.assert_allclose(frequencies(rope, cfg.head_dim), theirs, rtol=2.4e-7)
+        assert rope.attention_factor == getattr(rotary, f"{prefix}attention_scaling")
+
+
+def torch_gradients(model, ids_BT) -> dict[str, np.ndarray]:
+    """Of the mean negative log-likelihood, under the names that files have."""
+    ids = torch.tensor(ids_BT.astype(np.int64))
+    model.zero_grad()
+    model(ids, labels=ids).loss.backward()
+    gradients: dict[str, np.ndarray] = {}
+    for name, weight in model.named_parameters():
+        grad = weight.grad.numpy()
+        if not name.startswith("model.layers.") or ".experts." not in name:
+            gradients[name] = grad
+            continue
+        # In memory the experts of a layer are stacked, gate and up in one; in files each has tensors of its own.
+        layer, kind = name.split(".experts.")
+        parts = {"gate_proj": 0, "up_proj": 1} if kind == "gate_up_proj" else {"down_proj": 0}
+        for expert, whole in enumerate(grad):
+            for part, place in parts.items():
+                gradients[f"{layer}.experts.{expert}.{part}.weight"] = np.split(whole, len(parts))[place]
+    return gradients
+
+
+def test_gradients(pair, ids_BT):
+    """For every weight, through the same names that export uses."""
+    model, cfg, params, _ = pair
+    expected = torch_gradients(model, ids_BT)
+
+    def loss(p):
+        logp = jax.nn.log_softmax(our_logits(cfg, p, ids_BT)[:, :-1])
+        return -jnp.mean(jnp.take_along_axis(logp, ids_BT[:, 1:, None], axis=-1))
+
+    compared = 0
+    for path, grad in jax.tree_util.tree_leaves_with_path(jax.jit(jax.grad(loss))(params)):
+        tensor = hf_tensor(cfg, path_name(path))
+        for index in np.ndindex(grad.shape[: tensor.leading]):
+            theirs = expected[tensor.at(index)]
+            theirs = theirs.T if tensor.transposed else theirs
+            # A key bias moves every score of a query alike: its gradient is zero up to rounding, on both sides.
+            scale = max(np.abs(theirs).max(), 1e-3)
+            assert np.abs(np.asarray(grad[index]) - theirs).max() <= 2e-5 * scale, tensor.at(index)
+            compared += 1
+    assert compared == len(expected)
+
+
+def test_packed_rows_are_transformers_rows(pair, ids_BT):
+    """Three texts in one packed row, two of them longer than the window, give each text's own logits."""
+    model, cfg, params, _ = pair
+    lengths, padding = [5, 30, 33], 4
+    row = np.concatenate([ids_BT[i, :n] for i, n in enumerate(lengths)] + [np.zeros(padding, int)])
+    segments = np.repeat([1, 2, 3, 0], [*lengths, padding])
+    positions = np.concatenate([np.arange(n) for n in [*lengths, padding]])
+    arrays = (jnp.asarray(np.tile(x, (ROWS, 1)), jnp.int32) for x in (row, positions, segments))
+    hidden = packed_hidden(cfg, params, *arrays)
+    logits = np.asarray(hidden @ transformer.output_table(cfg, params).T)[0]
+    start = 0
+    for i, n in enumerate(lengths):
+        assert_close(logits[start : start + n], torch_logits(model, ids_BT[i : i + 1, :n])[0])
+        start += n
+
+
+def test_prefill_and_steps_are_the_whole_forward(pair, ids_BT):
+    """Rows of different lengths, prefilled, extended and decoded; the texts cross a block of the cache."""
+    _, cfg, params, _ = pair
+    expected = np.asarray(our_hidden(cfg, params, ids_BT))
+    layers = transformer.unstack_layers(params)
+    append = jax.jit(lambda cache, ids, starts, counts: kv.append(cfg, layers, cache, ids, starts, counts))
+    step = jax.jit(lambda cache, ids, lengths: kv.step(cfg, layers, cache, ids, lengths))
+    first, lengths, rows = np.asarray([1, 5, 20, 40]), np.asarray([2, 30, 50, 63]), np.arange(ROWS)
+    cache = append(kv.init_cache(cfg, ROWS, 128, jnp.float32), ids_BT[:, :48], np.zeros(ROWS, np.int32), first)
+    rest = np.stack([np.roll(row, -start)[:48] for row, start in zip(ids_BT, first, strict=True)])
+    cache = append(cache, rest, first, lengths - first)
+    for at in (lengths, lengths + 1, lengths + 2):
+        out, cache = step(cache, ids_BT[rows, at], at)
+        assert_close(out, expected[rows, at])
+
+
+class Numbers:
+    """A codec for tokens that are no text."""
+
+    eos_ids = ()
+
+    def encode(self, text: str) -> list[int]:
+        return [int(word) for word in text.split()]
+
+    def decode(self, ids: Any) -> str:
+        return " ".join(str(int(id)) for id in ids)
+
+    def token_bytes(self, id: int) -> bytes:
+        return b""
+
+
+def test_greedy_text_of_the_engine(pair):
+    """64 tokens after prompts of different lengths; alone and beside the others to the last bit."""
+    model, cfg, params, _ = pair
+    engine_config = EngineConfig(
+        slots=4, max_length=128, prefill_buckets=(48,), prefill_batch=2, decode_steps=8, compute_dtype=jnp.float32
+    )
+    rollouts = LocalRollouts(Engine(cfg, engine_config, make_mesh(MeshConfig(1, 1, 1))), Numbers(), seed=0, threads=1)
+    rollouts.load_params(params)
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, VOCAB, length).tolist() for length in PROMPTS]
+    greedy = SamplingParams(0.0, 0, 1.0, GREEDY, (), (), False)
+    requests = [Request(prompt, greedy, None, None, 1, None) for prompt in prompts]
+    completions = rollouts.run(requests)
+    for prompt, completion in zip(prompts, completions, strict=True):
+        ids = torch.tensor([prompt])
+        seen = torch.ones_like(ids)  # else generate takes prompt tokens that equal the pad id for padding
+        with torch.no_grad():
+            theirs = model.generate(ids, attention_mask=seen, max_new_tokens=GREEDY, do_sample=False, pad_token_id=0)
+        assert completion.ids_T.tolist() == theirs[0, len(prompt) :].tolist()
+    assert len(np.unique(np.concatenate([c.ids_T for c in completions]))) > 10  # no trivial loop
+    alone = rollouts.run(requests[2:3])[0]
+    assert alone.ids_T.tobytes() == completions[2].ids_T.tobytes()
+    assert alone.logprobs_T.tobytes() == completions[2].logprobs_T.tobytes()
+
+
+def test_exported_folder_reloads_in_transformers(pair, ids_BT, tmp_path):
+    model, cfg, params, folder = pair
+    save_hf(tmp_path / "out", cfg, params, jnp.float32, None)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", attn_implementation="eager").eval()
+    assert type(again) is type(model) and again.dtype == torch.float32
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, again.state_dict()[name]), name
+    assert np.array_equal(torch_logits(again, ids_BT), torch_logits(model, ids_BT))
+    ours, theirs = (json.loads((place / "config.json").read_text()) for place in (tmp_path / "out", folder))
+    said = set(ours) & set(theirs) - {"initializer_range", "rope_parameters", "use_sliding_window", "intermediate_size"}
+    assert {k: ours[k] for k in said} == {k: theirs[k] for k in said}
+    assert load_hf(tmp_path / "out")[0] == cfg
+
+
+def test_bfloat16_folder_from_transformers(pair, tmp_path):
+    model, cfg, params, _ = pair
+    half = type(model)(model.config).to(torch.bfloat16)
+    half.load_state_dict({k: v.to(torch.bfloat16) for k, v in model.state_dict().items()})
+    half.save_pretrained(tmp_path / "half")
+    loaded_cfg, loaded = load_hf(tmp_path / "half", dtype=jnp.bfloat16)
+    assert loaded_cfg == cfg
+    same = jax.tree.map(lambda x, y: bool(jnp.array_equal(x, y.astype(jnp.bfloat16))), loaded, params)
+    assert jax.tree.all(same)
+    save_hf(tmp_path / "back", cfg, loaded, jnp.bfloat16, None)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back", dtype="auto")
+    assert again.dtype == torch.bfloat16
+    assert all(torch.equal(w, again.state_dict()[n]) for n, w in half.state_dict().items())

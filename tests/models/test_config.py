@@ -1,0 +1,160 @@
+"""config.json in the forms that transformers 4 and 5 write, what is refused, and how layers are scanned."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from models.config import ModelConfig, from_hf, to_hf
+from models.rope import Rope, frequencies
+from models.transformer import layer_stages
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 64,
+    "num_hidden_layers": 4,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "rope_theta": 10000.0,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 128,
+}
+QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"]}
+QWEN3 = LLAMA | {"architectures": ["Qwen3ForCausalLM"], "head_dim": 16}
+OLMO3 = LLAMA | {"architectures": ["Olmo3ForCausalLM"], "sliding_window": 8}
+YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 16}
+SLIDING = {"use_sliding_window": True, "sliding_window": 8}
+
+
+def without(config: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if name not in names}
+
+
+def test_a_plain_llama():
+    cfg = from_hf(LLAMA)
+    assert cfg == ModelConfig(
+        "llama",
+        64,
+        4,
+        32,
+        4,
+        2,
+        8,
+        48,
+        Rope(10000.0),
+        1e-6,
+        False,
+        "none",
+        False,
+        False,
+        128,
+        layer_windows=(None,) * 4,
+    )
+    assert from_hf(without(LLAMA, "num_key_value_heads")).num_kv_heads == 4
+
+
+def test_rope_of_both_generations():
+    """rope_theta beside rope_scaling (up to 4), or rope_parameters with everything (from 5 on)."""
+    old = from_hf(LLAMA | {"rope_scaling": YARN})
+    new = from_hf(without(LLAMA, "rope_theta") | {"rope_parameters": YARN | {"rope_theta": 10000.0}})
+    assert old == new
+    assert old.rope == Rope(10000.0, "yarn", 8.0, 16, attention_factor=old.rope.attention_factor)
+    assert old.rope.attention_factor == pytest.approx(0.1 * np.log(8.0) + 1)
+    legacy = from_hf(LLAMA | {"rope_scaling": {"type": "linear", "factor": 2}})
+    assert legacy.rope == Rope(10000.0, "linear", 2.0)
+    unsaid = from_hf(LLAMA | {"rope_scaling": {"type": "yarn", "original_max_position_embeddings": 32}})
+    assert unsaid.rope.factor == 4.0  # 128 / 32
+
+
+def test_olmo3_scales_full_layers_only():
+    old = from_hf(OLMO3 | {"rope_scaling": YARN})
+    by_type = {"full_attention": YARN | {"rope_theta": 1e4}, "sliding_attention": {"rope_theta": 1e4}}
+    assert old == from_hf(without(OLMO3, "rope_theta") | {"rope_parameters": by_type})
+    assert old.layer_windows == (8, 8, 8, None)
+    assert old.layer_rope(8) == Rope(10000.0) and old.layer_rope(None).kind == "yarn"
+    assert old.norm == "post" and old.qk_norm == "width"
+
+
+def test_windows_of_qwen():
+    assert from_hf(QWEN3 | {"sliding_window": 8}).layer_windows == (None,) * 4
+    assert from_hf(QWEN3 | SLIDING | {"max_window_layers": 3}).layer_windows == (None, None, None, 8)
+    types = ["sliding_attention", "full_attention"] * 2
+    assert from_hf(QWEN3 | SLIDING | {"layer_types": types}).layer_windows == (8, None, 8, None)
+
+
+def test_biases_and_head_dim_of_qwen2():
+    cfg = from_hf(QWEN2)
+    assert (cfg.qkv_bias, cfg.output_bias, cfg.qk_norm, cfg.head_dim) == (True, False, "none", 8)
+    assert from_hf(without(QWEN3, "head_dim")).head_dim == 128  # transformers' default for this class
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (LLAMA | {"mlp_bias": True}, "'mlp_bias' is True"),
+        (LLAMA | {"hidden_act": "gelu"}, "'hidden_act' is 'gelu'"),
+        (LLAMA | {"rope_scaling": {"rope_type": "longrope"}}, "rope type 'longrope'"),
+        (LLAMA | {"rope_scaling": {"rope_type": "linear"}}, "'rope factor'"),
+        (LLAMA | {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "'low_freq_factor'"),
+        (LLAMA | {"partial_rotary_factor": 0.5}, "'partial_rotary_factor' is 0.5"),
+        (LLAMA | {"quantization_config": {"bits": 4}}, "quantised"),
+        (without(LLAMA, "rope_theta"), "'rope_theta'"),
+        (QWEN3 | SLIDING, "'max_window_layers'"),
+        (QWEN3 | {"use_sliding_window": True}, "'sliding_window'"),
+        (QWEN3 | {"layer_types": ["sliding_attention"] * 4}, "not set or not used"),
+        (QWEN3 | {"layer_types": ["chunked_attention"] * 4}, "chunked_attention"),
+        (OLMO3 | {"layer_types": ["full_attention"]}, "each of the 4 layers"),
+    ],
+)
+def test_what_is_refused(config, message):
+    with pytest.raises(ValueError, match=message):
+        from_hf(config)
+
+
+@pytest.mark.parametrize("config", [LLAMA, QWEN2, QWEN3, OLMO3 | {"rope_scaling": YARN}, QWEN3 | SLIDING])
+def test_written_configs_are_read_back(config):
+    cfg = from_hf(config | {"max_window_layers": 1})
+    assert from_hf(to_hf(cfg)) == cfg
+
+
+def test_what_a_class_cannot_say_is_not_written():
+    llama = from_hf(LLAMA)
+    for change in ({"norm": "post"}, {"qk_norm": "head"}, {"layer_windows": (8,) * 4}, {"qkv_bias": True}):
+        with pytest.raises(ValueError, match="LlamaForCausalLM cannot say"):
+            to_hf(replace(llama, **change))
+
+
+def test_inconsistent_models_are_refused():
+    llama = from_hf(LLAMA)
+    with pytest.raises(ValueError, match="one for each of the 4 layers"):
+        replace(llama, layer_windows=(8, None))
+    with pytest.raises(ValueError, match="below 1 token"):
+        replace(llama, layer_windows=(0, None, 4, 4))
+    with pytest.raises(ValueError, match="experts_per_token"):
+        replace(llama, num_experts=4, experts_per_token=5)
+    assert replace(llama, num_layers=2).layer_windows == (None, None)
+
+
+def test_frequencies_by_hand():
+    """h = 4, θ = 100: 1 and 1/10 per token. Linear halves both. llama3 with bounds of 4 and 64 tokens leaves the first
+    (2π tokens: just inside the blend) nearly alone and stretches the second (20π tokens) nearly in full.
+    """
+    np.testing.assert_allclose(frequencies(Rope(100.0), 4), [1, 0.1], rtol=1e-7)
+    np.testing.assert_allclose(frequencies(Rope(100.0, "linear", 2.0), 4), [0.5, 0.05], rtol=1e-7)
+    llama3 = Rope(100.0, "llama3", 8.0, 64, low_freq_factor=1.0, high_freq_factor=16.0)
+    blend = (64 / (np.asarray([2, 20]) * np.pi) - 1) / 15
+    expected = np.asarray([1, 0.1]) * ((1 - blend) / 8 + blend)
+    np.testing.assert_allclose(frequencies(llama3, 4), expected, rtol=1e-6)
+    # YaRN: both pairs lie between the bounds' pairs 0 and 2, the first at 0 and the second half way.
+    yarn = Rope(100.0, "yarn", 4.0, 64, beta_fast=64 / (2 * np.pi), beta_slow=64 / (2 * np.pi * 100))
+    np.testing.assert_allclose(frequencies(yarn, 4), [1, 0.1 * (0.5 / 4 + 0.5)], rtol=1e-6)
+
+
+def test_layers_are_scanned_by_the_shorter_of_period_and_runs():
+    assert layer_stages((None,) * 6) == [(0, (None,), 6)]
+    assert layer_stages((4, 4, 4, None) * 8) == [(0, (4, 4, 4, None), 8)]
+    assert layer_stages((None, None, 4, 4, 4)) == [(0, (None,), 2), (2, (4,), 3)]
+    assert layer_stages((4, None) * 2) == [(0, (4, None), 2)]

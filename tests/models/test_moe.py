@@ -1,0 +1,145 @@
+"""Experts: routing and dispatch by hand, grouped products of every backend, what they cost, the program for TPU."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models import moe
+from sharding.collectives import LOCAL
+
+ROOT = Path(__file__).resolve().parents[2]
+ROWS, EXPERTS, IN, OUT = 32, 4, 12, 20
+RUNS = ([5, 0, 7, 20], [0, 0, 32, 0], [8, 8, 8, 8], [0, 1, 0, 31])
+
+
+@pytest.fixture(scope="module")
+def cfg(tiny):
+    return replace(
+        tiny, architecture="qwen3_moe", num_experts=EXPERTS, experts_per_token=2, norm_topk_prob=True, width=IN
+    )
+
+
+@pytest.fixture(scope="module")
+def arrays():
+    rng = np.random.default_rng(0)
+    shapes = ((ROWS, IN), (EXPERTS, IN, OUT), (ROWS, OUT))
+    return [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
+
+
+def by_row(x_MI, w_XIO, sizes):
+    return jnp.einsum("mi,mio->mo", x_MI, w_XIO[np.repeat(np.arange(EXPERTS), sizes)])
+
+
+@pytest.mark.parametrize("sizes", RUNS)
+def test_grouped_product_and_gradient(arrays, sizes):
+    """Against a product row by row; empty runs get a gradient of zero."""
+    x, w, ct = arrays
+    sizes_X = jnp.asarray(sizes)
+    ours, pull = jax.vjp(lambda x, w: moe.grouped_matmul(x, w, sizes_X), x, w)
+    expected, expected_pull = jax.vjp(lambda x, w: by_row(x, w, sizes), x, w)
+    np.testing.assert_allclose(ours, expected, atol=1e-5)
+    for mine, other in zip(pull(ct), expected_pull(ct), strict=True):
+        np.testing.assert_allclose(mine, other, atol=1e-5)
+
+
+@pytest.mark.parametrize("sizes", RUNS[:2])
+def test_megablox_in_its_interpreter(arrays, sizes):
+    """The three kernels' arguments, padding and transposes, without a TPU."""
+    x, w, ct = arrays
+    sizes_X = jnp.asarray(sizes)
+    expected, pull = jax.vjp(lambda x, w: by_row(x, w, sizes), x, w)
+    dx, dw = pull(ct)
+    np.testing.assert_allclose(moe.megablox_matmul(x, w, sizes_X, interpret=True), expected, atol=1e-5)
+    transposed = moe.megablox_matmul(ct, w, sizes_X, transposed=True, interpret=True)
+    np.testing.assert_allclose(transposed, dx, atol=1e-5)
+    np.testing.assert_allclose(moe.megablox_outer(x, ct, sizes_X, interpret=True), dw, atol=1e-5)
+
+
+def test_routing_by_hand(cfg):
+    """Logits ln 1, ln 2, ln 3, ln 4: probabilities 0.1 to 0.4, of which 0.4 and 0.3 are picked."""
+    x = jnp.zeros((1, IN)).at[0, 0].set(1.0)
+    router = jnp.zeros((IN, EXPERTS)).at[0].set(jnp.log(jnp.arange(1.0, 5.0)))
+    weights, picked = moe.route(cfg, x, router)
+    assert picked.tolist() == [[3, 2]]
+    np.testing.assert_allclose(weights, [[4 / 7, 3 / 7]], rtol=1e-6)
+    plain, _ = moe.route(replace(cfg, norm_topk_prob=False), x, router)
+    np.testing.assert_allclose(plain, [[0.4, 0.3]], rtol=1e-6)
+
+
+def test_every_token_gets_its_experts(cfg):
+    """Value and gradients of the layer against the sum over experts written down, all tokens at one expert included."""
+    rng = np.random.default_rng(1)
+    shapes = {"router_DX": (IN, 4), "gate_XDF": (4, IN, 6), "up_XDF": (4, IN, 6), "down_XFD": (4, 6, IN)}
+    w = {name: jnp.asarray(rng.normal(size=shape), jnp.float32) for name, shape in shapes.items()}
+    x, ct = (jnp.asarray(rng.normal(size=(2, 9, IN)), jnp.float32) for _ in range(2))
+
+    def dense(w, x):
+        weights, picked = moe.route(cfg, x.reshape(-1, IN), w["router_DX"])
+        share = jnp.sum(jax.nn.one_hot(picked, 4) * weights[..., None], axis=1).reshape(2, 9, 4)
+        hidden = jax.nn.silu(jnp.einsum("btd,xdf->btxf", x, w["gate_XDF"])) * jnp.einsum(
+            "btd,xdf->btxf", x, w["up_XDF"]
+        )
+        return jnp.einsum("btxf,xfd,btx->btd", hidden, w["down_XFD"], share)
+
+    for bias in (0.0, 1e3):  # a router that sends every first pick to expert 1
+        loaded = w | {"router_DX": w["router_DX"].at[:, 1].add(bias * x[0, 0])}
+        ours, pull = jax.vjp(lambda w, x: moe.moe_layer(cfg, w, x, LOCAL), loaded, x)
+        expected, expected_pull = jax.vjp(dense, loaded, x)
+        np.testing.assert_allclose(ours, expected, atol=2e-5)
+        for mine, other in zip(jax.tree.leaves(pull(ct)), jax.tree.leaves(expected_pull(ct)), strict=True):
+            np.testing.assert_allclose(mine, other, atol=2e-5 * max(1.0, float(np.abs(other).max())))
+
+
+def test_a_row_has_the_same_bits_beside_any_others(arrays):
+    x, w, _ = arrays
+    run = jax.jit(moe.block_matmul)
+    row = np.asarray(run(x, w, jnp.asarray([0, 0, 32, 0])))[7].tobytes()
+    for sizes, place in (([5, 0, 7, 20], 9), ([31, 0, 1, 0], 31), ([0, 0, 1, 31], 0)):
+        others = jnp.roll(x, 3, axis=0).at[place].set(x[7])
+        assert np.asarray(run(others, w, jnp.asarray(sizes)))[place].tobytes() == row
+
+
+def test_work_and_memory_of_the_loop_over_blocks():
+    """XLA counts a loop's body once: times the blocks it is at most 1.5 products of M rows, for each of the three;
+    `ragged_dot` on this platform multiplies every row by each of the experts. No temporary holds an [X, M, ·] array.
+    """
+    rows, experts, width = 2048, 16, 64
+    sizes_X = jnp.full((experts,), rows // experts, jnp.int32)
+    size, _, _, blocks = moe._blocks(sizes_X, rows)
+    assert int(blocks) * size <= 1.5 * rows
+    x, w = jnp.ones((rows, width)), jnp.ones((experts, width, width))
+    ideal, block = 2 * rows * width * width, 2 * size * width * width
+    forward = jax.jit(moe.grouped_matmul).lower(x, w, sizes_X).compile()
+    gradient = jax.jit(jax.grad(lambda x, w: moe.grouped_matmul(x, w, sizes_X).sum(), (0, 1))).lower(x, w).compile()
+    ragged = jax.jit(jax.lax.ragged_dot).lower(x, w, sizes_X).compile()
+    flops = [(program.cost_analysis() or {})["flops"] for program in (forward, gradient, ragged)]
+    assert flops[0] < 1.2 * block and flops[1] < 2.4 * block + 2 * experts * width * width
+    assert flops[2] > 0.9 * experts * ideal
+    memory = gradient.memory_analysis()
+    assert memory is not None and memory.temp_size_in_bytes < experts * rows * width * 4 / 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("libtpu") is None, reason="no libtpu: pip install libtpu compiles for TPU without one")
+def test_the_tpu_program_does_no_dense_work():
+    """Qwen3-30B-A3B's experts on 2,048 tokens for v5p: 9 kernels (three products, each forward, dx and dw) and at most
+    1.1 times three forwards of FLOPs; the gradient of `ragged_dot` takes 43 times as many.
+    """
+    command = [sys.executable, str(Path(__file__).with_name("moe_on_tpu.py"))]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    facts = json.loads(done.stdout.splitlines()[-1])
+    assert facts["kernels"] == 9
+    assert 3 * facts["forward"] <= facts["flops"] <= 1.1 * 3 * facts["forward"]
+    assert facts["temporary"] < 2**30
+    assert facts["wide_scatters"] == []
