@@ -1,10 +1,11 @@
 """Attention over packed rows: which tokens see which, and the backend that computes it.
 
-    attend = make_attend("reference", segments_BT, window)      # inside the traced program
+    backend = resolve("auto", platform, dtype)                  # once, outside
+    attend = make_attend(backend, segments_BT, window)          # inside the traced program
     o_BTHh = attend(q_BTHh, k_BTKh, v_BTKh)
 
 Every backend computes softmax(q kᵀ / √h) v with query head i reading kv head i // (H/K), over the tokens of the same
-segment of the same row; they differ in rounding only.
+segment of the same row; they differ in rounding only. docs/attention.md says which runs where and what it costs.
 """
 
 from __future__ import annotations
@@ -21,20 +22,28 @@ from jaxtyping import Array, Bool, Float, Int
 
 Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
-BACKENDS = ("reference",)
+BACKENDS = ("reference", "dot_product", "cudnn", "splash")
 MASKED = -1e30  # far below any score, and finite: its exponential is exactly 0 beside any other
 
 
-def resolve(backend: str, platform: str, dtype: Any) -> str:
-    """The backend that `backend` ("auto" or a name of BACKENDS) means on a platform, for arrays of dtype.
+def resolve(choice: str, platform: str, dtype: Any) -> str:
+    """The backend, a name of BACKENDS, that a choice means on a platform for arrays of dtype.
 
-    platform: of the mesh's devices, as in `device.platform`. Raises ValueError where the backend cannot run there.
+    choice: "auto" (TPU: splash; GPU: dot_product; else reference), "reference", "dot_product" (cuDNN's kernel on a GPU
+    in bfloat16 or float16, XLA's own program elsewhere) or "splash". platform: of the mesh's devices, as in
+    `device.platform`. Raises ValueError if the choice is unknown or cannot run there.
     """
-    if backend == "auto":
-        return "reference"
-    if backend not in BACKENDS:
-        raise ValueError(f"attention is {backend!r}; it must be 'auto' or one of {', '.join(BACKENDS)}.")
-    return backend
+    if choice == "auto":
+        choice = {"tpu": "splash", "gpu": "dot_product", "cuda": "dot_product"}.get(platform, "reference")
+    if choice == "splash" and platform != "tpu":
+        raise ValueError(
+            f'attention = "splash" is a TPU kernel and the devices are {platform}; use "auto" or "reference".'
+        )
+    if choice == "dot_product" and platform in ("gpu", "cuda") and jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16):
+        return "cudnn"
+    if choice not in ("reference", "dot_product", "splash"):
+        raise ValueError(f"attention is {choice!r}; it must be 'auto', 'reference', 'dot_product' or 'splash'.")
+    return choice
 
 
 def visible_mask(
@@ -66,13 +75,29 @@ def make_attend(
 ) -> Attend:
     """attend(q_BTHh, k_BTKh, v_BTKh) -> o_BTHh over packed rows; what a token sees is said by `visible_mask`.
 
-    backend: a name of BACKENDS (see `resolve`). Called inside the traced program and inside `shard_map`: the heads are
-    this device's. The mask is made once here, outside of the layers' scan. Raises ValueError for an unknown backend.
+    backend: a name of BACKENDS (see `resolve`). Called inside the traced program and, for splash on more than one
+    device, inside `shard_map`: the heads are this device's. The mask is made once here, outside of the layers' scan.
+    Raises ValueError for an unknown backend or a window below 1.
     """
     if window is not None and window < 1:
         raise ValueError(f"The attention window is {window}; a token sees at least itself, so it must be 1 or more.")
+    if backend == "splash":
+        from models import splash  # Pallas takes a second to import and serves TPUs only
+
+        return partial(splash.attend, segments_BT=segments_BT, window=window, causal=causal)
+    mask_BTT = visible_mask(segments_BT, window, causal=causal)
     if backend == "reference":
-        return partial(attention, mask_BTU=visible_mask(segments_BT, window, causal=causal))
+        return partial(attention, mask_BTU=mask_BTT)
+    if backend in ("dot_product", "cudnn"):
+        # Causality is in the mask; said again, it lets cuDNN skip the blocks above the diagonal. The window stays in
+        # the mask: before 9.10.2 cuDNN takes no window of its own beside a mask.
+        fused = backend == "cudnn"
+        return partial(
+            jax.nn.dot_product_attention,
+            mask=mask_BTT[:, None],
+            is_causal=causal and fused,
+            implementation="cudnn" if fused else "xla",
+        )
     raise ValueError(f"attention backend {backend!r} is not one of {', '.join(BACKENDS)}.")
 
 

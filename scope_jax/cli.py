@@ -67,6 +67,19 @@ Json = Annotated[bool, typer.Option("--json", help="Print the results as one JSO
 @app.callback()
 def main(debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False) -> None:
     """Options before the command."""
+    quiet_libtpu()
+
+
+def quiet_libtpu() -> None:
+    """Keeps a libtpu that is there for ahead-of-time compilation from complaining on a machine without a TPU.
+
+    JAX tries every platform it finds; libtpu then asks for the slice it belongs to and prints a page of errors before
+    JAX goes on with the next one. The variables answer in advance. They are set only where no TPU device file exists.
+    """
+    if not any(any(Path("/dev").glob(pattern)) for pattern in ("accel[0-9]*", "vfio/[0-9]*")):
+        os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+        os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-1")
+        os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
 
 
 def _card(path: Path, overrides: list[str] | None) -> Config:

@@ -183,6 +183,7 @@ class LearnerSection(Section):
     micro_batch_rows: int = 8  # rows of one forward-backward over the whole mesh; 0 = all at once
     remat: Literal["full", "none"] = "full"
     logprob_chunk: int = 512  # tokens of one slice of logits
+    attention: Literal["auto", "reference", "dot_product", "splash"] = "auto"  # docs/attention.md
 
 
 # ------------------------------------------------------------------------------------------------------ data and run

@@ -28,7 +28,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
-from models import transformer
+from models import attention, transformer
 from models.config import ModelConfig
 from scope_jax import batching, losses
 from scope_jax.batching import Batch
@@ -78,7 +78,8 @@ class Learner:
     """Compiled programs for one model on one mesh.
 
     param_dtype: of weights, moments and reference. compute_dtype: of the forward pass; log-probs, losses and
-    accumulated gradients are float32 always. Raises ValueError if the mesh does not divide the model.
+    accumulated gradients are float32 always. Raises ValueError if the mesh does not divide the model or its devices
+    cannot run the section's attention.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class Learner:
         transformer.check_mesh(model, mesh)
         self.model, self.mesh, self.optimizer, self.section = model, mesh, optimizer, section
         self.param_dtype, self.compute_dtype = jnp.dtype(param_dtype), jnp.dtype(compute_dtype)
+        self.attention = attention.resolve(section.attention, mesh.devices.flat[0].platform, self.compute_dtype)
         self.row_shards = mesh.shape["data"] * mesh.shape["fsdp"]
         self.shards = Shards.of(mesh)
         declared = transformer.declare(model)
@@ -175,6 +177,7 @@ class Learner:
             shards=self.shards,
             remat=remat,
             compute_dtype=self.compute_dtype,
+            attention=self.attention,
         )
         hidden_ND = hidden_BTD.reshape(-1, hidden_BTD.shape[-1])[micro.index_MN]
         table_VD = transformer.output_table(self.model, params, self.shards, self.compute_dtype)

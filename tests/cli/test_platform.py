@@ -1,0 +1,22 @@
+"""A libtpu that is installed to compile ahead of time is not heard of on a machine without a TPU."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = "from scope_jax.cli import quiet_libtpu; quiet_libtpu(); import jax; print(jax.devices()[0].platform)"
+
+
+@pytest.mark.skipif(find_spec("libtpu") is None, reason="there is no libtpu to be quiet")
+def test_libtpu_is_quiet_without_a_tpu():
+    env = {k: v for k, v in os.environ.items() if k != "JAX_PLATFORMS" and not k.startswith("TPU_")}
+    env["PYTHONPATH"] = str(ROOT)
+    done = subprocess.run([sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    if done.stdout.strip() != "tpu":
+        assert "TPU" not in done.stderr and "learning/" not in done.stderr, done.stderr

@@ -1,0 +1,120 @@
+"""Compiles for TPUs that are not there and checks the compiler's own figures: run by test_attention.py.
+
+    python tests/models/tpu_programs.py windows|whole|learner
+
+Nothing runs. Prints the figures; exits with an assertion if one is off.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from models.attention import make_attend
+from models.config import from_hf
+from scope_jax.config import LearnerSection, LossCard, OptimizerSection
+from scope_jax.learner import Learner, Scores
+from scope_jax.types import Datum, Episode
+from sharding.mesh import MeshConfig, make_mesh
+
+GIB = 2**30
+T, HEADS, KV_HEADS, HEAD_DIM = 10240, 32, 8, 128  # Qwen3-8B at the length of the papers' longest rows
+MODEL = {
+    "model_type": "qwen3",
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 1024,
+    "num_hidden_layers": 2,
+    "hidden_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "intermediate_size": 512,
+    "rope_theta": 10000.0,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "attention_bias": False,
+    "max_position_embeddings": 1024,
+    "hidden_act": "silu",
+}
+
+
+def temporaries(topology: str, backend: str, window: int | None) -> tuple[float, int]:
+    """(GiB of temporaries, kernels) of attention forward and backward at Qwen3-8B's shapes, packed rows."""
+    place = SingleDeviceSharding(topologies.get_topology_desc(topology, platform="tpu").devices[0])
+
+    def shape(*dims: int, dtype=jnp.bfloat16) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(dims, dtype, sharding=place)
+
+    def program(q, k, v, segments_BT, cotangent):
+        return jax.vjp(make_attend(backend, segments_BT, window), q, k, v)[1](cotangent)
+
+    q, kv = shape(1, T, HEADS, HEAD_DIM), shape(1, T, KV_HEADS, HEAD_DIM)
+    compiled = jax.jit(program).lower(q, kv, kv, shape(1, T, dtype=jnp.int32), q).compile()
+    used = compiled.memory_analysis().temp_size_in_bytes / GIB
+    kernels = compiled.as_text().count('custom_call_target="tpu_custom_call"')
+    print(f"{topology} {backend}, window {window}: {used:.3f} GiB of temporaries, {kernels} kernels")
+    return used, kernels
+
+
+def windows() -> None:
+    """Splash with OLMo-3's window. The scores of one pass would be 32 · 10240² · 4 B = 12.5 GiB.
+
+    Queries, their gradient and the output are 80 MiB each, the kernel's normaliser (float32, one per lane) 160 MiB.
+    """
+    used, kernels = temporaries("v5e:2x2", "splash", 4096)
+    assert used < 0.4
+    assert kernels == 3, "forward, dq, dkv"
+
+
+def whole() -> None:
+    """Splash without window against XLA's own program."""
+    used, kernels = temporaries("v5p:2x2x1", "splash", None)
+    assert kernels == 3
+    plain, kernels = temporaries("v5p:2x2x1", "dot_product", None)
+    assert kernels == 0
+    assert used < plain / 40
+
+
+def learner() -> None:
+    """The learner's whole step with attention = "auto", packed rows, on 4 chips as fsdp 2 x tensor 2."""
+    devices = topologies.get_topology_desc("v5e:2x2", platform="tpu").devices
+    mesh = make_mesh(MeshConfig(1, 2, 2), list(devices))
+    section = LearnerSection(buckets=(300,), micro_batch_rows=2)
+    built = Learner(
+        from_hf(MODEL), mesh, OptimizerSection(), section, param_dtype=jnp.float32, compute_dtype=jnp.bfloat16
+    )
+    assert built.attention == "splash"
+    state = built.abstract_state(reference=False)
+    batch = abstract_batch(built)
+    score = jax.ShapeDtypeStruct(batch.behaviour_MN.shape, jnp.float32, sharding=batch.behaviour_MN.sharding)
+    lowered = built._step.lower(state, batch, Scores(score, None), card=LossCard())
+    text = lowered.compile().as_text()
+    kernels = text.count('custom_call_target="tpu_custom_call"')
+    print(f"learner step: {kernels} kernels")
+    assert kernels >= 4, "forward, again for the backward pass, dq, dkv"
+
+
+def abstract_batch(learner: Learner):
+    """Shapes and shardings of a packed batch of 4 rows of 300 tokens."""
+    from scope_jax import batching
+
+    ids_T = np.zeros(280, np.int32)
+    datum = Datum(ids_T, np.arange(280) >= 20, np.zeros(280, np.float32))
+    episodes = [Episode("solver", "actor", str(i), (datum,), 0.0, advantage=1.0) for i in range(4)]
+    batch = batching.pack(episodes, learner.section, learner.row_shards, 1.0)
+    specs = learner._batch_specs(batch)
+    return jax.tree.map(
+        lambda x, spec: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(learner.mesh, spec)),
+        batch,
+        specs,
+        is_leaf=lambda x: isinstance(x, PartitionSpec),
+    )
+
+
+if __name__ == "__main__":
+    {"windows": windows, "whole": whole, "learner": learner}[sys.argv[1]]()
