@@ -182,7 +182,7 @@ class LearnerSection(Section):
     packing: bool = True  # several episodes in one row
     micro_batch_rows: int = 8  # rows of one forward-backward over the whole mesh; 0 = all at once
     remat: Literal["full", "none"] = "full"
-    logprob_chunk: int = 512  # tokens of one slice of logits
+    logprob_chunk: int = 128  # no more logits exist at a time than these tokens have over the whole vocabulary
     attention: Literal["auto", "reference", "dot_product", "splash"] = "auto"  # docs/attention.md
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,12 +14,8 @@ from jaxtyping import Array, Float, Int
 
 from sharding.collectives import Shards
 
-
-def _logits(hidden_cD: jax.Array, table_VD: jax.Array, temperature: jax.Array) -> jax.Array:
-    """Logits of one chunk, of this device's part of the vocabulary."""
-    sums = _sums(table_VD)
-    logits_cV = lax.dot_general(hidden_cD, table_VD, (((1,), (1,)), ((), ())), preferred_element_type=sums)
-    return logits_cV / temperature.astype(sums)
+LANES = 128  # width of a TPU vector register; slices of the table start at multiples of it
+LOWEST = -1e30  # below any logit, and finite
 
 
 def _sums(table_VD: jax.Array) -> Any:
@@ -25,37 +23,77 @@ def _sums(table_VD: jax.Array) -> Any:
     return jnp.promote_types(table_VD.dtype, jnp.float32)
 
 
-def _chunks(x_N: jax.Array, chunk: int) -> jax.Array:
-    """[N, …] as [chunks, chunk, …], the last one filled up with zeros."""
-    missing = -x_N.shape[0] % chunk
-    padded = jnp.pad(x_N, ((0, missing),) + ((0, 0),) * (x_N.ndim - 1))
-    return padded.reshape(-1, chunk, *x_N.shape[1:])
+def vocabulary_block(vocab: int, positions: int, chunk: int) -> int:
+    """Words of one block, so that [positions, block] holds no more logits than [chunk, vocab].
+
+    A multiple of LANES unless it is the whole vocabulary, and never less.
+    """
+    if chunk >= positions:
+        return vocab
+    largest = max(LANES, chunk * vocab // positions // LANES * LANES)
+    even = math.ceil(vocab / math.ceil(vocab / largest) / LANES) * LANES  # as many blocks, the last one nearly as large
+    return min(vocab, even)
+
+
+def _over_blocks(table_VD: jax.Array, block: int, one: Callable[..., Any], carry: Any) -> Any:
+    """carry after one(first word, words_bD, new_b, carry) for each block of words.
+
+    All blocks are of one size, so that the last one may begin before the one before it ends; new_b is 0 for the words
+    that were there already and 1 for all others. (A smaller last block would be a second program with temporaries of
+    its own.)
+    """
+    vocab = table_VD.shape[0]
+    last = vocab - block
+
+    def step(number: Any, carry: Any) -> Any:
+        start = jnp.minimum(number * block, last)
+        new_b = (jnp.arange(block) >= number * block - start).astype(_sums(table_VD))
+        return one(start, lax.dynamic_slice_in_dim(table_VD, start, block), new_b, carry)
+
+    return lax.fori_loop(0, math.ceil(vocab / block), step, carry)
+
+
+def _logits(hidden_ND: jax.Array, words_bD: jax.Array, temperature: jax.Array) -> jax.Array:
+    """Logits of one block of words."""
+    sums = _sums(words_bD)
+    logits_Nb = lax.dot_general(hidden_ND, words_bD, (((1,), (1,)), ((), ())), preferred_element_type=sums)
+    return logits_Nb / temperature.astype(sums)
 
 
 def _forward(
     hidden_ND: jax.Array, table_VD: jax.Array, targets_N: jax.Array, temperature: jax.Array, chunk: int, shards: Shards
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(logp_N, entropy_N, log Σ_v exp logits)."""
-    chunk = min(chunk, hidden_ND.shape[0])
+    """(logp_N, entropy_N, log Σ_v exp logits); sums are kept relative to the largest logit so far."""
+    local_N = targets_N - shards.index * table_VD.shape[0]
 
-    def one(inputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
-        hidden_cD, targets_c = inputs
-        logits_cV = _logits(hidden_cD, table_VD, temperature)
-        top_c = shards.pmax(jnp.max(logits_cV, axis=-1))
-        below_cV = logits_cV - top_c[:, None]
-        weight_cV = jnp.exp(below_cV)
-        total_c = shards.psum(jnp.sum(weight_cV, axis=-1))
-        mean_c = shards.psum(jnp.sum(weight_cV * below_cV, axis=-1)) / total_c
-        local_c = targets_c - shards.index * table_VD.shape[0]
-        mine_c = (local_c >= 0) & (local_c < table_VD.shape[0])
-        picked_c = jnp.take_along_axis(logits_cV, jnp.where(mine_c, local_c, 0)[:, None], axis=-1)[:, 0]
-        target_c = shards.psum(jnp.where(mine_c, picked_c, 0.0))
-        normaliser_c = top_c + jnp.log(total_c)
-        return target_c - normaliser_c, jnp.log(total_c) - mean_c, normaliser_c
+    def one(start: Any, words_bD: jax.Array, new_b: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        top_N, total_N, moment_N, target_N = carry
+        logits_Nb = _logits(hidden_ND, words_bD, temperature)
+        higher_N = jnp.maximum(top_N, jnp.max(logits_Nb, axis=-1))
+        below_Nb = logits_Nb - higher_N[:, None]
+        weight_Nb = new_b * jnp.exp(below_Nb)
+        total_N, moment_N = _raised(top_N, total_N, moment_N, higher_N)
+        place_N = local_N - start
+        mine_N = (place_N >= 0) & (place_N < block)
+        picked_N = jnp.take_along_axis(logits_Nb, jnp.where(mine_N, place_N, 0)[:, None], axis=-1)[:, 0]
+        total_N += jnp.sum(weight_Nb, axis=-1)
+        moment_N += jnp.sum(weight_Nb * below_Nb, axis=-1)
+        return higher_N, total_N, moment_N, jnp.where(mine_N, picked_N, target_N)
 
-    found = lax.map(one, (_chunks(hidden_ND, chunk), _chunks(targets_N, chunk)))
-    logp_N, entropy_N, normaliser_N = (x.reshape(-1)[: hidden_ND.shape[0]] for x in found)
-    return logp_N, entropy_N, normaliser_N
+    zeros_N = jnp.zeros(hidden_ND.shape[0], _sums(table_VD))
+    block = vocabulary_block(table_VD.shape[0], hidden_ND.shape[0], chunk)
+    found = _over_blocks(table_VD, block, one, (zeros_N + LOWEST, zeros_N, zeros_N, zeros_N))
+    top_N, total_N, moment_N, target_N = found
+    highest_N = shards.pmax(top_N)
+    total_N, moment_N = (shards.psum(x_N) for x_N in _raised(top_N, total_N, moment_N, highest_N))
+    normaliser_N = highest_N + jnp.log(total_N)
+    return shards.psum(target_N) - normaliser_N, jnp.log(total_N) - moment_N / total_N, normaliser_N
+
+
+def _raised(top_N: jax.Array, total_N: jax.Array, moment_N: jax.Array, higher_N: jax.Array) -> tuple[jax.Array, ...]:
+    """Σ exp(l − top) and Σ (l − top) exp(l − top), relative to a higher top."""
+    factor_N = jnp.exp(top_N - higher_N)
+    return total_N * factor_N, (moment_N + (top_N - higher_N) * total_N) * factor_N
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
@@ -78,28 +116,28 @@ def _save(hidden_ND, table_VD, targets_N, temperature, chunk: int, shards: Shard
 
 def _backward(chunk: int, shards: Shards, entropy_slope: bool, saved, cotangents: tuple[jax.Array, jax.Array]):
     hidden_ND, table_VD, targets_N, temperature, normaliser_N, entropy_N = saved
-    count, sums = hidden_ND.shape[0], _sums(table_VD)
-    chunk = min(chunk, count)
-    ids_V = jnp.arange(table_VD.shape[0]) + shards.index * table_VD.shape[0]
+    sums, local_N = _sums(table_VD), targets_N - shards.index * table_VD.shape[0]
+    logp_slope_N, entropy_slope_N = ((cotangent_N / temperature).astype(sums) for cotangent_N in cotangents)
 
-    def one(grad_VD: jax.Array, inputs: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
-        hidden_cD, targets_c, normaliser_c, entropy_c, logp_slope_c, entropy_slope_c = inputs
-        logp_cV = _logits(hidden_cD, table_VD, temperature) - normaliser_c[:, None]
-        probs_cV = jnp.exp(logp_cV)
-        slope_cV = jnp.where(ids_V[None, :] == targets_c[:, None], 1.0 - probs_cV, -probs_cV) * logp_slope_c[:, None]
+    def one(start: Any, words_bD: jax.Array, new_b: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        grad_ND, grad_VD = carry
+        logp_Nb = _logits(hidden_ND, words_bD, temperature) - normaliser_N[:, None]
+        probs_Nb = jnp.exp(logp_Nb)
+        hit_Nb = jnp.arange(block)[None, :] == (local_N - start)[:, None]
+        slope_Nb = jnp.where(hit_Nb, 1.0 - probs_Nb, -probs_Nb) * logp_slope_N[:, None]
         if entropy_slope:
-            slope_cV -= probs_cV * (logp_cV + entropy_c[:, None]) * entropy_slope_c[:, None]
-        slope_cV = slope_cV.astype(table_VD.dtype)
-        grad_cD = lax.dot_general(slope_cV, table_VD, (((1,), (0,)), ((), ())), preferred_element_type=sums)
-        grad_VD += lax.dot_general(slope_cV, hidden_cD, (((0,), (0,)), ((), ())), preferred_element_type=sums)
-        return grad_VD, grad_cD
+            slope_Nb -= probs_Nb * (logp_Nb + entropy_N[:, None]) * entropy_slope_N[:, None]
+        slope_Nb = (slope_Nb * new_b).astype(table_VD.dtype)
+        grad_ND += lax.dot_general(slope_Nb, words_bD, (((1,), (0,)), ((), ())), preferred_element_type=sums)
+        grad_bD = lax.dot_general(slope_Nb, hidden_ND, (((0,), (0,)), ((), ())), preferred_element_type=sums)
+        # A word that was there already adds zero.
+        grad_bD = lax.dynamic_slice_in_dim(grad_VD, start, block) + grad_bD.astype(table_VD.dtype)
+        return grad_ND, lax.dynamic_update_slice_in_dim(grad_VD, grad_bD, start, 0)
 
-    slopes = tuple((cotangent_N / temperature).astype(sums) for cotangent_N in cotangents)
-    chunked = tuple(_chunks(x, chunk) for x in (hidden_ND, targets_N, normaliser_N, entropy_N, *slopes))
-    grad_VD, grad = lax.scan(one, jnp.zeros(table_VD.shape, sums), chunked)
+    block = vocabulary_block(table_VD.shape[0], hidden_ND.shape[0], chunk)
+    grad_ND, grad_VD = _over_blocks(table_VD, block, one, (jnp.zeros(hidden_ND.shape, sums), jnp.zeros_like(table_VD)))
     # Each device of a tensor group knows the part of its own vocabulary; the hidden states need the sum.
-    grad_ND = shards.psum(grad.reshape(-1, hidden_ND.shape[1])[:count])
-    return grad_ND.astype(hidden_ND.dtype), grad_VD.astype(table_VD.dtype), None, jnp.zeros_like(temperature)
+    return shards.psum(grad_ND).astype(hidden_ND.dtype), grad_VD, None, jnp.zeros_like(temperature)
 
 
 _logprobs.defvjp(_save, _backward)
@@ -115,9 +153,12 @@ def token_logprobs(
 ) -> Float[Array, " N"]:
     """log softmax(hidden · tableᵀ / temperature) at the targets, float32 (float64 for weights in float64).
 
-    Works through `chunk` positions at a time in both directions, so that at most [chunk, V] logits exist; sums are
-    float32 for inputs of less. With a tensor group, table_VD is this device's rows of the vocabulary and hidden_ND
-    is equal on the whole group; the normaliser and the gradient of hidden_ND are summed over it (no `shards.enter`
+    Works through the vocabulary in blocks in both directions, all positions at a time, so that no more logits exist
+    than `chunk` positions have over the whole vocabulary ([N, block] ≤ [chunk, V], but for a block of LANES words).
+    Sums are float32 for inputs of less, and kept relative to the largest logit so far (Milakov & Gimelshein 2018). A
+    block's gradient of the table is one product, written once in the table's dtype: no float32 copy of the table
+    exists. With a tensor group, table_VD is this device's rows of the vocabulary and hidden_ND is equal on the whole
+    group; the normaliser and the gradient of hidden_ND are summed over it, once for all blocks (no `shards.enter`
     around the call). Gradient, with p the softmax: ∂logp/∂logits = (onehot(target) − p) / temperature; none to the
     temperature.
     """
