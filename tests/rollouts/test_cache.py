@@ -1,4 +1,9 @@
-"""The cache against the training forward, and the exactness that batching rests on."""
+"""The cache against the training forward, and the exactness that batching rests on, for a plain decoder and for one
+with everything that a layer may have: windows with a rope of their own, norms after the layers, experts.
+"""
+
+from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -7,15 +12,35 @@ import pytest
 
 from models import cache as kv
 from models import transformer
+from models.rope import Rope
 from sharding.collectives import LOCAL
 from tests.rollouts.world import CFG, make_params
 
 ROWS, CAPACITY = 4, 256
 
 
+MIXED = replace(
+    CFG,
+    architecture="olmo3",
+    norm="post",
+    qk_norm="width",
+    layer_windows=(20, None),
+    rope=Rope(10000.0, "yarn", 4.0, 64, attention_factor=1.1),
+    sliding_rope=Rope(10000.0),
+    num_experts=5,
+    experts_per_token=2,
+    norm_topk_prob=True,
+)
+
+
+@pytest.fixture(scope="module", params=[CFG, MIXED], ids=["plain", "mixed"])
+def cfg(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def decode_params():
-    return transformer.unstack_layers(make_params())
+def decode_params(cfg):
+    return transformer.unstack_layers(make_params(cfg))
 
 
 @pytest.fixture(scope="module")
@@ -23,23 +48,19 @@ def ids():
     return np.random.default_rng(2).integers(0, 256, (ROWS, 200)).astype(np.int32)
 
 
-append = jax.jit(lambda params, cache, ids, starts, counts: kv.append(CFG, params, cache, ids, starts, counts))
+append = partial(jax.jit, static_argnums=0)(kv.append)
+step = partial(jax.jit, static_argnums=0)(kv.step)
 
 
-@jax.jit
-def step(params, cache, ids, lengths):
-    return kv.step(CFG, params, cache, ids, lengths)
+def empty(cfg, rows=ROWS):
+    return kv.init_cache(cfg, rows, CAPACITY, jnp.float32)
 
 
-def empty(rows=ROWS):
-    return kv.init_cache(CFG, rows, CAPACITY, jnp.float32)
-
-
-def test_prefill_extension_and_steps_equal_the_training_forward(decode_params, ids):
+def test_prefill_extension_and_steps_equal_the_training_forward(cfg, decode_params, ids):
     lengths = np.asarray([3, 64, 65, 150])
     hidden = transformer.hidden(
-        CFG,
-        make_params(),
+        cfg,
+        make_params(cfg),
         jnp.asarray(ids),
         jnp.broadcast_to(jnp.arange(200), ids.shape),
         jnp.ones_like(ids),
@@ -48,22 +69,22 @@ def test_prefill_extension_and_steps_equal_the_training_forward(decode_params, i
         compute_dtype=jnp.float32,
     )
     first = lengths // 2
-    cache = append(decode_params, empty(), ids[:, :96], np.zeros(ROWS, np.int32), first)
+    cache = append(cfg, decode_params, empty(cfg), ids[:, :96], np.zeros(ROWS, np.int32), first)
     rest = np.zeros((ROWS, 96), np.int32)
     for row in range(ROWS):
         rest[row, : lengths[row] - first[row]] = ids[row, first[row] : lengths[row]]
-    cache = append(decode_params, cache, rest, first, lengths - first)
+    cache = append(cfg, decode_params, cache, rest, first, lengths - first)
     for n in range(3):
         at = lengths + n
-        out, cache = step(decode_params, cache, ids[np.arange(ROWS), at], at)
+        out, cache = step(cfg, decode_params, cache, ids[np.arange(ROWS), at], at)
         np.testing.assert_allclose(out, np.asarray(hidden)[np.arange(ROWS), at], atol=2e-5, rtol=0)
 
 
-def test_columns_beyond_a_row_are_exact_zeros(decode_params, ids):
+def test_columns_beyond_a_row_are_exact_zeros(cfg, decode_params, ids):
     """More columns to attend, with whatever was left in them, change no bit."""
     lengths = np.asarray([5, 60, 64, 100], np.int32)
-    filled = append(decode_params, empty(), ids[:, :128], np.zeros(ROWS, np.int32), lengths)
-    noise = jax.tree.map(lambda x: jax.random.normal(jax.random.key(1), x.shape), empty())
+    filled = append(cfg, decode_params, empty(cfg), ids[:, :128], np.zeros(ROWS, np.int32), lengths)
+    noise = jax.tree.map(lambda x: jax.random.normal(jax.random.key(1), x.shape), empty(cfg))
     column_bt = jnp.arange(CAPACITY).reshape(-1, kv.BLOCK)
     own_Sbt = column_bt < lengths[:, None, None]
     dirty = tuple(
@@ -71,13 +92,38 @@ def test_columns_beyond_a_row_are_exact_zeros(decode_params, ids):
         for (k, v), (nk, nv) in zip(filled, noise, strict=True)
     )
     outs = [
-        np.asarray(step(decode_params, kv.view(cache, columns), ids[:, 0], lengths)[0])
+        np.asarray(step(cfg, decode_params, kv.view(cache, columns), ids[:, 0], lengths)[0])
         for cache, columns in [(filled, 128), (dirty, 128), (dirty, 192), (dirty, 256)]
     ]
     assert all(out.tobytes() == outs[0].tobytes() for out in outs[1:])
 
 
-def test_rows_do_not_see_each_other(decode_params, ids):
+def test_columns_before_a_window_are_exact_zeros(ids):
+    """What stands there changes no bit, in a step and in an extension, wherever the window begins in its block."""
+    cfg = replace(MIXED, layer_windows=(20, 20))
+    params = transformer.unstack_layers(make_params(cfg))
+    lengths, counts = np.asarray([21, 84, 90, 150], np.int32), np.asarray([1, 5, 30, 40], np.int32)
+    zeros = np.zeros(ROWS, np.int32)
+    filled = append(cfg, params, empty(cfg), ids[:, :160], zeros, lengths)
+    column_bt = jnp.arange(CAPACITY).reshape(-1, kv.BLOCK)
+    unseen_Sbt = column_bt <= (lengths - 20)[:, None, None]
+    dirty = tuple(
+        kv.LayerCache(
+            jnp.where(unseen_Sbt[:, None, :, None, :], 7.0, k), jnp.where(unseen_Sbt[:, None, :, :, None], -3.0, v)
+        )
+        for k, v in filled
+    )
+    assert any(not np.array_equal(a, b) for a, b in zip(jax.tree.leaves(filled), jax.tree.leaves(dirty), strict=True))
+    outs = []
+    for cache in (filled, dirty):
+        one, _ = step(cfg, params, cache, ids[:, 0], lengths)
+        longer = append(cfg, params, cache, ids[:, :160], lengths, counts)
+        two, _ = step(cfg, params, longer, ids[:, 1], lengths + counts)
+        outs.append(np.asarray(one).tobytes() + np.asarray(two).tobytes())
+    assert outs[0] == outs[1]
+
+
+def test_rows_do_not_see_each_other(cfg, decode_params, ids):
     """The same row in every place, beside short and long neighbours: the same keys and values, the same output."""
     count, start = 40, 30
     results = []
@@ -87,13 +133,13 @@ def test_rows_do_not_see_each_other(decode_params, ids):
             batch[:, :others] = ids[:, 200 - others :][:, :others]
             batch[place, :], counts[place] = 0, start
             batch[place, :start] = ids[0, :start]
-            cache = append(decode_params, empty(), batch, np.zeros(ROWS, np.int32), counts)
+            cache = append(cfg, decode_params, empty(cfg), batch, np.zeros(ROWS, np.int32), counts)
             more = np.roll(ids[:, :64], place, axis=0)
             lengths = counts.copy()
             added = np.minimum(np.full(ROWS, count, np.int32), CAPACITY - lengths)
             more[place] = ids[1, :64]
-            cache = append(decode_params, cache, more, lengths, added)
-            out, _ = step(decode_params, cache, ids[:, 9] * 0 + 17, lengths + added)
+            cache = append(cfg, decode_params, cache, more, lengths, added)
+            out, _ = step(cfg, decode_params, cache, ids[:, 9] * 0 + 17, lengths + added)
             own = (np.arange(CAPACITY) < start + count).reshape(-1, kv.BLOCK)
             k, v = (np.asarray(x)[place] for x in cache[1])
             results.append(
@@ -106,10 +152,10 @@ def test_rows_do_not_see_each_other(decode_params, ids):
     assert len(set(results)) == 1
 
 
-def test_a_full_row_writes_nothing(decode_params, ids):
-    cache = append(decode_params, empty(), ids[:, :96], np.zeros(ROWS, np.int32), np.full(ROWS, 96, np.int32))
+def test_a_full_row_writes_nothing(cfg, decode_params, ids):
+    cache = append(cfg, decode_params, empty(cfg), ids[:, :96], np.zeros(ROWS, np.int32), np.full(ROWS, 96, np.int32))
     before = jax.tree.map(np.asarray, cache)
-    _, after = step(decode_params, cache, ids[:, 0], np.full(ROWS, CAPACITY, np.int32))
+    _, after = step(cfg, decode_params, cache, ids[:, 0], np.full(ROWS, CAPACITY, np.int32))
     assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True))
 
 

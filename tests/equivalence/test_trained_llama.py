@@ -1,0 +1,103 @@
+"""Small published weights, where the shared data is: a trained Llama continues as recorded, a folder of verl's loads."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models import transformer
+from models.config import ModelConfig
+from models.rope import Rope
+from models.weights import load_hf
+from sharding.collectives import LOCAL
+
+
+def half_split(rows: np.ndarray, head_dim: int) -> np.ndarray:
+    """Rows (out features) of a projection whose rotation turns neighbours, in the order that turns halves apart."""
+    pairs = rows.reshape(-1, head_dim // 2, 2, rows.shape[-1])
+    return pairs.transpose(0, 2, 1, 3).reshape(rows.shape)
+
+
+def read_llama2c(path: Path, theta: float, eps: float) -> tuple[ModelConfig, dict]:
+    """(config, weights) of llama2.c's first file format: seven int32, then float32 matrices of all layers by kind."""
+    data = path.read_bytes()
+    D, F, L, H, K, V, length = struct.unpack("7i", data[:28])
+    assert V > 0  # the sign says that the output table is the embedding table
+    h = D // H
+    cfg = ModelConfig(
+        "llama", V, L, D, H, K, h, F, Rope(theta), eps, True, "none", False, False, max_positions=length
+    )
+    values, at = np.frombuffer(data, "<f4", offset=28), 0
+
+    def take(*shape: int) -> np.ndarray:
+        nonlocal at
+        at += int(np.prod(shape))
+        return values[at - int(np.prod(shape)) : at].reshape(shape)
+
+    table_VD, attn_norm = take(V, D), take(L, D)
+    q, k, v, o = take(L, H * h, D), take(L, K * h, D), take(L, K * h, D), take(L, D, H * h)
+    ffn_norm, gate, down, up, final = take(L, D), take(L, F, D), take(L, D, F), take(L, F, D), take(D)
+    layers = {
+        "attn_norm_D": attn_norm,
+        "q_D_Hh": np.stack([half_split(m, h).T for m in q]),
+        "k_D_Kh": np.stack([half_split(m, h).T for m in k]),
+        "v_D_Kh": v.swapaxes(1, 2),
+        "o_Hh_D": o.swapaxes(1, 2),
+        "ffn_norm_D": ffn_norm,
+        "gate_DF": gate.swapaxes(1, 2),
+        "up_DF": up.swapaxes(1, 2),
+        "down_FD": down.swapaxes(1, 2),
+    }
+    params = {"embed": {"table_VD": table_VD}, "layers": layers, "final_norm": {"scale_D": final}}
+    return cfg, jax.tree.map(jnp.asarray, params)
+
+
+def logits(cfg: ModelConfig, params: dict, ids_BT: jax.Array) -> jax.Array:
+    positions_BT = jnp.broadcast_to(jnp.arange(ids_BT.shape[1]), ids_BT.shape)
+    hidden_BTD = transformer.hidden(
+        cfg,
+        params,
+        ids_BT,
+        positions_BT,
+        jnp.ones_like(ids_BT),
+        shards=LOCAL,
+        remat="none",
+        compute_dtype=jnp.float32,
+    )
+    return hidden_BTD @ transformer.output_table(cfg, params).T
+
+
+def test_a_trained_llama_tells_its_story(shared_data):
+    """Each recorded token is the likeliest after those before it."""
+    folder = shared_data / "weights" / "stories260K"
+    if not folder.is_dir():
+        pytest.skip("no stories260K in the shared data")
+    recorded = json.loads((folder / "expected_greedy.json").read_text())
+    cfg, params = read_llama2c(folder / "stories260K.bin", recorded["rope_theta"], recorded["norm_eps"])
+    sizes = recorded["config"]
+    assert (cfg.width, cfg.ffn_width, cfg.num_layers) == (sizes["dim"], sizes["hidden_dim"], sizes["n_layers"])
+    ids = recorded["greedy_from_bos_ids"]
+    chosen = jnp.argmax(jax.jit(logits, static_argnums=0)(cfg, params, jnp.asarray([ids])), axis=-1)[0]
+    assert len(ids) > 50
+    assert chosen[:-1].tolist() == ids[1:]
+
+
+def test_a_llama_folder_of_transformers_4_loads(shared_data):
+    folder = shared_data / "weights" / "tiny_llama_hf_arith"
+    if not folder.is_dir():
+        pytest.skip("no tiny_llama_hf_arith in the shared data")
+    cfg, params = load_hf(folder)
+    assert (cfg.architecture, cfg.head_dim, cfg.rope) == ("llama", 32, Rope(10000.0))
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    ids = np.random.default_rng(0).integers(0, cfg.vocab_size, (2, 16))
+    with torch.no_grad():
+        theirs = model(torch.tensor(ids)).logits.numpy()
+    ours = np.asarray(jax.jit(logits, static_argnums=0)(cfg, params, jnp.asarray(ids)))
+    assert np.abs(ours - theirs).max() <= 1e-5 * np.abs(theirs).max()
