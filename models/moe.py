@@ -4,7 +4,7 @@ Token copies are sorted by expert, so that each expert multiplies one run of row
 back by k gathers and a sum. Neither direction of differentiation scatters: the two movements are each other's transpose
 and say so (`_spread`, `_collect`, `_reorder`).
 
-    token n, pick j  --order-->  sorted row m          order_M[m] = n·k + j, place_Nk[n, j] = m
+    token n, pick j  --order-->  sorted row m          order_J[m] = n·k + j, place_Nk[n, j] = m
 """
 
 from __future__ import annotations
@@ -46,44 +46,44 @@ def route(
 
 
 @jax.custom_vjp
-def _spread(x_ND: jax.Array, order_M: jax.Array, place_Nk: jax.Array) -> jax.Array:
-    """Rows of the tokens in sorted order, [M, D]."""
-    return x_ND[order_M // place_Nk.shape[1]]
+def _spread(x_ND: jax.Array, order_J: jax.Array, place_Nk: jax.Array) -> jax.Array:
+    """Rows of the tokens in sorted order, [J, D]."""
+    return x_ND[order_J // place_Nk.shape[1]]
 
 
 @jax.custom_vjp
-def _collect(y_MD: jax.Array, order_M: jax.Array, place_Nk: jax.Array) -> jax.Array:
+def _collect(y_JD: jax.Array, order_J: jax.Array, place_Nk: jax.Array) -> jax.Array:
     """Sum of each token's k sorted rows, [N, D], in the order of its picks, in float32."""
-    return jnp.sum(y_MD[place_Nk], axis=1, dtype=jnp.float32).astype(y_MD.dtype)
+    return jnp.sum(y_JD[place_Nk], axis=1, dtype=jnp.float32).astype(y_JD.dtype)
 
 
 @jax.custom_vjp
-def _reorder(w_Nk: jax.Array, order_M: jax.Array, place_Nk: jax.Array) -> jax.Array:
-    """The k values of each token in sorted order, [M]."""
-    return w_Nk.reshape(-1)[order_M]
+def _reorder(w_Nk: jax.Array, order_J: jax.Array, place_Nk: jax.Array) -> jax.Array:
+    """The k values of each token in sorted order, [J]."""
+    return w_Nk.reshape(-1)[order_J]
 
 
 def _transposes(forward: Any, backward: Any) -> None:
     forward.defvjp(
-        lambda x, order_M, place_Nk: (forward(x, order_M, place_Nk), (order_M, place_Nk)),
+        lambda x, order_J, place_Nk: (forward(x, order_J, place_Nk), (order_J, place_Nk)),
         lambda where, ct: (backward(ct, *where), None, None),
     )
 
 
 _transposes(_spread, _collect)
 _transposes(_collect, _spread)
-_transposes(_reorder, lambda ct_M, order_M, place_Nk: ct_M[place_Nk])
+_transposes(_reorder, lambda ct_J, order_J, place_Nk: ct_J[place_Nk])
 
 
 def grouped_matmul(
-    x_MI: Float[Array, "M I"], w_XIO: Float[Array, "X I O"], sizes_X: Int[Array, " X"]
-) -> Float[Array, "M O"]:
-    """Rows in runs, each times its expert's matrix: run x has sizes_X[x] rows, in the order of experts; Σ sizes = M.
+    x_JI: Float[Array, "J I"], w_XIO: Float[Array, "X I O"], sizes_X: Int[Array, " X"]
+) -> Float[Array, "J O"]:
+    """Rows in runs, each times its expert's matrix: run x has sizes_X[x] rows, in the order of experts; Σ sizes = J.
 
     On TPU megablox's kernels, elsewhere a loop over blocks of rows; the program decides where it is compiled for.
     `lax.ragged_dot` multiplies every row by every expert on CPUs, and in its gradient on TPUs too.
     """
-    return _grouped(x_MI, w_XIO, sizes_X)
+    return _grouped(x_JI, w_XIO, sizes_X)
 
 
 def _by_platform(tpu: Any, elsewhere: Any, *arrays: jax.Array) -> jax.Array:
@@ -91,16 +91,16 @@ def _by_platform(tpu: Any, elsewhere: Any, *arrays: jax.Array) -> jax.Array:
 
 
 @jax.custom_vjp
-def _grouped(x_MI: jax.Array, w_XIO: jax.Array, sizes_X: jax.Array) -> jax.Array:
-    return _by_platform(megablox_matmul, block_matmul, x_MI, w_XIO, sizes_X)
+def _grouped(x_JI: jax.Array, w_XIO: jax.Array, sizes_X: jax.Array) -> jax.Array:
+    return _by_platform(megablox_matmul, block_matmul, x_JI, w_XIO, sizes_X)
 
 
-def _grouped_backward(saved: tuple[jax.Array, ...], ct_MO: jax.Array) -> tuple[jax.Array, jax.Array, None]:
-    x_MI, w_XIO, sizes_X = saved
+def _grouped_backward(saved: tuple[jax.Array, ...], ct_JO: jax.Array) -> tuple[jax.Array, jax.Array, None]:
+    x_JI, w_XIO, sizes_X = saved
     transposed = partial(megablox_matmul, transposed=True), partial(block_matmul, transposed=True)
-    dx_MI = _by_platform(*transposed, ct_MO, w_XIO, sizes_X)
-    dw_XIO = _by_platform(megablox_outer, block_outer, x_MI, ct_MO, sizes_X)
-    return dx_MI, dw_XIO.astype(w_XIO.dtype), None
+    dx_JI = _by_platform(*transposed, ct_JO, w_XIO, sizes_X)
+    dw_XIO = _by_platform(megablox_outer, block_outer, x_JI, ct_JO, sizes_X)
+    return dx_JI, dw_XIO.astype(w_XIO.dtype), None
 
 
 _grouped.defvjp(lambda x, w, sizes: (_grouped(x, w, sizes), (x, w, sizes)), _grouped_backward)
@@ -124,15 +124,15 @@ def _blocks(sizes_X: jax.Array, rows: int) -> tuple[int, jax.Array, jax.Array, j
     return size, expert_b, first_b, ends_X[-1]
 
 
-def block_matmul(x_MI: jax.Array, w_XIO: jax.Array, sizes_X: jax.Array, transposed: bool = False) -> jax.Array:
-    """grouped_matmul by a loop over blocks (with transposed: x_MO times each expert's transpose, [M, I]).
+def block_matmul(x_JI: jax.Array, w_XIO: jax.Array, sizes_X: jax.Array, transposed: bool = False) -> jax.Array:
+    """grouped_matmul by a loop over blocks (with transposed: x_JO times each expert's transpose, [J, I]).
 
     Each product has one fixed shape, so that a row's bits do not depend on the other rows. A block's rows beyond its
     run are wrong until the next run's first block, which comes later, writes them.
     """
-    rows = x_MI.shape[0]
+    rows = x_JI.shape[0]
     size, expert_b, first_b, count = _blocks(sizes_X, rows)
-    padded = jnp.pad(x_MI, ((0, size), (0, 0)))
+    padded = jnp.pad(x_JI, ((0, size), (0, 0)))
     width = w_XIO.shape[1 if transposed else 2]
 
     def one(b: jax.Array, out: jax.Array) -> jax.Array:
@@ -141,15 +141,15 @@ def block_matmul(x_MI: jax.Array, w_XIO: jax.Array, sizes_X: jax.Array, transpos
         product = jnp.matmul(block, w.T if transposed else w, preferred_element_type=jnp.float32)
         return lax.dynamic_update_slice_in_dim(out, product.astype(out.dtype), first_b[b], 0)
 
-    out = lax.fori_loop(0, count, one, jnp.zeros((rows + size, width), x_MI.dtype))
+    out = lax.fori_loop(0, count, one, jnp.zeros((rows + size, width), x_JI.dtype))
     return out[:rows]
 
 
-def block_outer(x_MI: jax.Array, y_MO: jax.Array, sizes_X: jax.Array) -> jax.Array:
+def block_outer(x_JI: jax.Array, y_JO: jax.Array, sizes_X: jax.Array) -> jax.Array:
     """Σ over each run's rows of x yᵀ: [X, I, O] in float32, by the same loop."""
-    rows = x_MI.shape[0]
+    rows = x_JI.shape[0]
     size, expert_b, first_b, count = _blocks(sizes_X, rows)
-    x, y = (jnp.pad(a, ((0, size), (0, 0))) for a in (x_MI, y_MO))
+    x, y = (jnp.pad(a, ((0, size), (0, 0))) for a in (x_JI, y_JO))
     ends_X = jnp.cumsum(sizes_X)
 
     def one(b: jax.Array, out: jax.Array) -> jax.Array:
@@ -161,7 +161,7 @@ def block_outer(x_MI: jax.Array, y_MO: jax.Array, sizes_X: jax.Array) -> jax.Arr
         before = lax.dynamic_index_in_dim(out, expert, keepdims=False)
         return lax.dynamic_update_index_in_dim(out, before + product, expert, 0)
 
-    shape = (sizes_X.shape[0], x_MI.shape[1], y_MO.shape[1])
+    shape = (sizes_X.shape[0], x_JI.shape[1], y_JO.shape[1])
     return lax.fori_loop(0, count, one, jnp.zeros(shape, jnp.float32))
 
 
@@ -177,26 +177,26 @@ def _tiling(rows: int, inner: int, outer: int) -> tuple[int, int, int]:
 
 
 def megablox_matmul(
-    x_MI: jax.Array, w_XIO: jax.Array, sizes_X: jax.Array, transposed: bool = False, interpret: bool = False
+    x_JI: jax.Array, w_XIO: jax.Array, sizes_X: jax.Array, transposed: bool = False, interpret: bool = False
 ) -> jax.Array:
     """grouped_matmul by megablox's Pallas kernel; rows of padding belong to the last expert."""
     from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm
 
-    rows = x_MI.shape[0]
-    x = jnp.pad(x_MI, ((0, _padded(rows) - rows), (0, 0)))
+    rows = x_JI.shape[0]
+    x = jnp.pad(x_JI, ((0, _padded(rows) - rows), (0, 0)))
     sizes = sizes_X.at[-1].add(x.shape[0] - rows).astype(jnp.int32)
     tiling = _tiling(x.shape[0], x.shape[1], w_XIO.shape[1 if transposed else 2])
-    out = gmm(x, w_XIO, sizes, x_MI.dtype, tiling, transpose_rhs=transposed, interpret=interpret)
+    out = gmm(x, w_XIO, sizes, x_JI.dtype, tiling, transpose_rhs=transposed, interpret=interpret)
     return out[:rows]
 
 
-def megablox_outer(x_MI: jax.Array, y_MO: jax.Array, sizes_X: jax.Array, interpret: bool = False) -> jax.Array:
+def megablox_outer(x_JI: jax.Array, y_JO: jax.Array, sizes_X: jax.Array, interpret: bool = False) -> jax.Array:
     """block_outer by megablox's Pallas kernel."""
     from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
 
-    rows = x_MI.shape[0]
+    rows = x_JI.shape[0]
     padding = ((0, _padded(rows) - rows), (0, 0))
-    x, y = jnp.pad(x_MI, padding), jnp.pad(y_MO, padding)
+    x, y = jnp.pad(x_JI, padding), jnp.pad(y_JO, padding)
     sizes = sizes_X.at[-1].add(x.shape[0] - rows).astype(jnp.int32)
     tiling = _tiling(x.shape[0], x.shape[1], y.shape[1])
     return tgmm(x.swapaxes(0, 1), y, sizes, jnp.float32, tiling, interpret=interpret)
@@ -218,14 +218,14 @@ def moe_layer(
     """
     x_ND = x_BTD.reshape(-1, x_BTD.shape[-1])
     weights_Nk, picked_Nk = route(cfg, x_ND, w["router_DX"])
-    order_M = jnp.argsort(picked_Nk.reshape(-1), stable=True)
-    place_Nk = jnp.argsort(order_M).reshape(picked_Nk.shape)
+    order_J = jnp.argsort(picked_Nk.reshape(-1), stable=True)
+    place_Nk = jnp.argsort(order_J).reshape(picked_Nk.shape)
     sizes_X = jnp.sum(picked_Nk.reshape(-1, 1) == jnp.arange(cfg.num_experts), axis=0, dtype=jnp.int32)
-    rows_MD = _spread(shards.enter(x_ND), order_M, place_Nk)
-    gate_MF = grouped(rows_MD, w["gate_XDF"], sizes_X)
-    up_MF = grouped(rows_MD, w["up_XDF"], sizes_X)
+    rows_JD = _spread(shards.enter(x_ND), order_J, place_Nk)
+    gate_JF = grouped(rows_JD, w["gate_XDF"], sizes_X)
+    up_JF = grouped(rows_JD, w["up_XDF"], sizes_X)
     # Weighing before the last product is the same sum, over F columns instead of D.
-    weights_M = _reorder(shards.enter(weights_Nk), order_M, place_Nk)
-    hidden_MF = jax.nn.silu(gate_MF) * up_MF * weights_M[:, None].astype(x_ND.dtype)
-    out_MD = grouped(hidden_MF, w["down_XFD"], sizes_X)
-    return shards.psum(_collect(out_MD, order_M, place_Nk)).reshape(x_BTD.shape)
+    weights_J = _reorder(shards.enter(weights_Nk), order_J, place_Nk)
+    hidden_JF = jax.nn.silu(gate_JF) * up_JF * weights_J[:, None].astype(x_ND.dtype)
+    out_JD = grouped(hidden_JF, w["down_XFD"], sizes_X)
+    return shards.psum(_collect(out_JD, order_J, place_Nk)).reshape(x_BTD.shape)

@@ -1,4 +1,4 @@
-"""Small published weights, where the shared data is: a trained Llama continues as recorded, a folder of verl's loads."""
+"""Small published weights, where the shared data is: a trained Llama continues as recorded, an old folder loads."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ def read_llama2c(path: Path, theta: float, eps: float) -> tuple[ModelConfig, dic
     D, F, L, H, K, V, length = struct.unpack("7i", data[:28])
     assert V > 0  # the sign says that the output table is the embedding table
     h = D // H
-    cfg = ModelConfig(
-        "llama", V, L, D, H, K, h, F, Rope(theta), eps, True, "none", False, False, max_positions=length
-    )
+    cfg = ModelConfig("llama", V, L, D, H, K, h, F, Rope(theta), eps, True, "none", False, False, max_positions=length)
     values, at = np.frombuffer(data, "<f4", offset=28), 0
 
     def take(*shape: int) -> np.ndarray:

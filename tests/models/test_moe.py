@@ -35,8 +35,8 @@ def arrays():
     return [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
 
 
-def by_row(x_MI, w_XIO, sizes):
-    return jnp.einsum("mi,mio->mo", x_MI, w_XIO[np.repeat(np.arange(EXPERTS), sizes)])
+def by_row(x_JI, w_XIO, sizes):
+    return jnp.einsum("mi,mio->mo", x_JI, w_XIO[np.repeat(np.arange(EXPERTS), sizes)])
 
 
 @pytest.mark.parametrize("sizes", RUNS)
@@ -109,8 +109,8 @@ def test_a_row_has_the_same_bits_beside_any_others(arrays):
 
 
 def test_work_and_memory_of_the_loop_over_blocks():
-    """XLA counts a loop's body once: times the blocks it is at most 1.5 products of M rows, for each of the three;
-    `ragged_dot` on this platform multiplies every row by each of the experts. No temporary holds an [X, M, ·] array.
+    """XLA counts a loop's body once: times the blocks it is at most 1.5 products of J rows, for each of the three;
+    `ragged_dot` on this platform multiplies every row by each of the experts. No temporary holds an [X, J, ·] array.
     """
     rows, experts, width = 2048, 16, 64
     sizes_X = jnp.full((experts,), rows // experts, jnp.int32)
