@@ -11,11 +11,15 @@ A responder of a game answers a turn with text. Three conventions make tokens of
 Raw and chat keep one sequence of tokens, exactly those that were sampled. In chat-trimmed turns the template renders
 the text of earlier turns again, and their ids may differ from the sampled ones; they are prompt there, never trained,
 and the row in which they were sampled keeps them as they were.
+
+What documents say was neutralised before it comes here. Beyond that, no tag of ours in an observation becomes a token
+of its own (Qwen3's vocabulary has some), except the one around the results. Only where results come in a user's message
+and everything is rendered anew does this second guard not stand, since there the prompt is a user's message too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -25,14 +29,33 @@ from scope_jax.dialects import Dialect
 
 Mode = Literal["raw", "chat", "chat-trimmed"]
 Respond = Callable[[tuple[Turn, ...]], str | None]
+SHORT = ({"role": "user", "content": "?"}, {"role": "assistant", "content": "!"})
 
 
 @runtime_checkable
 class ChatCodec(Protocol):
     """What joining asks of a tokenizer."""
 
+    def encode(self, text: str, forbid: Collection[str] = ()) -> list[int]: ...
+
     def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **template_options: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        *,
+        forbid: Collection[str] = (),
+        trusted: Collection[str] = (),
+        **template_options: Any,
+    ) -> list[int]: ...
+
+    def continuation(
+        self,
+        messages_before: Sequence[Mapping[str, Any]],
+        observation: Mapping[str, Any],
+        *,
+        forbid: Collection[str] = (),
+        trusted: Collection[str] = (),
+        **template_options: Any,
     ) -> list[int]: ...
 
     def decode(self, ids: Any) -> str: ...
@@ -47,7 +70,8 @@ def raw(text: str) -> str:
 class Joiner:
     """Turns of one model: mode, template and dialect. options: variables of the template.
 
-    Raises ValueError if the template leaves out messages of the dialect's role.
+    Raises ValueError if the template leaves out messages of the dialect's role, or in chat turns does not go on from
+    what was said.
     """
 
     mode: Mode
@@ -58,9 +82,9 @@ class Joiner:
     def __post_init__(self) -> None:
         if self.mode == "raw":
             return
-        probe = "probe"
-        message = self.dialect.message(self.dialect.observation([probe]))
-        if probe not in self.tokenizer.decode(self.glue(message)):
+        message = self.dialect.message(self.dialect.observation(["probe"]))
+        ids = self.glue(message) if self.mode == "chat" else self._rendered([*SHORT, message])
+        if "probe" not in self.tokenizer.decode(ids):
             raise ValueError(
                 f"The chat template leaves out messages of role {message['role']!r}, in which the dialect gives search "
                 'results; choose another model.dialect, or model.turns = "raw".'
@@ -74,7 +98,7 @@ class Joiner:
             if text is None:
                 return None
             if self.mode == "raw":
-                return raw(text)
+                return Continuation(self.tokenizer.encode(raw(text), self._forbidden), raw(text))
             if self.mode == "chat":
                 return Continuation(self._after(turns[-1], self.dialect.message(text)), text)
             return Restart(self._anew(prompt, turns, text), text)
@@ -84,16 +108,11 @@ class Joiner:
     def glue(self, message: Mapping[str, str]) -> list[int]:
         """Ids from the end of the policy's message up to the beginning of its next, with `message` in between.
 
-        They are what two conversations that differ in the policy's words alone have in common at their end.
+        Taken from a short conversation, for they are the same after every turn, whatever a policy may say in it.
         """
-        one, two = (
-            self.tokenizer.encode_chat(
-                [{"role": "user", "content": "?"}, {"role": "assistant", "content": word}, message], **self.options
-            )
-            for word in ("a", "b")
+        return self.tokenizer.continuation(
+            SHORT, message, forbid=self._forbidden, trusted=("assistant",), **self.options
         )
-        count = next(i for i, (a, b) in enumerate(zip(reversed(one), reversed(two), strict=False)) if a != b)
-        return one[len(one) - count :]
 
     def _after(self, turn: Turn, message: Mapping[str, str]) -> list[int]:
         """The glue after a turn; an end token that the policy has said itself is not said again."""
@@ -108,4 +127,14 @@ class Joiner:
                 messages.append({"role": "assistant", "content": parsing.without_thought(turn.text)})
             else:
                 messages.append(self.dialect.message(turn.text))
-        return self.tokenizer.encode_chat([*messages, self.dialect.message(text)], **self.options)
+        return self._rendered([*messages, self.dialect.message(text)])
+
+    def _rendered(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        trusted = ("assistant", "user")  # a prompt may show what a search looks like
+        return self.tokenizer.encode_chat(messages, forbid=self._forbidden, trusted=trusted, **self.options)
+
+    @property
+    def _forbidden(self) -> list[str]:
+        """Tags that an observation's text must not hold as tokens."""
+        names = sorted({*parsing.FOREIGN, *self.dialect.tags} - {self.dialect.results.tag})
+        return [tag for name in names for tag in (f"<{name}>", f"</{name}>")]

@@ -26,7 +26,7 @@ class Characters:
 
     eos_ids = (EOS,)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, forbid: Sequence[str] = ()) -> list[int]:
         return [*map(ord, text)]
 
     def decode(self, ids: Any) -> str:
@@ -41,6 +41,12 @@ class Characters:
         """Each message: a character for its role, the content, the end token."""
         ids = [i for m in messages for i in (ROLES[m["role"]], *self.encode(m["content"]), EOS)]
         return [*ids, ROLES["assistant"]] if add_generation_prompt else ids
+
+    def continuation(
+        self, messages_before: Sequence[Mapping[str, Any]], observation: Mapping[str, Any], **options: Any
+    ) -> list[int]:
+        """What encode_chat writes after the words of the last message before."""
+        return [EOS, *self.encode_chat([observation], **options)]
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ def test_the_tokens_between_two_turns(name):
         return Joiner(mode, CODEC, dialect).responder(lambda turns: text, "P")(tuple(turns))
 
     said = sampled("<think>t</think>\n\nI look: " + dialect.write("a"))
-    assert reply("raw", said) == f"\n{text}\n\n"
+    assert reply("raw", said) == Continuation(CODEC.encode(f"\n{text}\n\n"), f"\n{text}\n\n")
 
     glue = f"{END}{RESULT_ROLE[name]}{shown(name, 'R')}{END}{ASSISTANT}"
     assert reply("chat", said) == Continuation(CODEC.encode(glue), text)

@@ -34,12 +34,18 @@ MODES = ("raw", "chat", "chat-trimmed")
 class ByteChat(ByteTokenizer):
     """Bytes with a chat template: a special token for each role, the content, the end token."""
 
+    def encode(self, text: str, forbid: Iterable[str] = ()) -> list[int]:
+        return super().encode(text)
+
     def decode(self, ids: Iterable[int]) -> str:
         return super().decode(id for id in ids if id != EOS)
 
     def encode_chat(self, messages, add_generation_prompt: bool = True, **options: Any) -> list[int]:
         ids = [i for m in messages for i in (ROLES[m["role"]], *self.encode(m["content"]), EOS)]
         return [*ids, ROLES["assistant"]] if add_generation_prompt else ids
+
+    def continuation(self, messages_before, observation, **options: Any) -> list[int]:
+        return [EOS, *self.encode_chat([observation])]
 
 
 @dataclass

@@ -1,0 +1,45 @@
+"""A whole step of the demo, its turns joined by the template: engine and learner agree, every row is learned from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scope_jax import data
+from scope_jax.assemble import assemble
+from scope_jax.config import load_card
+from scope_jax.train import learn
+
+SMALL = ("train.batch_size=4", "rollout.slots=16", "evaluate.sets=[]", "ssp.solver.samples=2")
+
+
+@pytest.mark.parametrize(("mode", "rows"), [("chat", {1}), ("chat-trimmed", {1, 2})])
+def test_a_step(tmp_path: Path, mode: str, rows: set[int]) -> None:
+    world = assemble(load_card("configs/ssp/atlas.toml", (*SMALL, f"model.turns={mode}")), tmp_path)
+    states, memory, _ = world.start(None)
+    world.voices.publish(states)
+    items = data.items(world.rows, *world.system.takes(world.cfg, memory, 0), world.cfg.seed)
+    episodes, _, metrics = world.system.play(world.cfg, world.tools(0), memory, items, 0)
+    searched = [e for e in episodes if any(turn["kind"] == "observation" for turn in e.text["turns"])]
+    assert metrics["proposer/searches"] > 0
+    assert searched and {min(len(e.datums), 2) for e in episodes} == rows
+    for episode in episodes:
+        turns = [turn["text"] for turn in episode.text["turns"] if turn["kind"] == "sampled"]
+        spoken = [world.tokenizer.decode(d.ids_T[d.sampled_T].tolist(), skip_special=True) for d in episode.datums]
+        assert "".join(spoken) == "".join(turns)
+        if mode == "chat-trimmed":
+            assert spoken == turns
+            later = [world.tokenizer.decode(d.ids_T[~d.sampled_T].tolist()) for d in episode.datums[1:]]
+            assert all("<information>" in text for text in later)
+            assert all(text.count("<think>") == spoken_thoughts(episode.datums[0], world) for text in later)
+    _, rated, metrics = learn(world, states, episodes)
+    assert all(np.isfinite(e.advantage) for e in rated if e.trained and e.advantage is not None)
+    assert metrics["solver/mismatch_max"] < 1e-4 and metrics["proposer/mismatch_max"] < 1e-4
+
+
+def spoken_thoughts(datum, world) -> int:
+    """How often the prompt itself, which explains the format, says <think>."""
+    first = int(np.flatnonzero(datum.sampled_T)[0])
+    return world.tokenizer.decode(datum.ids_T[:first].tolist()).count("<think>")
