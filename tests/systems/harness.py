@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,7 +26,7 @@ class Characters:
 
     eos_ids = (EOS,)
 
-    def encode(self, text: str, forbid: Sequence[str] = ()) -> list[int]:
+    def encode(self, text: str, forbid: Collection[str] = ()) -> list[int]:
         return [*map(ord, text)]
 
     def decode(self, ids: Any) -> str:

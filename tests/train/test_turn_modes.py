@@ -36,7 +36,7 @@ def test_a_step(tmp_path: Path, mode: str, rows: set[int]) -> None:
             assert all(text.count("<think>") == spoken_thoughts(episode.datums[0], world) for text in later)
     _, rated, metrics = learn(world, states, episodes)
     assert all(np.isfinite(e.advantage) for e in rated if e.trained and e.advantage is not None)
-    assert metrics["solver/mismatch_max"] < 1e-4 and metrics["proposer/mismatch_max"] < 1e-4
+    assert metrics["solver/mismatch_max"] < 1e-4  # of the first update; it moves the weights before the second
 
 
 def spoken_thoughts(datum, world) -> int:
