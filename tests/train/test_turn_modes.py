@@ -15,6 +15,7 @@ from scope_jax.train import learn
 SMALL = ("train.batch_size=4", "rollout.slots=16", "evaluate.sets=[]", "ssp.solver.samples=2")
 
 
+@pytest.mark.slow  # two steps of the demo, compiled anew
 @pytest.mark.parametrize(("mode", "rows"), [("chat", {1}), ("chat-trimmed", {1, 2})])
 def test_a_step(tmp_path: Path, mode: str, rows: set[int]) -> None:
     world = assemble(load_card("configs/ssp/atlas.toml", (*SMALL, f"model.turns={mode}")), tmp_path)
