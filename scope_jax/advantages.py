@@ -3,22 +3,30 @@
 `assign` looks at the rewards of one role update on the host, in float64; the numbers are then constants of the loss.
 Episodes that are not trained take no part: they neither get an advantage nor enter a mean.
 
-    group-zscore   (r − mean_g) / (std_g + eps)          GRPO (Shao et al. 2024, §4.1.2)
-    group-mean     r − mean_g                            GRPO without the division (Liu et al. 2025; SSP Eq. (4))
-    batch-mean     r − mean                              REINFORCE with the update's mean as baseline
-    batch-zscore   (r − mean) / (std + eps)
-    token-whiten   (r − μ) / √(σ² + eps), μ and σ² over all sampled tokens, σ² unbiased      REINFORCE++ (Hu 2025)
-    none           r                                     REINFORCE (SSP Eq. (5))
+    group-zscore        (r − mean_g) / (std_g + eps)     GRPO (Shao et al. 2024, §4.1.2)
+    group-mean          r − mean_g                       GRPO without the division (Liu et al. 2025; SSP Eq. (4))
+    leave-one-out       r − mean of the group's others   RLOO (Ahmadian et al. 2024): G/(G − 1) times group-mean
+    group-mean-whiten   whiten(r − mean_g)               REINFORCE++-baseline (Hu 2025)
+    batch-mean          r − mean                         REINFORCE with the update's mean as baseline
+    batch-zscore        (r − mean) / (std + eps)
+    token-whiten        whiten(r)                        REINFORCE++ (Hu 2025)
+    ema                 r − b_{t−1}                      SCORE §3.5: b_t = decay · b_{t−1} + (1 − decay) · mean r
+    none                r                                REINFORCE (SSP Eq. (5))
 
-A group (or batch) whose rewards are all equal gives exactly zero, never 0/0. A group of ONE has nothing to be compared
-with: its baseline is 0 and its deviation 1, as in verl, so that the advantage is the raw reward (over 1 + eps for the
-z-score); the alternative, zero, would silently train nothing when a role takes one sample per prompt.
+whiten(x) = (x − μ) / √(σ² + eps), where every sampled token carries its episode's x and μ and σ² (unbiased) are taken
+over all tokens of the update.
+
+A group (or batch) whose rewards are all equal gives exactly zero, never 0/0; under group-mean-whiten the group's zeros
+take part in the whitening like any other value. A group of ONE has nothing to be compared with: its baseline is 0 and
+its deviation 1, as in verl, so that the advantage is the raw reward (over 1 + eps for the z-score); the alternative,
+zero, would silently train nothing when a role takes one sample per prompt.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 from jaxtyping import Float
@@ -42,14 +50,24 @@ def _standardised(rewards_N: Float[np.ndarray, " N"], card: LossCard, divide: bo
     return centred_N / (rewards_N.std(ddof=card.advantage_ddof) + card.advantage_eps) if divide else centred_N
 
 
-def _by_group(rewards_N: Float[np.ndarray, " N"], groups: Sequence[str], card: LossCard, divide: bool) -> np.ndarray:
+def _by_group(
+    rewards_N: Float[np.ndarray, " N"],
+    groups: Sequence[str],
+    one_group: Callable[[Float[np.ndarray, " G"]], Float[np.ndarray, " G"]],
+) -> Float[np.ndarray, " N"]:
     members: dict[str, list[int]] = defaultdict(list)
     for place, group in enumerate(groups):
         members[group].append(place)
     advantage_N = np.empty_like(rewards_N)
     for places in members.values():
-        advantage_N[places] = _standardised(rewards_N[places], card, divide)
+        advantage_N[places] = one_group(rewards_N[places])
     return advantage_N
+
+
+def _left_out(rewards_G: Float[np.ndarray, " G"], card: LossCard) -> Float[np.ndarray, " G"]:
+    """Distance from the mean of the others: r − (Σ − r)/(G − 1) = (r − mean) · G/(G − 1)."""
+    count = len(rewards_G)
+    return _standardised(rewards_G, card, divide=False) * (count / max(count - 1, 1))
 
 
 def _whitened(rewards_N: Float[np.ndarray, " N"], tokens_N: Float[np.ndarray, " N"], eps: float) -> np.ndarray:
@@ -64,11 +82,16 @@ def _whitened(rewards_N: Float[np.ndarray, " N"], tokens_N: Float[np.ndarray, " 
 
 
 def compute(
-    rewards_N: Float[np.ndarray, " N"], groups: Sequence[str], tokens_N: Float[np.ndarray, " N"], card: LossCard
+    rewards_N: Float[np.ndarray, " N"],
+    groups: Sequence[str],
+    tokens_N: Float[np.ndarray, " N"],
+    card: LossCard,
+    baseline: float | None = None,
 ) -> Float[np.ndarray, " N"]:
     """Advantage of each episode from its reward, its group's name and its number of sampled tokens.
 
-    Raises ValueError if a reward is not finite.
+    baseline: b_{t−1} of "ema", None before the role's first update; not read by the others. Raises ValueError if a
+    reward is not finite.
     """
     rewards_N = np.asarray(rewards_N, np.float64)
     if not np.isfinite(rewards_N).all():
@@ -78,30 +101,55 @@ def compute(
         )
     if len(rewards_N) == 0:
         return rewards_N
+    tokens_N = np.asarray(tokens_N, np.float64)
     match card.advantage:
-        case "group-zscore" | "group-mean":
-            return _by_group(rewards_N, groups, card, divide=card.advantage == "group-zscore")
+        case "group-zscore":
+            return _by_group(rewards_N, groups, partial(_standardised, card=card, divide=True))
+        case "group-mean":
+            return _by_group(rewards_N, groups, partial(_standardised, card=card, divide=False))
+        case "leave-one-out":
+            return _by_group(rewards_N, groups, partial(_left_out, card=card))
+        case "group-mean-whiten":
+            centred_N = _by_group(rewards_N, groups, partial(_standardised, card=card, divide=False))
+            return _whitened(centred_N, tokens_N, card.advantage_eps)
         case "batch-mean" | "batch-zscore":
             return _standardised(rewards_N, card, divide=card.advantage == "batch-zscore")
         case "token-whiten":
-            return _whitened(rewards_N, np.asarray(tokens_N, np.float64), card.advantage_eps)
+            return _whitened(rewards_N, tokens_N, card.advantage_eps)
+        case "ema":
+            return rewards_N - (card.ema_start if baseline is None else baseline)
         case "none":
             return rewards_N
 
 
-def assign(episodes: Sequence[Episode], card: LossCard) -> list[Episode]:
-    """The episodes of one role update, in the same order, the trained ones with their advantage.
+def next_baseline(rewards_N: Float[np.ndarray, " N"], card: LossCard, baseline: float | None) -> float | None:
+    """b_t = ema_decay · b_{t−1} + (1 − ema_decay) · mean of the update's rewards; as it was without rewards.
 
-    Raises ValueError if a reward is not finite.
+    A card without a moving baseline has none to move: it returns what it was given.
+    """
+    if card.advantage != "ema" or len(rewards_N) == 0:
+        return baseline
+    before = card.ema_start if baseline is None else baseline
+    return card.ema_decay * before + (1.0 - card.ema_decay) * float(np.mean(rewards_N))
+
+
+def assign(
+    episodes: Sequence[Episode], card: LossCard, baseline: float | None = None
+) -> tuple[list[Episode], float | None]:
+    """(the episodes of one role update, in the same order, the trained ones with their advantage; the new baseline).
+
+    baseline: the role's b_{t−1} under "ema", None before its first update. Raises ValueError if a reward is not finite.
     """
     trained = [place for place, episode in enumerate(episodes) if episode.trained]
+    rewards_N = np.array([episodes[place].reward for place in trained], np.float64)
     advantage_N = compute(
-        np.array([episodes[place].reward for place in trained], np.float64),
+        rewards_N,
         [episodes[place].group for place in trained],
         np.array([sampled_tokens(episodes[place]) for place in trained], np.float64),
         card,
+        baseline,
     )
     assigned = list(episodes)
     for place, advantage in zip(trained, advantage_N, strict=True):
         assigned[place] = episodes[place].with_advantage(float(advantage))
-    return assigned
+    return assigned, next_baseline(rewards_N, card, baseline)

@@ -87,8 +87,9 @@ class World:
         return with_one_reference(dict.fromkeys(self.system.policies(self.cfg), abstract))
 
     def start(self, saved: Saved | None) -> tuple[States, Memory, int]:
-        """(states by policy, memory, steps done): what was saved, or the base weights and the game's first memory.
+        """(states by policy, memory, steps done): what was saved, or the base weights and what a run begins with.
 
+        memory: {"game": what the game carries, "baselines": moving baselines by "policy/role"}.
         The reference is one set of buffers that all states share.
         """
         if saved is not None:
@@ -98,7 +99,7 @@ class World:
         for name in self.system.policies(self.cfg):
             state = self.learner.init_state(params, reference=self.keeps_reference and not states)
             states[name] = moved(state, self.resting_place)
-        return with_shared_reference(states), self.system.start(self.cfg), 0
+        return with_shared_reference(states), {"game": self.system.start(self.cfg), "baselines": {}}, 0
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,9 @@ class Batch(struct.PyTreeNode):
 
     segments: 1, 2, … for the datums of a row, 0 for padding; positions count from 0 in each. index: flat place (row · T
     + t within the shard's rows of this micro-batch) whose hidden state predicts `targets`; mask: False in empty slots.
-    length: sampled tokens of the slot's episode, first: True at the first of them. source: which sampled token of the
-    step it is, counted in datum order, -1 in empty slots. temperature: log-probs are of softmax(logits / temperature).
+    sequence: number of the slot's episode, from 0; length: its sampled tokens, first: True at the first of them.
+    source: which sampled token of the step it is, counted in datum order, -1 in empty slots. temperature: log-probs are
+    of softmax(logits / temperature). sequences: room for that many episodes, a power of two.
     """
 
     ids_MBT: Leaf
@@ -47,11 +48,13 @@ class Batch(struct.PyTreeNode):
     source_MN: Leaf
     mask_MN: Leaf
     first_MN: Leaf
+    sequence_MN: Leaf
     length_MN: Leaf
     advantage_MN: Leaf
     behaviour_MN: Leaf
     micro_batches: Leaf
     temperature: Leaf
+    sequences: int = struct.field(pytree_node=False)
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ class Piece:
 
     datum: Datum
     advantage: float
+    sequence: int  # number of the episode in the batch
     length: int  # sampled tokens of the whole episode
     opens: bool  # the episode's first datum with sampled tokens
     source: int  # number of the datum's first sampled token in the step
@@ -75,6 +79,10 @@ def round_up(count: int) -> int:
     """The next number with at most three significant bits: 1…8, 10, 12, 14, 16, 20, … (at most a quarter more)."""
     step = 1 << max(0, (count - 1).bit_length() - 3)
     return -(-count // step) * step
+
+
+def _power_of_two(count: int) -> int:
+    return 1 << (count - 1).bit_length()
 
 
 def split(episodes: Sequence[Episode], parts: int) -> list[list[Episode]]:
@@ -95,7 +103,7 @@ def trainable(episodes: Sequence[Episode]) -> list[Episode]:
 
 def _pieces(episodes: Sequence[Episode], limit: int) -> list[Piece]:
     pieces, source = [], 0
-    for episode in episodes:
+    for number, episode in enumerate(episodes):
         length, opens = sampled_tokens(episode), True
         for datum in episode.datums:
             count = int(np.count_nonzero(datum.sampled_T))
@@ -112,7 +120,7 @@ def _pieces(episodes: Sequence[Episode], limit: int) -> list[Piece]:
                     "nothing stands before it that could predict it; begin every datum with a prompt token."
                 )
             advantage = 0.0 if episode.advantage is None else episode.advantage
-            pieces.append(Piece(datum, advantage, length, opens, source))
+            pieces.append(Piece(datum, advantage, number, length, opens, source))
             source, opens = source + count, False
     return pieces
 
@@ -166,6 +174,7 @@ def _write_bin(arrays: dict[str, np.ndarray], place: int, rows: Sequence[_Row]) 
             arrays["source"][place, window] = piece.source + np.arange(len(sampled))
             arrays["mask"][place, window] = True
             arrays["first"][place, slot] = piece.opens
+            arrays["sequence"][place, window] = piece.sequence
             arrays["length"][place, window] = piece.length
             arrays["advantage"][place, window] = piece.advantage
             arrays["behaviour"][place, window] = datum.logprobs_T[sampled]
@@ -174,7 +183,7 @@ def _write_bin(arrays: dict[str, np.ndarray], place: int, rows: Sequence[_Row]) 
 
 def _empty(bins: int, rows: int, width: int, slots: int) -> dict[str, np.ndarray]:
     arrays = {name: np.zeros((bins, rows, width), np.int32) for name in ("ids", "positions", "segments")}
-    arrays |= {name: np.zeros((bins, slots), np.int32) for name in ("index", "targets")}
+    arrays |= {name: np.zeros((bins, slots), np.int32) for name in ("index", "targets", "sequence")}
     arrays |= {name: np.zeros((bins, slots), bool) for name in ("mask", "first")}
     arrays |= {name: np.zeros((bins, slots), np.float32) for name in ("length", "advantage", "behaviour")}
     return arrays | {"source": np.full((bins, slots), -1, np.int32)}
@@ -189,7 +198,8 @@ def pack(episodes: Sequence[Episode], section: LearnerSection, row_shards: int, 
     Raises ValueError if nothing is left to train on, if a datum is longer than the largest bucket, or if the first
     token of a datum is marked as sampled.
     """
-    pieces = _pieces(trainable(episodes), max(section.buckets))
+    chosen = trainable(episodes)
+    pieces = _pieces(chosen, max(section.buckets))
     if not pieces:
         raise ValueError("There is nothing to train on: no trained episode has a sampled token.")
     longest = max(len(piece.datum.ids_T) for piece in pieces)
@@ -199,7 +209,7 @@ def pack(episodes: Sequence[Episode], section: LearnerSection, row_shards: int, 
     real = -(-len(rows) // (share * row_shards))
     dealt = _deal(rows, real * row_shards, share)
     slots = _slots(max(sum(row.sampled for row in rows) for rows in dealt), section.logprob_chunk)
-    padded = 1 << (real - 1).bit_length()
+    padded = _power_of_two(real)
     arrays = _empty(padded * row_shards, share, width, slots)
     for place, rows in enumerate(dealt):
         _write_bin(arrays, place, rows)
@@ -214,6 +224,7 @@ def pack(episodes: Sequence[Episode], section: LearnerSection, row_shards: int, 
         **{f"{name}_MN": laid_out(name) for name in arrays if name not in ("ids", "positions", "segments")},
         micro_batches=np.int32(real),
         temperature=np.float32(temperature),
+        sequences=_power_of_two(len(chosen)),
     )
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from scope_jax import dialects
 
@@ -133,30 +133,68 @@ class RolloutSection(Section):
 
 
 # ---------------------------------------------------------------------------------------------------------- learner
-Advantage = Literal["group-zscore", "group-mean", "batch-mean", "batch-zscore", "token-whiten", "none"]
+Advantage = Literal[
+    "group-zscore",
+    "group-mean",
+    "leave-one-out",
+    "group-mean-whiten",
+    "batch-mean",
+    "batch-zscore",
+    "token-whiten",
+    "ema",
+    "none",
+]
+KL = Literal["none", "k1", "k2", "k3", "k2-plain", "k3-plain"]
+OrOff = BeforeValidator(lambda value: 0.0 if value is None else value)  # None means off, as 0 does
 
 
 class LossCard(Section):
-    """One update's objective. The learner knows nothing else about a role.
+    """One update's objective: four choices (advantage, policy term, aggregation, KL) with their numbers.
 
-    ratio r = exp(logπ − logπ_old); policy term −min(r·A, clip(r, 1−clip_low, 1+clip_high)·A), for A < 0 at most
-    −dual_clip·A.
+    The learner knows nothing else about a role. docs/losses.md has the equations, and the cards of the published
+    algorithms.
     """
 
     objective: Literal["policy", "supervised"] = "policy"
+    # advantage: how an episode's reward is compared
     advantage: Advantage = "group-mean"
-    advantage_ddof: Literal[0, 1] = 1  # of the group's standard deviation
+    advantage_ddof: Literal[0, 1] = 1  # of the standard deviation of a group or batch
     advantage_eps: float = 1e-6
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    dual_clip: float | None = 3.0  # None = off
-    aggregation: Literal["token-mean", "sequence-mean", "constant"] = "sequence-mean"
-    constant_length: int = 1  # divisor of "constant": Σ tokens / (sequences · constant_length)
-    kl: Literal["none", "k1", "k2", "k3"] = "k3"
-    kl_coef: float = 0.01  # beta
+    ema_decay: float = Field(default=0.7, ge=0, lt=1)  # SCORE §3.5; 0.95 in Spiral
+    ema_start: float = 0.0  # b_0
+    # policy term: ratio r = exp(logπ − logπ_old), what becomes of it, and how far it may go
+    surrogate: Literal["clip", "weight"] = "clip"  # PPO's; CISPO's
+    ratio: Literal["token", "sequence"] = "token"  # sequence: the geometric mean over the episode, GSPO
+    clip_low: float = Field(default=0.2, ge=0)
+    clip_high: float = Field(default=0.2, ge=0)
+    dual_clip: Annotated[float, OrOff] = 3.0  # 0 = off
+    log_ratio_bound: float = Field(default=20.0, gt=0)  # |log-ratios| before they are exponentiated
     old_logprobs: Literal["learner", "rollout"] = "learner"  # who computes logπ_old
+    rollout_cap: float = Field(default=0.0, ge=0)  # C of the weight min(π_old/μ, C); 0 = no weight
+    rollout_weight: Literal["token", "sequence"] = "token"
+    # aggregation: what the sum over tokens is divided by
+    aggregation: Literal["token-mean", "sequence-mean", "constant"] = "sequence-mean"
+    constant_length: int = Field(default=1, gt=0)  # divisor of "constant": Σ tokens / (sequences · constant_length)
+    # KL to the reference, and entropy
+    kl: KL = "k3"
+    kl_coef: float = 0.01  # beta
+    kl_bound: float = Field(default=0.0, ge=0)  # |value| of a token's estimator; 0 = off
+    entropy_coef: float = Field(default=0.0, ge=0)
     tempered: bool = True  # log-probs of the policy divided by the rollout temperature
-    mini_batches: int = 1  # optimiser steps of one update
+    mini_batches: int = Field(default=1, gt=0)  # optimiser steps of one update
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> LossCard:
+        if self.dual_clip and self.dual_clip <= 1:
+            raise ValueError("dual_clip bounds the loss at dual_clip · |A|: give a number above 1, or 0 for none")
+        if self.dual_clip and self.surrogate == "weight" and self.objective == "policy":
+            raise ValueError('dual_clip belongs to surrogate = "clip"; set dual_clip = 0 with surrogate = "weight"')
+        if self.rollout_cap and self.old_logprobs == "rollout":
+            raise ValueError(
+                'rollout_cap weighs π_old against the rollout, but with old_logprobs = "rollout" they are the same; '
+                'set rollout_cap = 0 or old_logprobs = "learner"'
+            )
+        return self
 
 
 class OptimizerSection(Section):

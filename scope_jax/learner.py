@@ -33,7 +33,7 @@ from models.config import ModelConfig
 from scope_jax import batching, losses
 from scope_jax.batching import Batch
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
-from scope_jax.logprobs import token_logprobs
+from scope_jax.logprobs import token_logprobs_and_entropy
 from scope_jax.state import TrainState, advance, fresh, global_norm, specs_like
 from scope_jax.types import Episode, Metrics
 from sharding.collectives import Shards
@@ -49,10 +49,14 @@ ADDED = (
 
 
 class Scores(NamedTuple):
-    """Log-probs of the trained positions in the batch's layout, 0 in empty slots; None where not asked for."""
+    """Log-probs of the trained positions in the batch's layout, 0 in empty slots; None where not asked for.
+
+    old: when the update began; ref: of the reference; now: just before the step, for losses of whole sequences.
+    """
 
     old_MN: Float[Array, "M N"] | None
     ref_MN: Float[Array, "M N"] | None
+    now_MN: Float[Array, "M N"] | None = None
 
 
 def _micro(tree: Any, number: Any) -> Any:
@@ -166,8 +170,10 @@ class Learner:
         return jax.tree.map(lambda x: PartitionSpec(None, ROWS) if x.ndim > 1 else PartitionSpec(), batch)
 
     # ----------------------------------------------------------------------------------------------------- forward
-    def _logprobs(self, params: Any, micro: Batch, remat: Any) -> Float[Array, " N"]:
-        """Log-probs of one micro-batch's trained positions; the output table meets no other position."""
+    def _logprobs(
+        self, params: Any, micro: Batch, remat: Any, entropy_slope: bool = False
+    ) -> tuple[Float[Array, " N"], Float[Array, " N"]]:
+        """Log-probs and entropies of one micro-batch's trained positions; the output table meets no other position."""
         hidden_BTD = transformer.hidden(
             self.model,
             params,
@@ -181,8 +187,14 @@ class Learner:
         )
         hidden_ND = hidden_BTD.reshape(-1, hidden_BTD.shape[-1])[micro.index_MN]
         table_VD = transformer.output_table(self.model, params, self.shards, self.compute_dtype)
-        return token_logprobs(
-            hidden_ND, table_VD, micro.targets_MN, micro.temperature, self.section.logprob_chunk, self.shards
+        return token_logprobs_and_entropy(
+            hidden_ND,
+            table_VD,
+            micro.targets_MN,
+            micro.temperature,
+            self.section.logprob_chunk,
+            self.shards,
+            entropy_slope=entropy_slope,
         )
 
     def _over_micro_batches(self, batch: Batch, body: Callable[[Any, Any], Any], carry: Any) -> Any:
@@ -197,7 +209,7 @@ class Learner:
         def local(wanted: list[Any], batch: Batch) -> list[jax.Array]:
             def body(number: Any, out: list[jax.Array]) -> list[jax.Array]:
                 micro = _micro(batch, number)
-                logps = [jnp.where(micro.mask_MN, self._logprobs(tree, micro, "none"), 0.0) for tree in wanted]
+                logps = [jnp.where(micro.mask_MN, self._logprobs(tree, micro, "none")[0], 0.0) for tree in wanted]
                 return [lax.dynamic_update_index_in_dim(o, logp, number, 0) for o, logp in zip(out, logps, strict=True)]
 
             empty = [jnp.zeros(batch.index_MN.shape, jnp.float32) for _ in wanted]
@@ -231,6 +243,7 @@ class Learner:
         return losses.Tokens(
             batch.mask_MN,
             batch.first_MN,
+            batch.sequence_MN,
             batch.length_MN,
             batch.advantage_MN,
             batch.behaviour_MN,
@@ -238,12 +251,31 @@ class Learner:
             scores.ref_MN,
         )
 
+    def _sequences(self, batch: Batch, scores: Scores, card: LossCard) -> losses.Sequences | None:
+        """What the loss has to know of whole sequences, from all micro-batches and devices; None if only the current
+        log-probs can tell, which a single micro-batch has all at hand, or if the card asks for nothing."""
+        if not losses.by_sequence(card):
+            return None
+        moving = losses.sequences_move(card, scores.old_MN is not None)
+        if moving and scores.now_MN is None:
+            return None
+        # Sums that do not move are the same whatever log π is put in.
+        logp_MN = scores.now_MN if scores.now_MN is not None else batch.behaviour_MN
+        tokens = jax.tree.map(jnp.ravel, self._tokens(batch, scores))
+        own = losses.sequence_sums(logp_MN.ravel(), tokens, card, batch.sequences)
+        return jax.tree.map(self.shards.sum_rows, own)
+
     def _gradient(self, params: Any, batch: Batch, scores: Scores, card: LossCard) -> tuple[Any, Any]:
         """(Σ gradients of the numerators of this device's rows, Σ metrics), over all micro-batches."""
+        known = self._sequences(batch, scores, card)
 
         def numerator(params: Any, micro: Batch, scored: Scores) -> tuple[jax.Array, Any]:
-            logp_N = self._logprobs(params, micro, self.section.remat)
-            parts = losses.loss_parts(logp_N, self._tokens(micro, scored), card)
+            logp_N, entropy_N = self._logprobs(params, micro, self.section.remat, card.entropy_coef > 0)
+            tokens, sequences = self._tokens(micro, scored), known
+            if sequences is None and losses.by_sequence(card):
+                own = losses.sequence_sums(logp_N, tokens, card, batch.sequences)
+                sequences = jax.tree.map(self.shards.sum_rows, own)
+            parts = losses.loss_parts(logp_N, tokens, card, entropy_N=entropy_N, sequences=sequences)
             return parts.numerator, (parts.sums, parts.per_token, parts.maxima)
 
         def one(number: Any) -> tuple[Any, Any]:
@@ -300,18 +332,23 @@ class Learner:
     ) -> tuple[TrainState, dict[str, Float[Array, ""]]]:
         """One optimiser step; metrics stay on the device. The weights and moments of `state` are donated.
 
-        Without scores.old_MN, π_old is the current policy: right for the first step after scoring, r = 1.
+        Without scores.old_MN, π_old is the current policy: right for the first step after scoring, r = 1. Where a
+        sequence's ratio has to be known before its tokens' gradients and may lie in several micro-batches, the current
+        log-probs are scored first (scores.now_MN).
         """
+        if losses.sequences_move(card, scores.old_MN is not None) and batch.ids_MBT.shape[0] > 1:
+            scores = scores._replace(now_MN=self.score(state, batch, reference=False).old_MN)
         moved, metrics = self._step(state=state.replace(ref_params=None), batch=batch, scores=scores, card=card)
         return moved.replace(ref_params=state.ref_params), metrics
 
     def update(self, state: TrainState, batches: Sequence[Batch], card: LossCard) -> tuple[TrainState, Metrics]:
         """One update: old and reference log-probs of all mini-batches, then an optimiser step for each. Donates state.
 
-        Metrics: loss, policy_loss and kl_<estimator> by the card's aggregation; over tokens entropy (−mean log π of the
-        sampled tokens), clip_fraction, dual_clip_fraction, ratio_mean, mismatch_mean; ratio_max, mismatch_max (|learner
-        − behaviour| log-probs before the update's first step, where one is scored); tokens, sequences, grad_norm
-        (before clipping), learning_rate, skipped. A supervised card has loss, tokens, sequences, grad_norm,
+        Metrics: loss, policy_loss and kl_<estimator> by the card's aggregation; over tokens entropy (of the whole
+        distribution, nats), surprisal (−log π of the sampled token), clip_fraction, dual_clip_fraction, ratio_mean,
+        mismatch_mean; with a rollout_cap rollout_weight_mean and rollout_cap_fraction; ratio_max, mismatch_max
+        (|learner − behaviour| log-probs before the update's first step, where one is scored); tokens, sequences,
+        grad_norm (before clipping), learning_rate, skipped. A supervised card has loss, tokens, sequences, grad_norm,
         learning_rate and skipped. Raises ValueError if there is no batch, or if the card needs a reference that the
         state lacks.
         """

@@ -2,8 +2,9 @@
 
 Every array holds the N trained positions of one micro-batch. The loss of an update is Σ numerators / denominator, where
 the sums run over all micro-batches and devices and the division happens once: how rows are packed, cut into
-micro-batches or spread over devices changes the gradient by rounding only. docs/losses.md derives what is said here
-about bias.
+micro-batches or spread over devices changes the gradient by rounding only. What a loss needs to know of a whole
+sequence (`Sequences`) enters as a constant, so that a sequence too may be cut anywhere. The functions keep the dtype
+they are given. docs/losses.md derives what is said here about bias.
 """
 
 from __future__ import annotations
@@ -13,28 +14,38 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from scope_jax.config import LossCard
-
-LOG_RATIO_BOUND = 20.0  # verl; e²⁰ is far beyond any clip range and still a float32
 
 
 class Tokens(NamedTuple):
     """What the loss of N trained positions depends on besides log π.
 
-    mask: False where a slot is empty. first: True at the first trained position of a sequence (an episode). length:
-    trained tokens of the position's sequence. advantage, behaviour (log-probs of whoever sampled), old and ref: 0 where
-    empty. old: log π_old of the ratio. ref: log-probs of the KL reference, None if the card has no KL term.
+    mask: False where a slot is empty. first: True at the first trained position of a sequence (an episode). sequence:
+    which of the mini-batch's sequences the position belongs to. length: trained tokens of that sequence. advantage,
+    behaviour (log-probs of whoever sampled), old and ref: 0 where empty. old: log π_old of the ratio, None before the
+    update's first step, where it is π itself. ref: log-probs of the KL reference, None if the card has no KL term.
     """
 
     mask_N: Bool[Array, " N"]
     first_N: Bool[Array, " N"]
+    sequence_N: Int[Array, " N"]
     length_N: Float[Array, " N"]
     advantage_N: Float[Array, " N"]
     behaviour_N: Float[Array, " N"]
     old_N: Float[Array, " N"] | None
     ref_N: Float[Array, " N"] | None
+
+
+class Sequences(NamedTuple):
+    """Sums over the trained tokens of each sequence of the mini-batch, wherever they lie; constants of the loss.
+
+    ratio: Σ log π − log π_old. rollout: Σ log π_old − log μ.
+    """
+
+    ratio_Y: Float[Array, " Y"]
+    rollout_Y: Float[Array, " Y"]
 
 
 class Parts(NamedTuple):
@@ -47,9 +58,10 @@ class Parts(NamedTuple):
     maxima: dict[str, Float[Array, ""]]
 
 
+# ------------------------------------------------------------------------------------------------------ aggregation
 def weights(card: LossCard, tokens: Tokens) -> Float[Array, " N"]:
     """Weight of each position in the numerator: 1, or 1/|sequence| for sequence-mean; 0 where the slot is empty."""
-    mask_N = tokens.mask_N.astype(jnp.float32)
+    mask_N = tokens.mask_N.astype(tokens.length_N.dtype)
     return mask_N / jnp.maximum(tokens.length_N, 1.0) if card.aggregation == "sequence-mean" else mask_N
 
 
@@ -58,94 +70,193 @@ def denominator(card: LossCard, tokens: Tokens) -> Float[Array, ""]:
 
     A sequence without trained tokens is no sequence: it counts in no divisor.
     """
+    dtype = tokens.length_N.dtype
     if card.aggregation == "token-mean":
-        return jnp.sum(tokens.mask_N, dtype=jnp.float32)
-    sequences = jnp.sum(tokens.first_N, dtype=jnp.float32)
+        return jnp.sum(tokens.mask_N, dtype=dtype)
+    sequences = jnp.sum(tokens.first_N, dtype=dtype)
     return sequences * card.constant_length if card.aggregation == "constant" else sequences
 
 
-def _log_ratio(logp_N: Float[Array, " N"], other_N: Float[Array, " N"]) -> Float[Array, " N"]:
-    return jnp.clip(logp_N - other_N, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+# ----------------------------------------------------------------------------------------------------------- ratios
+def by_sequence(card: LossCard) -> bool:
+    """Whether the card's loss needs `Sequences`."""
+    wants_weight = card.rollout_cap > 0 and card.rollout_weight == "sequence"
+    return card.objective == "policy" and (card.ratio == "sequence" or wants_weight)
 
 
-def policy_terms(
-    logp_N: Float[Array, " N"], old_N: Float[Array, " N"], advantage_N: Float[Array, " N"], card: LossCard
-) -> tuple[Float[Array, " N"], Float[Array, " N"], Bool[Array, " N"], Bool[Array, " N"]]:
-    """Clipped surrogate of each token: (loss, ratio, clipped, dual-clipped).
+def sequences_move(card: LossCard, scored: bool) -> bool:
+    """Whether the sums that the card needs depend on log π. scored: whether log π_old is given (Tokens.old_N)."""
+    wants_weight = card.rollout_cap > 0 and card.rollout_weight == "sequence"
+    off_policy = scored or card.old_logprobs == "rollout"
+    return by_sequence(card) and ((card.ratio == "sequence" and off_policy) or (wants_weight and not scored))
 
-    r = exp(clamp(log π − log π_old, ±20)); loss = max(−r·A, −clip(r, 1−clip_low, 1+clip_high)·A), Eq. (7) of PPO
-    (Schulman et al. 2017); where A < 0, at most −dual_clip·A, Eq. (5) of Ye et al. 2020.
+
+def sequence_sums(logp_N: Float[Array, " N"], tokens: Tokens, card: LossCard, count: int) -> Sequences:
+    """This share of the sums of `count` sequences, to be added over all shares of the mini-batch."""
+    logp_N = lax.stop_gradient(logp_N)
+    old_N = _old(logp_N, tokens, card)
+
+    def total(x_N: jax.Array) -> jax.Array:
+        return jax.ops.segment_sum(jnp.where(tokens.mask_N, x_N, 0.0), tokens.sequence_N, count)
+
+    return Sequences(total(logp_N - old_N), total(old_N - tokens.behaviour_N))
+
+
+def _old(logp_N: Float[Array, " N"], tokens: Tokens, card: LossCard) -> Float[Array, " N"]:
+    if card.old_logprobs == "rollout":
+        return tokens.behaviour_N
+    # Without old log-probs the update is the first after sampling: π_old is π itself, and r = 1 carries the gradient.
+    return lax.stop_gradient(logp_N) if tokens.old_N is None else tokens.old_N
+
+
+def _bounded(log_ratio_N: Float[Array, " N"], card: LossCard) -> Float[Array, " N"]:
+    return jnp.clip(log_ratio_N, -card.log_ratio_bound, card.log_ratio_bound)
+
+
+def _ratio(
+    logp_N: Float[Array, " N"],
+    old_N: Float[Array, " N"],
+    tokens: Tokens,
+    card: LossCard,
+    sequences: Sequences | None,
+) -> Float[Array, " N"]:
+    """π/π_old of each token, or of its sequence: s = exp(mean of log π − log π_old), GSPO Eq. (7) (Zheng et al. 2025).
+
+    The sequence's ratio is handed to each of its tokens as s · π/sg(π), GSPO Eq. (14): Σ_t ∇(s π_t/sg(π_t)) / |y| is
+    s · mean ∇log π = ∇s, so that the gradient is that of s although no token knows the others.
     """
-    ratio_N = jnp.exp(_log_ratio(logp_N, old_N))
+    if card.ratio == "token":
+        return jnp.exp(_bounded(logp_N - old_N, card))
+    if sequences is None:
+        raise ValueError("A loss with a ratio of whole sequences needs their sums; see losses.sequence_sums.")
+    mean_N = sequences.ratio_Y[tokens.sequence_N] / jnp.maximum(tokens.length_N, 1.0)
+    return jnp.exp(_bounded(mean_N, card)) * jnp.exp(logp_N - lax.stop_gradient(logp_N))
+
+
+def _rollout_weight(
+    old_N: Float[Array, " N"], tokens: Tokens, card: LossCard, sequences: Sequences | None
+) -> Float[Array, " N"]:
+    """min(π_old/μ, C) of each token, or with the ratio of its whole sequence; a constant of the loss."""
+    log_N = old_N - tokens.behaviour_N
+    if card.rollout_weight == "sequence":
+        if sequences is None:
+            raise ValueError("A loss with weights of whole sequences needs their sums; see losses.sequence_sums.")
+        log_N = sequences.rollout_Y[tokens.sequence_N]
+    return lax.stop_gradient(jnp.minimum(jnp.exp(_bounded(log_N, card)), card.rollout_cap))
+
+
+# ------------------------------------------------------------------------------------------------------------ terms
+def policy_terms(
+    logp_N: Float[Array, " N"], ratio_N: Float[Array, " N"], advantage_N: Float[Array, " N"], card: LossCard
+) -> tuple[Float[Array, " N"], Bool[Array, " N"], Bool[Array, " N"]]:
+    """The policy's loss of each token: (loss, clipped, dual-clipped). With r the ratio and
+    clip(r) = min(max(r, 1 − clip_low), 1 + clip_high):
+
+        clip     max(−r·A, −clip(r)·A), Eq. (7) of PPO (Schulman et al. 2017); where A < 0, at most −dual_clip·A,
+                 Eq. (5) of Ye et al. 2020
+        weight   −sg(clip(r))·A·log π, CISPO (MiniMax-M1 2025, Eq. (4)); with clip_low = clip_high = 0, REINFORCE
+    """
+    held_ratio_N = jnp.clip(ratio_N, 1.0 - card.clip_low, 1.0 + card.clip_high)
+    if card.surrogate == "weight":
+        clipped_N = held_ratio_N != ratio_N
+        return -lax.stop_gradient(held_ratio_N) * advantage_N * logp_N, clipped_N, jnp.zeros_like(clipped_N)
     plain_N = -advantage_N * ratio_N
-    held_N = -advantage_N * jnp.clip(ratio_N, 1.0 - card.clip_low, 1.0 + card.clip_high)
+    held_N = -advantage_N * held_ratio_N
     loss_N = jnp.maximum(plain_N, held_N)
     clipped_N = held_N > plain_N
     dual_N = jnp.zeros_like(clipped_N)
-    if card.dual_clip is not None:
+    if card.dual_clip:
         ceiling_N = -card.dual_clip * advantage_N
         dual_N = (advantage_N < 0) & (loss_N > ceiling_N)
         loss_N = jnp.where(advantage_N < 0, jnp.minimum(loss_N, ceiling_N), loss_N)
-    return loss_N, ratio_N, clipped_N, dual_N
+    return loss_N, clipped_N, dual_N
 
 
 def kl_terms(
     logp_N: Float[Array, " N"], old_N: Float[Array, " N"], ref_N: Float[Array, " N"], card: LossCard
 ) -> Float[Array, " N"]:
-    """KL(π ‖ ref) of each token: value under the card's estimator, gradient right in expectation over x ~ π_old.
+    """KL(π ‖ ref) of each token under the card's estimator, by default with the right gradient in expectation.
 
-    With δ = log π − log ref and r = π/π_old (both clamped ±20), k1 = δ, k2 = δ²/2, k3 = e^(−δ) − 1 + δ (Schulman 2020):
+    With δ = log π − log ref and r = π/π_old of the token (both bounded by log_ratio_bound), k1 = δ, k2 = δ²/2,
+    k3 = e^(−δ) − 1 + δ (Schulman 2020), and x ~ π_old:
 
-        kl   value   ∂value/∂log π used     expectation of value / gradient
-        k1   r·k1    r·(δ + 1)              KL / ∇KL  (the 1 has mean zero and is noise)
-        k2   r·k2    r·δ  (r held fixed)    biased / ∇KL
-        k3   r·k3    r·δ                    KL / ∇KL
+        kl         value   ∂value/∂log π used     expectation of value / gradient
+        k1         r·k1    r·(δ + 1)              KL / ∇KL  (the 1 has mean zero and is noise)
+        k2         r·k2    r·δ  (r held fixed)    biased / ∇KL
+        k3         r·k3    r·δ                    KL / ∇KL
+        k2-plain   k2      δ                      biased / ∇KL if π = π_old, else biased
+        k3-plain   k3      1 − e^(−δ)             KL if π = π_old, else biased / ∇KL(ref ‖ π) if π = π_old, else biased
 
-    The gradient is stated rather than differentiated: r·∇k3 + k3·∇r is the same r·δ, but loses it to cancellation when
-    e^(−δ) is large.
+    The gradient of the first three is stated rather than differentiated: r·∇k3 + k3·∇r is the same r·δ, but loses it to
+    cancellation when e^(−δ) is large. kl_bound therefore bounds only what they report; a plain estimator is
+    differentiated as it stands, and has no gradient where it is bounded.
     """
-    delta_N = lax.stop_gradient(_log_ratio(logp_N, ref_N))
-    ratio_N = lax.stop_gradient(jnp.exp(_log_ratio(logp_N, old_N)))
+    bound = card.kl_bound or jnp.inf
+    delta_N = _bounded(logp_N - ref_N, card)
+    if card.kl in ("k2-plain", "k3-plain"):
+        plain_N = 0.5 * jnp.square(delta_N) if card.kl == "k2-plain" else jnp.expm1(-delta_N) + delta_N
+        return jnp.clip(plain_N, -bound, bound)
+    delta_N = lax.stop_gradient(delta_N)
+    ratio_N = lax.stop_gradient(jnp.exp(_bounded(logp_N - old_N, card)))
     slope_N = ratio_N * delta_N
     match card.kl:
         case "k1":
-            value_N, slope_N = ratio_N * delta_N, ratio_N * (delta_N + 1.0)
+            value_N, slope_N = delta_N, ratio_N * (delta_N + 1.0)
         case "k2":
-            value_N = ratio_N * 0.5 * jnp.square(delta_N)
+            value_N = 0.5 * jnp.square(delta_N)
         case "k3":
-            value_N = ratio_N * (jnp.expm1(-delta_N) + delta_N)
-        case "none":
+            value_N = jnp.expm1(-delta_N) + delta_N
+        case _:
             raise ValueError("A card with kl = 'none' has no KL term.")
-    return value_N + slope_N * (logp_N - lax.stop_gradient(logp_N))
+    return ratio_N * jnp.clip(value_N, -bound, bound) + slope_N * (logp_N - lax.stop_gradient(logp_N))
 
 
-def _policy(logp_N: Float[Array, " N"], tokens: Tokens, card: LossCard) -> Parts:
-    # Without old log-probs the update is the first after sampling: π_old is π itself, and r = 1 carries the gradient.
-    old_N = lax.stop_gradient(logp_N) if tokens.old_N is None else tokens.old_N
-    if card.old_logprobs == "rollout":
-        old_N = tokens.behaviour_N
-    weight_N = weights(card, tokens)
-    mask_N = tokens.mask_N
-    loss_N, ratio_N, clipped_N, dual_N = policy_terms(logp_N, old_N, tokens.advantage_N, card)
-    policy = jnp.sum(weight_N * jnp.where(mask_N, loss_N, 0.0))
-    sums, numerator = {"policy_loss": policy}, policy
-    if card.kl != "none" and tokens.ref_N is not None:
-        kl = jnp.sum(weight_N * jnp.where(mask_N, kl_terms(logp_N, old_N, tokens.ref_N, card), 0.0))
-        sums[f"kl_{card.kl}"] = kl
-        numerator = policy + card.kl_coef * kl
-    scored_N = logp_N if tokens.old_N is None else tokens.old_N
-    mismatch_N = jnp.abs(scored_N - tokens.behaviour_N)
+def _policy(
+    logp_N: Float[Array, " N"],
+    tokens: Tokens,
+    card: LossCard,
+    entropy_N: Float[Array, " N"] | None,
+    sequences: Sequences | None,
+) -> Parts:
+    old_N, mask_N, weight_N = _old(logp_N, tokens, card), tokens.mask_N, weights(card, tokens)
+
+    def summed(x_N: Array) -> Array:
+        return jnp.sum(weight_N * jnp.where(mask_N, x_N, 0.0))
 
     def total(x_N: Array) -> Array:
-        return jnp.sum(jnp.where(mask_N, x_N, 0), dtype=jnp.float32)
+        return jnp.sum(jnp.where(mask_N, x_N, 0), dtype=logp_N.dtype)
 
+    ratio_N = _ratio(logp_N, old_N, tokens, card, sequences)
+    loss_N, clipped_N, dual_N = policy_terms(logp_N, ratio_N, tokens.advantage_N, card)
+    scored_N = logp_N if tokens.old_N is None else tokens.old_N
+    mismatch_N = jnp.abs(scored_N - tokens.behaviour_N)
     per_token = {
-        "entropy": total(-logp_N),
+        "surprisal": total(-logp_N),
         "clip_fraction": total(clipped_N),
         "dual_clip_fraction": total(dual_N),
         "ratio_mean": total(ratio_N),
         "mismatch_mean": total(mismatch_N),
     }
+    rollout_N = None
+    if card.rollout_cap:
+        rollout_N = _rollout_weight(old_N, tokens, card, sequences)
+        loss_N = rollout_N * loss_N
+        per_token["rollout_weight_mean"] = total(rollout_N)
+        per_token["rollout_cap_fraction"] = total(rollout_N >= card.rollout_cap)
+    policy = summed(loss_N)
+    sums, numerator = {"policy_loss": policy}, policy
+    if card.kl != "none" and tokens.ref_N is not None:
+        kl_N = kl_terms(logp_N, old_N, tokens.ref_N, card)
+        if rollout_N is not None and not card.kl.endswith("-plain"):
+            kl_N = rollout_N * kl_N  # r · π_old/μ is what E over x ~ μ asks for
+        sums[f"kl_{card.kl.replace('-', '_')}"] = kl = summed(kl_N)
+        numerator = numerator + card.kl_coef * kl
+    if entropy_N is not None:
+        per_token["entropy"] = total(entropy_N)
+    if card.entropy_coef:
+        if entropy_N is None:
+            raise ValueError("A loss with an entropy bonus needs the entropies.")
+        numerator = numerator - card.entropy_coef * summed(entropy_N)
     maxima = {"ratio_max": jnp.where(mask_N, ratio_N, 0.0), "mismatch_max": jnp.where(mask_N, mismatch_N, 0.0)}
     return Parts(numerator, sums, per_token, {name: jnp.max(x_N) for name, x_N in maxima.items()})
 
@@ -155,13 +266,26 @@ def _supervised(logp_N: Float[Array, " N"], tokens: Tokens, card: LossCard) -> P
     return Parts(nll, {}, {}, {})
 
 
-def loss_parts(logp_N: Float[Array, " N"], tokens: Tokens, card: LossCard) -> Parts:
+def loss_parts(
+    logp_N: Float[Array, " N"],
+    tokens: Tokens,
+    card: LossCard,
+    *,
+    entropy_N: Float[Array, " N"] | None = None,
+    sequences: Sequences | None = None,
+) -> Parts:
     """One micro-batch's share of the update's loss.
 
-    logp_N: float32 log-probs under the current parameters. objective "policy": clipped surrogate + kl_coef · KL, both
-    with the card's aggregation. "supervised": −log π of the trained positions; of the card it reads the aggregation
-    only. Every metric is a sum, to be added over shares and divided by the update's denominator (sums) or tokens
-    (per_token).
+    logp_N: log-probs under the current parameters; entropy_N: entropies of the same distributions. objective "policy":
+    policy term + kl_coef · KL − entropy_coef · entropy, all with the card's aggregation. "supervised": −log π of the
+    trained positions; of the card it reads the aggregation only. Every metric is a sum, to be added over shares and
+    divided by the update's denominator (sums) or tokens (per_token).
+
+    sequences: the mini-batch's sums where `by_sequence(card)`. Raises ValueError if these or the entropies are missing
+    and the card needs them.
     """
-    parts = _supervised(logp_N, tokens, card) if card.objective == "supervised" else _policy(logp_N, tokens, card)
+    if card.objective == "supervised":
+        parts = _supervised(logp_N, tokens, card)
+    else:
+        parts = _policy(logp_N, tokens, card, entropy_N, sequences)
     return parts._replace(sums=jax.tree.map(lax.stop_gradient, {"loss": parts.numerator, **parts.sums}))

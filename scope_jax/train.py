@@ -2,13 +2,15 @@
 
     items → play → advantages → pack → update → metrics, episodes, checkpoint
 
-A step is a function of (weights, memory, seed, step). A checkpoint holds the first two, the card and the step's number
-name the rest: a run that was killed goes on, and ends with the same bits as one that was not.
+A step is a function of (weights, memory, seed, step). A checkpoint holds the first two (memory: of the game, and the
+roles' moving baselines), the card and the step's number name the rest: a run that was killed goes on, and ends with the
+same bits as one that was not.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,8 @@ def train(cfg: Config, run: Path, progress: Progress) -> dict[str, Any]:
     world = assemble(cfg, run, progress.part)
     checkpoints = Checkpoints(run / "checkpoints", cfg)
 
-    states, memory, start = world.start(checkpoints.resume(world.targets(), progress.say))
+    states, remembered, start = world.start(checkpoints.resume(world.targets(), progress.say))
+    memory, baselines = remembered["game"], remembered["baselines"]
     log.rewind(start)
     world.voices.publish(states)
     if start == 0 and cfg.evaluate.sets:
@@ -48,7 +51,7 @@ def train(cfg: Config, run: Path, progress: Progress) -> dict[str, Any]:
         items = data.items(world.rows, *world.system.takes(cfg, memory, step), cfg.seed)
         episodes, memory, metrics = world.system.play(cfg, world.tools(step), memory, items, step)
         played = time.monotonic()
-        states, episodes, learned = learn(world, states, episodes)
+        states, episodes, baselines, learned = learn(world, states, episodes, baselines)
         world.voices.publish(states)
         metrics |= learned | {"time/play": played - clock, "time/learn": time.monotonic() - played}
 
@@ -61,7 +64,7 @@ def train(cfg: Config, run: Path, progress: Progress) -> dict[str, Any]:
         log.metrics(done, metrics)
         progress.step(done, world.system.expected(cfg), metrics)
         if done % cfg.train.save_every == 0 or over:
-            checkpoints.save(done, with_one_reference(states), memory)
+            checkpoints.save(done, with_one_reference(states), {"game": memory, "baselines": baselines})
 
     checkpoints.wait()
     log.close()
@@ -74,15 +77,22 @@ def finished(world: World, memory: Memory, step: int) -> bool:
     return (limit is not None and step >= limit) or world.system.finished(world.cfg, memory, step)
 
 
-def learn(world: World, states: States, episodes: list[Episode]) -> tuple[States, list[Episode], Metrics]:
-    """(states after the step's updates, episodes with advantages, metrics by role); the states given are donated.
+def learn(
+    world: World, states: States, episodes: list[Episode], baselines: Mapping[str, float]
+) -> tuple[States, list[Episode], dict[str, float], Metrics]:
+    """(states after the step's updates, episodes with advantages, baselines, metrics by role).
 
-    The policy that learns lies on the accelerator while it does, and afterwards where all rest.
+    baselines: of each role whose card keeps a moving one, by "policy/role". The states given are donated. The policy
+    that learns lies on the accelerator while it does, and afterwards where all rest.
     """
-    states, episodes, metrics = dict(states), list(episodes), {}
+    states, episodes, baselines, metrics = dict(states), list(episodes), dict(baselines), {}
     for update in world.system.updates(world.cfg):
         own = [i for i, e in enumerate(episodes) if e.trained and e.role == update.role and e.policy == update.policy]
-        rated = advantages.assign([episodes[i] for i in own], update.card)
+        name = f"{update.policy}/{update.role}"
+        rated, baseline = advantages.assign([episodes[i] for i in own], update.card, baselines.get(name))
+        if baseline is not None:
+            baselines[name] = baseline
+            metrics[f"{update.role}/baseline"] = baseline
         for i, episode in zip(own, rated, strict=True):
             episodes[i] = episode
         if batches := world.learner.pack(rated, update.card, update.temperature):
@@ -90,4 +100,4 @@ def learn(world: World, states: States, episodes: list[Episode]) -> tuple[States
             state, measured = world.learner.update(at_work, batches, update.card)
             states[update.policy] = moved(state, world.resting_place)
             metrics |= {f"{update.role}/{name}": value for name, value in measured.items()}
-    return states, episodes, metrics
+    return states, episodes, baselines, metrics

@@ -13,7 +13,7 @@ from scope_jax.config import Config, JudgeSection, LossCard
 from scope_jax.data import Source
 
 BASE = "base"  # the name under which the weights a run began with speak
-Memory = dict[str, Any]  # what a game carries between steps: plain JSON data, saved with every checkpoint
+Memory = dict[str, Any]  # what is carried between steps: plain JSON data, saved with every checkpoint
 Metrics = dict[str, float]
 
 

@@ -1,5 +1,7 @@
 """Advantages against torch, with the statistics written as tensor operations over groups and over tokens."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -18,8 +20,11 @@ def rewards():
     return reward_PG, rng.integers(1, 40, (4, 3))
 
 
+NAMES = ["group-zscore", "group-mean", "leave-one-out", "group-mean-whiten", "batch-mean", "batch-zscore"]
+
+
 @pytest.mark.parametrize("ddof", [0, 1])
-@pytest.mark.parametrize("name", ["group-zscore", "group-mean", "batch-mean", "batch-zscore", "token-whiten", "none"])
+@pytest.mark.parametrize("name", [*NAMES, "token-whiten", "ema", "none"])
 def test_matches_torch(rewards, name, ddof):
     reward_PG, tokens_PG = rewards
     card = LossCard(advantage=name, advantage_ddof=ddof, advantage_eps=1e-6)
@@ -31,19 +36,46 @@ def test_matches_torch(rewards, name, ddof):
         case "group-mean":
             wanted = r - r.mean(1, keepdim=True)
             wanted[2] = 0
+        case "leave-one-out":
+            wanted = torch.stack([r[:, i] - (r.sum(1) - r[:, i]) / 2 for i in range(3)], 1)
+            wanted[2] = 0
+        case "ema":
+            wanted = r - 0.4
         case "batch-mean":
             wanted = r - r.mean()
         case "batch-zscore":
             wanted = (r - r.mean()) / (r.std(correction=ddof) + 1e-6)
-        case "token-whiten":
-            tokens = torch.repeat_interleave(r.flatten(), torch.tensor(tokens_PG.flatten()))
+        case "token-whiten" | "group-mean-whiten":
+            values = r if name == "token-whiten" else r - r.mean(1, keepdim=True)
+            tokens = torch.repeat_interleave(values.flatten(), torch.tensor(tokens_PG.flatten()))
             white = (tokens - tokens.mean()) * torch.rsqrt(tokens.var(correction=1) + 1e-6)
             starts = torch.cumsum(torch.tensor(tokens_PG.flatten()), 0) - torch.tensor(tokens_PG.flatten())
             wanted = white[starts].reshape(4, 3)
         case _:
             wanted = r
     groups = [f"g{p}" for p in range(4) for _ in range(3)]
-    ours = advantages.compute(reward_PG.flatten(), groups, tokens_PG.flatten().astype(np.float64), card)
+    ours = advantages.compute(reward_PG.flatten(), groups, tokens_PG.flatten().astype(np.float64), card, 0.4)
     np.testing.assert_allclose(ours.reshape(4, 3), wanted.numpy(), rtol=1e-9, atol=1e-12)
-    if name.startswith("group"):
+    if name in ("group-zscore", "group-mean", "leave-one-out"):
         assert not ours.reshape(4, 3)[2].any()
+
+
+@pytest.mark.parametrize(
+    ("name", "share"),
+    [("none", 1.0), ("ema", 1.0), ("leave-one-out", 1.0), ("group-mean", 2 / 3), ("batch-mean", 2 / 3)],
+)
+def test_expected_policy_gradient(name, share):
+    """E over all groups of three draws of mean A ∇log π is ∇E[r], or (1 − 1/G) of it: the baseline of a mean that
+    contains the draw itself takes its share. Enumerated over a vocabulary of four."""
+    logits = torch.tensor([0.3, -0.5, 0.1, 0.9], dtype=torch.float64, requires_grad=True)
+    rewards_V = torch.tensor([1.0, -0.2, 0.4, 0.7], dtype=torch.float64)
+    probs_V = torch.softmax(logits, 0)
+    (exact,) = torch.autograd.grad((probs_V * rewards_V).sum(), logits)
+    card, expected = LossCard(advantage=name), np.zeros(4)
+    slopes = np.eye(4) - probs_V.detach().numpy()  # row v: ∂log π(v)/∂logits
+    for draws in itertools.product(range(4), repeat=3):
+        drawn = list(draws)
+        chance = float(probs_V[drawn].prod())
+        advantage_N = advantages.compute(rewards_V.numpy()[drawn], ["g"] * 3, np.ones(3), card, 0.25)
+        expected += chance * (advantage_N[:, None] * slopes[drawn]).mean(0)
+    np.testing.assert_allclose(expected, share * exact.numpy(), rtol=1e-12)

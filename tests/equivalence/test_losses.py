@@ -1,6 +1,7 @@
 """Every loss card against a float64 torch implementation written for padded rows: values and gradients.
 
-The torch side knows sequences, masks and sums over [B, T]; ours knows compact slots, cut into shares and added up.
+The torch side knows sequences, masks and sums over [B, T] and differentiates by autograd what the papers print; ours
+knows compact slots, cut into shares and added up. In float32 both agree to 1e-6, in float64 to 1e-10.
 """
 
 import itertools
@@ -12,18 +13,19 @@ import pytest
 
 from scope_jax import losses
 from scope_jax.config import LossCard
-from scope_jax.logprobs import token_logprobs
+from scope_jax.logprobs import token_logprobs_and_entropy
 from sharding.collectives import LOCAL
 
 torch = pytest.importorskip("torch")
 
 ROWS, LENGTH, WIDTH, VOCAB, SLOTS = 7, 11, 6, 19, 64
+TOLERANCE = {"float32": 1e-6, "float64": 1e-10}
 
-logprobs = jax.jit(token_logprobs, static_argnums=(4, 5))
+logprobs = jax.jit(token_logprobs_and_entropy, static_argnums=(4, 5), static_argnames="entropy_slope")
 
 
 @pytest.fixture(scope="module")
-def world():
+def exact():
     """Hidden states and everything else of seven sequences, one of them empty, one with a single trained token."""
     rng = np.random.default_rng(3)
     mask_BT = rng.random((ROWS, LENGTH)) < 0.6
@@ -38,13 +40,12 @@ def world():
     logp_BT = np.take_along_axis(logp, targets_BT[..., None], -1)[..., 0]
     near_BT, far_BT = (logp_BT + scale * rng.normal(size=logp_BT.shape) for scale in (0.3, 0.8))
     ref_BT = logp_BT + 0.7 * rng.normal(size=logp_BT.shape)
-    arrays = {"h": hidden_BTD, "w": table_VD, "old": near_BT, "mu": far_BT, "ref": ref_BT}
-    as32 = {name: x.astype(np.float32) for name, x in arrays.items()}
-    return as32 | {"mask": mask_BT, "advantage": advantage_B.astype(np.float32), "targets": targets_BT}
+    arrays = {"h": hidden_BTD, "w": table_VD, "old": near_BT, "mu": far_BT, "ref": ref_BT, "advantage": advantage_B}
+    return arrays | {"mask": mask_BT, "targets": targets_BT}
 
 
-def torch_logp(hidden, table, targets, temperature):
-    return torch.log_softmax(hidden @ table.T / temperature, -1).gather(-1, targets[..., None])[..., 0]
+def in_dtype(exact, dtype):
+    return {name: x.astype(dtype) if x.dtype == np.float64 else x for name, x in exact.items()}
 
 
 def torch_aggregate(values, mask, card):
@@ -61,37 +62,63 @@ def torch_aggregate(values, mask, card):
 
 
 def torch_kl(logp, old, ref, card):
-    """Importance-weighted estimators, differentiated by autograd as they stand; k2 with the weight held fixed."""
-    ratio, delta = torch.exp(logp - old), logp - ref
-    match card.kl:
-        case "k1":
-            return ratio * delta
-        case "k2":
-            return ratio.detach() * delta**2 / 2
-        case "k3":
-            return ratio * (torch.exp(-delta) - 1 + delta)
-    raise AssertionError(card.kl)
+    """Estimators differentiated by autograd as they stand: importance-weighted (k2's weight held fixed), or plain."""
+    bound = card.log_ratio_bound
+    ratio, delta = torch.exp((logp - old).clamp(-bound, bound)), (logp - ref).clamp(-bound, bound)
+    k2, k3 = delta**2 / 2, torch.exp(-delta) - 1 + delta
+    if card.kl.endswith("plain"):
+        plain = k2 if card.kl == "k2-plain" else k3
+        return plain.clamp(max=card.kl_bound) if card.kl_bound else plain
+    return {"k1": ratio * delta, "k2": ratio.detach() * k2, "k3": ratio * k3}[card.kl]
 
 
-def torch_loss(logp, world, card):
+def torch_policy(logp, old, mu, advantage, mask, card):
+    """Loss of each token, and the constant that weighs it."""
+    trained = mask.double()
+    ratio = torch.exp((logp - old).clamp(-card.log_ratio_bound, card.log_ratio_bound))
+    if card.ratio == "sequence":
+        mean = ((logp - old) * trained).sum(1, keepdim=True) / trained.sum(1, keepdim=True).clamp(min=1)
+        ratio = torch.exp(mean).expand(logp.shape)
+    bounded = torch.clamp(ratio, 1 - card.clip_low, 1 + card.clip_high)
+    if card.surrogate == "weight":
+        loss = -bounded.detach() * advantage * logp
+    else:
+        objective = torch.minimum(ratio * advantage, bounded * advantage)
+        if card.dual_clip:
+            objective = torch.where(advantage < 0, torch.maximum(objective, card.dual_clip * advantage), objective)
+        loss = -objective
+    weight = torch.ones_like(logp)
+    if card.rollout_cap:
+        log = old - mu
+        if card.rollout_weight == "sequence":
+            log = (log * trained).sum(1, keepdim=True).expand(logp.shape)
+        weight = torch.exp(log).clamp(max=card.rollout_cap).detach()
+    return loss, weight
+
+
+def torch_loss(hidden, table, world, card, scored):
+    """(loss, size of the terms it is summed from)."""
+    logps = torch.log_softmax(hidden @ table.T / 0.8, -1)
+    logp = logps.gather(-1, torch.tensor(world["targets"])[..., None])[..., 0]
     tensor = {name: torch.tensor(world[name]).double() for name in ("old", "mu", "ref", "advantage")}
     mask = torch.tensor(world["mask"])
     if card.objective == "supervised":
-        return torch_aggregate(-logp, mask, card)
-    old = tensor["mu"] if card.old_logprobs == "rollout" else tensor["old"]
-    advantage = tensor["advantage"][:, None]
-    ratio = torch.exp(logp - old)
-    bounded = torch.clamp(ratio, 1 - card.clip_low, 1 + card.clip_high)
-    objective = torch.minimum(ratio * advantage, bounded * advantage)
-    if card.dual_clip is not None:
-        objective = torch.where(advantage < 0, torch.maximum(objective, card.dual_clip * advantage), objective)
-    loss = torch_aggregate(-objective, mask, card)
+        loss = torch_aggregate(-logp, mask, card)
+        return loss, loss.item()
+    old = tensor["old"] if scored else logp.detach()
+    old = tensor["mu"] if card.old_logprobs == "rollout" else old
+    policy, weight = torch_policy(logp, old, tensor["mu"], tensor["advantage"][:, None], mask, card)
+    loss = torch_aggregate(weight * policy, mask, card)
+    size = torch_aggregate((weight * policy).abs(), mask, card).item()
     if card.kl != "none":
-        loss = loss + card.kl_coef * torch_aggregate(torch_kl(logp, old, tensor["ref"], card), mask, card)
-    return loss
+        kl = torch_kl(logp, old, tensor["ref"], card)
+        loss = loss + card.kl_coef * torch_aggregate(kl if card.kl.endswith("plain") else weight * kl, mask, card)
+    if card.entropy_coef:
+        loss = loss - card.entropy_coef * torch_aggregate(-(logps.exp() * logps).sum(-1), mask, card)
+    return loss, size
 
 
-def tokens_of(world, places, card):
+def tokens_of(world, places, card, scored):
     """The slots of some (row, column) places, in that order, then empty slots full of rubbish."""
     rows, columns = np.array(places).T
     mask = world["mask"]
@@ -103,10 +130,11 @@ def tokens_of(world, places, card):
     return losses.Tokens(
         mask_N=slots(np.ones(len(places), bool), False),
         first_N=slots(np.array([place in starts for place in places]), False),
-        length_N=slots(mask.sum(1)[rows].astype(np.float32), 0),
+        sequence_N=slots(rows.astype(np.int32), 4),
+        length_N=slots(mask.sum(1)[rows].astype(world["h"].dtype), 0),
         advantage_N=slots(world["advantage"][rows], 77),
         behaviour_N=slots(world["mu"][rows, columns], 5),
-        old_N=slots(world["old"][rows, columns], -9),
+        old_N=slots(world["old"][rows, columns], -9) if scored else None,
         ref_N=slots(world["ref"][rows, columns], 30) if card.kl != "none" else None,
     )
 
@@ -118,18 +146,25 @@ def shares_of(world, count):
     return [[places[i] for i in part] for part in np.array_split(order, count)]
 
 
-def our_loss(hidden, table, world, card, shares):
-    """Σ numerators / Σ denominators over the shares."""
-    numerator = denominator = jnp.float32(0)
+def our_loss(hidden, table, world, card, scored, shares):
+    """Σ numerators / Σ denominators over the shares; what is summed over sequences comes first."""
+    entered, sequences = [], None
     for places in shares:
-        rows, columns = np.array(places).T
-        tokens = tokens_of(world, places, card)
-        rows, columns = (np.pad(x, (0, SLOTS - len(places))) for x in (rows, columns))
+        rows, columns = (np.pad(x, (0, SLOTS - len(places))) for x in np.array(places).T)
         targets_N = jnp.asarray(world["targets"][rows, columns], jnp.int32)
-        logp_N = logprobs(hidden[rows, columns], table, targets_N, jnp.float32(0.8), 12, LOCAL)
-        numerator = numerator + losses.loss_parts(logp_N, tokens, card).numerator
-        denominator = denominator + losses.denominator(card, tokens)
-    return numerator / denominator
+        slope, temperature = card.entropy_coef > 0, jnp.asarray(0.8, hidden.dtype)
+        logp_N, entropy_N = logprobs(
+            hidden[rows, columns], table, targets_N, temperature, 12, LOCAL, entropy_slope=slope
+        )
+        entered.append((logp_N, entropy_N, tokens_of(world, places, card, scored)))
+    if losses.by_sequence(card):
+        sums = [losses.sequence_sums(logp_N, tokens, card, ROWS) for logp_N, _, tokens in entered]
+        sequences = jax.tree.map(lambda *x: sum(x[1:], x[0]), *sums)
+    parts = [
+        losses.loss_parts(logp_N, tokens, card, entropy_N=entropy_N, sequences=sequences)
+        for logp_N, entropy_N, tokens in entered
+    ]
+    return sum(part.numerator for part in parts) / sum(losses.denominator(card, tokens) for *_, tokens in entered)
 
 
 def relative(ours, theirs):
@@ -139,10 +174,33 @@ def relative(ours, theirs):
 
 CARDS = [
     LossCard(aggregation=agg, constant_length=4, kl=kl, kl_coef=0.3, dual_clip=dual, clip_low=0.1, clip_high=0.28)
-    for agg, kl, dual in itertools.product(
-        ("token-mean", "sequence-mean", "constant"), ("none", "k1", "k2", "k3"), (None, 1.2)
+    for (agg, kl), dual in zip(
+        itertools.product(
+            ("token-mean", "sequence-mean", "constant"), ("none", "k1", "k2", "k3", "k2-plain", "k3-plain")
+        ),
+        itertools.cycle((0, 1.2, 1.3, 0, 1.2)),
     )
-] + [
+]
+CARDS += [
+    LossCard(ratio=ratio, surrogate=surrogate, aggregation=agg, clip_low=0.1, clip_high=0.15, dual_clip=0, kl="none")
+    for ratio, surrogate, agg in [
+        ("sequence", "clip", "sequence-mean"),
+        ("sequence", "clip", "token-mean"),
+        ("sequence", "weight", "sequence-mean"),
+        ("token", "weight", "token-mean"),
+    ]
+]
+CARDS += [
+    LossCard(ratio="sequence", dual_clip=1.1, kl="k3", kl_coef=0.3, old_logprobs="rollout"),
+    LossCard(rollout_cap=1.5, kl="k3", kl_coef=0.3),
+    LossCard(rollout_cap=1.5, kl="k3-plain", kl_coef=0.3, surrogate="weight", dual_clip=0),
+    LossCard(rollout_cap=2.0, rollout_weight="sequence", kl="none"),
+    LossCard(rollout_cap=2.0, rollout_weight="sequence", ratio="sequence", kl="k2", kl_coef=0.3),
+    LossCard(entropy_coef=0.2, kl="none", aggregation="token-mean"),
+    LossCard(entropy_coef=0.2, kl="k3", rollout_cap=1.5),
+    LossCard(log_ratio_bound=0.25, kl="k3-plain", kl_coef=0.3, clip_low=0.9, clip_high=9.0),
+    LossCard(kl="k3-plain", kl_coef=0.3, kl_bound=0.05),
+    LossCard(kl="k2-plain", kl_coef=0.3, kl_bound=0.05),
     LossCard(kl="k3", kl_coef=0.3, old_logprobs="rollout"),
     LossCard(objective="supervised", aggregation="token-mean"),
     LossCard(objective="supervised", aggregation="sequence-mean"),
@@ -151,62 +209,149 @@ CARDS = [
 
 
 def name_of(card):
-    return f"{card.objective}-{card.aggregation}-{card.kl}-{card.dual_clip}-{card.old_logprobs}"
+    changed = {k: v for k, v in card.model_dump().items() if v != LossCard.model_fields[k].default}
+    return "-".join(f"{v}" for v in changed.values()) or "default"
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("card", CARDS, ids=name_of)
-def test_card_matches_torch(world, card):
-    hidden, table = (torch.tensor(world[name]).double().requires_grad_() for name in ("h", "w"))
-    theirs = torch_loss(torch_logp(hidden, table, torch.tensor(world["targets"]), 0.8), world, card)
-    theirs.backward()
-    run = jax.value_and_grad(our_loss, argnums=(0, 1))
-    arrays = jnp.asarray(world["h"]), jnp.asarray(world["w"])
-    loss, (grad_hidden, grad_table) = run(*arrays, world, card, shares_of(world, 1))
-    assert abs(float(loss) - theirs.item()) <= 1e-6 * abs(theirs.item())
-    assert relative(grad_hidden, hidden.grad) <= 1e-6
-    assert relative(grad_table, table.grad) <= 1e-6
-    assert not np.asarray(grad_hidden)[~world["mask"]].any()
+def test_card_matches_torch(exact, card, dtype):
+    world, bound = in_dtype(exact, dtype), TOLERANCE[dtype]
+    if card.rollout_cap and card.rollout_weight == "sequence":
+        bound *= 3  # the exponential of a sum of up to nine log-ratios, each of which is rounded
+    for scored in (True, False) if losses.by_sequence(card) or card.rollout_cap else (True,):
+        hidden, table = (torch.tensor(world[name]).double().requires_grad_() for name in ("h", "w"))
+        theirs, size = torch_loss(hidden, table, world, card, scored)
+        theirs.backward()
+        with jax.enable_x64(dtype == "float64"):
+            run = jax.value_and_grad(our_loss, argnums=(0, 1))
+            arrays = jnp.asarray(world["h"]), jnp.asarray(world["w"])
+            loss, (grad_hidden, grad_table) = run(*arrays, world, card, scored, shares_of(world, 1))
+            assert loss.dtype == grad_hidden.dtype == grad_table.dtype == dtype
+        # Weighted terms of both signs can cancel to next to nothing: there their own size is the measure.
+        cancels = card.surrogate == "weight" or card.rollout_cap
+        assert abs(float(loss) - theirs.item()) <= bound * (size if cancels else abs(theirs.item()))
+        assert relative(grad_hidden, hidden.grad) <= bound
+        assert relative(grad_table, table.grad) <= bound
+        assert not np.asarray(grad_hidden)[~world["mask"]].any()
 
 
-@pytest.mark.parametrize("card", CARDS[::7], ids=name_of)
-def test_shares_change_nothing_but_rounding(world, card):
+SHARED = [card for card in CARDS[::7] + CARDS[18:24] if card.objective == "policy"]
+
+
+@pytest.mark.parametrize("card", SHARED, ids=name_of)
+def test_shares_change_nothing_but_rounding(exact, card):
+    """Sequences lie in pieces over the shares; what those with a ratio of whole sequences need is summed first."""
+    world = in_dtype(exact, np.float32)
     hidden, table = jnp.asarray(world["h"]), jnp.asarray(world["w"])
     run = jax.value_and_grad(our_loss, argnums=(0, 1))
-    whole, whole_grads = run(hidden, table, world, card, shares_of(world, 1))
-    cut, cut_grads = run(hidden, table, world, card, shares_of(world, 3))
-    assert abs(float(whole) - float(cut)) <= 1e-6 * abs(float(whole))
+    whole, whole_grads = run(hidden, table, world, card, True, shares_of(world, 1))
+    cut, cut_grads = run(hidden, table, world, card, True, shares_of(world, 3))
+    assert abs(float(whole) - float(cut)) <= 1e-6 * max(1.0, abs(float(whole)))
     assert max(relative(a, b) for a, b in zip(cut_grads, whole_grads, strict=True)) <= 1e-6
 
 
-def test_the_cases_reach_every_branch(world):
-    """Clipped above, clipped below and dual-clipped tokens are all among the trained ones."""
-    hidden, table, targets = (torch.tensor(world[name]) for name in ("h", "w", "targets"))
-    logp = torch_logp(hidden, table, targets, 0.8).numpy()
-    ratio = np.exp(logp - world["old"])[world["mask"]]
-    sign = np.broadcast_to(world["advantage"][:, None], logp.shape)[world["mask"]]
+def test_the_cases_reach_every_branch(exact):
+    """Clipped above, clipped below and dual-clipped tokens and sequences are there, capped weights and others."""
+    logits = torch.tensor(exact["h"]) @ torch.tensor(exact["w"]).T / 0.8
+    logp = torch.log_softmax(logits, -1).gather(-1, torch.tensor(exact["targets"])[..., None])[..., 0].numpy()
+    mask = exact["mask"]
+    ratio = np.exp(logp - exact["old"])[mask]
+    sign = np.broadcast_to(exact["advantage"][:, None], logp.shape)[mask]
     assert ((ratio > 1.28) & (sign > 0)).any()
     assert ((ratio < 0.9) & (sign < 0)).any()
     assert ((ratio > 1.2) & (sign < 0)).any()
+    full = mask.any(1)
+    mean = np.exp(((logp - exact["old"]) * mask).sum(1)[full] / mask.sum(1)[full])
+    sign = exact["advantage"][full]
+    assert ((mean > 1.15) | (mean < 0.9)).any() and ((mean < 1.15) & (mean > 0.9) & (sign != 0)).any()
+    weight = np.exp(exact["old"] - exact["mu"])[mask]
+    assert (weight > 1.5).any() and (weight < 1.5).any()
+    product = np.exp(((exact["old"] - exact["mu"]) * mask).sum(1)[full])
+    assert (product > 2).any() and (product < 2).any()
 
 
-@pytest.mark.parametrize(("kl", "noisy"), [("k1", True), ("k2", False), ("k3", False)])
-def test_expected_gradient_is_that_of_the_divergence(kl, noisy):
-    """E over x ~ π_old of each estimator's gradient is ∇KL(π ‖ ref), in closed form over a small vocabulary."""
+def closed_forms(logits, ref):
+    """(∇KL(π ‖ ref), ∇KL(ref ‖ π)) with respect to the logits of π."""
+    gradients = []
+    for forward in (True, False):
+        leaf = logits.detach().clone().requires_grad_()
+        logp = torch.log_softmax(leaf, 0)
+        ((logp.exp() * (logp - ref)) if forward else (ref.exp() * (ref - logp))).sum().backward()
+        gradients.append(leaf.grad.numpy())
+    return gradients
+
+
+@pytest.fixture(scope="module")
+def vocabulary():
+    """(logits of π, log π_old, log μ, log ref) over six tokens."""
     rng = np.random.default_rng(0)
-    logits, old_logits, ref_logits = (torch.tensor(rng.normal(size=6)) for _ in range(3))
-    logits.requires_grad_()
-    logp, old, ref = torch.log_softmax(logits, 0), torch.log_softmax(old_logits, 0), torch.log_softmax(ref_logits, 0)
-    (logp.exp() * (logp - ref)).sum().backward()
-    card = LossCard(kl=kl)
+    logits, *others = (torch.tensor(rng.normal(size=6)) for _ in range(4))
+    return logits, *(torch.log_softmax(x, 0) for x in others)
 
-    def expectation(logits_V, old_V):
-        logp_V = jax.nn.log_softmax(logits_V)
-        terms_V = losses.kl_terms(logp_V, jnp.asarray(old_V), jnp.asarray(ref.numpy(), jnp.float32), card)
-        return jnp.sum(jnp.exp(jnp.asarray(old_V)) * terms_V)
 
-    grad_V = jax.grad(expectation)(jnp.asarray(logits.detach().numpy(), jnp.float32), old.numpy().astype(np.float32))
-    assert relative(grad_V, logits.grad) <= 2e-6
-    # At π = π_old = ref the divergence is flat: k2 and k3 then push no single token, k1 pushes each (with mean zero).
-    same_V = jnp.asarray(ref.numpy(), jnp.float32)
-    slope_V = jax.grad(lambda x_V: jnp.sum(losses.kl_terms(x_V, same_V, same_V, card)))(same_V)
-    np.testing.assert_array_equal(np.asarray(slope_V), np.ones(6) if noisy else np.zeros(6))
+def expected_gradient(card, logits, old, ref, sampler=None):
+    """∇ of the KL term summed over the whole vocabulary, each token with its probability under whoever samples."""
+    old_V, ref_V = jnp.asarray(old.numpy()), jnp.asarray(ref.numpy())
+    sampler_V = old_V if sampler is None else jnp.asarray(sampler.numpy())
+    share_V = jnp.exp(sampler_V)
+    count = len(share_V)
+
+    def expectation(logits_V):
+        logp_V, zeros_V = jax.nn.log_softmax(logits_V), jnp.zeros(count)
+        tokens = losses.Tokens(
+            mask_N=jnp.ones(count, bool),
+            first_N=jnp.ones(count, bool),
+            sequence_N=jnp.arange(count),
+            length_N=1 / share_V,  # sequence-mean divides by it: the token's weight is its probability
+            advantage_N=zeros_V,
+            behaviour_N=sampler_V,
+            old_N=old_V,
+            ref_N=ref_V,
+        )
+        return losses.loss_parts(logp_V, tokens, card).numerator
+
+    return np.asarray(jax.grad(expectation)(jnp.asarray(logits.numpy())))
+
+
+@pytest.mark.parametrize(
+    ("kl", "on_policy", "off_policy"),
+    [
+        ("k1", "KL(π ‖ ref)", "KL(π ‖ ref)"),
+        ("k2", "KL(π ‖ ref)", "KL(π ‖ ref)"),
+        ("k3", "KL(π ‖ ref)", "KL(π ‖ ref)"),
+        ("k2-plain", "KL(π ‖ ref)", "neither"),
+        ("k3-plain", "KL(ref ‖ π)", "neither"),
+    ],
+)
+def test_expected_gradient_is_what_the_table_says(vocabulary, kl, on_policy, off_policy):
+    """docs/losses.md: E over x ~ π_old of each estimator's gradient, against closed forms over a small vocabulary."""
+    logits, old, _, ref = vocabulary
+    forward, reverse = closed_forms(logits, ref)
+    card = LossCard(kl=kl, kl_coef=1.0)
+    with jax.enable_x64(True):
+        for wanted, sampler in ((on_policy, torch.log_softmax(logits, 0)), (off_policy, old)):
+            found = expected_gradient(card, logits, sampler, ref)
+            assert (relative(found, forward) <= 1e-10) == (wanted == "KL(π ‖ ref)")
+            assert (relative(found, reverse) <= 1e-10) == (wanted == "KL(ref ‖ π)")
+            if wanted == "neither":
+                assert min(relative(found, forward), relative(found, reverse)) > 0.05
+        # At π = π_old = ref the divergence is flat: only k1 then pushes single tokens, with mean zero.
+        same_V = jnp.asarray(ref.numpy())
+        slope_V = jax.grad(lambda x_V: jnp.sum(losses.kl_terms(x_V, same_V, same_V, card)))(same_V)
+    np.testing.assert_allclose(slope_V, np.ones(6) if kl == "k1" else np.zeros(6), atol=1e-15)
+
+
+@pytest.mark.parametrize("bound", [0.0, 0.05])
+def test_rollout_weight_corrects_the_divergence_for_the_sampler(vocabulary, bound):
+    """x ~ μ: without the weight the expectation is another one; with it, and no cap in reach, it is right again.
+    A bound on the reported value changes nothing in it."""
+    logits, old, mu, ref = vocabulary
+    forward, _ = closed_forms(logits, ref)
+    with jax.enable_x64(True):
+        without = LossCard(kl="k3", kl_coef=1.0, kl_bound=bound)
+        assert relative(expected_gradient(without, logits, old, ref, mu), forward) > 0.05
+        weighted = without.model_copy(update={"rollout_cap": 1e9})
+        assert relative(expected_gradient(weighted, logits, old, ref, mu), forward) <= 1e-10
+        capped = without.model_copy(update={"rollout_cap": 1.0})
+        assert relative(expected_gradient(capped, logits, old, ref, mu), forward) > 0.01

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 
 # Compiling is most of this script's work and speed of the programs does not matter: no optimisation.
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
@@ -18,9 +19,20 @@ from tests.learner.conftest import TINY, random_episodes, weights_of
 
 MESHES = {"fsdp4_tensor2": (1, 4, 2), "data2_fsdp2_tensor2": (2, 2, 2)}
 CARD = LossCard(kl="k3", kl_coef=0.1, mini_batches=2)
+# Ratio and weight of whole sequences, which lie over devices and micro-batches; entropy bonus over the tensor group.
+SEQUENCE_CARD = LossCard(
+    ratio="sequence",
+    clip_low=0.02,
+    clip_high=0.02,
+    kl="none",
+    rollout_cap=2.0,
+    rollout_weight="sequence",
+    entropy_coef=0.05,
+    mini_batches=2,
+)
 
 
-def run(sizes: tuple[int, int, int], params, compute_dtype, micro_batch_rows=4):
+def run(sizes: tuple[int, int, int], params, compute_dtype, micro_batch_rows=4, card=CARD):
     """(gradient of the first step from Adam's moment, weights after one update of two mini-batches, metrics)."""
     mesh = make_mesh(MeshConfig(*sizes), jax.devices()[: int(np.prod(sizes))])
     optimizer = OptimizerSection(learning_rate=1e-3, warmup_steps=1, max_grad_norm=0.5, eps=1e-3)
@@ -28,16 +40,27 @@ def run(sizes: tuple[int, int, int], params, compute_dtype, micro_batch_rows=4):
     learner = Learner(TINY, mesh, optimizer, section, param_dtype=jnp.float32, compute_dtype=compute_dtype)
     state = learner.init_state(params)
     state = state.replace(ref_params=jax.tree.map(lambda w: w * 1.1, state.ref_params))
-    batches = learner.pack(random_episodes(24, 6), CARD)
+    episodes = random_episodes(24, 6) if card is CARD else in_turns(random_episodes(24, 6))
+    batches = learner.pack(episodes, card)
     scores = [learner.score(state, batch) for batch in batches]
     measured = []
     for batch, scored in zip(batches, scores, strict=True):
-        state, metrics = learner.step(state, batch, scored, CARD)
+        state, metrics = learner.step(state, batch, scored, card)
         measured.append({name: float(value) for name, value in metrics.items()})
         if len(measured) == 1:
             grads = jax.tree.map(lambda mu: np.asarray(mu) / 0.1, state.opt_state[0].mu)
     table = state.params["layers"]["down_FD"]
     return grads, jax.device_get(state.params), measured, table.addressable_shards[0].data.size / table.size
+
+
+def in_turns(episodes):
+    """Every second episode as two datums, which then lie in different rows."""
+    return [replace(e, datums=e.datums * 2) if number % 2 else e for number, e in enumerate(episodes)]
+
+
+def worst(measured, base) -> float:
+    """Largest relative difference of any metric of any step."""
+    return max(abs(a[key] - b[key]) / max(abs(b[key]), 1e-3) for a, b in zip(measured, base, strict=True) for key in b)
 
 
 def apart(one, other) -> float:
@@ -55,13 +78,17 @@ def main() -> None:
         facts[name] = {
             "grads": apart(grads, base[0]),
             "params": apart(weights, base[1]),
-            "metrics": max(
-                abs(a[key] - b[key]) / max(abs(b[key]), 1e-3)
-                for a, b in zip(measured, base[2], strict=True)
-                for key in b
-            ),
+            "metrics": worst(measured, base[2]),
             "share": share,
         }
+    one = run((1, 1, 1), params, jnp.float32, card=SEQUENCE_CARD)
+    grads, weights, measured, _ = run(MESHES["data2_fsdp2_tensor2"], params, jnp.float32, 8, SEQUENCE_CARD)
+    facts["sequence"] = {
+        "grads": apart(grads, one[0]),
+        "params": apart(weights, one[1]),
+        "metrics": worst(measured, one[2]),
+        "clipped": one[2][1]["clip_fraction"],
+    }
     low = run(MESHES["fsdp4_tensor2"], params, jnp.bfloat16)
     facts["bfloat16"] = {key: [low[2][0][key], base[2][0][key]] for key in ("loss", "grad_norm", "entropy")}
     print(json.dumps(facts))

@@ -36,7 +36,12 @@ def test_groups_interleaved_are_told_apart_by_name():
     assert advantage_of(LossCard(advantage="group-mean"), [1, 10, 3, 20], "abab") == [-1, -5, 1, 5]
 
 
-@pytest.mark.parametrize("name", ["group-zscore", "group-mean", "batch-mean", "batch-zscore", "token-whiten"])
+SPREADLESS = [
+    "group-zscore", "group-mean", "leave-one-out", "group-mean-whiten", "batch-mean", "batch-zscore", "token-whiten"
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SPREADLESS)
 def test_no_spread_is_exactly_zero(name):
     assert advantage_of(LossCard(advantage=name), [0.1, 0.1, 0.1], tokens=[3, 4, 5]) == [0, 0, 0]
 
@@ -56,6 +61,37 @@ def test_whitening_weighs_rewards_by_tokens():
     assert advantage_of(card, [1, 0], tokens=[3, 1]) == pytest.approx([0.5, -1.5])
 
 
+def test_leave_one_out_compares_with_the_others():
+    # group a: 1 against the mean of 0 and 5, …; group b of one keeps its reward
+    assert advantage_of(LossCard(advantage="leave-one-out"), [1, 0, 5, 0.5], "aaab") == [-1.5, -3, 4.5, 0.5]
+
+
+def test_whitening_after_the_group_mean():
+    # centred: 1, −1 with 3 and 1 tokens, 0, 0 with 2 each: sum 2 over 8 tokens, mean ¼;
+    # squares (3 · 9/16 + 25/16 + 4 · 1/16) / 7 = ½
+    card = LossCard(advantage="group-mean-whiten", advantage_eps=0.0)
+    wanted = [(x - 0.25) / math.sqrt(0.5) for x in (1, -1, 0, 0)]
+    assert advantage_of(card, [3, 1, 7, 7], "aabb", tokens=[3, 1, 2, 2]) == pytest.approx(wanted)
+
+
+def test_a_moving_baseline_is_that_of_the_update_before(make):
+    datum_of, episode_of, _ = make
+    card = LossCard(advantage="ema", ema_decay=0.7, ema_start=0.0)
+
+    def update(rewards, baseline):
+        rows = [episode_of(datum_of([1, 2], [0, 1]), reward=r) for r in rewards]
+        rows.append(episode_of(datum_of([1, 2], [0, 1]), reward=99.0, trained=False))
+        rated, after = advantages.assign(rows, card, baseline)
+        return [e.advantage for e in rated[:-1]], after
+
+    assert update([1.0, 3.0], None) == ([1.0, 3.0], pytest.approx(0.6))  # b_0 = 0; b_1 = .3 · 2
+    assert update([1.0, 1.0], 0.6) == (pytest.approx([0.4, 0.4]), pytest.approx(0.7 * 0.6 + 0.3))
+    assert update([], 0.6) == ([], 0.6)
+    late = card.model_copy(update={"ema_decay": 0.95, "ema_start": 0.5})
+    rated, after = advantages.assign([episode_of(datum_of([1, 2], [0, 1]), reward=1.0)], late, None)
+    assert rated[0].advantage == 0.5 and after == pytest.approx(0.95 * 0.5 + 0.05)
+
+
 def test_none_is_the_reward():
     assert advantage_of(LossCard(advantage="none"), [1, -0.1, 0]) == [1, -0.1, 0]
 
@@ -64,16 +100,17 @@ def test_assign_leaves_untrained_episodes_out(make):
     datum_of, episode_of, _ = make
     datum = datum_of([1, 2, 3], [0, 1, 1])
     episodes = [episode_of(datum, reward=r, trained=t) for r, t in ((1.0, True), (50.0, False), (0.0, True))]
-    assigned = advantages.assign(episodes, LossCard(advantage="group-mean"))
+    assigned, baseline = advantages.assign(episodes, LossCard(advantage="group-mean"))
     assert [episode.advantage for episode in assigned] == [0.5, None, -0.5]
-    assert advantages.assign([], LossCard()) == []
+    assert baseline is None
+    assert advantages.assign([], LossCard()) == ([], None)
 
 
 def test_whitening_counts_sampled_tokens_of_all_datums(make):
     datum_of, episode_of, _ = make
     long = episode_of(datum_of([1, 2, 3], [0, 1, 1]), datum_of([1, 2], [0, 1]), reward=1.0)
     short = episode_of(datum_of([1, 2, 3], [0, 0, 1]), reward=0.0)
-    assigned = advantages.assign([long, short], LossCard(advantage="token-whiten", advantage_eps=0.0))
+    assigned, _ = advantages.assign([long, short], LossCard(advantage="token-whiten", advantage_eps=0.0))
     assert [episode.advantage for episode in assigned] == pytest.approx([0.5, -1.5])
 
 

@@ -20,12 +20,19 @@ def facts():
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("mesh", ["fsdp4_tensor2", "data2_fsdp2_tensor2"])
+@pytest.mark.parametrize("mesh", ["fsdp4_tensor2", "data2_fsdp2_tensor2", "sequence"])
 def test_an_update_equals_that_of_one_device(facts, mesh):
-    """Gradient, weights after two clipped steps, every metric; the base has other micro-batches too."""
+    """Gradient, weights after two clipped steps, every metric; the base has other micro-batches too.
+
+    "sequence": ratios and weights of whole sequences whose rows lie on different devices.
+    """
     assert facts[mesh]["grads"] < 1e-5
     assert facts[mesh]["params"] < 1e-5
     assert facts[mesh]["metrics"] < 1e-4
+
+
+def test_some_sequences_are_clipped_in_the_second_step(facts):
+    assert 0 < facts["sequence"]["clipped"] < 1
 
 
 def test_weights_are_really_cut(facts):

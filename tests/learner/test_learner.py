@@ -1,5 +1,6 @@
 """The learner on one device: what moves, what must not, and that cutting the work differently changes rounding only."""
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -83,6 +84,48 @@ def test_cutting_the_work_changes_rounding_only(tiny, state, episodes, base, sec
     assert apart(grads, base[0]) < 1e-5
     assert metrics["loss"] == pytest.approx(base[1]["loss"], rel=1e-5)
     assert metrics["tokens"] == base[1]["tokens"] and metrics["sequences"] == 9
+
+
+SEQUENCE = LossCard(
+    ratio="sequence",
+    clip_low=0.02,
+    clip_high=0.02,
+    kl="none",
+    rollout_cap=1.5,
+    rollout_weight="sequence",
+    old_logprobs="learner",
+    entropy_coef=0.1,
+    mini_batches=2,
+)
+
+
+def test_sequences_may_be_cut_over_micro_batches(tiny, state, episodes):
+    """Ratio and weight of whole episodes, of two datums each, in one micro-batch and in many: gradient of the second
+    mini-batch, whose policy has moved. Adam's first moment holds both steps."""
+    rows = [replace(e, datums=e.datums * 2) for e in episodes]
+
+    def run(**section):
+        after = build(tiny, **section)
+        batches = after.pack(rows, SEQUENCE)
+        moved, metrics = after.update(fresh(after, state), batches, SEQUENCE)
+        return [batch.ids_MBT.shape[0] for batch in batches], gradient_of(moved), metrics
+
+    (one, *_), whole, base = run(micro_batch_rows=0)
+    (many, *_), cut, metrics = run(micro_batch_rows=1, packing=False)
+    assert one == 1 and many >= 8
+    assert apart(cut, whole) < 1e-5
+    for name in ("loss", "entropy", "ratio_mean", "rollout_weight_mean", "clip_fraction", "grad_norm"):
+        assert metrics[name] == pytest.approx(base[name], rel=1e-5)
+    assert base["sequences"] == 9 and 0 < base["clip_fraction"] < 1 and 0 < base["rollout_cap_fraction"] < 1
+
+
+def test_entropy_is_that_of_the_whole_distribution(base, learner, state, episodes):
+    assert 0 < base[1]["entropy"] < np.log(72) and base[1]["surprisal"] > 0
+    (batch,) = learner.pack(episodes, POLICY)
+    flat = jax.tree.map(lambda w: w * 0, state.params)
+    _, metrics = learner.step(fresh(learner, state.replace(params=flat)), batch, Scores(None, None), POLICY)
+    assert float(metrics["entropy"]) == pytest.approx(np.log(72), rel=1e-6)
+    assert float(metrics["surprisal"]) == pytest.approx(np.log(72), rel=1e-6)
 
 
 def test_same_input_same_bits(learner, state, episodes, base):

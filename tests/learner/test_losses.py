@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from scope_jax import losses
-from scope_jax.config import LossCard
+from scope_jax.config import CardError, LossCard, load_card
 
 # ratios 1, 1.5, 0.5 under π_old; advantages 2, 2, −1; an empty slot at the end
 LOGP = [math.log(0.5), math.log(0.6), math.log(0.2), -3.0]
@@ -19,6 +19,7 @@ def tokens(**changes):
     fields = {
         "mask_N": jnp.array([True, True, True, False]),
         "first_N": jnp.array([True, False, True, False]),
+        "sequence_N": jnp.array([0, 0, 1, 0]),
         "length_N": jnp.array([2.0, 2.0, 1.0, 0.0]),
         "advantage_N": jnp.array([2.0, 2.0, -1.0, 0.0]),
         "behaviour_N": jnp.array([math.log(0.5), math.log(0.5), math.log(0.5), 0.0]),
@@ -28,10 +29,24 @@ def tokens(**changes):
     return losses.Tokens(**fields | changes)
 
 
-def value(card, toks=None, logp=LOGP):
+def parts_of(card, toks=None, logp=LOGP, entropy=None):
+    toks, logp_N = tokens() if toks is None else toks, jnp.array(logp)
+    sums = losses.sequence_sums(logp_N, toks, card, 2) if losses.by_sequence(card) else None
+    entropy_N = None if entropy is None else jnp.array(entropy)
+    return losses.loss_parts(logp_N, toks, card, entropy_N=entropy_N, sequences=sums)
+
+
+def value(card, toks=None, logp=LOGP, entropy=None):
     toks = tokens() if toks is None else toks
-    parts = losses.loss_parts(jnp.array(logp), toks, card)
-    return float(parts.numerator / losses.denominator(card, toks))
+    return float(parts_of(card, toks, logp, entropy).numerator / losses.denominator(card, toks))
+
+
+def gradient(card, toks=None):
+    """∂numerator/∂log π of the four slots."""
+    toks = tokens() if toks is None else toks
+    sums = losses.sequence_sums(jnp.array(LOGP), toks, card, 2) if losses.by_sequence(card) else None
+    run = jax.grad(lambda logp_N: losses.loss_parts(logp_N, toks, card, sequences=sums).numerator)
+    return run(jnp.array(LOGP)).tolist()
 
 
 def card_of(**fields):
@@ -107,6 +122,122 @@ def test_old_log_probs_of_the_rollout():
     assert value(card) == pytest.approx((-2 - 2.4 + 0.8) / 3, rel=1e-6)
 
 
+# The first sequence's ratio is √(1 · 1.5) = 1.2247, the second's .5, which the clip holds at .8 since A < 0.
+def test_ratio_of_a_whole_sequence():
+    card = card_of(aggregation="sequence-mean", ratio="sequence")
+    assert value(card) == pytest.approx((-2 * math.sqrt(1.5) + 0.8) / 2, rel=1e-6)
+    # d(−2 s)/d log π_t = −2 s / 2 for each of the sequence's two tokens; the clipped one has none
+    assert gradient(card) == pytest.approx([-math.sqrt(1.5), -math.sqrt(1.5), 0, 0], rel=1e-6)
+    tight = card_of(aggregation="sequence-mean", ratio="sequence", clip_high=0.1)
+    assert value(tight) == pytest.approx((-2 * 1.1 + 0.8) / 2, rel=1e-6)
+    assert gradient(tight) == [0, 0, 0, 0]
+    sums = {name: float(x) for name, x in parts_of(tight).per_token.items()}
+    assert sums["clip_fraction"] == 3 and sums["ratio_mean"] == pytest.approx(2 * math.sqrt(1.5) + 0.5, rel=1e-6)
+
+
+def test_ratio_of_a_sequence_is_one_before_the_first_step():
+    card = card_of(aggregation="sequence-mean", ratio="sequence")
+    assert value(card, tokens(old_N=None)) == pytest.approx((-2 + 1) / 2, rel=1e-6)
+    assert gradient(card, tokens(old_N=None)) == pytest.approx([-1, -1, 1, 0])
+    assert not losses.sequences_move(card, scored=False) and losses.sequences_move(card, scored=True)
+
+
+def test_sums_of_a_sequence_that_is_cut_in_two_add_up():
+    card, whole = card_of(ratio="sequence"), tokens()
+    halves = [tokens(mask_N=jnp.array(m)) for m in ([True, False, False, False], [False, True, True, False])]
+    one, other = (losses.sequence_sums(jnp.array(LOGP), half, card, 2) for half in halves)
+    both = losses.sequence_sums(jnp.array(LOGP), whole, card, 2)
+    assert (one.ratio_Y + other.ratio_Y).tolist() == both.ratio_Y.tolist()
+    assert both.ratio_Y.tolist() == pytest.approx([math.log(1.5), math.log(0.5)], rel=1e-6)
+    with pytest.raises(ValueError, match="needs their sums"):
+        losses.loss_parts(jnp.array(LOGP), whole, card)
+
+
+def test_weight_is_a_constant_times_log_pi():
+    # CISPO: weights clip(1, 1.5, .5) = 1, 1.25, .8
+    card = card_of(aggregation="token-mean", surrogate="weight")
+    terms = (-2 * LOGP[0], -2.5 * LOGP[1], 0.8 * LOGP[2])
+    assert value(card) == pytest.approx(sum(terms) / 3, rel=1e-6)
+    assert gradient(card) == pytest.approx([-2, -2.5, 0.8, 0], rel=1e-6)
+    assert float(parts_of(card).per_token["clip_fraction"]) == 2
+    # REINFORCE: both bounds at 1
+    plain = card_of(aggregation="token-mean", surrogate="weight", clip_low=0, clip_high=0)
+    assert gradient(plain) == [-2, -2, 1, 0]
+
+
+def test_weight_of_the_rollout():
+    # π_old/μ = 1, .8, .8 by tokens, capped at .9; by sequences .8 and .8; losses −2, −2.5, .8
+    by_token = card_of(aggregation="token-mean", rollout_cap=0.9)
+    assert value(by_token) == pytest.approx((-2 * 0.9 - 2.5 * 0.8 + 0.8 * 0.8) / 3, rel=1e-6)
+    by_sequence = card_of(aggregation="token-mean", rollout_cap=0.9, rollout_weight="sequence")
+    assert value(by_sequence) == pytest.approx(0.8 * (-2 - 2.5 + 0.8) / 3, rel=1e-6)
+    sums = {name: float(x) for name, x in parts_of(by_token).per_token.items()}
+    assert sums["rollout_weight_mean"] == pytest.approx(2.5, rel=1e-6) and sums["rollout_cap_fraction"] == 1
+    # before the first step π_old is π: 1, .6/.5 and .2/.5, and it is no part of the gradient
+    fresh = card_of(aggregation="token-mean", rollout_cap=1.1)
+    assert gradient(fresh, tokens(old_N=None)) == pytest.approx([-2, -2 * 1.1, 0.4, 0], rel=1e-6)
+
+
+def test_weight_of_the_rollout_enters_the_kl_that_counts_ratios():
+    still = tokens(advantage_N=jnp.zeros(4))
+    k1 = card_of(aggregation="constant", kl="k1", rollout_cap=2.0)  # r·δ = log 2, 0, ½ log 2; weights 1, .8, .8
+    assert float(parts_of(k1, still).sums["kl_k1"]) == pytest.approx(1.4 * math.log(2), rel=1e-5)
+    plain = card_of(aggregation="constant", kl="k2-plain", rollout_cap=2.0)  # δ²/2 = ½ log² 2, 0, ½ log² 2
+    assert float(parts_of(plain, still).sums["kl_k2_plain"]) == pytest.approx(math.log(2) ** 2, rel=1e-5)
+
+
+def test_plain_k3_and_its_bound():
+    # δ = log 2, 0, log 2: k3 = log 2 − ½ = .193 and slope 1 − e^(−δ) = ½, whatever the ratio
+    still, free = tokens(advantage_N=jnp.zeros(4)), card_of(aggregation="constant", kl="k3-plain", kl_coef=1.0)
+    assert float(parts_of(free, still).sums["kl_k3_plain"]) == pytest.approx(2 * math.log(2) - 1, rel=1e-5)
+    assert gradient(free, still) == pytest.approx([0.5, 0, 0.5, 0], rel=1e-5)
+    bound = free.model_copy(update={"kl_bound": 0.1})
+    assert float(parts_of(bound, still).sums["kl_k3_plain"]) == pytest.approx(0.2, rel=1e-6)
+    assert gradient(bound, still) == [0, 0, 0, 0]
+
+
+def test_a_bound_leaves_the_slope_of_the_counted_estimators_alone():
+    still = tokens(advantage_N=jnp.zeros(4))
+    free = card_of(aggregation="constant", kl="k3", kl_coef=1.0)
+    bound = free.model_copy(update={"kl_bound": 0.1})
+    assert gradient(bound, still) == gradient(free, still)
+    assert float(parts_of(bound, still).sums["kl_k3"]) == pytest.approx(0.15, rel=1e-6)  # ratios 1 and ½
+
+
+def test_entropy_bonus():
+    card = card_of(aggregation="sequence-mean", entropy_coef=0.5)
+    without = value(card_of(aggregation="sequence-mean"))
+    assert value(card, entropy=[1.0, 3.0, 0.5, 9.0]) == pytest.approx(without - 0.5 * (2.0 + 0.5) / 2, rel=1e-6)
+    assert float(parts_of(card, entropy=[1.0, 3.0, 0.5, 9.0]).per_token["entropy"]) == 4.5
+    with pytest.raises(ValueError, match="needs the entropies"):
+        value(card)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"surrogate": "weight"}, 'set dual_clip = 0 with surrogate = "weight"'),
+        ({"dual_clip": 0.5}, "give a number above 1, or 0 for none"),
+        ({"rollout_cap": 2.0, "old_logprobs": "rollout"}, "set rollout_cap = 0 or old_logprobs"),
+        ({"clip_low": -0.1}, "greater than or equal to 0"),
+        ({"ema_decay": 1.0}, "less than 1"),
+    ],
+)
+def test_cards_that_contradict_themselves_are_refused(fields, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        LossCard(**fields)
+
+
+def test_dual_clip_is_switched_off_in_a_card():
+    off = load_card("configs/ssp/atlas.toml", ["ssp.solver.loss.dual_clip=0"]).ssp.solver.loss
+    assert off.dual_clip == 0 == LossCard(dual_clip=None).dual_clip
+    toks = tokens(old_N=jnp.array([OLD[0], OLD[0], LOGP[2] - 2.0, 0.0]), advantage_N=jnp.array([0.0, 0.0, -1.0, 0.0]))
+    free = off.model_copy(update={"kl": "none", "aggregation": "token-mean"})
+    assert value(free, toks) == pytest.approx(math.exp(2) / 3, rel=1e-6)
+    with pytest.raises(CardError, match=r"ssp.solver.loss.*dual_clip = 0 with surrogate"):
+        load_card("configs/ssp/atlas.toml", ['ssp.solver.loss.surrogate="weight"'])
+
+
 def test_supervised_is_the_mean_negative_log_likelihood():
     card = LossCard(objective="supervised", aggregation="token-mean")
     bare = tokens(old_N=None, ref_N=None)
@@ -121,7 +252,7 @@ def test_metrics_of_the_tokens():
     sums = {name: float(x) for name, x in parts.per_token.items()}
     assert sums["clip_fraction"] == 2 and sums["dual_clip_fraction"] == 0
     assert sums["ratio_mean"] == pytest.approx(3.0)
-    assert sums["entropy"] == pytest.approx(-sum(LOGP[:3]), rel=1e-6)
+    assert sums["surprisal"] == pytest.approx(-sum(LOGP[:3]), rel=1e-6) and "entropy" not in sums
     assert sums["mismatch_mean"] == pytest.approx(0 + math.log(5 / 4) + math.log(5 / 4), rel=1e-5)
     assert float(parts.maxima["mismatch_max"]) == pytest.approx(math.log(5 / 4), rel=1e-5)
 

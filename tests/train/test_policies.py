@@ -132,7 +132,7 @@ def test_resting_on_the_host_changes_no_bit(world: World) -> None:
         place = replace(world, cfg=cfg)
         states, _, _ = place.start(None)
         assert kinds(states["actor"]) == {HOST if offload else ACCELERATOR}
-        after[offload], _, metrics = learn(place, states, list(made))
+        after[offload], _, _, metrics = learn(place, states, list(made), {})
         assert metrics["solver/grad_norm"] > 0
     assert kinds(after[True]["actor"]) == {HOST}
     assert same(after[True]["actor"], after[False]["actor"])

@@ -26,6 +26,7 @@ SMALL = (
     "rollout.slots=8",
     "ssp.solver.samples=2",
     "ssp.replay_reset_every=3",
+    'ssp.proposer.loss.advantage="ema"',
 )
 
 
@@ -69,6 +70,12 @@ def final_arrays(run: Path) -> dict[str, np.ndarray]:
     return {"/".join(path): np.asarray(leaf) for path, leaf in ocp.tree.to_flat_dict(states).items()}
 
 
+def memory(run: Path) -> dict:
+    """What the last checkpoint keeps beside the states."""
+    handler = ocp.Checkpointer(ocp.JsonCheckpointHandler())
+    return handler.restore((run / "checkpoints" / "4" / "memory").absolute())
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("whole") / "run"
@@ -108,3 +115,7 @@ def test_a_killed_run_ends_with_the_same_bits(whole: Path, tmp_path: Path, momen
     for name in ("metrics.jsonl", "episodes.jsonl"):
         assert lines(whole, name) == lines(run, name)
     assert [record["step"] for record in lines(run, "metrics.jsonl")] == [1, 2, 3, 4]
+    remembered = memory(run)
+    assert remembered == memory(whole)
+    assert remembered["baselines"] == {"actor/proposer": lines(run, "metrics.jsonl")[-1]["proposer/baseline"]}
+    assert len({record["proposer/baseline"] for record in lines(run, "metrics.jsonl")}) == 4

@@ -42,7 +42,7 @@ def test_engine_and_learner_agree_on_every_token_of_a_step(
 ) -> None:
     """Within 1e-4 in float32, over every sampled token of both roles, through searches and their observations."""
     for update in world.system.updates(world.cfg):
-        rated = advantages.assign([e for e in episodes if e.role == update.role], update.card)
+        rated, _ = advantages.assign([e for e in episodes if e.role == update.role], update.card)
         for batch, part in zip(
             world.learner.pack(rated, update.card, update.temperature),
             batching.split(batching.trainable(rated), update.card.mini_batches),
@@ -75,9 +75,10 @@ def test_a_row_is_what_the_engine_saw(world: World, episodes: list[Episode]) -> 
 def test_a_step_moves_the_weights_and_rates_the_episodes(world: World, episodes: list[Episode]) -> None:
     states, _, _ = world.start(None)
     before = jax.device_get(states["actor"].params)
-    after, rated, metrics = learn(world, states, episodes)
+    after, rated, baselines, metrics = learn(world, states, episodes, {})
     moved = jax.tree.map(lambda a, b: float(np.abs(np.asarray(a) - b).max()), after["actor"].params, before)
     assert max(jax.tree.leaves(moved)) > 0
     assert all(e.advantage is not None for e in rated if e.trained)
     assert metrics["solver/mismatch_max"] < 1e-4
     assert metrics["solver/skipped"] == 0
+    assert baselines == {}
