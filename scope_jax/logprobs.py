@@ -162,7 +162,8 @@ def token_logprobs(
     around the call). Gradient, with p the softmax: ∂logp/∂logits = (onehot(target) − p) / temperature; none to the
     temperature.
     """
-    return _logprobs(hidden_ND, table_VD, targets_N, temperature, chunk, shards, False)[0]
+    both: Any = _logprobs(hidden_ND, table_VD, targets_N, temperature, chunk, shards, False)
+    return both[0]
 
 
 def token_logprobs_and_entropy(
@@ -180,5 +181,6 @@ def token_logprobs_and_entropy(
     entropy_slope: whether the entropy is differentiated, ∂H/∂logits_v = −p_v (log p_v + H) / temperature; without it
     the entropy is a measurement, and the backward pass does no work for it.
     """
-    logp_N, entropy_N = _logprobs(hidden_ND, table_VD, targets_N, temperature, chunk, shards, entropy_slope)
+    both: Any = _logprobs(hidden_ND, table_VD, targets_N, temperature, chunk, shards, entropy_slope)
+    logp_N, entropy_N = both
     return logp_N, entropy_N if entropy_slope else lax.stop_gradient(entropy_N)

@@ -71,8 +71,9 @@ def test_expected_policy_gradient(name, share):
     rewards_V = torch.tensor([1.0, -0.2, 0.4, 0.7], dtype=torch.float64)
     probs_V = torch.softmax(logits, 0)
     (exact,) = torch.autograd.grad((probs_V * rewards_V).sum(), logits)
+    probs_V = probs_V.detach()
     card, expected = LossCard(advantage=name), np.zeros(4)
-    slopes = np.eye(4) - probs_V.detach().numpy()  # row v: ∂log π(v)/∂logits
+    slopes = np.eye(4) - probs_V.numpy()  # row v: ∂log π(v)/∂logits
     for draws in itertools.product(range(4), repeat=3):
         drawn = list(draws)
         chance = float(probs_V[drawn].prod())
