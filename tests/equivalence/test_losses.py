@@ -33,7 +33,7 @@ def exact():
     mask_BT[4] = np.arange(LENGTH) == 5
     advantage_B = np.array([1.5, -0.7, 9.0, 0.0, -2.0, 0.4, -0.1])
     hidden_BTD = rng.normal(size=(ROWS, LENGTH, WIDTH))
-    table_VD = rng.normal(size=(VOCAB, WIDTH))
+    table_VD = rng.normal(size=(VOCAB, WIDTH)) / 2  # the rounding of a log-prob grows with its logits
     targets_BT = rng.integers(0, VOCAB, (ROWS, LENGTH))
     logits = hidden_BTD @ table_VD.T / 0.8
     logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
@@ -217,8 +217,6 @@ def name_of(card):
 @pytest.mark.parametrize("card", CARDS, ids=name_of)
 def test_card_matches_torch(exact, card, dtype):
     world, bound = in_dtype(exact, dtype), TOLERANCE[dtype]
-    if card.rollout_cap and card.rollout_weight == "sequence":
-        bound *= 3  # the exponential of a sum of up to nine log-ratios, each of which is rounded
     for scored in (True, False) if losses.by_sequence(card) or card.rollout_cap else (True,):
         hidden, table = (torch.tensor(world[name]).double().requires_grad_() for name in ("h", "w"))
         theirs, size = torch_loss(hidden, table, world, card, scored)
