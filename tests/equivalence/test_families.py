@@ -165,30 +165,28 @@ def assert_close(ours, theirs, tolerance: float = 1e-5) -> None:
     assert np.abs(np.asarray(ours) - theirs).max() <= tolerance * np.abs(theirs).max()
 
 
+def assert_no_token_between_experts(cfg, router_logits) -> None:
+    """Comparisons mean something only where rounding (1e-6 of a probability at most) cannot change a choice."""
+    assert len(router_logits) == cfg.num_layers
+    for logits in router_logits:
+        probs = logits.softmax(-1).sort(descending=True).values
+        gap = probs[:, cfg.experts_per_token - 1] - probs[:, cfg.experts_per_token]
+        assert gap.min() > 1e-5
+
+
 def test_logits_and_every_layer(pair, ids_BT):
     model, cfg, params, _ = pair
+    asked = {"output_hidden_states": True} | ({"output_router_logits": True} if cfg.num_experts else {})
     with torch.no_grad():
-        out = model(torch.tensor(ids_BT.astype(np.int64)), output_hidden_states=True)
+        out = model(torch.tensor(ids_BT.astype(np.int64)), **asked)
+    if cfg.num_experts:
+        assert_no_token_between_experts(cfg, out.router_logits)
     assert np.abs(out.logits.numpy()).max() > 1
     assert_close(our_logits(cfg, params, ids_BT), out.logits.numpy())
     ours = our_layers(cfg, params, jnp.asarray(ids_BT))
     assert len(ours) == len(out.hidden_states) == cfg.num_layers + 1
     for mine, theirs in zip(ours, out.hidden_states, strict=True):
         assert_close(mine, theirs.numpy())
-
-
-def test_no_token_stands_between_two_experts(pair, ids_BT):
-    """The comparisons above and below mean something only where rounding cannot change a router's choice."""
-    model, cfg, _, _ = pair
-    if not cfg.num_experts:
-        pytest.skip("no router")
-    with torch.no_grad():
-        out = model(torch.tensor(ids_BT.astype(np.int64)), output_router_logits=True)
-    assert len(out.router_logits) == cfg.num_layers
-    for logits in out.router_logits:
-        probs = logits.softmax(-1).sort(descending=True).values
-        gap = probs[:, cfg.experts_per_token - 1] - probs[:, cfg.experts_per_token]
-        assert gap.min() > 1e-5  # rounding moves a probability by 1e-6 at most
 
 
 def test_rotary_frequencies(pair):
