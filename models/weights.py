@@ -1,50 +1,56 @@
-"""Weights between a Hugging Face folder (config.json and safetensors) and our tree.
+"""Weights of a decoder: between our tree and a folder, in Hugging Face layout or in our own.
 
-Reading goes slice by slice: each device's shard is cut out of the memory-mapped files, so that a host touches only the
-bytes its devices need.
+Hugging Face: config.json and safetensors. Our own: config.json, the tree as orbax writes it (tensorstore) and a seal,
+which a card starts from as it does from the former. Reading and writing go block by block (models/streaming.py): a
+process reads only the slices its devices hold, and its memory beside the weights themselves stays below one tensor's.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, SingleDeviceSharding
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
+from models import streaming, tensorfile
 from models.config import ModelConfig, from_hf, to_hf
 from models.hf import HfTensor, hf_shapes, hf_tensor, tree_shapes
+from models.seal import SEAL, fault, seal
+from models.tensorfile import Checkpoint, WeightsError, read_json
 from models.tokenizer import Tokenizer
 from models.transformer import Params, declare
 from sharding.rules import Rules
 from sharding.spec import Param, param_shardings, path_name
 
-MAX_SHARD_BYTES = 5 * 10**9  # of one safetensors file, as transformers splits them
-READABLE = {"F32", "F16", "BF16"}
-INDEX = "model.safetensors.index.json"
+ORBAX = "weights"  # folder of the tree in our own layout
+CHUNK_BYTES = 64 * 2**20  # of an array in an orbax folder: what a process that wants less of it reads at least
+# Files beside the weights that make a model folder whole; they are copied as they are.
+COMPANIONS = (
+    "tokenizer*",
+    "vocab.*",
+    "merges.txt",
+    "added_tokens.json",
+    "special_tokens_map.json",
+    "chat_template*",
+    "spiece.model",
+    "generation_config.json",
+)
+
+Report = Callable[[int, int], None]  # tensors done, of how many
 
 
-class WeightsError(ValueError):
-    """A folder that cannot be read as a model; the message says which file or tensor and what is wrong."""
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{path} is missing; give a model folder in Hugging Face layout.") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise WeightsError(f"{path} is not JSON ({error}); copy the file again.") from None
+def quiet(done: int, total: int) -> None:
+    """A Report that tells nobody."""
 
 
 def load_config(folder: str | Path) -> ModelConfig:
@@ -56,7 +62,7 @@ def load_config(folder: str | Path) -> ModelConfig:
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"Model folder {folder} does not exist; give a folder in Hugging Face layout.")
-    contents = _read_json(folder / "config.json")
+    contents = read_json(folder / "config.json")
     if not isinstance(contents, Mapping):
         raise WeightsError(f"{folder / 'config.json'} holds no JSON object; copy the file again.")
     try:
@@ -65,69 +71,38 @@ def load_config(folder: str | Path) -> ModelConfig:
         raise WeightsError(f"{folder}: {error}") from None
 
 
-class Checkpoint:
-    """The tensors of a folder's safetensors files, open for reading slices."""
+def _shardings(tree: Params, mesh: Mesh | None, rules: Rules) -> Params:
+    if mesh is None:
+        return jax.tree.map(lambda _: SingleDeviceSharding(jax.local_devices()[0]), tree)
+    return param_shardings(tree, mesh, rules)
 
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
-        self.folder = folder
-        self._slices: dict[str, Any] = {}
-        self._files: dict[str, Path] = {}
-        for path in self._paths():
-            if not path.is_file():
-                raise FileNotFoundError(f"{path} is missing; copy the model folder again.")
-            try:
-                file = stack.enter_context(safe_open(path, framework="np"))
-            except SafetensorError as error:
-                raise WeightsError(f"{path} is not a whole safetensors file ({error}); copy it again.") from None
-            for name in file.keys():  # noqa: SIM118 (safe_open is no mapping)
-                self._slices[name] = file.get_slice(name)
-                self._files[name] = path
 
-    @property
-    def names(self) -> frozenset[str]:
-        """Names of all tensors."""
-        return frozenset(self._slices)
+# ---------------------------------------------------------------------------------------------------------- reading
+def load(
+    folder: str | Path,
+    mesh: Mesh | None = None,
+    rules: Rules = (),
+    dtype: Any = jnp.float32,
+    report: Report = quiet,
+) -> tuple[ModelConfig, Params]:
+    """(config, weights in `dtype`) of a model folder in either layout; see load_hf and load_orbax."""
+    if is_orbax(folder):
+        return load_orbax(folder, mesh, rules, dtype)
+    return load_hf(folder, mesh, rules, dtype, report)
 
-    def _paths(self) -> list[Path]:
-        index = self.folder / INDEX
-        if not index.is_file():
-            return [self.folder / "model.safetensors"]
-        contents = _read_json(index)
-        if not isinstance(contents, Mapping) or not isinstance(contents.get("weight_map"), Mapping):
-            raise WeightsError(f"{index} has no weight_map; copy the file again.")
-        return [self.folder / name for name in sorted(set(contents["weight_map"].values()))]
 
-    def check(self, shapes: Mapping[str, tuple[int, ...]], spare: frozenset[str]) -> None:
-        """Raises WeightsError unless exactly these tensors are there, in these shapes; `spare` ones may be too."""
-        found = set(self._slices)
-        for names, what in ((set(shapes) - found, "lacks"), (found - set(shapes) - spare, "has unexpected")):
-            if names:
-                some = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
-                raise WeightsError(
-                    f"{self.folder} {what} {len(names)} tensors ({some}); config.json and weights disagree."
-                )
-        for name, shape in shapes.items():
-            stored, dtype = tuple(self._slices[name].get_shape()), self._slices[name].get_dtype()
-            if stored != shape:
-                raise WeightsError(f"{self._files[name]}: {name} has shape {stored}, but config.json asks for {shape}.")
-            if dtype not in READABLE:
-                raise WeightsError(
-                    f"{self._files[name]}: {name} is {dtype}; readable are {', '.join(sorted(READABLE))}."
-                )
-
-    def read(self, tensor: HfTensor, index: tuple[slice, ...], dtype: Any) -> np.ndarray:
-        """The part `index` (slices with bounds) of our weight, in our layout."""
-        lead = [range(cut.start, cut.stop) for cut in index[: tensor.leading]]
-        names = [tensor.at(place) for place in itertools.product(*lead)]
-        parts = [self._read(name, index[tensor.leading :], tensor.transposed).astype(dtype) for name in names]
-        return np.stack(parts).reshape(*map(len, lead), *parts[0].shape)
-
-    def _read(self, name: str, index: tuple[slice, ...], transposed: bool) -> np.ndarray:
-        return self._slices[name][index[::-1]].T if transposed else self._slices[name][index]
+def is_orbax(folder: str | Path) -> bool:
+    """True if the folder holds, or once held, weights in our own layout."""
+    folder = Path(folder)
+    return (folder / "config.json").is_file() and ((folder / SEAL).is_file() or (folder / ORBAX).is_dir())
 
 
 def load_hf(
-    folder: str | Path, mesh: Mesh | None = None, rules: Rules = (), dtype: Any = jnp.float32
+    folder: str | Path,
+    mesh: Mesh | None = None,
+    rules: Rules = (),
+    dtype: Any = jnp.float32,
+    report: Report = quiet,
 ) -> tuple[ModelConfig, Params]:
     """(config, weights in `dtype`) from a Hugging Face folder: model.safetensors, or several files with their index.
 
@@ -137,15 +112,32 @@ def load_hf(
     """
     folder = Path(folder)
     cfg = load_config(folder)
-    # Some writers store the output table of a tied model a second time.
-    spare = frozenset({"lm_head.weight"}) if cfg.tie_embeddings else frozenset()
-    return cfg, load_tree(folder, declare(cfg), lambda path: hf_tensor(cfg, path), spare, mesh, rules, dtype)
+    return cfg, load_tree(
+        folder, declare(cfg), lambda path: hf_tensor(cfg, path), _spare(cfg), mesh, rules, dtype, report
+    )
+
+
+def _spare(cfg: ModelConfig) -> frozenset[str]:
+    """Some writers store the output table of a tied model a second time."""
+    return frozenset({"lm_head.weight"}) if cfg.tie_embeddings else frozenset()
 
 
 def tensor_names(folder: str | Path) -> frozenset[str]:
     """Names of all tensors of a folder. Raises FileNotFoundError or WeightsError."""
     with ExitStack() as stack:
         return Checkpoint(Path(folder), stack).names
+
+
+def stored_dtypes(folder: str | Path) -> set[str]:
+    """Names of the dtypes that the weights of a model folder have there ("bfloat16", ...). Raises as load does."""
+    folder = Path(folder)
+    if is_orbax(folder):
+        return {read_json(folder / "config.json")["dtype"]}
+    with ExitStack() as stack:
+        checkpoint = Checkpoint(folder, stack)
+        cfg = load_config(folder)
+        checkpoint.check(hf_shapes(cfg), _spare(cfg))
+        return {checkpoint.dtype(name).name for name in hf_shapes(cfg)}
 
 
 def load_tree(
@@ -156,71 +148,87 @@ def load_tree(
     mesh: Mesh | None,
     rules: Rules,
     dtype: Any,
+    report: Report = quiet,
 ) -> Params:
     """The weights of a tree of Param, for models with names of their own: tensor_of("layers.q_D_Hh") says where one
     lies, `spare` tensors may be there too. Otherwise as load_hf.
     """
-    if mesh is None:
-        shardings = jax.tree.map(lambda _: SingleDeviceSharding(jax.local_devices()[0]), tree)
-    else:
-        shardings = param_shardings(tree, mesh, rules)
+    shardings = _shardings(tree, mesh, rules)
+    shapes = tree_shapes(tree, tensor_of)
+    done = 0
     with ExitStack() as stack:
         checkpoint = Checkpoint(Path(folder), stack)
-        checkpoint.check(tree_shapes(tree, tensor_of), spare)
+        checkpoint.check(shapes, spare)
 
-        def load(path: tuple[Any, ...], param: Param, sharding: Any) -> jax.Array:
+        def one(path: tuple[Any, ...], param: Param, sharding: Any) -> jax.Array:
+            nonlocal done
             tensor = tensor_of(path_name(path))
+            weight = streaming.build(checkpoint, tensor, param.shape, sharding, dtype)
+            done += int(np.prod(param.shape[: tensor.leading]))
+            report(done, len(shapes))
+            return weight
 
-            def shard(index: tuple[slice, ...] | None) -> np.ndarray:
-                assert index is not None  # jax's signature allows it; a device of this process always has one
-                bounds = tuple(slice(*cut.indices(n)[:2]) for cut, n in zip(index, param.shape, strict=True))
-                return checkpoint.read(tensor, bounds, dtype)
-
-            return jax.make_array_from_callback(param.shape, sharding, shard)
-
-        return jax.tree_util.tree_map_with_path(load, tree, shardings)
+        return jax.tree_util.tree_map_with_path(one, tree, shardings)
 
 
-def _split(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
-    """Tensor names in order, cut into files of at most `limit` bytes (a larger tensor gets a file of its own)."""
-    files: list[list[str]] = [[]]
-    room = limit
-    for name, size in sizes.items():
-        if size > room and files[-1]:
-            files.append([])
-            room = limit
-        files[-1].append(name)
-        room -= size
-    return files
+def load_orbax(
+    folder: str | Path, mesh: Mesh | None = None, rules: Rules = (), dtype: Any = jnp.float32
+) -> tuple[ModelConfig, Params]:
+    """As load_hf, from a folder in our own layout. Raises WeightsError with one sentence if its seal is broken."""
+    folder = Path(folder)
+    if wrong := fault(folder):
+        raise WeightsError(f"the weights in {folder} cannot be used: {wrong}; convert or copy them again.")
+    cfg = load_config(folder)
+    tree = declare(cfg)
+    target = jax.tree.map(
+        lambda param, sharding: jax.ShapeDtypeStruct(param.shape, jnp.dtype(dtype), sharding=sharding),
+        tree,
+        _shardings(tree, mesh, rules),
+    )
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        place = (folder / ORBAX).absolute()
+        saved = _leaves(checkpointer.metadata(place).item_metadata.tree)
+        wanted = _leaves(target)
+        if saved != wanted:
+            name = min(path for path in saved | wanted if saved.get(path) != wanted.get(path))
+            raise WeightsError(
+                f"{folder}: {name} has shape {saved.get(name)}, but config.json asks for {wanted.get(name)}."
+            )
+        args = ocp.args.PyTreeRestore(target, restore_args=ocp.checkpoint_utils.construct_restore_args(target))
+        return cfg, checkpointer.restore(place, args=args)
 
 
-def _save_weights(folder: Path, cfg: ModelConfig, params: Params, dtype: np.dtype) -> None:
-    sources: dict[str, tuple[jax.Array, tuple[int, ...], bool]] = {}
-    for path, weight in jax.tree_util.tree_leaves_with_path(params):
-        tensor = hf_tensor(cfg, path_name(path))
-        for index in np.ndindex(weight.shape[: tensor.leading]):
-            sources[tensor.at(index)] = (weight, index, tensor.transposed)
+def _leaves(tree: Any) -> dict[str, tuple[int, ...]]:
+    return {path_name(path): tuple(leaf.shape) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
-    def to_host(name: str) -> np.ndarray:
-        weight, index, transposed = sources[name]
-        array = np.asarray(weight[index]).astype(dtype)
-        return np.ascontiguousarray(array.T if transposed else array)
 
-    shapes = hf_shapes(cfg)
-    if set(shapes) != set(sources):
-        raise ValueError("save_hf: the weights are not those that the model config declares.")
-    sizes = {name: int(np.prod(shape)) * dtype.itemsize for name, shape in shapes.items()}
-    files = _split(sizes, MAX_SHARD_BYTES)
-    where: dict[str, str] = {}
-    for number, names in enumerate(files, 1):
-        whole = len(files) == 1
-        file = "model.safetensors" if whole else f"model-{number:05d}-of-{len(files):05d}.safetensors"
-        save_file({name: to_host(name) for name in names}, folder / file, metadata={"format": "pt"})
-        (folder / file).chmod(0o644)  # safetensors writes for the owner alone
-        where.update(dict.fromkeys(names, file))
-    if len(files) > 1:
-        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}
-        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+# ---------------------------------------------------------------------------------------------------------- writing
+@contextmanager
+def _whole(folder: Path) -> Iterator[Path]:
+    """A folder to write into that takes the place of `folder` at the end, or is gone if the writing failed.
+
+    All processes of a run get the same one; process 0 makes, moves and removes it. Raises FileExistsError if something
+    that is no model folder is in the way.
+    """
+    if folder.exists() and not (folder.is_dir() and ((folder / "config.json").is_file() or not any(folder.iterdir()))):
+        raise FileExistsError(f"{folder} exists and is no model folder; choose another place to export to.")
+    writer, several = jax.process_index() == 0, jax.process_count() > 1
+    number = int(multihost_utils.broadcast_one_to_all(np.int32(os.getpid()))) if several else os.getpid()
+    new = folder.with_name(f".{folder.name}.new-{number}")
+    if writer:
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir(parents=True)
+    try:
+        if several:
+            multihost_utils.sync_global_devices(f"{folder}: begun")
+        yield new
+        if writer:
+            _replace(new, folder)
+        if several:
+            multihost_utils.sync_global_devices(f"{folder}: in its place")
+    finally:
+        if writer:
+            shutil.rmtree(new, ignore_errors=True)
 
 
 def _replace(new: Path, folder: Path) -> None:
@@ -232,31 +240,91 @@ def _replace(new: Path, folder: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def save_hf(folder: str | Path, cfg: ModelConfig, params: Params, dtype: Any, tokenizer: Tokenizer | None) -> None:
+def _companions(new: Path, config: Mapping[str, Any], dtype: Any, tokenizer: Tokenizer | Path | None) -> None:
+    """config.json for weights in `dtype`, and the files of the tokenizer: its own, or those of a model folder."""
+    name = jnp.dtype(dtype).name
+    contents = {**config, "dtype": name, "torch_dtype": name}
+    if isinstance(tokenizer, Tokenizer):
+        tokenizer.save(new)
+        ids = {"bos": tokenizer.bos_id, "eos": tokenizer.eos_id, "pad": tokenizer.pad_id}
+        contents |= {f"{name}_token_id": id for name, id in ids.items()}
+    elif tokenizer is not None:
+        for file in sorted({path for pattern in COMPANIONS for path in tokenizer.glob(pattern) if path.is_file()}):
+            shutil.copyfile(file, new / file.name)
+    (new / "config.json").write_text(json.dumps(contents, indent=2) + "\n", encoding="utf-8")
+
+
+def save_hf(
+    folder: str | Path,
+    cfg: ModelConfig,
+    params: Params,
+    dtype: Any,
+    tokenizer: Tokenizer | Path | None,
+    report: Report = quiet,
+) -> None:
     """Writes a folder that transformers' AutoModelForCausalLM (and AutoTokenizer, if a tokenizer is given) loads.
 
-    params: as declare(cfg), layers stacked, on devices of this host; written in `dtype`. With a tokenizer its files,
-    its chat template and generation_config.json are written too. The folder appears whole or not at all. Raises
-    FileExistsError if something that is no model folder is in the way.
+    params: as declare(cfg), layers stacked; written in `dtype`. They may be spread over the devices of several
+    processes: all of them then call this, and process 0 writes. tokenizer: its files, its chat template and
+    generation_config.json are written too; a folder: they are copied from there. The new folder appears whole or not
+    at all. Raises FileExistsError if something that is no model folder is in the way.
     """
-    folder = Path(folder)
-    if folder.exists() and not (folder.is_dir() and ((folder / "config.json").is_file() or not any(folder.iterdir()))):
-        raise FileExistsError(f"{folder} exists and is no model folder; choose another place to export to.")
-    config = to_hf(cfg) | {"dtype": jnp.dtype(dtype).name, "torch_dtype": jnp.dtype(dtype).name}
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    new = folder.with_name(f".{folder.name}.new-{os.getpid()}")
-    shutil.rmtree(new, ignore_errors=True)
-    new.mkdir()
-    try:
-        _save_weights(new, cfg, params, jnp.dtype(dtype))
-        if tokenizer is not None:
-            tokenizer.save(new)
-            config |= {
-                "bos_token_id": tokenizer.bos_id,
-                "eos_token_id": tokenizer.eos_id,
-                "pad_token_id": tokenizer.pad_id,
-            }
-        (new / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        _replace(new, folder)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
+    shapes = hf_shapes(cfg)
+    sources: dict[str, tuple[jax.Array, HfTensor, tuple[int, ...]]] = {}
+    for path, weight in jax.tree_util.tree_leaves_with_path(params):
+        tensor = hf_tensor(cfg, path_name(path))
+        for place in np.ndindex(weight.shape[: tensor.leading]):
+            sources[tensor.at(place)] = (weight, tensor, place)
+    if set(shapes) != set(sources):
+        raise ValueError("save_hf: the weights are not those that the model config declares.")
+    done = 0
+
+    def blocks(name: str) -> Iterator[jax.Array]:
+        nonlocal done
+        yield from streaming.blocks(*sources[name], dtype)
+        done += 1
+        report(done, len(shapes))
+
+    writer = jax.process_index() == 0
+    with _whole(Path(folder)) as new:
+        tensorfile.write(new if writer else None, shapes, np.dtype(dtype), blocks, tensorfile.MAX_SHARD_BYTES)
+        if writer:
+            _companions(new, to_hf(cfg), dtype, tokenizer)
+
+
+def recast_hf(source: str | Path, folder: str | Path, dtype: Any, report: Report = quiet) -> None:
+    """Copies a Hugging Face folder with its weights in another dtype, from file to file: nothing goes to a device.
+
+    Tensors that the model does not use (load_hf's `spare` ones) are left out. Raises as load_hf and save_hf do.
+    """
+    source = Path(source)
+    cfg = load_config(source)
+    shapes = hf_shapes(cfg)
+    done = 0
+    with ExitStack() as stack:
+        checkpoint = Checkpoint(source, stack)
+        checkpoint.check(shapes, _spare(cfg))
+
+        def blocks(name: str) -> Iterator[np.ndarray]:
+            nonlocal done
+            yield from streaming.file_blocks(checkpoint, name, shapes[name], dtype)
+            done += 1
+            report(done, len(shapes))
+
+        with _whole(Path(folder)) as new:
+            if jax.process_index() == 0:
+                tensorfile.write(new, shapes, np.dtype(dtype), blocks, tensorfile.MAX_SHARD_BYTES)
+                _companions(new, read_json(source / "config.json"), dtype, source)
+
+
+def save_orbax(
+    folder: str | Path, cfg: ModelConfig, params: Params, dtype: Any, tokenizer: Tokenizer | Path | None
+) -> None:
+    """Writes a model folder in our own layout, from which a card's model.checkpoint can start; otherwise as save_hf."""
+    with _whole(Path(folder)) as new:
+        save_args = jax.tree.map(lambda _: ocp.SaveArgs(dtype=jnp.dtype(dtype), chunk_byte_size=CHUNK_BYTES), params)
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+            checkpointer.save((new / ORBAX).absolute(), args=ocp.args.PyTreeSave(params, save_args=save_args))
+        if jax.process_index() == 0:
+            _companions(new, to_hf(cfg), dtype, tokenizer)
+            seal(new)

@@ -94,7 +94,7 @@ class World:
         """
         if saved is not None:
             return with_shared_reference(saved.states), saved.memory, saved.step
-        _, params = weights.load_hf(self.cfg.model.checkpoint, self.mesh, TRAIN, self.learner.param_dtype)
+        _, params = weights.load(self.cfg.model.checkpoint, self.mesh, TRAIN, self.learner.param_dtype)
         states: States = {}
         for name in self.system.policies(self.cfg):
             state = self.learner.init_state(params, reference=self.keeps_reference and not states)

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,14 +20,13 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
+from models.seal import SEAL, fault, seal
 from scope_jax.config import Config
 from scope_jax.errors import UserError
 from scope_jax.metrics import fingerprint
 from scope_jax.types import Memory
 
-SEAL = "seal.json"
 TEMPORARY = ".orbax-checkpoint-tmp"  # orbax: <name> + this (+ more) until all files are there
-UNSEALED = (SEAL, "_CHECKPOINT_METADATA")  # orbax writes the time of the commit into the latter, and reads without it
 
 
 class CheckpointError(UserError):
@@ -44,46 +41,6 @@ class Saved:
     states: dict[str, Any]
     memory: Memory
     meta: dict[str, Any]
-
-
-# ------------------------------------------------------------------------------------------------------------ seals
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in UNSEALED)
-
-
-def _crc(path: Path) -> int:
-    value = 0
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            value = zlib.crc32(block, value)
-    return value
-
-
-def _seal(folder: Path) -> None:
-    entries = {path.relative_to(folder).as_posix(): [path.stat().st_size, _crc(path)] for path in _files(folder)}
-    temporary = folder / (SEAL + ".partial")
-    temporary.write_text(json.dumps(entries), encoding="utf-8")
-    os.replace(temporary, folder / SEAL)
-
-
-def fault(folder: Path) -> str | None:
-    """What is wrong with a checkpoint folder, as the end of a sentence; None if every file is as it was written."""
-    seal = folder / SEAL
-    if not seal.is_file():
-        return "it has no seal, so it was never finished"
-    try:
-        entries = json.loads(seal.read_text(encoding="utf-8"))
-    except ValueError:
-        return f"{SEAL} is damaged"
-    for name, (size, crc) in entries.items():
-        path = folder / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if path.stat().st_size != size:
-            return f"{name} has {path.stat().st_size} bytes instead of {size}"
-        if _crc(path) != crc:
-            return f"{name} has changed since it was written"
-    return None
 
 
 # ---------------------------------------------------------------------------------------------------------- reading
@@ -209,7 +166,7 @@ class Checkpoints:
         """Orbax calls this on its own thread when all files are written and the folder still has its temporary name."""
         if jax.process_index() == 0:
             for folder in self.folder.glob(f"{self._saving}{TEMPORARY}*"):
-                _seal(folder)
+                seal(folder)
 
     def _prune(self, newest: int) -> None:
         """Leaves the `keep` newest sealed checkpoints up to `newest`; later ones are of a future that was rewound."""

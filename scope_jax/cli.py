@@ -193,9 +193,52 @@ def export(
     """Write the trained weights as a Hugging Face folder: config.json, safetensors, tokenizer, chat template."""
     if not run.is_dir():
         raise UserError(f"there is no run folder {run}; give the folder that was --run of a training.")
-    from scope_jax.evaluate import export as write
+    if not (run / "config.toml").is_file():
+        raise UserError(f"{run} is no run folder (it has no config.toml); give the one named with --run in training.")
+    _convert(run, folder, "hf", dtype, None, as_json)
 
-    _print(write(run, folder, dtype), as_json)
+
+@app.command()
+def convert(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SOURCE", help="Run folder, one of its checkpoints, or a model folder of either layout."
+        ),
+    ],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Model folder to write.")],
+    to: Annotated[
+        Literal["hf", "orbax"], typer.Option(help="Layout: Hugging Face, or our own, from which a card starts quickly.")
+    ],
+    dtype: Annotated[
+        Literal["float32", "bfloat16"] | None,
+        typer.Option(help="Of the written weights; as the source has them otherwise."),
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of a run with several policies; otherwise each is written.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write weights in another layout or dtype, with tokenizer and chat template; the same dtype keeps every bit."""
+    if not source.is_dir():
+        raise UserError(f"there is no folder {source}; give a run, one of its checkpoints or a model folder.")
+    _convert(source, folder, to, dtype, policy, as_json)
+
+
+def _convert(
+    source: Path,
+    folder: Path,
+    layout: Literal["hf", "orbax"],
+    dtype: Literal["float32", "bfloat16"] | None,
+    policy: str | None,
+    as_json: bool,
+) -> None:
+    from scope_jax.convert import convert as write
+    from scope_jax.report.progress import Progress
+
+    with Progress(_console()) as progress:
+        results = write(source, folder, layout, dtype, policy, progress.part)
+    _print(results, as_json)
 
 
 @app.command()

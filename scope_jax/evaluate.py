@@ -7,14 +7,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from models import weights
-from models.tokenizer import Tokenizer
 from scope_jax import data
-from scope_jax.assemble import DTYPES, World, assemble, assemble_learner
+from scope_jax.assemble import World, assemble
 from scope_jax.checkpoint import load, locate
 from scope_jax.config import EvalSet, load_card
+from scope_jax.convert import run_of
 from scope_jax.errors import UserError
-from scope_jax.systems import SYSTEMS
 from scope_jax.types import Metrics
 
 
@@ -47,7 +45,7 @@ def evaluate_target(target: Path, card: Path | None, overrides: Sequence[str]) -
     A run, or one of its checkpoints, is evaluated under its own config unless `card` names another; overrides apply to
     either. Returns {"target", "step" (None for a folder of weights), "metrics", "records"}.
     """
-    run = next((place for place in (target, *target.parents[:2]) if (place / "config.toml").is_file()), None)
+    run = run_of(target)
     if card is None and run is None:
         raise UserError(f"{target} is no run folder (it has no config.toml); name the card to use with --card.")
     own = [] if run else [f"model.checkpoint={target}"]
@@ -60,22 +58,3 @@ def evaluate_target(target: Path, card: Path | None, overrides: Sequence[str]) -
         world.voices.publish(states)
         metrics, records = evaluate(world, cfg.evaluate.sets)
     return {"target": str(target), "step": step if run else None, "metrics": metrics, "records": records}
-
-
-def export(run: Path, folder: Path, dtype: str) -> dict[str, Any]:
-    """Writes each policy of a run's newest checkpoint as a Hugging Face folder: `folder`, or one below it for each.
-
-    Returns {"step", "folders" by policy}. Raises UserError for a folder that is no run.
-    """
-    if not (run / "config.toml").is_file():
-        raise UserError(f"{run} is no run folder (it has no config.toml); give the one named with --run in training.")
-    cfg = load_card(run / "config.toml")
-    tokenizer = Tokenizer.load(cfg.model.tokenizer or cfg.model.checkpoint, cfg.model.chat_template)
-    model = weights.load_config(cfg.model.checkpoint)
-    learner = assemble_learner(cfg, model)
-    policies = SYSTEMS[cfg.system].policies(cfg)
-    saved = load(locate(run), {name: {"params": learner.abstract_state(False).params} for name in policies})
-    folders = {name: folder if len(policies) == 1 else folder / name for name in policies}
-    for name, place in folders.items():
-        weights.save_hf(place, model, saved.states[name]["params"], DTYPES[dtype], tokenizer)
-    return {"step": saved.step, "folders": {name: str(place) for name, place in folders.items()}}

@@ -33,7 +33,7 @@ def test_help_names_every_command_without_starting_jax() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False"
-    for command in ("train", "demo", "eval", "export", "index", "report"):
+    for command in ("train", "demo", "eval", "export", "convert", "index", "report"):
         assert f" {command} " in done.stdout
 
 

@@ -12,12 +12,14 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from models import weights
-from models.hf import hf_shapes, hf_tensor
+from models import streaming, tensorfile
+from models.hf import hf_shapes
 from models.tokenizer import Tokenizer
+from models.transformer import declare
 from models.weights import Checkpoint, WeightsError, load_config, load_hf, save_hf
 from sharding.mesh import MeshConfig, make_mesh
 from sharding.rules import TRAIN
+from sharding.spec import init_params
 
 
 def same(a, b) -> bool:
@@ -58,9 +60,9 @@ def test_bfloat16_file_loads_into_either_dtype(tmp_path, tiny, params):
 
 
 def test_several_files_with_an_index(tmp_path, tiny, params, monkeypatch):
-    monkeypatch.setattr(weights, "MAX_SHARD_BYTES", 20_000)
+    monkeypatch.setattr(tensorfile, "MAX_SHARD_BYTES", 20_000)
     save_hf(tmp_path / "model", tiny, params, jnp.float32, None)
-    index = json.loads((tmp_path / "model" / weights.INDEX).read_text())
+    index = json.loads((tmp_path / "model" / tensorfile.INDEX).read_text())
     files = sorted(path.name for path in (tmp_path / "model").glob("*.safetensors"))
     assert len(files) > 2 and sorted(set(index["weight_map"].values())) == files
     assert index["metadata"]["total_size"] == sum(x.size * 4 for x in jax.tree.leaves(params))
@@ -78,25 +80,26 @@ def test_a_mesh_gives_the_asked_shardings(folder, params):
 
 
 def test_only_the_asked_slice_is_read(folder, params):
-    """Reading two rows of one layer takes two rows out of the file, whatever side they lie on there."""
-
-    class Recorder:
-        def __init__(self, inner):
-            self.inner, self.read = inner, 0
-
-        def __getitem__(self, index):
-            part = self.inner[index]
-            self.read += part.size
-            return part
-
+    """Reading two columns of our layer takes two rows out of the file, whatever side they lie on there."""
     with ExitStack() as stack:
         checkpoint = Checkpoint(folder, stack)
-        recorders = {name: Recorder(piece) for name, piece in checkpoint._slices.items()}
-        checkpoint._slices = recorders
-        index = (slice(1, 2), slice(4, 6), slice(0, 48))
-        part = checkpoint.read(hf_tensor(load_config(folder), "layers.gate_DF"), index, np.float32)
-    assert np.array_equal(part, params["layers"]["gate_DF"][index])
-    assert {name: r.read for name, r in recorders.items() if r.read} == {"model.layers.1.mlp.gate_proj.weight": 2 * 48}
+        part = np.zeros((2, 32), np.float32)
+        checkpoint.read("model.layers.1.mlp.gate_proj.weight", (slice(4, 6), slice(0, 32)), part)
+        assert checkpoint.bytes_read == 2 * 32 * 4
+        column = np.zeros((48, 1), np.float32)
+        checkpoint.read("model.layers.1.mlp.gate_proj.weight", (slice(0, 48), slice(3, 4)), column)
+        assert checkpoint.bytes_read == 2 * 32 * 4 + 48 * 4
+    assert np.array_equal(part.T, params["layers"]["gate_DF"][1, :, 4:6])
+    assert np.array_equal(column[:, 0], params["layers"]["gate_DF"][1, 3])
+
+
+@pytest.mark.parametrize("block", [64, 1000, 4096, 50_000])
+def test_blocks_of_any_size_give_the_same_bits(folder, tmp_path, tiny, params, monkeypatch, block):
+    """Blocks of one row, of a part of a tensor, of several layers: read and written through the devices alike."""
+    monkeypatch.setattr(streaming, "BLOCK_BYTES", block)
+    assert same(load_hf(folder)[1], params)
+    save_hf(tmp_path / "again", tiny, params, jnp.float32, None)
+    assert (tmp_path / "again" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
 
 
 def test_tied_checkpoint_may_store_the_head_twice(tmp_path, tiny, params):
@@ -105,6 +108,29 @@ def test_tied_checkpoint_may_store_the_head_twice(tmp_path, tiny, params):
     save_hf(tmp_path / "m", tied, trunk, jnp.float32, None)
     rewrite(tmp_path / "m", lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"]}))
     assert same(load_hf(tmp_path / "m")[1], trunk)
+
+
+def test_rotary_frequencies_of_old_checkpoints_are_left_aside(folder, params):
+    frequencies = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(6, np.float32)}
+    rewrite(folder, lambda t: t.update(frequencies))
+    assert same(load_hf(folder)[1], params)
+
+
+@pytest.mark.parametrize("block", [1024, 4 * 2**20])
+def test_every_16_bit_value_is_cast_exactly(tmp_path, tiny, params, monkeypatch, block):
+    """All 65,536 float16 and bfloat16 patterns but NaNs, through the devices (small blocks) and the host alike: float32
+    holds each of them, bfloat16 what numpy rounds to (ties to even).
+    """
+    patterns = np.arange(2**16, dtype=np.uint16)
+    sized = replace(tiny, vocab_size=2**11)  # its table of width 32 has one place for each
+    save_hf(tmp_path / "m", sized, init_params(declare(sized), jax.random.key(0)), jnp.float32, None)
+    monkeypatch.setattr(streaming, "BLOCK_BYTES", block)
+    for kind in (np.float16, jnp.bfloat16):
+        values = np.nan_to_num(patterns.view(kind).astype(np.float32), nan=1.0).astype(kind).reshape(2**11, 32)
+        rewrite(tmp_path / "m", lambda t, values=values: t.update({"model.embed_tokens.weight": values}))
+        for dtype in (jnp.float32, jnp.bfloat16):
+            loaded = np.asarray(load_hf(tmp_path / "m", dtype=dtype)[1]["embed"]["table_VD"])
+            assert np.array_equal(loaded.view(np.uint8), values.astype(dtype).view(np.uint8))
 
 
 def test_missing_folder_and_config(tmp_path):

@@ -1,0 +1,206 @@
+"""Safetensors files: slices read out of them and tensors streamed into them, with a bounded part of them in memory.
+
+The safetensors library maps a file and leaves every page it touched resident until the file is closed, and writes a
+file only from tensors that are all in memory. Here the library checks the files (both those read and those just
+written) and the bytes between go through our own map, whose pages are given back after each slice, and our own writer.
+
+Format: 8 bytes with the header's length (little endian), the header (JSON: name -> dtype, shape, data_offsets), data.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+MAX_SHARD_BYTES = 5 * 10**9  # of one safetensors file, as transformers splits them
+INDEX = "model.safetensors.index.json"
+READABLE = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(jnp.bfloat16)}
+CODES = {dtype: code for code, dtype in READABLE.items()}
+BUFFER = re.compile(r"\.rotary_emb\.inv_freq$")  # transformers up to 4.31 saved it; it follows from config.json
+
+Shapes = Mapping[str, tuple[int, ...]]
+Blocks = Callable[[str], Iterable[Any]]  # a tensor's rows in order, in pieces (numpy or jax arrays)
+
+
+class WeightsError(ValueError):
+    """A folder that cannot be read as a model; the message says which file or tensor and what is wrong."""
+
+
+def read_json(path: Path) -> Any:
+    """The contents of a JSON file. Raises FileNotFoundError or WeightsError with one sentence."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} is missing; give a model folder in Hugging Face layout.") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise WeightsError(f"{path} is not JSON ({error}); copy the file again.") from None
+
+
+# ---------------------------------------------------------------------------------------------------------- reading
+@dataclass(frozen=True)
+class _Stored:
+    """One tensor of a file: where its bytes are, and what they mean. dtype is the file's code, such as "BF16"."""
+
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int  # bytes from the beginning of the file
+
+
+def _header(path: Path) -> dict[str, _Stored]:
+    """The tensors of one file, after the library has found its header and its length in order."""
+    try:
+        with safe_open(path, framework="np") as file:
+            file.metadata()
+    except SafetensorError as error:
+        raise WeightsError(f"{path} is not a whole safetensors file ({error}); copy it again.") from None
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        entries = json.loads(file.read(length))
+    entries.pop("__metadata__", None)
+    return {
+        name: _Stored(path, entry["dtype"], tuple(entry["shape"]), 8 + length + entry["data_offsets"][0])
+        for name, entry in entries.items()
+    }
+
+
+class Checkpoint:
+    """The tensors of a folder's safetensors files, open for reading slices. bytes_read counts what was read so far."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder = folder
+        self.bytes_read = 0
+        self._stored: dict[str, _Stored] = {}
+        self._maps: dict[Path, mmap.mmap] = {}
+        for path in self._paths():
+            if not path.is_file():
+                raise FileNotFoundError(f"{path} is missing; copy the model folder again.")
+            self._stored |= _header(path)
+            with path.open("rb") as file:
+                self._maps[path] = stack.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+    def _paths(self) -> list[Path]:
+        index = self.folder / INDEX
+        if not index.is_file():
+            return [self.folder / "model.safetensors"]
+        contents = read_json(index)
+        if not isinstance(contents, Mapping) or not isinstance(contents.get("weight_map"), Mapping):
+            raise WeightsError(f"{index} has no weight_map; copy the file again.")
+        return [self.folder / name for name in sorted(set(contents["weight_map"].values()))]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of all tensors."""
+        return frozenset(self._stored)
+
+    def dtype(self, name: str) -> np.dtype:
+        """A tensor's dtype in the file."""
+        return READABLE[self._stored[name].dtype]
+
+    def check(self, shapes: Shapes, spare: frozenset[str]) -> None:
+        """Raises WeightsError unless exactly these tensors are there, in these shapes; `spare` ones may be too, and
+        so may rotary frequencies, which old checkpoints carry along.
+        """
+        found = {name for name in self._stored if not BUFFER.search(name)}
+        for names, what in ((set(shapes) - found, "lacks"), (found - set(shapes) - spare, "has unexpected")):
+            if names:
+                some = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
+                raise WeightsError(
+                    f"{self.folder} {what} {len(names)} tensors ({some}); config.json and weights disagree."
+                )
+        for name, shape in shapes.items():
+            stored = self._stored[name]
+            if stored.shape != shape:
+                raise WeightsError(f"{stored.path}: {name} has shape {stored.shape}, but config.json asks for {shape}.")
+            if stored.dtype not in READABLE:
+                raise WeightsError(
+                    f"{stored.path}: {name} is {stored.dtype}; readable are {', '.join(sorted(READABLE))}."
+                )
+
+    def read(self, name: str, index: tuple[slice, ...], out: np.ndarray) -> None:
+        """Copies the slice `index` of a tensor, in the file's layout, into `out`, cast to its dtype."""
+        stored = self._stored[name]
+        mapped, dtype = self._maps[stored.path], READABLE[stored.dtype]
+        # The view must be gone before the map is closed, so it never leaves this function.
+        whole = np.frombuffer(mapped, dtype, math.prod(stored.shape), stored.start).reshape(stored.shape)
+        part = whole[index]
+        out[...] = part
+        self.bytes_read += part.nbytes
+        rows = index[0].indices(stored.shape[0]) if index and stored.shape else (0, 1, 1)
+        row_bytes = math.prod(stored.shape[1:]) * dtype.itemsize
+        first = (stored.start + rows[0] * row_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        mapped.madvise(mmap.MADV_DONTNEED, first, stored.start + rows[1] * row_bytes - first)
+
+
+# ---------------------------------------------------------------------------------------------------------- writing
+def _write_file(path: Path, shapes: Shapes, dtype: np.dtype, blocks: Blocks) -> None:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in shapes.items():
+        start, end = end, end + math.prod(shape) * dtype.itemsize
+        header[name] = {"dtype": CODES[dtype], "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # so that the data is aligned in memory
+    with path.open("xb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in shapes:
+            for block in blocks(name):
+                rows = np.ascontiguousarray(np.asarray(block), dtype)
+                file.write(rows.reshape(-1).view(np.uint8).data)
+            if file.tell() != 8 + len(text) + header[name]["data_offsets"][1]:
+                raise ValueError(f"{name}: the blocks are not the {shapes[name]} that were declared.")
+        file.flush()
+        os.fsync(file.fileno())
+    if {name: (stored.dtype, stored.shape) for name, stored in _header(path).items()} != {
+        name: (CODES[dtype], tuple(shape)) for name, shape in shapes.items()
+    }:
+        raise WeightsError(f"{path} does not read back as it was written; is the disk full or broken?")
+
+
+def _split(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
+    """Tensor names in order, cut into files of at most `limit` bytes (a larger tensor gets a file of its own)."""
+    files: list[list[str]] = [[]]
+    room = limit
+    for name, size in sizes.items():
+        if size > room and files[-1]:
+            files.append([])
+            room = limit
+        files[-1].append(name)
+        room -= size
+    return files
+
+
+def write(folder: Path | None, shapes: Shapes, dtype: np.dtype, blocks: Blocks, limit: int) -> None:
+    """Writes model.safetensors, or several files of at most `limit` bytes with their index, tensor after tensor.
+
+    Each block is dropped as soon as it is written. folder None: the blocks are only asked for, in the same order (a
+    process that takes part in making them but does not write). Each file is on disk, and read back by the safetensors
+    library as what was meant, when this returns.
+    """
+    sizes = {name: math.prod(shape) * dtype.itemsize for name, shape in shapes.items()}
+    files = _split(sizes, limit)
+    where: dict[str, str] = {}
+    for number, names in enumerate(files, 1):
+        file = "model.safetensors" if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
+        if folder is None:
+            for name in names:
+                for _ in blocks(name):
+                    pass
+            continue
+        _write_file(folder / file, {name: shapes[name] for name in names}, dtype, blocks)
+        where.update(dict.fromkeys(names, file))
+    if folder is not None and len(files) > 1:
+        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,114 @@
+"""One of two processes with four fake devices each (test_weights_processes.py starts both); prints one JSON object.
+
+python two_processes.py PORT PROCESS FOLDER
+"""
+
+import json
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from safetensors.numpy import load_file, save_file
+
+from models import streaming, tensorfile, weights
+from models.config import from_hf
+from models.hf import hf_shapes, hf_tensor
+from models.transformer import declare
+from sharding import distributed
+from sharding.mesh import MeshConfig, make_mesh
+from sharding.rules import TRAIN
+from sharding.spec import path_name
+
+CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 1024,
+    "num_hidden_layers": 3,
+    "hidden_size": 64,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "head_dim": 16,
+    "intermediate_size": 256,
+    "rope_theta": 10000.0,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 128,
+}
+CFG = from_hf(CONFIG)
+
+
+def expected() -> dict:
+    """The weights as numpy arrays, alike in both processes."""
+    return {
+        path_name(path): np.random.default_rng(i).normal(size=param.shape).astype(np.float32)
+        for i, (path, param) in enumerate(jax.tree_util.tree_leaves_with_path(declare(CFG)))
+    }
+
+
+def right(params: dict, values: dict) -> bool:
+    """Every shard on this process's devices holds its part of the values, bit for bit."""
+    return all(
+        np.array_equal(np.asarray(shard.data), values[path_name(path)][shard.index])
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+        for shard in leaf.addressable_shards
+    )
+
+
+def tensors(values: dict) -> dict:
+    """The values under the checkpoint's names and in its layout."""
+    named = {}
+    for path, value in values.items():
+        tensor = hf_tensor(CFG, path)
+        for place in np.ndindex(value.shape[: tensor.leading]):
+            named[tensor.at(place)] = value[place].T if tensor.transposed else value[place]
+    return named
+
+
+def main() -> None:
+    port, process, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    distributed.start(f"localhost:{port}", process, 2)
+    values = expected()
+    read: list[tensorfile.Checkpoint] = []
+
+    class Counted(tensorfile.Checkpoint):
+        def __init__(self, folder: Path, stack: ExitStack) -> None:
+            super().__init__(folder, stack)
+            read.append(self)
+
+    weights.Checkpoint = Counted  # so that its counter can be seen afterwards
+    facts: dict = {"devices": [len(jax.local_devices()), len(jax.devices())], "files": []}
+    if process == 0:
+        (folder / "source").mkdir()
+        (folder / "source" / "config.json").write_text(json.dumps(CONFIG))
+        written = {name: np.ascontiguousarray(value) for name, value in tensors(values).items()}
+        save_file(written, folder / "source" / "model.safetensors")
+    multihost_utils.sync_global_devices("source")
+    for name, sizes in {"fsdp": (1, 8, 1), "fsdp_tensor": (1, 4, 2), "data": (2, 4, 1)}.items():
+        mesh = make_mesh(MeshConfig(*sizes))
+        # First each weight in one transfer, then all of them block by block.
+        for block in (4 * 2**20, 8192):
+            streaming.BLOCK_BYTES = block
+            params = weights.load_hf(folder / "source", mesh, TRAIN)[1]
+            facts[f"{name} {block} right"] = right(params, values)
+            facts[f"{name} {block} read"] = read[-1].bytes_read
+            out = folder / f"{name}-{block}"
+            weights.save_hf(out, CFG, params, jnp.float32, None)
+            # Not only process 0 may look: the folder stands when the call returns anywhere.
+            facts["files"].append(sorted(path.name for path in out.iterdir()))
+            written = load_file(out / "model.safetensors")
+            facts[f"{name} {block} written"] = set(written) == set(hf_shapes(CFG)) and all(
+                np.array_equal(written[key], value) for key, value in tensors(values).items()
+            )
+            weights.save_orbax(folder / f"{out.name}-orbax", CFG, params, jnp.float32, out)
+            again = weights.load(folder / f"{out.name}-orbax", mesh, TRAIN)[1]
+            facts[f"{name} {block} orbax"] = right(again, values)
+    facts["total"] = sum(value.nbytes for value in values.values())
+    facts["whole on every device"] = sum(value.nbytes for path, value in values.items() if "norm" in path)
+    print(json.dumps(facts))
+
+
+if __name__ == "__main__":
+    main()
