@@ -68,8 +68,8 @@ def file_blocks(checkpoint: Checkpoint, name: str, shape: tuple[int, ...], dtype
 def _write(
     buffer: jax.Array,
     block: jax.Array,
-    lead: jax.Array | np.int32,
-    row: jax.Array | np.int32,
+    lead: Any,
+    row: Any,
     mesh: Mesh,
     leading: int,
     transposed: bool,
@@ -80,7 +80,7 @@ def _write(
     A buffer of another dtype of the same width gets the bits.
     """
 
-    def body(buffer: jax.Array, block: jax.Array, lead: jax.Array, row: jax.Array) -> jax.Array:
+    def body(buffer: jax.Array, block: jax.Array, lead: Any, row: Any) -> jax.Array:
         flat = buffer.reshape(-1, *buffer.shape[leading:])
         piece = (jnp.swapaxes(block, 1, 2) if transposed else block).astype(dtype)
         if piece.dtype != buffer.dtype:

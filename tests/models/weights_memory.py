@@ -58,7 +58,9 @@ CFG = from_hf(
 
 def resident(field: str) -> int:
     """VmRSS or VmHWM in bytes."""
-    return 1024 * int(re.search(rf"^{field}:\s+(\d+)", Path("/proc/self/status").read_text(), re.MULTILINE)[1])
+    found = re.search(rf"^{field}:\s+(\d+)", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert found is not None
+    return 1024 * int(found[1])
 
 
 class Meter:
