@@ -32,9 +32,16 @@ def test_rows_take_fsdp_and_tensor_comes_first(axes, train, decode):
     assert spec_for(matrix(*axes), DECODE) == decode
 
 
+def test_fsdp_spreads_whole_experts_and_tensor_cuts_each():
+    up_XDF, down_XFD = (matrix("experts", *axes, shape=(2, 4, 6)) for axes in (("width", "ffn"), ("ffn", "width")))
+    assert spec_for(up_XDF, TRAIN) == P("fsdp", None, "tensor")
+    assert spec_for(down_XFD, TRAIN) == P("fsdp", "tensor", None)
+    assert spec_for(up_XDF, DECODE) == P(None, None, "tensor")
+
+
 def test_unknown_logical_axis_is_named():
-    with pytest.raises(ValueError, match="'experts' is not in the sharding rules"):
-        spec_for(matrix("experts", "width"), TRAIN)
+    with pytest.raises(ValueError, match="'colour' is not in the sharding rules"):
+        spec_for(matrix("colour", "width"), TRAIN)
 
 
 def test_param_wants_one_name_per_dimension():
