@@ -26,6 +26,7 @@ from scope_jax.errors import UserError
 from scope_jax.metrics import fingerprint
 from scope_jax.types import Memory
 
+LAYOUT = 2  # of what a run saves; 2: the memory holds the game's and the moving baselines
 TEMPORARY = ".orbax-checkpoint-tmp"  # orbax: <name> + this (+ more) until all files are there
 
 
@@ -35,7 +36,7 @@ class CheckpointError(UserError):
 
 @dataclass(frozen=True)
 class Saved:
-    """One checkpoint: `states` by policy name, the game's memory, and meta = {"step", "seed", "fingerprint"}."""
+    """One checkpoint: `states` by policy name, the memory, and meta = {"step", "seed", "fingerprint", "layout"}."""
 
     step: int
     states: dict[str, Any]
@@ -100,7 +101,7 @@ class Checkpoints:
     def __init__(self, folder: Path, cfg: Config) -> None:
         self.folder = folder.absolute()
         self.keep = cfg.train.keep
-        self.meta = {"seed": cfg.seed, "fingerprint": fingerprint(cfg)}
+        self.meta = {"seed": cfg.seed, "fingerprint": fingerprint(cfg), "layout": LAYOUT}
         self._saving: int | None = None
         # absl's warnings about its own metadata files say nothing to people.
         logging.getLogger("absl").setLevel(logging.ERROR)
@@ -142,7 +143,7 @@ class Checkpoints:
         """The newest valid checkpoint in the layout of `targets` (see `load`), None if the run has none yet.
 
         Each damaged one on the way is skipped with one sentence to `warn`. Raises CheckpointError if there are
-        checkpoints but all are damaged, or if the one found was written under another config.
+        checkpoints but all are damaged, or if the one found was written under another config or in another layout.
         """
         candidates = steps(self.folder)
         for step in reversed(candidates):
@@ -151,6 +152,11 @@ class Checkpoints:
                 warn(f"the checkpoint {folder} is skipped: {wrong}.")
                 continue
             saved = load(folder, targets)
+            if saved.meta.get("layout") != LAYOUT:
+                raise CheckpointError(
+                    f"the checkpoint {folder} was written by another version of scope-jax, whose runs this one cannot "
+                    "continue; use another run folder."
+                )
             if saved.meta["fingerprint"] != self.meta["fingerprint"]:
                 raise CheckpointError(
                     f"the checkpoint {folder} was written under another config; use another run folder."

@@ -190,6 +190,16 @@ def test_a_damaged_step_is_written_over_and_a_rewound_future_removed(folder: Pat
     assert same(saved.states, {"actor": state(30), "other": state(31)})
 
 
+def test_another_layout_is_refused(folder: Path) -> None:
+    """As runs saved it before there were layouts."""
+    before = Checkpoints(folder, card())
+    del before.meta["layout"]
+    before.save(4, {"actor": state(40), "other": state(41)}, {})
+    before.wait()
+    with pytest.raises(CheckpointError, match=r"4 was written by another version of scope-jax.*another run folder"):
+        Checkpoints(folder, card()).resume(targets(WANTED), pytest.fail)
+
+
 def test_another_config_is_refused(folder: Path) -> None:
     other = card().model_copy(update={"seed": 5})
     with pytest.raises(CheckpointError, match="another config"):
