@@ -34,6 +34,10 @@ _STILL_CLOCK = (
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
+class HistoryRewritten(ValueError):
+    """A chat template under which a conversation cannot go on from the ids that were sampled."""
+
+
 def without_surrogates(text: str) -> str:
     """`text` with lone halves of UTF-16 pairs, which no encoding can write, replaced by U+FFFD."""
     return text if text.isascii() else _SURROGATES.sub("\ufffd", text)
@@ -108,7 +112,7 @@ class ChatTemplate:
         said = full[len(prompt) : len(full) - len(tail)]
         appended = head == prompt and found and full.startswith(prompt) and full.endswith(tail) and blank not in tail
         if not appended or said.strip() != answer["content"].strip():
-            raise ValueError(
+            raise HistoryRewritten(
                 "The chat template rewrites what was said before; encode the whole conversation anew instead of "
                 "continuing it."
             )
@@ -143,7 +147,7 @@ class _Scene:
                 "The tokenizer has no chat template; give one to Tokenizer.load or put it into its folder."
             )
         special = chat._special
-        self._template = self._hf.get_chat_template(None, None if tools is None else list(tools))
+        self._template = self._hf.get_chat_template(None, None if tools is None else [dict(tool) for tool in tools])
         everything = [self._template, dict(options), [dict(message) for message in messages], list(tools or ())]
         payload = json.dumps(everything, ensure_ascii=False, default=str)
         self.disguise = disguise = _Disguise([*special, *forbid], payload)
@@ -159,7 +163,7 @@ class _Scene:
             for message in messages
         ]
         self._tools = None if tools is None else [disguise.hide(tool, careful) for tool in tools]
-        self._options = dict(options)
+        self._options: dict[str, Any] = dict(options)
         # A prompt must not depend on the day it is made.
         if "date_string" in self._template:
             self._options = {"date_string": DATE_STRING} | self._options
@@ -167,9 +171,10 @@ class _Scene:
             self._template = _STILL_CLOCK + self._template
 
     def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> str:
+        conversation: Any = list(messages)  # transformers asks for dicts of strings, its templates take any mapping
         try:
             rendered = self._hf.apply_chat_template(
-                list(messages),
+                conversation,
                 tools=self._tools,
                 chat_template=self._template,
                 tokenize=False,

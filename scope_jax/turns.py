@@ -23,6 +23,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from models.chat import HistoryRewritten
 from rollouts.types import Continuation, Reply, Restart, Turn
 from scope_jax import parsing
 from scope_jax.dialects import Dialect
@@ -83,7 +84,14 @@ class Joiner:
         if self.mode == "raw":
             return
         message = self.dialect.message(self.dialect.observation(["probe"]))
-        ids = self.glue(message) if self.mode == "chat" else self._rendered([*SHORT, message])
+        try:
+            ids = self.glue(message) if self.mode == "chat" else self._rendered([*SHORT, message])
+        except HistoryRewritten:
+            raise ValueError(
+                'With model.turns = "chat" the chat template and its options rewrite what was said before, so that '
+                'sampled tokens would not stay as they are; choose model.turns = "chat-trimmed", which renders every '
+                "turn anew."
+            ) from None
         if "probe" not in self.tokenizer.decode(ids):
             raise ValueError(
                 f"The chat template leaves out messages of role {message['role']!r}, in which the dialect gives search "
