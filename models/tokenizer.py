@@ -60,9 +60,11 @@ class Tokenizer:
         self.bos_id: int | None = starts if isinstance(starts, int) else None
         self.pad_id: int = pads if isinstance(pads, int) else ends
         self.eos_ids: tuple[int, ...] = tuple(dict.fromkeys([self.eos_id, *eos_ids]))
-        self.vocab_size: int = max(self._plain.get_vocab().values()) + 1
+        vocabulary = self._plain.get_vocab()
+        self.vocab_size: int = max(vocabulary.values()) + 1
+        self._space_ids = [vocabulary[BYTE_NAMES[byte]] for byte in SPACE.encode()] if self._spaced else []
         # A vocabulary without bytes gives its unknown token for characters it lacks.
-        unknown = hf.unk_token_id if self._bytes is None else None
+        unknown: Any = hf.unk_token_id if self._bytes is None else None
         self.special_ids: frozenset[int] = frozenset(self._special.values()) - {unknown}
         self._chat = ChatTemplate(hf, special)
         self.exact: bool = self._bytes is not None and self._spell(self.encode(PROBE)) == PROBE.encode()
@@ -104,8 +106,9 @@ class Tokenizer:
         forbid: names that stay characters too, such as "<tool_call>" in a document: each occurrence is encoded as two
         texts, its first character with what is before and the rest with what is after, so that no token spans it.
         start: as the library encodes the beginning of a document, with the dummy space where a SentencePiece vocabulary
-        has one; it is a space in the decoded text. Without, text continues what came before and nothing is put in.
-        Lone surrogates become U+FFFD. Raises ValueError for a forbidden name of fewer than two characters.
+        has one; it is a space in the decoded text (where the libraries differ, transformers': docs/tokenizers.md).
+        Without, text continues what came before and nothing is put in. Lone surrogates become U+FFFD. Raises
+        ValueError for a forbidden name of fewer than two characters.
         """
         ban = self._ban(forbid)
         pieces = self._pieces(without_surrogates(text), ban)
@@ -113,19 +116,6 @@ class Tokenizer:
         for i, piece in enumerate(pieces):
             ids += self._encode_piece(piece, ban, self._first if start and i == 0 else self._plain)
         return ids
-
-    def encode_batch(
-        self, texts: Sequence[str], forbid: Collection[str] = (), *, start: bool = False
-    ) -> list[list[int]]:
-        """encode of each text, in the tokenizers library's threads."""
-        ban = self._ban(forbid)
-        split = [self._pieces(without_surrogates(text), ban) for text in texts]
-        whole = [i for i, pieces in enumerate(split) if len(pieces) == 1 and pieces[0] != SPACE]
-        fast = self._first if start else self._plain
-        done = fast.encode_batch_fast([split[i][0] for i in whole], add_special_tokens=False)
-        ids = {i: encoding.ids for i, encoding in zip(whole, done, strict=True)}
-        kept = {i: row for i, row in ids.items() if ban.ids.isdisjoint(row)}
-        return [kept[i] if i in kept else self.encode(text, forbid, start=start) for i, text in enumerate(texts)]
 
     def normalise(self, text: str) -> str:
         """The text that `decode(encode(text))` gives: composed (NFC) where the vocabulary asks for it (Qwen), without
@@ -200,10 +190,11 @@ class Tokenizer:
         be any others that spell it. The first id ends the turn. ended=True: the turn itself already holds that id (it
         was sampled), and the ids after it are returned.
 
-        The other arguments are those of encode_chat, and must be the same throughout an episode. Raises ValueError if
-        the template rewrites what was said before (Qwen3 drops thinking of earlier questions, and the empty thought
-        that enable_thinking=False prompts with): the caller then encodes the conversation anew, as a prompt of its own.
-        White space at the edges of the content may be trimmed by the template (Llama 3); that counts as appending.
+        The other arguments are those of encode_chat, and must be the same throughout an episode. Raises
+        chat.HistoryRewritten, a ValueError, if the template rewrites what was said before (Qwen3 drops thinking of
+        earlier questions, and the empty thought that enable_thinking=False prompts with): the caller then encodes the
+        conversation anew, as a prompt of its own. White space at the edges of the content may be trimmed by the
+        template (Llama 3); that counts as appending.
         """
         self._ban(forbid)
         later = [observation] if isinstance(observation, Mapping) else list(observation)
@@ -231,7 +222,7 @@ class Tokenizer:
         if key not in self._bans:
             if short := [name for name in key if len(name) < 2]:
                 raise ValueError(f"The forbidden name {short[0]!r} has fewer than two characters; it cannot be cut.")
-            ids = {self._plain.token_to_id(name) for name in key} - {None}
+            ids = {id for name in key if (id := self._plain.token_to_id(name)) is not None}
             names = [*self._always, *key]
             self._bans[key] = _Ban(occurrences(names), frozenset(name[0] for name in names), self.special_ids | ids)
         return self._bans[key]
@@ -248,7 +239,7 @@ class Tokenizer:
 
     def _encode_piece(self, piece: str, ban: _Ban, fast: FastTokenizer) -> list[int]:
         if self._spaced and piece == SPACE:
-            return [fast.token_to_id(BYTE_NAMES[byte]) for byte in SPACE.encode()]
+            return self._space_ids
         ids: list[int] = []
         while True:
             encoding = fast.encode(piece, add_special_tokens=False)

@@ -58,7 +58,7 @@ def read(folder: Path) -> tuple[PreTrainedTokenizerFast, tuple[int, ...]]:
             hf = _sentencepiece(model)
         else:
             hf = _llama3(model)
-            ends = ends or tuple(hf.convert_tokens_to_ids(list(LLAMA3_ENDS)))
+            ends = ends or tuple(LLAMA3_RANKS + LLAMA3_SPECIAL.index(name) for name in LLAMA3_ENDS)
     elif bare and (folder / "vocab.txt").is_file():
         hf = BertTokenizer(vocab=str(folder / "vocab.txt"))
     else:
@@ -102,7 +102,7 @@ def _sentencepiece(model: Path) -> PreTrainedTokenizerFast:
         extractor = SentencePieceExtractor(str(model))
     except DecodeError:
         raise ValueError(f"{model} is neither a SentencePiece model nor a list of tiktoken ranks.") from None
-    proto = extractor.proto
+    proto: Any = extractor.proto
     scored = [(piece.piece, piece.score) for piece in proto.pieces]
     if proto.trainer_spec.model_type == 1:
         fast = SpmConverter.build_tokenizer_from_spm_proto(proto, scored)

@@ -77,7 +77,7 @@ def test_template_variables_and_tool_calls_agree_with_transformers(qwen):
     call = {"type": "function", "function": {"name": "search", "arguments": {"query": "a <b> 'c'"}}}
     messages = [*conversation("s", "u"), {"role": "assistant", "content": "", "tool_calls": [call]}]
     messages.append({"role": "tool", "content": "found"})
-    options = {"add_generation_prompt": True, "enable_thinking": False}
+    options: dict[str, Any] = {"add_generation_prompt": True, "enable_thinking": False}
     assert tokenizer.encode_chat(messages, **options) == reference(tokenizer, messages, **options)
 
 

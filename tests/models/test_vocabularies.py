@@ -129,7 +129,6 @@ def test_golden_ids(load, shared_data, name):
     tokenizer = load(name)
     assert len(want) == 46 and sum(map(len, want)) > 300
     assert [tokenizer.encode(text, start=True) for text in texts] == want
-    assert tokenizer.encode_batch(texts, start=True) == want
     if tokenizer.exact:
         assert [tokenizer.decode(tokenizer.encode(text)) for text in texts] == texts
 
@@ -143,6 +142,24 @@ def test_sentencepiece_gives_its_librarys_ids(load, tmp_path, name):
     library = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
     for text in ("the cat", "  two  spaces ", "日本 🙂", "why?\n\tñ", "<s>", "<0x41>", "</s><unk>", ""):
         assert tokenizer.encode(text, start=True) == library.encode(text), text
+
+
+def test_where_ids_differ_from_the_sentencepiece_librarys(load, tmp_path):
+    """The two places that the document names: U+2581 itself, and dummy spaces around symbols of the maker's own."""
+    tokenizer = load("spm_unigram")
+    train_spm(tmp_path, "unigram", **UNIGRAM)
+    library = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
+
+    def pieces(ids: list[int]) -> list[str]:
+        return [library.id_to_piece(id) for id in ids]
+
+    assert pieces(tokenizer.encode("\u2581")) == ["<0xE2>", "<0x96>", "<0x81>"]
+    assert "<0xE2>" not in pieces(library.encode("\u2581"))
+    text = "<think>cat"
+    ids = tokenizer.encode(text, start=True)
+    assert pieces(ids) == ["<think>", "\u2581cat"] and ids == tokenizer._hf.encode(text, add_special_tokens=False)
+    assert pieces(library.encode(text)) == ["\u2581", "<think>", "c", "at"]
+    assert pieces(tokenizer.encode(text)) == ["<think>", "c", "at"]
 
 
 # ------------------------------------------------------------------------------------------- texts that stay as said
@@ -205,7 +222,6 @@ def test_tokens_spell_the_text(load, name, text, more):
         assert tokenizer.decode(ids) == said
         assert b"".join(tokenizer.token_bytes(id) for id in ids) == said.encode()
         assert tokenizer.special_ids.isdisjoint(ids)
-        assert tokenizer.encode_batch([text, more], forbid) == [ids, tokenizer.encode(more, forbid)]
     # A continuation brings no space of its own.
     both = tokenizer.encode(more) + tokenizer.encode(text)
     assert tokenizer.decode(both) == tokenizer.normalise(more) + tokenizer.normalise(text)
@@ -229,7 +245,6 @@ def test_encoders_vocabularies_give_no_special_tokens_either(load, name, text):
     tokenizer = load(name)
     ids = tokenizer.encode(text)
     assert tokenizer.special_ids.isdisjoint(ids)
-    assert tokenizer.encode_batch([text]) == [ids]
     assert tokenizer.decode(ids) == tokenizer._hf.decode(ids, clean_up_tokenization_spaces=False)
 
 
@@ -262,7 +277,6 @@ def test_names_that_only_normalisation_brings_about(tmp_path):
     tokenizer = Tokenizer.load(tmp_path, exact=False)
     assert tokenizer.encode("x <TAG> <tag>") == [5, 6, 6]
     assert tokenizer.encode("x <TAG> <tag>", ["<tag>"]) == [5, 2, 3, 4, 2, 3, 4]
-    assert tokenizer.encode_batch(["x <TAG>"] * 2, ["<tag>"]) == [[5, 2, 3, 4]] * 2
 
 
 # ------------------------------------------------------------------------------------------------------------- chats
