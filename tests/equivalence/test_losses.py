@@ -182,12 +182,12 @@ CARDS = [
     )
 ]
 CARDS += [
-    LossCard(ratio=ratio, surrogate=surrogate, aggregation=agg, clip_low=0.1, clip_high=0.15, dual_clip=0, kl="none")
-    for ratio, surrogate, agg in [
-        ("sequence", "clip", "sequence-mean"),
-        ("sequence", "clip", "token-mean"),
-        ("sequence", "weight", "sequence-mean"),
-        ("token", "weight", "token-mean"),
+    card.model_copy(update={"clip_low": 0.1, "clip_high": 0.15, "dual_clip": 0.0, "kl": "none"})
+    for card in [
+        LossCard(ratio="sequence", aggregation="sequence-mean"),
+        LossCard(ratio="sequence", aggregation="token-mean"),
+        LossCard(ratio="sequence", aggregation="sequence-mean", surrogate="weight", dual_clip=0),
+        LossCard(aggregation="token-mean", surrogate="weight", dual_clip=0),
     ]
 ]
 CARDS += [

@@ -230,7 +230,7 @@ def test_cards_that_contradict_themselves_are_refused(fields, sentence):
 
 def test_dual_clip_is_switched_off_in_a_card():
     off = load_card("configs/ssp/atlas.toml", ["ssp.solver.loss.dual_clip=0"]).ssp.solver.loss
-    assert off.dual_clip == 0 == LossCard(dual_clip=None).dual_clip
+    assert off.dual_clip == 0 == card_of(dual_clip=None).dual_clip
     toks = tokens(old_N=jnp.array([OLD[0], OLD[0], LOGP[2] - 2.0, 0.0]), advantage_N=jnp.array([0.0, 0.0, -1.0, 0.0]))
     free = off.model_copy(update={"kl": "none", "aggregation": "token-mean"})
     assert value(free, toks) == pytest.approx(math.exp(2) / 3, rel=1e-6)
