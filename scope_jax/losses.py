@@ -245,7 +245,9 @@ def _policy(
         per_token["rollout_cap_fraction"] = total(rollout_N >= card.rollout_cap)
     policy = summed(loss_N)
     sums, numerator = {"policy_loss": policy}, policy
-    if card.kl != "none" and tokens.ref_N is not None:
+    if card.kl != "none":
+        if tokens.ref_N is None:
+            raise ValueError("A loss with a KL term needs the log-probs of the reference.")
         kl_N = kl_terms(logp_N, old_N, tokens.ref_N, card)
         if rollout_N is not None and not card.kl.endswith("-plain"):
             kl_N = rollout_N * kl_N  # r · π_old/μ is what E over x ~ μ asks for
@@ -281,8 +283,8 @@ def loss_parts(
     trained positions; of the card it reads the aggregation only. Every metric is a sum, to be added over shares and
     divided by the update's denominator (sums) or tokens (per_token).
 
-    sequences: the mini-batch's sums where `by_sequence(card)`. Raises ValueError if these or the entropies are missing
-    and the card needs them.
+    sequences: the mini-batch's sums where `by_sequence(card)`. Raises ValueError if these, the entropies or the
+    reference are missing and the card needs them.
     """
     if card.objective == "supervised":
         parts = _supervised(logp_N, tokens, card)

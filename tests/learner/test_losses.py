@@ -213,6 +213,11 @@ def test_entropy_bonus():
         value(card)
 
 
+def test_a_divergence_is_not_left_out_in_silence():
+    with pytest.raises(ValueError, match="needs the log-probs of the reference"):
+        value(card_of(kl="k3"), tokens(ref_N=None))
+
+
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [

@@ -92,7 +92,7 @@ def learner() -> None:
     state = built.abstract_state(reference=False)
     batch = abstract_batch(built)
     score = jax.ShapeDtypeStruct(batch.behaviour_MN.shape, jnp.float32, sharding=batch.behaviour_MN.sharding)
-    lowered = built._step.lower(state, batch, Scores(score, None), card=LossCard())
+    lowered = built._step.lower(state, batch, Scores(score, score), card=LossCard())
     text = lowered.compile().as_text()
     kernels = text.count('custom_call_target="tpu_custom_call"')
     print(f"learner step: {kernels} kernels")
