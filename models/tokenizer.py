@@ -174,7 +174,6 @@ class Tokenizer:
         messages_before: Sequence[Mapping[str, Any]],
         observation: Mapping[str, Any] | Sequence[Mapping[str, Any]],
         *,
-        ended: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         forbid: Collection[str] = (),
         trusted: Collection[str] = TRUSTED,
@@ -187,8 +186,7 @@ class Tokenizer:
         it. For templates that only append, with the conversation up to there as prompt:
             encode_chat(before[:-1]) + ids said + continuation(before, observation)
         is encode_chat([*before, observation]) wherever the ids said are encode's ids of the content; the ids said may
-        be any others that spell it. The first id ends the turn. ended=True: the turn itself already holds that id (it
-        was sampled), and the ids after it are returned.
+        be any others that spell it. The first id ends the turn.
 
         The other arguments are those of encode_chat, and must be the same throughout an episode. Raises
         chat.HistoryRewritten, a ValueError, if the template rewrites what was said before (Qwen3 drops thinking of
@@ -199,11 +197,7 @@ class Tokenizer:
         self._ban(forbid)
         later = [observation] if isinstance(observation, Mapping) else list(observation)
         stretches = self._chat.continuation(messages_before, later, tools, forbid, trusted, template_options)
-        if not ended:
-            return self._join(stretches, start=False)
-        if not (stretches and stretches[0].marker and self._special[stretches[0].text] in self.eos_ids):
-            raise ValueError("The chat template ends an assistant's turn without an end token, so none can be sampled.")
-        return self._join(stretches, start=False)[1:]
+        return self._join(stretches, start=False)
 
     def _join(self, stretches: Sequence[Stretch], start: bool) -> list[int]:
         ids: list[int] = []

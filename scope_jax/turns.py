@@ -37,6 +37,9 @@ SHORT = ({"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}
 class ChatCodec(Protocol):
     """What joining asks of a tokenizer."""
 
+    @property
+    def eos_ids(self) -> Sequence[int]: ...
+
     def encode(self, text: str, forbid: Collection[str] = ()) -> list[int]: ...
 
     def encode_chat(
@@ -123,9 +126,12 @@ class Joiner:
         )
 
     def _after(self, turn: Turn, message: Mapping[str, str]) -> list[int]:
-        """The glue after a turn; an end token that the policy has said itself is not said again."""
+        """The glue after a turn; where the policy has ended it with an end token of its own, that one stands.
+
+        Llama 3.1 has several, and ends a call with another one than an answer.
+        """
         ids = self.glue(message)
-        return ids[1:] if turn.ids[-1] == ids[0] else ids
+        return ids[1:] if turn.finish == "eos" and ids[0] in self.tokenizer.eos_ids else ids
 
     def _anew(self, prompt: str, turns: Sequence[Turn], text: str) -> list[int]:
         """The prompt of the next turn: the conversation so far without thinking, and `text` as its last message."""

@@ -57,6 +57,21 @@ def test_the_tokens_between_two_turns(name):
     assert reply("chat-trimmed", *turns) == Restart(CODEC.encode(f"{start}{nudge}{ASSISTANT}"), text)
 
 
+class TwoEnds(Characters):
+    """A vocabulary with a second end token, which its template never writes."""
+
+    eos_ids = (EOS, 4)
+
+
+def test_an_end_token_of_the_policys_own_stands():
+    joiner = Joiner("chat", TwoEnds(), dialects.load("xml"))
+    ids = np.asarray([*CODEC.encode("x"), 4], np.int32)
+    for finish, glue in (("eos", joiner.glue({"role": "user", "content": "R"})[1:]), ("stop", None)):
+        said = Turn("sampled", ids, np.zeros(2, np.float32), "x", finish)
+        reply = joiner.responder(lambda turns: "R", "P")((said,))
+        assert reply == Continuation(glue or [EOS, *CODEC.encode(f"{USER}R{END}{ASSISTANT}")], "R")
+
+
 def test_the_end_of_an_episode_is_the_end_in_every_mode():
     for mode in ("raw", "chat", "chat-trimmed"):
         assert Joiner(mode, CODEC, dialects.load("xml")).responder(lambda turns: None, "P")((sampled("x"),)) is None
