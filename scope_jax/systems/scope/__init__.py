@@ -1,0 +1,301 @@
+"""SCOPE: two policies from one checkpoint, a challenger that writes open-ended tasks and a solver; the base judges.
+
+Algorithm 1 of the paper (App. C, with its line numbers) and where each of its lines happens. One call of `play` is one
+update of one policy, or one batch of task generation; the memory says which comes next.
+
+| line | in our words | where |
+|---|---|---|
+| 1 | given: documents, the base, how long, the window | `takes`: rows of `source`; all else is the card's |
+| 2 | challenger, solver and judge begin as the base | `policies`, `asks_base` |
+| 3 | for each iteration | `play`, by the iteration and stage in the memory |
+| 4 | stage 1: the challenger learns | `challenger_step` |
+| 5 | for each document of a batch | `orders` |
+| 6 | a document, with the type of its task | `orders` |
+| 7 | the challenger searches, then writes a task | `propose` |
+| 8 | if the task passes the quality gates | `examine` |
+| 9 | the judge writes its rubric | `examine` |
+| 10 | the current solver tries it, N times | `solve` |
+| 11 | the judge grades every attempt by every criterion | `grade` |
+| 12 | challenger's reward, Eq. (4) | `of_challenger` |
+| 13 | otherwise | `of_challenger` |
+| 14 | the format's part of Eq. (4) alone | `of_challenger` |
+| 15 | end if | `of_challenger` |
+| 16 | end for | `advance` |
+| 17 | update the challenger by GRPO | `updates`, done by the loop |
+| 18 | stage 2: the solver learns | `task_step`, then `solver_step` |
+| 19 | no tasks yet | `advance`, where the stage begins |
+| 20 | for each document, in batches | `orders` |
+| 21 | the trained challenger writes a task | `propose` |
+| 22 | the judge writes its rubric | `examine` |
+| 23 | the solver tries it, the judge grades | `solve`, `grade` |
+| 24 | if it passes the gates and is neither too hard nor too easy | `retain` |
+| 25 | keep it | `retain` |
+| 26 | end if | `retain` |
+| 27 | end for | `advance` |
+| 28 | for each task of a batch | `sampled_tasks` |
+| 29 | a task with its rubric | `sampled_tasks` |
+| 30 | the solver searches and answers | `solve` |
+| 31 | solver's reward, Eq. (6) | `of_solver` |
+| 32 | end for | `of_solver` |
+| 33 | update the solver by GRPO | `updates`, done by the loop |
+| 34 | end for | `advance` |
+| 35 | both policies as they are then | `finished` |
+
+docs/scope.md tells the game to its users, docs/fidelity.md lists what the paper leaves open or its code does otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scope_jax import searching
+from scope_jax.config import Config, JudgeSection
+from scope_jax.data import Source
+from scope_jax.rewards import mean
+from scope_jax.systems.scope import challenger, curated, drawing, phases, rules, solver, talking
+from scope_jax.systems.scope.challenger import Tally, propose
+from scope_jax.systems.scope.judging import JOBS, card_of
+from scope_jax.systems.scope.phases import advance, sampled_tasks
+from scope_jax.systems.scope.records import Criterion, Draft, Problem, Solved
+from scope_jax.systems.scope.rows import measure_drafts, measure_solved, of_challenger, of_solver
+from scope_jax.systems.scope.solver import grade, solve
+from scope_jax.types import Episode, Memory, Metrics, Tools, Update
+
+Played = tuple[list[Episode], Memory, Metrics]
+
+
+def policies(cfg: Config) -> tuple[str, ...]:
+    """Challenger and solver; on curated prompts the solver alone."""
+    return (solver.POLICY,) if cfg.scope.mode == "curated" else (challenger.POLICY, solver.POLICY)
+
+
+def asks_base(cfg: Config) -> bool:
+    """True if some job of the judge is done by the base itself."""
+    return any(card_of(cfg, job).endpoint is None for job in _jobs(cfg))
+
+
+def judges(cfg: Config) -> dict[str, JudgeSection]:
+    """The models that do a job of the judge in place of the base, by job."""
+    cards = {job: card_of(cfg, job) for job in _jobs(cfg)}
+    return {
+        job: JudgeSection(**card.endpoint.model_dump(), temperature=card.temperature, max_tokens=card.max_tokens)
+        for job, card in cards.items()
+        if card.endpoint is not None
+    }
+
+
+def _jobs(cfg: Config) -> tuple[str, ...]:
+    """What the judge has to do under this card."""
+    if cfg.scope.mode == "curated":
+        return ("grader",)
+    return JOBS if cfg.scope.quality_gates else tuple(job for job in JOBS if job != "gates")
+
+
+def source(cfg: Config) -> Source:
+    """Documents to write tasks from, or curated prompts with rubrics."""
+    if cfg.scope.mode == "curated":
+        return Source(cfg.data.prompts or "", curated.FIELDS, cfg.data.limit)
+    return Source(cfg.data.documents or cfg.retrieval.corpus or "", ("text", "contents"), cfg.data.limit)
+
+
+def start(cfg: Config) -> Memory:
+    """The first stage of the first iteration."""
+    return phases.first(cfg)
+
+
+def finished(cfg: Config, memory: Memory, step: int) -> bool:
+    """True after the last iteration."""
+    return memory["iteration"] > cfg.scope.iterations
+
+
+def expected(cfg: Config) -> int | None:
+    """Known for curated prompts; in self-play nobody knows how many batches of tasks it takes."""
+    return cfg.scope.iterations * cfg.scope.steps_per_iteration if cfg.scope.mode == "curated" else None
+
+
+def takes(cfg: Config, memory: Memory, step: int) -> tuple[int, int]:
+    """The next rows of the stream: no document is used twice before all were used."""
+    return memory["drawn"], phases.rows_wanted(cfg, memory)
+
+
+def updates(cfg: Config) -> tuple[Update, ...]:
+    """Algorithm 1 l.17 and l.33: each policy by its own role's card; a step holds episodes of one of them."""
+    cards = {challenger.POLICY: cfg.scope.challenger, solver.POLICY: cfg.scope.solver}
+    return tuple(Update(name, name, cards[name].loss, cards[name].sampling.temperature) for name in policies(cfg))
+
+
+def exam_fields(cfg: Config) -> tuple[str, ...]:
+    """Rows of an evaluation set have a question and a rubric."""
+    return curated.FIELDS
+
+
+def play(cfg: Config, tools: Tools, memory: Memory, items: Sequence[Mapping[str, Any]], step: int) -> Played:
+    """One step of the stage that the memory names: episodes, the memory after it, metrics.
+
+    Pure: every choice is drawn from the seed and the place in the run, and `memory` is not changed.
+    """
+    # l.1: `items` are the rows that `takes` asked for
+    # l.2: the loop made `policies` from the base, and keeps the base where `asks_base`
+    # l.3: which iteration and stage it is
+    stages = {"challenger": challenger_step, "tasks": task_step, "solver": solver_step}
+    episodes, after, metrics = stages[memory["stage"]](cfg, tools, memory, items)
+    metrics["iteration"] = float(memory["iteration"])
+    return episodes, after, metrics
+
+
+def challenger_step(cfg: Config, tools: Tools, memory: Memory, items: Sequence[Mapping[str, Any]]) -> Played:
+    """Stage 1: drafts of a batch of documents, tried by the current solver, rewarded for tasks half of it solves."""
+    # l.4: stage 1
+    card, tally = cfg.scope, Tally({})
+    first, whole = memory["place"] * card.challenger_batch, card.steps_per_iteration * card.challenger_batch
+    # l.5, l.6: documents, types of task and expected searches, stratified over the iteration
+    wanted = drawing.orders(cfg, tools.tokens, items, first, whole, f"iteration {memory['iteration']}")
+    # l.7: G drafts of each
+    drafts = propose(cfg, tools, wanted, card.challenger.samples, card.challenger.sampling)
+    # l.8, l.9: the gates, and rubrics for what passes
+    drafts = examine(cfg, tools, drafts, tally)
+    # l.10: N attempts of the current solver at each task
+    solved = solve(cfg, tools, problems_of(drafts), card.n_train, card.estimate)
+    # l.11: graded
+    solved, replies = grade(cfg, tools, solved)
+    tally.add("grader", replies)
+    means = {int(group.problem.name): solver.mean_score(cfg, group) for group in solved}
+    # l.12, l.13, l.14, l.15: Eq. (4), of which a rejected draft has the format's part only
+    own = of_challenger(cfg, drafts, means, trained=True)
+    tried = of_solver(cfg, solved, trained=False)
+    metrics = measure_drafts(cfg, drafts, own) | measure_solved(cfg, solved, tried, "estimate")
+    # l.16: what the next step needs to know
+    after = advance(cfg, memory, drawn=len(items), tasks=[], measured=[])
+    # l.17: the loop asks `updates` and trains with the challenger's episodes
+    return own + tried, after, metrics | tally.counts
+
+
+def task_step(cfg: Config, tools: Tools, memory: Memory, items: Sequence[Mapping[str, Any]]) -> Played:
+    """Stage 2, first part: a batch of documents becomes tasks, of which those of the right difficulty are kept."""
+    # l.18: stage 2
+    card, tally = cfg.scope, Tally({})
+    # l.19: `advance` emptied the tasks when the iteration began
+    kept = {task["document"] for task in memory["tasks"]}
+    where = f"iteration {memory['iteration']} tasks {memory['place']}"
+    # l.20: documents that have no task yet
+    wanted = drawing.orders(cfg, tools.tokens, items, 0, len(items), where)
+    wanted = [order for order in wanted if order.key not in kept]
+    # l.21: one draft of each
+    drafts = propose(cfg, tools, wanted, 1, card.creation)
+    # l.22: gates and rubrics
+    drafts = examine(cfg, tools, drafts, tally)
+    # l.23: a few attempts at each, graded
+    solved = solve(cfg, tools, problems_of(drafts), card.n_filter, card.creation)
+    solved, replies = grade(cfg, tools, solved)
+    tally.add("grader", replies)
+    # l.24, l.25, l.26: the window of difficulty
+    tasks = retain(cfg, drafts, solved)
+    means = {int(group.problem.name): solver.mean_score(cfg, group) for group in solved}
+    own = of_challenger(cfg, drafts, means, trained=False)
+    tried = of_solver(cfg, solved, trained=False)
+    # l.27: on to the next batch, or to the solver
+    after = advance(cfg, memory, drawn=len(items), tasks=tasks, measured=[])
+    metrics = measure_drafts(cfg, drafts, own) | measure_solved(cfg, solved, tried, "solver")
+    metrics = {f"creation/{name}": value for name, value in metrics.items()} | tally.counts
+    metrics["tasks/yield"] = len(tasks) / len(items)
+    metrics["tasks/kept"] = float(min(len(memory["tasks"]) + len(tasks), card.target_tasks))
+    return own + tried, after, metrics
+
+
+def solver_step(cfg: Config, tools: Tools, memory: Memory, items: Sequence[Mapping[str, Any]]) -> Played:
+    """Stage 2, second part: the solver answers a batch of tasks."""
+    card, tally = cfg.scope, Tally({})
+    # l.28, l.29: tasks of this iteration without replacement, or the curated ones
+    if card.mode == "curated":
+        problems = [curated.problem(row, f"{place}") for place, row in enumerate(items)]
+    else:
+        problems = [problem_of(task, f"{place}") for place, task in enumerate(sampled_tasks(cfg, memory))]
+    # l.30: G attempts at each
+    solved = solve(cfg, tools, problems, card.solver.samples, card.solver.sampling)
+    solved, replies = grade(cfg, tools, solved)
+    tally.add("grader", replies)
+    # l.31, l.32: Eq. (6)
+    tried = of_solver(cfg, solved, trained=True)
+    metrics = measure_solved(cfg, solved, tried, "solver") | tally.counts
+    # l.33: the loop asks `updates` and trains with these episodes
+    # l.34: the next step, or the next iteration
+    means = [value for group in solved if (value := solver.mean_score(cfg, group)) is not None]
+    measured = [mean(means)] if means else []
+    after = advance(cfg, memory, drawn=len(items), tasks=[], measured=measured)
+    if after["iteration"] > memory["iteration"] and (whole := memory["measured"] + measured):
+        metrics["iteration/task_score"] = mean(whole)
+    # l.35: `finished` tells the loop
+    return tried, after, metrics
+
+
+def examine(cfg: Config, tools: Tools, drafts: Sequence[Draft], tally: Tally) -> list[Draft]:
+    """Drafts with the judge's checks applied in the card's order; the first one failed is the reason of a rejection."""
+    checks = (challenger.pass_gates, challenger.write_rubrics)
+    checked = list(drafts)
+    for check in checks if cfg.scope.gates_first else reversed(checks):
+        checked = check(cfg, tools, checked, tally)
+    return checked
+
+
+def problems_of(drafts: Sequence[Draft]) -> list[Problem]:
+    """What the solver gets to see of the drafts that were not rejected, named by their places."""
+    return [
+        Problem(f"{place}", draft.task or "", draft.rubric) for place, draft in enumerate(drafts) if not draft.rejected
+    ]
+
+
+def retain(cfg: Config, drafts: Sequence[Draft], solved: Sequence[Solved]) -> list[dict[str, Any]]:
+    """The tasks with ℓ ≤ ḡ ≤ u as plain data, one for each document (App. G)."""
+    tasks: dict[str, dict[str, Any]] = {}
+    for group in solved:
+        draft, score = drafts[int(group.problem.name)], solver.mean_score(cfg, group)
+        if rules.in_window(score, cfg.scope.window) and draft.order.key not in tasks:
+            tasks[draft.order.key] = {
+                "question": group.problem.question,
+                "rubric": [criterion.plain() for criterion in group.problem.rubric],
+                "document": draft.order.key,
+                "task_type": draft.order.kind,
+                "score": score,
+            }
+    return list(tasks.values())
+
+
+def problem_of(task: Mapping[str, Any], name: str) -> Problem:
+    """A task of the memory."""
+    rubric = tuple(Criterion(item["criterion"], item["weight"], item["priority"]) for item in task["rubric"])
+    return Problem(name, task["question"], rubric)
+
+
+def answer(
+    cfg: Config, tools: Tools, rows: Sequence[Mapping[str, Any]], *, temperature: float, max_tokens: int
+) -> list[dict[str, Any]]:
+    """The solver's answer to each row with a rubric, graded by the card's grader.
+
+    measures: `score`, Eq. (1), 0 where the judge gave no verdicts; `ungraded`, 1 in that case; `searches` and
+    `answer_tokens`.
+    """
+    problems = [curated.problem(row, f"{place}") for place, row in enumerate(rows)]
+    sampling = cfg.scope.solver.sampling.model_copy(
+        update={"temperature": temperature, "max_tokens": max_tokens, "top_k": 0, "top_p": 1.0}
+    )
+    solved, _ = grade(cfg, tools, solve(cfg, tools, problems, 1, sampling, role="eval"))
+    records = []
+    for group in solved:
+        (attempt,) = group.attempts
+        records.append(
+            {
+                "question": group.problem.question,
+                "rubric": [criterion.plain() for criterion in group.problem.rubric],
+                "prediction": attempt.answer,
+                "verdicts": list(attempt.verdicts),
+                "measures": {
+                    "score": attempt.score or 0.0,
+                    "ungraded": float(attempt.score is None),
+                    "searches": float(talking.searches_run(cfg, attempt.completion)),
+                    "answer_tokens": float(attempt.tokens),
+                },
+                "text": {"prompt": group.prompt, "turns": searching.transcript(attempt.completion)},
+            }
+        )
+    return records

@@ -1,0 +1,129 @@
+"""The challenger's side of SCOPE: drafts, quality gates and rubrics (section 3.1, stage 1; App. G)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from rollouts.types import Completion
+from scope_jax.config import Config, SamplingSection
+from scope_jax.systems.scope import instructions, judging, rules, talking
+from scope_jax.systems.scope.records import Draft, Order
+from scope_jax.types import Metrics, Prompt, Tools
+
+POLICY = "challenger"
+GATES = ("entity", "relevance")
+
+
+@dataclass
+class Tally:
+    """How often the judge was asked in a step and not understood, by job."""
+
+    counts: Metrics
+
+    def add(self, job: str, replies: judging.Replies) -> None:
+        """Adds one call's numbers."""
+        for name, value in (("asked", replies.asked), ("retried", replies.retried), ("malformed", replies.malformed)):
+            key = f"judge/{job}/{name}"
+            self.counts[key] = self.counts.get(key, 0.0) + value
+
+
+def propose(cfg: Config, tools: Tools, orders: Sequence[Order], samples: int, sampling: SamplingSection) -> list[Draft]:
+    """(o^C, q) ~ Rollout(C, d): `samples` episodes for each order, their tasks extracted, their format scored."""
+    if not orders:
+        return []
+    syntax = talking.syntax(cfg)
+    texts = [instructions.for_challenger(cfg, order, syntax) for order in orders]
+    groups = _converse(cfg, tools, orders, texts, samples, sampling)
+    drafts: list[Draft] = []
+    for order, text, completions in zip(orders, texts, groups, strict=True):
+        for sample, completion in enumerate(completions):
+            said = talking.said(cfg, completion)
+            card = cfg.scope.challenger_reward
+            task = rules.task_of(said, card.require_question)
+            form = rules.challenger_format(card, said, order.searches)
+            rejected = "" if task is not None else "no_task"
+            drafts.append(Draft(order, sample, text, completion, said, form, task, rejected))
+    return drafts
+
+
+def _converse(
+    cfg: Config, tools: Tools, orders: Sequence[Order], texts: Sequence[str], samples: int, sampling: SamplingSection
+) -> list[list[Completion]]:
+    """Episodes of every order; with dynamic turns the answer to a turn depends on the searches that are expected."""
+    card = cfg.scope.challenger
+    groups = {}
+    counts = sorted({order.searches for order in orders}) if cfg.scope.dynamic_turns else [None]
+    for expected in counts:
+        chosen = [place for place, order in enumerate(orders) if expected in (None, order.searches)]
+        played = tools.generate(
+            "challenger",
+            [Prompt(tools.encode_prompt(texts[place]), f"{orders[place].index}") for place in chosen],
+            samples,
+            policy=POLICY,
+            temperature=sampling.temperature,
+            max_tokens=sampling.max_tokens,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            stop=talking.stops(cfg, "task"),
+            max_turns=card.max_turns,
+            respond=talking.responder(cfg, tools, "task", expected),
+            tempered=card.loss.tempered,
+        )
+        groups |= dict(zip(chosen, played, strict=True))
+    return [groups[place] for place in range(len(orders))]
+
+
+def pass_gates(cfg: Config, tools: Tools, drafts: Sequence[Draft], tally: Tally) -> list[Draft]:
+    """QG(q, d): the drafts with the verdict of every gate; both must be 1, and one without a verdict is not passed."""
+    if not cfg.scope.quality_gates:
+        return list(drafts)
+    open_drafts = [(place, draft) for place, draft in enumerate(drafts) if not draft.rejected]
+    questions = [
+        instructions.for_gate(cfg, gate, draft.task or "", draft.order.document)
+        for _, draft in open_drafts
+        for gate in GATES
+    ]
+    replies = judging.scores(cfg, tools, "gates", questions)
+    tally.add("gates", replies)
+    checked = list(drafts)
+    for number, (place, draft) in enumerate(open_drafts):
+        verdicts = dict(zip(GATES, replies.read[len(GATES) * number :][: len(GATES)], strict=True))
+        rejected = next((gate for gate in GATES if not verdicts[gate]), "")
+        checked[place] = replace(draft, gates=verdicts, rejected=rejected)
+    return checked
+
+
+def write_rubrics(cfg: Config, tools: Tools, drafts: Sequence[Draft], tally: Tally) -> list[Draft]:
+    """𝒢 ~ J(· | q, d): the drafts with rubrics, written from the source and everything the challenger read."""
+    open_drafts = [(place, draft) for place, draft in enumerate(drafts) if not draft.rejected]
+    questions = [
+        instructions.for_rubric_writer(
+            cfg, draft.task or "", [draft.order.document, *talking.evidence(cfg, draft.completion)]
+        )
+        for _, draft in open_drafts
+    ]
+    replies = judging.rubrics(cfg, tools, questions)
+    tally.add("rubric_writer", replies)
+    checked = list(drafts)
+    for (place, draft), rubric in zip(open_drafts, replies.read, strict=True):
+        checked[place] = replace(draft, rubric=rubric or (), rejected="" if rubric else "no_rubrics")
+    return checked
+
+
+def reward(cfg: Config, draft: Draft, solver_mean: float | None) -> tuple[float, dict[str, float]]:
+    """(R_C, its parts) of a draft (Eq. (4)); solver_mean: ḡ of its task, None where there is none."""
+    card = cfg.scope.challenger_reward
+    failed = draft.rejected in ("no_task", "no_rubrics")
+    format_score = 0.0 if failed and card.failure_zeroes_format else draft.format.score
+    difficulty = 0.0 if solver_mean is None else rules.difficulty_reward(solver_mean, card.target)
+    passed = draft.rejected not in GATES
+    total = rules.challenger_reward(card, format_score, passed, difficulty)
+    parts = {
+        "format": format_score,
+        "think": draft.format.think,
+        "tool": draft.format.tool,
+        "structure": draft.format.result,
+        "difficulty": difficulty if passed else 0.0,
+    }
+    return total, parts | ({} if solver_mean is None else {"solver_mean": solver_mean})

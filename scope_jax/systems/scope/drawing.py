@@ -1,0 +1,74 @@
+"""Who is asked for what: documents, task types and expected searches (App. G). All drawn from named generators."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from retrieval.corpus import split_contents
+from scope_jax.config import Config
+from scope_jax.data import rng
+from scope_jax.systems.scope.records import Order
+
+_WORD = re.compile(r"\S+")
+
+
+def stratify(count: int, weights: Sequence[float]) -> list[int]:
+    """How many of `count` each weight gets: whole shares first, what is left to the largest remainders (ties: earlier).
+
+    The "4:3:2" rule of App. G; 9 items give exactly 4, 3, 2.
+    """
+    total = sum(weights)
+    exact = [count * weight / total for weight in weights]
+    given = [int(share) for share in exact]
+    order = sorted(range(len(weights)), key=lambda place: given[place] - exact[place])  # stable
+    for place in order[: count - sum(given)]:
+        given[place] += 1
+    return given
+
+
+def spread(count: int, weights: Mapping[Any, float], *names: int | str) -> list[Any]:
+    """`count` values in the stratified shares of their weights, in an order drawn from rng(names)."""
+    shares = stratify(count, list(weights.values()))
+    values = [value for value, share in zip(weights, shares, strict=True) for _ in range(share)]
+    return [values[place] for place in rng(*names).permutation(count)]
+
+
+def orders(
+    cfg: Config, tokens: Callable[[str], int], rows: Sequence[Mapping[str, Any]], first: int, whole: int, where: str
+) -> list[Order]:
+    """An order for each document row: places `first` … of the `whole` prompts that are stratified together.
+
+    where: names that set of prompts ("iteration 2", say), so that every set is drawn anew.
+    """
+    turns = dict(enumerate(cfg.scope.search_turns, start=1))
+    searches = spread(whole, turns, "scope searches", cfg.seed, where)
+    kinds = spread(whole, cfg.scope.task_types, "scope types", cfg.seed, where)
+    made = []
+    for index, row in enumerate(rows):
+        key, text = document_of(row)
+        text = cut(text, cfg.scope.document_tokens, tokens)
+        made.append(Order(index, key, text, kinds[first + index], searches[first + index]))
+    return made
+
+
+def document_of(row: Mapping[str, Any]) -> tuple[str, str]:
+    """(key, text) of a corpus row; the text has its title in front, the key is the row's id or a hash of the text."""
+    title, text = split_contents(row["contents"]) if "contents" in row else (row.get("title", ""), row["text"])
+    whole = f"(Title: {title})\n{text.strip()}" if title else text.strip()
+    key = str(row["id"]) if "id" in row else hashlib.blake2b(whole.encode(), digest_size=8).hexdigest()
+    return key, whole
+
+
+def cut(text: str, limit: int, tokens: Callable[[str], int]) -> str:
+    """The longest beginning of whole words that has at most `limit` tokens (lengths grow with the text)."""
+    if tokens(text) <= limit:
+        return text
+    ends = [match.end() for match in _WORD.finditer(text)]
+    low, high = 0, len(ends)  # `low` words fit, `high` words do not
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if tokens(text[: ends[middle - 1]]) <= limit else (low, middle)
+    return text[: ends[low - 1]] if low else ""

@@ -1,0 +1,171 @@
+"""What the judge is asked, and its replies read strictly (App. F, H): gates, rubrics, verdicts.
+
+A reply in a wrong form is asked for once more, with a nudge, then counted: it is no verdict, and none is guessed.
+Equal questions of one call are asked once.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from scope_jax import searching
+from scope_jax.config import AskSection, Config
+from scope_jax.judge import JudgeError
+from scope_jax.systems.scope import instructions
+from scope_jax.systems.scope.records import Criterion
+from scope_jax.types import BASE, Prompt, Tools
+
+Read = TypeVar("Read")
+
+_DEAF_AFTER = 8  # so many questions to an endpoint, and not one reply to be read: it is no judge
+_THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
+_SCORE = re.compile(r"<score>(.*?)</score>", re.DOTALL)
+_RUBRICS = re.compile(r"<rubrics>(.*?)</rubrics>", re.DOTALL)
+_RUBRIC = re.compile(r"""\s*<rubric\s+priority=(["'])([^"'<>]*)\1\s*>([^<]*)</rubric>\s*""")
+_FENCE = re.compile(r"^```(?:json|xml)?\s*\n(.*)\n```$", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Replies(Generic[Read]):
+    """What was read from the reply to each question, in order (None: nothing), and how often the judge was asked."""
+
+    read: list[Read | None]
+    asked: int  # different questions
+    retried: int  # replies that could not be read
+    malformed: int  # of these, the ones that could not be read the second time either
+
+
+# ------------------------------------------------------------------------------------------------------------- parsers
+def score_of(reply: str) -> bool | None:
+    """True for <score>1</score>, False for 0, by the first score after the thought; None for anything else."""
+    found = _SCORE.search(_THOUGHT.sub("", reply))
+    return {"0": False, "1": True}.get(found[1].strip()) if found else None
+
+
+def rubric_of(reply: str, weights: Mapping[str, float], fewest: int, most: int) -> tuple[Criterion, ...] | None:
+    """The criteria of a reply, as <rubrics> or as JSON; None unless every one is whole and their number is allowed.
+
+    XML: nothing but <rubric priority="…"> elements in <rubrics>. JSON: a list of {"criterion", "priority"}, or an
+    object that holds it as "rubrics". weights: w_k by priority; another priority makes the reply unreadable. A rubric whose
+    weights are all 0 could grade nothing and is none.
+    """
+    text = _THOUGHT.sub("", reply).strip()
+    fenced = _FENCE.match(text)
+    text = fenced[1].strip() if fenced else text
+    pairs = _json_pairs(text) if text[:1] in ("{", "[") else _xml_pairs(text)
+    if pairs is None or not fewest <= len(pairs) <= most:
+        return None
+    if not all(criterion and priority in weights for priority, criterion in pairs):
+        return None
+    made = tuple(Criterion(criterion, weights[priority], priority) for priority, criterion in pairs)
+    return made if sum(item.weight for item in made) > 0 else None
+
+
+def _xml_pairs(text: str) -> list[tuple[str, str]] | None:
+    block = _RUBRICS.search(text)
+    if block is None:
+        return None
+    place, pairs = 0, []
+    while place < len(block[1]):
+        item = _RUBRIC.match(block[1], place)
+        if item is None:
+            return None if block[1][place:].strip() else pairs
+        pairs.append((item[2].strip(), " ".join(html.unescape(item[3]).split())))
+        place = item.end()
+    return pairs
+
+
+def _json_pairs(text: str) -> list[tuple[str, str]] | None:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    items: Any = value.get("rubrics") if isinstance(value, dict) else value
+    if not isinstance(items, list):
+        return None
+    pairs = []
+    for item in items:
+        if not isinstance(item, dict):
+            return None
+        criterion, priority = item.get("criterion"), item.get("priority")
+        if not isinstance(criterion, str) or not isinstance(priority, str):
+            return None
+        pairs.append((priority, " ".join(criterion.split())))
+    return pairs
+
+
+# -------------------------------------------------------------------------------------------------------------- asking
+JOBS = ("gates", "rubric_writer", "grader")
+
+
+def card_of(cfg: Config, job: str) -> AskSection:
+    """How a job ("gates", "rubric_writer" or "grader") is done."""
+    return {"gates": cfg.scope.gates, "rubric_writer": cfg.scope.rubric_writer, "grader": cfg.scope.grader}[job]
+
+
+def ask(
+    cfg: Config, tools: Tools, job: str, questions: Sequence[str], read: Callable[[str], Read | None], nudge: str
+) -> Replies[Read]:
+    """What `read` makes of the judge's reply to each question, each different one asked once.
+
+    Raises JudgeError when an endpoint replies to many questions and none of the replies can be read.
+    """
+    different = list(dict.fromkeys(questions))
+    found = [read(reply) for reply in _replies(cfg, tools, job, different, "")]
+    again = [place for place, value in enumerate(found) if value is None]
+    nudged = [f"{different[place]}\n\n{nudge}" for place in again]
+    for place, reply in zip(again, _replies(cfg, tools, job, nudged, " again"), strict=True):
+        found[place] = read(reply)
+    lost = sum(value is None for value in found)
+    endpoint = card_of(cfg, job).endpoint
+    if endpoint is not None and len(found) >= _DEAF_AFTER and lost == len(found):
+        raise JudgeError(
+            f"none of {lost} replies of the {job} at {endpoint.url} could be read; "
+            f"use a model that follows the prompt, or raise scope.{job}.max_tokens."
+        )
+    by_question = dict(zip(different, found, strict=True))
+    return Replies([by_question[question] for question in questions], len(different), len(again), lost)
+
+
+def _replies(cfg: Config, tools: Tools, job: str, questions: Sequence[str], suffix: str) -> list[str]:
+    """Raw replies, by the frozen base in one batch of the engine, or by the job's endpoint."""
+    if not questions:
+        return []
+    card = card_of(cfg, job)
+    if card.endpoint is not None:
+        return tools.judge(questions, by=job, temperature=card.temperature, max_tokens=card.max_tokens)
+    prompts = [Prompt(tools.encode_prompt(text), f"{place}{suffix}") for place, text in enumerate(questions)]
+    groups = tools.generate(
+        job,
+        prompts,
+        1,
+        policy=BASE,
+        temperature=card.temperature,
+        max_tokens=card.max_tokens,
+        stop=("</rubrics>",) if job == "rubric_writer" else ("</score>",),
+    )
+    return ["".join(searching.said(group[0])) for group in groups]
+
+
+def scores(cfg: Config, tools: Tools, job: str, questions: Sequence[str]) -> Replies[bool]:
+    """Verdicts 0 | 1 of the gates or of the grader."""
+    if not questions:
+        return Replies([], 0, 0, 0)
+    return ask(cfg, tools, job, questions, score_of, instructions.nudge(cfg, "score"))
+
+
+def rubrics(cfg: Config, tools: Tools, questions: Sequence[str]) -> Replies[tuple[Criterion, ...]]:
+    """Rubrics as the writer gives them."""
+    if not questions:
+        return Replies([], 0, 0, 0)
+    card = cfg.scope
+
+    def read(reply: str) -> tuple[Criterion, ...] | None:
+        return rubric_of(reply, card.rubric_weights, card.min_rubrics, card.max_rubrics)
+
+    return ask(cfg, tools, "rubric_writer", questions, read, instructions.nudge(cfg, "rubrics"))

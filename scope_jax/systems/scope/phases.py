@@ -1,0 +1,82 @@
+"""Where a run of SCOPE stands: iteration, stage, step within the stage. Plain data, part of the memory.
+
+challenger ──► tasks ──► solver ──► next iteration          curated prompts: solver only
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scope_jax.config import Config
+from scope_jax.data import rng
+from scope_jax.types import Memory
+
+
+def first(cfg: Config) -> Memory:
+    """Before the first step. drawn: rows of the stream used so far; measured: mean scores of this iteration's solver."""
+    return {"drawn": 0, **_opened(cfg, 1)}
+
+
+def _opened(cfg: Config, iteration: int) -> dict[str, Any]:
+    if cfg.scope.mode == "curated":
+        stage = "solver"
+    else:
+        stage = "tasks" if challenger_frozen(cfg, iteration) else "challenger"
+    return {"iteration": iteration, "stage": stage, "place": 0, "tasks": [], "measured": []}
+
+
+def challenger_frozen(cfg: Config, iteration: int) -> bool:
+    """True if the challenger does not learn in this iteration (iterations count from 1)."""
+    after = cfg.scope.freeze_challenger_after
+    return after is not None and iteration > after
+
+
+def rows_wanted(cfg: Config, memory: Memory) -> int:
+    """Rows of data that the next step plays with."""
+    card = cfg.scope
+    if memory["stage"] == "solver":
+        return card.solver_batch if card.mode == "curated" else 0
+    return card.challenger_batch if memory["stage"] == "challenger" else card.generation_batch
+
+
+def advance(cfg: Config, memory: Memory, *, drawn: int, tasks: list[Any], measured: list[float]) -> Memory:
+    """The memory after a step that used `drawn` rows, made `tasks` and measured the solver's mean scores `measured`.
+
+    Tasks are made until the target is reached or the batches are used up. An iteration for which none was found ends
+    there: its solver has nothing to learn from.
+    """
+    card = cfg.scope
+    place = memory["place"] + 1
+    after = memory | {
+        "drawn": memory["drawn"] + drawn,
+        "place": place,
+        "tasks": (memory["tasks"] + tasks)[: card.target_tasks],
+        "measured": memory["measured"] + measured,
+    }
+    match memory["stage"]:
+        case "challenger":
+            return after | {"stage": "tasks", "place": 0} if place == card.steps_per_iteration else after
+        case "tasks":
+            if len(after["tasks"]) < card.target_tasks and place < card.max_batches:
+                return after
+            if after["tasks"]:
+                return after | {"stage": "solver", "place": 0}
+        case _:
+            if place < card.steps_per_iteration:
+                return after
+    return after | _opened(cfg, memory["iteration"] + 1)
+
+
+def sampled_tasks(cfg: Config, memory: Memory) -> list[Any]:
+    """(q, 𝒢) ~ 𝒯: the tasks of this solver step, drawn without replacement until all of them were used.
+
+    A step has `solver_batch` tasks, or all of them where there are fewer.
+    """
+    tasks = memory["tasks"]
+    size = min(cfg.scope.solver_batch, len(tasks))
+    chosen = []
+    for position in range(memory["place"] * size, (memory["place"] + 1) * size):
+        turn, place = divmod(position, len(tasks))
+        order = rng("scope tasks", cfg.seed, memory["iteration"], turn).permutation(len(tasks))
+        chosen.append(tasks[order[place]])
+    return chosen

@@ -1,0 +1,83 @@
+"""What happens in one step of SCOPE, as plain records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollouts.types import Completion
+from scope_jax.systems.scope.rules import Format, Said
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a challenger is asked for: a task of type `kind` from a document that needs `searches` searches."""
+
+    index: int
+    key: str  # names the document
+    document: str
+    kind: str
+    searches: int
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """One item of a rubric: c_k and w_k."""
+
+    text: str
+    weight: float = 1.0
+    priority: str = ""
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON data, in the schema of curated rubrics."""
+        return {"criterion": self.text, "weight": self.weight, "priority": self.priority}
+
+
+@dataclass(frozen=True)
+class Draft:
+    """One challenger episode; `rejected` is empty while nothing speaks against its task."""
+
+    order: Order
+    sample: int
+    prompt: str
+    completion: Completion
+    said: tuple[Said, ...]
+    format: Format
+    task: str | None
+    rejected: str = ""
+    gates: Mapping[str, bool | None] = field(default_factory=dict)  # verdict of each gate that was asked
+    rubric: tuple[Criterion, ...] = ()
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a solver gets: a task with the rubric it will be graded by."""
+
+    name: str
+    question: str
+    rubric: tuple[Criterion, ...]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One solver episode; verdicts: one for each criterion (None: none was to be had), score: Eq. (1) or None."""
+
+    completion: Completion
+    said: tuple[Said, ...]
+    answer: str | None
+    tokens: int  # length of the answer
+    verdicts: tuple[bool | None, ...] = ()
+    score: float | None = None
+
+
+@dataclass(frozen=True)
+class Solved:
+    """The solver's attempts at one problem."""
+
+    problem: Problem
+    prompt: str
+    attempts: tuple[Attempt, ...]
+
+
+REASONS = ("no_task", "entity", "relevance", "no_rubrics")  # why a draft is no task, in the order of the checks

@@ -1,0 +1,132 @@
+"""What a step of SCOPE hands to the learner and to people: episodes and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rollouts.types import Completion
+from scope_jax import searching
+from scope_jax.config import Config
+from scope_jax.rewards import mean
+from scope_jax.systems.scope import challenger, solver, talking
+from scope_jax.systems.scope.records import REASONS, Draft, Solved
+from scope_jax.types import Episode, Metrics
+
+
+def of_challenger(
+    cfg: Config, drafts: Sequence[Draft], means: Mapping[int, float | None], trained: bool
+) -> list[Episode]:
+    """One episode for each draft; `means` holds ḡ by the draft's place, for those whose task was tried."""
+    return [_draft(cfg, draft, place, means.get(place), trained) for place, draft in enumerate(drafts)]
+
+
+def _draft(cfg: Config, draft: Draft, place: int, solver_mean: float | None, trained: bool) -> Episode:
+    total, parts = challenger.reward(cfg, draft, solver_mean)
+    gates = {f"gate_{gate}": float(bool(verdict)) for gate, verdict in draft.gates.items()}
+    return Episode(
+        role="challenger",
+        policy=challenger.POLICY,
+        group=f"challenger/{draft.order.index}",
+        datums=talking.rows(draft.completion),
+        reward=total,
+        parts=parts | gates,
+        trained=trained,
+        text={
+            "prompt": draft.prompt,
+            "turns": searching.transcript(draft.completion),
+            "document": draft.order.key,
+            "task_type": draft.order.kind,
+            "searches_asked": draft.order.searches,
+            "task": draft.task,
+            "rejected": draft.rejected,
+            "rubric": [criterion.plain() for criterion in draft.rubric],
+            "draft": place,
+        },
+    )
+
+
+def of_solver(cfg: Config, solved: Sequence[Solved], trained: bool) -> list[Episode]:
+    """One episode for each attempt; attempts without a score are not learned from (see `solver.reward`)."""
+    made = []
+    for group in solved:
+        for attempt in group.attempts:
+            total, parts, usable = solver.reward(cfg, attempt)
+            made.append(
+                Episode(
+                    role="solver",
+                    policy=solver.POLICY,
+                    group=f"solver/{group.problem.name}",
+                    datums=talking.rows(attempt.completion),
+                    reward=total,
+                    parts=parts,
+                    trained=trained and usable,
+                    text={
+                        "prompt": group.prompt,
+                        "turns": searching.transcript(attempt.completion),
+                        "task": group.problem.question,
+                        "answer": attempt.answer,
+                        "answer_tokens": attempt.tokens,
+                        "rubric": [criterion.plain() for criterion in group.problem.rubric],
+                        "verdicts": list(attempt.verdicts),
+                    },
+                )
+            )
+    return made
+
+
+# ------------------------------------------------------------------------------------------------------------- metrics
+def measure_drafts(cfg: Config, drafts: Sequence[Draft], episodes: Sequence[Episode]) -> Metrics:
+    """A step of challengers in numbers; a mean over nothing is left out."""
+    gated = [draft for draft in drafts if draft.gates]
+    written = [draft for draft in drafts if draft.rubric or draft.rejected == "no_rubrics"]
+    values: dict[str, list[float]] = {
+        "challenger/valid": [float(not draft.rejected) for draft in drafts],
+        "challenger/rubrics_parsed": [float(bool(draft.rubric)) for draft in written],
+        "challenger/rubric_items": [float(len(draft.rubric)) for draft in written if draft.rubric],
+        "gates/passed": [float(all(draft.gates.values())) for draft in gated],
+        **_rewards("challenger", episodes),
+        **_talk(cfg, "challenger", [draft.completion for draft in drafts]),
+    }
+    for gate in challenger.GATES:
+        values[f"gates/{gate}"] = [float(bool(draft.gates[gate])) for draft in gated]
+    for kind in cfg.scope.task_types:
+        values[f"challenger/valid/{kind}"] = [float(not d.rejected) for d in drafts if d.order.kind == kind]
+    rejected = [draft.rejected for draft in drafts]
+    shares = {f"rejected/{reason}": rejected.count(reason) / len(rejected) for reason in REASONS} if drafts else {}
+    return _means(values) | shares
+
+
+def measure_solved(cfg: Config, solved: Sequence[Solved], episodes: Sequence[Episode], role: str) -> Metrics:
+    """A step of solvers in numbers, under the name `role`; a mean over nothing is left out."""
+    attempts = [attempt for group in solved for attempt in group.attempts]
+    verdicts = [verdict for attempt in attempts for verdict in attempt.verdicts]
+    means = [solver.mean_score(cfg, group) for group in solved]
+    values: dict[str, list[float]] = {
+        f"{role}/task_score": [value for value in means if value is not None],
+        f"{role}/answered": [float(attempt.answer is not None) for attempt in attempts],
+        f"{role}/answer_tokens": [float(attempt.tokens) for attempt in attempts if attempt.answer is not None],
+        f"{role}/ungraded": [float(attempt.score is None) for attempt in attempts],
+        f"{role}/verdicts_missing": [float(verdict is None) for verdict in verdicts],
+        **_rewards(role, episodes),
+        **_talk(cfg, role, [attempt.completion for attempt in attempts]),
+    }
+    return _means(values)
+
+
+def _means(values: Mapping[str, list[float]]) -> Metrics:
+    return {name: mean(numbers) for name, numbers in values.items() if numbers}
+
+
+def _rewards(role: str, episodes: Sequence[Episode]) -> dict[str, list[float]]:
+    names = dict.fromkeys(name for episode in episodes for name in episode.parts if not name.startswith("gate_"))
+    parts = {f"{role}/{name}": [e.parts[name] for e in episodes if name in e.parts] for name in names}
+    return {f"{role}/reward": [episode.reward for episode in episodes]} | parts
+
+
+def _talk(cfg: Config, role: str, completions: Sequence[Completion]) -> dict[str, list[float]]:
+    return {
+        f"{role}/searches": [float(talking.searches_run(cfg, completion)) for completion in completions],
+        f"{role}/response_tokens": [float(searching.tokens_sampled(completion)) for completion in completions],
+        f"{role}/response_length": [float(len(completion.ids_T)) for completion in completions],
+        f"{role}/cut_off": [float(completion.finish_reason in ("length", "overflow")) for completion in completions],
+    }

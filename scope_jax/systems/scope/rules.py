@@ -1,0 +1,206 @@
+"""The equations of SCOPE and the rules of its Appendix F, as pure functions of plain values."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scope_jax import parsing
+from scope_jax.config import ChallengerRewardSection, SolverRewardSection
+from scope_jax.rewards import mean
+
+_THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Said:
+    """One turn of a policy as the rules see it: its text, its valid search calls and its broken ones."""
+
+    text: str
+    searches: int = 0
+    malformed: int = 0
+
+
+# ---------------------------------------------------------------------------------------------------------- equations
+def rubric_score(verdicts: Sequence[bool], weights: Sequence[float]) -> float:
+    """g(o, 𝒢) = (1 / Σₖ wₖ) Σₖ wₖ bₖ (SCOPE Eq. (1)): the weighted share of criteria that are met.
+
+    Raises ValueError without a criterion of positive weight, or for a negative weight.
+    """
+    total = sum(weights)
+    if total <= 0 or min(weights) < 0:
+        raise ValueError(f"rubric weights must be 0 or more with a positive sum, got {list(weights)}")
+    return sum(weight for weight, met in zip(weights, verdicts, strict=True) if met) / total
+
+
+def settled_score(
+    verdicts: Sequence[bool | None], weights: Sequence[float], *, ungraded: str, min_graded: float
+) -> float | None:
+    """Eq. (1) where some criteria may have no verdict (None); None if fewer than `min_graded` of them have one.
+
+    ungraded: "leave-out" takes the mean over the criteria with a verdict, "zero" counts the others as not met.
+    """
+    known = [place for place, verdict in enumerate(verdicts) if verdict is not None]
+    if not known or len(known) < min_graded * len(verdicts):
+        return None
+    if ungraded == "zero":
+        return rubric_score([bool(verdict) for verdict in verdicts], weights)
+    if sum(weights[place] for place in known) <= 0:
+        return None
+    return rubric_score([bool(verdicts[place]) for place in known], [weights[place] for place in known])
+
+
+def challenger_reward(card: ChallengerRewardSection, format_score: float, passed: bool, difficulty: float) -> float:
+    """R_C = λ_fmt · r_fmt + λ_diff · 𝟙[QG] · f_diff (SCOPE Eq. (4)), and 0 for r_fmt = 0 (App. F.1).
+
+    passed: the quality gates; difficulty: f_diff(ḡ; τ), 0 where there is no ḡ.
+    """
+    if format_score == 0:
+        return 0.0
+    return card.format * format_score + card.difficulty * (difficulty if passed else 0.0)
+
+
+def difficulty_reward(mean_score: float, target: float) -> float:
+    """f_diff(ḡ; τ) = max(0, 1 − |ḡ − τ| / min(τ, 1 − τ)) (SCOPE Eq. (5)): a tent with its peak at τ."""
+    return max(0.0, 1.0 - abs(mean_score - target) / min(target, 1.0 - target))
+
+
+def solver_reward(
+    card: SolverRewardSection, score: float, factor: float, format_score: float, search_score: float
+) -> float:
+    """R_S = λ_acc · L(a) · g + λ_fmt · r_fmt + λ_search · r_search (SCOPE Eq. (6))."""
+    return card.rubric * factor * score + card.format * format_score + card.search * search_score
+
+
+def length_factor(card: SolverRewardSection, tokens: int) -> float:
+    """L(a) (SCOPE Eq. (7)) of an answer of so many tokens; 1 for all if the card has no length penalty.
+
+    1                                                                  |a| ≤ ℓ_soft
+    ℓ_min + (1 − ℓ_min)/2 · (1 + cos(π (|a| − ℓ_soft)/(ℓ_hard − ℓ_soft)))   between
+    ℓ_min                                                              |a| ≥ ℓ_hard
+    """
+    if not card.length_penalty or tokens <= card.soft_limit:
+        return 1.0
+    if tokens >= card.hard_limit:
+        return 0.0 if card.zero_beyond_double and tokens > 2 * card.hard_limit else card.floor
+    way = (tokens - card.soft_limit) / (card.hard_limit - card.soft_limit)
+    return card.floor + (1.0 - card.floor) / 2.0 * (1.0 + math.cos(math.pi * way))
+
+
+# ------------------------------------------------------------------------------------------------------ App. F: format
+def has_thought(text: str, rule: str) -> bool:
+    """True if a turn thinks: "paired" a closed <think>, "opening" the tag alone, "starts" the turn begins with it."""
+    match rule:
+        case "paired":
+            return _THOUGHT.search(text) is not None
+        case "opening":
+            return "<think>" in text
+        case "starts":
+            return text.lstrip().startswith("<think>")
+    raise ValueError(f"unknown rule for thoughts {rule!r}")
+
+
+def think_reward(turns: Sequence[Said], rule: str) -> float:
+    """Share of the turns that think (App. F.1, F.2); 0 without a turn."""
+    return mean([float(has_thought(turn.text, rule)) for turn in turns]) if turns else 0.0
+
+
+def challenger_tool_reward(turns: Sequence[Said], expected: int, subtract_malformed: bool) -> float:
+    """min(turns with a valid search / expected, 1) (App. F.1); 1 where no search is expected.
+
+    subtract_malformed: turns with nothing but a broken search are subtracted first, down to 0 (released code).
+    """
+    if expected <= 0:
+        return 1.0
+    valid = sum(turn.searches > 0 for turn in turns)
+    if subtract_malformed:
+        valid = max(0, valid - sum(turn.malformed > 0 and not turn.searches for turn in turns))
+    return min(valid / expected, 1.0)
+
+
+def structure_reward(turns: Sequence[Said], require_question: bool) -> float:
+    """1 if the last turn holds a task (App. F.1), else 0."""
+    return float(task_of(turns, require_question) is not None)
+
+
+def task_of(turns: Sequence[Said], require_question: bool) -> str | None:
+    """q: content of the last closed <task> of the last turn, or of the <question> inside it; None without or if empty.
+
+    require_question: a task without that element is none.
+    """
+    found = parsing.last([turns[-1].text], "task") if turns else None
+    if not found:
+        return None
+    question = parsing.last([found], "question")
+    if question is None:
+        return None if require_question else found
+    return question or None
+
+
+def solver_tool_reward(turns: Sequence[Said]) -> float:
+    """min(valid searches in all turns but the last / number of these turns, 1) (App. F.2).
+
+    0 for an episode of one turn, where the paper divides 0 by 0 (as the released code).
+    """
+    earlier = turns[:-1]
+    return min(sum(turn.searches for turn in earlier) / len(earlier), 1.0) if earlier else 0.0
+
+
+def answer_of(turns: Sequence[Said]) -> str | None:
+    """a: content of the last closed <answer> of the last turn; None without or if it is empty."""
+    return (parsing.last([turns[-1].text], "answer") or None) if turns else None
+
+
+def search_reward(turns: Sequence[Said], full: int) -> float:
+    """S(a) = min(valid searches in all turns / 3, 1) (App. F.2); `full` is the 3."""
+    return min(sum(turn.searches for turn in turns) / full, 1.0)
+
+
+@dataclass(frozen=True)
+class Format:
+    """The three parts of a format reward, each in [0, 1]."""
+
+    think: float
+    tool: float
+    result: float  # structure of a challenger's task, or presence of a solver's answer
+
+    @property
+    def score(self) -> float:
+        """r_fmt = (think + tool + result) / 3 (App. F.1, F.2)."""
+        return (self.think + self.tool + self.result) / 3.0
+
+
+def challenger_format(card: ChallengerRewardSection, turns: Sequence[Said], expected: int) -> Format:
+    """The parts of r_fmt(o^C) (App. F.1)."""
+    return Format(
+        think_reward(turns, card.think),
+        challenger_tool_reward(turns, expected, card.subtract_malformed),
+        structure_reward(turns, card.require_question),
+    )
+
+
+def solver_format(card: SolverRewardSection, turns: Sequence[Said]) -> Format:
+    """The parts of r_fmt(o^S) (App. F.2)."""
+    return Format(think_reward(turns, card.think), solver_tool_reward(turns), float(answer_of(turns) is not None))
+
+
+# -------------------------------------------------------------------------------------------------- App. G: difficulty
+def mean_score(scores: Sequence[float | None], answered: Sequence[bool], missing: str) -> float | None:
+    """ḡ over a task's rollouts; None where nothing is left to average.
+
+    A rollout without an answer counts 0 (missing "zero", the mean of all N grades of section 3.1) or not at all
+    ("exclude"); one whose grading failed (None) never counts.
+    """
+    kept = [
+        score if there else 0.0
+        for score, there in zip(scores, answered, strict=True)
+        if (missing == "zero" if not there else score is not None)
+    ]
+    return mean([float(score) for score in kept if score is not None]) if kept else None
+
+
+def in_window(value: float | None, window: tuple[float, float]) -> bool:
+    """ℓ ≤ ḡ ≤ u, both bounds included (Algorithm 1 l.24); False without a mean."""
+    return value is not None and window[0] <= value <= window[1]
