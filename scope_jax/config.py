@@ -227,6 +227,8 @@ class LearnerSection(Section):
 # ------------------------------------------------------------------------------------------------------ data and run
 class DataSection(Section):
     answers: CardPath | None = None  # SSP: ground-truth answers, a field `answer` (and optional `aliases`)
+    documents: CardPath | None = None  # SCOPE: what tasks are written from; None: the corpus of [retrieval]
+    prompts: CardPath | None = None  # SCOPE with scope.mode = "curated": rows with `question` and `rubric`
     limit: int | None = None
     max_searches: int = 1  # a proposer is asked for n searches, n uniform in min_searches..max_searches
     min_searches: int = 1
@@ -504,6 +506,20 @@ class Config(Section):
             raise ValueError(
                 "the card asks for a judge (ssp.grader or ssp.verify) but has no [judge] table: "
                 'add one, or set ssp.grader = "exact-match" and ssp.verify = "policy"'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _scope_is_complete(self) -> Config:
+        if self.system != "scope":
+            return self
+        if self.scope.mode == "curated" and self.data.prompts is None:
+            raise ValueError(
+                'data.prompts is missing; scope.mode = "curated" learns from a file of prompts with rubrics'
+            )
+        if self.scope.mode == "self-play" and self.data.documents is None and self.retrieval.corpus is None:
+            raise ValueError(
+                "data.documents is missing; with a search server SCOPE needs a file of documents of its own"
             )
         return self
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from scope_jax import parsing
-from scope_jax.systems import SYSTEMS, ssp
+from scope_jax.systems import SYSTEMS, scope, ssp
 from scope_jax.types import System
 from tests.systems.harness import EOS, ITEMS, RESULTS, Plan, card, of, plain, question_about, world
 
 
 def test_the_dict_of_games_is_literal_and_each_has_the_shape():
-    assert {"ssp": ssp} == SYSTEMS
+    assert {"ssp": ssp, "scope": scope} == SYSTEMS
     assert isinstance(ssp, System)
     cfg = card()
     assert ssp.policies(cfg) == ("actor",)

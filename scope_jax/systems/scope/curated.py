@@ -3,9 +3,9 @@
     {"question": "…", "rubric": [{"criterion": "…", "weight": 2}, …]}
 
 `weight` is 1 where it is left out. Also read are the forms of public sets: `points` for `weight` (HealthBench;
-items with negative points are left out, as w_k ≥ 0 in Eq. (1)), `explanation` behind a criterion, and a `dimension` whose
-share in the row's `dimension_weight` multiplies the weight (DeepResearch Bench). A conversation in `messages` replaces
-`question`.
+items with negative points are left out, as w_k ≥ 0 in Eq. (1)), `explanation` behind a criterion, and a `dimension`
+whose share in the row's `dimension_weight` multiplies the weight (DeepResearch Bench). A conversation in `messages`
+replaces `question`.
 """
 
 from __future__ import annotations

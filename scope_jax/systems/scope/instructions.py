@@ -68,9 +68,9 @@ def nudge(cfg: Config, kind: str) -> str:
     return _prompt(cfg, f"nudge_{kind}", {}, ())
 
 
-def not_run(cfg: Config) -> str:
+def not_run(cfg: Config, syntax: Mapping[str, str]) -> str:
     """What a policy is told about a search in a wrong form."""
-    return _prompt(cfg, "search_not_run", {}, ())
+    return _prompt(cfg, "search_not_run", syntax, ())
 
 
 def turns_left(cfg: Config, left: int) -> str:

@@ -51,8 +51,8 @@ def rubric_of(reply: str, weights: Mapping[str, float], fewest: int, most: int) 
     """The criteria of a reply, as <rubrics> or as JSON; None unless every one is whole and their number is allowed.
 
     XML: nothing but <rubric priority="…"> elements in <rubrics>. JSON: a list of {"criterion", "priority"}, or an
-    object that holds it as "rubrics". weights: w_k by priority; another priority makes the reply unreadable. A rubric whose
-    weights are all 0 could grade nothing and is none.
+    object that holds it as "rubrics". weights: w_k by priority; another priority makes the reply unreadable. A rubric
+    whose weights are all 0 could grade nothing and is none.
     """
     text = _THOUGHT.sub("", reply).strip()
     fenced = _FENCE.match(text)

@@ -13,7 +13,7 @@ from scope_jax.types import Memory
 
 
 def first(cfg: Config) -> Memory:
-    """Before the first step. drawn: rows of the stream used so far; measured: mean scores of this iteration's solver."""
+    """Before the first step. drawn: rows of the stream used; measured: mean scores of this iteration's solver."""
     return {"drawn": 0, **_opened(cfg, 1)}
 
 

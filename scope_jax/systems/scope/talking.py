@@ -34,7 +34,7 @@ def responder(
         spoken = sum(turn.kind == "sampled" for turn in turns)
         if not (queries or said.malformed) or (expected is not None and spoken > expected):
             return None
-        told = parsing.observation(tools.search(queries)) if queries else f"\n{instructions.not_run(cfg)}\n\n"
+        told = parsing.observation(tools.search(queries)) if queries else f"\n{instructions.not_run(cfg, syntax(cfg))}\n\n"
         return told if expected is None else f"{told}{instructions.turns_left(cfg, expected - spoken)}\n\n"
 
     return respond

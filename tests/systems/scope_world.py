@@ -1,0 +1,133 @@
+"""SCOPE for golden transcripts: four documents, policies that play a plan, a base that judges by plain words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollouts.types import Completion
+from scope_jax.config import Config, parse_config
+from scope_jax.types import Prompt
+from tests.systems.harness import Moment, ScriptedTools, result
+
+DOCUMENTS: list[dict[str, Any]] = [
+    {"id": "aare", "title": "Aare", "text": "The Aare is a river in Switzerland."},
+    {"id": "bern", "title": "Bern", "text": "Bern lies on the Aare."},
+    {"id": "cusco", "title": "Cusco", "text": "Cusco is a city in Peru."},
+    {"id": "delhi", "title": "Delhi", "text": "Delhi lies on the Yamuna."},
+]
+RESULTS = {
+    "Aare": result(("Aare", "The Aare ends in the Rhine.")),
+    "Rhine": result(("Rhine", "The Rhine ends in the North Sea.")),
+}
+CRITERIA = (("critical", "Names alpha."), ("important", "Names beta."), ("important", "Names gamma."), ("bonus", "Names delta."))
+RUBRIC = "".join(f'<rubric priority="{priority}">{text}</rubric>\n' for priority, text in CRITERIA)
+GOOD_RUBRICS = f"<think>easy</think>\n<rubrics>\n{RUBRIC}</rubrics>"
+
+
+def searching_turn(query: str) -> str:
+    return f"<think>look</think> <search>{query}</search>"
+
+
+def task(text: str) -> str:
+    return f"<think>done</think> <task>{text}</task>"
+
+
+def answer(text: str) -> str:
+    return f"<think>done</think> <answer>{text}</answer>"
+
+
+def by_words(moment: Moment) -> str:
+    """The base as judge: gates fail tasks that say VAGUE or ALIEN, a criterion is met if its last word is in the answer."""
+    if moment.role == "rubric_writer":
+        return "I cannot." if "UNGRADABLE" in moment.prompt.split("Documents:")[0] else GOOD_RUBRICS
+    if moment.role == "gates":
+        case = moment.prompt.split("Now decide about this one")[1]
+        return f"<think>so</think>\n<score>{int(('ALIEN' if 'Document:' in case else 'VAGUE') not in case)}</score>"
+    assert moment.role == "grader"
+    said = moment.prompt.split("Answer:")[1].split("Criterion:")[0]
+    wanted = re.findall(r"Names (\w+)\.", moment.prompt.split("Criterion:")[1])[0]
+    return f"<score>{int(wanted in said)}</score>"
+
+
+@dataclass
+class Plan:
+    """Who says what, one text for each turn. Drafts by (title, sample), attempts by (word in the task, sample)."""
+
+    drafts: Mapping[tuple[str, int], Sequence[str]] = field(default_factory=dict)
+    attempts: Mapping[tuple[str, int], Sequence[str]] = field(default_factory=dict)
+    judge: Callable[[Moment], str] = by_words
+
+    def __call__(self, moment: Moment) -> str:
+        if moment.role == "challenger":
+            title = re.findall(r"\(Title: (\w+)\)", moment.prompt)[0]
+            turns = self.drafts.get((title, moment.sample), (searching_turn("Aare"), task(f"Tell of {title}.")))
+        elif moment.role in ("solver", "eval"):
+            about = moment.prompt.rsplit("Task:", 1)[1]
+            known = [turns for (word, n), turns in self.attempts.items() if word in about and n == moment.sample]
+            turns = known[0] if known else (searching_turn("Rhine"), answer("alpha beta"))
+        else:
+            return self.judge(moment)
+        return turns[moment.spoken]
+
+
+@dataclass
+class World(ScriptedTools):
+    """ScriptedTools that remember who spoke, and which endpoint was asked what."""
+
+    policies: dict[str, str] = field(default_factory=dict)
+    endpoints: list[tuple[str, str, float | None, int | None]] = field(default_factory=list)
+    sampling: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def generate(
+        self, role: str, prompts: Sequence[Prompt], samples: int, *, policy: str, **options: Any
+    ) -> list[list[Completion]]:
+        assert self.policies.setdefault(role, policy) == policy
+        self.sampling[role] = {key: value for key, value in options.items() if key != "respond"}
+        return super().generate(role, prompts, samples, policy="actor", **options)
+
+    def judge(
+        self,
+        messages: Sequence[str],
+        *,
+        by: str = "judge",
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+    ) -> list[str]:
+        self.endpoints += [(by, message, temperature, max_tokens) for message in messages]
+        return [self.judge_reply(message) for message in messages]
+
+
+def world(plan: Plan | None = None, **changes: Any) -> World:
+    return World(plan or Plan(), RESULTS, **changes)
+
+
+def card(*, seed: int = 0, model: Mapping[str, Any] | None = None, **scope: Any) -> Config:
+    """A small card: four documents in a step, two drafts of each, two attempts, no dynamic turns."""
+    small = {
+        "steps_per_iteration": 1,
+        "iterations": 2,
+        "challenger_batch": 4,
+        "solver_batch": 2,
+        "generation_batch": 4,
+        "target_tasks": 3,
+        "n_train": 2,
+        "n_filter": 2,
+        "dynamic_turns": False,
+        "challenger": {"samples": 2},
+        "solver": {"samples": 2},
+    }
+    for role in ("challenger", "solver"):
+        small[role] = {**small[role], **scope.pop(role, {})}  # type: ignore[dict-item]
+    table = {
+        "system": "scope",
+        "seed": seed,
+        "model": {"checkpoint": "none", **(model or {})},
+        "retrieval": {"corpus": "none"},
+        "data": {"prompts": "none"},
+        "train": {},
+        "scope": small | scope,
+    }
+    return parse_config(table, "the test's card")

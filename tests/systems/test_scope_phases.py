@@ -1,0 +1,219 @@
+"""Who is asked for what, and where a run stands: the 4:3:2 rule, documents, stages, resuming."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+
+from scope_jax.config import CardError, parse_config
+from scope_jax.systems import scope
+from scope_jax.systems.scope import drawing, phases
+from tests.systems.harness import plain
+from tests.systems.scope_world import DOCUMENTS, Plan, answer, card, searching_turn, task, world
+
+
+# ------------------------------------------------------------------------------------------------------------- drawing
+@pytest.mark.parametrize(
+    ("count", "shares"),
+    [
+        (9, [4, 3, 2]),
+        (64, [29, 21, 14]),  # 28.44, 21.33, 14.22: the one left goes to .44
+        (1280, [569, 427, 284]),  # 568.89, 426.67, 284.44
+        (1, [1, 0, 0]),  # .44, .33, .22
+        (2, [1, 1, 0]),  # .89, .67, .44
+        (4, [2, 1, 1]),  # 1.78, 1.33, .89
+        (0, [0, 0, 0]),
+    ],
+)
+def test_largest_remainders(count: int, shares: list[int]):
+    assert drawing.stratify(count, (4, 3, 2)) == shares
+
+
+def test_ties_go_to_the_first():
+    assert drawing.stratify(2, (1, 1, 1, 1)) == [1, 1, 0, 0]
+    assert drawing.stratify(5, (0, 1, 1)) == [0, 3, 2]
+
+
+def test_an_iterations_prompts_are_stratified_together_and_shuffled():
+    cfg = card(steps_per_iteration=20, challenger_batch=64)
+    rows = [{"text": f"document {place}"} for place in range(64)]
+    turns, kinds, steps = Counter(), Counter(), []
+    for place in range(20):
+        drawn = drawing.orders(cfg, len, rows, place * 64, 1280, "iteration 1")
+        assert [order.index for order in drawn] == list(range(64))
+        turns.update(order.searches for order in drawn)
+        kinds.update(order.kind for order in drawn)
+        steps.append([order.searches for order in drawn])
+    assert turns == {1: 569, 2: 427, 3: 284}
+    assert kinds == dict.fromkeys(("long_form_qa", "summarization", "planning", "writing"), 320)
+    assert len({tuple(step) for step in steps}) == 20
+    again = drawing.orders(cfg, len, rows, 0, 1280, "iteration 1")
+    assert [order.searches for order in again] == steps[0]
+    assert [order.searches for order in drawing.orders(cfg, len, rows, 0, 1280, "iteration 2")] != steps[0]
+
+
+def test_a_task_type_can_be_left_out():
+    cfg = card(task_types={"planning": 0})
+    assert cfg.scope.task_types == {"long_form_qa": 1.0, "summarization": 1.0, "planning": 0.0, "writing": 1.0}
+    drawn = drawing.orders(cfg, len, [{"text": "d"}] * 30, 0, 30, "iteration 1")
+    assert Counter(order.kind for order in drawn) == {"long_form_qa": 10, "summarization": 10, "writing": 10}
+
+
+@pytest.mark.parametrize(
+    ("row", "key", "text"),
+    [
+        ({"id": 7, "title": "T", "text": " a\nb "}, "7", "(Title: T)\na\nb"),
+        ({"id": "x", "text": "a"}, "x", "a"),
+        ({"id": "x", "contents": '"T"\na'}, "x", "(Title: T)\na"),
+    ],
+)
+def test_documents_of_every_corpus_format(row: dict, key: str, text: str):
+    assert drawing.document_of(row) == (key, text)
+
+
+def test_documents_without_an_id_are_known_by_their_text():
+    one, two = drawing.document_of({"text": "a"})[0], drawing.document_of({"text": "b"})[0]
+    assert one != two and one == drawing.document_of({"text": "a"})[0]
+
+
+def test_a_document_is_cut_at_whole_words():
+    text = "one two  three\nfour"
+    assert drawing.cut(text, 100, len) == text
+    assert drawing.cut(text, 14, len) == "one two  three"
+    assert drawing.cut(text, 13, len) == "one two"
+    assert drawing.cut(text, 3, len) == "one"
+    assert drawing.cut(text, 2, len) == ""
+    for limit in range(len(text) + 1):
+        assert len(drawing.cut(text, limit, len)) <= limit
+
+
+# -------------------------------------------------------------------------------------------------------------- stages
+def trail(cfg, plan: Plan | None = None, steps: int = 30) -> list[tuple[int, str, int, int, int]]:
+    """(iteration, stage, place, rows taken before, tasks so far) of each step until the run is over."""
+    memory, path = scope.start(cfg), []
+    for step in range(steps):
+        if scope.finished(cfg, memory, step):
+            return path
+        path.append((*(memory[key] for key in ("iteration", "stage", "place", "drawn")), len(memory["tasks"])))
+        first, count = scope.takes(cfg, memory, step)
+        items = [DOCUMENTS[row % 4] | {"id": f"{row}"} for row in range(first, first + count)]
+        _, memory, _ = scope.play(cfg, world(plan), memory, items, step)
+    raise AssertionError("the run does not end")
+
+
+def test_a_whole_run_goes_through_its_stages():
+    assert trail(card(target_tasks=6)) == [
+        (1, "challenger", 0, 0, 0),
+        (1, "tasks", 0, 4, 0),
+        (1, "tasks", 1, 8, 4),
+        (1, "solver", 0, 12, 6),  # two of the eight were not needed
+        (2, "challenger", 0, 12, 0),
+        (2, "tasks", 0, 16, 0),
+        (2, "tasks", 1, 20, 4),
+        (2, "solver", 0, 24, 6),
+    ]
+
+
+def test_the_challenger_can_be_frozen_after_an_iteration():
+    stages = [(iteration, stage) for iteration, stage, *_ in trail(card(freeze_challenger_after=1))]
+    assert stages == [(1, "challenger"), (1, "tasks"), (1, "solver"), (2, "tasks"), (2, "solver")]
+    assert (1, "challenger") not in [(i, s) for i, s, *_ in trail(card(freeze_challenger_after=0))]
+
+
+def test_task_generation_ends_at_its_limit_and_an_iteration_without_tasks_is_over():
+    some = trail(card(iterations=1, target_tasks=100, max_batches=2))
+    assert [(stage, tasks) for _, stage, _, _, tasks in some] == [
+        ("challenger", 0),
+        ("tasks", 0),
+        ("tasks", 4),
+        ("solver", 8),
+    ]
+    nothing = Plan(drafts={(d["title"], n): ["no task"] for d in DOCUMENTS for n in (0, 1)})
+    none = trail(card(max_batches=2), nothing)
+    assert [stage for _, stage, *_ in none] == ["challenger", "tasks", "tasks"] * 2
+
+
+def test_curated_prompts_train_the_solver_alone():
+    cfg = card(mode="curated", steps_per_iteration=2, iterations=2, solver_batch=3)
+    memory = scope.start(cfg)
+    assert scope.policies(cfg) == ("solver",) and [u.role for u in scope.updates(cfg)] == ["solver"]
+    assert scope.expected(cfg) == 4 and scope.source(cfg).fields == ("rubric",)
+    rows = [{"question": f"Task {n}", "rubric": [{"criterion": "Names alpha."}]} for n in range(3)]
+    taken = []
+    for step in range(4):
+        taken.append(scope.takes(cfg, memory, step))
+        episodes, memory, metrics = scope.play(cfg, world(), memory, rows, step)
+        assert len(episodes) == 6 and metrics["solver/rubric"] == 1.0
+    assert taken == [(0, 3), (3, 3), (6, 3), (9, 3)] and scope.finished(cfg, memory, 4)
+
+
+def test_tasks_are_drawn_without_replacement():
+    cfg = card(solver_batch=3, steps_per_iteration=4)
+    memory = phases.first(cfg) | {"stage": "solver", "tasks": list(range(6))}
+    batches = [phases.sampled_tasks(cfg, memory | {"place": place}) for place in range(4)]
+    assert sorted(batches[0] + batches[1]) == list(range(6)) == sorted(batches[2] + batches[3])
+    assert batches[:2] != batches[2:]
+    assert phases.sampled_tasks(cfg, memory | {"iteration": 2}) != batches[0] or batches[0] != [0, 1, 2]
+    assert sorted(phases.sampled_tasks(cfg, memory | {"tasks": [1, 2]})) == [1, 2]  # fewer than a batch: all of them
+
+
+def test_a_document_gives_one_task():
+    cfg = card(target_tasks=100, generation_batch=6)
+    tools = world()
+    memory = scope.start(cfg) | {"stage": "tasks"}
+    items = [*DOCUMENTS, DOCUMENTS[0], DOCUMENTS[1]]  # the stream began anew
+    _, memory, metrics = scope.play(cfg, tools, memory, items, 0)
+    assert [entry["document"] for entry in memory["tasks"]] == ["aare", "bern", "cusco", "delhi"]
+    assert metrics["tasks/yield"] == pytest.approx(4 / 6)
+    tools = world()
+    _, memory, _ = scope.play(cfg, tools, memory, [*DOCUMENTS, {"id": "elba", "title": "Elba", "text": "x"}], 1)
+    assert [name for role, name, _ in tools.asked if role == "challenger"] == ["4"]  # the others have theirs
+    assert [entry["document"] for entry in memory["tasks"]][4:] == ["elba"]
+
+
+# ------------------------------------------------------------------------------------------------------------- resuming
+def test_play_is_pure_and_goes_on_from_json_in_the_middle_of_task_generation():
+    drafts = {("Bern", 0): (searching_turn("Aare"), task("Tell of Bern, VAGUE."))}
+    plan = Plan(drafts=drafts, attempts={("Cusco", 0): (searching_turn("Rhine"), answer("alpha beta gamma"))})
+    cfg = card(target_tasks=7, seed=5)
+    memory = scope.start(cfg)
+    for step in range(2):
+        _, memory, _ = scope.play(cfg, world(plan), memory, DOCUMENTS, step)
+    assert (memory["stage"], memory["place"], len(memory["tasks"])) == ("tasks", 1, 3)
+    before = json.dumps(memory)
+    items = [document | {"id": f"{place}"} for place, document in enumerate(DOCUMENTS)]
+    one, two = memory, json.loads(before)
+    for step in range(2, 5):
+        rows = items[: scope.takes(cfg, one, step)[1]]
+        assert scope.takes(cfg, one, step) == scope.takes(cfg, two, step)
+        (first, one, said), (second, two, told) = (scope.play(cfg, world(plan), m, rows, step) for m in (one, two))
+        assert plain(first) == plain(second) and one == two and said == told
+    assert json.dumps(memory) == before
+
+
+# --------------------------------------------------------------------------------------------------------------- cards
+@pytest.mark.parametrize(
+    ("table", "complaint"),
+    [
+        ({"scope": {"min_rubrics": 6}}, "min_rubrics must not be larger"),
+        ({"scope": {"window": [0.8, 0.2]}}, "window is"),
+        ({"scope": {"task_types": {"planning": -1}}}, "task_types must hold weights"),
+        ({"scope": {"search_turns": [0, 0]}}, "search_turns must hold shares"),
+        ({"scope": {"solver_reward": {"soft_limit": 9, "hard_limit": 9}}}, "hard_limit must be larger"),
+        ({"scope": {"mode": "curated"}}, "data.prompts is missing"),
+        ({"retrieval": {"url": "http://search"}}, "data.documents is missing"),
+    ],
+)
+def test_cards_that_cannot_be_played_say_why(table: dict, complaint: str):
+    base = {"system": "scope", "model": {"checkpoint": "none"}, "retrieval": {"corpus": "c"}, "data": {}, "train": {}}
+    with pytest.raises(CardError, match=complaint):
+        parse_config(base | table, "a card")
+
+
+def test_a_card_changes_what_it_names_and_keeps_the_rest():
+    cfg = card(grader={"max_tokens": 5}, solver_reward={"floor": 0.1}, solver={"loss": {"clip_high": 0.28}})
+    assert (cfg.scope.grader.temperature, cfg.scope.grader.max_tokens) == (0.6, 5)
+    assert (cfg.scope.solver_reward.soft_limit, cfg.scope.solver_reward.floor) == (1024, 0.1)
+    assert cfg.scope.solver.loss.advantage == "group-zscore" and cfg.scope.challenger.loss.clip_high == 0.2
