@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from scope_jax.config import Config, LossCard, RoleSection
+from scope_jax.config import Config, LossCard, RoleSection, ScopeSection
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,7 +53,7 @@ def documented() -> dict[str, str]:
 
 
 def test_every_key_is_documented_with_its_default() -> None:
-    table = {key: shown(default) for key, default in keys(Config).items() if not key.startswith("ssp.")}
+    table = {key: shown(default) for key, default in keys(Config).items() if not key.startswith(("ssp.", "scope."))}
     solver = Config.model_fields["ssp"].default.solver
     for key in keys(RoleSection):
         if not key.startswith("loss."):
@@ -70,6 +70,24 @@ def test_every_key_of_the_game_is_documented() -> None:
     own = [key.removeprefix("ssp.") for key in keys(Config) if key.startswith("ssp.") and key.count(".") == 1]
     assert len(own) > 20
     assert [key for key in own if f"`{key}`" not in text] == []
+
+
+def test_every_key_of_scope_is_documented_with_its_default() -> None:
+    text = (ROOT / "docs" / "scope.md").read_text(encoding="utf-8").split("## Options")[1].split("\n## ")[0]
+    table = dict(re.findall(r"^\| `([a-z0-9_.]+)` \| (.*?) \|", text, re.MULTILINE))
+    roles = ("challenger", "solver", "estimate", "creation")
+    expected = {}
+    for key in keys(ScopeSection):
+        first, _, rest = key.partition(".")
+        if first in roles or rest.startswith("endpoint.") or key == "prompts":
+            continue
+        value: Any = ScopeSection()
+        for part in key.split("."):
+            value = getattr(value, part)
+        expected[key] = shown(value)
+    named = {key: shown for key, shown in table.items() if key not in roles and not key.endswith(".endpoint")}
+    assert named == expected
+    assert set(roles) <= set(table) and "`prompts`" in text
 
 
 def test_every_key_is_read_somewhere() -> None:

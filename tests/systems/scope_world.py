@@ -22,7 +22,12 @@ RESULTS = {
     "Aare": result(("Aare", "The Aare ends in the Rhine.")),
     "Rhine": result(("Rhine", "The Rhine ends in the North Sea.")),
 }
-CRITERIA = (("critical", "Names alpha."), ("important", "Names beta."), ("important", "Names gamma."), ("bonus", "Names delta."))
+CRITERIA = (
+    ("critical", "Names alpha."),
+    ("important", "Names beta."),
+    ("important", "Names gamma."),
+    ("bonus", "Names delta."),
+)
 RUBRIC = "".join(f'<rubric priority="{priority}">{text}</rubric>\n' for priority, text in CRITERIA)
 GOOD_RUBRICS = f"<think>easy</think>\n<rubrics>\n{RUBRIC}</rubrics>"
 

@@ -32,8 +32,7 @@ def propose(cfg: Config, tools: Tools, orders: Sequence[Order], samples: int, sa
     """(o^C, q) ~ Rollout(C, d): `samples` episodes for each order, their tasks extracted, their format scored."""
     if not orders:
         return []
-    syntax = talking.syntax(cfg)
-    texts = [instructions.for_challenger(cfg, order, syntax) for order in orders]
+    texts = [instructions.for_challenger(cfg, order) for order in orders]
     groups = _converse(cfg, tools, orders, texts, samples, sampling)
     drafts: list[Draft] = []
     for order, text, completions in zip(orders, texts, groups, strict=True):
@@ -58,7 +57,7 @@ def _converse(
         chosen = [place for place, order in enumerate(orders) if expected in (None, order.searches)]
         played = tools.generate(
             "challenger",
-            [Prompt(tools.encode_prompt(texts[place]), f"{orders[place].index}") for place in chosen],
+            [Prompt(tools.encode_prompt(texts[place]), f"{orders[place].index}", texts[place]) for place in chosen],
             samples,
             policy=POLICY,
             temperature=sampling.temperature,

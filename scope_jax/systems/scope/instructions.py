@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
-from scope_jax import parsing, templates
+from scope_jax import dialects, parsing, templates
 from scope_jax.config import Config
 from scope_jax.systems.scope.records import Order
 
 SOURCES = "\n\n---\n\n"  # between the documents a rubric is written from (released code)
-_OWN_TAG = re.compile(r"<\s*(/?)\s*(task|score|scores|rubrics?)\b([^<>]*)>", re.IGNORECASE)
 
 
-def shown(text: str) -> str:
-    """`text` with the game's own tags in square brackets, so that what is quoted asks, answers and scores nothing."""
-    return _OWN_TAG.sub(r"[\1\2\3]", parsing.neutralise(text))
+def shown(cfg: Config, text: str) -> str:
+    """`text` with all tags that mean something in square brackets: what is quoted asks, answers and scores nothing."""
+    return parsing.neutralise(text, dialects.load(cfg.model.dialect).tags)
+
+
+def _syntax(cfg: Config) -> dict[str, str]:
+    """What a search looks like, and where its results are."""
+    words = dialects.load(cfg.model.dialect).words
+    return {"search": words.call, "results": words.results}
 
 
 def _prompt(cfg: Config, name: str, values: Mapping[str, object], required: Sequence[str]) -> str:
@@ -23,34 +27,34 @@ def _prompt(cfg: Config, name: str, values: Mapping[str, object], required: Sequ
     return templates.fill(text, values)
 
 
-def for_challenger(cfg: Config, order: Order, syntax: Mapping[str, str]) -> str:
+def for_challenger(cfg: Config, order: Order) -> str:
     """Write a task of one type from a document."""
     values = {
-        "document": shown(order.document),
+        "document": shown(cfg, order.document),
         "task_type": order.kind.replace("_", " "),
         "description": _prompt(cfg, f"type_{order.kind}", {}, ()),
         "searches": order.searches,
     }
-    return _prompt(cfg, "challenger", values | syntax, ("document",))
+    return _prompt(cfg, "challenger", values | _syntax(cfg), ("document",))
 
 
-def for_solver(cfg: Config, question: str, syntax: Mapping[str, str]) -> str:
+def for_solver(cfg: Config, question: str) -> str:
     """Answer a task with searches; told at most one search less than it has turns."""
-    values = {"task": shown(question), "searches": cfg.scope.solver.max_turns - 1}
-    return _prompt(cfg, "solver", values | syntax, ("task",))
+    values = {"task": shown(cfg, question), "searches": cfg.scope.solver.max_turns - 1}
+    return _prompt(cfg, "solver", values | _syntax(cfg), ("task",))
 
 
 def for_gate(cfg: Config, gate: str, task: str, document: str) -> str:
     """Is the task sound? gate: "entity" or "relevance"."""
     required = ("task", "document") if gate == "relevance" else ("task",)
-    return _prompt(cfg, f"gate_{gate}", {"task": shown(task), "document": shown(document)}, required)
+    return _prompt(cfg, f"gate_{gate}", {"task": shown(cfg, task), "document": shown(cfg, document)}, required)
 
 
 def for_rubric_writer(cfg: Config, task: str, sources: Sequence[str]) -> str:
     """Write the rubric of a task from the source document and what the challenger read."""
     values = {
-        "task": shown(task),
-        "documents": SOURCES.join(shown(text) for text in sources),
+        "task": shown(cfg, task),
+        "documents": SOURCES.join(shown(cfg, text) for text in sources),
         "min_rubrics": cfg.scope.min_rubrics,
         "max_rubrics": cfg.scope.max_rubrics,
     }
@@ -59,7 +63,7 @@ def for_rubric_writer(cfg: Config, task: str, sources: Sequence[str]) -> str:
 
 def for_grader(cfg: Config, task: str, answer: str, criterion: str) -> str:
     """Does the answer meet one criterion?"""
-    values = {"task": shown(task), "answer": shown(answer), "criterion": shown(criterion)}
+    values = {"task": shown(cfg, task), "answer": shown(cfg, answer), "criterion": shown(cfg, criterion)}
     return _prompt(cfg, "grader", values, ("answer", "criterion"))
 
 
@@ -68,9 +72,9 @@ def nudge(cfg: Config, kind: str) -> str:
     return _prompt(cfg, f"nudge_{kind}", {}, ())
 
 
-def not_run(cfg: Config, syntax: Mapping[str, str]) -> str:
+def not_run(cfg: Config) -> str:
     """What a policy is told about a search in a wrong form."""
-    return _prompt(cfg, "search_not_run", syntax, ())
+    return _prompt(cfg, "search_not_run", _syntax(cfg), ())
 
 
 def turns_left(cfg: Config, left: int) -> str:

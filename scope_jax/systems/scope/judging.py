@@ -139,7 +139,7 @@ def _replies(cfg: Config, tools: Tools, job: str, questions: Sequence[str], suff
     card = card_of(cfg, job)
     if card.endpoint is not None:
         return tools.judge(questions, by=job, temperature=card.temperature, max_tokens=card.max_tokens)
-    prompts = [Prompt(tools.encode_prompt(text), f"{place}{suffix}") for place, text in enumerate(questions)]
+    prompts = [Prompt(tools.encode_prompt(text), f"{place}{suffix}", text) for place, text in enumerate(questions)]
     groups = tools.generate(
         job,
         prompts,

@@ -24,12 +24,11 @@ def solve(
     """o^S_{1:N} ~ Rollout(S, q, N) for each problem, their answers extracted; not yet graded."""
     if not problems:
         return []
-    syntax = talking.syntax(cfg)
     card = cfg.scope.solver
-    texts = [instructions.for_solver(cfg, problem.question, syntax) for problem in problems]
+    texts = [instructions.for_solver(cfg, problem.question) for problem in problems]
     groups = tools.generate(
         role,
-        [Prompt(tools.encode_prompt(text), problem.name) for text, problem in zip(texts, problems, strict=True)],
+        [Prompt(tools.encode_prompt(t), problem.name, t) for t, problem in zip(texts, problems, strict=True)],
         samples,
         policy=POLICY,
         temperature=sampling.temperature,

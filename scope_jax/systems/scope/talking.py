@@ -1,49 +1,60 @@
-"""How SCOPE's policies search: the one module of the game that knows the syntax of a search call."""
+"""How SCOPE's policies search: the one module of the game that knows about dialects and turns."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 from rollouts.types import Completion, Turn
-from scope_jax import parsing, searching
+from scope_jax import dialects, searching
 from scope_jax.config import Config
+from scope_jax.dialects import Dialect
+from scope_jax.dialects.calls import calls
 from scope_jax.systems.scope import instructions
 from scope_jax.systems.scope.rules import Said
 from scope_jax.types import Datum, Tools
 
 
+def _dialect(cfg: Config) -> Dialect:
+    return dialects.load(cfg.model.dialect)
+
+
 def stops(cfg: Config, final: str) -> tuple[str, ...]:
     """Strings that end a turn: a search, or the closing tag of the episode's result."""
-    return ("</search>", f"</{final}>")
+    return (_dialect(cfg).close, f"</{final}>")
 
 
 def responder(
     cfg: Config, tools: Tools, final: str, expected: int | None = None
 ) -> Callable[[Sequence[Turn]], str | None]:
-    """What a turn gets: results, a note that its search was not run, or None where the episode is over.
+    """What a turn gets: results of its first search, a note that it was not run, or None where the episode is over.
 
+    By position: a closed `<final>` before the first valid search ends the episode, one behind it counts for nothing.
     expected: with a number of searches each observation says how many turns are left for them, and a search after the
     last of them is not run (the dynamic turns of the released code); None: any number of searches.
     """
+    answer = searching.responder(
+        tools.search,
+        _dialect(cfg),
+        (final,),
+        first_only=True,
+        end_token_ends=cfg.model.turns == "raw",
+        malformed=instructions.not_run(cfg),
+    )
+    if expected is None:
+        return answer
 
     def respond(turns: Sequence[Turn]) -> str | None:
-        text = turns[-1].text
-        if turns[-1].finish == "eos" or parsing.first([text], final) is not None:
-            return None
-        queries, said = parsing.searches(text), heard(cfg, text)
         spoken = sum(turn.kind == "sampled" for turn in turns)
-        if not (queries or said.malformed) or (expected is not None and spoken > expected):
-            return None
-        told = parsing.observation(tools.search(queries)) if queries else f"\n{instructions.not_run(cfg, syntax(cfg))}\n\n"
-        return told if expected is None else f"{told}{instructions.turns_left(cfg, expected - spoken)}\n\n"
+        told = answer(turns) if spoken <= expected else None
+        return None if told is None else f"{told}\n{instructions.turns_left(cfg, expected - spoken)}"
 
     return respond
 
 
 def heard(cfg: Config, text: str) -> Said:
-    """A turn's text with its search calls counted: valid ones are closed and not empty, all others malformed."""
-    valid = sum(bool(content) for content in parsing.spans(text, "search"))
-    return Said(text, valid, max(0, text.count("<search>") - valid))
+    """A turn's text with its search calls counted, valid and malformed ones."""
+    found = [call.valid for call in calls(text, _dialect(cfg))]
+    return Said(text, found.count(True), found.count(False))
 
 
 def said(cfg: Config, completion: Completion) -> tuple[Said, ...]:
@@ -53,22 +64,14 @@ def said(cfg: Config, completion: Completion) -> tuple[Said, ...]:
 
 def evidence(cfg: Config, completion: Completion) -> list[str]:
     """The result texts that the policy read, each once."""
-    return list(dict.fromkeys(searching.results_read(completion)))
+    return list(dict.fromkeys(searching.results_read(completion, _dialect(cfg))))
 
 
 def searches_run(cfg: Config, completion: Completion) -> int:
-    """Number of queries that were answered."""
-    return len(searching.queries_run(completion))
+    """Number of searches that were answered."""
+    return len(searching.queries_run(completion, _dialect(cfg), first_only=True))
 
 
 def rows(completion: Completion) -> tuple[Datum, ...]:
     """The training rows of an episode, exactly what the engine saw."""
-    return (Datum.from_completion(completion),)
-
-
-def syntax(cfg: Config) -> dict[str, str]:
-    """What prompts say about searching, by the name of the template's variable."""
-    return {
-        "search": "<search> your query </search>",
-        "results": "between <information> and </information>",
-    }
+    return Datum.from_completion(completion)
