@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollouts.types import Completion
+from scope_jax import dialects
 from scope_jax.config import Config, parse_config
 from scope_jax.types import Prompt
 from tests.systems.harness import Moment, ScriptedTools, result
@@ -32,8 +33,17 @@ RUBRIC = "".join(f'<rubric priority="{priority}">{text}</rubric>\n' for priority
 GOOD_RUBRICS = f"<think>easy</think>\n<rubrics>\n{RUBRIC}</rubrics>"
 
 
-def searching_turn(query: str) -> str:
-    return f"<think>look</think> <search>{query}</search>"
+# The paper's three models (Table 11, App. E), and the protocol of Search-R1.
+WAYS = {
+    "raw": ("xml", "raw"),
+    "qwen2.5": ("xml", "chat"),
+    "qwen3": ("hermes", "chat-trimmed"),
+    "olmo3": ("function", "chat"),
+}
+
+
+def searching_turn(query: str, way: str = "raw") -> str:
+    return f"<think>look</think> {dialects.load(WAYS[way][0]).write(query)}"
 
 
 def task(text: str) -> str:
@@ -45,7 +55,7 @@ def answer(text: str) -> str:
 
 
 def by_words(moment: Moment) -> str:
-    """The base as judge: gates fail tasks that say VAGUE or ALIEN, a criterion is met if its last word is in the answer."""
+    """The base as judge: gates fail tasks that say VAGUE or ALIEN, a criterion is met if its last word is answered."""
     if moment.role == "rubric_writer":
         return "I cannot." if "UNGRADABLE" in moment.prompt.split("Documents:")[0] else GOOD_RUBRICS
     if moment.role == "gates":
@@ -105,11 +115,12 @@ class World(ScriptedTools):
         return [self.judge_reply(message) for message in messages]
 
 
-def world(plan: Plan | None = None, **changes: Any) -> World:
-    return World(plan or Plan(), RESULTS, **changes)
+def world(plan: Plan | None = None, way: str = "raw", **changes: Any) -> World:
+    dialect, turns = WAYS[way]
+    return World(plan or Plan(), RESULTS, dialect=dialect, turns=turns, **changes)
 
 
-def card(*, seed: int = 0, model: Mapping[str, Any] | None = None, **scope: Any) -> Config:
+def card(*, seed: int = 0, way: str = "raw", **scope: Any) -> Config:
     """A small card: four documents in a step, two drafts of each, two attempts, no dynamic turns."""
     small = {
         "steps_per_iteration": 1,
@@ -129,7 +140,7 @@ def card(*, seed: int = 0, model: Mapping[str, Any] | None = None, **scope: Any)
     table = {
         "system": "scope",
         "seed": seed,
-        "model": {"checkpoint": "none", **(model or {})},
+        "model": {"checkpoint": "none", "dialect": WAYS[way][0], "turns": WAYS[way][1]},
         "retrieval": {"corpus": "none"},
         "data": {"prompts": "none"},
         "train": {},

@@ -163,7 +163,7 @@ def test_malformed_verdicts_are_counted_and_never_guessed():
     assert metrics["judge/grader/retried"] == 4.0 and metrics["estimate/verdicts_missing"] == 0.25
     zero = card(ungraded="zero")
     episodes, _, _ = scope.play(zero, world(Plan(judge=judge)), scope.start(zero), DOCUMENTS, 0)
-    assert [e.parts["rubric"] for e in episodes if e.role == "solver"][0] == 0.25
+    assert next(e.parts["rubric"] for e in episodes if e.role == "solver") == 0.25
 
 
 def test_an_attempt_that_could_not_be_graded_is_not_learned_from():

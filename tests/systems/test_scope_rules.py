@@ -241,7 +241,7 @@ def test_solver_format_and_reward_of_a_transcript():
     assert reward == pytest.approx(0.5 + 0.5 * (8 / 3) / 3 + 0.1 * 2 / 3)
 
 
-# -------------------------------------------------------------------------------------------------------- mean and window
+# ----------------------------------------------------------------------------------------------------- mean and window
 def test_mean_score_over_the_rollouts_of_a_task():
     scores, answered = [1.0, 0.5, 0.0, None], [True, True, False, True]
     assert rules.mean_score(scores, answered, "zero") == 0.5  # (1 + .5 + 0)/3, the ungraded one is left out

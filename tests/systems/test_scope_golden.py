@@ -1,0 +1,358 @@
+"""A whole iteration of SCOPE on four documents, for each of the paper's three ways of searching, by hand."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any
+
+import pytest
+
+from scope_jax import advantages, dialects
+from scope_jax.systems import scope
+from scope_jax.types import System
+from tests.systems.harness import EOS, ROLES, of
+from tests.systems.scope_world import (
+    CRITERIA,
+    DOCUMENTS,
+    RESULTS,
+    WAYS,
+    Plan,
+    World,
+    answer,
+    card,
+    searching_turn,
+    task,
+    world,
+)
+
+PAPERS = ("qwen2.5", "qwen3", "olmo3")
+LONG = "alpha beta".ljust(39, ".") + "!"  # 40 characters, halfway between the limits 30 and 50
+
+
+def plan(way: str) -> Plan:
+    """Drafts and attempts in the words of one dialect; each kind of failure once."""
+    dialect = dialects.load(WAYS[way][0])
+    look, broken = searching_turn("Rhine", way), f"<think>hm</think> {dialect.open}{dialect.close}"
+    bare = dialect.write("Aare")  # a search without a thought
+    return Plan(
+        drafts={
+            ("Aare", 0): (searching_turn("Aare", way), look, task("Tell of Aare.")),
+            ("Aare", 1): (bare, task("A VAGUE tale.")),
+            ("Bern", 0): (look, task("An ALIEN matter.")),
+            ("Bern", 1): ("<think>hm</think> nothing",),
+            ("Cusco", 0): (broken, look, task("Something UNGRADABLE.")),
+            ("Cusco", 1): ("I pass.",),
+            ("Delhi", 0): (look, task("Tell of Delhi.")),
+            ("Delhi", 1): (look, task("Tell of old Delhi.")),
+        },
+        attempts={
+            ("Tell of Aare", 0): (look, answer("alpha beta gamma delta")),
+            ("Tell of Aare", 1): ("<answer>none</answer>",),
+            ("Tell of Aare", 2): (look, bare, answer(LONG)),
+            ("Tell of Delhi", 0): (look, answer("alpha beta gamma")),
+            ("Tell of Delhi", 1): (look, answer("alpha beta")),
+            ("Tell of Delhi", 2): ("<think>x</think> no idea",),
+            ("Tell of old Delhi", 0): (look, answer("alpha")),
+            ("Tell of old Delhi", 1): (look, "<think>x</think> no idea"),
+        },
+    )
+
+
+def game(way: str, **changes: Any):
+    limits = {"soft_limit": 30, "hard_limit": 50}
+    options = {"target_tasks": 2, "solver": {"samples": 3}, "solver_reward": limits, "iterations": 1}
+    return card(way=way, **options, **changes)
+
+
+def test_the_module_has_the_shape_of_a_game():
+    assert isinstance(scope, System)
+    cfg = card()
+    assert scope.policies(cfg) == ("challenger", "solver")
+    assert [(u.role, u.policy) for u in scope.updates(cfg)] == [("challenger", "challenger"), ("solver", "solver")]
+    assert all(
+        (u.card.advantage, u.card.aggregation, u.card.kl_coef) == ("group-zscore", "token-mean", 1e-3)
+        for u in scope.updates(cfg)
+    )
+    assert scope.expected(cfg) is None and scope.source(cfg).fields == ("text", "contents")
+    assert scope.takes(cfg, scope.start(cfg), 0) == (0, 4) and scope.exam_fields(cfg) == ("rubric",)
+
+
+def test_algorithm_table_and_comments_of_the_code_agree():
+    table = re.findall(r"^\| (\d+) \| (.+?) \| (.+?) \|$", scope.__doc__ or "", re.MULTILINE)
+    assert [int(line) for line, _, _ in table] == list(range(1, 36))
+    functions = (scope.play, scope.challenger_step, scope.task_step, scope.solver_step)
+    source = "".join(inspect.getsource(function) for function in functions)
+    marks = list(re.finditer(r"# ((?:l\.\d+(?:, )?)+):", source))
+    lines = [[int(n) for n in re.findall(r"l\.(\d+)", mark[1])] for mark in marks]
+    assert [n for numbers in lines for n in numbers] == list(range(1, 36))
+    ends = [mark.start() for mark in marks[1:]] + [len(source)]
+    after = {n: source[m.end() : end] for m, end, numbers in zip(marks, ends, lines, strict=True) for n in numbers}
+    for line, _, where in table:
+        name = re.findall(r"`(\w+)`", where)[0]
+        owner = scope if hasattr(scope, name) else scope.drawing
+        assert inspect.isfunction(inspect.unwrap(getattr(owner, name))), name
+        own = name in ("play", "challenger_step", "task_step", "solver_step")
+        assert own or f"{name}(" in after[int(line)] or f"`{name}`" in after[int(line)], (line, name)
+
+
+@pytest.mark.parametrize("way", PAPERS)
+def test_a_challengers_step_by_hand(way: str):
+    cfg, tools = game(way), world(plan(way), way)
+    episodes, memory, metrics = scope.play(cfg, tools, scope.start(cfg), DOCUMENTS, 0)
+    drafts = of(episodes, "challenger")
+    assert [e.text["searches_asked"] for e in drafts[::2]] == [2, 3, 1, 1]  # 4:3:2 of four: two, one and one
+    expected = [
+        # group, R_C, think, tool, structure, f_diff, rejected
+        ("challenger/0", 1.5, 1.0, 1.0, 1.0, 1.0, ""),  # ḡ = (1 + 0)/2
+        ("challenger/0", 0.5 * (0.5 + 0.5 + 1) / 3, 0.5, 0.5, 1.0, 0.0, "entity"),
+        ("challenger/1", 0.5 * (1 + 1 / 3 + 1) / 3, 1.0, 1 / 3, 1.0, 0.0, "relevance"),
+        ("challenger/1", 0.5 * (1 + 0 + 0) / 3, 1.0, 0.0, 0.0, 0.0, "no_task"),
+        ("challenger/2", 0.5, 1.0, 1.0, 1.0, 0.0, "no_rubrics"),
+        ("challenger/2", 0.0, 0.0, 0.0, 0.0, 0.0, "no_task"),  # r_fmt = 0
+        ("challenger/3", 1.25, 1.0, 1.0, 1.0, 0.75, ""),  # ḡ = (.75 + .5)/2
+        ("challenger/3", 0.75, 1.0, 1.0, 1.0, 0.25, ""),  # ḡ = (.25 + 0)/2
+    ]
+    names = ("think", "tool", "structure", "difficulty")
+    found = [(e.group, e.reward, *(e.parts[n] for n in names), e.text["rejected"]) for e in drafts]
+    for got, wanted in zip(found, expected, strict=True):
+        assert got == (wanted[0], *map(pytest.approx, wanted[1:6]), wanted[6])
+    assert [e.parts.get("solver_mean") for e in drafts] == [0.5, None, None, None, None, None, 0.625, 0.125]
+    assert all(e.trained and e.policy == "challenger" for e in drafts)
+
+    tried = of(episodes, "solver")
+    assert [(e.group, e.parts["rubric"], e.trained, e.policy) for e in tried] == [
+        ("solver/0", 1.0, False, "solver"),
+        ("solver/0", 0.0, False, "solver"),
+        ("solver/6", 0.75, False, "solver"),
+        ("solver/6", 0.5, False, "solver"),
+        ("solver/7", 0.25, False, "solver"),
+        ("solver/7", 0.0, False, "solver"),
+    ]
+    # Eq. (2) on pairs: ±half the difference over half the difference times √2, and eps = 1e-6
+    rated = advantages.assign(drafts, cfg.scope.challenger.loss)
+    signs = [1, -1, 1, -1, 1, -1, 1, -1]
+    assert [e.advantage for e in rated] == pytest.approx([sign / 2**0.5 for sign in signs], abs=1e-5)
+
+    assert {"stage": "tasks", "place": 0, "drawn": 4, "tasks": []}.items() <= memory.items()
+    wanted = {
+        "challenger/valid": 3 / 8,
+        "gates/passed": 4 / 6,
+        "gates/entity": 5 / 6,
+        "gates/relevance": 5 / 6,
+        "challenger/rubrics_parsed": 3 / 4,
+        "challenger/rubric_items": 4.0,
+        "challenger/reward": (1.5 + 1 / 3 + 7 / 18 + 1 / 6 + 0.5 + 0 + 1.25 + 0.75) / 8,
+        "challenger/searches": (2 + 1 + 1 + 0 + 1 + 0 + 1 + 1) / 8,
+        "rejected/no_task": 2 / 8,
+        "estimate/rubric": 2.5 / 6,
+        "estimate/task_score": (0.5 + 0.625 + 0.125) / 3,
+        "estimate/answered": 5 / 6,
+        "estimate/searches": 5 / 6,
+        "judge/gates/asked": 12.0,
+        "judge/rubric_writer/asked": 4.0,
+        "judge/rubric_writer/retried": 1.0,
+        "judge/rubric_writer/malformed": 1.0,
+        "judge/grader/asked": 20.0,  # five answers by four criteria
+        "iteration": 1.0,
+    }
+    assert {name: metrics[name] for name in wanted} == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("way", PAPERS)
+def test_task_generation_and_a_solvers_step_by_hand(way: str):
+    cfg = game(way)
+    memory = scope.start(cfg) | {"stage": "tasks", "drawn": 4}
+    episodes, memory, metrics = scope.play(cfg, world(plan(way), way), memory, DOCUMENTS, 1)
+    rubric = [{"criterion": text, "weight": 1.0, "priority": priority} for priority, text in CRITERIA]
+    made = [
+        ("Tell of Aare.", "aare", 0.5),
+        ("Tell of Delhi.", "delhi", 0.625),
+    ]
+    assert [(t["question"], t["document"], t["score"]) for t in memory["tasks"]] == made
+    assert all(t["rubric"] == rubric for t in memory["tasks"])
+    assert not any(e.trained for e in episodes) and {e.role for e in episodes} == {"challenger", "solver"}
+    assert (metrics["tasks/yield"], metrics["tasks/kept"]) == (0.5, 2.0)
+    assert metrics["creation/gates/passed"] == 0.75 and metrics["creation/solver/task_score"] == 0.5625
+    assert (memory["stage"], memory["place"], memory["drawn"]) == ("solver", 0, 8)
+
+    assert scope.takes(cfg, memory, 2) == (8, 0)
+    episodes, after, metrics = scope.play(cfg, world(plan(way), way), memory, [], 2)
+    assert {e.role for e in episodes} == {"solver"} and all(e.trained for e in episodes)
+    by_task = {name: [e for e in episodes if e.text["task"] == name] for name, *_ in made}
+    parts = ("rubric", "length", "format", "search")
+    assert [tuple(e.parts[p] for p in parts) for e in by_task["Tell of Aare."]] == [
+        (1.0, 1.0, 1.0, pytest.approx(1 / 3)),
+        (0.0, 1.0, pytest.approx(1 / 3), 0.0),  # one turn, an answer without thought or search
+        (0.5, pytest.approx(0.525), pytest.approx((2 / 3 + 1 + 1) / 3), pytest.approx(2 / 3)),
+    ]
+    assert [tuple(e.parts[p] for p in parts) for e in by_task["Tell of Delhi."]] == [
+        (0.75, 1.0, 1.0, pytest.approx(1 / 3)),
+        (0.5, 1.0, 1.0, pytest.approx(1 / 3)),
+        (0.0, 1.0, pytest.approx(1 / 3), 0.0),  # a thought, no answer
+    ]
+    rewards = {
+        "Tell of Aare.": [1 + 0.5 + 0.1 / 3, 0.5 / 3, 0.525 * 0.5 + 0.5 * 8 / 9 + 0.2 / 3],
+        "Tell of Delhi.": [0.75 + 0.5 + 0.1 / 3, 0.5 + 0.5 + 0.1 / 3, 0.5 / 3],
+    }
+    zscores = {  # (r − mean)/(std + 1e-6), std of three with n − 1
+        "Tell of Aare.": [1.035109, -0.960737, -0.074372],
+        "Tell of Delhi.": [0.777362, 0.350761, -1.128123],
+    }
+    rated = advantages.assign(episodes, cfg.scope.solver.loss)
+    for name in rewards:
+        assert [e.reward for e in by_task[name]] == pytest.approx(rewards[name])
+        assert [e.advantage for e in rated if e.text["task"] == name] == pytest.approx(zscores[name], abs=5e-5)
+    assert after["iteration"] == 2 and scope.finished(cfg, after, 3) and after["tasks"] == []
+    assert metrics["solver/rubric"] == pytest.approx((1 + 0 + 0.5 + 0.75 + 0.5 + 0) / 6)
+    assert metrics["solver/answer_tokens"] == pytest.approx((22 + 4 + 40 + 16 + 10) / 5)
+    assert metrics["solver/searches"] == pytest.approx((1 + 0 + 2 + 1 + 1 + 0) / 6)
+    # ḡ of the tasks: .5 and (.75 + .5 + 0)/3
+    assert metrics["iteration/task_score"] == pytest.approx((0.5 + 1.25 / 3) / 2)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_training_rows_are_what_the_engine_saw(way: str):
+    cfg = game(way)
+    tools = world(plan(way), way)
+    memory = scope.start(cfg) | {"stage": "solver", "tasks": [{"question": "Tell of Aare.", "rubric": [CRITERION]}]}
+    episodes, _, _ = scope.play(cfg, tools, memory, [], 0)
+    prompt, look = episodes[0].text["prompt"], searching_turn("Rhine", way)
+    end, (user, assistant) = chr(EOS), (chr(ROLES["user"]), chr(ROLES["assistant"]))
+    last, found = answer("alpha beta gamma delta"), f"<information>\n{RESULTS['Rhine']}\n</information>"
+    asked = f"{user}{prompt}{end}{assistant}"
+    match way:
+        case "raw":
+            rows = [[(prompt, False), (look, True), (f"\n{found}\n\n", False), (last, True)]]
+        case "qwen2.5":
+            rows = [[(asked, False), (look, True), (f"{end}{user}{found}{end}{assistant}", False), (last, True)]]
+        case "olmo3":
+            environment = chr(ROLES["environment"])
+            rows = [[(asked, False), (look, True), (f"{end}{environment}{found}{end}{assistant}", False), (last, True)]]
+        case _:  # rendered anew without the first turn's thought; the template writes the tag around a tool's message
+            kept = look.split("</think>")[1]
+            again = f"{asked}{kept}{end}{chr(ROLES['tool'])}{RESULTS['Rhine']}{end}{assistant}"
+            rows = [[(asked, False), (look, True)], [(again, False), (last, True)]]
+    assert len(episodes[0].datums) == len(rows)
+    for datum, pieces in zip(episodes[0].datums, rows, strict=True):
+        assert "".join(map(chr, datum.ids_T)) == "".join(text for text, _ in pieces)
+        assert datum.sampled_T.tolist() == [sampled for text, sampled in pieces for _ in text]
+        assert datum.logprobs_T.tolist() == [-0.5 * sampled for text, sampled in pieces for _ in text]
+
+
+CRITERION = {"criterion": "Names alpha.", "weight": 1.0, "priority": ""}
+
+
+# --------------------------------------------------------------------------------------------------------- variants
+def challenge(drafts: dict[tuple[str, int], tuple[str, ...]], **changes: Any) -> tuple[World, list[Any]]:
+    """The first challenger's drafts of a step whose other drafts are the usual ones."""
+    tools = world(Plan(drafts=drafts))
+    episodes, _, _ = scope.play(card(**changes), tools, scope.start(card(**changes)), DOCUMENTS, 0)
+    return tools, of(episodes, "challenger")
+
+
+def test_dynamic_turns_count_down_and_end_the_episode():
+    many = tuple(searching_turn(query) for query in ("Aare", "Rhine", "Nile", "Nile"))
+    empty = "<think>hm</think> <search> </search>"
+    drafts = {("Aare", 0): (*many, task("late")), ("Bern", 0): (empty, *many[:2], task("Tell of Bern."))}
+    tools, found = challenge(drafts, dynamic_turns=True)
+    turns = [turn["text"] for turn in found[0].text["turns"]]  # two searches are expected
+    assert turns[1].endswith("</information>\nTurns left for searching: 1.\n\n")
+    assert "</information>\nThere are no turns left for searching." in turns[3]
+    assert len(turns) == 5 and found[0].text["rejected"] == "no_task"  # the third search was not run
+    # three searches are expected, of which the broken one is one
+    turns = [turn["text"] for turn in found[2].text["turns"]]
+    assert turns[1].startswith("\nThat search was not run") and turns[1].endswith("Turns left for searching: 2.\n\n")
+    assert len(turns) == 7 and found[2].text["rejected"] == "" and found[2].parts["tool"] == pytest.approx(2 / 3)
+    assert "Nile" not in tools.searched
+    _, found = challenge(drafts, dynamic_turns=False)
+    assert [turn["kind"] for turn in found[0].text["turns"]].count("sampled") == 5 and not found[0].text["rejected"]
+
+
+def test_no_gates_lets_every_task_pass():
+    drafts = {("Aare", 0): (searching_turn("Aare"), task("A VAGUE and ALIEN tale."))}
+    tools, found = challenge(drafts, quality_gates=False)
+    assert found[0].text["rejected"] == "" and found[0].parts["difficulty"] == 1.0
+    assert "gates" not in tools.policies and "gate_entity" not in found[0].parts
+
+
+def test_the_order_of_gates_and_rubrics_decides_who_is_asked():
+    drafts = {("Aare", n): (searching_turn("Aare"), task("A VAGUE UNGRADABLE tale.")) for n in (0, 1)}
+    tools, found = challenge(drafts)
+    assert found[0].text["rejected"] == "entity"
+    assert not any("UNGRADABLE" in text for (role, _), text in tools.prompts.items() if role == "rubric_writer")
+    tools, found = challenge(drafts, gates_first=False)
+    assert found[0].text["rejected"] == "no_rubrics"
+    assert not any("UNGRADABLE" in text for (role, _), text in tools.prompts.items() if role == "gates")
+
+
+def test_failures_can_cost_the_format_reward():
+    drafts = {
+        ("Aare", 0): (searching_turn("Aare"), task("Something UNGRADABLE.")),
+        ("Aare", 1): (searching_turn("Aare"), "<think>no task</think>"),
+        ("Bern", 0): (searching_turn("Aare"), task("A VAGUE tale.")),
+    }
+    _, found = challenge(drafts)
+    assert [e.reward > 0 for e in found[:3]] == [True, True, True]
+    _, found = challenge(drafts, challenger_reward={"failure_zeroes_format": True})
+    assert [e.reward > 0 for e in found[:3]] == [False, False, True]  # a gate's refusal keeps it
+
+
+def test_rubrics_are_written_from_the_document_and_all_that_was_read():
+    tools, _ = challenge({("Aare", 0): (searching_turn("Aare"), searching_turn("Rhine"), task("Tell of Aare."))})
+    prompt = next(
+        text for (role, _), text in tools.prompts.items() if role == "rubric_writer" and "Tell of Aare" in text
+    )
+    sources = "\n\n---\n\n".join(
+        ("(Title: Aare)\nThe Aare is a river in Switzerland.", RESULTS["Aare"], RESULTS["Rhine"])
+    )
+    assert f"Documents:\n\n{sources}\n\nRules" in prompt
+
+
+def test_the_solver_never_sees_the_document():
+    tools, _ = challenge({})
+    prompts = [text for (role, _), text in tools.prompts.items() if role == "solver"]
+    assert len(prompts) == 8 and not any("(Title:" in text for text in prompts)
+    assert all("up to 4 times" in text and "Task: Tell of" in text for text in prompts)
+
+
+def test_each_stage_samples_as_its_table_says():
+    cfg, tools = card(), world()
+    scope.play(cfg, tools, scope.start(cfg), DOCUMENTS, 0)
+
+    def sampled(tools: World, role: str) -> tuple[float, float, int]:
+        return tuple(tools.sampling[role][key] for key in ("temperature", "top_p", "max_turns"))
+
+    assert sampled(tools, "challenger") == (1.0, 1.0, 10) and sampled(tools, "solver") == (0.7, 0.9, 5)
+    tools = world()
+    scope.play(cfg, tools, scope.start(cfg) | {"stage": "tasks"}, DOCUMENTS, 0)
+    assert sampled(tools, "challenger")[:2] == sampled(tools, "solver")[:2] == (1.0, 1.0)
+
+
+def test_the_grader_reads_a_cut_answer_if_the_card_says_so():
+    attempts = {("Aare", n): (searching_turn("Rhine"), answer("alpha beta " + "x " * 20 + "gamma")) for n in (0, 1)}
+    rows = [{"question": "About the Aare.", "rubric": [{"criterion": "Names gamma."}]}]
+    limits = {"soft_limit": 10, "hard_limit": 20}
+    for cut, score in ((False, 1.0), (True, 0.0)):
+        cfg = card(mode="curated", cut_answer=cut, solver_reward=limits)
+        episodes, _, _ = scope.play(cfg, world(Plan(attempts=attempts)), scope.start(cfg), rows, 0)
+        assert [e.parts["rubric"] for e in episodes] == [score, score]
+
+
+def test_evaluation_grades_every_row():
+    rows = [
+        {
+            "question": "Tell of Delhi.",
+            "rubric": [{"criterion": "Names alpha.", "weight": 3}, {"criterion": "Names gamma."}],
+        },
+        {"question": "Tell of Cusco.", "rubric": [{"criterion": "Names delta.", "weight": 3}]},
+    ]
+    tools = world(Plan(attempts={("Cusco", 0): ("<think>x</think>",)}))
+    records = scope.answer(card(), tools, rows, temperature=0.0, max_tokens=99)
+    assert [r["measures"] for r in records] == [
+        {"score": 0.75, "ungraded": 0.0, "searches": 1.0, "answer_tokens": 10.0},
+        {"score": 0.0, "ungraded": 0.0, "searches": 0.0, "answer_tokens": 0.0},
+    ]
+    assert records[0]["prediction"] == "alpha beta" and records[0]["verdicts"] == [True, False]
+    assert tools.policies["eval"] == "solver"
+    assert (tools.sampling["eval"]["temperature"], tools.sampling["eval"]["max_tokens"]) == (0.0, 99)
