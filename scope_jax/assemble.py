@@ -148,9 +148,10 @@ class StepTools:
                 key=data.key_data(self.world.cfg.seed, self.step, role, prompt.name, sample),
                 group=prompt.name,
                 max_turns=max_turns,
-                respond=None if respond is None else self.world.joiner.responder(respond, prompt.text),
+                respond=None if answer is None else self.world.joiner.responder(answer, prompt.text),
             )
             for prompt in prompts
+            for answer in [prompt.respond or respond]
             for sample in range(samples)
         ]
         flat = self.world.voices.speak(policy).run(requests)

@@ -75,6 +75,7 @@ class Prompt:
     ids: tuple[int, ...]
     name: str  # unique within a step and role; folded into every sample's PRNG key
     text: str  # the user message that `ids` render; turns that are rendered anew begin with it
+    respond: Callable[..., str | None] | None = None  # answers its turns, where the call's `respond` is not meant
 
 
 @dataclass(frozen=True)

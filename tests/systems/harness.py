@@ -122,7 +122,7 @@ class ScriptedTools:
                         None,
                         prompt.name,
                         max_turns,
-                        None if respond is None else joiner.responder(respond, prompt.text),
+                        None if answer is None else joiner.responder(answer, prompt.text),
                     ),
                     role,
                     prompt.name,
@@ -131,6 +131,7 @@ class ScriptedTools:
                 for sample in range(samples)
             ]
             for prompt in prompts
+            for answer in [prompt.respond or respond]
         ]
 
     def _play(self, request: Request, role: str, name: str, sample: int) -> Completion:

@@ -10,6 +10,7 @@ from typing import Any
 from rollouts.types import Completion
 from scope_jax import dialects
 from scope_jax.config import Config, parse_config
+from scope_jax.turns import Mode
 from scope_jax.types import Prompt
 from tests.systems.harness import Moment, ScriptedTools, result
 
@@ -34,7 +35,7 @@ GOOD_RUBRICS = f"<think>easy</think>\n<rubrics>\n{RUBRIC}</rubrics>"
 
 
 # The paper's three models (Table 11, App. E), and the protocol of Search-R1.
-WAYS = {
+WAYS: dict[str, tuple[str, Mode]] = {
     "raw": ("xml", "raw"),
     "qwen2.5": ("xml", "chat"),
     "qwen3": ("hermes", "chat-trimmed"),

@@ -26,7 +26,6 @@ from tests.systems.scope_world import (
     world,
 )
 
-PAPERS = ("qwen2.5", "qwen3", "olmo3")
 LONG = "alpha beta".ljust(39, ".") + "!"  # 40 characters, halfway between the limits 30 and 50
 
 
@@ -96,7 +95,7 @@ def test_algorithm_table_and_comments_of_the_code_agree():
         assert own or f"{name}(" in after[int(line)] or f"`{name}`" in after[int(line)], (line, name)
 
 
-@pytest.mark.parametrize("way", PAPERS)
+@pytest.mark.parametrize("way", WAYS)
 def test_a_challengers_step_by_hand(way: str):
     cfg, tools = game(way), world(plan(way), way)
     episodes, memory, metrics = scope.play(cfg, tools, scope.start(cfg), DOCUMENTS, 0)
@@ -159,7 +158,7 @@ def test_a_challengers_step_by_hand(way: str):
     assert {name: metrics[name] for name in wanted} == pytest.approx(wanted)
 
 
-@pytest.mark.parametrize("way", PAPERS)
+@pytest.mark.parametrize("way", WAYS)
 def test_task_generation_and_a_solvers_step_by_hand(way: str):
     cfg = game(way)
     memory = scope.start(cfg) | {"stage": "tasks", "drawn": 4}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from scope_jax.judge import JudgeError
@@ -136,7 +138,8 @@ def test_each_job_can_be_done_by_an_endpoint_of_its_own():
     assert {by for by, *_ in tools.endpoints} == {"rubric_writer", "grader"}
     assert {(t, n) for by, _, t, n in tools.endpoints if by == "grader"} == {(0.6, 16384)}
     assert "grader" not in tools.policies and metrics["estimate/rubric"] == 1.0
-    everything = card(**{job: {"endpoint": endpoint} for job in judging.JOBS})
+    jobs: dict[str, Any] = {job: {"endpoint": endpoint} for job in judging.JOBS}
+    everything = card(**jobs)
     assert not scope.asks_base(everything) and set(scope.judges(everything)) == set(judging.JOBS)
     assert set(scope.judges(card(gates={"endpoint": endpoint}, quality_gates=False))) == set()
 

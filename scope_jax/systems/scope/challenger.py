@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rollouts.types import Completion
 from scope_jax.config import Config, SamplingSection
 from scope_jax.systems.scope import instructions, judging, rules, talking
 from scope_jax.systems.scope.records import Draft, Order
@@ -32,45 +31,36 @@ def propose(cfg: Config, tools: Tools, orders: Sequence[Order], samples: int, sa
     """(o^C, q) ~ Rollout(C, d): `samples` episodes for each order, their tasks extracted, their format scored."""
     if not orders:
         return []
+    card = cfg.scope.challenger
     texts = [instructions.for_challenger(cfg, order) for order in orders]
-    groups = _converse(cfg, tools, orders, texts, samples, sampling)
+    groups = tools.generate(
+        "challenger",
+        [_prompt(cfg, tools, order, text) for order, text in zip(orders, texts, strict=True)],
+        samples,
+        policy=POLICY,
+        temperature=sampling.temperature,
+        max_tokens=sampling.max_tokens,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        stop=talking.stops(cfg, "task"),
+        max_turns=card.max_turns,
+        tempered=card.loss.tempered,
+    )
     drafts: list[Draft] = []
     for order, text, completions in zip(orders, texts, groups, strict=True):
         for sample, completion in enumerate(completions):
             said = talking.said(cfg, completion)
-            card = cfg.scope.challenger_reward
-            task = rules.task_of(said, card.require_question)
-            form = rules.challenger_format(card, said, order.searches)
+            task = rules.task_of(said, cfg.scope.challenger_reward.require_question)
+            form = rules.challenger_format(cfg.scope.challenger_reward, said, order.searches)
             rejected = "" if task is not None else "no_task"
             drafts.append(Draft(order, sample, text, completion, said, form, task, rejected))
     return drafts
 
 
-def _converse(
-    cfg: Config, tools: Tools, orders: Sequence[Order], texts: Sequence[str], samples: int, sampling: SamplingSection
-) -> list[list[Completion]]:
-    """Episodes of every order; with dynamic turns the answer to a turn depends on the searches that are expected."""
-    card = cfg.scope.challenger
-    groups = {}
-    counts = sorted({order.searches for order in orders}) if cfg.scope.dynamic_turns else [None]
-    for expected in counts:
-        chosen = [place for place, order in enumerate(orders) if expected in (None, order.searches)]
-        played = tools.generate(
-            "challenger",
-            [Prompt(tools.encode_prompt(texts[place]), f"{orders[place].index}", texts[place]) for place in chosen],
-            samples,
-            policy=POLICY,
-            temperature=sampling.temperature,
-            max_tokens=sampling.max_tokens,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            stop=talking.stops(cfg, "task"),
-            max_turns=card.max_turns,
-            respond=talking.responder(cfg, tools, "task", expected),
-            tempered=card.loss.tempered,
-        )
-        groups |= dict(zip(chosen, played, strict=True))
-    return [groups[place] for place in range(len(orders))]
+def _prompt(cfg: Config, tools: Tools, order: Order, text: str) -> Prompt:
+    """With dynamic turns, what answers a turn depends on the searches that are expected."""
+    respond = talking.responder(cfg, tools, "task", order.searches if cfg.scope.dynamic_turns else None)
+    return Prompt(tools.encode_prompt(text), f"{order.index}", text, respond)
 
 
 def pass_gates(cfg: Config, tools: Tools, drafts: Sequence[Draft], tally: Tally) -> list[Draft]:
