@@ -182,6 +182,27 @@ def evaluate(
 
 
 @app.command()
+def replay(
+    searcher: Annotated[
+        Path, typer.Argument(metavar="SEARCHER", help="Run of SCOPE, or one of its checkpoints, that searches.")
+    ],
+    writer: Annotated[Path, typer.Argument(metavar="WRITER", help="Run or checkpoint that writes the answers.")],
+    card: Annotated[Path | None, typer.Option(help="Card with the evaluation sets; the searcher's otherwise.")] = None,
+    set_: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Answer evaluation sets with the searches of one checkpoint and the answers of another (SCOPE Table 4)."""
+    for folder in (searcher, writer):
+        if not folder.is_dir():
+            raise UserError(f"there is no folder {folder}; give a run of scope or one of its checkpoints.")
+    from scope_jax.replay import replay as play_again
+
+    results = play_again(searcher, writer, card, set_ or [])
+    results.pop("records")
+    _print(results, as_json)
+
+
+@app.command()
 def export(
     run: RunFolder,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Hugging Face folder to write.")],

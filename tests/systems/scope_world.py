@@ -75,6 +75,7 @@ class Plan:
     drafts: Mapping[tuple[str, int], Sequence[str]] = field(default_factory=dict)
     attempts: Mapping[tuple[str, int], Sequence[str]] = field(default_factory=dict)
     judge: Callable[[Moment], str] = by_words
+    replies: Mapping[str, str] = field(default_factory=dict)  # to another's searches, by a word of the task
 
     def __call__(self, moment: Moment) -> str:
         if moment.role == "challenger":
@@ -84,6 +85,8 @@ class Plan:
             about = moment.prompt.rsplit("Task:", 1)[1]
             known = [turns for (word, n), turns in self.attempts.items() if word in about and n == moment.sample]
             turns = known[0] if known else (searching_turn("Rhine"), answer("alpha beta"))
+        elif moment.role == "replay":
+            return next(reply for word, reply in self.replies.items() if word in moment.prompt)
         else:
             return self.judge(moment)
         return turns[moment.spoken]

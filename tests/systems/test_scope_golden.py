@@ -355,3 +355,22 @@ def test_evaluation_grades_every_row():
     assert records[0]["prediction"] == "alpha beta" and records[0]["verdicts"] == [True, False]
     assert tools.policies["eval"] == "solver"
     assert (tools.sampling["eval"]["temperature"], tools.sampling["eval"]["max_tokens"]) == (0.0, 99)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_one_solver_ends_what_another_searched_for(way: str):
+    rows = [{"question": "Tell of Aare.", "rubric": [{"criterion": f"Names {word}."} for word in ("alpha", "beta")]}]
+    look = searching_turn("Rhine", way)
+    before = world(Plan(attempts={("Aare", 0): (look, look, answer("alpha"))}), way)
+    (found,) = scope.trajectories(card(way=way), before, rows, temperature=0.0, max_tokens=99)
+    text = "".join(map(chr, found.ids))
+    assert found.searches == 2 and text.count(RESULTS["Rhine"]) == 2 and "Names" not in text
+    assert "<answer>alpha" not in text and text.count('Rhine"}' if way == "qwen3" else "Rhine") >= 2
+
+    after = world(Plan(replies={"Tell of Aare.": answer("alpha beta")}), way)
+    (record,) = scope.finish(card(way=way), after, [found], temperature=0.0, max_tokens=99)
+    assert after.prompts["replay", "0"] == text and after.policies["replay"] == "solver" and after.searched == []
+    assert record["measures"] == {"score": 1.0, "ungraded": 0.0, "searches": 2.0, "answer_tokens": 10.0}
+    again = world(Plan(replies={"Tell of Aare.": look}), way)  # it wants to go on searching
+    (record,) = scope.finish(card(way=way), again, [found], temperature=0.0, max_tokens=99)
+    assert record["prediction"] is None and record["measures"]["score"] == 0.0

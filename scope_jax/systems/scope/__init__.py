@@ -49,18 +49,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scope_jax import searching
 from scope_jax.config import Config, JudgeSection
 from scope_jax.data import Source
 from scope_jax.rewards import mean
-from scope_jax.systems.scope import challenger, curated, drawing, phases, rules, solver, talking
+from scope_jax.systems.scope import challenger, curated, drawing, phases, rules, solver
 from scope_jax.systems.scope.challenger import Tally, propose
+from scope_jax.systems.scope.exams import answer, finish, trajectories
 from scope_jax.systems.scope.judging import JOBS, card_of
 from scope_jax.systems.scope.phases import advance, sampled_tasks
 from scope_jax.systems.scope.records import Criterion, Draft, Problem, Solved
 from scope_jax.systems.scope.rows import measure_drafts, measure_solved, of_challenger, of_solver
 from scope_jax.systems.scope.solver import grade, solve
 from scope_jax.types import Episode, Memory, Metrics, Tools, Update
+
+__all__ = ["answer", "finish", "trajectories"]  # the exams of the game, beside the functions below
 
 Played = tuple[list[Episode], Memory, Metrics]
 
@@ -265,37 +267,3 @@ def problem_of(task: Mapping[str, Any], name: str) -> Problem:
     """A task of the memory."""
     rubric = tuple(Criterion(item["criterion"], item["weight"], item["priority"]) for item in task["rubric"])
     return Problem(name, task["question"], rubric)
-
-
-def answer(
-    cfg: Config, tools: Tools, rows: Sequence[Mapping[str, Any]], *, temperature: float, max_tokens: int
-) -> list[dict[str, Any]]:
-    """The solver's answer to each row with a rubric, graded by the card's grader.
-
-    measures: `score`, Eq. (1), 0 where the judge gave no verdicts; `ungraded`, 1 in that case; `searches` and
-    `answer_tokens`.
-    """
-    problems = [curated.problem(row, f"{place}") for place, row in enumerate(rows)]
-    sampling = cfg.scope.solver.sampling.model_copy(
-        update={"temperature": temperature, "max_tokens": max_tokens, "top_k": 0, "top_p": 1.0}
-    )
-    solved, _ = grade(cfg, tools, solve(cfg, tools, problems, 1, sampling, role="eval"))
-    records = []
-    for group in solved:
-        (attempt,) = group.attempts
-        records.append(
-            {
-                "question": group.problem.question,
-                "rubric": [criterion.plain() for criterion in group.problem.rubric],
-                "prediction": attempt.answer,
-                "verdicts": list(attempt.verdicts),
-                "measures": {
-                    "score": attempt.score or 0.0,
-                    "ungraded": float(attempt.score is None),
-                    "searches": float(talking.searches_run(cfg, attempt.completion)),
-                    "answer_tokens": float(attempt.tokens),
-                },
-                "text": {"prompt": group.prompt, "turns": searching.transcript(attempt.completion)},
-            }
-        )
-    return records

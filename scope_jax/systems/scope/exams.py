@@ -1,0 +1,111 @@
+"""How well a solver does on rows with rubrics, and what of it is searching and what writing (SCOPE Table 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rollouts.types import Completion
+from scope_jax import searching
+from scope_jax.config import Config, SamplingSection
+from scope_jax.systems.scope import curated, rules, solver, talking
+from scope_jax.systems.scope.records import Attempt, Problem, Solved
+from scope_jax.types import Prompt, Tools
+
+
+def answer(
+    cfg: Config, tools: Tools, rows: Sequence[Mapping[str, Any]], *, temperature: float, max_tokens: int
+) -> list[dict[str, Any]]:
+    """The solver's answer to each row with a rubric, graded by the card's grader.
+
+    measures: `score`, Eq. (1), 0 where the judge gave no verdicts; `ungraded`, 1 in that case; `searches` and
+    `answer_tokens`.
+    """
+    solved = _solve(cfg, tools, rows, temperature, max_tokens)
+    graded, _ = solver.grade(cfg, tools, solved)
+    return [_record(group, talking.searches_run(cfg, group.attempts[0].completion)) for group in graded]
+
+
+def _solve(
+    cfg: Config, tools: Tools, rows: Sequence[Mapping[str, Any]], temperature: float, max_tokens: int
+) -> list[Solved]:
+    problems = [curated.problem(row, f"{place}") for place, row in enumerate(rows)]
+    sampling = SamplingSection(temperature=temperature, max_tokens=max_tokens)
+    return solver.solve(cfg, tools, problems, 1, sampling, role="eval")
+
+
+def _record(group: Solved, searches: int) -> dict[str, Any]:
+    (attempt,) = group.attempts
+    return {
+        "question": group.problem.question,
+        "rubric": [criterion.plain() for criterion in group.problem.rubric],
+        "prediction": attempt.answer,
+        "verdicts": list(attempt.verdicts),
+        "measures": {
+            "score": attempt.score or 0.0,
+            "ungraded": float(attempt.score is None),
+            "searches": float(searches),
+            "answer_tokens": float(attempt.tokens),
+        },
+        "text": {"prompt": group.prompt, "turns": searching.transcript(attempt.completion)},
+    }
+
+
+# -------------------------------------------------------------------------------------------------------------- replay
+@dataclass(frozen=True)
+class Trajectory:
+    """An episode of one solver up to its last turn, for another to end it."""
+
+    problem: Problem
+    prompt: str
+    ids: tuple[int, ...]  # everything the engine saw before the last turn
+    searches: int
+
+
+def trajectories(
+    cfg: Config, tools: Tools, rows: Sequence[Mapping[str, Any]], *, temperature: float, max_tokens: int
+) -> list[Trajectory]:
+    """What the solver of `tools` searches for and reads on each row, without what it then writes."""
+    found = []
+    for group in _solve(cfg, tools, rows, temperature, max_tokens):
+        completion = group.attempts[0].completion
+        searches = talking.searches_run(cfg, completion)
+        found.append(Trajectory(group.problem, group.prompt, before_last_turn(completion), searches))
+    return found
+
+
+def before_last_turn(completion: Completion) -> tuple[int, ...]:
+    """Prompt and turns as ids, without the last turn of the policy; the prompt alone where it has none."""
+    row = completion.rows[-1]
+    last = len(completion.turns[-1].ids) if completion.turns else 0
+    ids = np.concatenate([row.prompt_ids, row.ids_T[: len(row.ids_T) - last]])
+    return tuple(int(token) for token in ids)
+
+
+def finish(
+    cfg: Config, tools: Tools, found: Sequence[Trajectory], *, temperature: float, max_tokens: int
+) -> list[dict[str, Any]]:
+    """Records, as `answer` gives them, of the last turns that the solver of `tools` writes to others' trajectories.
+
+    It has this one turn: a further search instead of an answer is not run, and counts as no answer.
+    """
+    groups = tools.generate(
+        "replay",
+        [Prompt(trajectory.ids, trajectory.problem.name, trajectory.prompt) for trajectory in found],
+        1,
+        policy=solver.POLICY,
+        temperature=temperature,
+        max_tokens=max_tokens,
+        stop=talking.stops(cfg, "answer"),
+    )
+    solved = []
+    for trajectory, (completion,) in zip(found, groups, strict=True):
+        said = talking.said(cfg, completion)
+        written = rules.answer_of(said)
+        attempt = Attempt(completion, said, written, tools.tokens(written) if written else 0)
+        solved.append(Solved(trajectory.problem, trajectory.prompt, (attempt,)))
+    graded, _ = solver.grade(cfg, tools, solved)
+    return [_record(group, trajectory.searches) for group, trajectory in zip(graded, found, strict=True)]
