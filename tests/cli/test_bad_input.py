@@ -46,6 +46,13 @@ def refused(result: Result) -> str:
     return sentences[0]
 
 
+def test_replay_wants_two_runs_of_scope(tmp_path: Path) -> None:
+    assert "there is no folder" in refused(run("replay", tmp_path / "none", tmp_path))
+    assert "is no run folder" in refused(run("replay", tmp_path, tmp_path))
+    (tmp_path / "config.toml").write_text(CARD)
+    assert "the card's system is 'ssp'" in refused(run("replay", tmp_path, tmp_path))
+
+
 @pytest.fixture
 def card(tmp_path: Path) -> Path:
     path = tmp_path / "card.toml"

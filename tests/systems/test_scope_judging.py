@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from scope_jax.judge import JudgeError
+from scope_jax.judge import JudgeClient, JudgeError
 from scope_jax.systems import scope
 from scope_jax.systems.scope import instructions, judging
+from tests.judge.test_judge import chat, endpoint
+from tests.systems.harness import Moment, plain
 from tests.systems.scope_world import DOCUMENTS, GOOD_RUBRICS, RUBRIC, Plan, by_words, card, world
 
 WEIGHTS = {"critical": 3.0, "important": 2.0, "bonus": 1.0}
@@ -126,8 +128,8 @@ def test_the_base_judges_at_the_cards_temperature():
 
 
 def test_each_job_can_be_done_by_an_endpoint_of_its_own():
-    endpoint = {"url": "http://judge/v1", "model": "m"}
-    cfg = card(grader={"endpoint": endpoint}, rubric_writer={"endpoint": endpoint | {"model": "n"}, "temperature": 0.1})
+    table = {"url": "http://judge/v1", "model": "m"}
+    cfg = card(grader={"endpoint": table}, rubric_writer={"endpoint": table | {"model": "n"}, "temperature": 0.1})
     assert scope.asks_base(cfg)  # for the gates
     assert {job: (j.model, j.temperature, j.max_tokens) for job, j in scope.judges(cfg).items()} == {
         "rubric_writer": ("n", 0.1, 8192),
@@ -138,10 +140,32 @@ def test_each_job_can_be_done_by_an_endpoint_of_its_own():
     assert {by for by, *_ in tools.endpoints} == {"rubric_writer", "grader"}
     assert {(t, n) for by, _, t, n in tools.endpoints if by == "grader"} == {(0.6, 16384)}
     assert "grader" not in tools.policies and metrics["estimate/rubric"] == 1.0
-    jobs: dict[str, Any] = {job: {"endpoint": endpoint} for job in judging.JOBS}
+    jobs: dict[str, Any] = {job: {"endpoint": table} for job in judging.JOBS}
     everything = card(**jobs)
     assert not scope.asks_base(everything) and set(scope.judges(everything)) == set(judging.JOBS)
-    assert set(scope.judges(card(gates={"endpoint": endpoint}, quality_gates=False))) == set()
+    assert set(scope.judges(card(gates={"endpoint": table}, quality_gates=False))) == set()
+
+
+def test_an_endpoint_that_fails_for_a_while_changes_nothing(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+
+    def judge(number: int, body: dict[str, Any]) -> tuple[int, Any]:
+        if 4 <= number < 10:
+            return 503, "gone for a moment"
+        return chat(by_words(Moment("grader", "", 0, body["messages"][0]["content"], ())))
+
+    with endpoint(judge) as (url, seen):
+        table = {"url": url, "model": "m", "retry_delay": 0.01, "concurrency": 2}
+        cfg = card(grader={"endpoint": table})
+        client = JudgeClient(scope.judges(cfg)["grader"])
+        tools = world()
+        tools.judge = lambda messages, **options: client(messages)  # type: ignore[method-assign]
+        played = scope.play(cfg, tools, scope.start(cfg), DOCUMENTS, 0)
+        client.close()
+    assert len(seen) == 16 + 6 and {(r["temperature"], r["max_tokens"]) for r in seen} == {(0.6, 16384)}
+    other = scope.play(card(), world(), scope.start(card()), DOCUMENTS, 0)  # graded by the base, which never fails
+    assert plain(played[0]) == plain(other[0]) and played[1:] == other[1:]
 
 
 def test_an_endpoint_that_never_judges_stops_the_run():

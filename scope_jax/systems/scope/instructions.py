@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import cache, lru_cache
 
 from scope_jax import dialects, parsing, templates
 from scope_jax.config import Config
@@ -13,7 +14,12 @@ SOURCES = "\n\n---\n\n"  # between the documents a rubric is written from (relea
 
 def shown(cfg: Config, text: str) -> str:
     """`text` with all tags that mean something in square brackets: what is quoted asks, answers and scores nothing."""
-    return parsing.neutralise(text, dialects.load(cfg.model.dialect).tags)
+    return _neutral(text, dialects.load(cfg.model.dialect).tags)
+
+
+@lru_cache(maxsize=4096)  # an answer is shown once for each criterion, and may be long
+def _neutral(text: str, tags: tuple[str, ...]) -> str:
+    return parsing.neutralise(text, tags)
 
 
 def _syntax(cfg: Config) -> dict[str, str]:
@@ -22,9 +28,13 @@ def _syntax(cfg: Config) -> dict[str, str]:
     return {"search": words.call, "results": words.results}
 
 
-def _prompt(cfg: Config, name: str, values: Mapping[str, object], required: Sequence[str]) -> str:
-    text = templates.load(cfg.scope.prompts, name, known=tuple(values), required=required)
-    return templates.fill(text, values)
+@cache  # a step fills the grader's prompt many thousand times
+def _template(folder: str, name: str, known: tuple[str, ...], required: tuple[str, ...]) -> str:
+    return templates.load(folder, name, known=known, required=required)
+
+
+def _prompt(cfg: Config, name: str, values: Mapping[str, object], required: tuple[str, ...]) -> str:
+    return templates.fill(_template(cfg.scope.prompts, name, tuple(values), required), values)
 
 
 def for_challenger(cfg: Config, order: Order) -> str:
@@ -39,7 +49,7 @@ def for_challenger(cfg: Config, order: Order) -> str:
 
 
 def for_solver(cfg: Config, question: str) -> str:
-    """Answer a task with searches; told at most one search less than it has turns."""
+    """Answer a task with searches, of which there can be one less than turns."""
     values = {"task": shown(cfg, question), "searches": cfg.scope.solver.max_turns - 1}
     return _prompt(cfg, "solver", values | _syntax(cfg), ("task",))
 
