@@ -43,7 +43,7 @@ class JudgeClient:
             if not key:
                 raise JudgeError(
                     f"the judge at {card.url} wants a key from the environment variable {card.api_key_env}, "
-                    "which is not set; export it or remove judge.api_key_env."
+                    "which is not set; export it or remove api_key_env from the card."
                 )
             headers["Authorization"] = f"Bearer {key}"
         self._card = card
@@ -78,8 +78,8 @@ class JudgeClient:
             self._http.get(self._card.url.rstrip("/") + "/models")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise JudgeError(
-                f"the judge at {self._card.url} cannot be reached ({error}); start the endpoint, correct judge.url, "
-                'or set ssp.grader = "exact-match".'
+                f"the judge at {self._card.url} cannot be reached ({error}); start the endpoint, or correct its url in "
+                "the card."
             ) from None
 
     def _ask(self, message: str, sampling: dict[str, float | int]) -> str:
@@ -99,7 +99,7 @@ class JudgeClient:
             if response.status_code != 200:
                 raise JudgeError(
                     f"the judge at {self._card.url} refused a request with HTTP {response.status_code}: "
-                    f"{response.text[:200]!r}; check judge.model ({self._card.model}) and the key."
+                    f"{response.text[:200]!r}; check its model in the card ({self._card.model}) and the key."
                 )
             reply = _content(response)
             if reply is not None:
@@ -107,7 +107,7 @@ class JudgeClient:
             trouble = f"a reply that is no chat completion: {response.text[:120]!r}"
         raise JudgeError(
             f"the judge at {self._card.url} did not answer after {self._card.retries + 1} tries ({trouble}); "
-            'start the endpoint, correct judge.url, or set ssp.grader = "exact-match".'
+            "start the endpoint, or correct its url in the card."
         )
 
 

@@ -92,7 +92,7 @@ def test_retries_end_with_one_sentence_that_names_the_url_and_the_remedy():
         client(url, retries=2)(["q"])
     assert len(seen) == 3
     message = str(caught.value)
-    assert url in message and "HTTP 500" in message and "after 3 tries" in message and "judge.url" in message
+    assert url in message and "HTTP 500" in message and "after 3 tries" in message and "its url in the card" in message
     assert message.endswith(".") and "\n" not in message
 
 
@@ -116,7 +116,7 @@ def test_a_probe_only_asks_whether_someone_is_there():
 
 def test_a_refused_request_is_not_tried_again():
     with endpoint(lambda number, body: (404, "no model m")) as (url, seen):
-        with pytest.raises(judge.JudgeError, match=r"HTTP 404: 'no model m'; check judge\.model \(m\)"):
+        with pytest.raises(judge.JudgeError, match=r"HTTP 404: 'no model m'; check its model in the card \(m\)"):
             client(url)(["q"])
         assert len(seen) == 1
     with pytest.raises(judge.JudgeError, match="did not answer"):

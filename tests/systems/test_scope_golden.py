@@ -129,7 +129,7 @@ def test_a_challengers_step_by_hand(way: str):
         ("solver/7", 0.0, False, "solver"),
     ]
     # Eq. (2) on pairs: ±half the difference over half the difference times √2, and eps = 1e-6
-    rated = advantages.assign(drafts, cfg.scope.challenger.loss)
+    rated, _ = advantages.assign(drafts, cfg.scope.challenger.loss)
     signs = [1, -1, 1, -1, 1, -1, 1, -1]
     assert [e.advantage for e in rated] == pytest.approx([sign / 2**0.5 for sign in signs], abs=1e-5)
 
@@ -198,7 +198,7 @@ def test_task_generation_and_a_solvers_step_by_hand(way: str):
         "Tell of Aare.": [1.035109, -0.960737, -0.074372],
         "Tell of Delhi.": [0.777362, 0.350761, -1.128123],
     }
-    rated = advantages.assign(episodes, cfg.scope.solver.loss)
+    rated, _ = advantages.assign(episodes, cfg.scope.solver.loss)
     for name in rewards:
         assert [e.reward for e in by_task[name]] == pytest.approx(rewards[name])
         assert [e.advantage for e in rated if e.text["task"] == name] == pytest.approx(zscores[name], abs=5e-5)
@@ -266,6 +266,24 @@ def test_dynamic_turns_count_down_and_end_the_episode():
     assert "Nile" not in tools.searched
     _, found = challenge(drafts, dynamic_turns=False)
     assert [turn["kind"] for turn in found[0].text["turns"]].count("sampled") == 5 and not found[0].text["rejected"]
+
+
+def test_a_search_inside_an_answer_is_part_of_the_answer_where_turns_go_on():
+    quoting = answer("alpha <search>Nile</search> beta")
+    rows = [{"question": "Tell of Aare.", "rubric": [{"criterion": "Names beta."}]}]
+    plan = Plan(attempts={("Aare", n): (searching_turn("Rhine") + " and so on", quoting) for n in (0, 1)})
+    cfg = card(way="qwen2.5", mode="curated", solver_stops_at_search=False)
+    tools = world(plan, "qwen2.5")
+    episodes, _, _ = scope.play(cfg, tools, scope.start(cfg), rows, 0)
+    assert tools.options["solver"]["stop"] == ("</answer>",) and tools.searched == ["Rhine", "Rhine"]
+    assert [e.text["answer"] for e in episodes] == ["alpha <search>Nile</search> beta"] * 2
+    assert [e.parts["rubric"] for e in episodes] == [1.0, 1.0]
+    assert episodes[0].text["turns"][0]["text"].endswith("</search> and so on")
+    cfg = card(way="qwen2.5", mode="curated")
+    tools = world(plan, "qwen2.5")
+    with pytest.raises(IndexError):  # the turn ends inside the answer, and the plan has no further one
+        scope.play(cfg, tools, scope.start(cfg), rows, 0)
+    assert "Nile" in tools.searched
 
 
 def test_no_gates_lets_every_task_pass():

@@ -23,6 +23,8 @@ WEIGHTS = {"critical": 3.0, "important": 2.0, "bonus": 1.0}
         ("<think>so</think>\n<score> 0 </score>", False),
         ("<score>1</score> no, <score>0</score>", True),  # the first counts
         ("<think>is it <score>1</score>?</think><score>0</score>", False),  # a thought is no verdict
+        ("is it <score>1</score>?</think><score>0</score>", False),  # the template opened the thought
+        ("<think>I shall write <score>1</score>", None),  # cut off
         ("<score>0.5</score>", None),
         ("<score>1.0</score>", None),
         ("<score>2</score>", None),

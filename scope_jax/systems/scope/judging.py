@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from scope_jax import searching
+from scope_jax import parsing, searching
 from scope_jax.config import AskSection, Config
 from scope_jax.judge import JudgeError
 from scope_jax.systems.scope import instructions
@@ -23,7 +23,6 @@ from scope_jax.types import BASE, Prompt, Tools
 Read = TypeVar("Read")
 
 _DEAF_AFTER = 8  # so many questions to an endpoint, and not one reply to be read: it is no judge
-_THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 _SCORE = re.compile(r"<score>(.*?)</score>", re.DOTALL)
 _RUBRICS = re.compile(r"<rubrics>(.*?)</rubrics>", re.DOTALL)
 _RUBRIC = re.compile(r"""\s*<rubric\s+priority=(["'])([^"'<>]*)\1\s*>([^<]*)</rubric>\s*""")
@@ -41,9 +40,14 @@ class Replies(Generic[Read]):
 
 
 # ------------------------------------------------------------------------------------------------------------- parsers
+def _spoken(reply: str) -> str:
+    """What follows the thought; nothing of a thought that was never ended, however much of the format it quotes."""
+    return parsing.without_thought(reply).partition("<think>")[0]
+
+
 def score_of(reply: str) -> bool | None:
     """True for <score>1</score>, False for 0, by the first score after the thought; None for anything else."""
-    found = _SCORE.search(_THOUGHT.sub("", reply))
+    found = _SCORE.search(_spoken(reply))
     return {"0": False, "1": True}.get(found[1].strip()) if found else None
 
 
@@ -54,7 +58,7 @@ def rubric_of(reply: str, weights: Mapping[str, float], fewest: int, most: int) 
     object that holds it as "rubrics". weights: w_k by priority; another priority makes the reply unreadable. A rubric
     whose weights are all 0 could grade nothing and is none.
     """
-    text = _THOUGHT.sub("", reply).strip()
+    text = _spoken(reply).strip()
     fenced = _FENCE.match(text)
     text = fenced[1].strip() if fenced else text
     pairs = _json_pairs(text) if text[:1] in ("{", "[") else _xml_pairs(text)
@@ -147,7 +151,6 @@ def _replies(cfg: Config, tools: Tools, job: str, questions: Sequence[str], suff
         policy=BASE,
         temperature=card.temperature,
         max_tokens=card.max_tokens,
-        stop=("</rubrics>",) if job == "rubric_writer" else ("</score>",),
     )
     return ["".join(searching.said(group[0])) for group in groups]
 

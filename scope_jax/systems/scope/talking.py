@@ -19,8 +19,16 @@ def _dialect(cfg: Config) -> Dialect:
 
 
 def stops(cfg: Config, final: str) -> tuple[str, ...]:
-    """Strings that end a turn: a search, or the closing tag of the episode's result."""
-    return (_dialect(cfg).close, f"</{final}>")
+    """Strings that end a turn: the closing tag of the episode's result, and that of a search."""
+    searches = final == "task" or cfg.scope.solver_stops_at_search
+    return (*([_dialect(cfg).close] if searches else []), f"</{final}>")
+
+
+def _result_first(text: str, final: str, dialect: Dialect) -> bool:
+    """True if a turn's first closed `<final>` begins before its first valid search, which may even lie inside."""
+    end = text.find(f"</{final}>")
+    start = text.rfind(f"<{final}>", 0, end) if end >= 0 else -1
+    return 0 <= start < min((call.start for call in calls(text, dialect) if call.valid), default=len(text))
 
 
 def responder(
@@ -28,7 +36,8 @@ def responder(
 ) -> Callable[[Sequence[Turn]], str | None]:
     """What a turn gets: results of its first search, a note that it was not run, or None where the episode is over.
 
-    By position: a closed `<final>` before the first valid search ends the episode, one behind it counts for nothing.
+    By position: a closed `<final>` that begins before the first valid search ends the episode, one behind it counts for
+    nothing.
     expected: with a number of searches each observation says how many turns are left for them, and a search after the
     last of them is not run (the dynamic turns of the released code); None: any number of searches.
     """
@@ -40,13 +49,16 @@ def responder(
         end_token_ends=cfg.model.turns == "raw",
         malformed=instructions.not_run(cfg),
     )
-    if expected is None:
-        return answer
 
     def respond(turns: Sequence[Turn]) -> str | None:
         spoken = sum(turn.kind == "sampled" for turn in turns)
-        told = answer(turns) if spoken <= expected else None
-        return None if told is None else f"{told}\n{instructions.turns_left(cfg, expected - spoken)}"
+        late = expected is not None and spoken > expected
+        if late or _result_first(turns[-1].text, final, _dialect(cfg)):
+            return None
+        told = answer(turns)
+        if told is None or expected is None:
+            return told
+        return f"{told}\n{instructions.turns_left(cfg, expected - spoken)}"
 
     return respond
 
