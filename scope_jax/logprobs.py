@@ -36,9 +36,9 @@ def vocabulary_block(vocab: int, positions: int, chunk: int) -> int:
 
 
 def _over_blocks(table_VD: jax.Array, block: int, one: Callable[..., Any], carry: Any) -> Any:
-    """carry after one(first word, words_bD, new_b, carry) for each block of words.
+    """carry after one(first word, words_cD, new_c, carry) for each block of words.
 
-    All blocks are of one size, so that the last one may begin before the one before it ends; new_b is 0 for the words
+    All blocks are of one size, so that the last one may begin before the one before it ends; new_c is 0 for the words
     that were there already and 1 for all others. (A smaller last block would be a second program with temporaries of
     its own.)
     """
@@ -47,17 +47,17 @@ def _over_blocks(table_VD: jax.Array, block: int, one: Callable[..., Any], carry
 
     def step(number: Any, carry: Any) -> Any:
         start = jnp.minimum(number * block, last)
-        new_b = (jnp.arange(block) >= number * block - start).astype(_sums(table_VD))
-        return one(start, lax.dynamic_slice_in_dim(table_VD, start, block), new_b, carry)
+        new_c = (jnp.arange(block) >= number * block - start).astype(_sums(table_VD))
+        return one(start, lax.dynamic_slice_in_dim(table_VD, start, block), new_c, carry)
 
     return lax.fori_loop(0, math.ceil(vocab / block), step, carry)
 
 
-def _logits(hidden_ND: jax.Array, words_bD: jax.Array, temperature: jax.Array) -> jax.Array:
+def _logits(hidden_ND: jax.Array, words_cD: jax.Array, temperature: jax.Array) -> jax.Array:
     """Logits of one block of words."""
-    sums = _sums(words_bD)
-    logits_Nb = lax.dot_general(hidden_ND, words_bD, (((1,), (1,)), ((), ())), preferred_element_type=sums)
-    return logits_Nb / temperature.astype(sums)
+    sums = _sums(words_cD)
+    logits_Nc = lax.dot_general(hidden_ND, words_cD, (((1,), (1,)), ((), ())), preferred_element_type=sums)
+    return logits_Nc / temperature.astype(sums)
 
 
 def _forward(
@@ -66,18 +66,18 @@ def _forward(
     """(logp_N, entropy_N, log Σ_v exp logits); sums are kept relative to the largest logit so far."""
     local_N = targets_N - shards.index * table_VD.shape[0]
 
-    def one(start: Any, words_bD: jax.Array, new_b: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def one(start: Any, words_cD: jax.Array, new_c: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         top_N, total_N, moment_N, target_N = carry
-        logits_Nb = _logits(hidden_ND, words_bD, temperature)
-        higher_N = jnp.maximum(top_N, jnp.max(logits_Nb, axis=-1))
-        below_Nb = logits_Nb - higher_N[:, None]
-        weight_Nb = new_b * jnp.exp(below_Nb)
+        logits_Nc = _logits(hidden_ND, words_cD, temperature)
+        higher_N = jnp.maximum(top_N, jnp.max(logits_Nc, axis=-1))
+        below_Nc = logits_Nc - higher_N[:, None]
+        weight_Nc = new_c * jnp.exp(below_Nc)
         total_N, moment_N = _raised(top_N, total_N, moment_N, higher_N)
         place_N = local_N - start
         mine_N = (place_N >= 0) & (place_N < block)
-        picked_N = jnp.take_along_axis(logits_Nb, jnp.where(mine_N, place_N, 0)[:, None], axis=-1)[:, 0]
-        total_N += jnp.sum(weight_Nb, axis=-1)
-        moment_N += jnp.sum(weight_Nb * below_Nb, axis=-1)
+        picked_N = jnp.take_along_axis(logits_Nc, jnp.where(mine_N, place_N, 0)[:, None], axis=-1)[:, 0]
+        total_N += jnp.sum(weight_Nc, axis=-1)
+        moment_N += jnp.sum(weight_Nc * below_Nc, axis=-1)
         return higher_N, total_N, moment_N, jnp.where(mine_N, picked_N, target_N)
 
     zeros_N = jnp.zeros(hidden_ND.shape[0], _sums(table_VD))
@@ -119,20 +119,20 @@ def _backward(chunk: int, shards: Shards, entropy_slope: bool, saved, cotangents
     sums, local_N = _sums(table_VD), targets_N - shards.index * table_VD.shape[0]
     logp_slope_N, entropy_slope_N = ((cotangent_N / temperature).astype(sums) for cotangent_N in cotangents)
 
-    def one(start: Any, words_bD: jax.Array, new_b: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def one(start: Any, words_cD: jax.Array, new_c: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         grad_ND, grad_VD = carry
-        logp_Nb = _logits(hidden_ND, words_bD, temperature) - normaliser_N[:, None]
-        probs_Nb = jnp.exp(logp_Nb)
-        hit_Nb = jnp.arange(block)[None, :] == (local_N - start)[:, None]
-        slope_Nb = jnp.where(hit_Nb, 1.0 - probs_Nb, -probs_Nb) * logp_slope_N[:, None]
+        logp_Nc = _logits(hidden_ND, words_cD, temperature) - normaliser_N[:, None]
+        probs_Nc = jnp.exp(logp_Nc)
+        hit_Nc = jnp.arange(block)[None, :] == (local_N - start)[:, None]
+        slope_Nc = jnp.where(hit_Nc, 1.0 - probs_Nc, -probs_Nc) * logp_slope_N[:, None]
         if entropy_slope:
-            slope_Nb -= probs_Nb * (logp_Nb + entropy_N[:, None]) * entropy_slope_N[:, None]
-        slope_Nb = (slope_Nb * new_b).astype(table_VD.dtype)
-        grad_ND += lax.dot_general(slope_Nb, words_bD, (((1,), (0,)), ((), ())), preferred_element_type=sums)
-        grad_bD = lax.dot_general(slope_Nb, hidden_ND, (((0,), (0,)), ((), ())), preferred_element_type=sums)
+            slope_Nc -= probs_Nc * (logp_Nc + entropy_N[:, None]) * entropy_slope_N[:, None]
+        slope_Nc = (slope_Nc * new_c).astype(table_VD.dtype)
+        grad_ND += lax.dot_general(slope_Nc, words_cD, (((1,), (0,)), ((), ())), preferred_element_type=sums)
+        grad_cD = lax.dot_general(slope_Nc, hidden_ND, (((0,), (0,)), ((), ())), preferred_element_type=sums)
         # A word that was there already adds zero.
-        grad_bD = lax.dynamic_slice_in_dim(grad_VD, start, block) + grad_bD.astype(table_VD.dtype)
-        return grad_ND, lax.dynamic_update_slice_in_dim(grad_VD, grad_bD, start, 0)
+        grad_cD = lax.dynamic_slice_in_dim(grad_VD, start, block) + grad_cD.astype(table_VD.dtype)
+        return grad_ND, lax.dynamic_update_slice_in_dim(grad_VD, grad_cD, start, 0)
 
     block = vocabulary_block(table_VD.shape[0], hidden_ND.shape[0], chunk)
     grad_ND, grad_VD = _over_blocks(table_VD, block, one, (jnp.zeros(hidden_ND.shape, sums), jnp.zeros_like(table_VD)))

@@ -159,19 +159,36 @@ def test_memory_is_a_twentieth_of_the_full_logits(backward):
     assert temporaries(chunked) < temporaries(full) / 20
 
 
-def test_values_and_gradients_at_qwens_vocabulary():
-    """V = 151,936 in several blocks whose last two overlap, against log_softmax of full logits: 1e-5 absolute.
+def in_float64(hidden_ND, table_VD, targets_N, cotangent_N):
+    """value_and_gradient of full logits, in numpy's float64."""
+    hidden_ND, table_VD = hidden_ND.astype(np.float64), table_VD.astype(np.float64)
+    rows_N = np.arange(len(targets_N))
+    logits_NV = hidden_ND @ table_VD.T
+    logp_NV = logits_NV - np.log(np.exp(logits_NV).sum(1, keepdims=True))  # logits far below 700: no overflow
+    slope_NV = -np.exp(logp_NV)
+    slope_NV[rows_N, targets_N] += 1
+    slope_NV *= cotangent_N[:, None]
+    return logp_NV[rows_N, targets_N], slope_NV @ table_VD, slope_NV.T @ hidden_ND
 
-    Logits have a standard deviation of 1, results are of order 1.
+
+@pytest.mark.parametrize("spread", [1.0, 3.0])
+def test_values_and_gradients_at_qwens_vocabulary(spread):
+    """V = 151,936 in several blocks whose last two overlap; logits with a standard deviation of `spread`.
+
+    Against float64: log-probs to 1e-5 absolute, gradients to 1e-5 of their largest entry. Against full logits in
+    float32: the same, and 1e-5 absolute throughout at a spread of 1. No float32 program keeps the latter at a spread
+    of 3, where gradients reach 10: full logits themselves are then 1.8e-5 from float64.
     """
     positions, width, vocab = 256, 8, 151936
     assert vocab % vocabulary_block(vocab, positions, LearnerSection().logprob_chunk)
     rng = np.random.default_rng(0)
-    hidden_ND, table_VD = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((positions, width), (vocab, width)))
-    table_VD /= np.sqrt(width)
-    targets = np.concatenate([[0, vocab - 1, vocab // 2], rng.integers(0, vocab, positions - 3)])
-    arrays = hidden_ND, table_VD, jnp.asarray(targets, jnp.int32), jnp.asarray(rng.normal(size=positions), jnp.float32)
-    ours = jax.jit(value_and_gradient(chunked))(*arrays)
-    theirs = jax.jit(value_and_gradient(full))(*arrays)
-    for a, b in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-5)
+    hidden_ND, table_VD = (rng.normal(size=size).astype(np.float32) for size in ((positions, width), (vocab, width)))
+    table_VD *= np.float32(spread / np.sqrt(width))
+    targets_N = np.concatenate([[0, vocab - 1, vocab // 2], rng.integers(0, vocab, positions - 3)])
+    arrays = hidden_ND, table_VD, targets_N.astype(np.int32), rng.normal(size=positions).astype(np.float32)
+    ours = jax.jit(value_and_gradient(chunked))(*map(jnp.asarray, arrays))
+    theirs = jax.jit(value_and_gradient(full))(*map(jnp.asarray, arrays))
+    for name, mine, other, exact in zip(("logp", "hidden", "table"), ours, theirs, in_float64(*arrays), strict=True):
+        bound = 1e-5 if name == "logp" else 1e-5 * np.abs(exact).max()
+        np.testing.assert_allclose(mine, exact, rtol=0, atol=bound, err_msg=name)
+        np.testing.assert_allclose(mine, other, rtol=0, atol=min(bound, 1e-5) if spread == 1 else bound, err_msg=name)
