@@ -8,6 +8,7 @@ partial dq for every block of keys, ten times the memory.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -74,7 +75,8 @@ def attend(
     kernel = _kernel(padded, block, heads, window, causal, interpret)
 
     def row(q_HTh: jax.Array, k_KTh: jax.Array, v_KTh: jax.Array, segments_T: jax.Array) -> jax.Array:
-        return kernel(q_HTh, k_KTh, v_KTh, kernels.SegmentIds(segments_T, segments_T))
+        out_HTh: Any = kernel(q_HTh, k_KTh, v_KTh, kernels.SegmentIds(segments_T, segments_T))  # without residuals
+        return out_HTh
 
     o_BHTh = jax.vmap(row)(heads_first(scaled_BTHh), heads_first(k_BTKh), heads_first(v_BTKh), segments)
     return o_BHTh[:, :, :length].transpose(0, 2, 1, 3)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from models import splash
-from models.attention import make_attend, resolve, visible_mask
+from models.attention import Attend, make_attend, resolve, visible_mask
 
 ROOT = Path(__file__).parents[2]
 SEGMENTS = ((1,) * 70 + (2,) * 50 + (3,) * 60 + (0,) * 20, (7,) * 200)  # T = 200: not a multiple of any block
@@ -25,7 +25,7 @@ def heads(rng, rows, length, num_heads, num_kv, head_dim):
     return [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
 
 
-def make(backend, segments_BT, window, causal):
+def make(backend, segments_BT, window, causal) -> Attend:
     if backend == "splash":  # the kernel itself, run by XLA's ordinary operations
         return partial(splash.attend, segments_BT=segments_BT, window=window, causal=causal, interpret=True)
     return make_attend(backend, segments_BT, window, causal=causal)

@@ -8,6 +8,7 @@ Nothing runs. Prints the figures; exits with an assertion if one is off.
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +44,10 @@ MODEL = {
 }
 
 
+def kernels_in(compiled: Any) -> int:
+    return compiled.as_text().count('custom_call_target="tpu_custom_call"')
+
+
 def temporaries(topology: str, backend: str, window: int | None) -> tuple[float, int]:
     """(GiB of temporaries, kernels) of attention forward and backward at Qwen3-8B's shapes, packed rows."""
     place = SingleDeviceSharding(topologies.get_topology_desc(topology, platform="tpu").devices[0])
@@ -55,8 +60,9 @@ def temporaries(topology: str, backend: str, window: int | None) -> tuple[float,
 
     q, kv = shape(1, T, HEADS, HEAD_DIM), shape(1, T, KV_HEADS, HEAD_DIM)
     compiled = jax.jit(program).lower(q, kv, kv, shape(1, T, dtype=jnp.int32), q).compile()
-    used = compiled.memory_analysis().temp_size_in_bytes / GIB
-    kernels = compiled.as_text().count('custom_call_target="tpu_custom_call"')
+    memory = compiled.memory_analysis()
+    assert memory is not None
+    used, kernels = memory.temp_size_in_bytes / GIB, kernels_in(compiled)
     print(f"{topology} {backend}, window {window}: {used:.3f} GiB of temporaries, {kernels} kernels")
     return used, kernels
 
@@ -91,10 +97,9 @@ def learner() -> None:
     assert built.attention == "splash"
     state = built.abstract_state(reference=False)
     batch = abstract_batch(built)
-    score = jax.ShapeDtypeStruct(batch.behaviour_MN.shape, jnp.float32, sharding=batch.behaviour_MN.sharding)
+    score: Any = jax.ShapeDtypeStruct(batch.behaviour_MN.shape, jnp.float32, sharding=batch.behaviour_MN.sharding)
     lowered = built._step.lower(state, batch, Scores(score, score), card=LossCard())
-    text = lowered.compile().as_text()
-    kernels = text.count('custom_call_target="tpu_custom_call"')
+    kernels = kernels_in(lowered.compile())
     print(f"learner step: {kernels} kernels")
     assert kernels >= 4, "forward, again for the backward pass, dq, dkv"
 
