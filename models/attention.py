@@ -65,11 +65,6 @@ def visible_mask(
     return seen_TU & (segments_BT[:, :, None] == segments_BT[:, None, :])
 
 
-def causal_mask(segments_BT: Int[Array, "B T"]) -> Bool[Array, "B T U"]:
-    """visible_mask of a decoder without window."""
-    return visible_mask(segments_BT)
-
-
 def make_attend(
     backend: str, segments_BT: Int[Array, "B T"], window: int | None = None, *, causal: bool = True
 ) -> Attend:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from models import transformer
-from models.attention import attention, causal_mask
+from models.attention import attention, visible_mask
 from models.rope import Rope, rotate
 from sharding.collectives import LOCAL
 from sharding.spec import abstract_params
@@ -49,9 +49,9 @@ def test_attention_by_hand():
     q_BTHh = jnp.array([[[[math.sqrt(2.0), 0.0]], [[math.sqrt(2.0), 0.0]]]])
     k_BTKh = jnp.array([[[[math.log(3.0), 0.0]], [[0.0, 1.0]]]])
     v_BTKh = jnp.array([[[[4.0, 0.0]], [[0.0, 8.0]]]])
-    out = attention(q_BTHh, k_BTKh, v_BTKh, causal_mask(jnp.array([[1, 1]])))
+    out = attention(q_BTHh, k_BTKh, v_BTKh, visible_mask(jnp.array([[1, 1]])))
     np.testing.assert_allclose(out[0, :, 0], [[4.0, 0.0], [3.0, 2.0]], rtol=1e-6)
-    apart = attention(q_BTHh, k_BTKh, v_BTKh, causal_mask(jnp.array([[1, 2]])))
+    apart = attention(q_BTHh, k_BTKh, v_BTKh, visible_mask(jnp.array([[1, 2]])))
     np.testing.assert_allclose(apart[0, :, 0], [[4.0, 0.0], [0.0, 8.0]], rtol=1e-6)
 
 
@@ -141,7 +141,7 @@ def test_layers_unstack_to_what_block_takes(tiny, params):
 
     @jax.jit
     def looped(p):
-        mask = causal_mask(jnp.ones((1, 5), jnp.int32))
+        mask = visible_mask(jnp.ones((1, 5), jnp.int32))
         x = transformer.embed(tiny, p, ids, LOCAL)
         for w in p["layers"]:
             x = transformer.block(tiny, tiny.rope, w, x, positions, lambda q, k, v: attention(q, k, v, mask), LOCAL)
