@@ -216,7 +216,9 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=7)
     parser.add_argument("--rows", type=int, default=16, help="episodes of 64 + 128 tokens in a step")
     parser.add_argument("--micro", type=int, default=0, help="micro_batch_rows; 0 = all at once")
-    parser.add_argument("--chunk", type=int, default=512, help="logprob_chunk")
+    parser.add_argument(
+        "--chunk", type=int, default=512, help="logprob_chunk; a card's default is 128, the baseline has 512"
+    )
     parser.add_argument("--remat", choices=("full", "none"), default="full")
     parser.add_argument("--no-torch", action="store_true")
     print(json.dumps(measure(parser.parse_args())))
