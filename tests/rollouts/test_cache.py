@@ -123,6 +123,26 @@ def test_columns_before_a_window_are_exact_zeros(ids):
     assert outs[0] == outs[1]
 
 
+def test_blocks_before_every_window_are_not_read(ids):
+    """An extension of rows that all begin past a block and a window leaves that block out (NaNs in it reach nothing),
+    and gives the bits it gives beside a row that begins at 0, for whose sake every block is gone through.
+    """
+    cfg = replace(MIXED, layer_windows=(20, 20))
+    params = transformer.unstack_layers(make_params(cfg))
+    starts, counts = np.asarray([100, 120, 130, 150], np.int32), np.asarray([40, 30, 64, 1], np.int32)
+    filled = append(cfg, params, empty(cfg), ids[:, :160], np.zeros(ROWS, np.int32), starts)
+    unread = jax.tree.map(lambda x: x.at[:, :, 0].set(jnp.nan), filled)
+    beside_early = np.where(np.arange(ROWS) == 0, 0, starts).astype(np.int32)
+    whole, skipping, beside = (
+        jax.tree.map(np.asarray, append(cfg, params, cache, ids[:, :160], begin, counts))
+        for cache, begin in ((filled, starts), (unread, starts), (filled, beside_early))
+    )
+    for before, a, b, c in zip(*map(jax.tree.leaves, (filled, whole, skipping, beside)), strict=True):
+        assert not np.array_equal(before, a) and np.isfinite(a).all()
+        assert a[:, :, 1:].tobytes() == b[:, :, 1:].tobytes()
+        assert a[1:].tobytes() == c[1:].tobytes()
+
+
 def test_rows_do_not_see_each_other(cfg, decode_params, ids):
     """The same row in every place, beside short and long neighbours: the same keys and values, the same output."""
     count, start = 40, 30
