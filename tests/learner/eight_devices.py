@@ -3,6 +3,7 @@
 import json
 import os
 from dataclasses import replace
+from functools import partial
 
 # Compiling is most of this script's work and speed of the programs does not matter: no optimisation.
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
@@ -11,9 +12,12 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner import Learner
+from scope_jax.logprobs import token_logprobs_and_entropy, vocabulary_block
+from sharding.collectives import LOCAL, Shards
 from sharding.mesh import MeshConfig, make_mesh
 from tests.learner.conftest import TINY, random_episodes, weights_of
 
@@ -69,6 +73,38 @@ def apart(one, other) -> float:
     return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs)
 
 
+def split_vocabulary() -> list[float]:
+    """Log-probs, entropies and both gradients over a tensor group of 4 whose shares of the vocabulary, 300 words, are
+    three blocks of 128 with overlaps; against one block on one device.
+    """
+    rng = np.random.default_rng(0)
+    hidden_ND, table_VD = (jnp.asarray(rng.normal(size=size), jnp.float32) for size in ((64, 12), (1200, 12)))
+    targets_N, weight_N = jnp.arange(64) * 18 + 7, jnp.linspace(-1, 2, 64)
+    assert vocabulary_block(300, 64, 8) == 128
+
+    def measured(hidden_ND, table_VD, chunk, shards):
+        def loss(hidden_ND, table_VD):
+            both = token_logprobs_and_entropy(
+                hidden_ND, table_VD, targets_N, jnp.float32(0.7), chunk, shards, entropy_slope=True
+            )
+            return (weight_N * both[0] + 0.3 * both[1]).sum(), both
+
+        grads, both = jax.grad(loss, (0, 1), has_aux=True)(hidden_ND, table_VD)
+        return *both, *grads
+
+    mesh = make_mesh(MeshConfig(1, 2, 4))
+    rows, whole = PartitionSpec("tensor"), PartitionSpec()
+    run = jax.shard_map(
+        partial(measured, chunk=8, shards=Shards.of(mesh)),
+        mesh=mesh,
+        in_specs=(whole, rows),
+        out_specs=(whole, whole, whole, rows),
+        check_vma=False,
+    )
+    expected = jax.jit(partial(measured, chunk=64, shards=LOCAL))(hidden_ND, table_VD)
+    return [apart(a, b) for a, b in zip(jax.jit(run)(hidden_ND, table_VD), expected, strict=True)]
+
+
 def main() -> None:
     params = weights_of(TINY)
     base = run((1, 1, 1), params, jnp.float32)
@@ -89,6 +125,7 @@ def main() -> None:
         "metrics": worst(measured, one[2]),
         "clipped": one[2][1]["clip_fraction"],
     }
+    facts["split_vocabulary"] = split_vocabulary()
     low = run(MESHES["fsdp4_tensor2"], params, jnp.bfloat16)
     facts["bfloat16"] = {key: [low[2][0][key], base[2][0][key]] for key in ("loss", "grad_norm", "entropy")}
     print(json.dumps(facts))

@@ -35,6 +35,12 @@ def test_some_sequences_are_clipped_in_the_second_step(facts):
     assert 0 < facts["sequence"]["clipped"] < 1
 
 
+def test_log_probs_of_a_vocabulary_in_shares_and_blocks(facts):
+    """Log-probs, entropies, gradients of hidden states and table, relative to the largest of each."""
+    assert len(facts["split_vocabulary"]) == 4
+    assert max(facts["split_vocabulary"]) < 3e-6
+
+
 def test_weights_are_really_cut(facts):
     assert [facts[mesh]["share"] for mesh in ("fsdp4_tensor2", "data2_fsdp2_tensor2")] == [1 / 8, 1 / 4]
 
