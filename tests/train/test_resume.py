@@ -98,9 +98,9 @@ def writing(run: Path, step: int) -> bool:
 @pytest.mark.parametrize(
     "moment",
     [
-        pytest.param(lambda run: (run / "config.toml").is_file(), id="before the first step"),
+        pytest.param(lambda run: (run / "config.toml").is_file(), id="before the first step", marks=pytest.mark.slow),
         pytest.param(lambda run: played(run, 2), id="between a step's metrics and its checkpoint"),
-        pytest.param(lambda run: writing(run, 3), id="while a checkpoint is written"),
+        pytest.param(lambda run: writing(run, 3), id="while a checkpoint is written", marks=pytest.mark.slow),
     ],
 )
 def test_a_killed_run_ends_with_the_same_bits(whole: Path, tmp_path: Path, moment: Callable[[Path], bool]) -> None:
