@@ -1,7 +1,8 @@
 """Every family against transformers (float32, eager): logits and each layer's hidden states, gradients, decoding
 through the cache, greedy text from the engine, folders that each side reads from the other.
 
-Tolerances are relative to the largest value compared: 1e-5 for logits and hidden states, 2e-5 for gradients.
+Tolerances: 1e-5 absolute for logits, whose largest are 3 to 5; relative to the largest value compared, 1e-5 for hidden
+states and all other comparisons of values, 2e-5 for gradients.
 """
 
 from __future__ import annotations
@@ -96,17 +97,16 @@ SIZES = {
     "max_position_embeddings": 256,
     "sliding_window": WINDOW,
     "tie_word_embeddings": False,
-    "initializer_range": 0.2,  # logits of order ten: greedy choices with clear winners, and attention that is not flat
+    "initializer_range": 0.15,  # logits up to 4: greedy choices with clear winners, and attention that is not flat
     "eos_token_id": None,
     "bos_token_id": None,
     "pad_token_id": None,
 }
 
 
-@pytest.fixture(scope="module", params=CASES)
-def pair(request, tmp_path_factory):
-    """(torch model, our config, our weights, the folder transformers wrote)."""
-    name, extra = CASES[request.param]
+def torch_model(case: str) -> Any:
+    """A random model; norms and biases are moved away from 1 and 0, so that a mistake with them shows."""
+    name, extra = CASES[case]
     sizes = SIZES if name != "Llama" else {k: v for k, v in SIZES.items() if k != "sliding_window"}
     config = getattr(transformers, f"{name}Config")(**(sizes | extra), attn_implementation="eager")
     torch.manual_seed(0)
@@ -115,6 +115,13 @@ def pair(request, tmp_path_factory):
         for weight_name, weight in model.named_parameters():
             if weight_name.endswith(("norm.weight", "bias")):
                 weight.add_(0.1 * torch.randn(weight.shape))
+    return model
+
+
+@pytest.fixture(scope="module", params=CASES)
+def pair(request, tmp_path_factory):
+    """(torch model, our config, our weights, the folder transformers wrote)."""
+    model = torch_model(request.param)
     folder = tmp_path_factory.mktemp("hf")
     model.save_pretrained(folder)
     cfg, params = load_hf(folder)
@@ -181,8 +188,8 @@ def test_logits_and_every_layer(pair, ids_BT):
         out = model(torch.tensor(ids_BT.astype(np.int64)), **asked)
     if cfg.num_experts:
         assert_no_token_between_experts(cfg, out.router_logits)
-    assert np.abs(out.logits.numpy()).max() > 1
-    assert_close(our_logits(cfg, params, ids_BT), out.logits.numpy())
+    assert np.abs(out.logits.numpy()).max() > 2
+    assert np.abs(np.asarray(our_logits(cfg, params, ids_BT)) - out.logits.numpy()).max() <= 1e-5
     ours = our_layers(cfg, params, jnp.asarray(ids_BT))
     assert len(ours) == len(out.hidden_states) == cfg.num_layers + 1
     for mine, theirs in zip(ours, out.hidden_states, strict=True):
