@@ -23,14 +23,15 @@ def _sums(table_VD: jax.Array) -> Any:
     return jnp.promote_types(table_VD.dtype, jnp.float32)
 
 
-def vocabulary_block(vocab: int, positions: int, chunk: int) -> int:
-    """Words of one block, so that [positions, block] holds no more logits than [chunk, vocab].
+def vocabulary_block(vocab: int, positions: int, width: int, chunk: int) -> int:
+    """Words of one block, so that its logits and its rows of the table, [positions + width, block], are together no
+    more than logits [chunk, vocab].
 
     A multiple of LANES unless it is the whole vocabulary, and never less.
     """
     if chunk >= positions:
         return vocab
-    largest = max(LANES, chunk * vocab // positions // LANES * LANES)
+    largest = max(LANES, chunk * vocab // (positions + width) // LANES * LANES)
     even = math.ceil(vocab / math.ceil(vocab / largest) / LANES) * LANES  # as many blocks, the last one nearly as large
     return min(vocab, even)
 
@@ -81,7 +82,7 @@ def _forward(
         return higher_N, total_N, moment_N, jnp.where(mine_N, picked_N, target_N)
 
     zeros_N = jnp.zeros(hidden_ND.shape[0], _sums(table_VD))
-    block = vocabulary_block(table_VD.shape[0], hidden_ND.shape[0], chunk)
+    block = vocabulary_block(table_VD.shape[0], *hidden_ND.shape, chunk)
     found = _over_blocks(table_VD, block, one, (zeros_N + LOWEST, zeros_N, zeros_N, zeros_N))
     top_N, total_N, moment_N, target_N = found
     highest_N = shards.pmax(top_N)
@@ -134,7 +135,7 @@ def _backward(chunk: int, shards: Shards, entropy_slope: bool, saved, cotangents
         grad_cD = lax.dynamic_slice_in_dim(grad_VD, start, block) + grad_cD.astype(table_VD.dtype)
         return grad_ND, lax.dynamic_update_slice_in_dim(grad_VD, grad_cD, start, 0)
 
-    block = vocabulary_block(table_VD.shape[0], hidden_ND.shape[0], chunk)
+    block = vocabulary_block(table_VD.shape[0], *hidden_ND.shape, chunk)
     grad_ND, grad_VD = _over_blocks(table_VD, block, one, (jnp.zeros(hidden_ND.shape, sums), jnp.zeros_like(table_VD)))
     # Each device of a tensor group knows the part of its own vocabulary; the hidden states need the sum.
     return shards.psum(grad_ND).astype(hidden_ND.dtype), grad_VD, None, jnp.zeros_like(temperature)
@@ -154,7 +155,7 @@ def token_logprobs(
     """log softmax(hidden · tableᵀ / temperature) at the targets, float32 (float64 for weights in float64).
 
     Works through the vocabulary in blocks in both directions, all positions at a time, so that no more logits exist
-    than `chunk` positions have over the whole vocabulary ([N, block] ≤ [chunk, V], but for a block of LANES words).
+    than `chunk` positions have over the whole vocabulary (`vocabulary_block`; but for a block of LANES words).
     Sums are float32 for inputs of less, and kept relative to the largest logit so far (Milakov & Gimelshein 2018). A
     block's gradient of the table is one product, written once in the table's dtype: no float32 copy of the table
     exists. With a tensor group, table_VD is this device's rows of the vocabulary and hidden_ND is equal on the whole

@@ -80,7 +80,7 @@ def split_vocabulary() -> list[float]:
     rng = np.random.default_rng(0)
     hidden_ND, table_VD = (jnp.asarray(rng.normal(size=size), jnp.float32) for size in ((64, 12), (1200, 12)))
     targets_N, weight_N = jnp.arange(64) * 18 + 7, jnp.linspace(-1, 2, 64)
-    assert vocabulary_block(300, 64, 8) == 128
+    assert vocabulary_block(300, 64, 12, 8) == 128
 
     def measured(hidden_ND, table_VD, chunk, shards):
         def loss(hidden_ND, table_VD):

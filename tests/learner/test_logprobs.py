@@ -111,13 +111,14 @@ def test_no_more_than_one_block_of_logits_exists(inputs):
 
 
 def test_blocks_cover_the_vocabulary_within_the_chunks_memory():
-    for vocab, positions, chunk in ((151936, 4096, 128), (151936, 80000, 128), (32000, 999, 512), (211, 37, 8)):
-        block = vocabulary_block(vocab, positions, chunk)
+    for sizes in ((151936, 4096, 4096, 128), (151936, 80000, 64, 128), (32000, 999, 256, 512), (211, 37, 16, 8)):
+        vocab, positions, width, chunk = sizes
+        block = vocabulary_block(*sizes)
         assert block % LANES == 0 and block <= vocab
-        assert block == LANES or positions * block <= chunk * vocab
-    assert vocabulary_block(151936, 4096, 128) == 4608  # 33 blocks, the last two share 128 words
-    assert vocabulary_block(151936, 100, 128) == 151936
-    assert vocabulary_block(100, 37, 8) == 100
+        assert block == LANES or (positions + width) * block <= chunk * vocab
+    assert vocabulary_block(151936, 4096, 64, 128) == 4608  # 33 blocks, the last two share 128 words
+    assert vocabulary_block(151936, 100, 4096, 128) == 151936
+    assert vocabulary_block(100, 37, 16, 8) == 100
 
 
 def full(hidden_ND, table_VD, targets_N):
@@ -140,12 +141,14 @@ def value_and_gradient(log_probs):
 
 
 @pytest.mark.parametrize("backward", [False, True])
-def test_memory_is_a_twentieth_of_the_full_logits(backward):
-    """V = 151,936 (Qwen's), T = 4,096, nothing run: temporaries as XLA counts them, at the default chunk.
+@pytest.mark.parametrize("width", [64, 4096])
+def test_memory_is_a_twentieth_of_the_full_logits(backward, width):
+    """V = 151,936 (Qwen's), T = 4,096, D of Qwen3-8B or small, float32, nothing run: temporaries as XLA counts them, at
+    the default chunk.
 
     Arguments and results (the gradient of the table among them, which the full version has as well) are not temporary.
     """
-    positions, vocab, width = 4096, 151936, 64
+    positions, vocab = 4096, 151936
 
     def temporaries(log_probs):
         program = value_and_gradient(log_probs) if backward else lambda h, w, t, _: log_probs(h, w, t)
@@ -180,7 +183,7 @@ def test_values_and_gradients_at_qwens_vocabulary(spread):
     of 3, where gradients reach 10: full logits themselves are then 1.8e-5 from float64.
     """
     positions, width, vocab = 256, 8, 151936
-    assert vocab % vocabulary_block(vocab, positions, LearnerSection().logprob_chunk)
+    assert vocab % vocabulary_block(vocab, positions, width, LearnerSection().logprob_chunk)
     rng = np.random.default_rng(0)
     hidden_ND, table_VD = (rng.normal(size=size).astype(np.float32) for size in ((positions, width), (vocab, width)))
     table_VD *= np.float32(spread / np.sqrt(width))
