@@ -8,6 +8,7 @@ import json
 import os
 import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 # Compiling is most of this script's work and speed of the programs does not matter: no optimisation.
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
@@ -19,7 +20,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from models import transformer
+from models import streaming, transformer
 from models.config import ModelConfig
 from models.rope import Rope
 from models.weights import load_hf, save_hf
@@ -183,6 +184,21 @@ def loaded_shards(params) -> dict[str, bool]:
     return facts
 
 
+def expert_shards() -> dict[str, bool]:
+    """A folder with experts, [L, X, D, F], three of six on a device, in and out in blocks smaller than an expert."""
+    mesh = make_mesh(MeshConfig(2, 2, 2))
+    params, streaming.BLOCK_BYTES = random_params(EXPERTS), 1024
+    with tempfile.TemporaryDirectory() as scratch:
+        whole, again = Path(scratch) / "whole", Path(scratch) / "again"
+        save_hf(whole, EXPERTS, params, jnp.float32, None)
+        loaded = load_hf(whole, mesh, TRAIN)[1]
+        save_hf(again, EXPERTS, loaded, jnp.float32, None)
+        wanted = param_shardings(transformer.declare(EXPERTS), mesh, TRAIN)
+        same = jax.tree.map(lambda x, y, s: np.array_equal(x, y) and x.sharding == s, loaded, params, wanted)
+        files = [(folder / "model.safetensors").read_bytes() for folder in (whole, again)]
+        return {"loaded": jax.tree.all(same), "saved": files[0] == files[1]}
+
+
 def gradient_pair() -> dict[str, list[float]]:
     """d/dx and d/dw of (Σ_t w_t x)² / 2 with w = 1, 2, 3, 4 over a tensor group of 4 and x = 2."""
     mesh = make_mesh(MeshConfig(2, 1, 4))
@@ -264,6 +280,7 @@ def main() -> None:
         "smallest_gradient": float(min(np.max(np.abs(g)) for g in jax.tree.leaves(expected[2]))),
         "decode": decode_rules(params, batch, expected[0]),
         "loaded": loaded_shards(params),
+        "expert_shards": expert_shards(),
         "pair": gradient_pair(),
         "staged": staged_gather(),
         "refusals": refusals(params, batch),

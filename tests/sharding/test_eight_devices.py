@@ -57,6 +57,7 @@ def test_published_weights_under_decode_rules(facts):
 
 def test_folders_are_read_into_shards(facts):
     assert facts["loaded"] == {"train": True, "decode": True}
+    assert facts["expert_shards"] == {"loaded": True, "saved": True}
 
 
 def test_sizes_that_do_not_fit_are_named(facts):
