@@ -82,7 +82,7 @@ def _forward(
         return higher_N, total_N, moment_N, jnp.where(mine_N, picked_N, target_N)
 
     zeros_N = jnp.zeros(hidden_ND.shape[0], _sums(table_VD))
-    block = vocabulary_block(table_VD.shape[0], *hidden_ND.shape, chunk)
+    block = vocabulary_block(table_VD.shape[0], hidden_ND.shape[0], hidden_ND.shape[1], chunk)
     found = _over_blocks(table_VD, block, one, (zeros_N + LOWEST, zeros_N, zeros_N, zeros_N))
     top_N, total_N, moment_N, target_N = found
     highest_N = shards.pmax(top_N)
@@ -135,7 +135,7 @@ def _backward(chunk: int, shards: Shards, entropy_slope: bool, saved, cotangents
         grad_cD = lax.dynamic_slice_in_dim(grad_VD, start, block) + grad_cD.astype(table_VD.dtype)
         return grad_ND, lax.dynamic_update_slice_in_dim(grad_VD, grad_cD, start, 0)
 
-    block = vocabulary_block(table_VD.shape[0], *hidden_ND.shape, chunk)
+    block = vocabulary_block(table_VD.shape[0], hidden_ND.shape[0], hidden_ND.shape[1], chunk)
     grad_ND, grad_VD = _over_blocks(table_VD, block, one, (jnp.zeros(hidden_ND.shape, sums), jnp.zeros_like(table_VD)))
     # Each device of a tensor group knows the part of its own vocabulary; the hidden states need the sum.
     return shards.psum(grad_ND).astype(hidden_ND.dtype), grad_VD, None, jnp.zeros_like(temperature)
