@@ -87,6 +87,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "rope_scaling": YARN},
     ),
 }
+# Each family has a case in the quick suite; these compile as much again for what others of their family hold too.
+SLOW = ("llama_linear_biased", "qwen2", "qwen3_tied", "qwen3_window", "qwen3_moe_unnormed")
 SIZES = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
@@ -118,7 +120,9 @@ def torch_model(case: str) -> Any:
     return model
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(
+    scope="module", params=[pytest.param(case, marks=pytest.mark.slow if case in SLOW else ()) for case in CASES]
+)
 def pair(request, tmp_path_factory):
     """(torch model, our config, our weights, the folder transformers wrote)."""
     model = torch_model(request.param)
