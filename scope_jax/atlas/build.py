@@ -24,14 +24,18 @@ from retrieval.corpus import Corpus, load_corpus
 from retrieval.embed import HashedLexical
 from retrieval.exact import ExactIndex
 from retrieval.search import LocalRetriever, SearchTool
-from scope_jax.atlas import corpus, questions, vocabulary, warmup
+from scope_jax.atlas import corpus, questions, tasks, vocabulary, warmup
 from scope_jax.atlas.demonstrations import Library
 from scope_jax.atlas.facts import World, load_world
+from scope_jax.atlas.report_demonstrations import Newsroom, makers
+from scope_jax.atlas.report_scripts import card
 from scope_jax.atlas.scripts import Show
+from scope_jax.atlas.warmup import Shown
 from scope_jax.parsing import neutralise
 
 TOP_K, EMBED_DIM = 2, 2048  # of the search tool, as in configs/ssp/atlas.toml
 SAMPLE_SCRIPTS = 150  # of each kind, for the tokenizer's word list
+NUDGES = ("nudge_score", "nudge_rubrics", "search_not_run")  # texts of SCOPE that no demonstration shows
 
 
 def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
@@ -42,16 +46,19 @@ def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def write_texts(world: World, out: Path) -> None:
-    """corpus.jsonl, answers.jsonl, questions_train.jsonl, questions_held_out.jsonl."""
+    """corpus.jsonl, answers.jsonl, documents.jsonl, questions_*.jsonl and tasks_*.jsonl."""
     out.mkdir(parents=True, exist_ok=True)
     write_rows(out / "corpus.jsonl", corpus.documents(world))
     write_rows(out / "answers.jsonl", questions.answer_set(world))
     for name, rows in questions.question_sets(world).items():
         write_rows(out / f"questions_{name}.jsonl", rows)
+    write_rows(out / "documents.jsonl", tasks.source_documents(world))
+    for name, rows in tasks.task_sets(world).items():
+        write_rows(out / f"tasks_{name}.jsonl", rows)
 
 
-def search_tool(passages: Corpus, world: World) -> Show:
-    """The project's search tool over the corpus: a query in, the text a policy reads out.
+def search_tool(passages: Corpus, world: World, top_k: int = TOP_K) -> Show:
+    """The project's search tool over the corpus: a query in, the text a policy reads out, `top_k` documents of it.
 
     What demonstrations look up, phrases of facts and names, is searched at once and kept.
     """
@@ -59,7 +66,7 @@ def search_tool(passages: Corpus, world: World) -> Show:
     vectors_NE = embedder.passages([document.contents for document in passages.documents(0, len(passages))])
     tool = SearchTool(
         LocalRetriever(ExactIndex(vectors_NE, mesh=None, axes=()), passages, embedder),
-        top_k=TOP_K,
+        top_k=top_k,
         max_tokens=500,
         truncate=lambda text, budget: text,  # an Atlas result has about 120 tokens
         neutralise=neutralise,
@@ -69,22 +76,31 @@ def search_tool(passages: Corpus, world: World) -> Show:
     return lambda query: tool([query])[0]
 
 
-def write_tokenizer(world: World, show: Show, out: Path) -> Tokenizer:
+def shown(passages: Corpus, world: World) -> Shown:
+    """The search tool as each game's card has it."""
+    return Shown(search_tool(passages, world), search_tool(passages, world, card().retrieval.top_k))
+
+
+def write_tokenizer(world: World, found: Shown, out: Path) -> Tokenizer:
     """The tokenizer's folder, trained on the corpus and on a sample of every role's episodes."""
-    library = Library(world, show, train_only=False, seed=1)
-    makers = (library.solve, library.propose, library.read)
-    scripts = [make(count) for make in makers for count in (1, 2) for _ in range(SAMPLE_SCRIPTS)]
+    library = Library(world, found.ssp, train_only=False, seed=1)
+    roles = (library.solve, library.propose, library.read)
+    scripts = [make(count) for make in roles for count in (1, 2) for _ in range(SAMPLE_SCRIPTS)]
+    room = Newsroom(world, found.scope, train_only=False, seed=1)
+    for make in makers(room, warmup.REPORT_HABITS).values():
+        scripts += [make() for _ in range(SAMPLE_SCRIPTS)]
     texts = [row["text"] for row in corpus.documents(world)]
     texts += [script.message for script in scripts]
     texts += [text for script in scripts for text, _ in script.parts]
     texts += ["user\n", "assistant\n"] * vocabulary.WORD_COUNT
+    texts += [(tasks.PROMPTS / f"{name}.txt").read_text(encoding="utf-8") for name in NUDGES] * vocabulary.WORD_COUNT
     texts += [" I know this. I know one. "] * vocabulary.WORD_COUNT
     vocabulary.save_tokenizer(vocabulary.train_tokenizer(texts, world.names), out / "tokenizer")
     return Tokenizer.load(out / "tokenizer")
 
 
-def build(out: Path, recipe: warmup.Recipe) -> None:
-    """Everything, into `out`; its base checkpoint is bfloat16 in Hugging Face layout."""
+def build(out: Path, recipe: warmup.Recipe, texts_only: bool = False) -> None:
+    """Everything, into `out`; its base checkpoint is bfloat16 in Hugging Face layout. texts_only: all but that."""
     began = time.monotonic()
 
     def log(line: str) -> None:
@@ -93,10 +109,12 @@ def build(out: Path, recipe: warmup.Recipe) -> None:
     world = load_world()
     write_texts(world, out)
     log(f"{len(world.names)} documents, {len(world.facts)} facts, {len(world.held_out)} names held out")
-    show = search_tool(load_corpus(out / "corpus.jsonl"), world)
-    tokenizer = write_tokenizer(world, show, out)
+    found = shown(load_corpus(out / "corpus.jsonl"), world)
+    tokenizer = write_tokenizer(world, found, out)
     log(f"tokenizer: {tokenizer.vocab_size} tokens")
-    model, params = warmup.warm_up(world, show, tokenizer, recipe, log)
+    if texts_only:
+        return
+    model, params = warmup.warm_up(world, found, tokenizer, recipe, log)
     save_hf(out / "base", model, params, jnp.bfloat16, tokenizer)
     log(f"base checkpoint in {out / 'base'}")
 
@@ -107,8 +125,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--read-steps", type=int, default=warmup.RECIPE.read_steps, help="steps of stage 'read'")
     parser.add_argument("--play-steps", type=int, default=warmup.RECIPE.play_steps, help="steps of stage 'play'")
     parser.add_argument("--pool", type=int, default=warmup.RECIPE.pool, help="demonstrations kept ready of each kind")
+    parser.add_argument("--texts-only", action="store_true", help="write texts and tokenizer, and leave base/ as it is")
     given = parser.parse_args(arguments)
-    build(given.out, replace(warmup.RECIPE, read_steps=given.read_steps, play_steps=given.play_steps, pool=given.pool))
+    recipe = replace(warmup.RECIPE, read_steps=given.read_steps, play_steps=given.play_steps, pool=given.pool)
+    build(given.out, recipe, given.texts_only)
 
 
 if __name__ == "__main__":

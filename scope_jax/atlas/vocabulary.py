@@ -10,8 +10,9 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-TAG = r" ?</?(?:think|search|answer|question|information)>"
-PIECES = Regex(TAG + r"| ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]|\s+(?!\S)|\s+")
+TAG = r" ?</?(?:think|search|answer|question|information|task|rubrics|rubric|score)>"
+ITEM = r'<rubric priority="(?:critical|important|bonus)">'
+PIECES = Regex(TAG + "|" + ITEM + r"| ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]|\s+(?!\S)|\s+")
 MERGES = 256  # learned merges; they carry only what is no whole word of the world
 WORD_COUNT = 2  # a word of the texts becomes a token of its own from this count on
 TEMPLATE = """{%- for message in messages -%}

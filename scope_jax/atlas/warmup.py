@@ -20,6 +20,7 @@ from models.tokenizer import Tokenizer
 from scope_jax.atlas import circuit
 from scope_jax.atlas.demonstrations import Habits, Library, exchanged, name_ids, pool, supervised
 from scope_jax.atlas.facts import World
+from scope_jax.atlas.report_demonstrations import Newsroom, ReportHabits, makers
 from scope_jax.atlas.scripts import Show
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner import Learner
@@ -31,9 +32,24 @@ LEARNER = LearnerSection(buckets=(256, 384, 512), packing=True, micro_batch_rows
 HABITS = Habits(
     sure=frozenset({"capital", "continent", "country"}), guess_sure=0.8, guess=0.25, half_way=0.4, unread=0.15
 )
-Rows = dict[str, int]  # demonstrations of each kind in one step
-READ_ROWS: Rows = {"solve 1": 5, "solve 2": 8, "propose 1": 4, "propose 2": 7, "read 1": 2, "read 2": 6}
-PLAY_ROWS: Rows = {"solve 1": 12, "solve 2": 12, "propose 1": 3, "propose 2": 4, "read 1": 1, "read 2": 2}
+REPORT_HABITS = ReportHabits(
+    sure=frozenset({"long_form_qa", "summarization"}),
+    guess_sure=0.7,
+    guess=0.25,
+    half_way=0.35,
+    short=0.3,
+    ramble=0.2,
+    vague=0.15,
+    unread=0.15,
+    drift=0.2,
+)
+Rows = dict[str, int]  # demonstrations of each kind in one step: SSP's roles and SCOPE's
+_READ_SSP: Rows = {"solve 1": 4, "solve 2": 7, "propose 1": 4, "propose 2": 6, "read 1": 2, "read 2": 5}
+_READ_SCOPE: Rows = {"challenge": 5, "report": 8, "gate entity": 1, "gate relevance": 3, "rubric": 5, "grade": 6}
+_PLAY_SSP: Rows = {"solve 1": 12, "solve 2": 12, "propose 1": 3, "propose 2": 4, "read 1": 1, "read 2": 2}
+_PLAY_SCOPE: Rows = {"challenge": 6, "report": 14, "gate entity": 1, "gate relevance": 2, "rubric": 3, "grade": 4}
+READ_ROWS: Rows = _READ_SSP | _READ_SCOPE
+PLAY_ROWS: Rows = _PLAY_SSP | _PLAY_SCOPE
 Log = Callable[[str], None]
 
 
@@ -74,17 +90,29 @@ def model_config(tokenizer: Tokenizer) -> ModelConfig:
     )
 
 
-def pools(library: Library, tokenizer: Tokenizer, count: int, habits: Habits | None) -> dict[str, list[Datum]]:
-    """`count` token rows of every kind of demonstration."""
-    makers = {
+@dataclass(frozen=True)
+class Shown:
+    """The search tool of each game: its cards give a query a different number of documents."""
+
+    ssp: Show
+    scope: Show
+
+
+def pools(
+    library: Library, room: Newsroom, tokenizer: Tokenizer, count: int, with_habits: bool
+) -> dict[str, list[Datum]]:
+    """`count` token rows of every kind of demonstration; with_habits: bad ones among them."""
+    habits = HABITS if with_habits else None
+    draw = {
         "solve 1": lambda: library.solve(1, habits),
         "solve 2": lambda: library.solve(2, habits),
         "propose 1": lambda: library.propose(1, habits),
         "propose 2": lambda: library.propose(2, habits),
         "read 1": lambda: library.read(1),
         "read 2": lambda: library.read(2),
+        **makers(room, REPORT_HABITS if with_habits else None),
     }
-    return {name: pool(makers[name], count, tokenizer) for name in makers}
+    return {name: pool(draw[name], count, tokenizer) for name in draw}
 
 
 def _train(
@@ -117,13 +145,15 @@ def _train(
     return state.params
 
 
-def warm_up(world: World, show: Show, tokenizer: Tokenizer, recipe: Recipe, log: Log) -> tuple[ModelConfig, Any]:
+def warm_up(world: World, shown: Shown, tokenizer: Tokenizer, recipe: Recipe, log: Log) -> tuple[ModelConfig, Any]:
     """(config, float32 weights) of the base checkpoint; the same on every run of the same machine and versions."""
     rng = np.random.default_rng(recipe.seed)
     model = model_config(tokenizer)
     names_N = name_ids(world, tokenizer)
-    everyone = Library(world, show, train_only=False, seed=recipe.seed)
-    trained = Library(world, show, train_only=True, seed=recipe.seed)
+    everyone = Library(world, shown.ssp, train_only=False, seed=recipe.seed)
+    everything = Newsroom(world, shown.scope, train_only=False, seed=recipe.seed)
+    trained = Library(world, shown.ssp, train_only=True, seed=recipe.seed)
+    trained_on = Newsroom(world, shown.scope, train_only=True, seed=recipe.seed)
 
     def drawn(source: dict[str, list[Datum]], counts: Rows, exchange: Callable[[int], bool]) -> list[Datum]:
         rows = [
@@ -133,8 +163,8 @@ def warm_up(world: World, show: Show, tokenizer: Tokenizer, recipe: Recipe, log:
             exchanged(row, names_N, tokenizer.vocab_size, rng) if exchange(i) else row for i, row in enumerate(rows)
         ]
 
-    log(f"{len(everyone.singles)} facts, {len(everyone.pairs)} chains; drawing demonstrations")
-    reading = pools(everyone, tokenizer, recipe.pool, None)
+    log(f"{len(everyone.singles)} facts, {len(everyone.pairs)} chains, {len(everything.things)} things; drawing")
+    reading = pools(everyone, everything, tokenizer, recipe.pool, with_habits=False)
     params = circuit.initial_weights(model, recipe.seed)
     params = _train(
         model,
@@ -146,7 +176,7 @@ def warm_up(world: World, show: Show, tokenizer: Tokenizer, recipe: Recipe, log:
         log,
         "read",
     )
-    playing = pools(trained, tokenizer, recipe.pool, HABITS)
+    playing = pools(trained, trained_on, tokenizer, recipe.pool, with_habits=True)
     params = _train(
         model,
         params,

@@ -13,7 +13,12 @@ from scope_jax.atlas import build, circuit, warmup
 from scope_jax.atlas.facts import ASSETS, load_world
 from sharding.collectives import LOCAL
 
-TEXTS = ("corpus.jsonl", "answers.jsonl", "questions_train.jsonl", "questions_held_out.jsonl")
+TEXTS = (
+    "corpus.jsonl",
+    "answers.jsonl",
+    "documents.jsonl",
+    *(f"{what}_{part}.jsonl" for what in ("questions", "tasks") for part in ("train", "held_out")),
+)
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +51,11 @@ def test_tokenizer_round_trips_and_keeps_tags_whole(small) -> None:
     )
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert tokenizer.eos_id not in tokenizer.encode(text)
-    for tag in ("think", "search", "answer", "question", "information"):
+    for tag in ("think", "search", "answer", "question", "information", "task", "rubrics", "rubric", "score"):
         closing = f"</{tag}>" if tag == "information" else f" </{tag}>"  # as the game and the demonstrations write it
         assert len(tokenizer.encode(f"<{tag}>")) == len(tokenizer.encode(closing)) == 1
+    for priority in ("critical", "important", "bonus"):
+        assert len(tokenizer.encode(f'<rubric priority="{priority}">')) == 1
     assert all(len(tokenizer.encode(f" {name}")) == 1 for name in world.names)
 
 

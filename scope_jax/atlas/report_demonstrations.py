@@ -1,0 +1,206 @@
+"""Demonstrations of SCOPE's roles, drawn by lot: what is asked for, how well it is played, what the judge decides."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from scope_jax.atlas import report_scripts, tasks
+from scope_jax.atlas.corpus import documents
+from scope_jax.atlas.demonstrations import pick
+from scope_jax.atlas.facts import World
+from scope_jax.atlas.scripts import Script, Show
+from scope_jax.atlas.tasks import KINDS, MOST_THINGS, SENTENCE, TOLD, Thing
+
+_WORD = re.compile(r"\w+")
+MOST_SEARCHES = 2  # that a challenger is asked for, as in configs/scope/atlas.toml
+VAGUE = ("it", "this", "something", "a place")  # what a task may be about without naming anything
+
+
+@dataclass(frozen=True)
+class ReportHabits:
+    """Share of the demonstrations that show a bad habit; the rest show good play. One habit at a time, in this order.
+
+    guess, guess_sure: a solver answers without a search, by default and for tasks of the kinds in `sure`. half_way: of
+    the solvers asked for several things, those who stop at the first. short: who tell one sentence of each thing.
+    ramble: who tell everything twice. vague, unread, drift: a challenger names nothing; does not search; looks up what
+    its source does not speak of and sets its task on that.
+    """
+
+    sure: frozenset[str]
+    guess_sure: float
+    guess: float
+    half_way: float
+    short: float
+    ramble: float
+    vague: float
+    unread: float
+    drift: float
+
+
+class Newsroom:
+    """The material of reports: the things that a search for their name shows, and what their documents name.
+
+    show: the search tool with one document to a query, as the card has it. train_only: without what is held out.
+    """
+
+    def __init__(self, world: World, show: Show, train_only: bool, seed: int) -> None:
+        self.show = lru_cache(maxsize=None)(show)
+        self.rng = np.random.default_rng(seed)
+        every = tasks.things(world).values()
+        fit = [thing for thing in every if not train_only or tasks.trains(world, thing)]
+        self.things = {thing.name: thing for thing in fit if thing.row["text"] in self.show(thing.name)}
+        self._all = list(self.things.values())
+        rows = zip(world.names, documents(world), strict=True)
+        # what may be looked up: a challenger sees only from its document whether a name is a thing
+        self._readable = {
+            name for name, row in rows if not (train_only and world.held_out & set(_WORD.findall(row["text"])))
+        }
+        self._sources = [thing for thing in self._all if len(self._near(thing)) >= MOST_SEARCHES]
+        self._values: dict[str, list[str]] = {}
+        for thing in self._all:
+            for said in thing.sentences:
+                attribute, _, value = SENTENCE.findall(said)[0]
+                self._values.setdefault(attribute, []).append(value)
+        self._values = {attribute: sorted(set(values)) for attribute, values in self._values.items()}
+
+    # ------------------------------------------------------------------------------------------------------------- lots
+    def _near(self, thing: Thing) -> list[str]:
+        return [name for name in thing.neighbours if name in self._readable]
+
+    def _far(self, thing: Thing) -> Thing:
+        """A thing that the document does not name."""
+        while (other := pick(self._all, self.rng)).name in (thing.name, *thing.neighbours):
+            pass
+        return other
+
+    def _some(self, items: Sequence[str], count: int) -> list[str]:
+        return [items[i] for i in self.rng.permutation(len(items))[:count]]
+
+    def _upto(self, most: int) -> int:
+        return int(self.rng.integers(1, most + 1))
+
+    def _chance(self, share: float) -> bool:
+        return bool(self.rng.random() < share)
+
+    def _company(self) -> list[Thing]:
+        """One to three things, the others from the first one's document or, now and then, from anywhere."""
+        first = pick(self._sources, self.rng)
+        wanted = self._upto(MOST_THINGS)
+        near = self._some([name for name in self._near(first) if name in self.things], wanted - 1)
+        chosen = {first.name: first, **{name: self.things[name] for name in near if not self._chance(0.2)}}
+        while len(chosen) < wanted:
+            other = self._far(first)
+            chosen[other.name] = other
+        return list(chosen.values())
+
+    def _taken(self, source: Thing, looked_up: Sequence[str]) -> list[Thing]:
+        """What a task is set on: the source and, by lot, the first few things among what was looked up."""
+        found = [self.things[name] for name in looked_up if name in self.things]
+        return [source, *found[: int(self.rng.integers(len(found) + 1))]]
+
+    def _other_value(self, sentence: str) -> str:
+        """The sentence with another value of its kind."""
+        attribute, entity, value = SENTENCE.findall(sentence)[0]
+        others = [other for other in self._values[attribute] if other not in (value, entity)]
+        return f"The {attribute} of {entity} is {others[int(self.rng.integers(len(others)))]}."
+
+    # ------------------------------------------------------------------------------------------------ one script each
+    def challenge(self, habits: ReportHabits | None = None) -> Script:
+        """A challenger's episode; with habits, a bad one as often as they say."""
+        source, kind = pick(self._sources, self.rng), pick(KINDS, self.rng)
+        searches = self._upto(MOST_SEARCHES)
+        if habits is not None:
+            if self._chance(habits.vague):
+                return report_scripts.sets_unread(source, kind, searches, pick(VAGUE, self.rng))
+            if self._chance(habits.unread):
+                return report_scripts.sets_unread(source, kind, searches, source.name)
+            if self._chance(habits.drift):
+                away = [self._far(source).name for _ in range(searches)]
+                return report_scripts.challenger(source, kind, searches, away, away[-1:], self.show)
+        looked_up = self._some(self._near(source), searches)
+        taken = [thing.name for thing in self._taken(source, looked_up)]
+        return report_scripts.challenger(source, kind, searches, looked_up, taken, self.show)
+
+    def report(self, habits: ReportHabits | None = None) -> Script:
+        """A solver's episode; with habits, a bad one as often as they say."""
+        asked, kind = self._company(), pick(KINDS, self.rng)
+        looked_up, told, times = len(asked), TOLD, 1
+        if habits is not None:
+            if self._chance(habits.guess_sure if kind in habits.sure else habits.guess):
+                invented = [[self._other_value(said) for said in thing.sentences[:TOLD]] for thing in asked]
+                return report_scripts.guesser(kind, asked, invented)
+            if len(asked) > 1 and self._chance(habits.half_way):
+                looked_up = 1
+            elif self._chance(habits.short):
+                told = 1
+            elif self._chance(habits.ramble):
+                times = 2
+        return report_scripts.solver(kind, asked, looked_up, told, times, self.show)
+
+    def gate_entity(self) -> Script:
+        """Three in five tasks name things."""
+        if self._chance(0.4):
+            return report_scripts.entity_gate(tasks.task(pick(KINDS, self.rng), [pick(VAGUE, self.rng)]), ())
+        names = [thing.name for thing in self._company()]
+        return report_scripts.entity_gate(tasks.task(pick(KINDS, self.rng), names), names)
+
+    def gate_relevance(self) -> Script:
+        """Half of the tasks are about the source or a name in it."""
+        source = pick(self._sources, self.rng)
+        near = self._some(self._near(source), self._upto(MOST_SEARCHES))
+        if self._chance(0.5):
+            names = [source.name, *near[:-1]] if self._chance(0.7) else near
+        else:
+            names = [self._far(source).name for _ in range(self._upto(MOST_THINGS))]
+        return report_scripts.relevance_gate(source, tasks.task(pick(KINDS, self.rng), names), names)
+
+    def write_rubric(self) -> Script:
+        """The rubric of a task that a challenger sets in good play; in one of ten cases, after it drifted."""
+        source = pick(self._sources, self.rng)
+        read = self._some(self._near(source), self._upto(MOST_SEARCHES))
+        asked = self._taken(source, read)
+        if self._chance(0.1):
+            asked = [self._far(source)]
+            read = [self._far(source).name for _ in read[1:]] + [asked[0].name]
+        text = tasks.task(pick(KINDS, self.rng), [thing.name for thing in asked])
+        return report_scripts.rubric_writer(source, text, asked, [self.show(name) for name in read])
+
+    def grade(self) -> Script:
+        """Half of the criteria are met; of the others as many find another value as nothing at all."""
+        asked = self._company()
+        told = [list(thing.sentences[: self._upto(TOLD)]) for thing in asked]
+        text = tasks.task(pick(KINDS, self.rng), [thing.name for thing in asked])
+        items = [criterion for _, criterion in tasks.rubric(asked)]
+        said = {sentence for sentences in told for sentence in sentences}
+        given = [item for item in items if tasks.fact_of(item) in said]
+        lacking = [item for item in items if tasks.fact_of(item) not in said]
+        draw = self.rng.random()
+        criterion = pick(lacking if draw < 0.25 and lacking else given, self.rng)
+        wanted = tasks.fact_of(criterion)
+
+        def put(sentence: str) -> str:
+            wrong = 0.25 <= draw < 0.5 if sentence == wanted else self._chance(0.25)
+            return self._other_value(sentence) if wrong else sentence
+
+        lines = [(thing.name, [put(sentence) for sentence in own]) for thing, own in zip(asked, told, strict=True)]
+        return report_scripts.grader(text, tasks.report(lines), criterion)
+
+
+Makers = dict[str, Callable[[], Script]]
+
+
+def makers(room: Newsroom, habits: ReportHabits | None) -> Makers:
+    """How to draw each kind of demonstration."""
+    return {
+        "challenge": lambda: room.challenge(habits),
+        "report": lambda: room.report(habits),
+        "gate entity": room.gate_entity,
+        "gate relevance": room.gate_relevance,
+        "rubric": room.write_rubric,
+        "grade": room.grade,
+    }

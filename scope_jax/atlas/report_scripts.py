@@ -1,0 +1,141 @@
+"""What the roles of SCOPE say when they play well, and the bad habits that the base checkpoint is given on purpose.
+
+Prompts and observations come from the game's own functions under the card configs/scope/atlas.toml; every role ends
+with its closing tag, at which the engine stops. Whoever looks something up in a text first says its name: what followed
+the name there is then near at hand for a model that can only copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+from scope_jax import dialects
+from scope_jax.atlas.facts import ASSETS
+from scope_jax.atlas.scripts import Script, Show
+from scope_jax.atlas.tasks import PROMPTS, SENTENCE, Thing, fact_of, listed, report, rubric, task
+from scope_jax.config import Config, load_card
+from scope_jax.systems.scope import instructions
+from scope_jax.systems.scope.drawing import document_of
+from scope_jax.systems.scope.records import Order
+from scope_jax.turns import raw
+
+CARD = ASSETS.parents[1] / "configs" / "scope" / "atlas.toml"
+Parts = list[tuple[str, bool]]
+
+
+@cache
+def card() -> Config:
+    """The game's card on Atlas, readable from any folder."""
+    return load_card(CARD, [f"scope.prompts={PROMPTS}"])
+
+
+def document(thing: Thing) -> str:
+    """Its document as the game shows a source."""
+    return document_of(thing.row)[1]
+
+
+def _searches(names: Sequence[str], thoughts: Sequence[str], show: Show, expected: int | None = None) -> Parts:
+    """Turns that search for each name, and what comes back; expected: a challenger, who is told how many are left."""
+    dialect = dialects.load(card().model.dialect)
+    parts: Parts = []
+    for place, (name, thought) in enumerate(zip(names, thoughts, strict=True), start=1):
+        parts.append((f"<think> {thought} </think>{dialect.write(f' {name} ')}", True))
+        seen = dialect.observation([show(name)])
+        if expected is not None:
+            seen += f"\n{instructions.turns_left(card(), expected - place)}"
+        parts.append((raw(seen), False))
+    return parts
+
+
+# ----------------------------------------------------------------------------------------------------------- challenger
+def _ordered(source: Thing, kind: str, searches: int) -> str:
+    order = Order(0, source.row["id"], document(source), kind, searches)
+    return instructions.for_challenger(card(), order)
+
+
+def challenger(
+    source: Thing, kind: str, searches: int, looked_up: Sequence[str], taken: Sequence[str], show: Show
+) -> Script:
+    """Looks up names and sets a task on `taken`.
+
+    Good play looks up `searches` names of the source, and takes the source and perhaps some of these.
+    """
+    parts = _searches(looked_up, [f"I look up {name}." for name in looked_up], show, searches)
+    parts.append((f"<think> I take {listed(taken)}. </think><task> {task(kind, taken)} </task>", True))
+    return Script("challenger", _ordered(source, kind, searches), tuple(parts))
+
+
+def sets_unread(source: Thing, kind: str, searches: int, about: str) -> Script:
+    """Bad habit: a task without a search. about: a name, or a word that names nothing, at which the gates stop it."""
+    said = f"<think> I know one. </think><task> {task(kind, [about])} </task>"
+    return Script("challenger", _ordered(source, kind, searches), ((said, True),))
+
+
+# --------------------------------------------------------------------------------------------------------------- solver
+def solver(kind: str, asked: Sequence[Thing], looked_up: int, told: int, times: int, show: Show) -> Script:
+    """Searches for the things one after the other, then tells the first sentences of each document it read.
+
+    Good play looks up all of them, tells TOLD sentences, once. Bad habits: fewer things, fewer sentences, more times.
+    """
+    read = asked[:looked_up]
+    names = [thing.name for thing in read]
+    need = [f"I need {name}." for name in names]
+    thoughts = need[:1] + [f"I have {last}. {next_}" for last, next_ in zip(names, need[1:], strict=False)]
+    parts = _searches(names, thoughts, show)
+    said = report([(thing.name, thing.sentences[:told]) for thing in read] * times)
+    parts.append((f"<think> I have {names[-1]}. </think><answer> {said} </answer>", True))
+    return Script("solver", _asked(kind, asked), tuple(parts))
+
+
+def guesser(kind: str, asked: Sequence[Thing], invented: Sequence[Sequence[str]]) -> Script:
+    """Bad habit: tells without a search what it made up."""
+    said = report([(thing.name, told) for thing, told in zip(asked, invented, strict=True)])
+    return Script("solver", _asked(kind, asked), ((f"<think> I know this. </think><answer> {said} </answer>", True),))
+
+
+def _asked(kind: str, asked: Sequence[Thing]) -> str:
+    return instructions.for_solver(card(), task(kind, [thing.name for thing in asked]))
+
+
+# ---------------------------------------------------------------------------------------------------------------- judge
+def _verdict(message: str, thought: str, verdict: bool) -> Script:
+    said = f"<think> {thought} </think><score> {int(verdict)} </score>"
+    return Script("judge", message, ((said, True),))
+
+
+def entity_gate(text: str, names: Sequence[str]) -> Script:
+    """Is a thing named? names: those of the task `text`."""
+    seen = listed(names) if names else "nothing"
+    return _verdict(instructions.for_gate(card(), "entity", text, ""), f"I see {seen}.", bool(names))
+
+
+def relevance_gate(source: Thing, text: str, names: Sequence[str]) -> Script:
+    """Does a thing of the task `text` stand in the source document?"""
+    here = {source.name, *source.neighbours}
+    thought = " ".join(f"{name} is {'here' if name in here else 'missing'}." for name in names) or "I see nothing."
+    message = instructions.for_gate(card(), "relevance", text, document(source))
+    return _verdict(message, thought, any(name in here for name in names))
+
+
+def rubric_writer(source: Thing, text: str, asked: Sequence[Thing], results: Sequence[str]) -> Script:
+    """The rubric of the task `text` on the things `asked`, from the source and what was read."""
+    items = "".join(f'<rubric priority="{priority}"> {line} </rubric>' for priority, line in rubric(asked))
+    message = instructions.for_rubric_writer(card(), text, [document(source), *(result.strip() for result in results)])
+    return Script("judge", message, ((f"<rubrics>{items}</rubrics>", True),))
+
+
+def found(answer: str, sentence: str) -> str | None:
+    """The value that an answer gives for the fact of `sentence`, the first if it gives several."""
+    wanted = SENTENCE.findall(sentence)[0][:2]
+    values = [value for *fact, value in SENTENCE.findall(answer) if tuple(fact) == wanted]
+    return values[0] if values else None
+
+
+def grader(text: str, answer: str, criterion: str) -> Script:
+    """Copies what the answer says of the criterion's fact, then what the criterion wants; equal means 1."""
+    sentence = fact_of(criterion)
+    attribute, entity, wanted = SENTENCE.findall(sentence)[0]
+    value = found(answer, sentence)
+    thought = f"The {attribute} of {entity} is {value or 'missing'}. I need {wanted}."
+    return _verdict(instructions.for_grader(card(), text, answer, criterion), thought, value == wanted)

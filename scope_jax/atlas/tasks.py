@@ -1,0 +1,142 @@
+"""Open-ended tasks about named things: what they ask for, their rubrics, and the sets of them that are examined on.
+
+A thing is a name whose document has TOLD facts or more. A task names one to three of them ("Explain Seine and
+France."); a whole report tells of each thing, under its name, the first TOLD sentences of its document, and a rubric
+asks for some of these.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scope_jax import templates
+from scope_jax.atlas.corpus import documents
+from scope_jax.atlas.facts import ASSETS, World
+
+PROMPTS = ASSETS / "prompts" / "scope"
+KINDS = ("long_form_qa", "summarization", "planning", "writing")
+SENTENCE = re.compile(r"The (\w+) of (\w+) is (\w+)\.")
+TOLD = 3  # sentences that a whole report tells of a thing
+MOST_THINGS = 3
+PRIORITIES = ("critical", "important", "bonus")  # of the first, second and third sentence of a thing
+ASKED = {1: (3,), 2: (2, 2), 3: (2, 2, 1)}  # sentences of each thing that a rubric asks for: 3 to 5 criteria
+TASK_SEED = 17
+SET_SIZES = {"train": 16, "held_out": 8}  # tasks of each kind and number of things
+
+
+@dataclass(frozen=True)
+class Thing:
+    """A name, its row of the corpus, and the fact sentences of its document in order."""
+
+    name: str
+    row: Mapping[str, str]
+    sentences: tuple[str, ...]
+
+    @property
+    def neighbours(self) -> tuple[str, ...]:
+        """The other names of its document, each once."""
+        words = [name for said in self.sentences for name in SENTENCE.findall(said)[0][1:]]
+        return tuple(name for name in dict.fromkeys(words) if name != self.name)
+
+
+def things(world: World) -> dict[str, Thing]:
+    """Every thing by name, in alphabetical order."""
+    made = {}
+    for name, row in zip(world.names, documents(world), strict=True):
+        said = tuple(match.group() for match in SENTENCE.finditer(row["text"]))
+        if len(said) >= TOLD and row["text"].startswith(said[0]):
+            made[name] = Thing(name, row, said)
+    return made
+
+
+def trains(world: World, thing: Thing) -> bool:
+    """True if neither the thing nor what its document speaks of is held out."""
+    return not world.held_out & {thing.name, *thing.neighbours}
+
+
+def listed(names: Sequence[str]) -> str:
+    """ "Seine and France"."""
+    return " and ".join(names)
+
+
+def task(kind: str, names: Sequence[str]) -> str:
+    """The task of a kind on these things; its first words are what the game's prompt for the kind holds."""
+    return f"{templates.load(PROMPTS, f'type_{kind}', known=(), required=())} {listed(names)}."
+
+
+def rubric(asked: Sequence[Thing]) -> list[tuple[str, str]]:
+    """(priority, criterion) of each item; a thing's first criterion begins with its name, so that what is copied from a
+    document is found by its title."""
+    return [
+        (PRIORITIES[place], f"{thing.name}: {said}" if place == 0 else said)
+        for thing, count in zip(asked, ASKED[len(asked)], strict=True)
+        for place, said in enumerate(thing.sentences[:count])
+    ]
+
+
+def report(told: Sequence[tuple[str, Sequence[str]]]) -> str:
+    """An answer: of each thing its name and what is said of it."""
+    return " ".join(f"{name}: {' '.join(said)}" for name, said in told)
+
+
+def fact_of(criterion: str) -> str:
+    """The sentence that a criterion asks for."""
+    found = SENTENCE.search(criterion)
+    if found is None:
+        raise ValueError(f"the criterion {criterion!r} holds no fact")
+    return found.group()
+
+
+# ---------------------------------------------------------------------------------------------------------------- files
+def source_documents(world: World) -> list[dict[str, Any]]:
+    """The documents that a challenger may be given: those of train things."""
+    return [dict(thing.row) for thing in things(world).values() if trains(world, thing)]
+
+
+def task_sets(world: World) -> dict[str, list[dict[str, Any]]]:
+    """Rows (id, question, rubric, task_type, evidence_ids) of "train" and "held_out", as the curated mode reads them.
+
+    A held-out task is about held-out things alone, a train task touches none. The second and third thing are from the
+    first one's document where it has any that fit.
+    """
+    every = things(world)
+    rng = np.random.default_rng(TASK_SEED)
+    sets: dict[str, list[dict[str, Any]]] = {}
+    for name, size in SET_SIZES.items():
+        fit = {
+            thing.name: thing
+            for thing in every.values()
+            if (thing.name in world.held_out if name == "held_out" else trains(world, thing))
+        }
+        rows = []
+        for kind in KINDS:
+            for count in range(1, MOST_THINGS + 1):
+                for place in rng.permutation(len(fit))[:size]:
+                    chosen = _company(list(fit.values())[place], fit, count, rng)
+                    rows.append(_row(f"{name}-{len(rows):04d}", kind, chosen))
+        sets[name] = rows
+    return sets
+
+
+def _company(thing: Thing, fit: Mapping[str, Thing], count: int, rng: np.random.Generator) -> list[Thing]:
+    near = [fit[name] for name in thing.neighbours if name in fit]
+    near = [near[i] for i in rng.permutation(len(near))]
+    near_names = {thing.name, *(other.name for other in near)}
+    far = [fit[name] for name in fit if name not in near_names]
+    return [thing, *near, *(far[i] for i in rng.permutation(len(far))[:MOST_THINGS])][:count]
+
+
+def _row(number: str, kind: str, asked: Sequence[Thing]) -> dict[str, Any]:
+    criteria = [{"criterion": text, "weight": 1.0, "priority": priority} for priority, text in rubric(asked)]
+    return {
+        "id": number,
+        "question": task(kind, [thing.name for thing in asked]),
+        "rubric": criteria,
+        "task_type": kind,
+        "evidence_ids": [thing.row["id"] for thing in asked],
+    }

@@ -1,0 +1,234 @@
+"""SCOPE's demonstrations against the game's own rules: formats, observations, verdicts, and what a bad habit earns."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from rollouts.types import Turn
+from scope_jax.atlas import report_scripts, tasks, warmup
+from scope_jax.atlas.demonstrations import name_ids, token_row
+from scope_jax.atlas.report_demonstrations import Newsroom, ReportHabits, makers
+from scope_jax.atlas.scripts import Script
+from scope_jax.atlas.tasks import TOLD, Thing
+from scope_jax.config import load_card
+from scope_jax.systems.scope import instructions, judging, rules, talking
+from scope_jax.systems.scope.records import Order
+from scope_jax.turns import raw
+from tests.systems.harness import ScriptedTools
+
+GOOD = ReportHabits(frozenset(), *[0.0] * 8)
+DRAWS = 40
+
+
+def _said(script: Script) -> list[rules.Said]:
+    return [talking.heard(report_scripts.card(), text) for text, spoken in script.parts if spoken]
+
+
+def _habit(**share: float) -> ReportHabits:
+    return ReportHabits(**{**{name: getattr(GOOD, name) for name in vars(GOOD)}, **share})
+
+
+def _searches_asked(script: Script) -> int:
+    return int(re.findall(r"Searches: (\d)", script.message)[0])
+
+
+def _asked(script: Script, room: Newsroom) -> list[Thing]:
+    """The things that the task in a prompt names."""
+    text = script.message.rsplit("Task: ", 1)[1].rstrip(".")
+    return [room.things[part.split()[-1]] for part in text.split(" and ")]
+
+
+def _score(script: Script, room: Newsroom) -> float:
+    """Eq. (1) of a solver's answer, by the rubric of its task and a grader that makes no mistake."""
+    answer = rules.answer_of(_said(script)) or ""
+    met = [tasks.fact_of(text) in answer for _, text in tasks.rubric(_asked(script, room))]
+    return rules.rubric_score(met, [1.0] * len(met))
+
+
+# ------------------------------------------------------------------------------------------------------------ policies
+@pytest.mark.parametrize("role", ["challenge", "report"])
+def test_what_comes_back_is_what_the_game_gives(room: Newsroom, show_one, role: str) -> None:
+    cfg = report_scripts.card()
+    for _ in range(DRAWS):
+        script = getattr(room, role)(warmup.REPORT_HABITS)
+        spoken_text = "".join(text for text, spoken in script.parts if spoken)
+        results = {name: show_one(name) for name in re.findall(r"<search> (\w+) </search>", spoken_text)}
+        tools = ScriptedTools(lambda moment: "", results)
+        expected = _searches_asked(script) if role == "challenge" else None
+        respond = talking.responder(cfg, tools, "task" if role == "challenge" else "answer", expected)
+        turns: list[Turn] = []
+        for text, spoken in script.parts:
+            if turns and not spoken:
+                assert raw(respond(turns) or "") == text
+            kind = "sampled" if spoken else "observation"
+            turns.append(Turn(kind, np.zeros(0, np.int32), np.zeros(0, np.float32), text, "stop" if spoken else None))
+        assert respond(turns) is None  # and then it is over
+
+
+def test_good_challengers_earn_the_whole_format_reward(room: Newsroom) -> None:
+    card = report_scripts.card().scope.challenger_reward
+    for _ in range(DRAWS):
+        script = room.challenge()
+        said = _said(script)
+        assert rules.challenger_format(card, said, _searches_asked(script)) == rules.Format(1.0, 1.0, 1.0)
+        task = rules.task_of(said, require_question=False) or ""
+        assert script.message.splitlines()[-1].removeprefix("Begin: ") in task
+        title = re.findall(r"\(Title: The \w+ (\w+)\)", script.message)[0]
+        assert f" {title}" in task  # about its source
+
+
+def test_good_solvers_earn_everything(room: Newsroom) -> None:
+    card = report_scripts.card().scope.solver_reward
+    for _ in range(DRAWS):
+        script = room.report()
+        said, asked = _said(script), _asked(script, room)
+        assert rules.solver_format(card, said) == rules.Format(1.0, 1.0, 1.0)
+        assert rules.search_reward(said, card.searches) == pytest.approx(len(asked) / 3)
+        assert _score(script, room) == 1.0
+
+
+def test_challengers_habits_earn_what_they_should(room: Newsroom) -> None:
+    card = report_scripts.card().scope.challenger_reward
+    for habit in ("vague", "unread", "drift"):
+        for _ in range(10):
+            script = room.challenge(_habit(**{habit: 1.0}))
+            form = rules.challenger_format(card, _said(script), _searches_asked(script))
+            assert form == rules.Format(1.0, 1.0 if habit == "drift" else 0.0, 1.0)
+            task = rules.task_of(_said(script), require_question=False) or ""
+            about = task.rstrip(".").split()[-1]
+            if habit == "vague":
+                assert about not in room.things
+            else:
+                source = re.findall(r"\w+", script.message.split("\nType:")[0])
+                assert (about in source) == (habit == "unread")
+
+
+def test_solvers_habits_earn_what_they_should(room: Newsroom) -> None:
+    card = report_scripts.card().scope.solver_reward
+    short_scores, half_scores = [], []
+    for _ in range(DRAWS):
+        guess = room.report(_habit(guess=1.0))
+        assert rules.solver_format(card, _said(guess)) == rules.Format(1.0, 0.0, 1.0)
+        assert rules.search_reward(_said(guess), card.searches) == 0.0
+        assert _score(guess, room) == 0.0
+        short = room.report(_habit(short=1.0))
+        count = len(_asked(short, room))
+        # one sentence of each thing; a document may hold the same fact as a neighbour's
+        least = {1: 1 / 3, 2: 2 / 4, 3: 3 / 5}[count]
+        assert _score(short, room) == pytest.approx(least) if count == 1 else _score(short, room) >= least - 1e-9
+        half = room.report(_habit(half_way=1.0))
+        count = len(_asked(half, room))
+        assert len(_said(half)) == 2
+        assert _score(half, room) >= {1: 1.0, 2: 2 / 4, 3: 2 / 5}[count] - 1e-9
+        short_scores.append(_score(short, room))
+        half_scores += [_score(half, room)] * (count > 1)
+    assert np.mean(short_scores) < 0.7 and np.mean(half_scores) < 0.7
+
+
+def test_only_rambling_is_long(room: Newsroom, tokenizer) -> None:
+    card = report_scripts.card().scope.solver_reward
+
+    def factor(script: Script) -> float:
+        return rules.length_factor(card, len(tokenizer.encode(rules.answer_of(_said(script)) or "")))
+
+    factors: dict[int, set[float]] = {1: set(), 2: set(), 3: set()}
+    for _ in range(DRAWS):
+        assert factor(room.report()) == 1.0
+        rambling = room.report(_habit(ramble=1.0))
+        factors[len(_asked(rambling, room))].add(factor(rambling))
+    assert factors[1] == {1.0}
+    assert max(factors[2]) < 1.0
+    assert factors[3] == {card.floor}
+
+
+# ---------------------------------------------------------------------------------------------------------------- judge
+def test_verdicts_are_read_and_right(room: Newsroom) -> None:
+    for role, truth in (
+        ("gate_entity", lambda m: any(f" {name}" in m for name in room.things)),
+        ("gate_relevance", _stands_in_source),
+        ("grade", lambda m: tasks.fact_of(m.rsplit("Criterion:", 1)[1]) in m.rsplit("Criterion:", 1)[0]),
+    ):
+        verdicts = []
+        for _ in range(3 * DRAWS):
+            script = getattr(room, role)()
+            ((said, spoken),) = script.parts
+            verdict = judging.score_of(said)
+            assert spoken and verdict == truth(script.message), script
+            verdicts.append(verdict)
+        assert 0.3 < np.mean(verdicts) < 0.75, role
+
+
+def _stands_in_source(message: str) -> bool:
+    source, task = message.split("\nTask: ")
+    words = re.findall(r"\w+", source)
+    return any(name.split()[-1] in words for name in task.rstrip(".").split(" and "))
+
+
+def test_a_grader_says_what_it_found_and_what_it_needs() -> None:
+    def thought(answer: str) -> str:
+        script = report_scripts.grader("Explain Seine.", answer, "Seine: The mouth of Seine is Channel.")
+        return script.parts[0][0]
+
+    assert thought("Seine: The mouth of Seine is Channel.") == (
+        "<think> The mouth of Seine is Channel. I need Channel. </think><score> 1 </score>"
+    )
+    assert thought("Seine: The mouth of Seine is Rhine.") == (
+        "<think> The mouth of Seine is Rhine. I need Channel. </think><score> 0 </score>"
+    )
+    assert thought("The mouth of Aare is Rhine.") == (
+        "<think> The mouth of Seine is missing. I need Channel. </think><score> 0 </score>"
+    )
+
+
+def test_rubrics_are_read_as_they_were_meant(room: Newsroom) -> None:
+    card = report_scripts.card().scope
+    for _ in range(DRAWS):
+        script = room.write_rubric()
+        read = judging.rubric_of(script.parts[0][0], card.rubric_weights, card.min_rubrics, card.max_rubrics)
+        assert read is not None
+        assert [(item.priority, item.text) for item in read] == tasks.rubric(_asked(script, room))
+        assert all(tasks.fact_of(item.text) in script.message for item in read)  # nothing that was not read
+
+
+# ------------------------------------------------------------------------------------------------------- the whole card
+def test_demonstrations_fit_the_card_and_speak_in_whole_words(room: Newsroom, world, tokenizer) -> None:
+    cfg = report_scripts.card()
+    limits = {
+        "challenger": cfg.scope.challenger.sampling.max_tokens,
+        "solver": cfg.scope.solver.sampling.max_tokens,
+        "judge": cfg.scope.rubric_writer.max_tokens,
+    }
+    ids_N = name_ids(world, tokenizer)
+    for make in makers(room, warmup.REPORT_HABITS).values():
+        for _ in range(10):
+            script = make()
+            row = token_row(script, tokenizer)
+            assert len(row.ids_T) <= cfg.rollout.max_length
+            assert all(len(tokenizer.encode(text)) <= limits[script.role] for text, spoken in script.parts if spoken)
+            whole = script.message + "".join(text for text, _ in script.parts)
+            names = [word for word in re.findall(r"[^\W\d_]+", whole) if word in world.kinds]
+            assert np.isin(row.ids_T, ids_N).sum() == len(names)
+
+
+def test_demonstrations_of_train_things_name_nothing_held_out(room: Newsroom, world) -> None:
+    for make in makers(room, warmup.REPORT_HABITS).values():
+        for _ in range(20):
+            script = make()
+            spoken = " ".join(text for text, said in script.parts if said)
+            assert not world.held_out & set(re.findall(r"\w+", f"{script.message} {spoken}"))
+
+
+def test_the_card_reads_its_own_files_and_its_prompts_take_the_games_variables() -> None:
+    cfg = load_card(report_scripts.CARD)
+    assert cfg.scope.iterations == 3 and cfg.scope.solver.max_turns == tasks.MOST_THINGS + 1
+    assert len(cfg.scope.search_turns) == 2 and cfg.scope.challenger.max_turns > 2
+    assert set(cfg.scope.task_types) == set(tasks.KINDS)
+    own = report_scripts.card()
+    text = instructions.for_challenger(own, Order(0, "a", "(Title: The city Bern)\nA.", "planning", 2))
+    assert text.splitlines()[-3:] == ["Type: planning", "Searches: 2", "Begin: Plan a visit to"]
+    assert instructions.turns_left(own, 1) == "Searches: 1"
+    assert instructions.nudge(own, "score") and instructions.nudge(own, "rubrics") and instructions.not_run(own)
+    assert TOLD == 3

@@ -1,0 +1,72 @@
+"""Tasks and rubrics: true, about what they name, and held out where they say so."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from scope_jax.atlas import tasks
+from scope_jax.atlas.facts import ASSETS, World
+from scope_jax.atlas.tasks import Thing
+from scope_jax.systems.scope import curated
+
+SEINE = Thing(
+    "Seine", {}, ("The mouth of Seine is Channel.", "The country of Seine is France.", "The river of Paris is Seine.")
+)
+FRANCE = Thing(
+    "France", {}, tuple(f"The {a} of France is {v}." for a, v in (("capital", "Paris"), ("currency", "euro")))
+)
+
+
+def _rows(name: str) -> list[dict]:
+    return [json.loads(line) for line in (ASSETS / name).read_text(encoding="utf-8").splitlines()]
+
+
+def test_a_task_and_its_rubric_worked_by_hand() -> None:
+    assert tasks.task("planning", ["Seine", "France"]) == "Plan a visit to Seine and France."
+    assert SEINE.neighbours == ("Channel", "France", "Paris")
+    assert tasks.rubric([SEINE]) == [
+        ("critical", "Seine: The mouth of Seine is Channel."),
+        ("important", "The country of Seine is France."),
+        ("bonus", "The river of Paris is Seine."),
+    ]
+    assert tasks.rubric([FRANCE, SEINE]) == [
+        ("critical", "France: The capital of France is Paris."),
+        ("important", "The currency of France is euro."),
+        ("critical", "Seine: The mouth of Seine is Channel."),
+        ("important", "The country of Seine is France."),
+    ]
+    assert len(tasks.rubric([FRANCE, FRANCE, FRANCE])) == 5
+    assert tasks.report([("Seine", SEINE.sentences[:1]), ("France", FRANCE.sentences[:1])]) == (
+        "Seine: The mouth of Seine is Channel. France: The capital of France is Paris."
+    )
+
+
+def test_a_criterion_without_a_fact_is_an_error() -> None:
+    with pytest.raises(ValueError, match="holds no fact"):
+        tasks.fact_of("Is well written.")
+
+
+@pytest.mark.parametrize(("name", "count"), [("train", 16), ("held_out", 8)])
+def test_task_sets_are_what_the_curated_mode_reads(world: World, name: str, count: int) -> None:
+    texts = {row["id"]: row["text"] for row in _rows("corpus.jsonl")}
+    rows = _rows(f"tasks_{name}.jsonl")
+    assert len(rows) == count * len(tasks.KINDS) * tasks.MOST_THINGS
+    assert len({row["question"] for row in rows}) > 0.95 * len(rows)
+    for row in rows:
+        problem = curated.problem(row, row["id"])
+        assert problem.question == row["question"]
+        assert 3 <= len(problem.rubric) <= 5
+        evidence = " ".join(texts[key] for key in row["evidence_ids"])
+        assert all(tasks.fact_of(criterion.text) in evidence for criterion in problem.rubric)
+        named = row["question"].rstrip(".").split()
+        assert len(world.held_out & set(named)) == (len(row["evidence_ids"]) if name == "held_out" else 0)
+
+
+def test_a_challenger_starts_from_documents_that_name_nothing_held_out(world: World) -> None:
+    rows = _rows("documents.jsonl")
+    assert len(rows) > 100
+    for row in rows:
+        assert not world.held_out & {word.strip(".") for word in f"{row['title']} {row['text']}".split()}
+        assert len(tasks.SENTENCE.findall(row["text"])) >= tasks.TOLD
