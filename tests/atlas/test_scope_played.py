@@ -1,0 +1,122 @@
+"""A whole iteration of SCOPE on Atlas, every role played by the scripts of the demonstrations.
+
+Each player asserts that what the game puts before it is, character for character, what the demonstration was made for.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from scope_jax.atlas import report_scripts, tasks
+from scope_jax.atlas.facts import ASSETS
+from scope_jax.atlas.report_demonstrations import Newsroom
+from scope_jax.atlas.scripts import Script
+from scope_jax.atlas.tasks import TOLD, Thing
+from scope_jax.config import Config, load_card
+from scope_jax.systems import scope
+from tests.systems.harness import Moment
+from tests.systems.scope_world import World
+
+SPEAKERS = ("challenger.sampling", "solver.sampling", "estimate", "creation", "gates", "rubric_writer", "grader")
+
+
+class Players:
+    """All roles at their best, but every second attempt at a task tells one sentence of each thing."""
+
+    def __init__(self, room: Newsroom) -> None:
+        self.room = room
+
+    def __call__(self, moment: Moment) -> str:
+        script = self._script(moment)
+        assert script.message == moment.prompt
+        return [text for text, spoken in script.parts if spoken][moment.spoken]
+
+    def _script(self, moment: Moment) -> Script:
+        prompt = moment.prompt
+        if moment.role == "challenger":
+            return self._challenger(prompt, moment.sample)
+        if moment.role == "grader":
+            answer, criterion = prompt.removeprefix("Grade.\nAnswer: ").split("\nCriterion: ")
+            return report_scripts.grader("", answer, criterion)
+        text = prompt.rsplit("Task: ", 1)[1]
+        kind, asked = self._read(text)
+        names = [thing.name for thing in asked]
+        if moment.role == "solver":
+            told = TOLD if moment.sample % 2 == 0 else 1
+            return report_scripts.solver(kind, asked, len(asked), told, 1, self.room.show)
+        if moment.role == "gates":
+            if prompt.startswith("Is a thing named?"):
+                return report_scripts.entity_gate(text, names)
+            return report_scripts.relevance_gate(self._source(prompt), text, names)
+        assert moment.role == "rubric_writer"
+        results = re.findall(r"Doc 1 .*\n.*", prompt)
+        return report_scripts.rubric_writer(self._source(prompt), text, asked, results)
+
+    def _challenger(self, prompt: str, sample: int) -> Script:
+        source = self._source(prompt)
+        searches = int(re.findall(r"Searches: (\d)", prompt)[0])
+        kind = re.findall(r"Type: (.+)", prompt)[0].replace(" ", "_")
+        looked_up = source.neighbours[:searches]
+        taken = [source.name, *(name for name in looked_up if name in self.room.things)][: 1 + sample]
+        return report_scripts.challenger(source, kind, searches, looked_up, taken, self.room.show)
+
+    def _source(self, prompt: str) -> Thing:
+        return self.room.things[re.findall(r"\(Title: The \w+ (\w+)\)", prompt)[0]]
+
+    def _read(self, text: str) -> tuple[str, list[Thing]]:
+        names = [part.split()[-1] for part in text.rstrip(".").split(" and ")]
+        (kind,) = [kind for kind in tasks.KINDS if tasks.task(kind, names) == text]
+        return kind, [self.room.things[name] for name in names]
+
+
+@pytest.fixture
+def cfg() -> Config:
+    """The card with small batches; lengths are counted in characters here."""
+    changes = {
+        "scope.prompts": tasks.PROMPTS,
+        "scope.iterations": 1,
+        "scope.steps_per_iteration": 1,
+        "scope.challenger_batch": 4,
+        "scope.challenger.samples": 2,
+        "scope.n_train": 2,
+        "scope.n_filter": 2,
+        "scope.generation_batch": 6,
+        "scope.target_tasks": 4,
+        "scope.solver_batch": 4,
+        "scope.solver.samples": 2,
+        "scope.document_tokens": 10_000,
+        **{f"scope.{who}.max_tokens": 10_000 for who in SPEAKERS},
+        "scope.solver_reward.soft_limit": 10_000,
+        "scope.solver_reward.hard_limit": 20_000,
+    }
+    return load_card(report_scripts.CARD, [f"{key}={value}" for key, value in changes.items()])
+
+
+def test_one_iteration_is_played_in_the_demonstrations_words(room: Newsroom, cfg: Config) -> None:
+    lines = (ASSETS / "documents.jsonl").read_text(encoding="utf-8").splitlines()
+    rows: list[dict[str, Any]] = [row for row in map(json.loads, lines) if row["title"].split()[-1] in room.things]
+    names = {row["title"].split()[-1] for row in rows[:40]}
+    names |= {name for known in names for name in room.things[known].neighbours}
+    results = {name: room.show(name) for name in names}
+    memory = scope.start(cfg)
+    stages = []
+    for step in range(3):
+        first, count = scope.takes(cfg, memory, step)
+        stages.append(memory["stage"])
+        tools = World(Players(room), results)
+        episodes, memory, metrics = scope.play(cfg, tools, memory, rows[first : first + count], step)
+        assert all(value == 0 for name, value in metrics.items() if name.endswith(("malformed", "retried")))
+        prefix = {"challenger": "", "tasks": "creation/"}.get(stages[-1])
+        if prefix is not None:
+            for name in ("challenger/format", "challenger/valid", "challenger/rubrics_parsed", "gates/passed"):
+                assert metrics[prefix + name] == 1.0, (stages[-1], name)
+        solvers = [episode for episode in episodes if episode.role == "solver"]
+        assert all(episode.parts["format"] == 1.0 for episode in solvers)
+        assert {episode.parts["rubric"] == 1.0 for episode in solvers} == {True, False}
+        assert any(episode.trained for episode in episodes) == (stages[-1] != "tasks")
+    assert stages == ["challenger", "tasks", "solver"]
+    assert scope.finished(cfg, memory, 3)
