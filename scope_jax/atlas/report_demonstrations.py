@@ -79,7 +79,7 @@ class Newsroom:
         return other
 
     def _some(self, items: Sequence[str], count: int) -> list[str]:
-        return [items[i] for i in self.rng.permutation(len(items))[:count]]
+        return [items[int(i)] for i in self.rng.permutation(len(items))[:count]]
 
     def _upto(self, most: int) -> int:
         return int(self.rng.integers(1, most + 1))
