@@ -2,6 +2,7 @@
 
 A card is a TOML file; `load_card` reads it, applies `--set a.b=c` overrides and returns a frozen `Config`.
 Every field has a reader somewhere in the code; an unknown key is an error that names the file and the key.
+A card that begins with `extends = "other.toml"` (a path beside it) changes the keys it names of that card.
 Relative paths are taken from the current directory, `${NAME}` in a path is replaced by that environment variable.
 """
 
@@ -14,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError, model_validator
 
-from scope_jax.config.base import CardError, Section
+from scope_jax.config.base import CardError, Section, laid_over
 from scope_jax.config.scope import AskSection, ChallengerRewardSection, ScopeSection, SolverRewardSection
 from scope_jax.config.ssp import SSPSection
 from scope_jax.config.tables import (
@@ -151,15 +152,34 @@ def parse_config(table: dict[str, Any], where: str) -> Config:
         raise CardError(_sentence(where, error)) from None
 
 
-def load_card(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """The config of a card file with `a.b=value` overrides applied (values in TOML syntax, bare text allowed)."""
-    path = Path(path)
+def _table(path: Path, extended_by: tuple[Path, ...]) -> dict[str, Any]:
+    """The plain data of a card, laid over that of the card it extends."""
     if not path.is_file():
-        raise CardError(f"{path}: no such card; give the path of a TOML file, for example configs/ssp/atlas.toml.")
+        raise CardError(
+            f"{extended_by[-1]}: extends {path}, which is no card; correct it; it starts at the card's folder."
+            if extended_by
+            else f"{path}: no such card; give the path of a TOML file, for example configs/ssp/atlas.toml."
+        )
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise CardError(f"{path}: not valid TOML: {error}.") from None
+    parent = table.pop("extends", None)
+    if parent is None:
+        return table
+    if not isinstance(parent, str):
+        raise CardError(f"{path}: `extends` must be the path of one card, not {parent!r}.")
+    chain = (*extended_by, path.resolve())
+    above = (path.parent / parent).resolve()
+    if above in chain:
+        raise CardError(f"{path}: extends {parent}, which extends it in turn; break the circle.")
+    return laid_over(_table(above, chain), table)
+
+
+def load_card(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """The config of a card file with `a.b=value` overrides applied (values in TOML syntax, bare text allowed)."""
+    path = Path(path)
+    table = _table(path, ())
     for override in overrides:
         _set(table, override)
     return parse_config(table, str(path) if not overrides else f"{path} with --set {' '.join(overrides)}")

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
+from scope_jax.config import load_card
 from scope_jax.metrics import read_lines
 
 # Okabe and Ito's colours, which people with any kind of colour vision tell apart, darkest first.
@@ -25,36 +26,60 @@ INK, FAINT = "#333333", "#D9D9D9"
 
 @dataclass(frozen=True)
 class Panel:
-    """One chart: the metrics whose name ends in `ending`; a `share` lies between 0 and 1."""
+    """One chart: the metrics of these names, or with this ending if one begins with a slash; a `share` is in 0..1.
+
+    of_exams: the ending is looked for among evaluations, and nowhere else; without it among training episodes.
+    """
 
     title: str
-    ending: str
+    names: tuple[str, ...]
     share: bool
+    of_exams: bool = False
 
 
-PANELS = (
-    Panel("Held-out accuracy", "/accuracy", True),
-    Panel("Mean reward", "/reward", False),
-    Panel("Valid questions", "/valid", True),
-    Panel("Searches per episode", "/searches", False),
-)
+PANELS: dict[str, tuple[Panel, ...]] = {  # by game; the first is the measure of its exams
+    "ssp": (
+        Panel("Held-out accuracy", ("/accuracy",), True, of_exams=True),
+        Panel("Mean reward", ("/reward",), False),
+        Panel("Valid questions", ("/valid",), True),
+        Panel("Searches per episode", ("/searches",), False),
+    ),
+    "scope": (
+        Panel("Held-out rubric score", ("/score",), True, of_exams=True),
+        Panel(
+            "Mean rubric score of tasks",
+            ("estimate/task_score", "creation/solver/task_score", "solver/task_score"),
+            True,
+        ),
+        Panel("Mean reward", ("challenger/reward", "solver/reward"), False),
+        Panel("Searches per rollout", ("challenger/searches", "solver/searches"), False),
+        Panel("Drafts: gates passed, accepted, kept", ("gates/passed", "challenger/valid", "tasks/yield"), True),
+        Panel("Tokens of an answer", ("estimate/answer_tokens", "solver/answer_tokens"), False),
+    ),
+}
+
+
+def _short(name: str, panel: Panel) -> str | None:
+    """What a metric is called in the panel's legend; None if it does not belong there."""
+    if name.startswith("eval/") != panel.of_exams:
+        return None
+    for wanted in panel.names:
+        if wanted.startswith("/") and name.endswith(wanted):
+            return name.removesuffix(wanted).removeprefix("eval/")
+        if name == wanted:
+            alike = len({other.rpartition("/")[2] for other in panel.names}) == 1
+            return name.rpartition("/")[0] if alike else name
+    return None
 
 
 def series(lines: Sequence[dict[str, Any]], panel: Panel) -> dict[str, tuple[list[int], list[float]]]:
-    """(steps, values) of each metric that belongs in the panel, by its short name; steps without a value are left out.
-
-    Accuracy is that of evaluations, everything else that of the training episodes.
-    """
+    """(steps, values) of each metric that belongs in the panel, by its short name; missing values are left out."""
     found: dict[str, tuple[list[int], list[float]]] = {}
     for line in lines:
         for name, value in line.items():
-            if (
-                not name.endswith(panel.ending)
-                or value is None
-                or name.startswith("eval/") != (panel.ending == "/accuracy")
-            ):
+            short = _short(name, panel)
+            if short is None or value is None:
                 continue
-            short = name.removesuffix(panel.ending).removeprefix("eval/")
             steps, values = found.setdefault(short, ([], []))
             steps.append(line["step"])
             values.append(value)
@@ -69,10 +94,10 @@ def smooth(values: Sequence[float], window: int) -> np.ndarray:
     return (sums[ends] - sums[starts]) / (ends - starts)
 
 
-def _colours(lines: Sequence[dict[str, Any]]) -> dict[str, str]:
+def _colours(lines: Sequence[dict[str, Any]], panels: Sequence[Panel]) -> dict[str, str]:
     """One colour for each name, the same in every panel."""
     names: list[str] = []
-    for panel in PANELS:
+    for panel in panels:
         names += [name for name in sorted(series(lines, panel)) if name not in names]
     return {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(names)}
 
@@ -94,7 +119,7 @@ def _draw(axes: Axes, panel: Panel, lines: Sequence[dict[str, Any]], colours: di
         return
     for name, (steps, values) in sorted(found.items()):
         colour, window = colours[name], max(1, len(values) // 10)
-        if panel.ending == "/accuracy" or window == 1:
+        if panel.of_exams or window == 1:
             axes.plot(steps, values, color=colour, linewidth=1.8, marker="o", markersize=4, label=name)
         else:
             axes.plot(steps, values, color=colour, linewidth=0.8, alpha=0.3)
@@ -107,15 +132,22 @@ def _draw(axes: Axes, panel: Panel, lines: Sequence[dict[str, Any]], colours: di
 
 
 def draw_curves(run: Path) -> Path:
-    """Draws `report/curves.png` in the run folder and returns its path; FileNotFoundError for a run without metrics."""
+    """Draws the game's panels into `report/curves.png` in the run folder, and returns its path.
+
+    Raises FileNotFoundError for a run without metrics.
+    """
     lines = read_lines(run / "metrics.jsonl")
     if not lines:
         raise FileNotFoundError(f"{run} has no metrics.jsonl with a finished step; give the folder of a run.")
+    panels = PANELS[load_card(run / "config.toml").system]
+    rows = -(-len(panels) // 2)
     with matplotlib.rc_context({"font.family": "DejaVu Sans", "svg.fonttype": "none"}):
-        figure = Figure(figsize=(10, 6.2), layout=ConstrainedLayoutEngine(h_pad=0.09, w_pad=0.06), facecolor="white")
+        figure = Figure(
+            figsize=(10, 3.1 * rows), layout=ConstrainedLayoutEngine(h_pad=0.09, w_pad=0.06), facecolor="white"
+        )
         FigureCanvasAgg(figure)
-        for axes, panel in zip(figure.subplots(2, 2).flat, PANELS, strict=True):
-            _draw(axes, panel, lines, _colours(lines))
+        for axes, panel in zip(figure.subplots(rows, 2).flat, panels, strict=True):
+            _draw(axes, panel, lines, _colours(lines, panels))
         figure.supxlabel("training step", fontsize=10, color=INK)
         picture = run / "report" / "curves.png"
         picture.parent.mkdir(exist_ok=True)

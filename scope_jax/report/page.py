@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from scope_jax.config import Config, load_card
 from scope_jax.metrics import read_lines
-from scope_jax.report.curves import draw_curves
+from scope_jax.report.curves import PANELS, draw_curves, series
 
 EXAMPLES = 2  # episodes of each role, from the first and from the last step each
 
@@ -48,35 +48,27 @@ def examples(path: Path) -> list[dict[str, Any]]:
 
 
 def _facts(cfg: Config) -> dict[str, Any]:
-    return {
+    """What a reader asks first; a key without a value in this game's card is left out."""
+    found = {
         "system": cfg.system,
         "model": cfg.model.checkpoint,
         "corpus": cfg.retrieval.corpus or cfg.retrieval.url,
         "answers": cfg.data.answers,
+        "documents": cfg.data.documents,
+        "prompts": cfg.data.prompts,
         "seed": cfg.seed,
-        "items of one step": cfg.train.batch_size,
         "learning rate": cfg.optimizer.learning_rate,
         "compute dtype": cfg.model.compute_dtype,
     }
+    return {key: value for key, value in found.items() if value is not None}
 
 
-def _scores(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    names = sorted({name for line in lines for name in line if name.startswith("eval/") and name.endswith("/accuracy")})
-    rows = []
-    for name in names:
-        measured = [line for line in lines if line.get(name) is not None]
-        if measured:
-            first, last = measured[0], measured[-1]
-            rows.append(
-                {
-                    "set": name.removeprefix("eval/").removesuffix("/accuracy"),
-                    "before": first[name],
-                    "before_step": first["step"],
-                    "after": last[name],
-                    "after_step": last["step"],
-                }
-            )
-    return rows
+def _scores(cfg: Config, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """First and last exam of each evaluation set."""
+    return [
+        {"set": name, "before": values[0], "before_step": steps[0], "after": values[-1], "after_step": steps[-1]}
+        for name, (steps, values) in sorted(series(lines, PANELS[cfg.system][0]).items())
+    ]
 
 
 def write_report(run: Path) -> Path:
@@ -102,7 +94,8 @@ def write_report(run: Path) -> Path:
         steps=lines[-1]["step"],
         planned=cfg.train.steps,
         facts=_facts(cfg),
-        scores=_scores(lines),
+        panels=[panel.title for panel in PANELS[cfg.system]],
+        scores=_scores(cfg, lines),
         last=lines[-1],
         examples=examples(run / "episodes.jsonl"),
         config=(run / "config.toml").read_text(encoding="utf-8"),

@@ -10,7 +10,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
-HEADLINES = ("/reward", "/valid", "/accuracy", "/searches")  # endings of the metrics worth a place on a step's line
+HEADLINES = (
+    "/reward",
+    "/valid",
+    "/accuracy",
+    "/score",
+    "/task_score",
+    "/searches",
+)  # endings of the metrics worth a place on a step's line
 QUIET_SECONDS = 15.0  # between two plain lines about the same part
 
 

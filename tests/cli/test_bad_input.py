@@ -74,6 +74,20 @@ def test_unknown_key(card: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+def test_cards_that_extend_nothing_or_each_other(card: Path, tmp_path: Path) -> None:
+    (tmp_path / "child.toml").write_text('extends = "none.toml"\n')
+    text = refused(run("train", tmp_path / "child.toml", "--run", tmp_path / "run"))
+    assert "child.toml: extends" in text and "none.toml, which is no card" in text
+    (tmp_path / "one.toml").write_text('extends = "two.toml"\n')
+    (tmp_path / "two.toml").write_text('extends = "./one.toml"\n')
+    assert "break the circle" in refused(run("train", tmp_path / "one.toml", "--run", tmp_path / "run"))
+    (tmp_path / "child.toml").write_text("extends = 3\n")
+    assert "`extends` must be the path of one card" in refused(
+        run("train", tmp_path / "child.toml", "--run", tmp_path / "run")
+    )
+    assert not (tmp_path / "run").exists()
+
+
 def test_card_that_is_not_toml(card: Path, tmp_path: Path) -> None:
     card.write_text("system = ssp\n")
     assert "not valid TOML" in refused(run("train", card, "--run", tmp_path / "run"))

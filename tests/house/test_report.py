@@ -70,11 +70,36 @@ def test_series_take_what_was_measured() -> None:
         {"step": 1, "solver/reward": 0.25, "x/reward": None, "eval/a/searches": 2.0, "solver/searches": 1.0},
         {"step": 2, "solver/reward": 0.75},
     ]
-    accuracy, reward, valid, searches = (series(lines, panel) for panel in PANELS)
+    accuracy, reward, valid, searches = (series(lines, panel) for panel in PANELS["ssp"])
     assert accuracy == {"a": ([0], [0.5])}
     assert reward == {"solver": ([1, 2], [0.25, 0.75])}
     assert valid == {}
     assert searches == {"solver": ([1], [1.0])}
+
+
+def test_scopes_panels_tell_the_stages_apart() -> None:
+    line = {
+        "step": 3,
+        "eval/held_out/score": 0.5,
+        "solver/task_score": 0.4,
+        "creation/solver/task_score": 0.3,
+        "creation/challenger/reward": 9.0,
+        "challenger/reward": 0.7,
+        "eval/held_out/searches": 1.0,
+        "solver/searches": 2.0,
+        "gates/passed": 0.9,
+        "creation/gates/passed": 0.1,
+        "solver/answer_tokens": 33.0,
+    }
+    found = [{name: values for name, (_, values) in series([line], panel).items()} for panel in PANELS["scope"]]
+    assert found == [
+        {"held_out": [0.5]},
+        {"solver": [0.4], "creation/solver": [0.3]},
+        {"challenger": [0.7]},
+        {"solver": [2.0]},
+        {"gates/passed": [0.9]},
+        {"solver": [33.0]},
+    ]
 
 
 def test_smoothing_is_a_mean_of_the_last_values() -> None:

@@ -69,6 +69,26 @@ def test_the_settings_of_the_document_are_accepted_and_change_something():
         assert changed.scope != value.scope, f"{setting} changes nothing"
 
 
+def test_each_ablation_changes_one_thing_of_the_atlas_card():
+    folder = ROOT / "configs" / "scope"
+    base = load_card(folder / "atlas.toml").model_dump()
+    found = {}
+    for path in sorted((folder / "ablations").glob("*.toml")):
+        assert f"configs/scope/ablations/{path.name}" in path.read_text()  # its command
+        card = load_card(path).model_dump()
+        changed = [key for key in base if card[key] != base[key]]
+        found[path.stem] = {f"{t}.{k}": v for t in changed for k, v in card[t].items() if v != base[t][k]}
+    types = {"long_form_qa": 1.0, "summarization": 1.0, "planning": 0.0, "writing": 1.0}
+    assert found == {
+        "frozen-challenger": {"scope.freeze_challenger_after": 1},
+        "grpo-data": {"scope.mode": "curated", "data.prompts": "assets/atlas/tasks_train.jsonl"},
+        "no-gates": {"scope.quality_gates": False},
+        "no-length-penalty": {"scope.solver_reward": base["scope"]["solver_reward"] | {"length_penalty": False}},
+        "no-planning": {"scope.task_types": types},
+        "six-iterations": {"scope.iterations": 6},
+    }
+
+
 def test_a_table_set_on_the_command_line_keeps_its_other_keys():
     cfg = load_card(CARDS[0], ["scope.task_types.planning=0.0", 'scope.grader.endpoint={url="u", model="m"}'])
     assert sorted(cfg.scope.task_types.values()) == [0.0, 1.0, 1.0, 1.0]
