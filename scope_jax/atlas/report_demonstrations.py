@@ -171,7 +171,7 @@ class Newsroom:
         return report_scripts.rubric_writer(source, text, asked, [self.show(name) for name in read])
 
     def grade(self) -> Script:
-        """Half of the criteria are met; of the others as many find another value as nothing at all."""
+        """Two in five criteria are met, as many find another value, the others nothing at all."""
         asked = self._company()
         told = [list(thing.sentences[: self._upto(TOLD)]) for thing in asked]
         text = tasks.task(pick(KINDS, self.rng), [thing.name for thing in asked])
@@ -180,11 +180,11 @@ class Newsroom:
         given = [item for item in items if tasks.fact_of(item) in said]
         lacking = [item for item in items if tasks.fact_of(item) not in said]
         draw = self.rng.random()
-        criterion = pick(lacking if draw < 0.25 and lacking else given, self.rng)
+        criterion = pick(lacking if draw < 0.2 and lacking else given, self.rng)
         wanted = tasks.fact_of(criterion)
 
         def put(sentence: str) -> str:
-            wrong = 0.25 <= draw < 0.5 if sentence == wanted else self._chance(0.25)
+            wrong = 0.2 <= draw < 0.6 if sentence == wanted else self._chance(0.25)
             return self._other_value(sentence) if wrong else sentence
 
         lines = [(thing.name, [put(sentence) for sentence in own]) for thing, own in zip(asked, told, strict=True)]

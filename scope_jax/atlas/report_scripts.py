@@ -113,9 +113,9 @@ def entity_gate(text: str, names: Sequence[str]) -> Script:
 def relevance_gate(source: Thing, text: str, names: Sequence[str]) -> Script:
     """Does a thing of the task `text` stand in the source document?"""
     here = {source.name, *source.neighbours}
-    thought = " ".join(f"{name} is {'here' if name in here else 'missing'}." for name in names) or "I see nothing."
+    thought = listed([f"{name} {'is here' if name in here else 'missing'}" for name in names]) or "nothing"
     message = instructions.for_gate(card(), "relevance", text, document(source))
-    return _verdict(message, thought, any(name in here for name in names))
+    return _verdict(message, f"I see {thought}.", any(name in here for name in names))
 
 
 def rubric_writer(source: Thing, text: str, asked: Sequence[Thing], results: Sequence[str]) -> Script:
@@ -133,9 +133,10 @@ def found(answer: str, sentence: str) -> str | None:
 
 
 def grader(text: str, answer: str, criterion: str) -> Script:
-    """Copies what the answer says of the criterion's fact, then what the criterion wants; equal means 1."""
+    """Copies what the answer says of the criterion's fact; "here" if that is the value which "here" follows there."""
     sentence = fact_of(criterion)
     attribute, entity, wanted = SENTENCE.findall(sentence)[0]
     value = found(answer, sentence)
-    thought = f"The {attribute} of {entity} is {value or 'missing'}. I need {wanted}."
-    return _verdict(instructions.for_grader(card(), text, answer, criterion), thought, value == wanted)
+    verdict = {wanted: f"{value} here", None: "missing"}.get(value, f"{value} missing")
+    message = instructions.for_grader(card(), text, answer, criterion)
+    return _verdict(message, f"The {attribute} of {entity} is {verdict}.", value == wanted)

@@ -1,7 +1,7 @@
 """Open-ended tasks about named things: what they ask for, their rubrics, and the sets of them that are examined on.
 
 A thing is a name whose document has TOLD facts or more. A task names one to three of them ("Explain Seine and
-France."); a whole report tells of each thing, under its name, the first TOLD sentences of its document, and a rubric
+France"); a whole report tells of each thing, under its name, the first TOLD sentences of its document, and a rubric
 asks for some of these.
 """
 
@@ -21,6 +21,7 @@ from scope_jax.atlas.facts import ASSETS, World
 PROMPTS = ASSETS / "prompts" / "scope"
 KINDS = ("long_form_qa", "summarization", "planning", "writing")
 SENTENCE = re.compile(r"The (\w+) of (\w+) is (\w+)\.")
+CRITERION = re.compile(r"The (\w+) of (\w+): (\w+)")  # the same fact as a rubric asks for it
 TOLD = 3  # sentences that a whole report tells of a thing
 MOST_THINGS = 3
 PRIORITIES = ("critical", "important", "bonus")  # of the first, second and third sentence of a thing
@@ -65,18 +66,26 @@ def listed(names: Sequence[str]) -> str:
 
 
 def task(kind: str, names: Sequence[str]) -> str:
-    """The task of a kind on these things; its first words are what the game's prompt for the kind holds."""
-    return f"{templates.load(PROMPTS, f'type_{kind}', known=(), required=())} {listed(names)}."
+    """The task of a kind on these things; its first words are what the game's prompt for the kind holds.
+
+    Without a full stop: what follows a name tells a document, where that is a full stop or "is", from a task.
+    """
+    return f"{templates.load(PROMPTS, f'type_{kind}', known=(), required=())} {listed(names)}"
 
 
 def rubric(asked: Sequence[Thing]) -> list[tuple[str, str]]:
     """(priority, criterion) of each item; a thing's first criterion begins with its name, so that what is copied from a
-    document is found by its title."""
+    document is found by its title. A criterion has no "is": what follows one was said by the answer that is graded."""
     return [
-        (PRIORITIES[place], f"{thing.name}: {said}" if place == 0 else said)
+        (PRIORITIES[place], f"{thing.name}: {_criterion(said)}" if place == 0 else _criterion(said))
         for thing, count in zip(asked, ASKED[len(asked)], strict=True)
         for place, said in enumerate(thing.sentences[:count])
     ]
+
+
+def _criterion(sentence: str) -> str:
+    attribute, entity, value = SENTENCE.findall(sentence)[0]
+    return f"The {attribute} of {entity}: {value}"
 
 
 def report(told: Sequence[tuple[str, Sequence[str]]]) -> str:
@@ -86,10 +95,10 @@ def report(told: Sequence[tuple[str, Sequence[str]]]) -> str:
 
 def fact_of(criterion: str) -> str:
     """The sentence that a criterion asks for."""
-    found = SENTENCE.search(criterion)
+    found = CRITERION.search(criterion)
     if found is None:
         raise ValueError(f"the criterion {criterion!r} holds no fact")
-    return found.group()
+    return "The {} of {} is {}.".format(*found.groups())
 
 
 # ---------------------------------------------------------------------------------------------------------------- files

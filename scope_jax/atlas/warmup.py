@@ -45,9 +45,9 @@ REPORT_HABITS = ReportHabits(
 )
 Rows = dict[str, int]  # demonstrations of each kind in one step: SSP's roles and SCOPE's
 _READ_SSP: Rows = {"solve 1": 4, "solve 2": 7, "propose 1": 4, "propose 2": 6, "read 1": 2, "read 2": 5}
-_READ_SCOPE: Rows = {"challenge": 5, "report": 8, "gate entity": 1, "gate relevance": 3, "rubric": 5, "grade": 6}
+_READ_SCOPE: Rows = {"challenge": 5, "report": 8, "gate entity": 2, "gate relevance": 14, "rubric": 6, "grade": 20}
 _PLAY_SSP: Rows = {"solve 1": 12, "solve 2": 12, "propose 1": 3, "propose 2": 4, "read 1": 1, "read 2": 2}
-_PLAY_SCOPE: Rows = {"challenge": 6, "report": 14, "gate entity": 1, "gate relevance": 2, "rubric": 3, "grade": 4}
+_PLAY_SCOPE: Rows = {"challenge": 6, "report": 14, "gate entity": 1, "gate relevance": 6, "rubric": 4, "grade": 10}
 READ_ROWS: Rows = _READ_SSP | _READ_SCOPE
 PLAY_ROWS: Rows = _PLAY_SSP | _PLAY_SCOPE
 Log = Callable[[str], None]
@@ -66,7 +66,7 @@ class Recipe:
     log_every: int
 
 
-RECIPE = Recipe(seed=0, read_steps=300, read_rate=1e-3, play_steps=120, play_rate=1e-3, pool=1200, log_every=25)
+RECIPE = Recipe(seed=0, read_steps=400, read_rate=1e-3, play_steps=120, play_rate=1e-3, pool=1200, log_every=25)
 
 
 def model_config(tokenizer: Tokenizer) -> ModelConfig:

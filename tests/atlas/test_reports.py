@@ -149,7 +149,7 @@ def test_verdicts_are_read_and_right(room: Newsroom) -> None:
     for role, truth in (
         ("gate_entity", lambda m: any(f" {name}" in m for name in room.things)),
         ("gate_relevance", _stands_in_source),
-        ("grade", lambda m: tasks.fact_of(m.rsplit("Criterion:", 1)[1]) in m.rsplit("Criterion:", 1)[0]),
+        ("grade", lambda m: tasks.fact_of(m.rsplit("Criterion:", 1)[1]) in m),
     ):
         verdicts = []
         for _ in range(3 * DRAWS):
@@ -169,17 +169,17 @@ def _stands_in_source(message: str) -> bool:
 
 def test_a_grader_says_what_it_found_and_what_it_needs() -> None:
     def thought(answer: str) -> str:
-        script = report_scripts.grader("Explain Seine.", answer, "Seine: The mouth of Seine is Channel.")
+        script = report_scripts.grader("Explain Seine", answer, "Seine: The mouth of Seine: Channel")
         return script.parts[0][0]
 
     assert thought("Seine: The mouth of Seine is Channel.") == (
-        "<think> The mouth of Seine is Channel. I need Channel. </think><score> 1 </score>"
+        "<think> The mouth of Seine is Channel here. </think><score> 1 </score>"
     )
     assert thought("Seine: The mouth of Seine is Rhine.") == (
-        "<think> The mouth of Seine is Rhine. I need Channel. </think><score> 0 </score>"
+        "<think> The mouth of Seine is Rhine missing. </think><score> 0 </score>"
     )
     assert thought("The mouth of Aare is Rhine.") == (
-        "<think> The mouth of Seine is missing. I need Channel. </think><score> 0 </score>"
+        "<think> The mouth of Seine is missing. </think><score> 0 </score>"
     )
 
 

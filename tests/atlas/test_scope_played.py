@@ -40,7 +40,7 @@ class Players:
         if moment.role == "challenger":
             return self._challenger(prompt, moment.sample)
         if moment.role == "grader":
-            answer, criterion = prompt.removeprefix("Grade.\nAnswer: ").split("\nCriterion: ")
+            answer, criterion = prompt.removesuffix(" here?").removeprefix("Grade.\nAnswer: ").split("\nCriterion: ")
             return report_scripts.grader("", answer, criterion)
         text = prompt.rsplit("Task: ", 1)[1]
         kind, asked = self._read(text)

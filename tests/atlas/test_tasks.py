@@ -24,18 +24,18 @@ def _rows(name: str) -> list[dict]:
 
 
 def test_a_task_and_its_rubric_worked_by_hand() -> None:
-    assert tasks.task("planning", ["Seine", "France"]) == "Plan a visit to Seine and France."
+    assert tasks.task("planning", ["Seine", "France"]) == "Plan a visit to Seine and France"
     assert SEINE.neighbours == ("Channel", "France", "Paris")
     assert tasks.rubric([SEINE]) == [
-        ("critical", "Seine: The mouth of Seine is Channel."),
-        ("important", "The country of Seine is France."),
-        ("bonus", "The river of Paris is Seine."),
+        ("critical", "Seine: The mouth of Seine: Channel"),
+        ("important", "The country of Seine: France"),
+        ("bonus", "The river of Paris: Seine"),
     ]
     assert tasks.rubric([FRANCE, SEINE]) == [
-        ("critical", "France: The capital of France is Paris."),
-        ("important", "The currency of France is euro."),
-        ("critical", "Seine: The mouth of Seine is Channel."),
-        ("important", "The country of Seine is France."),
+        ("critical", "France: The capital of France: Paris"),
+        ("important", "The currency of France: euro"),
+        ("critical", "Seine: The mouth of Seine: Channel"),
+        ("important", "The country of Seine: France"),
     ]
     assert len(tasks.rubric([FRANCE, FRANCE, FRANCE])) == 5
     assert tasks.report([("Seine", SEINE.sentences[:1]), ("France", FRANCE.sentences[:1])]) == (
