@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scope_jax.atlas.facts import load_world
 from scope_jax.atlas.tasks import Thing, things
@@ -76,7 +79,6 @@ def summary(run: Path) -> dict[str, Any]:
         "creation/gates/passed",
         "creation/solver/task_score",
         "tasks/yield",
-        "tasks/kept",
     ):
         figures[name] = by_iteration(records, name)
     if cfg.scope.mode == "self-play":
