@@ -1,12 +1,8 @@
 from __future__ import annotations
 
-import json
 import socket
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -14,46 +10,9 @@ import pytest
 
 from scope_jax import judge
 from scope_jax.config import JudgeSection, SSPSection
+from tests.judge.endpoint import Answer, chat, endpoint
 
 PROMPTS = SSPSection().prompts
-Answer = tuple[int, Any]  # status and body; text goes out as it is, anything else as JSON
-
-
-def chat(text: str) -> Answer:
-    return 200, {"choices": [{"message": {"role": "assistant", "content": text}}]}
-
-
-@contextmanager
-def endpoint(answers: Callable[[int, dict[str, Any]], Answer]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """An OpenAI-compatible server on the loopback; `answers` gets the number of the request and its body."""
-    seen: list[dict[str, Any]] = []
-    lock = threading.Lock()
-
-    class Chat(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            with lock:
-                number = len(seen)
-                seen.append({"path": self.path, "key": self.headers.get("Authorization"), **body})
-            status, content = answers(number, body)
-            payload = (content if isinstance(content, str) else json.dumps(content)).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(payload)))
-            self.end_headers()
-            self.wfile.write(payload)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Tests stay quiet."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Chat)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/v1", seen
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import pytest
 from scope_jax.judge import JudgeClient, JudgeError
 from scope_jax.systems import scope
 from scope_jax.systems.scope import instructions, judging
-from tests.judge.test_judge import chat, endpoint
+from tests.judge.endpoint import chat, endpoint
 from tests.systems.harness import Moment, plain
 from tests.systems.scope_world import DOCUMENTS, GOOD_RUBRICS, RUBRIC, Plan, by_words, card, world
 

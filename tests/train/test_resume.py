@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 
-ROOT = Path(__file__).parents[2]
-CARD = ROOT / "configs" / "ssp" / "atlas.toml"
+from tests.train import runs
+
 SMALL = (
     "train.steps=4",
     "train.save_every=1",
@@ -30,56 +23,14 @@ SMALL = (
 )
 
 
-def start(run: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "scope_jax", "train", str(CARD), "--run", str(run)]
-    for override in SMALL:
-        command += ["--set", override]
-    cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
-    environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": cache}
-    return subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-
-
-def finish(run: Path) -> None:
-    process = start(run)
-    output, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, output
-
-
-def kill_when(run: Path, moment: Callable[[], bool]) -> None:
-    process = start(run)
-    limit = time.monotonic() + 600
-    while not moment():
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < limit, "the moment to kill the run never came"
-        time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
-
-
-def lines(run: Path, name: str) -> list[dict]:
-    """Records of a file without the wall-clock figures, which no two runs share."""
-    records = [json.loads(line) for line in (run / name).read_text().splitlines()]
-    return [{key: value for key, value in record.items() if not key.startswith("time/")} for record in records]
-
-
-def final_arrays(run: Path) -> dict[str, np.ndarray]:
-    states = ocp.PyTreeCheckpointer().restore((run / "checkpoints" / "4" / "states").absolute())
-    return {"/".join(path): np.asarray(leaf) for path, leaf in ocp.tree.to_flat_dict(states).items()}
-
-
-def memory(run: Path) -> dict:
-    """What the last checkpoint keeps beside the states."""
-    handler = ocp.Checkpointer(ocp.JsonCheckpointHandler())
-    return handler.restore((run / "checkpoints" / "4" / "memory").absolute())
+def command(run: Path) -> list[str]:
+    return runs.command("ssp/atlas.toml", run, SMALL)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("whole") / "run"
-    finish(run)
+    runs.finish(command(run))
     return run
 
 
@@ -105,17 +56,11 @@ def writing(run: Path, step: int) -> bool:
 )
 def test_a_killed_run_ends_with_the_same_bits(whole: Path, tmp_path: Path, moment: Callable[[Path], bool]) -> None:
     run = tmp_path / "run"
-    kill_when(run, lambda: moment(run))
-    finish(run)
-    expected, found = final_arrays(whole), final_arrays(run)
-    assert expected.keys() == found.keys()
-    assert any(name.startswith("actor/params") for name in found)
-    for name, array in expected.items():
-        assert array.tobytes() == found[name].tobytes(), name
-    for name in ("metrics.jsonl", "episodes.jsonl"):
-        assert lines(whole, name) == lines(run, name)
-    assert [record["step"] for record in lines(run, "metrics.jsonl")] == [1, 2, 3, 4]
-    remembered = memory(run)
-    assert remembered == memory(whole)
-    assert remembered["baselines"] == {"actor/proposer": lines(run, "metrics.jsonl")[-1]["proposer/baseline"]}
-    assert len({record["proposer/baseline"] for record in lines(run, "metrics.jsonl")}) == 4
+    runs.kill_when(command(run), lambda: moment(run))
+    runs.finish(command(run))
+    runs.same(whole, run)
+    assert any(name.startswith("actor/params") for name in runs.arrays(run, 4))
+    metrics = runs.lines(run, "metrics.jsonl")
+    assert [record["step"] for record in metrics] == [1, 2, 3, 4]
+    assert runs.memory(run, 4)["baselines"] == {"actor/proposer": metrics[-1]["proposer/baseline"]}
+    assert len({record["proposer/baseline"] for record in metrics}) == 4

@@ -1,0 +1,102 @@
+"""Training runs in processes of their own, for tests that kill them, and what a run's folder holds afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orbax.checkpoint as ocp
+
+from scope_jax import checkpoint
+from scope_jax.metrics import read_lines
+
+ROOT = Path(__file__).parents[2]
+LIMIT = 600  # seconds for anything to happen
+
+
+# --------------------------------------------------------------------------------------------------------- processes
+def command(card: str, run: Path, sets: Sequence[str]) -> list[str]:
+    """`scope-jax train` of a card of configs/ with overrides."""
+    overrides = [part for override in sets for part in ("--set", override)]
+    return [sys.executable, "-m", "scope_jax", "train", str(ROOT / "configs" / card), "--run", str(run), *overrides]
+
+
+def start(command: Sequence[str]) -> subprocess.Popen[str]:
+    cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
+    own = {"JAX_COMPILATION_CACHE_DIR": cache, "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
+    return subprocess.Popen(
+        command, cwd=ROOT, env=os.environ | own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def wait_for(process: subprocess.Popen[str], moment: Callable[[], bool]) -> None:
+    """Returns when `moment` is true, which it must become while the process works."""
+    limit = time.monotonic() + LIMIT
+    while not moment():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < limit, "the moment that the test waits for never came"
+        time.sleep(0.002)
+
+
+def end(process: subprocess.Popen[str], code: int = 0) -> str:
+    """What the process printed, when it is over."""
+    output, _ = process.communicate(timeout=LIMIT)
+    assert process.returncode == code, output
+    return output
+
+
+def finish(command: Sequence[str]) -> None:
+    end(start(command))
+
+
+def kill_when(command: Sequence[str], moment: Callable[[], bool]) -> None:
+    process = start(command)
+    try:
+        wait_for(process, moment)
+    finally:
+        process.send_signal(signal.SIGKILL)
+    end(process, -signal.SIGKILL)
+
+
+# ------------------------------------------------------------------------------------------------------------ folders
+def lines(run: Path, name: str) -> list[dict[str, Any]]:
+    """Records of a file without the wall-clock figures, which no two runs share."""
+    records = read_lines(run / name)
+    return [{key: value for key, value in record.items() if not key.startswith("time/")} for record in records]
+
+
+def saved(run: Path) -> list[int]:
+    """Steps whose checkpoints are there whole."""
+    return checkpoint.steps(run / "checkpoints")
+
+
+def arrays(run: Path, step: int) -> dict[str, np.ndarray]:
+    """Every array of the policies' states in a checkpoint, by its path."""
+    states = ocp.PyTreeCheckpointer().restore((run / "checkpoints" / str(step) / "states").absolute())
+    return {"/".join(path): np.asarray(leaf) for path, leaf in ocp.tree.to_flat_dict(states).items()}
+
+
+def memory(run: Path, step: int) -> dict[str, Any]:
+    """What a checkpoint keeps beside the states."""
+    handler = ocp.Checkpointer(ocp.JsonCheckpointHandler())
+    return handler.restore((run / "checkpoints" / str(step) / "memory").absolute())
+
+
+def same(expected: Path, found: Path) -> None:
+    """Asserts that two runs kept the same bits: states and memory in every checkpoint, metrics, episodes."""
+    assert saved(expected) == saved(found) != []
+    for step in saved(expected):
+        left, right = arrays(expected, step), arrays(found, step)
+        assert left.keys() == right.keys()
+        for name, array in left.items():
+            assert array.dtype == right[name].dtype and array.tobytes() == right[name].tobytes(), (step, name)
+        assert memory(expected, step) == memory(found, step), step
+    for name in ("metrics.jsonl", "episodes.jsonl"):
+        assert lines(expected, name) == lines(found, name), name
