@@ -221,7 +221,7 @@ class EndpointSection(Section):
     model: str
     api_key_env: str | None = None
     timeout: float = 60.0
-    retries: int = 5
+    retries: int = 8  # with the delays below the endpoint may be gone for two minutes
     retry_delay: float = 1.0  # seconds before the first retry; doubled each time, at most 30
     concurrency: int = 16
 

@@ -63,6 +63,16 @@ def test_a_dead_endpoint_fails_fast_for_many_messages():
         client(url, retries=1, concurrency=2)(["q"] * 500)
 
 
+def test_an_endpoint_without_a_word_about_retries_may_be_gone_for_two_minutes(monkeypatch: pytest.MonkeyPatch):
+    slept: list[float] = []
+    monkeypatch.setattr(judge.time, "sleep", slept.append)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        with pytest.raises(judge.JudgeError, match="after 9 tries"):
+            judge.JudgeClient(JudgeSection(url=f"http://127.0.0.1:{probe.getsockname()[1]}/v1", model="m"))(["q"])
+    assert slept == [1, 2, 4, 8, 16, 30, 30, 30]
+
+
 def test_a_probe_only_asks_whether_someone_is_there():
     with endpoint(lambda number, body: (500, "never asked")) as (url, seen):
         client(url).probe()  # the server answers 501 to a GET, and so it is there
