@@ -46,27 +46,28 @@ def train(cfg: Config, run: Path, progress: Progress) -> dict[str, Any]:
         log.metrics(0, evaluate(world, cfg.evaluate.sets)[0])
 
     done, over = start, finished(world, memory, start)
-    while not over:
-        clock, step = time.monotonic(), done
-        items = data.items(world.rows, *world.system.takes(cfg, memory, step), cfg.seed)
-        episodes, memory, metrics = world.system.play(cfg, world.tools(step), memory, items, step)
-        played = time.monotonic()
-        states, episodes, baselines, learned = learn(world, states, episodes, baselines)
-        world.voices.publish(states)
-        metrics |= learned | {"time/play": played - clock, "time/learn": time.monotonic() - played}
+    try:
+        while not over:
+            clock, step = time.monotonic(), done
+            items = data.items(world.rows, *world.system.takes(cfg, memory, step), cfg.seed)
+            episodes, memory, metrics = world.system.play(cfg, world.tools(step), memory, items, step)
+            played = time.monotonic()
+            states, episodes, baselines, learned = learn(world, states, episodes, baselines)
+            world.voices.publish(states)
+            metrics |= learned | {"time/play": played - clock, "time/learn": time.monotonic() - played}
 
-        done = step + 1
-        over = finished(world, memory, done)
-        if cfg.evaluate.sets and (over or (cfg.evaluate.every and done % cfg.evaluate.every == 0)):
-            progress.say("evaluating")
-            metrics |= evaluate(world, cfg.evaluate.sets)[0]
-        log.episodes(done, episodes)
-        log.metrics(done, metrics)
-        progress.step(done, world.system.expected(cfg), metrics)
-        if done % cfg.train.save_every == 0 or over:
-            checkpoints.save(done, with_one_reference(states), {"game": memory, "baselines": baselines})
-
-    checkpoints.wait()
+            done = step + 1
+            over = finished(world, memory, done)
+            if cfg.evaluate.sets and (over or (cfg.evaluate.every and done % cfg.evaluate.every == 0)):
+                progress.say("evaluating")
+                metrics |= evaluate(world, cfg.evaluate.sets)[0]
+            log.episodes(done, episodes)
+            log.metrics(done, metrics)
+            progress.step(done, world.system.expected(cfg), metrics)
+            if done % cfg.train.save_every == 0 or over:
+                checkpoints.save(done, with_one_reference(states), {"game": memory, "baselines": baselines})
+    finally:
+        checkpoints.wait()  # a checkpoint that was begun is finished, whatever ended the loop
     log.close()
     return {"run": str(run), "steps": done, "seconds": time.monotonic() - began} | log.before_after()
 

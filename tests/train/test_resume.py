@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 
+from models.seal import fault, seal
+from scope_jax import checkpoint, judge, train
+from scope_jax.config import load_card
+from scope_jax.report.progress import Progress
+from scope_jax.systems import ssp
 from tests.train import runs
 
 SMALL = (
@@ -64,3 +72,25 @@ def test_a_killed_run_ends_with_the_same_bits(whole: Path, tmp_path: Path, momen
     assert [record["step"] for record in metrics] == [1, 2, 3, 4]
     assert runs.memory(run, 4)["baselines"] == {"actor/proposer": metrics[-1]["proposer/baseline"]}
     assert len({record["proposer/baseline"] for record in metrics}) == 4
+
+
+def test_a_step_that_fails_leaves_the_checkpoint_before_it_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One step plays nothing and is saved; in the next the judge is gone at once, while the files are being written."""
+
+    def play(cfg: Any, tools: Any, memory: Any, items: Any, step: int) -> Any:
+        if step == 1:
+            raise judge.JudgeError("the judge is gone.")
+        return [], memory, {}
+
+    def slowly(folder: Path) -> None:
+        time.sleep(1)
+        seal(folder)
+
+    monkeypatch.setattr(ssp, "play", play)
+    monkeypatch.setattr(checkpoint, "seal", slowly)
+    with Progress(Console()) as progress, pytest.raises(judge.JudgeError):
+        train.train(load_card(runs.ROOT / "configs" / "ssp" / "atlas.toml", SMALL), tmp_path / "run", progress)
+    assert runs.saved(tmp_path / "run") == [1]
+    assert fault(tmp_path / "run" / "checkpoints" / "1") is None
