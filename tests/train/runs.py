@@ -19,6 +19,26 @@ from scope_jax.metrics import read_lines
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 600  # seconds for anything to happen
+# SCOPE on Atlas with documents and samples so few that a step takes a second or two, and few programs to compile. All
+# tasks that could be graded are kept; `generation_batch` is below the target, and so every batch is a step of its own.
+SCOPE = (
+    "train.save_every=1",
+    "evaluate.sets=[]",
+    "rollout.slots=16",
+    "rollout.prefill_buckets=[128, 512]",
+    "learner.buckets=[512]",
+    "learner.micro_batch_rows=4",
+    "learner.logprob_chunk=128",
+    "scope.steps_per_iteration=2",
+    "scope.challenger_batch=4",
+    "scope.challenger.samples=2",
+    "scope.n_train=2",
+    "scope.n_filter=2",
+    "scope.window=[0.0, 1.0]",
+    "scope.generation_batch=8",
+    "scope.solver_batch=2",
+    "scope.solver.samples=4",
+)
 
 
 # --------------------------------------------------------------------------------------------------------- processes
