@@ -19,11 +19,12 @@ help:  ## this list
 demo: $(VENV)/.installed  ## play Search Self-play on Atlas and print held-out accuracy before and after
 	$(BIN)/scope-jax demo --seed $(SEED) --run $(RUN)
 
+# A file's tests stay in one worker, so that what they share is made once.
 test: lint  ## style, import rules, types and every test that takes seconds
-	$(BIN)/python -m pytest -q -m "not slow" -n $(WORKERS)
+	$(BIN)/python -m pytest -q -m "not slow" -n $(WORKERS) --dist loadfile
 
 slow: $(VENV)/.dev  ## the tests that take minutes
-	$(BIN)/python -m pytest -q -m slow -n $(WORKERS)
+	$(BIN)/python -m pytest -q -m slow -n $(WORKERS) --dist loadfile
 
 lint: $(VENV)/.dev  ## style, import rules, types
 	$(BIN)/ruff format --check .
