@@ -112,10 +112,14 @@ class JudgeClient:
 
 
 def _content(response: httpx.Response) -> str | None:
+    """The text of a chat completion, None if it is none. A model that spent all its tokens on a thought says nothing:
+    its content is null, and that is a reply without a verdict, not an endpoint in trouble."""
     try:
         content = response.json()["choices"][0]["message"]["content"]
     except (ValueError, KeyError, IndexError, TypeError):
         return None
+    if content is None:
+        return ""
     return content if isinstance(content, str) else None
 
 

@@ -100,6 +100,11 @@ class Config(Section):
     def _scope_is_complete(self) -> Config:
         if self.system != "scope":
             return self
+        if self.judge is not None:
+            raise ValueError(
+                "SCOPE does not read [judge]; give each job of its judge an endpoint of its own: "
+                "[scope.gates.endpoint], [scope.rubric_writer.endpoint], [scope.grader.endpoint]"
+            )
         if self.scope.mode == "curated" and self.data.prompts is None:
             raise ValueError(
                 'data.prompts is missing; scope.mode = "curated" learns from a file of prompts with rubrics'

@@ -220,7 +220,7 @@ class EndpointSection(Section):
     url: str
     model: str
     api_key_env: str | None = None
-    timeout: float = 60.0
+    timeout: float = 600.0  # seconds for one reply, which may be as long as max_tokens
     retries: int = 8  # with the delays below the endpoint may be gone for two minutes
     retry_delay: float = 1.0  # seconds before the first retry; doubled each time, at most 30
     concurrency: int = 16
@@ -229,6 +229,7 @@ class EndpointSection(Section):
 class JudgeSection(EndpointSection):
     """Such a model, and how it replies."""
 
+    timeout: float = 60.0
     temperature: float = 0.1  # released SSP code
     max_tokens: int = 70
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from scope_jax import judge
-from scope_jax.config import JudgeSection, SSPSection
+from scope_jax.config import EndpointSection, JudgeSection, SSPSection
 from tests.judge.endpoint import Answer, chat, endpoint
 
 PROMPTS = SSPSection().prompts
@@ -44,6 +44,23 @@ def test_passing_trouble_is_tried_again(trouble: Answer):
     with endpoint(lambda number, body: trouble if number < 2 else chat("Correct")) as (url, seen):
         assert client(url, retries=2)(["q"]) == ["Correct"]
     assert len(seen) == 3
+
+
+def test_a_reply_without_words_is_a_reply():
+    spent = 200, {"choices": [{"message": {"role": "assistant", "content": None}, "finish_reason": "length"}]}
+    with endpoint(lambda number, body: spent) as (url, seen):
+        assert client(url, retries=2)(["q"]) == [""] and judge.verdict("") is None
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("section", [EndpointSection, JudgeSection])
+def test_a_card_without_a_word_about_it_waits_for_a_minute(section, monkeypatch: pytest.MonkeyPatch):
+    waited: list[float] = []
+    monkeypatch.setattr(judge.time, "sleep", waited.append)
+    with endpoint(lambda number, body: (503, "") if sum(waited) < 60 else chat("Correct")) as (url, _):
+        table = section(url=url, model="m").model_dump()
+        assert judge.JudgeClient(JudgeSection(**table))(["q"]) == ["Correct"]
+    assert waited == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0]
 
 
 def test_retries_end_with_one_sentence_that_names_the_url_and_the_remedy():

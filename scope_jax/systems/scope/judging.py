@@ -87,7 +87,8 @@ def _xml_pairs(text: str) -> list[tuple[str, str]] | None:
 def _json_pairs(text: str) -> list[tuple[str, str]] | None:
     try:
         value = json.loads(text)
-    except ValueError:
+        json.dumps(value, ensure_ascii=False).encode()  # half a character, as "\\ud800" is, cannot be written down
+    except (ValueError, RecursionError):
         return None
     items: Any = value.get("rubrics") if isinstance(value, dict) else value
     if not isinstance(items, list):
