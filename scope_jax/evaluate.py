@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,13 +13,14 @@ from scope_jax.checkpoint import load, locate
 from scope_jax.config import EvalSet, load_card
 from scope_jax.convert import run_of
 from scope_jax.errors import UserError
+from scope_jax.rewards import mean
 from scope_jax.types import Metrics
 
 
 def evaluate(world: World, sets: Sequence[EvalSet]) -> tuple[Metrics, dict[str, list[dict[str, Any]]]]:
     """(metrics, records by set): `eval/<set>/<measure>`, the mean over the set of each of the game's measures.
 
-    Every row is played once at the card's evaluation temperature.
+    Every row is played once at the card's evaluation temperature. A row counts in the means of the measures it has.
     """
     cfg = world.cfg
     metrics: Metrics = {}
@@ -34,9 +35,14 @@ def evaluate(world: World, sets: Sequence[EvalSet]) -> tuple[Metrics, dict[str, 
             max_tokens=cfg.evaluate.max_tokens,
         )
         records[card.name] = answered
-        for measure in answered[0]["measures"]:
-            metrics[f"eval/{card.name}/{measure}"] = sum(r["measures"][measure] for r in answered) / len(answered)
+        metrics |= {f"eval/{card.name}/{name}": value for name, value in means(answered).items()}
     return metrics, records
+
+
+def means(records: Sequence[Mapping[str, Any]]) -> Metrics:
+    """The mean of each measure over the records that have it."""
+    names = dict.fromkeys(name for record in records for name in record["measures"])
+    return {name: mean([r["measures"][name] for r in records if name in r["measures"]]) for name in names}
 
 
 def evaluate_target(target: Path, card: Path | None, overrides: Sequence[str]) -> dict[str, Any]:

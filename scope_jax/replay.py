@@ -11,6 +11,7 @@ from scope_jax.assemble import assemble
 from scope_jax.checkpoint import load, locate
 from scope_jax.config import load_card
 from scope_jax.errors import UserError
+from scope_jax.evaluate import means
 from scope_jax.systems import scope
 from scope_jax.types import Metrics
 
@@ -46,7 +47,5 @@ def replay(searcher: Path, writer: Path, card: Path | None, overrides: Sequence[
     records: dict[str, list[dict[str, Any]]] = {}
     for name, paths in found.items():
         records[name] = scope.finish(cfg, world.tools(f"replay {name}"), paths, **options)
-        for measure in records[name][0]["measures"]:
-            values = [record["measures"][measure] for record in records[name]]
-            metrics[f"replay/{name}/{measure}"] = sum(values) / len(values)
+        metrics |= {f"replay/{name}/{measure}": value for measure, value in means(records[name]).items()}
     return {"searcher": str(searcher), "writer": str(writer), "metrics": metrics, "records": records}

@@ -198,5 +198,8 @@ class System(Protocol):
     def answer(
         self, cfg: Config, tools: Tools, rows: Sequence[Mapping[str, Any]], *, temperature: float, max_tokens: int
     ) -> list[dict[str, Any]]:
-        """Evaluation: a record for each row, for people, with "measures": numbers of which the mean is reported."""
+        """Evaluation: a record for each row, for people, with "measures": numbers of which the mean is reported.
+
+        A record that lacks a measure takes no part in its mean.
+        """
         ...

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from scope_jax.evaluate import means
 from scope_jax.judge import JudgeClient, JudgeError
 from scope_jax.systems import scope
 from scope_jax.systems.scope import instructions, judging
@@ -57,7 +58,7 @@ def test_rubrics_as_xml():
     xml = f"{item('a  b', 'critical')}\n {item('c &amp; d')}{item('e &lt; f', 'bonus')}"
     assert read(f"<think>hm</think> Here:\n<rubrics>\n{xml}\n</rubrics> done") == THREE
     assert read(f"<rubrics>{xml.replace('&amp;', '&')}</rubrics>") == THREE  # a bare ampersand is read as one
-    assert read(f"<rubrics>{xml.replace('critical', 'critical', 1)}</rubrics>".replace('"', "'")) == THREE
+    assert read(f"<rubrics>{xml}</rubrics>".replace('"', "'")) == THREE
 
 
 def test_rubrics_as_json():
@@ -87,6 +88,11 @@ def test_rubrics_as_json():
         '[{"criterion": "a", "priority": "bonus"}',
         '[{"criterion": "a"}, {"criterion": "b"}, {"criterion": "c"}]',
         '["a", "b", "c"]',
+        "[" * 100_000,  # deeper than any parser goes
+        '{"rubrics": ' * 100_000,
+        '[{"criterion": "\\ud83d", "priority": "bonus"}'
+        + ', {"criterion": "a", "priority": "bonus"}' * 2
+        + "]",  # half a character, which no file and no endpoint can take
     ],
 )
 def test_rubrics_that_are_not_whole_are_none(reply: str):
@@ -205,13 +211,32 @@ def test_an_attempt_that_could_not_be_graded_is_not_learned_from():
     rubric = [{"criterion": f"Names {word}.", "weight": 1.0} for word in ("alpha", "beta", "gamma", "delta")]
     cfg = card(mode="curated")
     rows = [{"question": "About the Aare.", "rubric": rubric}]
+    # two attempts, one without a score: the other has nothing left to be compared with
     episodes, _, metrics = scope.play(cfg, world(plan), scope.start(cfg), rows, 0)
-    assert [(e.trained, e.parts.get("rubric")) for e in episodes] == [(False, None), (True, 0.25)]
+    assert [(e.trained, e.parts.get("rubric")) for e in episodes] == [(False, None), (False, 0.25)]
     assert metrics["solver/ungraded"] == 0.5 and metrics["solver/task_score"] == 0.25
+    three = card(mode="curated", solver={"samples": 3})
+    attempts["Aare", 2] = ["<think>x</think> <answer>gamma delta</answer>"]
+    episodes, _, _ = scope.play(three, world(plan), scope.start(three), rows, 0)
+    assert [(e.trained, e.parts.get("rubric")) for e in episodes] == [(False, None), (True, 0.25), (True, 0.5)]
+    one = card(mode="curated", solver={"samples": 1}, ungraded="zero")  # a card that wants no group has its way
+    assert [e.trained for e in scope.play(one, world(plan), scope.start(one), rows, 0)[0]] == [True]
     zero = card(mode="curated", ungraded="zero")
     episodes, _, _ = scope.play(zero, world(plan), scope.start(zero), rows, 0)
     assert [e.trained for e in episodes] == [True, True]
     assert episodes[0].reward == pytest.approx(0.5 + 0.1 / 3)  # format and one search, accuracy 0
+
+
+def test_an_exam_without_verdicts_is_counted_and_enters_no_mean():
+    def judge(moment):
+        return "no idea" if "Tell of Delhi." in moment.prompt else by_words(moment)
+
+    rows = [{"question": f"Tell of {name}.", "rubric": [{"criterion": "Names beta."}]} for name in ("Aare", "Delhi")]
+    records = scope.answer(card(), world(Plan(judge=judge)), rows, temperature=0.0, max_tokens=99)
+    assert [record["measures"].get("score") for record in records] == [1.0, None]
+    assert means(records) == {"score": 1.0, "ungraded": 0.5, "searches": 1.0, "answer_tokens": 10.0}
+    records = scope.answer(card(ungraded="zero"), world(Plan(judge=judge)), rows, temperature=0.0, max_tokens=99)
+    assert means(records)["score"] == 0.5
 
 
 def test_gates_without_a_verdict_do_not_pass():

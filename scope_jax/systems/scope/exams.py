@@ -21,12 +21,12 @@ def answer(
 ) -> list[dict[str, Any]]:
     """The solver's answer to each row with a rubric, graded by the card's grader.
 
-    measures: `score`, Eq. (1), 0 where the judge gave no verdicts; `ungraded`, 1 in that case; `searches` and
-    `answer_tokens`.
+    measures: `score`, Eq. (1), which an answer without verdicts lacks unless `ungraded = "zero"`; `ungraded`, 1 in that
+    case; `searches` and `answer_tokens`.
     """
     solved = _solve(cfg, tools, rows, temperature, max_tokens)
     graded, _ = solver.grade(cfg, tools, solved)
-    return [_record(group, talking.searches_run(cfg, group.attempts[0].completion)) for group in graded]
+    return [_record(cfg, group, talking.searches_run(cfg, group.attempts[0].completion)) for group in graded]
 
 
 def _solve(
@@ -37,15 +37,16 @@ def _solve(
     return solver.solve(cfg, tools, problems, 1, sampling, role="eval")
 
 
-def _record(group: Solved, searches: int) -> dict[str, Any]:
+def _record(cfg: Config, group: Solved, searches: int) -> dict[str, Any]:
     (attempt,) = group.attempts
+    counts = attempt.score is not None or cfg.scope.ungraded == "zero"
     return {
         "question": group.problem.question,
         "rubric": [criterion.plain() for criterion in group.problem.rubric],
         "prediction": attempt.answer,
         "verdicts": list(attempt.verdicts),
         "measures": {
-            "score": attempt.score or 0.0,
+            **({"score": attempt.score or 0.0} if counts else {}),
             "ungraded": float(attempt.score is None),
             "searches": float(searches),
             "answer_tokens": float(attempt.tokens),
@@ -108,4 +109,4 @@ def finish(
         attempt = Attempt(completion, said, written, tools.tokens(written) if written else 0)
         solved.append(Solved(trajectory.problem, trajectory.prompt, (attempt,)))
     graded, _ = solver.grade(cfg, tools, solved)
-    return [_record(group, trajectory.searches) for group, trajectory in zip(graded, found, strict=True)]
+    return [_record(cfg, group, trajectory.searches) for group, trajectory in zip(graded, found, strict=True)]

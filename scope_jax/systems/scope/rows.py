@@ -46,11 +46,15 @@ def _draft(cfg: Config, draft: Draft, place: int, solver_mean: float | None, tra
 
 
 def of_solver(cfg: Config, solved: Sequence[Solved], trained: bool) -> list[Episode]:
-    """One episode for each attempt; attempts without a score are not learned from (see `solver.reward`)."""
+    """One episode for each attempt; attempts without a score are not learned from (see `solver.reward`).
+
+    Nor is the only one of a task that has a score: nothing is left that it could be compared with.
+    """
     made = []
     for group in solved:
-        for attempt in group.attempts:
-            total, parts, usable = solver.reward(cfg, attempt)
+        rewarded = [solver.reward(cfg, attempt) for attempt in group.attempts]
+        alone = len(rewarded) > 1 and sum(usable for *_, usable in rewarded) == 1
+        for attempt, (total, parts, usable) in zip(group.attempts, rewarded, strict=True):
             made.append(
                 Episode(
                     role="solver",
@@ -59,7 +63,7 @@ def of_solver(cfg: Config, solved: Sequence[Solved], trained: bool) -> list[Epis
                     datums=talking.rows(attempt.completion),
                     reward=total,
                     parts=parts,
-                    trained=trained and usable,
+                    trained=trained and usable and not alone,
                     text={
                         "prompt": group.prompt,
                         "turns": searching.transcript(attempt.completion),
