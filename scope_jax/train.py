@@ -99,6 +99,8 @@ def learn(
         if batches := world.learner.pack(rated, update.card, update.temperature):
             at_work = moved(states[update.policy], ACCELERATOR)
             state, measured = world.learner.update(at_work, batches, update.card)
-            states[update.policy] = moved(state, world.resting_place)
+            resting = moved(state.replace(ref_params=None), world.resting_place)
+            reference = states[update.policy].ref_params  # the buffers that all states share, never a copy of them
+            states[update.policy] = resting.replace(ref_params=reference)
             metrics |= {f"{update.role}/{name}": value for name, value in measured.items()}
     return states, episodes, baselines, metrics
