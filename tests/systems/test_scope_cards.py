@@ -34,6 +34,16 @@ def test_the_papers_cards_hold_table_9(path: Path):
     } and game.challenger.samples == game.solver.samples == 8
     assert (game.rubric_writer.temperature, game.rubric_writer.max_tokens) == (0.0, 8192)
     assert (game.grader.temperature, game.grader.max_tokens) == (0.6, 16384)
+    solver, challenger = game.solver_reward, game.challenger_reward
+    assert (solver.rubric, solver.format, solver.search, solver.searches) == (1.0, 0.5, 0.1, 3)
+    assert (solver.length_penalty, solver.soft_limit, solver.hard_limit, solver.floor) == (True, 1024, 2048, 0.05)
+    assert (challenger.format, challenger.difficulty, challenger.target) == (0.5, 1.0, 0.5)
+    assert (game.min_rubrics, game.max_rubrics, set(game.rubric_weights.values())) == (3, 5, {1.0})
+    rollouts = (game.challenger.sampling, game.solver.sampling, game.estimate, game.creation)
+    assert {sampling.max_tokens for sampling in rollouts} == {8192}
+    # App. G
+    assert (game.n_train, game.n_filter, game.window, game.search_turns) == (8, 4, (0.2, 0.8), (4, 3, 2))
+    assert 200 <= game.generation_batch <= 500 and game.target_tasks == 5120
     assert game.target_tasks == game.solver_batch * game.steps_per_iteration
     assert not game.solver_stops_at_search  # the released code's, which raw turns cannot have
     changed = {"prompts", "solver_stops_at_search"} | ({"gates"} if "qwen3" in path.stem else set())
@@ -56,6 +66,7 @@ def test_every_value_of_a_card_cites_its_place_and_none_claims_to_have_run(path:
     lines = [line for line in text.splitlines() if "=" in line and not line.startswith("#")]
     bare = [line for line in lines if "#" not in line and not line.startswith("system =")]
     assert lines and bare == []
+    assert "1,024" in text and "2,048" in text  # Table 9's lengths of prompts, which no key holds
     assert "This card has not been run by us." in text
 
 
@@ -156,6 +167,11 @@ def test_rows_of_every_known_form_become_problems():
         {"role": "assistant", "content": "Hello"},
         {"role": "user", "content": "Q"},
     ]
+    nothing = {"weight": None, "points": None, "explanation": None, "dimension": None}  # as a Parquet file has it
+    row = {"question": "Q", "messages": None, "dimension_weight": None, "rubric": [{"criterion": "a", **nothing}]}
+    assert curated.problem(row, "0").rubric == (Criterion("a", 1.0),)
+    row = row | {"dimension_weight": {"depth": None}, "rubric": [{"criterion": "a", "weight": 3, "dimension": "depth"}]}
+    assert curated.problem(row, "0").rubric == (Criterion("a", 3.0),)
     problem = curated.problem({"question": "Q", "messages": talk, "rubric": [{"criterion": "a"}]}, "7")
     assert (problem.name, problem.question) == ("7", "user: Hi\n\nassistant: Hello\n\nuser: Q")
 
@@ -167,6 +183,7 @@ def test_rows_of_every_known_form_become_problems():
         ({"question": "Q", "rubric": [{"weight": 1}]}, "has no `criterion`"),
         ({"question": "Q", "rubric": [{"criterion": "a", "weight": "much"}]}, "is no number"),
         ({"question": "Q", "rubric": [{"criterion": "a", "points": -1}]}, "no criterion of its rubric has a positive"),
+        ({"question": "Q", "rubric": None}, "no criterion of its rubric has a positive"),
         ({"question": "Q", "rubric": []}, "no criterion of its rubric has a positive"),
     ],
 )

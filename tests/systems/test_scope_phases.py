@@ -89,6 +89,13 @@ def test_a_document_is_cut_at_whole_words():
         assert len(drawing.cut(text, limit, len)) <= limit
 
 
+def test_a_script_without_spaces_is_cut_at_any_character():
+    text = "(Title: 水)\n" + "水" * 300
+    assert drawing.cut(text, 200, len) == text[:200]
+    assert drawing.cut("水" * 300, 7, len) == "水" * 7
+    assert drawing.cut("a" * 100 + " b", 99, len) == ""  # still a word
+
+
 # -------------------------------------------------------------------------------------------------------------- stages
 def trail(cfg, plan: Plan | None = None, steps: int = 30) -> list[tuple[int, str, int, int, int]]:
     """(iteration, stage, place, rows taken before, tasks so far) of each step until the run is over."""
@@ -155,7 +162,8 @@ def test_tasks_are_drawn_without_replacement():
     batches = [phases.sampled_tasks(cfg, memory | {"place": place}) for place in range(4)]
     assert sorted(batches[0] + batches[1]) == list(range(6)) == sorted(batches[2] + batches[3])
     assert batches[:2] != batches[2:]
-    assert phases.sampled_tasks(cfg, memory | {"iteration": 2}) != batches[0] or batches[0] != [0, 1, 2]
+    other = [phases.sampled_tasks(cfg, memory | {"iteration": 2, "place": place}) for place in range(2)]
+    assert other != batches[:2] and sorted(other[0] + other[1]) == list(range(6))  # drawn anew
     assert sorted(phases.sampled_tasks(cfg, memory | {"tasks": [1, 2]})) == [1, 2]  # fewer than a batch: all of them
 
 
@@ -205,6 +213,7 @@ def test_play_is_pure_and_goes_on_from_json_in_the_middle_of_task_generation():
         ({"scope": {"mode": "curated"}}, "data.prompts is missing"),
         ({"scope": {"solver_stops_at_search": False}}, "needs model.turns"),
         ({"retrieval": {"url": "http://search"}}, "data.documents is missing"),
+        ({"judge": {"url": "http://judge", "model": "m"}}, r"does not read \[judge\]"),
     ],
 )
 def test_cards_that_cannot_be_played_say_why(table: dict, complaint: str):

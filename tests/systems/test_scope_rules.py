@@ -254,3 +254,5 @@ def test_mean_score_over_the_rollouts_of_a_task():
 def test_the_window_includes_its_bounds():
     values = (None, 0.0, 0.19999, 0.2, 0.5, 0.8, 0.80001, 1.0)
     assert [rules.in_window(value, (0.2, 0.8)) for value in values] == [False] * 3 + [True] * 3 + [False] * 2
+    # eight attempts that meet one of five criteria each: 1/5, though their sum in floats is a little below 8/5
+    assert rules.in_window(rules.mean_score([0.2] * 8, [True] * 8, "zero"), (0.2, 0.8))

@@ -22,17 +22,18 @@ FIELDS = ("rubric",)
 def problem(row: Mapping[str, Any], name: str) -> Problem:
     """The task of a row, named `name`. Raises DataError with the row's question if it cannot be graded."""
     question = _question(row)
-    shares = row.get("dimension_weight", {})
+    shares = row.get("dimension_weight") or {}  # a Parquet file writes None for what a row lacks
     criteria = []
-    for item in row["rubric"]:
+    for item in row["rubric"] or []:
         if not isinstance(item, Mapping) or not isinstance(item.get("criterion"), str) or not item["criterion"].strip():
             raise _error(question, "an item of its rubric has no `criterion`")
-        weight = item.get("weight", item.get("points", 1.0))
+        weight = next((item[key] for key in ("weight", "points") if item.get(key) is not None), 1.0)
         if not isinstance(weight, int | float):
             raise _error(question, f"a criterion has the weight {weight!r}, which is no number")
         if weight > 0:
             text = ": ".join(item[key].strip() for key in ("criterion", "explanation") if item.get(key))
-            criteria.append(Criterion(text, float(weight) * shares.get(item.get("dimension"), 1.0)))
+            share = shares.get(item.get("dimension"))
+            criteria.append(Criterion(text, float(weight) * (1.0 if share is None else share)))
     if sum(criterion.weight for criterion in criteria) <= 0:
         raise _error(question, "no criterion of its rubric has a positive weight")
     return Problem(name, question, tuple(criteria))

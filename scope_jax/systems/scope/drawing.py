@@ -13,6 +13,7 @@ from scope_jax.data import rng
 from scope_jax.systems.scope.records import Order
 
 _WORD = re.compile(r"\S+")
+_LONGEST_WORD = 100  # characters; what is longer is a script without spaces, or no language at all
 
 
 def stratify(count: int, weights: Sequence[float]) -> list[int]:
@@ -63,12 +64,24 @@ def document_of(row: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def cut(text: str, limit: int, tokens: Callable[[str], int]) -> str:
-    """The longest beginning of whole words that has at most `limit` tokens (lengths grow with the text)."""
+    """The longest beginning of whole words that has at most `limit` tokens (lengths grow with the text).
+
+    Where a script has no spaces it ends at any character.
+    """
     if tokens(text) <= limit:
         return text
-    ends = [match.end() for match in _WORD.finditer(text)]
-    low, high = 0, len(ends)  # `low` words fit, `high` words do not
+    ends: Sequence[int] = [0, *(match.end() for match in _WORD.finditer(text))]
+    last = _last_fitting(text, ends, limit, tokens)
+    if last + 1 < len(ends) and ends[last + 1] - ends[last] > _LONGEST_WORD:
+        ends = range(ends[last], ends[last + 1])
+        last = _last_fitting(text, ends, limit, tokens)
+    return text[: ends[last]]
+
+
+def _last_fitting(text: str, ends: Sequence[int], limit: int, tokens: Callable[[str], int]) -> int:
+    """The last place in `ends`, of which the first fits, at which the text so far has at most `limit` tokens."""
+    low, high = 0, len(ends)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if tokens(text[: ends[middle - 1]]) <= limit else (low, middle)
-    return text[: ends[low - 1]] if low else ""
+        low, high = (middle, high) if tokens(text[: ends[middle]]) <= limit else (low, middle)
+    return low

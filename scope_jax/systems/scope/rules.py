@@ -12,6 +12,7 @@ from scope_jax.config import ChallengerRewardSection, SolverRewardSection
 from scope_jax.rewards import mean
 
 _THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
+_ROUNDING = 1e-9  # the mean of eight times 0.2 is 0.19999999999999998
 
 
 @dataclass(frozen=True)
@@ -202,5 +203,5 @@ def mean_score(scores: Sequence[float | None], answered: Sequence[bool], missing
 
 
 def in_window(value: float | None, window: tuple[float, float]) -> bool:
-    """ℓ ≤ ḡ ≤ u, both bounds included (Algorithm 1 l.24); False without a mean."""
-    return value is not None and window[0] <= value <= window[1]
+    """ℓ ≤ ḡ ≤ u, both bounds included (Algorithm 1 l.24) whatever the mean's rounding; False without a mean."""
+    return value is not None and window[0] - _ROUNDING <= value <= window[1] + _ROUNDING
