@@ -268,6 +268,33 @@ def test_dynamic_turns_count_down_and_end_the_episode():
     assert [turn["kind"] for turn in found[0].text["turns"]].count("sampled") == 5 and not found[0].text["rejected"]
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_the_turns_left_are_told_in_the_message_of_the_results(way: str):
+    def broken(way: str) -> str:
+        dialect = dialects.load(WAYS[way][0])
+        return f"<think>hm</think> {dialect.open}{dialect.close}"
+
+    drafts = {("Aare", 0): (broken(way), searching_turn("Rhine", way), task("Tell of Aare."))}  # two are expected
+    cfg, tools = card(way=way, dynamic_turns=True), world(Plan(drafts=drafts), way)
+    found = of(scope.play(cfg, tools, scope.start(cfg), DOCUMENTS, 0)[0], "challenger")[0]
+    text = "".join(map(chr, found.datums[-1].ids_T))
+    assert (found.text["task"], found.text["searches_asked"], found.parts["tool"]) == ("Tell of Aare.", 2, 0.5)
+    over = "There are no turns left for searching. Think once more, then write the task between <task> and </task>."
+    message = (
+        f"{RESULTS['Rhine']}\n{over}"
+        if way == "qwen3"
+        else f"<information>\n{RESULTS['Rhine']}\n</information>\n{over}"
+    )
+    again = text.split("That search was not run")[1]
+    if way == "raw":
+        assert "Turns left for searching: 1.\n\n" in again and f"\n{message}\n\n{task('Tell of Aare.')}" in again
+        return
+    role = {"qwen2.5": "user", "qwen3": "tool", "olmo3": "environment"}[way]
+    end, assistant = chr(EOS), chr(ROLES["assistant"])
+    assert f"Turns left for searching: 1.{end}{assistant}" in again
+    assert again.endswith(f"{end}{chr(ROLES[role])}{message}{end}{assistant}{task('Tell of Aare.')}")
+
+
 def test_a_search_inside_an_answer_is_part_of_the_answer_where_turns_go_on():
     quoting = answer("alpha <search>Nile</search> beta")
     rows = [{"question": "Tell of Aare.", "rubric": [{"criterion": "Names beta."}]}]
@@ -344,6 +371,22 @@ def test_each_stage_samples_as_its_table_says():
     tools = world()
     scope.play(cfg, tools, scope.start(cfg) | {"stage": "tasks"}, DOCUMENTS, 0)
     assert sampled(tools, "challenger")[:2] == sampled(tools, "solver")[:2] == (1.0, 1.0)
+
+
+def test_each_stage_has_its_own_number_of_samples():
+    cfg = card(n_train=3, n_filter=4, challenger={"samples": 5}, solver={"samples": 6})
+    tasks = [{"question": "Tell of Aare.", "rubric": [CRITERION]}]
+    found = {}
+    for stage in ("challenger", "tasks", "solver"):
+        tools = world()
+        memory = scope.start(cfg) | {"stage": stage, "tasks": tasks if stage == "solver" else []}
+        scope.play(cfg, tools, memory, [] if stage == "solver" else DOCUMENTS[:1], 0)
+        found[stage] = [(role, samples) for role, _, samples in tools.asked if role in ("challenger", "solver")]
+    assert found == {
+        "challenger": [("challenger", 5), *[("solver", 3)] * 5],  # G drafts, N attempts at each
+        "tasks": [("challenger", 1), ("solver", 4)],  # one draft, N_filter attempts
+        "solver": [("solver", 6)],
+    }
 
 
 def test_the_grader_reads_a_cut_answer_if_the_card_says_so():
