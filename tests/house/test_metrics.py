@@ -121,6 +121,15 @@ def test_length_and_cadence_may_change(cfg: Config, tmp_path: Path) -> None:
     assert load_card(tmp_path / "config.toml") == longer
 
 
+def test_a_judge_may_move_but_not_change(cfg: Config) -> None:
+    here = override(scope={"grader": {"endpoint": {"url": "http://a/v1", "model": "m", "concurrency": 2}}})
+    there = override(scope={"grader": {"endpoint": {"url": "http://b/v1", "model": "m", "retries": 1}}})
+    other = override(scope={"grader": {"endpoint": {"url": "http://b/v1", "model": "n"}}})
+    assert differing(here, there) == [] and fingerprint(here) == fingerprint(there)
+    assert differing(here, other) == ["scope.grader.endpoint.model"]
+    assert "scope.grader.endpoint.model" in differing(cfg, here)  # the base graded before
+
+
 def test_one_more_evaluation_set_is_another_config(cfg: Config) -> None:
     fewer = override(evaluate={"sets": TABLE["evaluate"]["sets"][:1]})
     assert differing(cfg, fewer) == ["evaluate.sets"]
