@@ -77,7 +77,13 @@ def base(learner, state, episodes):
 
 
 @pytest.mark.parametrize(
-    "section", [{"micro_batch_rows": 1}, {"micro_batch_rows": 4}, {"packing": False}, {"remat": "none"}]
+    "section",
+    [
+        {"micro_batch_rows": 1},
+        {"packing": False},
+        pytest.param({"micro_batch_rows": 4}, marks=pytest.mark.slow),
+        pytest.param({"remat": "none"}, marks=pytest.mark.slow),
+    ],
 )
 def test_cutting_the_work_changes_rounding_only(tiny, state, episodes, base, section):
     grads, metrics, _ = first_step(build(tiny, **section), state, episodes, POLICY)
@@ -112,6 +118,7 @@ def sampled_nearby(learner, state, episodes):
     return [replace(e, datums=tuple(map(shifted, e.datums))) for e in episodes]
 
 
+@pytest.mark.slow
 def test_sequences_may_be_cut_over_micro_batches(tiny, state, episodes):
     """Ratio and weight of whole episodes, of two datums each, in one micro-batch and in many: gradient of the second
     mini-batch, whose policy has moved. Adam's first moment holds both steps; its eps keeps the step between them from

@@ -160,7 +160,9 @@ def test_cudnn_kernels_are_what_a_gpu_gets(monkeypatch):
 
 
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="needs libtpu to compile for TPUs that are not there")
-@pytest.mark.parametrize("name", ["windows", "learner", pytest.param("whole", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["learner", *(pytest.param(name, marks=pytest.mark.slow) for name in ("windows", "whole"))]
+)
 def test_programs_compile_for_tpus_ahead_of_time(name):
     """tpu_programs.py, in a process of its own: libtpu and this process's CPU devices want different settings."""
     env = {

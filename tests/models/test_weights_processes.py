@@ -38,7 +38,8 @@ def facts(process: subprocess.Popen[str]) -> dict:
     return json.loads(out.splitlines()[-1])
 
 
-@pytest.mark.parametrize("devices", [1, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 8])
 def test_peak_memory_is_below_a_tensor(tmp_path: Path, devices: int) -> None:
     """A table of 64 MiB and 20 layers over several files, in and out, in either dtype (weights_memory.py says how)."""
     if not os.access("/proc/self/clear_refs", os.W_OK):

@@ -54,12 +54,13 @@ def writing(run: Path, step: int) -> bool:
     return any(path.name.startswith(f"{step}.") for path in (run / "checkpoints").glob("*"))
 
 
+@pytest.mark.slow  # house/test_checkpoint.py kills a writer in seconds
 @pytest.mark.parametrize(
     "moment",
     [
-        pytest.param(lambda run: (run / "config.toml").is_file(), id="before the first step", marks=pytest.mark.slow),
+        pytest.param(lambda run: (run / "config.toml").is_file(), id="before the first step"),
         pytest.param(lambda run: played(run, 2), id="between a step's metrics and its checkpoint"),
-        pytest.param(lambda run: writing(run, 3), id="while a checkpoint is written", marks=pytest.mark.slow),
+        pytest.param(lambda run: writing(run, 3), id="while a checkpoint is written"),
     ],
 )
 def test_a_killed_run_ends_with_the_same_bits(whole: Path, tmp_path: Path, moment: Callable[[Path], bool]) -> None:
