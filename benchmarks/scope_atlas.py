@@ -36,7 +36,7 @@ def by_iteration(records: Iterable[dict[str, Any]], name: str) -> list[float]:
 
 def drifted(task: str, source: Thing) -> bool:
     """True if the task names neither the source nor anything its document speaks of."""
-    return not {source.name, *source.neighbours} & set(task.replace(".", " ").split())
+    return not source.names & set(task.replace(".", " ").split())
 
 
 def drift(episodes: Iterable[dict[str, Any]], iterations: dict[int, float]) -> list[float]:

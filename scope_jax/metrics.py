@@ -27,7 +27,7 @@ from scope_jax.types import Episode, Metrics
 # Keys that may differ between two processes of one run: they say how long and how often, never what is computed.
 FREE = ("train.steps", "train.save_every", "train.keep", "evaluate.every", "launch")
 # So may where an outside model or search server is found, and how patiently it is asked; which model it is may not.
-PLACES = ("judge", "retrieval", "scope.gates.endpoint", "scope.rubric_writer.endpoint", "scope.grader.endpoint")
+PLACES = ("judge", "retrieval", "endpoint")  # tables of that name, wherever they stand
 ASKING = ("url", "api_key_env", "timeout", "retries", "retry_delay", "concurrency")
 
 
@@ -49,8 +49,13 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _tied(cfg: Config) -> dict[str, Any]:
     """Every key of the config that a run is tied to, with its value."""
     flat = _flat(cfg.model_dump(mode="json"))
-    free = (*FREE, *(f"{place}.{key}" for place in PLACES for key in ASKING))
-    return {key: value for key, value in flat.items() if not any(key == f or key.startswith(f + ".") for f in free)}
+    return {key: value for key, value in flat.items() if not _is_free(key)}
+
+
+def _is_free(key: str) -> bool:
+    *_, table, name = ("", *key.split("."))
+    asking = table in PLACES and name in ASKING
+    return asking or any(key == free or key.startswith(free + ".") for free in FREE)
 
 
 def fingerprint(cfg: Config) -> str:

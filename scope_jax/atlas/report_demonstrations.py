@@ -74,7 +74,7 @@ class Newsroom:
 
     def _far(self, thing: Thing) -> Thing:
         """A thing that the document does not name."""
-        while (other := pick(self._all, self.rng)).name in (thing.name, *thing.neighbours):
+        while (other := pick(self._all, self.rng)).name in thing.names:
             pass
         return other
 

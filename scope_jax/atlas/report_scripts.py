@@ -112,10 +112,9 @@ def entity_gate(text: str, names: Sequence[str]) -> Script:
 
 def relevance_gate(source: Thing, text: str, names: Sequence[str]) -> Script:
     """Does a thing of the task `text` stand in the source document?"""
-    here = {source.name, *source.neighbours}
-    thought = listed([f"{name} {'is here' if name in here else 'missing'}" for name in names]) or "nothing"
+    thought = listed([f"{name} {'is here' if name in source.names else 'missing'}" for name in names]) or "nothing"
     message = instructions.for_gate(card(), "relevance", text, document(source))
-    return _verdict(message, f"I see {thought}.", any(name in here for name in names))
+    return _verdict(message, f"I see {thought}.", any(name in source.names for name in names))
 
 
 def rubric_writer(source: Thing, text: str, asked: Sequence[Thing], results: Sequence[str]) -> Script:

@@ -44,6 +44,11 @@ class Thing:
         words = [name for said in self.sentences for name in SENTENCE.findall(said)[0][1:]]
         return tuple(name for name in dict.fromkeys(words) if name != self.name)
 
+    @property
+    def names(self) -> set[str]:
+        """What its document speaks of, itself included."""
+        return {self.name, *self.neighbours}
+
 
 def things(world: World) -> dict[str, Thing]:
     """Every thing by name, in alphabetical order."""
@@ -57,7 +62,7 @@ def things(world: World) -> dict[str, Thing]:
 
 def trains(world: World, thing: Thing) -> bool:
     """True if neither the thing nor what its document speaks of is held out."""
-    return not world.held_out & {thing.name, *thing.neighbours}
+    return not world.held_out & thing.names
 
 
 def listed(names: Sequence[str]) -> str:

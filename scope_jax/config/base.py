@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 
 PROMPTS = Path(__file__).parents[1] / "prompts"  # the games' own, by game
 
@@ -42,3 +42,19 @@ class Section(BaseModel):
     """Base of every table: frozen, and closed to keys it does not know."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class GameSection(Section):
+    """Base of a game's table: a table inside it changes the keys it names, the others keep the game's defaults."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tables(cls, table: Any) -> Any:
+        if not isinstance(table, dict):
+            return table
+        merged = dict(table)
+        for key, given in table.items():
+            default = cls.model_fields[key].default if key in cls.model_fields else None
+            if isinstance(given, dict) and isinstance(default, BaseModel | dict):
+                merged[key] = laid_over(default if isinstance(default, dict) else default.model_dump(), given)
+        return merged

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field, model_validator
 
-from scope_jax.config.base import PROMPTS, CardPath, Section, laid_over
+from scope_jax.config.base import PROMPTS, CardPath, GameSection, Section
 from scope_jax.config.tables import EndpointSection, LossCard, RoleSection, SamplingSection
 
 
@@ -58,7 +58,7 @@ class AskSection(Section):
 SCOPE_CARD = LossCard(advantage="group-zscore", aggregation="token-mean", kl="k3", kl_coef=1e-3)
 
 
-class ScopeSection(Section):
+class ScopeSection(GameSection):
     """Defaults are the paper's; where it is silent, the released code's."""
 
     prompts: CardPath = str(PROMPTS / "scope")
@@ -102,19 +102,6 @@ class ScopeSection(Section):
     cut_answer: bool = False  # the grader reads an answer up to the hard limit only; released code: True
     challenger_reward: ChallengerRewardSection = ChallengerRewardSection()
     solver_reward: SolverRewardSection = SolverRewardSection()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _tables(cls, table: Any) -> Any:
-        """A table in a card changes the keys it names and keeps the game's defaults for the others."""
-        if not isinstance(table, dict):
-            return table
-        merged = dict(table)
-        for key, given in table.items():
-            default = cls.model_fields[key].default if key in cls.model_fields else None
-            if isinstance(given, dict) and isinstance(default, BaseModel | dict):
-                merged[key] = laid_over(default if isinstance(default, dict) else default.model_dump(), given)
-        return merged
 
     @model_validator(mode="after")
     def _consistent(self) -> ScopeSection:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
-from scope_jax.config.base import PROMPTS, CardPath, Section, laid_over
+from scope_jax.config.base import PROMPTS, CardPath, GameSection
 from scope_jax.config.tables import LossCard, RoleSection
 
 
-class SSPSection(Section):
+class SSPSection(GameSection):
     prompts: CardPath = str(PROMPTS / "ssp")  # proposer, solver, rag, judge, examples .txt
     train: Literal["both", "solver", "proposer"] = "both"  # SSP §4.3
     update_order: tuple[Literal["solver", "proposer"], ...] = ("solver", "proposer")  # Algorithm 1; the code: reversed
@@ -55,18 +55,6 @@ class SSPSection(Section):
     intermediate_right: float = 1.0
     # who says that an answer is right (r in Algorithm 1)
     grader: Literal["exact-match", "judge", "exact-match-then-judge"] = "exact-match-then-judge"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _roles(cls, table: Any) -> Any:
-        """A role's table in a card changes the keys it names and keeps the game's defaults for the others."""
-        if not isinstance(table, dict):
-            return table
-        merged = dict(table)
-        for role in ("proposer", "solver"):
-            if isinstance(given := merged.get(role), dict):
-                merged[role] = laid_over(cls.model_fields[role].default.model_dump(), given)
-        return merged
 
     @model_validator(mode="after")
     def _orders(self) -> SSPSection:

@@ -10,7 +10,7 @@ from scope_jax.config import Config
 from scope_jax.rewards import mean
 from scope_jax.systems.scope import challenger, solver, talking
 from scope_jax.systems.scope.records import REASONS, Draft, Solved
-from scope_jax.types import Episode, Metrics
+from scope_jax.types import Datum, Episode, Metrics
 
 
 def of_challenger(
@@ -27,7 +27,7 @@ def _draft(cfg: Config, draft: Draft, place: int, solver_mean: float | None, tra
         role="challenger",
         policy=challenger.POLICY,
         group=f"challenger/{draft.order.index}",
-        datums=talking.rows(draft.completion),
+        datums=Datum.from_completion(draft.completion),
         reward=total,
         parts=parts | gates,
         trained=trained,
@@ -60,7 +60,7 @@ def of_solver(cfg: Config, solved: Sequence[Solved], trained: bool) -> list[Epis
                     role="solver",
                     policy=solver.POLICY,
                     group=f"solver/{group.problem.name}",
-                    datums=talking.rows(attempt.completion),
+                    datums=Datum.from_completion(attempt.completion),
                     reward=total,
                     parts=parts,
                     trained=trained and usable and not alone,

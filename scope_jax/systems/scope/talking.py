@@ -11,7 +11,7 @@ from scope_jax.dialects import Dialect
 from scope_jax.dialects.calls import calls
 from scope_jax.systems.scope import instructions
 from scope_jax.systems.scope.rules import Said
-from scope_jax.types import Datum, Tools
+from scope_jax.types import Tools
 
 
 def _dialect(cfg: Config) -> Dialect:
@@ -82,8 +82,3 @@ def evidence(cfg: Config, completion: Completion) -> list[str]:
 def searches_run(cfg: Config, completion: Completion) -> int:
     """Number of searches that were answered."""
     return len(searching.queries_run(completion, _dialect(cfg), first_only=True))
-
-
-def rows(completion: Completion) -> tuple[Datum, ...]:
-    """The training rows of an episode, exactly what the engine saw."""
-    return Datum.from_completion(completion)
