@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from jax.sharding import PartitionSpec
-
-if TYPE_CHECKING:
-    from sharding.spec import Param
-
 Rules = tuple[tuple[str, tuple[str, ...]], ...]
 
 # Dimensions are assigned from the left and a mesh axis is given away once, so that the ROW dimension of a matrix gets
@@ -38,23 +31,3 @@ DECODE: Rules = (
     ("experts", ()),
     ("head_bias", ("tensor",)),
 )
-
-
-def spec_for(param: Param, rules: Rules) -> PartitionSpec:
-    """PartitionSpec of one weight, one entry per dimension.
-
-    Raises ValueError if the weight names a logical axis that the rules do not list.
-    """
-    table = dict(rules)
-    taken: set[str] = set()
-    entries: list[str | tuple[str, ...] | None] = []
-    for axis in param.axes:
-        if axis is None:
-            entries.append(None)
-            continue
-        if axis not in table:
-            raise ValueError(f"Logical axis {axis!r} is not in the sharding rules (known: {', '.join(table)}).")
-        free = tuple(name for name in table[axis] if name not in taken)
-        taken.update(free)
-        entries.append(free if len(free) > 1 else free[0] if free else None)
-    return PartitionSpec(*entries)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from sharding.rules import Rules, spec_for
+from sharding.rules import Rules
 
 Initializer = Callable[[jax.Array, tuple[int, ...], Any], jax.Array]
 Tree = Any  # nested dicts with one kind of leaf
@@ -75,6 +75,26 @@ def init_params(tree: Tree, key: jax.Array) -> Tree:
 def abstract_params(tree: Tree) -> Tree:
     """jax.ShapeDtypeStruct for each weight."""
     return jax.tree.map(lambda param: jax.ShapeDtypeStruct(param.shape, param.dtype), tree)
+
+
+def spec_for(param: Param, rules: Rules) -> PartitionSpec:
+    """PartitionSpec of one weight, one entry per dimension.
+
+    Raises ValueError if the weight names a logical axis that the rules do not list.
+    """
+    table = dict(rules)
+    taken: set[str] = set()
+    entries: list[str | tuple[str, ...] | None] = []
+    for axis in param.axes:
+        if axis is None:
+            entries.append(None)
+            continue
+        if axis not in table:
+            raise ValueError(f"Logical axis {axis!r} is not in the sharding rules (known: {', '.join(table)}).")
+        free = tuple(name for name in table[axis] if name not in taken)
+        taken.update(free)
+        entries.append(free if len(free) > 1 else free[0] if free else None)
+    return PartitionSpec(*entries)
 
 
 def partition_specs(tree: Tree, rules: Rules) -> Tree:

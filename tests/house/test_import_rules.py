@@ -10,6 +10,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import grimp
+
 ROOT = Path(__file__).parents[2]
 ROOMS = ("scope_jax", "rollouts", "models", "retrieval", "sharding")
 KEPT = {
@@ -33,6 +35,7 @@ BROKEN = {
     "No torch and no TensorFlow in any room": ("models/transformer.py", "import torch.nn"),
     "JetStream only in rollouts.jetstream": ("scope_jax/train.py", "import jetstream"),
     "ScaNN only in retrieval.scann": ("retrieval/search.py", "from scann import scann_ops_pybind"),
+    "No import cycles": ("retrieval/scann.py", "import retrieval.search"),
 }
 
 
@@ -71,6 +74,18 @@ def test_a_tree_that_breaks_every_rule_once_breaks_every_contract(tmp_path: Path
 
 def test_every_contract_has_its_counterexample() -> None:
     assert [name for name in contracts() if not name.startswith(tuple(BROKEN))] == []
+
+
+def test_no_module_imports_one_that_imports_it() -> None:
+    """Beyond the contract, which compares siblings: also a package and a module inside it, and imports for types."""
+    graph = grimp.build_graph(*ROOMS, cache_dir=None)
+    cycles = [
+        (module, *back)
+        for module in sorted(graph.modules)
+        for imported in graph.find_modules_directly_imported_by(module)
+        if (back := graph.find_shortest_chain(imported, module))
+    ]
+    assert len(graph.modules) > 100 and cycles == []
 
 
 def test_nothing_is_imported_behind_the_linters_back() -> None:

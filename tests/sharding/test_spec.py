@@ -10,8 +10,8 @@ from sharding import distributed
 from sharding.collectives import LOCAL, Shards
 from sharding.mesh import MeshConfig, make_mesh, resolve_sizes
 from sharding.reshard import reshard
-from sharding.rules import DECODE, TRAIN, spec_for
-from sharding.spec import Param, abstract_params, init_params, normal, ones, param_shardings, zeros
+from sharding.rules import DECODE, TRAIN
+from sharding.spec import Param, abstract_params, init_params, normal, ones, param_shardings, spec_for, zeros
 
 
 def matrix(*axes: str | None, shape=(4, 6)) -> Param:
