@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import re
 from typing import Any
 
 import pytest
@@ -75,24 +73,6 @@ def test_the_module_has_the_shape_of_a_game():
     )
     assert scope.expected(cfg) is None and scope.source(cfg).fields == ("text", "contents")
     assert scope.takes(cfg, scope.start(cfg), 0) == (0, 4) and scope.exam_fields(cfg) == ("rubric",)
-
-
-def test_algorithm_table_and_comments_of_the_code_agree():
-    table = re.findall(r"^\| (\d+) \| (.+?) \| (.+?) \|$", scope.__doc__ or "", re.MULTILINE)
-    assert [int(line) for line, _, _ in table] == list(range(1, 36))
-    functions = (scope.play, scope.challenger_step, scope.task_step, scope.solver_step)
-    source = "".join(inspect.getsource(function) for function in functions)
-    marks = list(re.finditer(r"# ((?:l\.\d+(?:, )?)+):", source))
-    lines = [[int(n) for n in re.findall(r"l\.(\d+)", mark[1])] for mark in marks]
-    assert [n for numbers in lines for n in numbers] == list(range(1, 36))
-    ends = [mark.start() for mark in marks[1:]] + [len(source)]
-    after = {n: source[m.end() : end] for m, end, numbers in zip(marks, ends, lines, strict=True) for n in numbers}
-    for line, _, where in table:
-        name = re.findall(r"`(\w+)`", where)[0]
-        owner = scope if hasattr(scope, name) else scope.drawing
-        assert inspect.isfunction(inspect.unwrap(getattr(owner, name))), name
-        own = name in ("play", "challenger_step", "task_step", "solver_step")
-        assert own or f"{name}(" in after[int(line)] or f"`{name}`" in after[int(line)], (line, name)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -22,22 +20,6 @@ def test_the_dict_of_games_is_literal_and_each_has_the_shape():
     assert ssp.policies(cfg) == ("actor",)
     assert ssp.start(cfg) == {"pool": []}
     assert {update.policy for update in ssp.updates(cfg)} == set(ssp.policies(cfg))
-
-
-def test_algorithm_table_and_comments_of_play_agree():
-    table = re.findall(r"^\| (\d+) \| (.+?) \| (.+?) \|$", ssp.__doc__ or "", re.MULTILINE)
-    assert [int(line) for line, _, _ in table] == list(range(1, 13))
-    source = inspect.getsource(ssp.play)
-    marks = list(re.finditer(r"# ((?:l\.\d+(?:, )?)+):", source))
-    lines = [[int(n) for n in re.findall(r"l\.(\d+)", mark[1])] for mark in marks]
-    assert [n for numbers in lines for n in numbers] == list(range(1, 13))
-    ends = [mark.start() for mark in marks[1:]] + [len(source)]
-    after = {n: source[m.end() : end] for m, end, numbers in zip(marks, ends, lines, strict=True) for n in numbers}
-    for line, _, where in table:
-        name = re.findall(r"`(\w+)`", where)[0]
-        assert inspect.isfunction(inspect.unwrap(vars(ssp)[name])), name
-        # a line of the table names the function that the code below its comment calls
-        assert name == "play" or f"{name}(" in after[int(line)] or f"`{name}`" in after[int(line)], (line, name)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ update of one policy, or one batch of task generation; the memory says which com
 | 16 | end for | `advance` |
 | 17 | update the challenger by GRPO | `updates`, done by the loop |
 | 18 | stage 2: the solver learns | `task_step`, then `solver_step` |
-| 19 | no tasks yet | `advance`, where the stage begins |
+| 19 | no tasks yet | `start`; in a later iteration the last step of the one before |
 | 20 | for each document, in batches | `orders` |
 | 21 | the trained challenger writes a task | `propose` |
 | 22 | the judge writes its rubric | `examine` |
@@ -177,7 +177,7 @@ def task_step(cfg: Config, tools: Tools, memory: Memory, items: Sequence[Mapping
     """Stage 2, first part: a batch of documents becomes tasks, of which those of the right difficulty are kept."""
     # l.18: stage 2
     card, tally = cfg.scope, Tally({})
-    # l.19: `advance` emptied the tasks when the iteration began
+    # l.19: the memory had none when the iteration began
     kept = {task["document"] for task in memory["tasks"]}
     where = f"iteration {memory['iteration']} tasks {memory['place']}"
     # l.20: documents that have no task yet
