@@ -1,6 +1,7 @@
-"""From a card to what a run is made of: mesh, weights, learner, engine, search, judge, data.
+"""From a card to what a run is made of: mesh, engine, search, judges, exams; to train, also the learner and its data.
 
-`assemble` builds all of it once; `World.tools` is what a game may use in one step.
+A `World` is what a game is played with, whether it trains or is evaluated; a `Trainer` is a World whose policies learn.
+`World.tools` is what a game may use in one step.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from rollouts.local import LocalRollouts
 from rollouts.types import Completion, Request, SamplingParams
 from scope_jax import data, dialects, parsing
 from scope_jax.checkpoint import Saved
-from scope_jax.config import Config
+from scope_jax.config import Config, JudgeSection
 from scope_jax.indexing import DTYPES, Part, open_or_build_index
 from scope_jax.judge import JudgeClient, JudgeError
 from scope_jax.learner import Learner
@@ -52,39 +53,50 @@ CUT = "...(truncated)"
 
 @dataclass(frozen=True)
 class World:
-    """Everything of a run that does not change from step to step."""
+    """What a game is played with. Weights are not part of it: `voices` is told whose speak.
+
+    exams: the rows of each of the card's evaluation sets, by name.
+    """
 
     cfg: Config
     system: System
     mesh: Mesh
     model: ModelConfig
     tokenizer: Tokenizer
-    learner: Learner
     voices: Voices
     joiner: Joiner
     search: SearchTool
     judges: Mapping[str, JudgeClient]
-    rows: list[data.Row]
+    exams: Mapping[str, list[data.Row]]
 
     def tools(self, step: int | str) -> StepTools:
         """What a game may use; `step` enters the key of every sample."""
         return StepTools(self, step)
 
+
+@dataclass(frozen=True)
+class Trainer:
+    """A World whose policies learn: the learner, and the rows that steps are played on."""
+
+    world: World
+    learner: Learner
+    rows: list[data.Row]
+
     @property
     def keeps_reference(self) -> bool:
         """True if some update of the game has a KL term or the base speaks in it, and so the states a reference."""
-        in_loss = any(update.card.kl != "none" for update in self.system.updates(self.cfg))
-        return in_loss or self.system.asks_base(self.cfg)
+        cfg, system = self.world.cfg, self.world.system
+        return any(update.card.kl != "none" for update in system.updates(cfg)) or system.asks_base(cfg)
 
     @property
     def resting_place(self) -> str:
         """The memory in which a policy lies while it is not trained."""
-        return HOST if self.cfg.train.offload else ACCELERATOR
+        return HOST if self.world.cfg.train.offload else ACCELERATOR
 
     def targets(self) -> dict[str, TrainState]:
         """Shapes, dtypes and shardings of every policy's state as saved, for a checkpoint to be read into."""
         abstract = in_memory(self.learner.abstract_state(self.keeps_reference), self.resting_place)
-        return with_one_reference(dict.fromkeys(self.system.policies(self.cfg), abstract))
+        return with_one_reference(dict.fromkeys(self.world.system.policies(self.world.cfg), abstract))
 
     def start(self, saved: Saved | None) -> tuple[States, Memory, int]:
         """(states by policy, memory, steps done): what was saved, or the base weights and what a run begins with.
@@ -94,12 +106,13 @@ class World:
         """
         if saved is not None:
             return with_shared_reference(saved.states), saved.memory, saved.step
-        _, params = weights.load(self.cfg.model.checkpoint, self.mesh, TRAIN, self.learner.param_dtype)
+        cfg, system = self.world.cfg, self.world.system
+        _, params = weights.load(cfg.model.checkpoint, self.learner.mesh, TRAIN, self.learner.param_dtype)
         states: States = {}
-        for name in self.system.policies(self.cfg):
+        for name in system.policies(cfg):
             state = self.learner.init_state(params, reference=self.keeps_reference and not states)
             states[name] = moved(state, self.resting_place)
-        return with_shared_reference(states), {"game": self.system.start(self.cfg), "baselines": {}}, 0
+        return with_shared_reference(states), {"game": system.start(cfg), "baselines": {}}, 0
 
 
 @dataclass(frozen=True)
@@ -176,54 +189,72 @@ class StepTools:
         return self.world.judges[by](messages, temperature=temperature, max_tokens=max_tokens)
 
 
-def assemble(cfg: Config, run: Path, part: Part | None = None) -> World:
-    """Builds the World of a card; an index that the card does not place is made in the run folder.
+def assemble(cfg: Config, run: Path, part: Part | None = None) -> Trainer:
+    """Builds the Trainer of a card; an index that the card does not place is made in the run folder.
 
     part(name, done, total) is told how far the index is where it must be built.
 
     Raises ValueError, FileNotFoundError or ConnectionError subclasses with one sentence for whatever the card names and
     is missing or broken.
     """
-    datasets.disable_progress_bars()  # a run shows its own progress
-    tokenizer = Tokenizer.load(cfg.model.tokenizer or cfg.model.checkpoint, cfg.model.chat_template)
-    model = weights.load_config(cfg.model.checkpoint)
-    if tokenizer.vocab_size > model.vocab_size:
-        raise ValueError(
-            f"the tokenizer has {tokenizer.vocab_size} tokens but the model in {cfg.model.checkpoint} only "
-            f"{model.vocab_size} rows in its table; give the tokenizer that belongs to it."
-        )
     if cfg.rollout.max_length > max(cfg.learner.buckets):
         raise ValueError(
             f"rollout.max_length is {cfg.rollout.max_length} but the largest of learner.buckets is "
             f"{max(cfg.learner.buckets)}; an episode must fit into a row."
         )
     system = SYSTEMS[cfg.system]
-    judges = {name: JudgeClient(card) for name, card in system.judges(cfg).items()}
-    for judge in judges.values():
-        judge.probe()
     source = system.source(cfg)
-    learner = assemble_learner(cfg, model)
-    mesh = learner.mesh
+    rows = data.load(source.path, source.fields, source.limit)
+    world = assemble_world(cfg, run, cfg.model.checkpoint, system.judges(cfg), part)
+    return Trainer(world, assemble_learner(cfg, world.model), rows)
+
+
+def assemble_world(
+    cfg: Config, run: Path, checkpoint: str, judges: Mapping[str, JudgeSection], part: Part | None = None
+) -> World:
+    """Builds what a game is played with; what is quickly found missing or broken is looked at first.
+
+    checkpoint: model folder of the policies, whose shape and tokenizer they have. judges: outside models that are
+    asked. Otherwise as `assemble`.
+    """
+    datasets.disable_progress_bars()  # a run shows its own progress
+    system = SYSTEMS[cfg.system]
+    exams = {exam.name: data.load(exam.path, system.exam_fields(cfg), exam.limit) for exam in cfg.evaluate.sets}
+    tokenizer = Tokenizer.load(cfg.model.tokenizer or checkpoint, cfg.model.chat_template)
+    model = weights.load_config(checkpoint)
+    if tokenizer.vocab_size > model.vocab_size:
+        raise ValueError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens but the model in {checkpoint} only "
+            f"{model.vocab_size} rows in its table; give the tokenizer that belongs to it."
+        )
+    clients = {name: JudgeClient(card) for name, card in judges.items()}
+    for judge in clients.values():
+        judge.probe()
+    mesh = card_mesh(cfg)
     return World(
         cfg=cfg,
         system=system,
         mesh=mesh,
         model=model,
         tokenizer=tokenizer,
-        learner=learner,
         voices=Voices(_engine(cfg, model, tokenizer, mesh)),
         joiner=_joiner(cfg, tokenizer),
         search=_search_tool(cfg, tokenizer, run, mesh, part),
-        judges=judges,
-        rows=data.load(source.path, source.fields, source.limit),
+        judges=clients,
+        exams=exams,
     )
 
 
+def card_mesh(cfg: Config) -> Mesh:
+    """The card's mesh over all devices."""
+    return make_mesh(MeshConfig(**cfg.mesh.model_dump()))
+
+
 def assemble_learner(cfg: Config, model: ModelConfig) -> Learner:
-    """The card's learner for a model, on the card's mesh of all devices."""
+    """The card's learner for a model."""
     return Learner(
         model,
-        make_mesh(MeshConfig(**cfg.mesh.model_dump())),
+        card_mesh(cfg),
         cfg.optimizer,
         cfg.learner,
         param_dtype=DTYPES[cfg.model.param_dtype],

@@ -7,17 +7,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from scope_jax import data
 from scope_jax.assemble import World, assemble
 from scope_jax.checkpoint import load, locate
-from scope_jax.config import EvalSet, load_card
+from scope_jax.config import load_card
 from scope_jax.convert import run_of
 from scope_jax.errors import UserError
 from scope_jax.rewards import mean
 from scope_jax.types import Metrics
 
 
-def evaluate(world: World, sets: Sequence[EvalSet]) -> tuple[Metrics, dict[str, list[dict[str, Any]]]]:
+def evaluate(world: World) -> tuple[Metrics, dict[str, list[dict[str, Any]]]]:
     """(metrics, records by set): `eval/<set>/<measure>`, the mean over the set of each of the game's measures.
 
     Every row is played once at the card's evaluation temperature. A row counts in the means of the measures it has.
@@ -25,17 +24,16 @@ def evaluate(world: World, sets: Sequence[EvalSet]) -> tuple[Metrics, dict[str, 
     cfg = world.cfg
     metrics: Metrics = {}
     records: dict[str, list[dict[str, Any]]] = {}
-    for card in sets:
-        rows = data.load(card.path, world.system.exam_fields(cfg), card.limit)
+    for exam, rows in world.exams.items():
         answered = world.system.answer(
             cfg,
-            world.tools(f"evaluate {card.name}"),
+            world.tools(f"evaluate {exam}"),
             rows,
             temperature=cfg.evaluate.temperature,
             max_tokens=cfg.evaluate.max_tokens,
         )
-        records[card.name] = answered
-        metrics |= {f"eval/{card.name}/{name}": value for name, value in means(answered).items()}
+        records[exam] = answered
+        metrics |= {f"eval/{exam}/{name}": value for name, value in means(answered).items()}
     return metrics, records
 
 
@@ -59,8 +57,8 @@ def evaluate_target(target: Path, card: Path | None, overrides: Sequence[str]) -
     if not cfg.evaluate.sets:
         raise UserError("the card names no evaluation set; add an [[evaluate.sets]] table with name and path.")
     with TemporaryDirectory() as scratch:
-        world = assemble(cfg, run or Path(scratch))
-        states, _, step = world.start(load(locate(target), world.targets()) if run else None)
-        world.voices.publish(states)
-        metrics, records = evaluate(world, cfg.evaluate.sets)
+        trainer = assemble(cfg, run or Path(scratch))
+        states, _, step = trainer.start(load(locate(target), trainer.targets()) if run else None)
+        trainer.world.voices.publish(states)
+        metrics, records = evaluate(trainer.world)
     return {"target": str(target), "step": step if run else None, "metrics": metrics, "records": records}

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from scope_jax import data
 from scope_jax.assemble import assemble
 from scope_jax.checkpoint import load, locate
 from scope_jax.config import load_card
@@ -35,14 +34,15 @@ def replay(searcher: Path, writer: Path, card: Path | None, overrides: Sequence[
         raise UserError(f"the card's system is {cfg.system!r}; only runs of scope can be replayed.")
     if not cfg.evaluate.sets:
         raise UserError("the card names no evaluation set; add an [[evaluate.sets]] table with name and path.")
-    world = assemble(cfg, run_of(searcher))
+    trainer = assemble(cfg, run_of(searcher))
+    world = trainer.world
     options: dict[str, Any] = {"temperature": cfg.evaluate.temperature, "max_tokens": cfg.evaluate.max_tokens}
-    world.voices.publish(world.start(load(locate(searcher), world.targets()))[0])
-    found = {}
-    for exam in cfg.evaluate.sets:
-        rows = data.load(exam.path, scope.exam_fields(cfg), exam.limit)
-        found[exam.name] = scope.trajectories(cfg, world.tools(f"replay {exam.name}"), rows, **options)
-    world.voices.publish(world.start(load(locate(writer), world.targets()))[0])
+    world.voices.publish(trainer.start(load(locate(searcher), trainer.targets()))[0])
+    found = {
+        exam: scope.trajectories(cfg, world.tools(f"replay {exam}"), rows, **options)
+        for exam, rows in world.exams.items()
+    }
+    world.voices.publish(trainer.start(load(locate(writer), trainer.targets()))[0])
     metrics: Metrics = {}
     records: dict[str, list[dict[str, Any]]] = {}
     for name, paths in found.items():

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from scope_jax import advantages, data
-from scope_jax.assemble import World, assemble
+from scope_jax.assemble import Trainer, World, assemble
 from scope_jax.checkpoint import Checkpoints
 from scope_jax.config import Config
 from scope_jax.evaluate import evaluate
@@ -34,25 +34,26 @@ def train(cfg: Config, run: Path, progress: Progress) -> dict[str, Any]:
     began = time.monotonic()
     log = RunLog(run, cfg)
     progress.say(f"reading {cfg.model.checkpoint} and the search index")
-    world = assemble(cfg, run, progress.part)
+    trainer = assemble(cfg, run, progress.part)
+    world = trainer.world
     checkpoints = Checkpoints(run / "checkpoints", cfg)
 
-    states, remembered, start = world.start(checkpoints.resume(world.targets(), progress.say))
+    states, remembered, start = trainer.start(checkpoints.resume(trainer.targets(), progress.say))
     memory, baselines = remembered["game"], remembered["baselines"]
     log.rewind(start)
     world.voices.publish(states)
     if start == 0 and cfg.evaluate.sets:
         progress.say("evaluating the base")
-        log.metrics(0, evaluate(world, cfg.evaluate.sets)[0])
+        log.metrics(0, evaluate(world)[0])
 
     done, over = start, finished(world, memory, start)
     try:
         while not over:
             clock, step = time.monotonic(), done
-            items = data.items(world.rows, *world.system.takes(cfg, memory, step), cfg.seed)
+            items = data.items(trainer.rows, *world.system.takes(cfg, memory, step), cfg.seed)
             episodes, memory, metrics = world.system.play(cfg, world.tools(step), memory, items, step)
             played = time.monotonic()
-            states, episodes, baselines, learned = learn(world, states, episodes, baselines)
+            states, episodes, baselines, learned = learn(trainer, states, episodes, baselines)
             world.voices.publish(states)
             metrics |= learned | {"time/play": played - clock, "time/learn": time.monotonic() - played}
 
@@ -60,7 +61,7 @@ def train(cfg: Config, run: Path, progress: Progress) -> dict[str, Any]:
             over = finished(world, memory, done)
             if cfg.evaluate.sets and (over or (cfg.evaluate.every and done % cfg.evaluate.every == 0)):
                 progress.say("evaluating")
-                metrics |= evaluate(world, cfg.evaluate.sets)[0]
+                metrics |= evaluate(world)[0]
             log.episodes(done, episodes)
             log.metrics(done, metrics)
             progress.step(done, world.system.expected(cfg), metrics)
@@ -79,7 +80,7 @@ def finished(world: World, memory: Memory, step: int) -> bool:
 
 
 def learn(
-    world: World, states: States, episodes: list[Episode], baselines: Mapping[str, float]
+    trainer: Trainer, states: States, episodes: list[Episode], baselines: Mapping[str, float]
 ) -> tuple[States, list[Episode], dict[str, float], Metrics]:
     """(states after the step's updates, episodes with advantages, baselines, metrics by role).
 
@@ -87,7 +88,7 @@ def learn(
     that learns lies on the accelerator while it does, and afterwards where all rest.
     """
     states, episodes, baselines, metrics = dict(states), list(episodes), dict(baselines), {}
-    for update in world.system.updates(world.cfg):
+    for update in trainer.world.system.updates(trainer.world.cfg):
         own = [i for i, e in enumerate(episodes) if e.trained and e.role == update.role and e.policy == update.policy]
         name = f"{update.policy}/{update.role}"
         rated, baseline = advantages.assign([episodes[i] for i in own], update.card, baselines.get(name))
@@ -96,10 +97,10 @@ def learn(
             metrics[f"{update.role}/baseline"] = baseline
         for i, episode in zip(own, rated, strict=True):
             episodes[i] = episode
-        if batches := world.learner.pack(rated, update.card, update.temperature):
+        if batches := trainer.learner.pack(rated, update.card, update.temperature):
             at_work = moved(states[update.policy], ACCELERATOR)
-            state, measured = world.learner.update(at_work, batches, update.card)
-            resting = moved(state.replace(ref_params=None), world.resting_place)
+            state, measured = trainer.learner.update(at_work, batches, update.card)
+            resting = moved(state.replace(ref_params=None), trainer.resting_place)
             reference = states[update.policy].ref_params  # the buffers that all states share, never a copy of them
             states[update.policy] = resting.replace(ref_params=reference)
             metrics |= {f"{update.role}/{name}": value for name, value in measured.items()}

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scope_jax.assemble import World
+from scope_jax.assemble import Trainer, World
 from scope_jax.config.tables import TrainSection
 from scope_jax.residence import ACCELERATOR, HOST, moved, with_shared_reference
 from scope_jax.state import TrainState
@@ -43,16 +43,14 @@ def test_the_base_is_held_once_after_both_policies_learned(offload: bool):
     base = states["challenger"].ref_params
     learner = SimpleNamespace(pack=lambda episodes, *_: [episodes] if episodes else [], update=update)
     cfg = card()
-    world = object.__new__(World)  # of which nothing else is asked
-    parts = {
-        "system": scope,
-        "learner": learner,
-        "cfg": cfg.model_copy(update={"train": TrainSection(offload=offload)}),
-    }
-    for name, part in parts.items():
+    world, trainer = object.__new__(World), object.__new__(Trainer)  # of which nothing else is asked
+    offloading = cfg.model_copy(update={"train": TrainSection(offload=offload)})
+    for name, part in {"system": scope, "cfg": offloading}.items():
         object.__setattr__(world, name, part)
+    for name, part in {"world": world, "learner": learner}.items():
+        object.__setattr__(trainer, name, part)
     for role in ("challenger", "solver", "challenger"):
-        states, _, _, _ = learn(world, states, [episode(role, 0.0), episode(role, 1.0)], {})
+        states, _, _, _ = learn(trainer, states, [episode(role, 0.0), episode(role, 1.0)], {})
     assert [float(states[name].params["w"][0]) for name in ("challenger", "solver")] == [2.0, 1.0]
     assert seen == [({ACCELERATOR}, 7.0)] * 3  # whoever learns has it beside itself
     assert all(state.ref_params["w"] is base["w"] for state in states.values())

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rollouts.types import Completion
-from scope_jax.assemble import World, assemble
+from scope_jax.assemble import Trainer, assemble
 from scope_jax.checkpoint import Checkpoints
 from scope_jax.config import load_card
 from scope_jax.residence import (
@@ -31,7 +31,7 @@ SMALL = ("train.batch_size=4", "rollout.slots=8", "evaluate.sets=[]", "learner.m
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+def trainer(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
     return assemble(load_card("configs/ssp/atlas.toml", SMALL), tmp_path_factory.mktemp("run"))
 
 
@@ -96,20 +96,20 @@ def test_states_move_without_a_change_of_bits() -> None:
     assert again.params["w"] is state.params["w"]  # what lies there already is not copied
 
 
-def test_a_checkpoint_holds_the_reference_once(world: World, tmp_path: Path) -> None:
+def test_a_checkpoint_holds_the_reference_once(trainer: Trainer, tmp_path: Path) -> None:
     """Two policies written and read: the states come back, into host memory if asked, with one shared reference."""
-    params = world.learner.init_state(world.start(None)[0]["actor"].params, reference=False).params
-    first = world.learner.init_state(params, reference=True)
-    second = world.learner.init_state(jax.tree.map(lambda w: w + 1, params), reference=False)
+    params = trainer.learner.init_state(trainer.start(None)[0]["actor"].params, reference=False).params
+    first = trainer.learner.init_state(params, reference=True)
+    second = trainer.learner.init_state(jax.tree.map(lambda w: w + 1, params), reference=False)
     states = with_shared_reference({"challenger": first, "solver": second})
     assert states["solver"].ref_params is first.ref_params
-    checkpoints = Checkpoints(tmp_path, world.cfg)
+    checkpoints = Checkpoints(tmp_path, trainer.world.cfg)
     checkpoints.save(1, with_one_reference(states), {"stage": "tasks"})
     checkpoints.wait()
     saved_bytes = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
     weights = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
     assert saved_bytes < 7.5 * weights  # 2 × (weights and two moments) + 1 reference; not 8
-    abstract = in_memory(world.learner.abstract_state(True), HOST)
+    abstract = in_memory(trainer.learner.abstract_state(True), HOST)
     found = checkpoints.resume(with_one_reference({"challenger": abstract, "solver": abstract}), lambda text: None)
     assert found is not None
     back = with_shared_reference(found.states)
@@ -117,22 +117,23 @@ def test_a_checkpoint_holds_the_reference_once(world: World, tmp_path: Path) -> 
     assert same(back, states)
 
 
-def test_resting_on_the_host_changes_no_bit(world: World) -> None:
+def test_resting_on_the_host_changes_no_bit(trainer: Trainer) -> None:
     """One update of the actor, its state on the accelerator all the time or in host memory before and after."""
     rng = np.random.default_rng(0)
     sampled = np.arange(40) >= 20
     made = []
     for sample in range(4):
-        ids = rng.integers(0, world.model.vocab_size, 40).astype(np.int32)
+        ids = rng.integers(0, trainer.world.model.vocab_size, 40).astype(np.int32)
         datum = Datum(ids, sampled, np.where(sampled, -7.0, 0.0).astype(np.float32))
         made.append(Episode("solver", "actor", "one", (datum,), float(sample)))
     after = {}
     for offload in (False, True):
-        cfg = world.cfg.model_copy(update={"train": world.cfg.train.model_copy(update={"offload": offload})})
-        place = replace(world, cfg=cfg)
-        states, _, _ = place.start(None)
+        cfg = trainer.world.cfg
+        cfg = cfg.model_copy(update={"train": cfg.train.model_copy(update={"offload": offload})})
+        other = replace(trainer, world=replace(trainer.world, cfg=cfg))
+        states, _, _ = other.start(None)
         assert kinds(states["actor"]) == {HOST if offload else ACCELERATOR}
-        after[offload], _, _, metrics = learn(place, states, list(made), {})
+        after[offload], _, _, metrics = learn(other, states, list(made), {})
         assert metrics["solver/grad_norm"] > 0
     assert kinds(after[True]["actor"]) == {HOST}
     assert same(after[True]["actor"], after[False]["actor"])

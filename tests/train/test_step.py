@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from scope_jax import advantages, batching, data
-from scope_jax.assemble import World, assemble
+from scope_jax.assemble import Trainer, assemble
 from scope_jax.config import load_card
 from scope_jax.state import TrainState
 from scope_jax.train import learn
@@ -17,38 +17,39 @@ SMALL = ("train.batch_size=6", "rollout.slots=16", "evaluate.sets=[]", "ssp.solv
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+def trainer(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
     return assemble(load_card("configs/ssp/atlas.toml", SMALL), tmp_path_factory.mktemp("run"))
 
 
 @pytest.fixture(scope="module")
-def started(world: World) -> dict[str, TrainState]:
-    states, _, step = world.start(None)
+def started(trainer: Trainer) -> dict[str, TrainState]:
+    states, _, step = trainer.start(None)
     assert step == 0
-    world.voices.publish(states)
+    trainer.world.voices.publish(states)
     return states
 
 
 @pytest.fixture(scope="module")
-def episodes(world: World, started: dict[str, TrainState]) -> list[Episode]:
-    items = data.items(world.rows, *world.system.takes(world.cfg, {}, 0), world.cfg.seed)
+def episodes(trainer: Trainer, started: dict[str, TrainState]) -> list[Episode]:
+    world = trainer.world
+    items = data.items(trainer.rows, *world.system.takes(world.cfg, {}, 0), world.cfg.seed)
     played, _, metrics = world.system.play(world.cfg, world.tools(0), world.system.start(world.cfg), items, 0)
     assert metrics["solver/searches"] > 0
     return played
 
 
 def test_engine_and_learner_agree_on_every_token_of_a_step(
-    world: World, started: dict[str, TrainState], episodes: list[Episode]
+    trainer: Trainer, started: dict[str, TrainState], episodes: list[Episode]
 ) -> None:
     """Within 1e-4 in float32, over every sampled token of both roles, through searches and their observations."""
-    for update in world.system.updates(world.cfg):
+    for update in trainer.world.system.updates(trainer.world.cfg):
         rated, _ = advantages.assign([e for e in episodes if e.role == update.role], update.card)
         for batch, part in zip(
-            world.learner.pack(rated, update.card, update.temperature),
+            trainer.learner.pack(rated, update.card, update.temperature),
             batching.split(batching.trainable(rated), update.card.mini_batches),
             strict=True,
         ):
-            scores = world.learner.score(started[update.policy], batch, reference=False)
+            scores = trainer.learner.score(started[update.policy], batch, reference=False)
             assert scores.old_MN is not None
             learner_N = batching.unpack(batch, scores.old_MN)
             engine_N = np.concatenate([d.logprobs_T[d.sampled_T] for e in part for d in e.datums])
@@ -56,26 +57,26 @@ def test_engine_and_learner_agree_on_every_token_of_a_step(
             np.testing.assert_allclose(learner_N, engine_N, atol=1e-4, rtol=0)
 
 
-def test_a_row_is_what_the_engine_saw(world: World, episodes: list[Episode]) -> None:
+def test_a_row_is_what_the_engine_saw(trainer: Trainer, episodes: list[Episode]) -> None:
     """Prompt, speech and observations decode to the text, in order, and only what was spoken is marked as sampled."""
     for episode in episodes:
         (datum,) = episode.datums
         turns = episode.text["turns"]
-        text = world.tokenizer.decode(datum.ids_T.tolist())
+        text = trainer.world.tokenizer.decode(datum.ids_T.tolist())
         place = 0
         for turn in turns:
             place = text.index(turn["text"], place) + len(turn["text"])
-        spoken = world.tokenizer.decode(datum.ids_T[datum.sampled_T].tolist())
+        spoken = trainer.world.tokenizer.decode(datum.ids_T[datum.sampled_T].tolist())
         assert all(turn["text"] in spoken for turn in turns if turn["kind"] == "sampled")
         assert "<information>" not in spoken or "<information>" in "".join(
             turn["text"] for turn in turns if turn["kind"] == "sampled"
         )
 
 
-def test_a_step_moves_the_weights_and_rates_the_episodes(world: World, episodes: list[Episode]) -> None:
-    states, _, _ = world.start(None)
+def test_a_step_moves_the_weights_and_rates_the_episodes(trainer: Trainer, episodes: list[Episode]) -> None:
+    states, _, _ = trainer.start(None)
     before = jax.device_get(states["actor"].params)
-    after, rated, baselines, metrics = learn(world, states, episodes, {})
+    after, rated, baselines, metrics = learn(trainer, states, episodes, {})
     moved = jax.tree.map(lambda a, b: float(np.abs(np.asarray(a) - b).max()), after["actor"].params, before)
     assert max(jax.tree.leaves(moved)) > 0
     assert all(e.advantage is not None for e in rated if e.trained)

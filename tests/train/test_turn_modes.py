@@ -18,11 +18,12 @@ SMALL = ("train.batch_size=4", "rollout.slots=16", "evaluate.sets=[]", "ssp.solv
 @pytest.mark.slow  # two steps of the demo, compiled anew
 @pytest.mark.parametrize(("mode", "rows"), [("chat", {1}), ("chat-trimmed", {1, 2})])
 def test_a_step(tmp_path: Path, mode: str, rows: set[int]) -> None:
-    world = assemble(load_card("configs/ssp/atlas.toml", (*SMALL, f"model.turns={mode}")), tmp_path)
-    states, remembered, _ = world.start(None)
+    trainer = assemble(load_card("configs/ssp/atlas.toml", (*SMALL, f"model.turns={mode}")), tmp_path)
+    world = trainer.world
+    states, remembered, _ = trainer.start(None)
     memory = remembered["game"]
     world.voices.publish(states)
-    items = data.items(world.rows, *world.system.takes(world.cfg, memory, 0), world.cfg.seed)
+    items = data.items(trainer.rows, *world.system.takes(world.cfg, memory, 0), world.cfg.seed)
     episodes, _, metrics = world.system.play(world.cfg, world.tools(0), memory, items, 0)
     searched = [e for e in episodes if any(turn["kind"] == "observation" for turn in e.text["turns"])]
     assert metrics["proposer/searches"] > 0
@@ -36,7 +37,7 @@ def test_a_step(tmp_path: Path, mode: str, rows: set[int]) -> None:
             later = [world.tokenizer.decode(d.ids_T[~d.sampled_T].tolist()) for d in episode.datums[1:]]
             assert all("<information>" in text for text in later)
             assert all(text.count("<think>") == spoken_thoughts(episode.datums[0], world) for text in later)
-    _, rated, _, metrics = learn(world, states, episodes, remembered["baselines"])
+    _, rated, _, metrics = learn(trainer, states, episodes, remembered["baselines"])
     assert all(np.isfinite(e.advantage) for e in rated if e.trained and e.advantage is not None)
     assert metrics["solver/mismatch_max"] < 1e-4  # of the first update; it moves the weights before the second
 
