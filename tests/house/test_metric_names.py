@@ -1,0 +1,112 @@
+"""Every metric that a card or a document names is one that a played step, its update or an exam yields."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from scope_jax.config import LearnerSection, LossCard, OptimizerSection
+from scope_jax.evaluate import means
+from scope_jax.learner import Learner
+from scope_jax.systems import SYSTEMS, scope, ssp
+from sharding.mesh import MeshConfig, make_mesh
+from tests.learner.conftest import TINY, random_episodes
+from tests.systems import harness, scope_world
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+CARDS = sorted((ROOT / "configs").rglob("*.toml"))
+
+
+def learned() -> set[str]:
+    """What the learner measures in a step: the program is traced, not compiled."""
+    mesh = make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
+    section = LearnerSection(buckets=(32,), attention="reference")
+    learner = Learner(TINY, mesh, OptimizerSection(), section, param_dtype="float32", compute_dtype="float32")
+    state, names = learner.abstract_state(reference=True), set()
+    for changes in ({"rollout_cap": 2.0}, {"kl": "k3-plain"}):
+        card = LossCard.model_validate(changes)
+        (batch,) = learner.pack(random_episodes(4, 2), card)
+        scores = jax.eval_shape(learner.score, state, batch)
+        names |= set(jax.eval_shape(lambda s, b, sc, card=card: learner.step(s, b, sc, card), state, batch, scores)[1])
+    return names
+
+
+def played_ssp() -> set[str]:
+    cfg, tools = harness.card(), harness.world()
+    metrics = ssp.play(cfg, tools, ssp.start(cfg), harness.ITEMS, 0)[2]
+    rows = [{"question": harness.question_about(0), "answers": ["Paris"]}]
+    return set(metrics) | exam("ssp", ssp.answer(cfg, tools, rows, temperature=0.0, max_tokens=9))
+
+
+def played_scope() -> set[str]:
+    cfg, names = scope_world.card(iterations=1), set()
+    memory, step = scope.start(cfg), 0
+    while not scope.finished(cfg, memory, step):
+        items = scope_world.DOCUMENTS if memory["stage"] != "solver" else []
+        _, memory, metrics = scope.play(cfg, scope_world.world(), memory, items, step)
+        names, step = names | set(metrics), step + 1
+    assert step >= 3  # every stage was played
+    rows = [{"question": "Tell of Delhi.", "rubric": [{"criterion": "Names alpha."}]}]
+    return names | exam("scope", scope.answer(cfg, scope_world.world(), rows, temperature=0.0, max_tokens=9))
+
+
+def exam(name: str, records: list[dict[str, Any]]) -> set[str]:
+    return {f"eval/{name}/{measure}" for measure in means(records)}
+
+
+@cache
+def known() -> frozenset[str]:
+    games = {"ssp": (played_ssp(), ("solver", "proposer")), "scope": (played_scope(), ("solver", "challenger"))}
+    assert set(games) == set(SYSTEMS)
+    own = set().union(*(names for names, _ in games.values()))
+    return frozenset(own | {f"{role}/{name}" for _, roles in games.values() for role in roles for name in learned()})
+
+
+def matches(mention: str) -> bool:
+    """True if a metric has this name; `<reason>` stands for any one part, … for anything."""
+    pattern = re.sub(r"<\w+>", "[^/]+", mention).replace("…", ".+")
+    return any(re.fullmatch(pattern, name) for name in known())
+
+
+def in_document(text: str) -> set[str]:
+    """`a/b` in backticks, unless it is a path of the repository."""
+    quoted = re.findall(r"`((?:[a-z_]+|…)(?:/(?:[a-z_]+|<\w+>|…))+)`", text)
+    return {name for name in quoted if not (ROOT / name.split("/")[0]).exists()}
+
+
+def in_card(text: str) -> set[str]:
+    """Words a/b of the comments whose first part is one that metrics begin with."""
+    comments = " ".join(line.partition("#")[2] for line in text.splitlines())
+    families = {name.split("/")[0] for name in known()}
+    words = re.findall(r"(?<![\w/.<])[a-z_]+(?:/[a-z_]+)+(?![\w/.-])", comments)
+    return {word for word in words if word.split("/")[0] in families}
+
+
+@pytest.mark.parametrize("path", [*DOCUMENTS, *CARDS], ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_no_metric_is_named_that_does_not_exist(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    named = in_document(text) if path.suffix == ".md" else in_card(text)
+    assert sorted(name for name in named if not matches(name)) == []
+
+
+def test_names_are_found_where_they_stand() -> None:
+    text = (ROOT / "docs" / "scope.md").read_text(encoding="utf-8")
+    assert {"gates/relevance", "rejected/<reason>", "estimate/…", "…/cut_off"} <= in_document(text)
+    assert in_document("`docs/losses.md` `configs/scope` `</answer>` `gates/nothing`") == {"gates/nothing"}
+    assert in_card("# falls (challenger/grounded); see configs/scope/atlas.toml, solver/x.md") == {
+        "challenger/grounded"
+    }
+    assert not matches("challenger/grounded") and matches("rejected/<reason>") and matches("solver/grad_norm")
+
+
+@pytest.mark.parametrize("game", ["ssp", "scope"])
+def test_what_to_watch_names_the_last_part_of_a_metric(game: str) -> None:
+    text = (ROOT / "docs" / f"{game}.md").read_text(encoding="utf-8").split("## What to watch")[1]
+    names = set(re.findall(r"`([a-z_]+)`", text)) - {"metrics"}
+    assert sorted(names - {name.rpartition("/")[2] for name in known()}) == []
