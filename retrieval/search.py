@@ -22,6 +22,7 @@ from retrieval.index import Index
 
 EMPTY_QUERY = "The search query was empty. Write the words to look for."
 NOTHING_FOUND = "No passage was found for this query."
+LONGEST_QUERY = 4096  # characters; encoders read a few hundred tokens
 
 
 @dataclass(frozen=True)
@@ -113,11 +114,12 @@ class SearchTool:
         return [result.text for result in self.results(queries)]
 
     def results(self, queries: Sequence[str]) -> list[SearchResult]:
-        """The same with what was found. Queries are stripped; an empty one gets a text that says so.
+        """The same with what was found. Queries are stripped and cut after LONGEST_QUERY characters, half a surrogate
+        pair in one becomes a question mark; an empty one gets a text that says so.
 
         Raises what the retriever raises: ConnectionError when a search server is down.
         """
-        stripped = [query.strip() for query in queries]
+        stripped = [query.strip()[:LONGEST_QUERY].encode(errors="replace").decode() for query in queries]
         known = {query: SearchResult("", (), EMPTY_QUERY) for query in stripped if not query}
         with self._lock:
             for query in stripped:

@@ -1,40 +1,49 @@
-"""A search server of the Search-R1 protocol over any retriever (`client.py` says what it speaks)."""
+"""A search server of the Search-R1 protocol over any retriever (`client.py` says what it speaks).
+
+What one request may ask for is limited, so that none can take the memory or the time of all the others.
+"""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from retrieval.search import Hit, Retriever
+from retrieval.search import LONGEST_QUERY, Hit, Retriever
 
 PATH = "/retrieve"
 TOPK_LIMIT = 1000  # passages of one query
+QUERIES_LIMIT = 8192  # of one request; Search-R1 sends those of a whole batch of episodes together
+PASSAGES_LIMIT = 65_536  # queries times topk
+BODY_LIMIT = 4 << 20  # bytes
+GONE = 499  # what nginx logs for a client that hung up; nobody reads it
+
+
+class Refusal(Exception):
+    """A request that is not answered: HTTP status and one sentence."""
+
+    def __init__(self, sentence: str, status: int = 400) -> None:
+        super().__init__(sentence)
+        self.status = status
 
 
 def make_app(retrieve: Retriever, *, top_k: int) -> Starlette:
-    """The server's application; `top_k` counts where a request names none. A bad request gets 400 and one sentence."""
+    """The server's application; `top_k` counts where a request names none. A bad request gets 400 and one sentence,
+    one of more than BODY_LIMIT bytes 413."""
 
-    async def answer(request: Request) -> JSONResponse:
+    async def answer(request: Request) -> Response:
         try:
-            body = await request.json()
-        except ValueError:
-            return _refusal("The request body is not JSON.")
-        if not isinstance(body, dict):
-            return _refusal("The request body must be a JSON object.")
-        queries, count, scores = body.get("queries"), body.get("topk"), body.get("return_scores", False)
-        if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
-            return _refusal("`queries` must be a list of strings.")
-        count = top_k if count is None else count
-        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= TOPK_LIMIT:
-            return _refusal(f"`topk` must be a whole number from 1 to {TOPK_LIMIT}.")
-        if not isinstance(scores, bool):
-            return _refusal("`return_scores` must be true or false.")
+            queries, count, scores = _wish(_parsed(await _body(request)), top_k)
+        except Refusal as refusal:
+            return JSONResponse({"error": str(refusal)}, status_code=refusal.status)
+        except ClientDisconnect:
+            return Response(status_code=GONE)
         found = await run_in_threadpool(retrieve, queries, count)
         return JSONResponse({"result": [[_entry(hit, scores) for hit in hits] for hits in found]})
 
@@ -46,11 +55,52 @@ def serve(retrieve: Retriever, *, top_k: int, host: str, port: int) -> None:
     uvicorn.run(make_app(retrieve, top_k=top_k), host=host, port=port, log_level="warning")
 
 
+async def _body(request: Request) -> bytes:
+    """The request's body, of which no more than BODY_LIMIT bytes are ever held."""
+    too_large = Refusal(f"The request body is larger than {BODY_LIMIT} bytes; send fewer queries at a time.", 413)
+    if int(request.headers.get("content-length", 0)) > BODY_LIMIT:
+        raise too_large
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > BODY_LIMIT:
+            raise too_large
+    return bytes(body)
+
+
+def _parsed(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except ValueError:
+        raise Refusal("The request body is not JSON.") from None
+    except RecursionError:
+        raise Refusal("The request body is nested too deep.") from None
+
+
+def _wish(body: Any, top_k: int) -> tuple[list[str], int, bool]:
+    """(queries, passages of each, whether scores are wanted) of a request within the limits."""
+    if not isinstance(body, dict):
+        raise Refusal("The request body must be a JSON object.")
+    queries, count, scores = body.get("queries"), body.get("topk"), body.get("return_scores", False)
+    if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
+        raise Refusal("`queries` must be a list of strings.")
+    if len(queries) > QUERIES_LIMIT or any(len(query) > LONGEST_QUERY for query in queries):
+        raise Refusal(f"`queries` may hold {QUERIES_LIMIT} strings of {LONGEST_QUERY} characters each, no more.")
+    try:
+        "".join(queries).encode()
+    except UnicodeEncodeError:
+        raise Refusal("`queries` holds half of a surrogate pair, which is no character.") from None
+    count = top_k if count is None else count
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= TOPK_LIMIT:
+        raise Refusal(f"`topk` must be a whole number from 1 to {TOPK_LIMIT}.")
+    if len(queries) * count > PASSAGES_LIMIT:
+        raise Refusal(f"{len(queries)} queries of {count} passages are more than {PASSAGES_LIMIT}; ask for fewer.")
+    if not isinstance(scores, bool):
+        raise Refusal("`return_scores` must be true or false.")
+    return queries, count, scores
+
+
 def _entry(hit: Hit, with_score: bool) -> dict[str, Any]:
     """Titles go out in double quotes, as in the wiki-18 dump that other clients expect."""
     document = {"id": hit.document.id, "contents": f'"{hit.document.title}"\n{hit.document.text}'}
     return {"document": document, "score": hit.score} if with_score else document
-
-
-def _refusal(sentence: str) -> JSONResponse:
-    return JSONResponse({"error": sentence}, status_code=400)

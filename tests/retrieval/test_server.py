@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import pytest
-import uvicorn
 
 from retrieval import client
 from retrieval.client import RemoteRetriever, SearchServerError
 from retrieval.corpus import Document
 from retrieval.search import Hit, SearchTool
-from retrieval.server import make_app
+from tests.retrieval.serving import serving
 
 
 def shelf(queries: Sequence[str], top_k: int) -> list[tuple[Hit, ...]]:
@@ -31,15 +29,8 @@ def shelf(queries: Sequence[str], top_k: int) -> list[tuple[Hit, ...]]:
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     """A server of `shelf` on a free port."""
-    listening = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(make_app(shelf, top_k=3), log_level="warning"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    yield f"http://127.0.0.1:{listening.getsockname()[1]}/retrieve"
-    server.should_exit = True
-    thread.join()
+    with serving(shelf) as port:
+        yield f"http://127.0.0.1:{port}/retrieve"
 
 
 def test_both_ends_agree(url: str):

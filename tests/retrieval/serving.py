@@ -1,0 +1,30 @@
+"""A search server in a thread, for tests that talk to it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from retrieval.search import Retriever
+from retrieval.server import make_app
+
+
+@contextmanager
+def serving(retrieve: Retriever) -> Iterator[int]:
+    """The free port on the loopback where `retrieve` is served, three passages a query."""
+    listening = socket.create_server(("127.0.0.1", 0), backlog=2048)
+    server = uvicorn.Server(uvicorn.Config(make_app(retrieve, top_k=3), log_level="warning"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield listening.getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join()
