@@ -37,7 +37,8 @@ class Batch(struct.PyTreeNode):
     + t within the shard's rows of this micro-batch) whose hidden state predicts `targets`; mask: False in empty slots.
     sequence: number of the slot's episode, from 0; length: its sampled tokens, first: True at the first of them.
     source: which sampled token of the step it is, counted in datum order, -1 in empty slots. temperature: log-probs are
-    of softmax(logits / temperature). sequences: room for that many episodes, a power of two.
+    of softmax(logits / temperature). padding_tokens, padding_sequences: sampled tokens and number of the episodes that
+    have no row but count in the loss's divisor. sequences: room for that many episodes, a power of two.
     """
 
     ids_MBT: Leaf
@@ -54,6 +55,8 @@ class Batch(struct.PyTreeNode):
     behaviour_MN: Leaf
     micro_batches: Leaf
     temperature: Leaf
+    padding_tokens: Leaf
+    padding_sequences: Leaf
     sequences: int = struct.field(pytree_node=False)
 
 
@@ -99,6 +102,12 @@ def split(episodes: Sequence[Episode], parts: int) -> list[list[Episode]]:
 def trainable(episodes: Sequence[Episode]) -> list[Episode]:
     """The episodes that are trained and have at least one sampled token."""
     return [episode for episode in episodes if episode.trained and sampled_tokens(episode)]
+
+
+def mini_batches(episodes: Sequence[Episode], parts: int) -> list[list[Episode]]:
+    """`split` of the episodes that a divisor counts, the trainable and the padding; a part of padding alone is none."""
+    counted = [e for e in episodes if (e.trained or e.padding) and sampled_tokens(e)]
+    return [part for part in split(counted, parts) if trainable(part)]
 
 
 def _pieces(episodes: Sequence[Episode], limit: int) -> list[Piece]:
@@ -193,12 +202,13 @@ def pack(episodes: Sequence[Episode], section: LearnerSection, row_shards: int, 
     """The episodes as one batch of numpy arrays, deterministically.
 
     section: buckets, packing, micro_batch_rows (rounded up to a multiple of row_shards; 0: all rows at once) and
-    logprob_chunk. row_shards: devices the rows are divided over. An episode without sampled tokens is left out.
+    logprob_chunk. row_shards: devices the rows are divided over. An episode without sampled tokens is left out; padding
+    is counted, and has no row.
 
     Raises ValueError if nothing is left to train on, if a datum is longer than the largest bucket, or if the first
     token of a datum is marked as sampled.
     """
-    chosen = trainable(episodes)
+    chosen, padding = trainable(episodes), [episode for episode in episodes if episode.padding]
     pieces = _pieces(chosen, max(section.buckets))
     if not pieces:
         raise ValueError("There is nothing to train on: no trained episode has a sampled token.")
@@ -224,6 +234,8 @@ def pack(episodes: Sequence[Episode], section: LearnerSection, row_shards: int, 
         **{f"{name}_MN": laid_out(name) for name in arrays if name not in ("ids", "positions", "segments")},
         micro_batches=np.int32(real),
         temperature=np.float32(temperature),
+        padding_tokens=np.float32(sum(map(sampled_tokens, padding))),
+        padding_sequences=np.float32(sum(sampled_tokens(episode) > 0 for episode in padding)),
         sequences=_power_of_two(len(chosen)),
     )
 

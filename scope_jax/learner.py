@@ -146,19 +146,19 @@ class Learner:
     def pack(self, episodes: Sequence[Episode], card: LossCard, temperature: float = 1.0) -> list[Batch]:
         """One batch on the devices for each of the card's mini-batches; groups stay together.
 
-        Episodes that are not trained or have no sampled token are left out, before the mini-batches are cut; [] if none
-        is left. temperature: of the rollout; used if the card is tempered (0 samples the arg-max, whose log-probs are
-        taken at 1). Raises ValueError as `batching.pack` does, and if a policy card meets an episode without advantage.
+        Episodes that are not trained or have no sampled token are left out, before the mini-batches are cut, but for
+        padding, which counts in its mini-batch's divisor; [] if nothing is left to train. temperature: of the rollout;
+        used if the card is tempered (0 samples the arg-max, whose log-probs are taken at 1). Raises ValueError as
+        `batching.pack` does, and if a policy card meets an episode without advantage.
         """
-        chosen = batching.trainable(episodes)
-        for episode in chosen:
+        for episode in batching.trainable(episodes):
             if card.objective == "policy" and episode.advantage is None:
                 raise ValueError(
                     f"An episode of role {episode.role!r}, group {episode.group!r}, has no advantage; "
                     "call advantages.assign before packing."
                 )
         tempered = temperature if card.tempered and temperature > 0 else 1.0
-        parts = batching.split(chosen, card.mini_batches)
+        parts = batching.mini_batches(episodes, card.mini_batches)
         return [self.place(batching.pack(part, self.section, self.row_shards, tempered)) for part in parts]
 
     def place(self, batch: Batch) -> Batch:
@@ -298,12 +298,14 @@ class Learner:
     ) -> tuple[TrainState, Any]:
         def local(state: TrainState, batch: Batch, scores: Scores) -> tuple[TrainState, dict[str, jax.Array]]:
             tokens = self._tokens(batch, scores)
-            denominator = self.shards.sum_rows(losses.denominator(card, tokens))
             counts = {
                 "tokens": jnp.sum(tokens.mask_N, dtype=jnp.float32),
                 "sequences": jnp.sum(tokens.first_N, dtype=jnp.float32),
             }
             counts = jax.tree.map(self.shards.sum_rows, counts)
+            denominator = losses.denominator(
+                card, counts["tokens"] + batch.padding_tokens, counts["sequences"] + batch.padding_sequences
+            )
             grads, (sums, per_token, maxima) = self._gradient(state.params, batch, scores, card)
             grads = self.shards.sum_gradients(grads, self.specs)
             grads = jax.tree.map(lambda grad: grad / denominator, grads)

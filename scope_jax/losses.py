@@ -65,16 +65,20 @@ def weights(card: LossCard, tokens: Tokens) -> Float[Array, " N"]:
     return mask_N / jnp.maximum(tokens.length_N, 1.0) if card.aggregation == "sequence-mean" else mask_N
 
 
-def denominator(card: LossCard, tokens: Tokens) -> Float[Array, ""]:
-    """This share of the divisor: token-mean Σ tokens; sequence-mean sequences; constant sequences · constant_length.
+def denominator(card: LossCard, tokens: Float[Array, ""], sequences: Float[Array, ""]) -> Float[Array, ""]:
+    """What the numerators are divided by: token-mean tokens; sequence-mean sequences; constant sequences ·
+    constant_length.
 
-    A sequence without trained tokens is no sequence: it counts in no divisor.
+    tokens, sequences: how many sampled tokens and episodes the whole mini-batch has, padding included. A sequence
+    without sampled tokens is no sequence: it counts in no divisor.
     """
-    dtype = tokens.length_N.dtype
-    if card.aggregation == "token-mean":
-        return jnp.sum(tokens.mask_N, dtype=dtype)
-    sequences = jnp.sum(tokens.first_N, dtype=dtype)
-    return sequences * card.constant_length if card.aggregation == "constant" else sequences
+    match card.aggregation:
+        case "token-mean":
+            return tokens
+        case "sequence-mean":
+            return sequences
+        case "constant":
+            return sequences * card.constant_length
 
 
 # ----------------------------------------------------------------------------------------------------------- ratios

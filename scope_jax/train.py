@@ -89,7 +89,7 @@ def learn(
     """
     states, episodes, baselines, metrics = dict(states), list(episodes), dict(baselines), {}
     for update in trainer.world.system.updates(trainer.world.cfg):
-        own = [i for i, e in enumerate(episodes) if e.trained and e.role == update.role and e.policy == update.policy]
+        own = [i for i, e in enumerate(episodes) if e.role == update.role and e.policy == update.policy]
         name = f"{update.policy}/{update.role}"
         rated, baseline = advantages.assign([episodes[i] for i in own], update.card, baselines.get(name))
         if baseline is not None:

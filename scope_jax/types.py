@@ -51,7 +51,9 @@ class Episode:
     """What one role did with one prompt: rows to train on, and text for people.
 
     `group` names the prompt whose completions are compared with each other; `advantage` is filled by
-    `advantages.assign`, and is one number for every sampled token of the episode (None: not yet computed).
+    `advantages.assign`, and is one number for every sampled token of the episode (None: not yet computed). `padding`
+    fills a place of the batch and is not trained: it has no term in the loss and takes no part in a baseline, but
+    counts in the divisor of its update's loss.
     """
 
     role: str
@@ -62,6 +64,7 @@ class Episode:
     parts: Mapping[str, float] = field(default_factory=dict)  # reward parts by name
     advantage: float | None = None
     trained: bool = True  # False: written to episodes.jsonl, not learned from
+    padding: bool = False
     text: Mapping[str, Any] = field(default_factory=dict)  # prompt, turns, question, answer … for people
 
     def with_advantage(self, advantage: float) -> Episode:

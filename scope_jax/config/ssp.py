@@ -48,7 +48,7 @@ class SSPSection(GameSection):
     replay_reset_every: int = Field(default=10, gt=0)
     replay_keep_reused: bool = False  # released code: True, a reused question enters the pool once more
     max_resamples: int = Field(default=5, ge=0)
-    dummy: Literal["rollout", "skip"] = "rollout"  # a dummy slot is played with reward 0, or left out of the batch
+    dummy: Literal["rollout", "skip"] = "rollout"  # a dummy slot counts in 1/B, or is left out of the batch
     invalid_reward: float = 0.0  # -0.1 is the punitive reward of App. B.3
     proposer_reward: Literal["one-minus-mean", "intermediate"] = "one-minus-mean"
     intermediate_left: float = 0.0  # "intermediate": 4 (left + s)(right - s) for 0 < s < 1, else 0 (released code)

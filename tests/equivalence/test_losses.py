@@ -147,7 +147,7 @@ def shares_of(world, count):
 
 
 def our_loss(hidden, table, world, card, scored, shares):
-    """Σ numerators / Σ denominators over the shares; what is summed over sequences comes first."""
+    """Σ numerators / denominator over the shares; what is summed over sequences comes first."""
     entered, sequences = [], None
     for places in shares:
         rows, columns = (np.pad(x, (0, SLOTS - len(places))) for x in np.array(places).T)
@@ -164,7 +164,9 @@ def our_loss(hidden, table, world, card, scored, shares):
         losses.loss_parts(logp_N, tokens, card, entropy_N=entropy_N, sequences=sequences)
         for logp_N, entropy_N, tokens in entered
     ]
-    return sum(part.numerator for part in parts) / sum(losses.denominator(card, tokens) for *_, tokens in entered)
+    trained = sum(jnp.sum(tokens.mask_N, dtype=hidden.dtype) for *_, tokens in entered)
+    sequences = sum(jnp.sum(tokens.first_N, dtype=hidden.dtype) for *_, tokens in entered)
+    return sum(part.numerator for part in parts) / losses.denominator(card, trained, sequences)
 
 
 def relative(ours, theirs):

@@ -119,7 +119,7 @@ def ours(card, world):
     )
     logp_N = jnp.asarray(world["logp"][rows, columns])
     sums = losses.sequence_sums(logp_N, tokens, card, ROWS) if losses.by_sequence(card) else None
-    divisor = losses.denominator(card, tokens)
+    divisor = losses.denominator(card, jnp.float64(len(rows)), jnp.float64(ROWS))
     loss, grad_N = jax.value_and_grad(
         lambda x_N: losses.loss_parts(x_N, tokens, card, sequences=sums).numerator / divisor
     )(logp_N)

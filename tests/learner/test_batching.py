@@ -1,5 +1,7 @@
 """Packing: what lies where, that every size comes from a small set, and that ids decide nothing."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -141,6 +143,25 @@ def test_mini_batches_keep_groups_whole(make):
     assert [e for part in parts for e in part] == episodes
     assert len(batching.split(episodes, 99)) == 5
     assert batching.split([], 2) == []
+
+
+def test_padding_is_counted_and_has_no_row(make):
+    datum_of, episode_of, _ = make
+    real = episode_of(datum_of([5, 6, 7, 8], [0, 0, 1, 1]), group="a", advantage=1.0)
+    filler, empty = (
+        replace(real, datums=(datum_of([1, 2, 3, 4], s),), advantage=None) for s in ([0, 1, 1, 1], [0] * 4)
+    )
+    padding = [
+        replace(e, trained=False, padding=True, group=g) for e, g in ((filler, "b"), (empty, "c"), (filler, "d"))
+    ]
+    batch, alone = (batching.pack(episodes, SECTION, 1, 1.0) for episodes in ([real, *padding], [real]))
+    assert (batch.padding_tokens, batch.padding_sequences) == (6, 2) and batch.mask_MN.sum() == 2
+    assert (alone.padding_tokens, alone.padding_sequences) == (0, 0)
+    np.testing.assert_array_equal(batch.ids_MBT, alone.ids_MBT)
+    # groups of padding keep their place when mini-batches are cut; one without anything else is none
+    other = replace(real, group="e")
+    assert batching.mini_batches([real, *padding, other], 2) == [[real, padding[0]], [padding[2], other]]
+    assert batching.mini_batches([real, *padding], 3) == [[real]]
 
 
 def test_what_cannot_be_packed_is_named(make):

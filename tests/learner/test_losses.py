@@ -38,7 +38,8 @@ def parts_of(card, toks=None, logp=LOGP, entropy=None):
 
 def value(card, toks=None, logp=LOGP, entropy=None):
     toks = tokens() if toks is None else toks
-    return float(parts_of(card, toks, logp, entropy).numerator / losses.denominator(card, toks))
+    divisor = losses.denominator(card, jnp.sum(toks.mask_N, dtype=float), jnp.sum(toks.first_N, dtype=float))
+    return float(parts_of(card, toks, logp, entropy).numerator / divisor)
 
 
 def gradient(card, toks=None):

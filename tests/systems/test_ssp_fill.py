@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scope_jax.config import Config
+from scope_jax import advantages
+from scope_jax.config import Config, LearnerSection, LossCard, OptimizerSection
+from scope_jax.learner import Learner
 from scope_jax.systems import ssp
 from scope_jax.systems.ssp import pool
 from scope_jax.types import Episode, Memory, Metrics
+from sharding.mesh import MeshConfig, make_mesh
+from tests.learner.conftest import TINY, weights_of
 from tests.systems.harness import ITEMS, Plan, ScriptedTools, card, good_proposal, of, question_about, world
 
 BAD = ["no question today"]
@@ -39,7 +46,55 @@ def answers(memory: Memory) -> list[str]:
     return [entry["answers"][0] for entry in memory["pool"]]
 
 
-def test_dummy_padding_gives_no_signal():
+@pytest.fixture(scope="module")
+def learner() -> Learner:
+    """A small model for the harness's tokenizer of characters."""
+    model = replace(TINY, num_layers=1, vocab_size=128, max_positions=1024)
+    mesh = make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
+    optimizer = OptimizerSection(warmup_steps=1, max_grad_norm=1e9, weight_decay=0.0)
+    section = LearnerSection(buckets=(1024,), micro_batch_rows=2, remat="none")
+    return Learner(model, mesh, optimizer, section, param_dtype=jnp.float32, compute_dtype=jnp.float32)
+
+
+def gradient(learner: Learner, episodes: list[Episode], loss: LossCard) -> dict[str, np.ndarray]:
+    """What Adam's first moment saw of one update, away from the reference: mu = (1 − beta1) · g."""
+    rated, _ = advantages.assign(episodes, loss)
+    params = weights_of(learner.model)
+    state = learner.init_state(params).replace(ref_params=jax.tree.map(lambda w: 1.1 * w, params))
+    after, _ = learner.update(state, learner.pack(rated, loss), loss)
+    leaves = jax.tree.leaves_with_path(after.opt_state[0].mu)
+    return {jax.tree_util.keystr(path): np.asarray(mu) / 0.1 for path, mu in leaves}
+
+
+def apart(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
+    return max(float(np.abs(one[name] - other[name]).max()) for name in one) / max(
+        float(np.abs(x).max()) for x in other.values()
+    )
+
+
+def test_dummy_padding_gives_no_gradient(learner: Learner):
+    """Neither by the policy term nor by KL or entropy; but the dummies count in the divisor, 1/B of Eq. (4)."""
+    cfg = card(fill="dummy", solver={"loss": {"kl_coef": 0.5, "entropy_coef": 0.5, "mini_batches": 1}})
+    loss = cfg.ssp.solver.loss
+    solver = of(step(cfg, {"pool": []}, 0, 1)[0], "solver")
+    real = [e for e in solver if e.text["origin"] == "fresh"]
+    padded, alone = gradient(learner, solver, loss), gradient(learner, real, loss)
+    assert apart(padded, {name: grad * 2 / 8 for name, grad in alone.items()}) < 1e-6
+    assert max(np.abs(grad).max() for grad in padded.values()) > 1e-3
+    dummies = [e for e in solver if e.text["origin"] == "dummy"]
+    assert len(dummies) == 6 and learner.pack(dummies, loss) == []
+    # cut in two, the second mini-batch has nothing but dummies: there is no step to take
+    rated, _ = advantages.assign(solver, loss)
+    assert len(learner.pack(rated, loss.model_copy(update={"mini_batches": 2}))) == 1
+
+
+def test_dummies_enter_no_baseline():
+    cfg = card(fill="dummy", solver={"loss": {"advantage": "batch-mean"}})
+    rated, _ = advantages.assign(of(step(cfg, {"pool": []}, 0, 1)[0], "solver"), cfg.ssp.solver.loss)
+    assert [e.advantage for e in rated] == [None, None, 0.5, -0.5, None, None, None, None]
+
+
+def test_dummy_padding_earns_nothing():
     episodes, memory, metrics = step(card(fill="dummy"), {"pool": []}, 0, 1)
     assert problems(episodes) == [("dummy", None), ("fresh", "Rome"), ("dummy", None), ("dummy", None)]
     rewards = {group: [e.reward for e in episodes if e.group == group] for group in ("solver/0", "solver/1")}

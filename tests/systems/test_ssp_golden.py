@@ -56,7 +56,9 @@ def test_one_step_by_hand(mixed: Plan):
         ("proposer/3", 1.0, {"valid": 1.0, "solver_mean": 0.0}, ""),  # 1 − 0
     ]
     assert proposer[2].text["verification"] == "Answer: Alexandria"
-    assert all(e.trained and e.policy == "actor" and e.advantage is None for e in episodes)
+    assert all(e.policy == "actor" and e.advantage is None for e in episodes)
+    assert [(e.trained, e.padding) for e in solver[::2]] == [(True, False), (False, True), (False, True), (True, False)]
+    assert all(e.trained and not e.padding for e in proposer)
     assert memory == {"pool": []}
     assert tools.asked == [
         *[("proposer", f"{item}", 1) for item in range(4)],
@@ -202,8 +204,9 @@ def test_the_proposers_warm_up_keeps_the_solver_from_learning():
     cfg = card(proposer_warmup_steps=2)
     learns = []
     for step in range(4):
-        episodes, _, _ = ssp.play(cfg, world(), {"pool": []}, ITEMS[:1], step)
-        learns.append({e.role for e in episodes if e.trained})
+        plan = Plan(proposals={"1": ["<think>easy</think>"]})  # the second slot is a dummy
+        episodes, _, _ = ssp.play(cfg, world(plan), {"pool": []}, ITEMS[:2], step)
+        learns.append({e.role for e in episodes if e.trained or e.padding})
     assert learns == [{"proposer"}, {"proposer"}, {"solver", "proposer"}, {"solver", "proposer"}]
 
 

@@ -46,13 +46,13 @@ def test_engine_and_learner_agree_on_every_token_of_a_step(
         rated, _ = advantages.assign([e for e in episodes if e.role == update.role], update.card)
         for batch, part in zip(
             trainer.learner.pack(rated, update.card, update.temperature),
-            batching.split(batching.trainable(rated), update.card.mini_batches),
+            batching.mini_batches(rated, update.card.mini_batches),
             strict=True,
         ):
             scores = trainer.learner.score(started[update.policy], batch, reference=False)
             assert scores.old_MN is not None
             learner_N = batching.unpack(batch, scores.old_MN)
-            engine_N = np.concatenate([d.logprobs_T[d.sampled_T] for e in part for d in e.datums])
+            engine_N = np.concatenate([d.logprobs_T[d.sampled_T] for e in batching.trainable(part) for d in e.datums])
             assert len(learner_N) > 50
             np.testing.assert_allclose(learner_N, engine_N, atol=1e-4, rtol=0)
 

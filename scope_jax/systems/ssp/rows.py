@@ -21,7 +21,8 @@ def episodes(
 ) -> list[Episode]:
     """Every episode of both roles; `trained` is False for the role that does not learn and for replaced proposals.
 
-    `rewards` holds the proposer's reward by slot; the last proposal of a slot counts, earlier ones were replaced.
+    `rewards` holds the proposer's reward by slot; the last proposal of a slot counts, earlier ones were replaced. A
+    dummy is padding of the solver's batch: no signal (App. B.1), but one of the B of Eq. (4).
     """
     solver_learns = cfg.ssp.train in ("both", "solver") and step >= cfg.ssp.proposer_warmup_steps
     proposer_learns = cfg.ssp.train in ("both", "proposer")
@@ -36,8 +37,9 @@ def episodes(
     return made
 
 
-def _solver(group: Solved, j: int, trained: bool) -> Episode:
+def _solver(group: Solved, j: int, learns: bool) -> Episode:
     problem, completion = group.problem, group.completions[j]
+    dummy = problem.origin == "dummy"
     return Episode(
         role="solver",
         policy=POLICY,
@@ -45,7 +47,8 @@ def _solver(group: Solved, j: int, trained: bool) -> Episode:
         datums=Datum.from_completion(completion),
         reward=group.rewards[j],
         parts={"correct": float(group.correct[j]), "format": float(group.formed[j])},
-        trained=trained,
+        trained=learns and not dummy,
+        padding=learns and dummy,
         text={
             "prompt": group.prompt,
             "turns": searching.transcript(completion),
