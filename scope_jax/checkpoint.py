@@ -26,7 +26,7 @@ from scope_jax.errors import UserError
 from scope_jax.metrics import fingerprint
 from scope_jax.types import Memory
 
-LAYOUT = 2  # of what a run saves; 2: the memory holds the game's and the moving baselines
+LAYOUT = 3  # of what a run saves; 2: the memory holds the game's and the moving baselines; 3: a state counts updates
 TEMPORARY = ".orbax-checkpoint-tmp"  # orbax: <name> + this (+ more) until all files are there
 
 

@@ -332,7 +332,8 @@ class Learner:
     def step(
         self, state: TrainState, batch: Batch, scores: Scores, card: LossCard
     ) -> tuple[TrainState, dict[str, Float[Array, ""]]]:
-        """One optimiser step; metrics stay on the device. The weights and moments of `state` are donated.
+        """One optimiser step at the learning rate of update `state.step`, which `update` counts; metrics stay on the
+        device. The weights and moments of `state` are donated.
 
         Without scores.old_MN, π_old is the current policy: right for the first step after scoring, r = 1. Where a
         sequence's ratio has to be known before its tokens' gradients and may lie in several micro-batches, the current
@@ -367,4 +368,4 @@ class Learner:
         for batch, scored in zip(batches, scores, strict=True):
             state, metrics = self.step(state, batch, scored, card)
             measured.append(metrics)
-        return state, _combined(jax.device_get(measured))
+        return state.replace(step=state.step + 1), _combined(jax.device_get(measured))

@@ -21,9 +21,10 @@ Tree = Any
 class TrainState(struct.PyTreeNode):
     """One policy under training.
 
-    step: optimiser steps tried, which is what the learning rate follows; skipped: those of them whose gradient was not
-    finite and that changed nothing else. opt_state: AdamW moments in the dtype of the weights, and its count of steps
-    taken. ref_params: the frozen reference of the KL term, buffers of its own; None if no card needs one.
+    step: updates so far, each of one or several optimiser steps, which is what the learning rate follows; skipped:
+    optimiser steps whose gradient was not finite and that changed nothing else. opt_state: AdamW moments in the dtype
+    of the weights, and its count of steps taken. ref_params: the frozen reference of the KL term, buffers of its own;
+    None if no card needs one.
     """
 
     step: Any  # int32 scalar, or its sharding in a tree of shardings
@@ -45,9 +46,9 @@ def adamw(section: OptimizerSection) -> optax.GradientTransformation:
 
 
 def learning_rate(section: OptimizerSection, step: Int[Array, ""]) -> Float[Array, ""]:
-    """Learning rate of optimiser step `step`, counted from 0.
+    """Learning rate of all optimiser steps of update `step`, counted from 0.
 
-    Linear warm-up lr · (step + 1)/warmup_steps, so that the first step moves the weights (verl's starts at 0); then
+    Linear warm-up lr · (step + 1)/warmup_steps, so that the first update moves the weights (verl's starts at 0); then
     constant, or lr · ½(1 + cos(π · (step − warmup_steps)/(total_steps − warmup_steps))), 0 from total_steps on.
     """
     place = jnp.asarray(step, jnp.float32)
@@ -93,7 +94,7 @@ def _as_float32(tree: Tree) -> Tree:
 def advance(
     state: TrainState, grads: Tree, norm: Float[Array, ""], section: OptimizerSection
 ) -> tuple[TrainState, Float[Array, ""], Bool[Array, ""]]:
-    """(state after one AdamW step, learning rate used, whether the step was taken).
+    """(state after one AdamW step of the current update, learning rate used, whether the step was taken).
 
     The gradient is scaled by min(1, max_grad_norm/(norm + 1e-6)) as torch.nn.utils.clip_grad_norm_ does. If the norm is
     not finite, weights and moments stay as they are, and the step is counted as skipped. Arithmetic is float32 in any
@@ -111,7 +112,6 @@ def advance(
         return jnp.where(taken, new.astype(old.dtype), old)
 
     after = state.replace(
-        step=state.step + 1,
         skipped=state.skipped + (~taken).astype(jnp.int32),
         params=jax.tree.map(keep, params, state.params),
         opt_state=jax.tree.map(keep, opt_state, state.opt_state),

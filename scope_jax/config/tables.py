@@ -158,9 +158,9 @@ class LossCard(Section):
 
 class OptimizerSection(Section):
     learning_rate: float = 1e-6
-    warmup_steps: int = 5
+    warmup_steps: int = 5  # updates of a policy, as verl counts: one for each role that trains it in a step
     schedule: Literal["constant", "cosine"] = "constant"
-    total_steps: int | None = None  # length of the cosine
+    total_steps: int | None = None  # updates to the end of the cosine
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
@@ -170,7 +170,7 @@ class OptimizerSection(Section):
     @model_validator(mode="after")
     def _cosine_has_an_end(self) -> OptimizerSection:
         if self.schedule == "cosine" and self.total_steps is None:
-            raise ValueError('schedule = "cosine" needs total_steps, the optimiser step at which it reaches zero')
+            raise ValueError('schedule = "cosine" needs total_steps, the update at which it reaches zero')
         return self
 
 

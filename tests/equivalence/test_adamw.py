@@ -34,6 +34,7 @@ def ours(section: OptimizerSection, start: dict[str, np.ndarray]) -> tuple[list[
 
     for step in range(STEPS):
         state, rate, taken = one(state, gradients(step))
+        state = state.replace(step=state.step + 1)  # what Learner.update does after the last of its mini-batches
         assert bool(taken)
         trajectory.append(jax.device_get(state.params))
         rates.append(float(rate))

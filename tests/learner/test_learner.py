@@ -184,8 +184,9 @@ def test_mini_batches_are_steps_and_later_ones_see_a_moved_policy(learner, state
     card = POLICY.model_copy(update={"mini_batches": 3})
     batches = learner.pack(episodes, card)
     after, metrics = learner.update(fresh(learner, state), batches, card)
-    assert len(batches) == 3 and int(after.step) == 3
+    assert len(batches) == 3 and int(after.opt_state[0].count) == 3
     assert metrics["ratio_max"] > 1.0 and metrics["sequences"] == 9
+    assert int(after.step) == 1  # the learning rate follows updates, as verl's scheduler does, not optimiser steps
 
 
 def test_temperature_is_used_if_the_card_is_tempered(learner, state, episodes):
