@@ -124,13 +124,14 @@ class Extension:
     """New tokens for a slot that rests.
 
     length: tokens of the episode that stay in the cache (what was sampled beyond them is forgotten). ids: the tokens
-    after them, at least one; the last is fed by the next generate.
+    after them, at least one; the last is fed by the next generate. key: with which the slot draws from then on.
     """
 
     slot: int
     length: int
     ids: Sequence[int]
     limit: int
+    key: np.ndarray  # uint32[2]
 
 
 def stop_row(params: SamplingParams) -> np.ndarray:
@@ -255,11 +256,12 @@ class Engine:
         ids = np.zeros((rows, buckets.pop()), np.int32)
         slots = np.full(rows, self.config.slots, np.int32)  # padding is dropped
         starts, counts, last, limits = (np.zeros(rows, np.int32) for _ in range(4))
+        keys = np.zeros((rows, 2), np.uint32)
         for row, e in enumerate(extensions):
             counts[row] = len(e.ids) - 1
             ids[row, : counts[row]] = e.ids[:-1]
-            slots[row], starts[row], last[row], limits[row] = e.slot, e.length, e.ids[-1], e.limit
-        return self._extend(params, state, ids, slots, starts, counts, last, limits)
+            slots[row], starts[row], last[row], limits[row], keys[row] = e.slot, e.length, e.ids[-1], e.limit, e.key
+        return self._extend(params, state, ids, slots, starts, counts, last, limits, keys)
 
     def generate(
         self, params: Params, state: DecodeState, longest: int | None = None, patience: int | None = None
@@ -327,7 +329,7 @@ class Engine:
         )
 
     def _extend_program(
-        self, params: Params, state: DecodeState, ids_ET, slots_E, starts_E, counts_E, last_E, limits_E
+        self, params: Params, state: DecodeState, ids_ET, slots_E, starts_E, counts_E, last_E, limits_E, keys_E2
     ):
         part = kv.take_rows(state.cache, slots_E)
         part = kv.append(self.model, params, part, ids_ET, starts_E, counts_E)
@@ -341,6 +343,7 @@ class Engine:
             length_S=put(state.length_S, starts_E + counts_E),
             limit_S=put(state.limit_S, limits_E),
             live_S=put(state.live_S, jnp.ones_like(slots_E, bool)),
+            sampling=state.sampling._replace(keys_S2=put(state.sampling.keys_S2, keys_E2)),
         )
 
     def _generate_program(

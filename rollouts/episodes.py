@@ -13,7 +13,8 @@ from rollouts.types import Completion, Continuation, Request, Restart, RolloutEr
 class Episode:
     """The host's side of one request: prompt, turns so far and the turn that is being sampled.
 
-    max_length: tokens that the engine holds of one row. prompt: of the current row. row: its number, from 0.
+    max_length: tokens that the engine holds of one row. prompt: of the current row. stretch: number of the stretch of
+    tokens that is being drawn; one begins with each restart, and where tokens were dropped.
     """
 
     def __init__(self, request: Request, index: int, tokenizer: TextCodec, max_length: int) -> None:
@@ -24,7 +25,7 @@ class Episode:
             raise ValueError(f"Request {index} has no prompt; give at least one token id.")
         if request.max_turns < 1:
             raise ValueError(f"Request {index} has max_turns={request.max_turns}; it must be at least 1.")
-        self.row = 0
+        self.stretch = 0
         self.turns: list[Turn] = []
         self.finish_reason: str | None = "overflow" if len(self.prompt) >= max_length else None
         self._tokenizer = tokenizer
@@ -41,12 +42,6 @@ class Episode:
     def length(self) -> int:
         """Tokens of the current row so far, prompt included."""
         return self._before + len(self._ids)
-
-    @property
-    def last_id(self) -> int:
-        """The last token of the current row so far."""
-        turns = [turn for turn in self.turns if len(turn.ids)]
-        return self._ids[-1] if self._ids else int(turns[-1].ids[-1] if turns else self.prompt[-1])
 
     @property
     def limit(self) -> int:
@@ -92,11 +87,11 @@ class Episode:
 
     @property
     def asks(self) -> bool:
-        """True if the turn that just ended is to be answered."""
-        return self.request.respond is not None and self.turns[-1].finish in ("stop", "eos")
+        """True if there is a responder for the turn that just ended."""
+        return self.request.respond is not None
 
     def ask(self) -> object:
-        """What the responder answers to the turns so far; `observe` checks that it is text or None."""
+        """What the responder answers to the turns so far; `observe` checks its kind."""
         assert self.request.respond is not None
         return self.request.respond(tuple(self.turns))
 
@@ -107,8 +102,9 @@ class Episode:
     def observe(self, answer: Future[object]) -> Literal["over", "goes on", "starts anew"]:
         """Adds the answer to a turn as an observation, and says what becomes of the episode.
 
-        It "goes on" with the ids of the new last turn, or "starts anew" from the new `prompt`. What the responder
-        raised is raised here, with a note that names the request. Raises RolloutError for an answer of another kind.
+        What the answer does not keep of the turn is dropped, whatever becomes of the rest. The episode "goes on" with
+        `appended`, or "starts anew" from the new `prompt`. What the responder raised is raised here, with a note that
+        names the request. Raises RolloutError for an answer of another kind, or one that keeps what is not there.
         """
         if (error := answer.exception()) is not None:
             error.add_note(f"raised by the responder of request {self.index} after turn {len(self.turns)}")
@@ -117,6 +113,8 @@ class Episode:
         if reply is None:
             self.end()
             return "over"
+        if isinstance(reply, Continuation | Restart) and reply.kept is not None:
+            self._keep(reply.kept)
         if sum(turn.kind == "sampled" for turn in self.turns) >= self.request.max_turns:
             self.finish_reason = "turns"
             return "over"
@@ -137,6 +135,25 @@ class Episode:
         self._add(Turn("observation", ids, np.zeros(len(ids), np.float32), text, None))
         return "goes on"
 
+    def _keep(self, count: int) -> None:
+        """Drops what the last turn says after its first `count` tokens."""
+        turn = self.turns[-1]
+        if not 1 <= count <= len(turn.ids):
+            raise RolloutError(
+                f"The responder of request {self.index} keeps {count} tokens of a turn that has {len(turn.ids)}."
+            )
+        if count < len(turn.ids):
+            self.turns[-1] = turn.first(count, self._tokenizer.decode)
+            self._before -= len(turn.ids) - count
+            self.stretch += 1
+
+    @property
+    def appended(self) -> tuple[int, list[int]]:
+        """After a turn was answered: (tokens of the row before its last token, that token and the observation)."""
+        turn, observation = self.turns[-2:]
+        ids = [int(turn.ids[-1]), *observation.ids.tolist()]
+        return self.length - len(ids), ids
+
     def _restart(self, reply: Restart) -> Literal["over", "starts anew"]:
         prompt = np.asarray(reply.prompt_ids, np.int32).reshape(-1)
         if not len(prompt):
@@ -145,7 +162,7 @@ class Episode:
             self.finish_reason = "overflow"
             return "over"
         self.turns.append(Turn("observation", prompt, np.zeros(len(prompt), np.float32), reply.text, None, True))
-        self.prompt, self.row, self._before = prompt, self.row + 1, len(prompt)
+        self.prompt, self.stretch, self._before = prompt, self.stretch + 1, len(prompt)
         return "starts anew"
 
     def completion(self) -> Completion:

@@ -29,15 +29,16 @@ def derived_key(seed: int, call: int, index: int) -> np.ndarray:
     return np.frombuffer(digest, dtype="<u4").copy()
 
 
-def row_key(key: np.ndarray, row: int) -> np.ndarray:
-    """uint32[2] key data of an episode's row: the request's own for the first, another for every later one.
+def stretch_key(key: np.ndarray, stretch: int) -> np.ndarray:
+    """uint32[2] key data of a stretch of an episode: the request's own for the first, another for every later one.
 
     A token's random numbers come from the key and the token's place in its row. After a restart the places count anew,
-    and with the same key the policy would draw the same numbers again.
+    and where tokens were dropped their places are taken again: with the same key the policy would draw the same numbers
+    a second time.
     """
-    if not row:
+    if not stretch:
         return key
-    digest = hashlib.blake2b(repr((key.tolist(), row)).encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(repr((key.tolist(), stretch)).encode(), digest_size=8).digest()
     return np.frombuffer(digest, dtype="<u4").copy()
 
 
@@ -121,9 +122,11 @@ class _Round:
             for row, episode in pairs:
                 slot = self._free.pop()
                 self._live[slot] = episode
-                key = row_key(self._keys[episode.index], episode.row)
-                placements.append(Placement(slot, row, episode.limit, episode.request.params, key))
+                placements.append(Placement(slot, row, episode.limit, episode.request.params, self._key(episode)))
             self._state = self._engine.insert(self._state, prefix, placements)
+
+    def _key(self, episode: Episode) -> np.ndarray:
+        return stretch_key(self._keys[episode.index], episode.stretch)
 
     def _answer(self, block: bool) -> None:
         """Takes the answers that have come; with `block`, waits for one unless a slot came free meanwhile."""
@@ -133,11 +136,10 @@ class _Round:
         extensions = []
         for future in sorted(done, key=lambda f: self._asked[f][0]):
             slot, episode = self._asked.pop(future)
-            kept, last = episode.length - 1, episode.last_id
             outcome = episode.observe(future)
             if outcome == "goes on":
                 self._live[slot] = episode
-                extensions.append(Extension(slot, kept, [last, *episode.turns[-1].ids.tolist()], episode.limit))
+                extensions.append(Extension(slot, *episode.appended, episode.limit, self._key(episode)))
             else:
                 self._free.append(slot)
                 if outcome == "starts anew":

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-Finish = Literal["stop", "eos", "length", "overflow", "turns"]
+Finish = Literal["stop", "eos", "length", "overflow", "cut", "turns"]
 
 
 class RolloutError(RuntimeError):
@@ -52,8 +52,9 @@ class Turn:
 
     ids: int32; logprobs: float32, 0 in observations. text: the decoded ids without the stop id; for observations what
     people read of them. finish: how a sampled turn ended ("stop": a stop string or stop id, "eos": an end token,
-    "length": max_tokens, "overflow": the engine's length), None for observations. restarts: True for an observation
-    after which the policy reads another prompt instead of all that came before; `ids` is that prompt, whole.
+    "length": max_tokens, "overflow": the engine's length, "cut": an answer to it kept only its beginning), None for
+    observations. restarts: True for an observation after which the policy reads another prompt instead of all that came
+    before; `ids` is that prompt, whole.
     """
 
     kind: Literal["sampled", "observation"]
@@ -63,27 +64,35 @@ class Turn:
     finish: str | None
     restarts: bool = False
 
+    def first(self, count: int, decode: Callable[[list[int]], str]) -> Turn:
+        """A sampled turn without what followed its first `count` tokens; its text is that of the tokens that stay."""
+        ids = self.ids[:count]
+        return replace(self, ids=ids, logprobs=self.logprobs[:count], text=decode(ids.tolist()), finish="cut")
+
 
 @dataclass(frozen=True)
 class Continuation:
     """An answer to a turn as ids: they follow the tokens so far, special tokens of a chat template among them.
 
-    text: what a person reads of it.
+    text: what a person reads of it. kept: how many of the turn's tokens it answers; the others are dropped from the
+    episode (None: all stay).
     """
 
     ids: Sequence[int] | np.ndarray
     text: str
+    kept: int | None = None
 
 
 @dataclass(frozen=True)
 class Restart:
     """An answer to a turn as a whole new prompt: the next turn follows it, and nothing that came before is seen.
 
-    text: what the policy newly learned, for people.
+    text: what the policy newly learned, for people. kept: as in `Continuation`.
     """
 
     prompt_ids: Sequence[int] | np.ndarray
     text: str
+    kept: int | None = None
 
 
 Reply = str | Continuation | Restart | None
@@ -96,9 +105,9 @@ class Request:
 
     key: uint32[2], raw threefry key data; None lets the driver derive one from its seed, the number of the call and the
     place in it. group: requests of one group have the same prompt and share one prefill. max_turns: sampled turns.
-    respond: what a turn that ended with "stop" or "eos" gets; called in another thread with all turns so far, returns
-    an observation, as text that is encoded and appended, as a `Continuation` or as a `Restart`, or None to end the
-    episode. respond None: the episode has one turn.
+    respond: what a turn gets; called in another thread with all turns so far, the last of which may have ended in any
+    way, returns an observation, as text that is encoded and appended, as a `Continuation` or as a `Restart`, or None to
+    end the episode. respond None: the episode has one turn.
     """
 
     prompt_ids: Sequence[int] | np.ndarray

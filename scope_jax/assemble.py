@@ -6,7 +6,7 @@ A `World` is what a game is played with, whether it trains or is evaluated; a `T
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -41,7 +41,7 @@ from scope_jax.residence import (
 )
 from scope_jax.state import TrainState
 from scope_jax.systems import SYSTEMS
-from scope_jax.turns import Joiner
+from scope_jax.turns import Joiner, Respond
 from scope_jax.types import Memory, Prompt, System
 from sharding.mesh import MeshConfig, make_mesh
 from sharding.rules import TRAIN
@@ -139,7 +139,7 @@ class StepTools:
         top_p: float = 1.0,
         stop: Sequence[str] = (),
         max_turns: int = 1,
-        respond: Callable[..., str | None] | None = None,
+        respond: Respond | None = None,
         tempered: bool = True,
     ) -> list[list[Completion]]:
         names = [prompt.name for prompt in prompts]

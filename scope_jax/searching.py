@@ -13,14 +13,35 @@ from rollouts.types import Completion, Turn
 from scope_jax import parsing
 from scope_jax.dialects import Dialect
 from scope_jax.dialects.calls import calls
+from scope_jax.turns import Cut
+
+UNFINISHED = ("length", "overflow")  # how a turn ends that had more to say
 
 
-def queries_of(text: str, dialect: Dialect, *, first_only: bool = False) -> list[str]:
-    """The queries a turn asks for: of all its valid searches, a JSON list inside one counting as several (SSP's
-    released code), or of its first valid one alone, whose content is one query (SCOPE's).
-    """
+def queries_of(text: str, dialect: Dialect) -> list[str]:
+    """The queries of all valid searches of a turn, a JSON list inside one counting as several (SSP's released code)."""
     valid = [call.query for call in calls(text, dialect) if call.query is not None]
-    return valid[:1] if first_only else [query for content in valid for query in parsing.several(content)]
+    return [query for content in valid for query in parsing.several(content)]
+
+
+def first_query(text: str, dialect: Dialect, finals: Sequence[str]) -> tuple[str, int] | None:
+    """The one query of a turn of which only the first search is run, and where in the text that search ends: behind
+    the closing tag (SCOPE's released code).
+
+    None without a valid search, and where a closed tag of `finals` begins before it; the search may even lie inside.
+    """
+    for call in calls(text, dialect):
+        if call.query is not None:
+            if any(0 <= _begin(text, final) < call.start for final in finals):
+                return None
+            return call.query, text.index(dialect.close, call.start) + len(dialect.close)
+    return None
+
+
+def _begin(text: str, tag: str) -> int:
+    """Where the first closed `<tag>` begins; -1 without one."""
+    end = text.find(f"</{tag}>")
+    return text.rfind(f"<{tag}>", 0, end) if end >= 0 else -1
 
 
 def responder(
@@ -31,22 +52,26 @@ def responder(
     first_only: bool = False,
     end_token_ends: bool = True,
     malformed: str | None = None,
-) -> Callable[[Sequence[Turn]], str | None]:
+) -> Callable[[Sequence[Turn]], str | Cut | None]:
     """What a turn gets: the results of its searches, in the dialect's words.
 
-    None, the end of the episode, after a closed tag of `finals`, and without a search. first_only: only the first
-    search of a turn is run, and what comes first counts: a final tag behind it does not end the episode.
-    end_token_ends: an end token that the policy said itself ends the episode; right for raw turns, where nothing can
-    follow it. malformed: what a turn reads whose searches are all malformed (None: the episode ends).
+    None, the end of the episode, after a closed tag of `finals`, without a search, and where the turn had more to say.
+    first_only: only the first search of a turn is run, if no final tag begins before it, and what the turn says behind
+    it is dropped, however the turn ended. end_token_ends: an end token that the policy said itself ends the episode;
+    right for raw turns, where nothing can follow it. malformed: what a turn reads whose searches are all malformed
+    (None: the episode ends).
     """
 
-    def respond(turns: Sequence[Turn]) -> str | None:
-        text = turns[-1].text
-        if end_token_ends and turns[-1].finish == "eos":
+    def respond(turns: Sequence[Turn]) -> str | Cut | None:
+        text, finish = turns[-1].text, turns[-1].finish
+        if first_only and (found := first_query(text, dialect, finals)):
+            query, end = found
+            return Cut(end, dialect.observation(search([query])))
+        if finish in UNFINISHED or (end_token_ends and finish == "eos"):
             return None
-        if _ended(text, dialect, finals, first_only):
+        if any(parsing.first([text], final) is not None for final in finals):
             return None
-        if queries := queries_of(text, dialect, first_only=first_only):
+        if queries := queries_of(text, dialect):
             return dialect.observation(search(queries))
         begun = calls(text, dialect)
         return malformed if begun and not any(call.valid for call in begun) else None
@@ -54,27 +79,15 @@ def responder(
     return respond
 
 
-def _ended(text: str, dialect: Dialect, finals: Sequence[str], first_only: bool) -> bool:
-    """True if a final tag ends the episode: any closed one, or with first_only one that begins before the search."""
-    searches = [call.start for call in calls(text, dialect) if call.valid]
-    head = text[: searches[0]] if first_only and searches else text
-    return any(parsing.first([head], final) is not None for final in finals)
-
-
 def said(completion: Completion) -> list[str]:
     """Texts of the policy's own turns."""
     return [turn.text for turn in completion.turns if turn.kind == "sampled"]
 
 
-def queries_run(completion: Completion, dialect: Dialect, *, first_only: bool = False) -> list[str]:
+def queries_run(completion: Completion, dialect: Dialect) -> list[str]:
     """Queries that were answered: those of every turn but the last."""
     answered = completion.turns[:-1]  # whatever comes after a turn of the policy is its observation
-    return [
-        query
-        for turn in answered
-        if turn.kind == "sampled"
-        for query in queries_of(turn.text, dialect, first_only=first_only)
-    ]
+    return [query for turn in answered if turn.kind == "sampled" for query in queries_of(turn.text, dialect)]
 
 
 def results_read(completion: Completion, dialect: Dialect) -> list[str]:

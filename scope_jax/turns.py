@@ -19,6 +19,7 @@ and everything is rendered anew does this second guard not stand, since there th
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -29,7 +30,6 @@ from scope_jax import parsing
 from scope_jax.dialects import Dialect
 
 Mode = Literal["raw", "chat", "chat-trimmed"]
-Respond = Callable[[tuple[Turn, ...]], str | None]
 SHORT = ({"role": "user", "content": "?"}, {"role": "assistant", "content": "!"})
 
 
@@ -63,6 +63,21 @@ class ChatCodec(Protocol):
     ) -> list[int]: ...
 
     def decode(self, ids: Any) -> str: ...
+
+
+@dataclass(frozen=True)
+class Cut:
+    """An answer to the beginning of a turn: what the turn says from character `end` of its text on is dropped.
+
+    A token in which the beginning ends stays whole. An end token that alone comes behind it stays, too, where messages
+    have ends.
+    """
+
+    end: int
+    text: str
+
+
+Respond = Callable[[tuple[Turn, ...]], str | Cut | None]
 
 
 def raw(text: str) -> str:
@@ -105,16 +120,29 @@ class Joiner:
         """The responder of a `Request` that began with one user message, `prompt`, from a game's."""
 
         def reply(turns: tuple[Turn, ...]) -> Reply:
-            text = respond(turns)
-            if text is None:
+            answer = respond(turns)
+            if answer is None:
                 return None
+            text, kept = (answer, None) if isinstance(answer, str) else (answer.text, self._kept(turns[-1], answer.end))
+            if kept is not None:
+                turns = (*turns[:-1], turns[-1].first(kept, self.tokenizer.decode))
             if self.mode == "raw":
-                return Continuation(self.tokenizer.encode(raw(text), self._forbidden), raw(text))
+                return Continuation(self.tokenizer.encode(raw(text), self._forbidden), raw(text), kept)
             if self.mode == "chat":
-                return Continuation(self._after(turns[-1], self.dialect.message(text)), text)
-            return Restart(self._anew(prompt, turns, text), text)
+                return Continuation(self._after(turns[-1], self.dialect.message(text)), text, kept)
+            return Restart(self._anew(prompt, turns, text), text, kept)
 
         return reply
+
+    def _kept(self, turn: Turn, end: int) -> int | None:
+        """How many tokens of a turn hold the first `end` characters of its text; None if nothing has to be dropped."""
+        ids, head = turn.ids.tolist(), turn.text[:end]
+        enough = bisect_left(
+            range(1, len(ids)), True, key=lambda count: self.tokenizer.decode(ids[:count]).startswith(head)
+        )
+        count = enough + 1
+        ended = turn.finish == "eos" and self.mode != "raw"
+        return None if count == len(ids) - ended else count
 
     def glue(self, message: Mapping[str, str]) -> list[int]:
         """Ids from the end of the policy's message up to the beginning of its next, with `message` in between.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -11,6 +11,7 @@ import numpy as np
 from rollouts.types import Completion
 from scope_jax.config import Config, JudgeSection, LossCard
 from scope_jax.data import Source
+from scope_jax.turns import Respond
 
 BASE = "base"  # the name under which the weights a run began with speak
 Memory = dict[str, Any]  # what is carried between steps: plain JSON data, saved with every checkpoint
@@ -78,7 +79,7 @@ class Prompt:
     ids: tuple[int, ...]
     name: str  # unique within a step and role; folded into every sample's PRNG key
     text: str  # the user message that `ids` render; turns that are rendered anew begin with it
-    respond: Callable[..., str | None] | None = None  # answers its turns, where the call's `respond` is not meant
+    respond: Respond | None = None  # answers its turns, where the call's `respond` is not meant
 
 
 @dataclass(frozen=True)
@@ -115,13 +116,13 @@ class Tools(Protocol):
         top_p: float = 1.0,
         stop: Sequence[str] = (),
         max_turns: int = 1,
-        respond: Callable[..., str | None] | None = None,
+        respond: Respond | None = None,
         tempered: bool = True,
     ) -> list[list[Completion]]:
         """`samples` completions of each prompt, in order; keys from (run seed, step, role, prompt name, sample).
 
         policy: whose weights speak, one of the system's policies or BASE, the weights the run began with. respond: the
-        text that answers a turn, or None; it becomes tokens as the card's `model.turns` says.
+        text that answers a turn, or its beginning (`Cut`), or None; it becomes tokens as the card's `model.turns` says.
         """
         ...
 

@@ -109,8 +109,6 @@ class Config(Section):
             raise ValueError(
                 'data.prompts is missing; scope.mode = "curated" learns from a file of prompts with rubrics'
             )
-        if not self.scope.solver_stops_at_search and self.model.turns == "raw":
-            raise ValueError('scope.solver_stops_at_search = false needs model.turns = "chat" or "chat-trimmed"')
         if self.scope.mode == "self-play" and self.data.documents is None and self.retrieval.corpus is None:
             raise ValueError(
                 "data.documents is missing; with a search server SCOPE needs a file of documents of its own"

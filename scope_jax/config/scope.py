@@ -75,7 +75,7 @@ class ScopeSection(GameSection):
     task_types: dict[str, float] = {"long_form_qa": 1.0, "summarization": 1.0, "planning": 1.0, "writing": 1.0}
     search_turns: tuple[float, ...] = (4, 3, 2)  # shares of tasks with 1, 2, 3 ... expected searches, App. G
     dynamic_turns: bool = True  # each result says how many searches are left; released code
-    solver_stops_at_search: bool = True  # False: a turn goes on after a search, and ends by itself; released code
+    solver_stops_at_search: bool = True  # False: a turn ends by itself, what follows its search is dropped; the code
     # the solver's rollouts that measure a task, and the creation of tasks (App. G)
     n_train: int = Field(default=8, ge=1)  # N in stage 1
     n_filter: int = Field(default=4, ge=1)  # N in the filter

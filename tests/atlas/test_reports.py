@@ -16,7 +16,7 @@ from scope_jax.atlas.tasks import TOLD, Thing
 from scope_jax.config import load_card
 from scope_jax.systems.scope import instructions, judging, rules, talking
 from scope_jax.systems.scope.records import Order
-from scope_jax.turns import raw
+from scope_jax.turns import Cut, raw
 from tests.systems.harness import ScriptedTools
 
 GOOD = ReportHabits(frozenset(), *[0.0] * 8)
@@ -24,7 +24,13 @@ DRAWS = 40
 
 
 def _said(script: Script) -> list[rules.Said]:
-    return [talking.heard(report_scripts.card(), text) for text, spoken in script.parts if spoken]
+    cfg, final = report_scripts.card(), "task" if "</task>" in script.parts[-1][0] else "answer"
+    answered = [place < len(script.parts) - 1 for place in range(len(script.parts))]
+    return [
+        talking.heard(cfg, text, final, more)
+        for (text, spoken), more in zip(script.parts, answered, strict=True)
+        if spoken
+    ]
 
 
 def _habit(**share: float) -> ReportHabits:
@@ -62,7 +68,8 @@ def test_what_comes_back_is_what_the_game_gives(room: Newsroom, show_one, role: 
         turns: list[Turn] = []
         for text, spoken in script.parts:
             if turns and not spoken:
-                assert raw(respond(turns) or "") == text
+                answer = respond(turns)
+                assert raw(answer.text if isinstance(answer, Cut) else answer or "") == text
             kind = "sampled" if spoken else "observation"
             turns.append(Turn(kind, np.zeros(0, np.int32), np.zeros(0, np.float32), text, "stop" if spoken else None))
         assert respond(turns) is None  # and then it is over

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rollouts.local import row_key
+from rollouts.local import stretch_key
 from rollouts.scripted import ScriptedRollouts
 from rollouts.types import Continuation, Request, Restart, RolloutError
 from tests.rollouts.world import ENGINE, EOS, ByteTokenizer, bits, make_rollouts, request, trainer_logprobs
@@ -76,11 +76,11 @@ def test_a_restart_does_not_reuse_random_numbers(rollouts):
     assert len(said) >= 3 and len(set(said)) > 1
 
 
-def test_row_keys():
+def test_stretch_keys():
     key = np.asarray([7, 1], np.uint32)
-    keys = {tuple(row_key(np.asarray(k, np.uint32), row).tolist()) for k in ([7, 1], [7, 2]) for row in range(50)}
-    assert row_key(key, 0) is key and len(keys) == 100
-    assert row_key(key, 1).dtype == np.uint32 and row_key(key, 1).shape == (2,)
+    keys = {tuple(stretch_key(np.asarray(k, np.uint32), n).tolist()) for k in ([7, 1], [7, 2]) for n in range(50)}
+    assert stretch_key(key, 0) is key and len(keys) == 100
+    assert stretch_key(key, 1).dtype == np.uint32 and stretch_key(key, 1).shape == (2,)
 
 
 def test_a_prompt_that_does_not_fit_ends_the_episode(rollouts):

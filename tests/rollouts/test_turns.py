@@ -121,11 +121,14 @@ def test_turns_run_out(rollouts, free):
     assert len(completion.ids_T) == end
 
 
-def test_a_turn_cut_by_its_limit_is_not_answered(rollouts):
-    called = []
-    one = request("question", max_tokens=5, stop_ids=(), max_turns=3, respond=lambda turns: called.append(1))
+def test_a_responder_sees_that_a_turn_was_cut_by_its_limit(rollouts):
+    def respond(turns):
+        return "go on" if [turn.finish for turn in turns] == ["length"] else None
+
+    one = request("question", max_tokens=5, stop_ids=(), max_turns=3, respond=respond)
     completion = rollouts.run([one])[0]
-    assert completion.finish_reason == "length" and len(completion.ids_T) == 5 and not called
+    assert [turn.finish for turn in completion.turns] == ["length", None, "length"]
+    assert completion.finish_reason == "length" and len(completion.ids_T) == 5 + len("go on") + 5
 
 
 def test_an_observation_that_does_not_fit(rollouts, free):

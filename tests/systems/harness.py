@@ -14,7 +14,7 @@ from rollouts.types import Completion, Request, SamplingParams, Turn
 from scope_jax import dialects
 from scope_jax.config import Config, parse_config
 from scope_jax.parsing import neutralise
-from scope_jax.turns import Joiner, Mode
+from scope_jax.turns import Joiner, Mode, Respond
 from scope_jax.types import Prompt
 
 EOS = 3  # no printable character
@@ -100,7 +100,7 @@ class ScriptedTools:
         top_p: float = 1.0,
         stop: Sequence[str] = (),
         max_turns: int = 1,
-        respond: Callable[..., str | None] | None = None,
+        respond: Respond | None = None,
         tempered: bool = True,
     ) -> list[list[Completion]]:
         assert len({prompt.name for prompt in prompts}) == len(prompts), "prompt names must differ within a call"

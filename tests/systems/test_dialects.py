@@ -15,6 +15,7 @@ from scope_jax import dialects, parsing, searching
 from scope_jax.config import CardError, parse_config
 from scope_jax.dialects import DialectError
 from scope_jax.dialects.calls import Call, calls
+from scope_jax.turns import Cut
 from tests.systems.harness import card
 
 XML, HERMES, FUNCTION = (dialects.load(name) for name in ("xml", "hermes", "function"))
@@ -196,23 +197,34 @@ def test_what_a_turn_gets(dialect):
 
     a, b, broken = dialect.write("a"), dialect.write("b"), dialect.open
     assert after(f"{a} {b}") == dialect.observation(["A", "B"])
-    assert after(f"{a} {b}", first_only=True) == dialect.observation(["A"])
+    first = Cut(len(a), dialect.observation(["A"]))
+    assert after(f"{a} {b}", first_only=True) == first
     assert after(f"{a} <answer>x</answer>") is None
-    assert after(f"{a} <answer>x</answer>", first_only=True) == dialect.observation(["A"])
+    assert after(f"{a} <answer>x</answer>", first_only=True) == first
     assert after(f"<answer>x</answer> {a}", first_only=True) is None
-    assert after(f"{broken} {a}", first_only=True) == dialect.observation(["A"])
+    assert after(f"<answer>{a}</answer>", first_only=True) is None
+    assert after(f"{broken} {a}", first_only=True) == Cut(len(f"{broken} {a}"), first.text)
     assert after(a, "eos") is None
     assert after(a, "eos", end_token_ends=False) == dialect.observation(["A"])
+    for finish in ("eos", "length", "overflow"):  # however the turn ended, its first search is all that counts
+        assert after(f"{a} and", finish, first_only=True) == first
+    for finish in ("length", "overflow"):
+        assert after(a, finish) is None and after(f"{broken} and", finish, first_only=True, malformed="No.") is None
     assert after(broken) is None
     assert after(broken, malformed="That was not run.") == "That was not run."
     assert after("no search at all", malformed="That was not run.") is None
-    assert asked == ["a", "b", "a", "a", "a", "a"]
+    assert asked == ["a", "b", *["a"] * 7]
 
 
 def test_a_list_is_several_queries_only_where_all_searches_are_run():
     text = '<search>["a", "b"]</search>'
     assert searching.queries_of(text, XML) == ["a", "b"]
-    assert searching.queries_of(text, XML, first_only=True) == ['["a", "b"]']
+    assert searching.first_query(text, XML, ("answer",)) == ('["a", "b"]', len(text))
+
+
+def test_the_one_search_of_a_turn_ends_with_its_closing_tag():
+    two = '<function_calls>search(query="a"); search(query="b")</function_calls>'
+    assert searching.first_query(f"{two} and", FUNCTION, ("answer",)) == ("a", len(two))
 
 
 def own(tmp_path: Path, text: str) -> str:

@@ -45,7 +45,7 @@ def test_the_papers_cards_hold_table_9(path: Path):
     assert (game.n_train, game.n_filter, game.window, game.search_turns) == (8, 4, (0.2, 0.8), (4, 3, 2))
     assert 200 <= game.generation_batch <= 500 and game.target_tasks == 5120
     assert game.target_tasks == game.solver_batch * game.steps_per_iteration
-    assert not game.solver_stops_at_search  # the released code's, which raw turns cannot have
+    assert not game.solver_stops_at_search  # the released code's
     changed = {"prompts", "solver_stops_at_search"} | ({"gates"} if "qwen3" in path.stem else set())
     assert game.model_dump(exclude=changed) == ScopeSection().model_dump(exclude=changed)  # the defaults are it
     assert scope.judges(cfg) == {} and scope.asks_base(cfg)

@@ -9,7 +9,7 @@ import pytest
 from scope_jax import advantages, dialects
 from scope_jax.systems import scope
 from scope_jax.types import System
-from tests.systems.harness import EOS, ROLES, of
+from tests.systems.harness import EOS, ROLES, of, plain
 from tests.systems.scope_world import (
     CRITERIA,
     DOCUMENTS,
@@ -36,12 +36,16 @@ def plan(way: str) -> Plan:
         drafts={
             ("Aare", 0): (searching_turn("Aare", way), look, task("Tell of Aare.")),
             ("Aare", 1): (bare, task("A VAGUE tale.")),
+            ("Aare", 2): ("I pass.",),
             ("Bern", 0): (look, task("An ALIEN matter.")),
             ("Bern", 1): ("<think>hm</think> nothing",),
+            ("Bern", 2): (look, look, task("A VAGUE story.")),
             ("Cusco", 0): (broken, look, task("Something UNGRADABLE.")),
             ("Cusco", 1): ("I pass.",),
+            ("Cusco", 2): ("<task>Something else UNGRADABLE.</task>",),
             ("Delhi", 0): (look, task("Tell of Delhi.")),
             ("Delhi", 1): (look, task("Tell of old Delhi.")),
+            ("Delhi", 2): (look, task("Tell of new Delhi.")),
         },
         attempts={
             ("Tell of Aare", 0): (look, answer("alpha beta gamma delta")),
@@ -52,14 +56,17 @@ def plan(way: str) -> Plan:
             ("Tell of Delhi", 2): ("<think>x</think> no idea",),
             ("Tell of old Delhi", 0): (look, answer("alpha")),
             ("Tell of old Delhi", 1): (look, "<think>x</think> no idea"),
+            ("Tell of new Delhi", 0): (look, answer("alpha beta gamma delta")),
+            ("Tell of new Delhi", 1): (look, answer("delta gamma beta alpha")),
         },
     )
 
 
 def game(way: str, **changes: Any):
     limits = {"soft_limit": 30, "hard_limit": 50}
-    options = {"target_tasks": 2, "solver": {"samples": 3}, "solver_reward": limits, "iterations": 1}
-    return card(way=way, **options, **changes)
+    options = {"target_tasks": 2, "solver_reward": limits, "iterations": 1}
+    roles = {"challenger": {"samples": 3}, "solver": {"samples": 3}}
+    return card(way=way, **options, **roles, **changes)
 
 
 def test_the_module_has_the_shape_of_a_game():
@@ -80,59 +87,70 @@ def test_a_challengers_step_by_hand(way: str):
     cfg, tools = game(way), world(plan(way), way)
     episodes, memory, metrics = scope.play(cfg, tools, scope.start(cfg), DOCUMENTS, 0)
     drafts = of(episodes, "challenger")
-    assert [e.text["searches_asked"] for e in drafts[::2]] == [2, 3, 1, 1]  # 4:3:2 of four: two, one and one
+    assert [e.text["searches_asked"] for e in drafts[::3]] == [2, 3, 1, 1]  # 4:3:2 of four: two, one and one
     expected = [
         # group, R_C, think, tool, structure, f_diff, rejected
         ("challenger/0", 1.5, 1.0, 1.0, 1.0, 1.0, ""),  # ḡ = (1 + 0)/2
         ("challenger/0", 0.5 * (0.5 + 0.5 + 1) / 3, 0.5, 0.5, 1.0, 0.0, "entity"),
+        ("challenger/0", 0.0, 0.0, 0.0, 0.0, 0.0, "no_task"),  # r_fmt = 0
         ("challenger/1", 0.5 * (1 + 1 / 3 + 1) / 3, 1.0, 1 / 3, 1.0, 0.0, "relevance"),
         ("challenger/1", 0.5 * (1 + 0 + 0) / 3, 1.0, 0.0, 0.0, 0.0, "no_task"),
+        ("challenger/1", 0.5 * (1 + 2 / 3 + 1) / 3, 1.0, 2 / 3, 1.0, 0.0, "entity"),
         ("challenger/2", 0.5, 1.0, 1.0, 1.0, 0.0, "no_rubrics"),
-        ("challenger/2", 0.0, 0.0, 0.0, 0.0, 0.0, "no_task"),  # r_fmt = 0
+        ("challenger/2", 0.0, 0.0, 0.0, 0.0, 0.0, "no_task"),
+        ("challenger/2", 0.5 * (0 + 0 + 1) / 3, 0.0, 0.0, 1.0, 0.0, "no_rubrics"),
         ("challenger/3", 1.25, 1.0, 1.0, 1.0, 0.75, ""),  # ḡ = (.75 + .5)/2
         ("challenger/3", 0.75, 1.0, 1.0, 1.0, 0.25, ""),  # ḡ = (.25 + 0)/2
+        ("challenger/3", 0.5, 1.0, 1.0, 1.0, 0.0, ""),  # ḡ = 1, too easy
     ]
     names = ("think", "tool", "structure", "difficulty")
     found = [(e.group, e.reward, *(e.parts[n] for n in names), e.text["rejected"]) for e in drafts]
     for got, wanted in zip(found, expected, strict=True):
         assert got == (wanted[0], *map(pytest.approx, wanted[1:6]), wanted[6])
-    assert [e.parts.get("solver_mean") for e in drafts] == [0.5, None, None, None, None, None, 0.625, 0.125]
+    assert [e.parts.get("solver_mean") for e in drafts] == [0.5, *[None] * 8, 0.625, 0.125, 1.0]
     assert all(e.trained and e.policy == "challenger" for e in drafts)
 
     tried = of(episodes, "solver")
     assert [(e.group, e.parts["rubric"], e.trained, e.policy) for e in tried] == [
         ("solver/0", 1.0, False, "solver"),
         ("solver/0", 0.0, False, "solver"),
-        ("solver/6", 0.75, False, "solver"),
-        ("solver/6", 0.5, False, "solver"),
-        ("solver/7", 0.25, False, "solver"),
-        ("solver/7", 0.0, False, "solver"),
+        ("solver/9", 0.75, False, "solver"),
+        ("solver/9", 0.5, False, "solver"),
+        ("solver/10", 0.25, False, "solver"),
+        ("solver/10", 0.0, False, "solver"),
+        ("solver/11", 1.0, False, "solver"),
+        ("solver/11", 1.0, False, "solver"),
     ]
-    # Eq. (2) on pairs: ±half the difference over half the difference times √2, and eps = 1e-6
+    # Eq. (2): (r − mean)/(std + 1e-6), std of three with n − 1
     rated, _ = advantages.assign(drafts, cfg.scope.challenger.loss)
-    signs = [1, -1, 1, -1, 1, -1, 1, -1]
-    assert [e.advantage for e in rated] == pytest.approx([sign / 2**0.5 for sign in signs], abs=1e-5)
+    zscores = [
+        *(16 / 201**0.5, -5 / 201**0.5, -11 / 201**0.5),  # 27, 6 and 0 eighteenths, mean 11
+        *(1 / 7**0.5, -3 / 7**0.5, 2 / 7**0.5),  # 7, 3 and 8 eighteenths, mean 6
+        *(5 / 21**0.5, -4 / 21**0.5, -1 / 21**0.5),  # 9, 0 and 3 eighteenths, mean 4
+        *(5 / 21**0.5, -1 / 21**0.5, -4 / 21**0.5),  # 15, 9 and 6 twelfths, mean 10
+    ]
+    assert [e.advantage for e in rated] == pytest.approx(zscores, abs=5e-5)
 
     assert {"stage": "tasks", "place": 0, "drawn": 4, "tasks": []}.items() <= memory.items()
     wanted = {
-        "challenger/valid": 3 / 8,
-        "gates/passed": 4 / 6,
-        "gates/entity": 5 / 6,
-        "gates/relevance": 5 / 6,
-        "challenger/rubrics_parsed": 3 / 4,
+        "challenger/valid": 4 / 12,
+        "gates/passed": 6 / 9,
+        "gates/entity": 7 / 9,
+        "gates/relevance": 8 / 9,
+        "challenger/rubrics_parsed": 4 / 6,
         "challenger/rubric_items": 4.0,
-        "challenger/reward": (1.5 + 1 / 3 + 7 / 18 + 1 / 6 + 0.5 + 0 + 1.25 + 0.75) / 8,
-        "challenger/searches": (2 + 1 + 1 + 0 + 1 + 0 + 1 + 1) / 8,
-        "rejected/no_task": 2 / 8,
-        "estimate/rubric": 2.5 / 6,
-        "estimate/task_score": (0.5 + 0.625 + 0.125) / 3,
-        "estimate/answered": 5 / 6,
-        "estimate/searches": 5 / 6,
-        "judge/gates/asked": 12.0,
-        "judge/rubric_writer/asked": 4.0,
-        "judge/rubric_writer/retried": 1.0,
-        "judge/rubric_writer/malformed": 1.0,
-        "judge/grader/asked": 20.0,  # five answers by four criteria
+        "challenger/reward": ((27 + 6 + 0 + 7 + 3 + 8 + 9 + 0 + 3) / 18 + 1.25 + 0.75 + 0.5) / 12,
+        "challenger/searches": (2 + 1 + 0 + 1 + 0 + 2 + 1 + 0 + 0 + 1 + 1 + 1) / 12,
+        "rejected/no_task": 3 / 12,
+        "estimate/rubric": 4.5 / 8,
+        "estimate/task_score": (0.5 + 0.625 + 0.125 + 1) / 4,
+        "estimate/answered": 7 / 8,
+        "estimate/searches": 7 / 8,
+        "judge/gates/asked": 18.0,
+        "judge/rubric_writer/asked": 6.0,
+        "judge/rubric_writer/retried": 2.0,
+        "judge/rubric_writer/malformed": 2.0,
+        "judge/grader/asked": 28.0,  # seven answers by four criteria
         "iteration": 1.0,
     }
     assert {name: metrics[name] for name in wanted} == pytest.approx(wanted)
@@ -285,12 +303,76 @@ def test_a_search_inside_an_answer_is_part_of_the_answer_where_turns_go_on():
     assert tools.options["solver"]["stop"] == ("</answer>",) and tools.searched == ["Rhine", "Rhine"]
     assert [e.text["answer"] for e in episodes] == ["alpha <search>Nile</search> beta"] * 2
     assert [e.parts["rubric"] for e in episodes] == [1.0, 1.0]
-    assert episodes[0].text["turns"][0]["text"].endswith("</search> and so on")
+    assert episodes[0].text["turns"][0]["text"] == searching_turn("Rhine")
     cfg = card(way="qwen2.5", mode="curated")
     tools = world(plan, "qwen2.5")
     with pytest.raises(IndexError):  # the turn ends inside the answer, and the plan has no further one
         scope.play(cfg, tools, scope.start(cfg), rows, 0)
     assert "Nile" in tools.searched
+
+
+MADE_UP = "\n<information>\nThe Rhine ends in Peru.\n</information>\n"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_search_that_was_not_run_is_not_paid(way: str):
+    """Neither one in the last turn there may be, nor those quoted in an answer; an answer behind a search is none."""
+    look, quoted = searching_turn("Rhine", way), dialects.load(WAYS[way][0]).write("Aare")
+    attempts = {
+        ("Aare", 0): (look, look, f"{look} <answer>alpha</answer>"),
+        ("Aare", 1): (look, answer(f"alpha {quoted} {quoted} {quoted}")),
+    }
+    rows = [{"question": "Tell of Aare.", "rubric": [{"criterion": "Names alpha."}]}]
+    cfg = card(way=way, mode="curated", solver_stops_at_search=False, solver={"max_turns": 3})
+    episodes, _, metrics = scope.play(cfg, world(Plan(attempts=attempts), way), scope.start(cfg), rows, 0)
+    parts = [[e.parts[name] for name in ("search", "tool", "answer", "rubric")] for e in episodes]
+    assert parts == [[pytest.approx(2 / 3), 1.0, 0.0, 0.0], [pytest.approx(1 / 3), 1.0, 1.0, 1.0]]
+    assert metrics["solver/searches"] == 1.5 and episodes[0].text["turns"][-1]["text"] == look
+    (found,) = scope.trajectories(cfg, world(Plan(attempts=attempts), way), rows, temperature=0.0, max_tokens=999)
+    again = world(Plan(replies={"Tell of Aare.": f"{look} <answer>alpha</answer>"}), way)
+    (record,) = scope.finish(cfg, again, [found], temperature=0.0, max_tokens=999)
+    assert record["prediction"] is None and again.searched == []
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "rest",
+    [
+        pytest.param(f"{MADE_UP}<answer>alpha beta</answer>", id="results and an answer"),
+        pytest.param(f"{MADE_UP}{{more}} {{more}} and more.", id="two further searches, ended by itself"),
+        pytest.param(MADE_UP * 40, id="on and on until max_tokens"),
+    ],
+)
+def test_what_follows_the_search_of_a_turn_is_dropped(way: str, rest: str):
+    """Rows, texts, rewards and metrics are those of a turn that was stopped at its search."""
+    look = searching_turn("Rhine", way)
+    rest = rest.format(more=dialects.load(WAYS[way][0]).write("Aare"))
+    rows = [{"question": "Tell of Aare.", "rubric": [{"criterion": f"Names {word}."} for word in ("alpha", "beta")]}]
+    found = []
+    for turn, stops in ((look, True), (look + rest, False)):
+        plan = Plan(attempts={("Aare", n): (turn, turn, answer("alpha")) for n in (0, 1)})
+        cfg = card(
+            way=way,
+            mode="curated",
+            solver_stops_at_search=stops,
+            solver={"sampling": {"max_tokens": 1500}},
+        )
+        tools = world(plan, way)
+        episodes, _, metrics = scope.play(cfg, tools, scope.start(cfg), rows, 0)
+        assert tools.searched == ["Rhine"] * 4
+        found.append((plain(episodes), metrics))
+    assert found[0] == found[1]
+    cut, metrics = found[1]
+    assert metrics["solver/searches"] == 2.0 and cut[0]["text"]["turns"][0]["text"] == look
+    assert cut[0]["parts"] == {
+        "format": 1.0,
+        "think": 1.0,
+        "tool": 1.0,
+        "answer": 1.0,
+        "length": 1.0,
+        "search": pytest.approx(2 / 3),
+        "rubric": 0.5,
+    }
 
 
 def test_no_gates_lets_every_task_pass():

@@ -211,7 +211,6 @@ def test_play_is_pure_and_goes_on_from_json_in_the_middle_of_task_generation():
         ({"scope": {"search_turns": [0, 0]}}, "search_turns must hold shares"),
         ({"scope": {"solver_reward": {"soft_limit": 9, "hard_limit": 9}}}, "hard_limit must be larger"),
         ({"scope": {"mode": "curated"}}, "data.prompts is missing"),
-        ({"scope": {"solver_stops_at_search": False}}, "needs model.turns"),
         ({"retrieval": {"url": "http://search"}}, "data.documents is missing"),
         ({"judge": {"url": "http://judge", "model": "m"}}, r"does not read \[judge\]"),
     ],

@@ -11,7 +11,7 @@ import pytest
 from rollouts.types import Continuation, Restart, Turn
 from scope_jax import dialects, parsing
 from scope_jax.systems import ssp
-from scope_jax.turns import Joiner
+from scope_jax.turns import Cut, Joiner
 from tests.systems.harness import EOS, ITEMS, RESULTS, ROLES, Characters, Plan, ScriptedTools, card, of, plain, world
 
 CODEC = Characters()
@@ -70,6 +70,44 @@ def test_an_end_token_of_the_policys_own_stands():
         said = Turn("sampled", ids, np.zeros(2, np.float32), "x", finish)
         reply = joiner.responder(lambda turns: "R", "P")((said,))
         assert reply == Continuation(glue or [EOS, *CODEC.encode(f"{USER}R{END}{ASSISTANT}")], "R")
+
+
+class Pairs(Characters):
+    """A vocabulary of pairs of characters, so that a tag may end within a token."""
+
+    def encode(self, text, forbid=()):
+        pairs = [text[i : i + 2] for i in range(0, len(text), 2)]
+        return [sum(ord(char) << 8 * place for place, char in enumerate(pair)) for pair in pairs]
+
+    def decode(self, ids):
+        return "".join(chr(i & 255) + (chr(i >> 8) if i >> 8 else "") for i in map(int, ids))
+
+
+@pytest.mark.parametrize("mode", ["raw", "chat", "chat-trimmed"])
+def test_what_is_dropped_of_a_turn(mode):
+    """The kept token stays whole, and what is rendered anew is its text; an end token alone stays where it can."""
+    joiner = Joiner(mode, Pairs(), dialects.load("xml"))
+
+    def reply(text, end, finish="stop"):
+        ids = np.asarray(Pairs().encode(text) + ([EOS] if finish == "eos" else []), np.int32)
+        turn = Turn("sampled", ids, np.zeros(len(ids), np.float32), text, finish)
+        answer = joiner.responder(lambda turns: Cut(end, "R"), "P")((turn,))
+        assert isinstance(answer, Continuation | Restart)
+        return answer
+
+    def told(answer):
+        return Pairs().decode(answer.prompt_ids if isinstance(answer, Restart) else answer.ids)
+
+    glue = {"raw": "\nR\n\n", "chat": f"{END}{USER}R{END}{ASSISTANT}"}
+    for text, end, kept, left in (("abc> and", 4, 2, "abc>"), ("ab> and", 3, 2, "ab> "), ("abc>de", 1, 1, "ab")):
+        for finish in ("stop", "eos", "length"):
+            answer = reply(text, end, finish)
+            assert answer.kept == kept
+            assert told(answer) == glue.get(mode, f"{USER}P{END}{ASSISTANT}{left}{END}{USER}R{END}{ASSISTANT}")
+    assert reply("abc>", 4).kept is None and reply("ab> ", 3).kept is None  # nothing follows the token
+    ended = reply("abc>", 4, "eos")
+    assert ended.kept == (2 if mode == "raw" else None)
+    assert mode != "chat" or told(ended) == glue["chat"][1:]  # the policy has ended its message itself
 
 
 def test_the_end_of_an_episode_is_the_end_in_every_mode():

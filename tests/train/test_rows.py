@@ -22,13 +22,14 @@ from rollouts.types import Completion, Request
 from scope_jax import batching, dialects
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner import Learner
-from scope_jax.turns import Joiner, Mode
+from scope_jax.turns import Cut, Joiner, Mode
 from scope_jax.types import Datum, Episode
 from sharding.mesh import MeshConfig, make_mesh
 from tests.rollouts.world import CFG, ENGINE, EOS, ByteTokenizer, make_engine, make_params, sampling
 
 ROLES = {"user": 257, "assistant": 258, "tool": 259, "environment": 259}
 MODES: tuple[Mode, ...] = ("raw", "chat", "chat-trimmed")
+MAX_TOKENS = 12  # of a turn
 
 
 class ByteChat(ByteTokenizer):
@@ -64,8 +65,8 @@ class Sequence:
         self.sampled += [sampled] * len(ids)
         self.logprobs += logprobs
 
-    def holds(self, datum: Datum) -> bool:
-        """True if the datum is this sequence, up to what a dispatch sampled after a stop string."""
+    def holds(self, datum: Datum, dropped: int) -> bool:
+        """True if the datum is this sequence, up to what a dispatch sampled after a stop string, and so many more."""
         count = len(datum.ids_T)
         rest = self.sampled[count:]
         return (
@@ -73,7 +74,7 @@ class Sequence:
             and self.sampled[:count] == datum.sampled_T.tolist()
             and np.asarray(self.logprobs[:count], np.float32).tobytes() == datum.logprobs_T.tobytes()
             and all(rest)
-            and len(rest) < ENGINE.decode_steps
+            and len(rest) < ENGINE.decode_steps + dropped
         )
 
 
@@ -139,15 +140,17 @@ class Plan:
     results: tuple[str, ...]  # what the searches find, turn after turn; then the episode ends
     nudged: int  # the turn that is answered by words instead of results
     key: int
+    end: int | None = None  # characters of a turn that are answered, the others are dropped
 
     def request(self) -> Request:
         dialect = dialects.load(self.dialect)
 
-        def respond(turns) -> str | None:
+        def respond(turns) -> str | Cut | None:
             number = sum(turn.kind == "sampled" for turn in turns) - 1
             if number >= len(self.results):
                 return None
-            return "Search once more." if number == self.nudged else dialect.observation([self.results[number]])
+            text = "Search once more." if number == self.nudged else dialect.observation([self.results[number]])
+            return text if self.end is None else Cut(self.end, text)
 
         joiner = Joiner(self.mode, ByteChat(), dialect)
         ids = (
@@ -157,7 +160,7 @@ class Plan:
         )
         return Request(
             prompt_ids=ids,
-            params=sampling(stop=tuple(self.stops), max_tokens=12),
+            params=sampling(stop=tuple(self.stops), max_tokens=MAX_TOKENS),
             key=np.asarray([3, self.key], np.uint32),
             group=None,
             max_turns=self.turns,
@@ -176,6 +179,7 @@ plans = st.builds(
     results=st.lists(text, max_size=5).map(tuple),
     nudged=st.integers(0, 9),
     key=st.integers(0, 2**31),
+    end=st.none() | st.integers(1, MAX_TOKENS),
 )
 
 
@@ -193,11 +197,15 @@ SLOW = [HealthCheck.too_slow]  # a step of the engine takes its time
 @given(asked=st.lists(plans, min_size=1, max_size=12))
 def test_a_row_is_what_the_engine_saw_and_sampled(engine, params, asked):
     completions, sequences = play(engine, params, asked)
-    datums = [datum for completion in completions for datum in Datum.from_completion(completion)]
+    datums = [
+        (datum, 0 if plan.end is None else MAX_TOKENS)
+        for plan, completion in zip(asked, completions, strict=True)
+        for datum in Datum.from_completion(completion)
+    ]
     assert len(datums) == len(sequences)
     unmatched = list(sequences)
-    for datum in datums:
-        match = next((sequence for sequence in unmatched if sequence.holds(datum)), None)
+    for datum, dropped in datums:
+        match = next((sequence for sequence in unmatched if sequence.holds(datum, dropped)), None)
         assert match is not None, "no slot of the engine held this row"
         unmatched = [sequence for sequence in unmatched if sequence is not match]
     for plan, completion in zip(asked, completions, strict=True):
@@ -211,10 +219,10 @@ def test_a_row_is_what_the_engine_saw_and_sampled(engine, params, asked):
 def many(engine, params) -> list[Completion]:
     """Episodes of every mode and dialect that do have several turns."""
     asked = [
-        Plan(f"Q{i}", mode, name, 4, "".join(map(chr, range(40, 128))), ("one", "two", "three"), i, i)
+        Plan(f"Q{i}", mode, name, 4, "".join(map(chr, range(40, 128))), ("one", "two", "three"), i, i, end)
         for mode in MODES
         for name in dialects.names()
-        for i in range(3)
+        for i, end in enumerate((None, None, 2))
     ]
     return play(engine, params, asked)[0]
 
@@ -222,6 +230,7 @@ def many(engine, params) -> list[Completion]:
 def test_the_learner_says_what_the_engine_said(params, many):
     """Within 1e-4 in float32, over every sampled token of episodes with one row and with several."""
     assert {len(completion.rows) for completion in many} == {1, 4}  # every turn of chat-trimmed ones is a row
+    assert sum(turn.finish == "cut" for completion in many for turn in completion.turns) > 9  # parts were dropped
     section = LearnerSection(buckets=(ENGINE.max_length,), packing=True, micro_batch_rows=4, logprob_chunk=64)
     mesh = make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
     learner = Learner(CFG, mesh, OptimizerSection(), section, param_dtype=jnp.float32, compute_dtype=jnp.float32)

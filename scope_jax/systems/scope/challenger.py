@@ -49,7 +49,7 @@ def propose(cfg: Config, tools: Tools, orders: Sequence[Order], samples: int, sa
     drafts: list[Draft] = []
     for order, text, completions in zip(orders, texts, groups, strict=True):
         for sample, completion in enumerate(completions):
-            said = talking.said(cfg, completion)
+            said = talking.said(cfg, completion, "task")
             task = rules.task_of(said, cfg.scope.challenger_reward.require_question)
             form = rules.challenger_format(cfg.scope.challenger_reward, said, order.searches)
             rejected = "" if task is not None else "no_task"

@@ -26,7 +26,7 @@ def answer(
     """
     solved = _solve(cfg, tools, rows, temperature, max_tokens)
     graded, _ = solver.grade(cfg, tools, solved)
-    return [_record(cfg, group, talking.searches_run(cfg, group.attempts[0].completion)) for group in graded]
+    return [_record(cfg, group, rules.searches_run(group.attempts[0].said)) for group in graded]
 
 
 def _solve(
@@ -72,9 +72,9 @@ def trajectories(
     """What the solver of `tools` searches for and reads on each row, without what it then writes."""
     found = []
     for group in _solve(cfg, tools, rows, temperature, max_tokens):
-        completion = group.attempts[0].completion
-        searches = talking.searches_run(cfg, completion)
-        found.append(Trajectory(group.problem, group.prompt, before_last_turn(completion), searches))
+        (attempt,) = group.attempts
+        searches = rules.searches_run(attempt.said)
+        found.append(Trajectory(group.problem, group.prompt, before_last_turn(attempt.completion), searches))
     return found
 
 
@@ -104,7 +104,7 @@ def finish(
     )
     solved = []
     for trajectory, (completion,) in zip(found, groups, strict=True):
-        said = talking.said(cfg, completion)
+        said = talking.said(cfg, completion, "answer")
         written = rules.answer_of(said)
         attempt = Attempt(completion, said, written, tools.tokens(written) if written else 0)
         solved.append(Solved(trajectory.problem, trajectory.prompt, (attempt,)))

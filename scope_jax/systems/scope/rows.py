@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rollouts.types import Completion
 from scope_jax import searching
 from scope_jax.config import Config
 from scope_jax.rewards import mean
-from scope_jax.systems.scope import challenger, solver, talking
-from scope_jax.systems.scope.records import REASONS, Draft, Solved
+from scope_jax.systems.scope import challenger, rules, solver
+from scope_jax.systems.scope.records import REASONS, Attempt, Draft, Solved
 from scope_jax.types import Datum, Episode, Metrics
 
 
@@ -89,7 +88,7 @@ def measure_drafts(cfg: Config, drafts: Sequence[Draft], episodes: Sequence[Epis
         "challenger/rubric_items": [float(len(draft.rubric)) for draft in written if draft.rubric],
         "gates/passed": [float(all(draft.gates.values())) for draft in gated],
         **_rewards("challenger", episodes),
-        **_talk(cfg, "challenger", [draft.completion for draft in drafts]),
+        **_talk("challenger", drafts),
     }
     for gate in challenger.GATES:
         values[f"gates/{gate}"] = [float(bool(draft.gates[gate])) for draft in gated]
@@ -112,7 +111,7 @@ def measure_solved(cfg: Config, solved: Sequence[Solved], episodes: Sequence[Epi
         f"{role}/ungraded": [float(attempt.score is None) for attempt in attempts],
         f"{role}/verdicts_missing": [float(verdict is None) for verdict in verdicts],
         **_rewards(role, episodes),
-        **_talk(cfg, role, [attempt.completion for attempt in attempts]),
+        **_talk(role, attempts),
     }
     return _means(values)
 
@@ -127,9 +126,10 @@ def _rewards(role: str, episodes: Sequence[Episode]) -> dict[str, list[float]]:
     return {f"{role}/reward": [episode.reward for episode in episodes]} | parts
 
 
-def _talk(cfg: Config, role: str, completions: Sequence[Completion]) -> dict[str, list[float]]:
+def _talk(role: str, spoken: Sequence[Draft | Attempt]) -> dict[str, list[float]]:
+    completions = [one.completion for one in spoken]
     return {
-        f"{role}/searches": [float(talking.searches_run(cfg, completion)) for completion in completions],
+        f"{role}/searches": [float(rules.searches_run(one.said)) for one in spoken],
         f"{role}/response_tokens": [float(searching.tokens_sampled(completion)) for completion in completions],
         f"{role}/response_length": [float(len(completion.ids_T)) for completion in completions],
         f"{role}/cut_off": [float(completion.finish_reason in ("length", "overflow")) for completion in completions],

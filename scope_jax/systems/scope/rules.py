@@ -17,7 +17,7 @@ _ROUNDING = 1e-9  # the mean of eight times 0.2 is 0.19999999999999998
 
 @dataclass(frozen=True)
 class Said:
-    """One turn of a policy as the rules see it: its text, its valid search calls and its broken ones."""
+    """One turn of a policy as the rules see it: its text, its searches that were run and those in a wrong form."""
 
     text: str
     searches: int = 0
@@ -109,7 +109,7 @@ def think_reward(turns: Sequence[Said], rule: str) -> float:
 
 
 def challenger_tool_reward(turns: Sequence[Said], expected: int, subtract_malformed: bool) -> float:
-    """min(turns with a valid search / expected, 1) (App. F.1); 1 where no search is expected.
+    """min(turns with a search that was run / expected, 1) (App. F.1); 1 where no search is expected.
 
     subtract_malformed: turns with nothing but a broken search are subtracted first, down to 0 (released code).
     """
@@ -141,7 +141,7 @@ def task_of(turns: Sequence[Said], require_question: bool) -> str | None:
 
 
 def solver_tool_reward(turns: Sequence[Said]) -> float:
-    """min(valid searches in all turns but the last / number of these turns, 1) (App. F.2).
+    """min(searches run in all turns but the last / number of these turns, 1) (App. F.2).
 
     0 for an episode of one turn, where the paper divides 0 by 0 (as the released code).
     """
@@ -154,9 +154,14 @@ def answer_of(turns: Sequence[Said]) -> str | None:
     return (parsing.last([turns[-1].text], "answer") or None) if turns else None
 
 
+def searches_run(turns: Sequence[Said]) -> int:
+    """Number of searches that were run in an episode."""
+    return sum(turn.searches for turn in turns)
+
+
 def search_reward(turns: Sequence[Said], full: int) -> float:
-    """S(a) = min(valid searches in all turns / 3, 1) (App. F.2); `full` is the 3."""
-    return min(sum(turn.searches for turn in turns) / full, 1.0)
+    """S(a) = min(searches run in all turns / 3, 1) (App. F.2); `full` is the 3."""
+    return min(searches_run(turns) / full, 1.0)
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def solve(
     for problem, text, completions in zip(problems, texts, groups, strict=True):
         attempts = []
         for completion in completions:
-            said = talking.said(cfg, completion)
+            said = talking.said(cfg, completion, "answer")
             answer = rules.answer_of(said)
             attempts.append(Attempt(completion, said, answer, tools.tokens(answer) if answer else 0))
         solved.append(Solved(problem, text, tuple(attempts)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from rollouts.types import Completion, Turn
 from scope_jax import dialects, searching
@@ -11,6 +12,7 @@ from scope_jax.dialects import Dialect
 from scope_jax.dialects.calls import calls
 from scope_jax.systems.scope import instructions
 from scope_jax.systems.scope.rules import Said
+from scope_jax.turns import Cut
 from scope_jax.types import Tools
 
 
@@ -24,20 +26,13 @@ def stops(cfg: Config, final: str) -> tuple[str, ...]:
     return (*([_dialect(cfg).close] if searches else []), f"</{final}>")
 
 
-def _result_first(text: str, final: str, dialect: Dialect) -> bool:
-    """True if a turn's first closed `<final>` begins before its first valid search, which may even lie inside."""
-    end = text.find(f"</{final}>")
-    start = text.rfind(f"<{final}>", 0, end) if end >= 0 else -1
-    return 0 <= start < min((call.start for call in calls(text, dialect) if call.valid), default=len(text))
-
-
 def responder(
     cfg: Config, tools: Tools, final: str, expected: int | None = None
-) -> Callable[[Sequence[Turn]], str | None]:
+) -> Callable[[Sequence[Turn]], str | Cut | None]:
     """What a turn gets: results of its first search, a note that it was not run, or None where the episode is over.
 
-    By position: a closed `<final>` that begins before the first valid search ends the episode, one behind it counts for
-    nothing.
+    By position: a closed `<final>` that begins before the first valid search ends the episode; what is said behind the
+    search, a `<final>` or results made up among it, is dropped.
     expected: with a number of searches each observation says how many turns are left for them, and a search after the
     last of them is not run (the dynamic turns of the released code); None: any number of searches.
     """
@@ -50,35 +45,39 @@ def responder(
         malformed=instructions.not_run(cfg),
     )
 
-    def respond(turns: Sequence[Turn]) -> str | None:
+    def respond(turns: Sequence[Turn]) -> str | Cut | None:
         spoken = sum(turn.kind == "sampled" for turn in turns)
-        late = expected is not None and spoken > expected
-        if late or _result_first(turns[-1].text, final, _dialect(cfg)):
+        if expected is not None and spoken > expected:
             return None
         told = answer(turns)
         if told is None or expected is None:
             return told
-        return f"{told}\n{instructions.turns_left(cfg, expected - spoken)}"
+        left = f"\n{instructions.turns_left(cfg, expected - spoken)}"
+        return replace(told, text=told.text + left) if isinstance(told, Cut) else told + left
 
     return respond
 
 
-def heard(cfg: Config, text: str) -> Said:
-    """A turn's text with its search calls counted, valid and malformed ones."""
-    found = [call.valid for call in calls(text, _dialect(cfg))]
-    return Said(text, found.count(True), found.count(False))
+def heard(cfg: Config, text: str, final: str, answered: bool) -> Said:
+    """A turn as the rules see it: without what stands behind its first search, which counts if it was answered."""
+    dialect = _dialect(cfg)
+    found = searching.first_query(text, dialect, (final,))
+    if found is not None:
+        text = text[: found[1]]
+    malformed = sum(not call.valid for call in calls(text, dialect))
+    return Said(text, int(found is not None and answered), malformed)
 
 
-def said(cfg: Config, completion: Completion) -> tuple[Said, ...]:
-    """The policy's own turns."""
-    return tuple(heard(cfg, text) for text in searching.said(completion))
+def said(cfg: Config, completion: Completion, final: str) -> tuple[Said, ...]:
+    """The policy's own turns, in episodes that end in `<final>`; all but the last piece of an episode were answered."""
+    pieces = completion.turns
+    return tuple(
+        heard(cfg, piece.text, final, place < len(pieces) - 1)
+        for place, piece in enumerate(pieces)
+        if piece.kind == "sampled"
+    )
 
 
 def evidence(cfg: Config, completion: Completion) -> list[str]:
     """The result texts that the policy read, each once."""
     return list(dict.fromkeys(searching.results_read(completion, _dialect(cfg))))
-
-
-def searches_run(cfg: Config, completion: Completion) -> int:
-    """Number of searches that were answered."""
-    return len(searching.queries_run(completion, _dialect(cfg), first_only=True))
