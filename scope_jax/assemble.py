@@ -29,6 +29,7 @@ from scope_jax.config import Config, JudgeSection
 from scope_jax.indexing import DTYPES, Part, open_or_build_index
 from scope_jax.judge import JudgeClient, JudgeError
 from scope_jax.learner import Learner
+from scope_jax.messages import Messages
 from scope_jax.residence import (
     ACCELERATOR,
     HOST,
@@ -122,9 +123,8 @@ class StepTools:
     world: World
     step: int | str
 
-    def encode_prompt(self, text: str) -> tuple[int, ...]:
-        options: dict[str, Any] = dict(self.world.cfg.model.chat_template_kwargs)
-        return tuple(self.world.tokenizer.encode_chat([{"role": "user", "content": text}], **options))
+    def encode_prompt(self, messages: Messages) -> tuple[int, ...]:
+        return tuple(self.world.joiner.prompt(messages))
 
     def generate(
         self,
@@ -161,7 +161,7 @@ class StepTools:
                 key=data.key_data(self.world.cfg.seed, self.step, role, prompt.name, sample),
                 group=prompt.name,
                 max_turns=max_turns,
-                respond=None if answer is None else self.world.joiner.responder(answer, prompt.text),
+                respond=None if answer is None else self.world.joiner.responder(answer, prompt.messages),
             )
             for prompt in prompts
             for answer in [prompt.respond or respond]
@@ -227,6 +227,7 @@ def assemble_world(
             f"the tokenizer has {tokenizer.vocab_size} tokens but the model in {checkpoint} only "
             f"{model.vocab_size} rows in its table; give the tokenizer that belongs to it."
         )
+    joiner = _joiner(cfg, system, tokenizer)
     clients = {name: JudgeClient(card) for name, card in judges.items()}
     for judge in clients.values():
         judge.probe()
@@ -238,7 +239,7 @@ def assemble_world(
         model=model,
         tokenizer=tokenizer,
         voices=Voices(_engine(cfg, model, tokenizer, mesh)),
-        joiner=_joiner(cfg, tokenizer),
+        joiner=joiner,
         search=_search_tool(cfg, tokenizer, run, mesh, part),
         judges=clients,
         exams=exams,
@@ -283,9 +284,12 @@ def _search_tool(cfg: Config, tokenizer: Tokenizer, run: Path, mesh: Mesh, part:
     )
 
 
-def _joiner(cfg: Config, tokenizer: Tokenizer) -> Joiner:
+def _joiner(cfg: Config, system: System, tokenizer: Tokenizer) -> Joiner:
     options: dict[str, Any] = dict(cfg.model.chat_template_kwargs)
-    return Joiner(cfg.model.turns, tokenizer, dialects.load(cfg.model.dialect), options)
+    joiner = Joiner(cfg.model.turns, tokenizer, dialects.load(cfg.model.dialect), options)
+    for file in system.system_messages(cfg):
+        joiner.check_system(file)
+    return joiner
 
 
 def _engine(cfg: Config, model: ModelConfig, tokenizer: Tokenizer, mesh: Mesh) -> LocalRollouts:

@@ -1,10 +1,18 @@
-"""Prompt files: text with `{variables}`, filled in one pass, so that braces in the filled-in text survive."""
+"""Prompt files: text with `{variables}`, filled in one pass, so that braces in the filled-in text survive.
+
+What a policy is told lies in `<role>.txt`, its user message. A file `<role>.system.txt` beside it, with the same
+variables, is its system message.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+from scope_jax.messages import Messages
 
 _VARIABLE = re.compile(r"\{(\w+)\}")
 
@@ -29,6 +37,20 @@ def load(folder: str | Path, name: str, *, known: Sequence[str], required: Seque
     return text
 
 
+def load_messages(
+    folder: str | Path, role: str, *, known: Sequence[str], required: Sequence[str], tools: Sequence[Mapping[str, Any]]
+) -> Messages:
+    """The templates of a role's messages; the required variables stand in the user's. Raises as `load` does."""
+    user = load(folder, role, known=known, required=required)
+    system = [load(folder, file.stem, known=known, required=()) for file in system_files(folder, [role])]
+    return Messages(user, system[0] if system else None, tuple(tools))
+
+
+def system_files(folder: str | Path, roles: Sequence[str]) -> tuple[Path, ...]:
+    """The system messages of these roles, of those that have one."""
+    return tuple(file for role in roles if (file := Path(folder) / f"{role}.system.txt").is_file())
+
+
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(f"{{{name}}}" for name in names)
 
@@ -41,3 +63,9 @@ def variables(text: str) -> set[str]:
 def fill(text: str, values: Mapping[str, object]) -> str:
     """`text` with each `{name}` of `values` replaced; what is filled in is not searched again, other braces stay."""
     return _VARIABLE.sub(lambda match: str(values[match[1]]) if match[1] in values else match[0], text)
+
+
+def fill_messages(messages: Messages, values: Mapping[str, object]) -> Messages:
+    """Templates of messages, filled in as `fill` does."""
+    system = None if messages.system is None else fill(messages.system, values)
+    return replace(messages, user=fill(messages.user, values), system=system)

@@ -21,16 +21,19 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from models.chat import HistoryRewritten
 from rollouts.types import Continuation, Reply, Restart, Turn
 from scope_jax import parsing
 from scope_jax.dialects import Dialect
+from scope_jax.messages import Messages
 
 Mode = Literal["raw", "chat", "chat-trimmed"]
-SHORT = ({"role": "user", "content": "?"}, {"role": "assistant", "content": "!"})
+SHORT = Messages("?")
+ANSWER = {"role": "assistant", "content": "!"}
 
 
 @runtime_checkable
@@ -47,6 +50,7 @@ class ChatCodec(Protocol):
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool = True,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         forbid: Collection[str] = (),
         trusted: Collection[str] = (),
         **template_options: Any,
@@ -57,6 +61,7 @@ class ChatCodec(Protocol):
         messages_before: Sequence[Mapping[str, Any]],
         observation: Mapping[str, Any],
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         forbid: Collection[str] = (),
         trusted: Collection[str] = (),
         **template_options: Any,
@@ -87,10 +92,10 @@ def raw(text: str) -> str:
 
 @dataclass(frozen=True)
 class Joiner:
-    """Turns of one model: mode, template and dialect. options: variables of the template.
+    """Prompts and turns of one model: mode, template and dialect. options: variables of the template.
 
-    Raises ValueError if the template leaves out messages of the dialect's role, or in chat turns does not go on from
-    what was said.
+    Raises ValueError if the template does not declare the dialect's tool, leaves out messages of the dialect's role, or
+    in chat turns does not go on from what was said.
     """
 
     mode: Mode
@@ -99,11 +104,35 @@ class Joiner:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.mode == "raw":
-            return
-        message = self.dialect.message(self.dialect.observation(["probe"]))
+        if self.dialect.tools:
+            self._check_tools()
+        if self.mode != "raw":
+            self._check_results()
+
+    def _check_tools(self) -> None:
+        """Raises ValueError unless a prompt with the dialect's tool tells the model of its calls."""
+        remedy = (
+            "choose the model.dialect of the model's family, or a dialect file without [tool] that says it in words."
+        )
         try:
-            ids = self.glue(message) if self.mode == "chat" else self._rendered([*SHORT, message])
+            ids = self.prompt(replace(SHORT, tools=self.dialect.tools))
+        except ValueError as error:
+            raise ValueError(f"{str(error).rstrip('.')} when the search is declared as a tool; {remedy}") from None
+        if ids == self.prompt(SHORT):
+            raise ValueError(f"The chat template leaves out the search that model.dialect declares as a tool; {remedy}")
+        if self.dialect.open not in self.tokenizer.decode(ids):
+            raise ValueError(
+                f"The chat template declares tools without a word about {self.dialect.open}, in which model.dialect "
+                f"has its calls; {remedy}"
+            )
+
+    def _check_results(self) -> None:
+        """Raises ValueError unless what answers a turn comes behind it, and in full."""
+        message = self.dialect.message(self.dialect.observation(["probe"]))
+        messages = replace(SHORT, tools=self.dialect.tools)
+        try:
+            chat = self.mode == "chat"
+            ids = self.glue(messages, message) if chat else self._rendered(messages, [ANSWER, message])
         except HistoryRewritten:
             raise ValueError(
                 'With model.turns = "chat" the chat template and its options rewrite what was said before, so that '
@@ -116,8 +145,24 @@ class Joiner:
                 'results; choose another model.dialect, or model.turns = "raw".'
             )
 
-    def responder(self, respond: Respond, prompt: str) -> Callable[[tuple[Turn, ...]], Reply]:
-        """The responder of a `Request` that began with one user message, `prompt`, from a game's."""
+    def check_system(self, file: Path) -> None:
+        """Raises ValueError if the template does not render a system message, which `file` gives."""
+        try:
+            shown = "probe" in self.tokenizer.decode(self.prompt(replace(SHORT, system="probe")))
+        except ValueError:
+            shown = False
+        if not shown:
+            raise ValueError(
+                f"The chat template takes no system message, but {file} is one; remove it and say all in the user's, "
+                "or give another model.chat_template."
+            )
+
+    def prompt(self, messages: Messages) -> list[int]:
+        """Ids of a prompt, up to where the policy's first turn begins. Raises ValueError if the template refuses it."""
+        return self._rendered(messages, [])
+
+    def responder(self, respond: Respond, messages: Messages) -> Callable[[tuple[Turn, ...]], Reply]:
+        """The responder of a `Request` that began with `messages`, from a game's."""
 
         def reply(turns: tuple[Turn, ...]) -> Reply:
             answer = respond(turns)
@@ -129,8 +174,8 @@ class Joiner:
             if self.mode == "raw":
                 return Continuation(self.tokenizer.encode(raw(text), self._forbidden), raw(text), kept)
             if self.mode == "chat":
-                return Continuation(self._after(turns[-1], self.dialect.message(text)), text, kept)
-            return Restart(self._anew(prompt, turns, text), text, kept)
+                return Continuation(self._after(messages, turns[-1], self.dialect.message(text)), text, kept)
+            return Restart(self._anew(messages, turns, text), text, kept)
 
         return reply
 
@@ -144,36 +189,47 @@ class Joiner:
         ended = turn.finish == "eos" and self.mode != "raw"
         return None if count == len(ids) - ended else count
 
-    def glue(self, message: Mapping[str, str]) -> list[int]:
+    def glue(self, messages: Messages, message: Mapping[str, str]) -> list[int]:
         """Ids from the end of the policy's message up to the beginning of its next, with `message` in between.
 
-        Taken from a short conversation, for they are the same after every turn, whatever a policy may say in it.
+        Taken from a short conversation under the same system message and tools, for they are the same after every turn,
+        whatever user and policy may say in it.
         """
         return self.tokenizer.continuation(
-            SHORT, message, forbid=self._forbidden, trusted=("assistant",), **self.options
+            [*replace(messages, user=SHORT.user).conversation(), ANSWER],
+            message,
+            tools=messages.declared(),
+            forbid=self._forbidden,
+            trusted=("assistant", "system"),
+            **self.options,
         )
 
-    def _after(self, turn: Turn, message: Mapping[str, str]) -> list[int]:
+    def _after(self, messages: Messages, turn: Turn, message: Mapping[str, str]) -> list[int]:
         """The glue after a turn; where the policy has ended it with an end token of its own, that one stands.
 
         Llama 3.1 has several, and ends a call with another one than an answer.
         """
-        ids = self.glue(message)
+        ids = self.glue(messages, message)
         return ids[1:] if turn.finish == "eos" and ids[0] in self.tokenizer.eos_ids else ids
 
-    def _anew(self, prompt: str, turns: Sequence[Turn], text: str) -> list[int]:
+    def _anew(self, messages: Messages, turns: Sequence[Turn], text: str) -> list[int]:
         """The prompt of the next turn: the conversation so far without thinking, and `text` as its last message."""
-        messages: list[Mapping[str, str]] = [{"role": "user", "content": prompt}]
+        later: list[Mapping[str, str]] = []
         for turn in turns:
             if turn.kind == "sampled":
-                messages.append({"role": "assistant", "content": parsing.without_thought(turn.text)})
+                later.append({"role": "assistant", "content": parsing.without_thought(turn.text)})
             else:
-                messages.append(self.dialect.message(turn.text))
-        return self._rendered([*messages, self.dialect.message(text)])
+                later.append(self.dialect.message(turn.text))
+        return self._rendered(messages, [*later, self.dialect.message(text)])
 
-    def _rendered(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        trusted = ("assistant", "user")  # a prompt may show what a search looks like
-        return self.tokenizer.encode_chat(messages, forbid=self._forbidden, trusted=trusted, **self.options)
+    def _rendered(self, messages: Messages, later: Sequence[Mapping[str, str]]) -> list[int]:
+        return self.tokenizer.encode_chat(
+            [*messages.conversation(), *later],
+            tools=messages.declared(),
+            forbid=self._forbidden,
+            trusted=("assistant", "system", "user"),  # a prompt may show what a search looks like
+            **self.options,
+        )
 
     @property
     def _forbidden(self) -> list[str]:

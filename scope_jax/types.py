@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from rollouts.types import Completion
 from scope_jax.config import Config, JudgeSection, LossCard
 from scope_jax.data import Source
+from scope_jax.messages import Messages
 from scope_jax.turns import Respond
 
 BASE = "base"  # the name under which the weights a run began with speak
@@ -78,7 +80,7 @@ class Prompt:
 
     ids: tuple[int, ...]
     name: str  # unique within a step and role; folded into every sample's PRNG key
-    text: str  # the user message that `ids` render; turns that are rendered anew begin with it
+    messages: Messages  # what `ids` render; turns that are rendered anew begin with it
     respond: Respond | None = None  # answers its turns, where the call's `respond` is not meant
 
 
@@ -99,8 +101,8 @@ class Update:
 class Tools(Protocol):
     """What a game may do to the world. `train.py` builds it; tests hand in scripted ones."""
 
-    def encode_prompt(self, text: str) -> tuple[int, ...]:
-        """Token ids of one user message through the chat template, ready for the assistant's turn."""
+    def encode_prompt(self, messages: Messages) -> tuple[int, ...]:
+        """Token ids of the messages through the chat template, ready for the assistant's turn."""
         ...
 
     def generate(
@@ -167,6 +169,10 @@ class System(Protocol):
 
     def source(self, cfg: Config) -> Source:
         """Where the rows of data come from."""
+        ...
+
+    def system_messages(self, cfg: Config) -> tuple[Path, ...]:
+        """Files with the system messages of its roles, where the card's folder of prompts has them."""
         ...
 
     def start(self, cfg: Config) -> Memory:

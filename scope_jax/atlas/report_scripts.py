@@ -51,7 +51,7 @@ def _searches(names: Sequence[str], thoughts: Sequence[str], show: Show, expecte
 # ----------------------------------------------------------------------------------------------------------- challenger
 def _ordered(source: Thing, kind: str, searches: int) -> str:
     order = Order(0, source.row["id"], document(source), kind, searches)
-    return instructions.for_challenger(card(), order)
+    return instructions.for_challenger(card(), order).user
 
 
 def challenger(
@@ -95,7 +95,7 @@ def guesser(kind: str, asked: Sequence[Thing], invented: Sequence[Sequence[str]]
 
 
 def _asked(kind: str, asked: Sequence[Thing]) -> str:
-    return instructions.for_solver(card(), task(kind, [thing.name for thing in asked]))
+    return instructions.for_solver(card(), task(kind, [thing.name for thing in asked])).user
 
 
 # ---------------------------------------------------------------------------------------------------------------- judge

@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
@@ -57,18 +57,25 @@ class ResultsTable(_Table):
 
 
 class WordsTable(_Table):
-    """Phrases for prompts: what a search looks like, and where its results are to be found."""
+    """Phrases for prompts: what a search looks like, and where its results are to be found.
+
+    Where the chat template declares the tool and says how calls are written, `call` needs no more than its name.
+    """
 
     call: str
     results: str
 
 
 class Dialect(_Table):
-    """One way of searching; see the tables."""
+    """One way of searching; see the tables.
+
+    tool: the JSON schema of the search, for chat templates that declare functions; None: prompts alone tell of it.
+    """
 
     call: CallTable
     results: ResultsTable
     words: WordsTable
+    tool: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _whole(self) -> Dialect:
@@ -82,7 +89,21 @@ class Dialect(_Table):
             raise ValueError('call.name and call.argument belong to the payloads "json" and "expression", both of them')
         if "{query}" not in self.call.template:
             raise ValueError("call.template lacks {query}")
+        if self.tool is not None and not self._declares(self.tool):
+            raise ValueError("tool must be the JSON schema of a function with the name call.name and its call.argument")
         return self
+
+    def _declares(self, tool: Mapping[str, Any]) -> bool:
+        """True if the schema is that of the call: a function, bare or under the key "function"."""
+        match tool.get("function", tool):
+            case {"name": name, "parameters": {"properties": {**properties}}}:
+                return name == self.call.name and self.call.argument in properties
+        return False
+
+    @property
+    def tools(self) -> tuple[Mapping[str, Any], ...]:
+        """What is declared to a policy that may search."""
+        return () if self.tool is None else (self.tool,)
 
     @property
     def open(self) -> str:

@@ -234,7 +234,7 @@ def test_the_card_reads_its_own_files_and_its_prompts_take_the_games_variables()
     assert len(cfg.scope.search_turns) == 2 and cfg.scope.challenger.max_turns > 2
     assert set(cfg.scope.task_types) == set(tasks.KINDS)
     own = report_scripts.card()
-    text = instructions.for_challenger(own, Order(0, "a", "(Title: The city Bern)\nA.", "planning", 2))
+    text = instructions.for_challenger(own, Order(0, "a", "(Title: The city Bern)\nA.", "planning", 2)).user
     assert text.splitlines()[-3:] == ["Type: planning", "Searches: 2", "Begin: Plan a visit to"]
     assert instructions.turns_left(own, 1) == "Searches: 1"
     assert instructions.nudge(own, "score") and instructions.nudge(own, "rubrics") and instructions.not_run(own)

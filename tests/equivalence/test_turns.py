@@ -3,26 +3,43 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from models.chat import DATE_STRING
 from models.tokenizer import Tokenizer
 from rollouts.types import Continuation, Restart, Turn
 from scope_jax import dialects, parsing
+from scope_jax.messages import Messages
 from scope_jax.turns import Joiner
 
-QUESTION = "Which river flows through Paris?"
+QUESTION = Messages("Which river flows through Paris?")
 THOUGHT = "<think>\nI should look it up.\n</think>\n\n"
+OLMO = Path(__file__).parents[1] / "systems" / "olmo3.jinja"
 TEMPLATES = {"qwen2.5": "Qwen-Qwen2.5-7B-Instruct.jinja", "qwen3": "Qwen-Qwen3-0.6B.jinja"}
 
 
-@pytest.fixture(scope="module", params=TEMPLATES)
-def tokenizer(request, shared_data: Path) -> Tokenizer:
-    return Tokenizer.load(
-        shared_data / "tokenizers" / "qwen", shared_data / "chat_templates" / TEMPLATES[request.param]
-    )
+@pytest.fixture(scope="module")
+def load(shared_data: Path):
+    """Tokenizer of a folder with a template, until the next call; each vocabulary is read once."""
+    vocabularies: dict[str, Tokenizer] = {}
+
+    def of(folder: str, template: str | Path) -> Tokenizer:
+        if folder not in vocabularies:
+            vocabularies[folder] = Tokenizer.load(shared_data / "tokenizers" / folder)
+        text = (shared_data / "chat_templates" / template).read_text(encoding="utf-8")
+        vocabularies[folder]._hf.chat_template = text
+        return vocabularies[folder]
+
+    return of
+
+
+@pytest.fixture(params=TEMPLATES)
+def tokenizer(request, load) -> Tokenizer:
+    return load("qwen", TEMPLATES[request.param])
 
 
 def turn(tokenizer: Tokenizer, text: str, *, ended: bool) -> Turn:
@@ -39,7 +56,7 @@ def test_a_chat_goes_on_as_the_template_renders_it(tokenizer, name, ended):
     said = [turn(tokenizer, f"I look: {dialect.write('Paris river')}", ended=ended)]
     reply = Joiner("chat", tokenizer, dialect).responder(lambda turns: text, QUESTION)(tuple(said))
     assert isinstance(reply, Continuation)
-    prompt = [{"role": "user", "content": QUESTION}]
+    prompt = QUESTION.conversation()
     messages = [*prompt, {"role": "assistant", "content": said[0].text}, dialect.message(text)]
     ids = [*tokenizer.encode_chat(prompt), *said[0].ids.tolist(), *reply.ids]
     assert ids == tokenizer.encode_chat(messages)
@@ -58,7 +75,7 @@ def test_a_conversation_without_earlier_thinking_is_the_templates_own(tokenizer,
     joiner = Joiner("chat-trimmed", tokenizer, dialect)
     reply = joiner.responder(lambda turns: texts[1], QUESTION)((said[0], observed, said[1]))
     assert isinstance(reply, Restart)
-    messages = [{"role": "user", "content": QUESTION}]
+    messages = list(QUESTION.conversation())
     for search, text in zip(searches, texts, strict=True):
         messages += [{"role": "assistant", "content": search}, dict(dialect.message(text))]
     expected = tokenizer._hf.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
@@ -94,10 +111,71 @@ def test_an_observation_holds_no_tag_as_a_token_but_its_own(tokenizer, mode):
     assert not {added["<think>"], added["</think>"]} & set(ids)
 
 
-def test_a_template_that_rewrites_what_was_said_cannot_go_on(shared_data: Path):
+def test_a_template_that_rewrites_what_was_said_cannot_go_on(load):
     """Qwen3 without thinking prompts with an empty thought and takes it away later."""
-    qwen3 = Tokenizer.load(shared_data / "tokenizers" / "qwen", shared_data / "chat_templates" / TEMPLATES["qwen3"])
+    qwen3 = load("qwen", TEMPLATES["qwen3"])
     options = {"enable_thinking": False}
     with pytest.raises(ValueError, match=r'rewrite what was said before.*choose model\.turns = "chat-trimmed"'):
         Joiner("chat", qwen3, dialects.load("hermes"), options)
     Joiner("chat-trimmed", qwen3, dialects.load("hermes"), options)
+
+
+# -------------------------------------------------------------------------------------------------- system and tools
+REAL = {
+    "qwen2.5": ("qwen", TEMPLATES["qwen2.5"], ("xml", "hermes")),
+    "qwen3": ("qwen", TEMPLATES["qwen3"], ("xml", "hermes")),
+    "llama3.1": ("llama3", "meta-llama-Llama-3.1-8B-Instruct.jinja", ("xml",)),
+    "llama3.2": ("llama3", "meta-llama-Llama-3.2-3B-Instruct.jinja", ("xml",)),
+    "olmo3": (
+        "olmo2_dolma2",
+        OLMO,
+        ("xml", "function"),
+    ),  # its vocabulary but for four tags, its template's rules
+}
+
+
+@pytest.fixture(params=REAL)
+def real(request, load) -> tuple[Tokenizer, tuple[str, ...]]:
+    folder, template, spoken = REAL[request.param]
+    return load(folder, template), spoken
+
+
+@pytest.mark.parametrize("system", [None, "Be brief."])
+def test_prompts_and_turns_with_system_and_tools_are_transformers(real, system):
+    """In every dialect that a model's template speaks: the prompt, and a second turn behind it."""
+    tokenizer, spoken = real
+    for name in spoken:
+        dialect = dialects.load(name)
+        messages = replace(QUESTION, system=system, tools=dialect.tools)
+        day = {"date_string": DATE_STRING}
+
+        def rendered(conversation, tools=messages.declared(), day=day):
+            return tokenizer._hf.apply_chat_template(
+                conversation, tools=tools, add_generation_prompt=True, return_dict=False, **day
+            )
+
+        text = dialect.observation(["The Seine."])
+        said = turn(tokenizer, dialect.write("Paris river"), ended=False)
+        conversation = [*messages.conversation(), {"role": "assistant", "content": said.text}, dialect.message(text)]
+        joiner = Joiner("chat", tokenizer, dialect)
+        prompt = joiner.prompt(messages)
+        assert prompt == rendered(messages.conversation())
+        reply = joiner.responder(lambda turns, text=text: text, messages)((said,))
+        assert isinstance(reply, Continuation)
+        assert [*prompt, *said.ids.tolist(), *reply.ids] == rendered(conversation)
+        anew = Joiner("chat-trimmed", tokenizer, dialect).responder(lambda turns, text=text: text, messages)((said,))
+        assert isinstance(anew, Restart) and list(anew.prompt_ids) == rendered(conversation)
+        assert system is None or system in tokenizer.decode(prompt)
+        assert (dialect.open in tokenizer.decode(prompt)) == (name == "hermes" or (name == "function" and not system))
+
+
+@pytest.mark.parametrize(
+    ("folder", "template", "complaint"),
+    [
+        ("llama3", "meta-llama-Llama-3.1-8B-Instruct.jinja", "declares tools without a word about <tool_call>"),
+        ("qwen", "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B.jinja", "leaves out the search that model.dialect declares"),
+    ],
+)
+def test_a_template_of_another_family_is_refused(load, folder, template, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        Joiner("raw", load(folder, template), dialects.load("hermes"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,14 +12,15 @@ import numpy as np
 from retrieval.search import NOTHING_FOUND
 from rollouts.scripted import ScriptedRollouts
 from rollouts.types import Completion, Request, SamplingParams, Turn
-from scope_jax import dialects
+from scope_jax import dialects, parsing
 from scope_jax.config import Config, parse_config
-from scope_jax.parsing import neutralise
+from scope_jax.messages import Messages
 from scope_jax.turns import Joiner, Mode, Respond
 from scope_jax.types import Prompt
 
+CALLS = "Calls stand in <tool_call> or <function_calls>."
 EOS = 3  # no printable character
-ROLES = {"user": 14, "assistant": 15, "tool": 16, "environment": 17}  # neither are these
+ROLES = {"user": 14, "assistant": 15, "tool": 16, "environment": 17, "system": 18, "tools": 19}  # neither are these
 
 
 class Characters:
@@ -36,14 +38,26 @@ class Characters:
         return chr(id).encode()
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **options: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **options: Any,
     ) -> list[int]:
-        """Each message: a character for its role, the content, the end token."""
+        """Each message: a character for its role, the content, the end token. Tools are declared before all of them."""
+        declared = {"role": "tools", "content": f"{json.dumps(tools)} {CALLS}"}
+        messages = [*([declared] if tools else []), *messages]
         ids = [i for m in messages for i in (ROLES[m["role"]], *self.encode(m["content"]), EOS)]
         return [*ids, ROLES["assistant"]] if add_generation_prompt else ids
 
     def continuation(
-        self, messages_before: Sequence[Mapping[str, Any]], observation: Mapping[str, Any], **options: Any
+        self,
+        messages_before: Sequence[Mapping[str, Any]],
+        observation: Mapping[str, Any],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **options: Any,
     ) -> list[int]:
         """What encode_chat writes after the words of the last message before."""
         return [EOS, *self.encode_chat([observation], **options)]
@@ -82,10 +96,10 @@ class ScriptedTools:
     judged: list[str] = field(default_factory=list)
     options: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def encode_prompt(self, text: str) -> tuple[int, ...]:
+    def encode_prompt(self, messages: Messages) -> tuple[int, ...]:
         if self.turns == "raw":
-            return tuple(map(ord, text))
-        return tuple(Characters().encode_chat([{"role": "user", "content": text}]))
+            return tuple(map(ord, messages.text))
+        return tuple(Joiner(self.turns, Characters(), dialects.load(self.dialect)).prompt(messages))
 
     def generate(
         self,
@@ -122,7 +136,7 @@ class ScriptedTools:
                         None,
                         prompt.name,
                         max_turns,
-                        None if answer is None else joiner.responder(answer, prompt.text),
+                        None if answer is None else joiner.responder(answer, prompt.messages),
                     ),
                     role,
                     prompt.name,
@@ -146,7 +160,7 @@ class ScriptedTools:
 
     def search(self, queries: Sequence[str]) -> list[str]:
         self.searched += queries
-        return [neutralise(self.results.get(query, NOTHING_FOUND)) for query in queries]
+        return [parsing.neutralise(self.results.get(query, NOTHING_FOUND)) for query in queries]
 
     def tokens(self, text: str) -> int:
         return len(text)
@@ -242,7 +256,20 @@ class Plan:
         return [f"<search>{RIVERS[asked[0]]}</search>", f"<answer>{ITEMS[asked[0]]['answer']}</answer>"][moment.spoken]
 
 
-def world(plan: Plan | None = None, **changes: Any) -> ScriptedTools:
+def spoken_in(name: str, script: Script) -> Script:
+    """The script with its searches written in a dialect."""
+    dialect = dialects.load(name)
+
+    def spoken(moment: Moment) -> str:
+        text = script(moment)
+        for query in parsing.spans(text, "search"):
+            text = text.replace(f"<search>{query}</search>", dialect.write(query))
+        return text
+
+    return spoken
+
+
+def world(plan: Script | None = None, **changes: Any) -> ScriptedTools:
     return ScriptedTools(plan or Plan(), RESULTS, **changes)
 
 

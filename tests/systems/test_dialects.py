@@ -39,8 +39,9 @@ def test_the_syntaxes_are_those_of_the_table():
 
 
 @EVERY
-def test_the_words_for_prompts_are_a_search_of_the_dialect(dialect):
-    assert queries(dialect.words.call, dialect) == ["your query"]
+def test_the_words_for_prompts_are_a_search_of_the_dialect_unless_the_template_tells_of_it(dialect):
+    assert queries(dialect.words.call, dialect) == ([] if dialect is HERMES else ["your query"])
+    assert bool(dialect.tools) == (dialect is not XML)
     assert f"<{dialect.results.tag}> and </{dialect.results.tag}>" in dialect.words.results
 
 

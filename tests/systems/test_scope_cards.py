@@ -136,10 +136,10 @@ def test_prompts_speak_the_dialect_and_fill_every_variable(way: str):
     cfg = card(way=way)
     words = dialects.load(cfg.model.dialect).words
     order = Order(0, "k", "A document {with} braces and <task>tags</task>.", "long_form_qa", 3)
-    prompt = instructions.for_challenger(cfg, order)
+    prompt = instructions.for_challenger(cfg, order).text
     assert words.call in prompt and words.results in prompt and "exactly 3 times" in prompt
     assert "Kind of task: long form qa" in prompt and "A document {with} braces and [task]tags[/task]." in prompt
-    solver = instructions.for_solver(cfg, "Do it.")
+    solver = instructions.for_solver(cfg, "Do it.").text
     assert words.call in solver and solver.endswith("Task: Do it.")
     assert words.call in instructions.not_run(cfg)
     texts = (prompt.replace("{with}", ""), solver, instructions.for_rubric_writer(cfg, "t", ["d"]))
@@ -148,7 +148,7 @@ def test_prompts_speak_the_dialect_and_fill_every_variable(way: str):
 
 @pytest.mark.parametrize("kind", ScopeSection().task_types)
 def test_every_type_of_task_has_a_description(kind: str):
-    text = instructions.for_challenger(card(), Order(0, "k", "d", kind, 1))
+    text = instructions.for_challenger(card(), Order(0, "k", "d", kind, 1)).user
     assert (SHIPPED / f"type_{kind}.txt").read_text().strip() in text
 
 

@@ -217,7 +217,8 @@ def test_training_rows_are_what_the_engine_saw(way: str):
     prompt, look = episodes[0].text["prompt"], searching_turn("Rhine", way)
     end, (user, assistant) = chr(EOS), (chr(ROLES["user"]), chr(ROLES["assistant"]))
     last, found = answer("alpha beta gamma delta"), f"<information>\n{RESULTS['Rhine']}\n</information>"
-    asked = f"{user}{prompt}{end}{assistant}"
+    asked = tools.prompts["solver", "0"]
+    assert way == "raw" or asked.endswith(f"{user}{prompt}{end}{assistant}")
     match way:
         case "raw":
             rows = [[(prompt, False), (look, True), (f"\n{found}\n\n", False), (last, True)]]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scope_jax.messages import Messages
 from scope_jax.systems import ssp
 from scope_jax.systems.ssp import materials
 from tests.systems.harness import ITEMS, RESULTS, RIVERS, Plan, ScriptedTools, card, doc, of, question_about, world
@@ -160,7 +161,7 @@ def test_verification_samples_as_the_card_says():
 def test_materials_that_do_not_fit_reject_the_question():
     tools = world()
     cfg = card(verify_max_tokens=512)
-    room = max(len(tools.encode_prompt(p)) for p in play()[0].prompts.values())
+    room = max(len(tools.encode_prompt(Messages(p))) for p in play()[0].prompts.values())
     fits = cfg.model_copy(update={"rollout": cfg.rollout.model_copy(update={"max_length": room + 512})})
     tight = cfg.model_copy(update={"rollout": cfg.rollout.model_copy(update={"max_length": 600 + 512})})
     episodes, _, _ = ssp.play(fits, world(), {"pool": []}, ITEMS, 0)

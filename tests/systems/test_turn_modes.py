@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from rollouts.types import Continuation, Restart, Turn
 from scope_jax import dialects, parsing
+from scope_jax.messages import Messages
 from scope_jax.systems import ssp
 from scope_jax.turns import Cut, Joiner
-from tests.systems.harness import EOS, ITEMS, RESULTS, ROLES, Characters, Plan, ScriptedTools, card, of, plain, world
+from tests.systems.harness import (
+    EOS,
+    ITEMS,
+    RESULTS,
+    ROLES,
+    Characters,
+    Plan,
+    ScriptedTools,
+    card,
+    of,
+    plain,
+    spoken_in,
+    world,
+)
 
 CODEC = Characters()
 USER, ASSISTANT, TOOL, ENVIRONMENT = (chr(ROLES[name]) for name in ("user", "assistant", "tool", "environment"))
@@ -40,7 +53,7 @@ def test_the_tokens_between_two_turns(name):
     text = dialect.observation(["R"])
 
     def reply(mode, *turns):
-        return Joiner(mode, CODEC, dialect).responder(lambda turns: text, "P")(tuple(turns))
+        return Joiner(mode, CODEC, dialect).responder(lambda turns: text, Messages("P"))(tuple(turns))
 
     said = sampled("<think>t</think>\n\nI look: " + dialect.write("a"))
     assert reply("raw", said) == Continuation(CODEC.encode(f"\n{text}\n\n"), f"\n{text}\n\n")
@@ -66,9 +79,9 @@ class TwoEnds(Characters):
 def test_an_end_token_of_the_policys_own_stands():
     joiner = Joiner("chat", TwoEnds(), dialects.load("xml"))
     ids = np.asarray([*CODEC.encode("x"), 4], np.int32)
-    for finish, glue in (("eos", joiner.glue({"role": "user", "content": "R"})[1:]), ("stop", None)):
+    for finish, glue in (("eos", joiner.glue(Messages("P"), {"role": "user", "content": "R"})[1:]), ("stop", None)):
         said = Turn("sampled", ids, np.zeros(2, np.float32), "x", finish)
-        reply = joiner.responder(lambda turns: "R", "P")((said,))
+        reply = joiner.responder(lambda turns: "R", Messages("P"))((said,))
         assert reply == Continuation(glue or [EOS, *CODEC.encode(f"{USER}R{END}{ASSISTANT}")], "R")
 
 
@@ -91,7 +104,7 @@ def test_what_is_dropped_of_a_turn(mode):
     def reply(text, end, finish="stop"):
         ids = np.asarray(Pairs().encode(text) + ([EOS] if finish == "eos" else []), np.int32)
         turn = Turn("sampled", ids, np.zeros(len(ids), np.float32), text, finish)
-        answer = joiner.responder(lambda turns: Cut(end, "R"), "P")((turn,))
+        answer = joiner.responder(lambda turns: Cut(end, "R"), Messages("P"))((turn,))
         assert isinstance(answer, Continuation | Restart)
         return answer
 
@@ -112,7 +125,10 @@ def test_what_is_dropped_of_a_turn(mode):
 
 def test_the_end_of_an_episode_is_the_end_in_every_mode():
     for mode in ("raw", "chat", "chat-trimmed"):
-        assert Joiner(mode, CODEC, dialects.load("xml")).responder(lambda turns: None, "P")((sampled("x"),)) is None
+        assert (
+            Joiner(mode, CODEC, dialects.load("xml")).responder(lambda turns: None, Messages("P"))((sampled("x"),))
+            is None
+        )
 
 
 class Deaf(Characters):
@@ -145,19 +161,6 @@ def test_what_stays_of_a_turn_without_its_thought(text, kept):
 
 
 # ------------------------------------------------------------------------------------------------- SSP in all of them
-def spoken_in(name: str, plan: Plan) -> Any:
-    """The plan with its searches written in a dialect."""
-    dialect = dialects.load(name)
-
-    def script(moment):
-        text = plan(moment)
-        for query in parsing.spans(text, "search"):
-            text = text.replace(f"<search>{query}</search>", dialect.write(query))
-        return text
-
-    return script
-
-
 def played(name: str, mode: str):
     cfg = card()
     model = cfg.model.model_copy(update={"dialect": name, "turns": mode})
@@ -204,7 +207,7 @@ def test_rows_of_the_three_modes(name):
     text, found = rows("raw")
     assert found == [(f"{text}{first}\n{dialect.observation([RESULTS['Seine']])}\n\n{last}", first + last)]
     text, found = rows("chat")
-    start = f"{USER}{text}{END}{ASSISTANT}"
+    start = CODEC.decode(CODEC.encode_chat([{"role": "user", "content": text}], tools=dialect.tools))
     later = f"{END}{RESULT_ROLE[name]}{results}{END}{ASSISTANT}"
     assert found == [(f"{start}{first}{later}{last}", first + last)]
     text, found = rows("chat-trimmed")

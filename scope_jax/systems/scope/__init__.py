@@ -47,12 +47,14 @@ docs/scope.md tells the game to its users, docs/fidelity.md lists what the paper
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from scope_jax import templates
 from scope_jax.config import Config, JudgeSection
 from scope_jax.data import Source
 from scope_jax.rewards import mean
-from scope_jax.systems.scope import challenger, curated, drawing, phases, rules, solver
+from scope_jax.systems.scope import challenger, curated, drawing, instructions, phases, rules, solver
 from scope_jax.systems.scope.challenger import Tally, propose
 from scope_jax.systems.scope.exams import answer, finish, trajectories
 from scope_jax.systems.scope.judging import JOBS, card_of
@@ -99,6 +101,11 @@ def source(cfg: Config) -> Source:
     if cfg.scope.mode == "curated":
         return Source(cfg.data.prompts or "", curated.FIELDS, cfg.data.limit)
     return Source(cfg.data.documents or cfg.retrieval.corpus or "", ("text", "contents"), cfg.data.limit)
+
+
+def system_messages(cfg: Config) -> tuple[Path, ...]:
+    """Of the roles that search."""
+    return templates.system_files(cfg.scope.prompts, instructions.SEARCHING)
 
 
 def start(cfg: Config) -> Memory:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from scope_jax.config import Config, SamplingSection
+from scope_jax.messages import Messages
 from scope_jax.systems.scope import instructions, judging, rules, talking
 from scope_jax.systems.scope.records import Draft, Order
 from scope_jax.types import Metrics, Prompt, Tools
@@ -32,10 +33,10 @@ def propose(cfg: Config, tools: Tools, orders: Sequence[Order], samples: int, sa
     if not orders:
         return []
     card = cfg.scope.challenger
-    texts = [instructions.for_challenger(cfg, order) for order in orders]
+    asked = [instructions.for_challenger(cfg, order) for order in orders]
     groups = tools.generate(
         "challenger",
-        [_prompt(cfg, tools, order, text) for order, text in zip(orders, texts, strict=True)],
+        [_prompt(cfg, tools, order, messages) for order, messages in zip(orders, asked, strict=True)],
         samples,
         policy=POLICY,
         temperature=sampling.temperature,
@@ -47,20 +48,20 @@ def propose(cfg: Config, tools: Tools, orders: Sequence[Order], samples: int, sa
         tempered=card.loss.tempered,
     )
     drafts: list[Draft] = []
-    for order, text, completions in zip(orders, texts, groups, strict=True):
+    for order, messages, completions in zip(orders, asked, groups, strict=True):
         for sample, completion in enumerate(completions):
             said = talking.said(cfg, completion, "task")
             task = rules.task_of(said, cfg.scope.challenger_reward.require_question)
             form = rules.challenger_format(cfg.scope.challenger_reward, said, order.searches)
             rejected = "" if task is not None else "no_task"
-            drafts.append(Draft(order, sample, text, completion, said, form, task, rejected))
+            drafts.append(Draft(order, sample, messages, completion, said, form, task, rejected))
     return drafts
 
 
-def _prompt(cfg: Config, tools: Tools, order: Order, text: str) -> Prompt:
+def _prompt(cfg: Config, tools: Tools, order: Order, messages: Messages) -> Prompt:
     """With dynamic turns, what answers a turn depends on the searches that are expected."""
     respond = talking.responder(cfg, tools, "task", order.searches if cfg.scope.dynamic_turns else None)
-    return Prompt(tools.encode_prompt(text), f"{order.index}", text, respond)
+    return Prompt(tools.encode_prompt(messages), f"{order.index}", messages, respond)
 
 
 def pass_gates(cfg: Config, tools: Tools, drafts: Sequence[Draft], tally: Tally) -> list[Draft]:

@@ -11,6 +11,7 @@ import numpy as np
 from rollouts.types import Completion
 from scope_jax import searching
 from scope_jax.config import Config, SamplingSection
+from scope_jax.messages import Messages
 from scope_jax.systems.scope import curated, rules, solver, talking
 from scope_jax.systems.scope.records import Attempt, Problem, Solved
 from scope_jax.types import Prompt, Tools
@@ -51,7 +52,7 @@ def _record(cfg: Config, group: Solved, searches: int) -> dict[str, Any]:
             "searches": float(searches),
             "answer_tokens": float(attempt.tokens),
         },
-        "text": {"prompt": group.prompt, "turns": searching.transcript(attempt.completion)},
+        "text": {"prompt": group.prompt.text, "turns": searching.transcript(attempt.completion)},
     }
 
 
@@ -61,7 +62,7 @@ class Trajectory:
     """An episode of one solver up to its last turn, for another to end it."""
 
     problem: Problem
-    prompt: str
+    prompt: Messages
     ids: tuple[int, ...]  # everything the engine saw before the last turn
     searches: int
 

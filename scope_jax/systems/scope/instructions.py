@@ -1,4 +1,7 @@
-"""The prompts of SCOPE's roles (App. H), filled in. Foreign text is made safe before it enters a prompt."""
+"""The prompts of SCOPE's roles (App. H), filled in. Foreign text is made safe before it enters a prompt.
+
+Challenger and solver are given the search as a tool, and may have a system message; the judge has neither.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,10 @@ from functools import cache, lru_cache
 
 from scope_jax import dialects, parsing, templates
 from scope_jax.config import Config
+from scope_jax.messages import Messages
 from scope_jax.systems.scope.records import Order
 
+SEARCHING = ("challenger", "solver")  # roles that may search
 SOURCES = "\n\n---\n\n"  # between the documents a rubric is written from (released code)
 
 
@@ -37,7 +42,14 @@ def _prompt(cfg: Config, name: str, values: Mapping[str, object], required: tupl
     return templates.fill(_template(cfg.scope.prompts, name, tuple(values), required), values)
 
 
-def for_challenger(cfg: Config, order: Order) -> str:
+def _messages(cfg: Config, role: str, values: Mapping[str, object], required: tuple[str, ...]) -> Messages:
+    """What a role that may search is told."""
+    values, tools = {**values, **_syntax(cfg)}, dialects.load(cfg.model.dialect).tools
+    template = templates.load_messages(cfg.scope.prompts, role, known=tuple(values), required=required, tools=tools)
+    return templates.fill_messages(template, values)
+
+
+def for_challenger(cfg: Config, order: Order) -> Messages:
     """Write a task of one type from a document."""
     values = {
         "document": shown(cfg, order.document),
@@ -45,13 +57,13 @@ def for_challenger(cfg: Config, order: Order) -> str:
         "description": _prompt(cfg, f"type_{order.kind}", {}, ()),
         "searches": order.searches,
     }
-    return _prompt(cfg, "challenger", values | _syntax(cfg), ("document",))
+    return _messages(cfg, "challenger", values, ("document",))
 
 
-def for_solver(cfg: Config, question: str) -> str:
+def for_solver(cfg: Config, question: str) -> Messages:
     """Answer a task with searches, of which there can be one less than turns."""
     values = {"task": shown(cfg, question), "searches": cfg.scope.solver.max_turns - 1}
-    return _prompt(cfg, "solver", values | _syntax(cfg), ("task",))
+    return _messages(cfg, "solver", values, ("task",))
 
 
 def for_gate(cfg: Config, gate: str, task: str, document: str) -> str:

@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 from scope_jax import parsing, searching
 from scope_jax.config import AskSection, Config
 from scope_jax.judge import JudgeError
+from scope_jax.messages import Messages
 from scope_jax.systems.scope import instructions
 from scope_jax.systems.scope.records import Criterion
 from scope_jax.types import BASE, Prompt, Tools
@@ -144,7 +145,8 @@ def _replies(cfg: Config, tools: Tools, job: str, questions: Sequence[str], suff
     card = card_of(cfg, job)
     if card.endpoint is not None:
         return tools.judge(questions, by=job, temperature=card.temperature, max_tokens=card.max_tokens)
-    prompts = [Prompt(tools.encode_prompt(text), f"{place}{suffix}", text) for place, text in enumerate(questions)]
+    asked = [Messages(question) for question in questions]
+    prompts = [Prompt(tools.encode_prompt(said), f"{place}{suffix}", said) for place, said in enumerate(asked)]
     groups = tools.generate(
         job,
         prompts,

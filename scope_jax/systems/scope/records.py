@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollouts.types import Completion
+from scope_jax.messages import Messages
 from scope_jax.systems.scope.rules import Format, Said
 
 
@@ -40,7 +41,7 @@ class Draft:
 
     order: Order
     sample: int
-    prompt: str
+    prompt: Messages
     completion: Completion
     said: tuple[Said, ...]
     format: Format
@@ -76,7 +77,7 @@ class Solved:
     """The solver's attempts at one problem."""
 
     problem: Problem
-    prompt: str
+    prompt: Messages
     attempts: tuple[Attempt, ...]
 
 

@@ -31,7 +31,7 @@ def _draft(cfg: Config, draft: Draft, place: int, solver_mean: float | None, tra
         parts=parts | gates,
         trained=trained,
         text={
-            "prompt": draft.prompt,
+            "prompt": draft.prompt.text,
             "turns": searching.transcript(draft.completion),
             "document": draft.order.key,
             "task_type": draft.order.kind,
@@ -64,7 +64,7 @@ def of_solver(cfg: Config, solved: Sequence[Solved], trained: bool) -> list[Epis
                     parts=parts,
                     trained=trained and usable and not alone,
                     text={
-                        "prompt": group.prompt,
+                        "prompt": group.prompt.text,
                         "turns": searching.transcript(attempt.completion),
                         "task": group.problem.question,
                         "answer": attempt.answer,

@@ -25,10 +25,10 @@ def solve(
     if not problems:
         return []
     card = cfg.scope.solver
-    texts = [instructions.for_solver(cfg, problem.question) for problem in problems]
+    asked = [instructions.for_solver(cfg, problem.question) for problem in problems]
     groups = tools.generate(
         role,
-        [Prompt(tools.encode_prompt(t), problem.name, t) for t, problem in zip(texts, problems, strict=True)],
+        [Prompt(tools.encode_prompt(said), problem.name, said) for said, problem in zip(asked, problems, strict=True)],
         samples,
         policy=POLICY,
         temperature=sampling.temperature,
@@ -41,13 +41,13 @@ def solve(
         tempered=card.loss.tempered,
     )
     solved = []
-    for problem, text, completions in zip(problems, texts, groups, strict=True):
+    for problem, messages, completions in zip(problems, asked, groups, strict=True):
         attempts = []
         for completion in completions:
             said = talking.said(cfg, completion, "answer")
             answer = rules.answer_of(said)
             attempts.append(Attempt(completion, said, answer, tools.tokens(answer) if answer else 0))
-        solved.append(Solved(problem, text, tuple(attempts)))
+        solved.append(Solved(problem, messages, tuple(attempts)))
     return solved
 
 

@@ -24,10 +24,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rollouts.types import Completion
-from scope_jax import dialects, judge, parsing, rewards, searching
+from scope_jax import dialects, judge, parsing, rewards, searching, templates
 from scope_jax.config import Config, JudgeSection, RoleSection
 from scope_jax.data import Source, gold_answers, rng
 from scope_jax.systems.ssp import instructions, pool, rules
@@ -58,6 +59,11 @@ def source(cfg: Config) -> Source:
     """Ground-truth answers."""
     assert cfg.data.answers is not None  # Config sees to it
     return Source(cfg.data.answers, ("answer", "answers"), cfg.data.limit)
+
+
+def system_messages(cfg: Config) -> tuple[Path, ...]:
+    """Of the roles that search."""
+    return templates.system_files(cfg.ssp.prompts, instructions.SEARCHING)
 
 
 def start(cfg: Config) -> Memory:
@@ -178,17 +184,17 @@ def propose(cfg: Config, tools: Tools, slots: Sequence[Slot], step: int, attempt
     """τ ~ π(· | x_propose, a*): one proposer episode for each slot, its question Q(τ) and the first rule it breaks."""
     card = cfg.ssp.proposer
     samples = card.samples if attempt == 0 else 1  # at first the slots of a row are samples of one prompt
-    prompts, texts = [], []
+    prompts = []
     for slot in slots[::samples]:
-        texts.append(instructions.for_proposer(cfg, slot, step))
+        messages = instructions.for_proposer(cfg, slot, step)
         name = f"{slot.item}" if attempt == 0 else f"slot {slot.index} attempt {attempt}"
-        prompts.append(Prompt(tools.encode_prompt(texts[-1]), name, texts[-1]))
+        prompts.append(Prompt(tools.encode_prompt(messages), name, messages))
     groups = converse(cfg, tools, "proposer", card, "question", prompts, samples)
     completions = [completion for group in groups for completion in group]
     proposals = []
     for place, (slot, completion) in enumerate(zip(slots, completions, strict=True)):
         question, reason = rules.apply(cfg, completion, slot.golds)
-        proposals.append(Proposal(slot, attempt, texts[place // samples], completion, question, reason))
+        proposals.append(Proposal(slot, attempt, prompts[place // samples].messages, completion, question, reason))
     return proposals
 
 
@@ -213,14 +219,14 @@ def fill_slots(cfg: Config, proposals: Sequence[Proposal], earlier: Sequence[poo
 def solve(cfg: Config, tools: Tools, problems: Sequence[Problem]) -> list[Solved]:
     """ρʲ ~ π(· | x_solve, q), j = 1…n, for each problem; not yet graded."""
     card, dialect = cfg.ssp.solver, dialects.load(cfg.model.dialect)
-    texts = [instructions.for_solver(cfg, problem.question) for problem in problems]
-    prompts = [Prompt(tools.encode_prompt(t), f"{p.slot}", t) for p, t in zip(problems, texts, strict=True)]
+    asked = [instructions.for_solver(cfg, problem.question) for problem in problems]
+    prompts = [Prompt(tools.encode_prompt(said), f"{p.slot}", said) for p, said in zip(problems, asked, strict=True)]
     groups = converse(cfg, tools, "solver", card, "answer", prompts, card.samples) if prompts else []
     solved = []
-    for problem, text, group in zip(problems, texts, groups, strict=True):
+    for problem, messages, group in zip(problems, asked, groups, strict=True):
         predictions = tuple(prediction_of(completion) for completion in group)
         formed = tuple(searching.keeps_format(c, dialect, "answer", cfg.ssp.format) for c in group)
-        solved.append(Solved(problem, text, tuple(group), predictions, formed, (False,) * len(group)))
+        solved.append(Solved(problem, messages, tuple(group), predictions, formed, (False,) * len(group)))
     return solved
 
 
@@ -291,10 +297,10 @@ def answer(
     Graded as in training, except that the format counts for nothing beyond the `<answer>`.
     """
     dialect = dialects.load(cfg.model.dialect)
-    texts = [instructions.for_solver(cfg, row["question"]) for row in rows]
+    asked = [instructions.for_solver(cfg, row["question"]) for row in rows]
     groups = tools.generate(
         "eval",
-        [Prompt(tools.encode_prompt(text), f"{place}", text) for place, text in enumerate(texts)],
+        [Prompt(tools.encode_prompt(messages), f"{place}", messages) for place, messages in enumerate(asked)],
         1,
         policy=POLICY,
         temperature=temperature,
@@ -313,7 +319,7 @@ def answer(
             "prediction": prediction,
             "correct": right,
             "measures": {"accuracy": float(right), "searches": float(len(searching.queries_run(group[0], dialect)))},
-            "text": {"prompt": text, "turns": searching.transcript(group[0])},
+            "text": {"prompt": messages.text, "turns": searching.transcript(group[0])},
         }
-        for row, gold, prediction, right, group, text in zip(rows, golds, said, correct, groups, texts, strict=True)
+        for row, gold, prediction, right, group, messages in zip(rows, golds, said, correct, groups, asked, strict=True)
     ]

@@ -1,14 +1,20 @@
-"""The prompts of SSP's roles (App. D), filled in."""
+"""The prompts of SSP's roles (App. D), filled in.
+
+Proposer and solver are given the search as a tool, and may have a system message; verification has neither.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from scope_jax import dialects, parsing, templates
 from scope_jax.config import Config
 from scope_jax.data import rng
+from scope_jax.messages import Messages
 from scope_jax.systems.ssp.records import Slot
 
+SEARCHING = ("proposer", "solver")  # roles that may search
 EXAMPLES = ("example1", "example2", "example3")
 DIALECT = ("search", "results")  # what a search looks like, and where its results are
 
@@ -22,21 +28,27 @@ def _safe(cfg: Config, text: str) -> str:
     return parsing.neutralise(text, dialects.load(cfg.model.dialect).tags)
 
 
-def for_proposer(cfg: Config, slot: Slot, step: int) -> str:
+def _template(cfg: Config, role: str, known: Sequence[str], required: Sequence[str]) -> Messages:
+    """What a role that may search is told."""
+    tools = dialects.load(cfg.model.dialect).tools
+    return templates.load_messages(cfg.ssp.prompts, role, known=(*known, *DIALECT), required=required, tools=tools)
+
+
+def for_proposer(cfg: Config, slot: Slot, step: int) -> Messages:
     """Write a question for the slot's answer; the example questions are drawn anew for each row of each step."""
-    text = templates.load(cfg.ssp.prompts, "proposer", known=("answer", "n", *DIALECT, *EXAMPLES), required=("answer",))
+    template = _template(cfg, "proposer", ("answer", "n", *EXAMPLES), ("answer",))
     values: dict[str, Any] = {"answer": _safe(cfg, slot.golds[0]), "n": slot.searches} | _dialect(cfg)
-    if wanted := [name for name in EXAMPLES if name in templates.variables(text)]:
+    if wanted := [name for name in EXAMPLES if name in templates.variables(template.text)]:
         lines = templates.load(cfg.ssp.prompts, "examples", known=(), required=()).splitlines()
         order = rng("ssp examples", cfg.seed, step, slot.item).permutation(len(lines))
         values |= {name: lines[order[place % len(lines)]] for place, name in enumerate(wanted)}
-    return templates.fill(text, values)
+    return templates.fill_messages(template, values)
 
 
-def for_solver(cfg: Config, question: str) -> str:
+def for_solver(cfg: Config, question: str) -> Messages:
     """Answer a question with searches."""
-    text = templates.load(cfg.ssp.prompts, "solver", known=("question", *DIALECT), required=("question",))
-    return templates.fill(text, {"question": _safe(cfg, question)} | _dialect(cfg))
+    values = {"question": _safe(cfg, question)} | _dialect(cfg)
+    return templates.fill_messages(_template(cfg, "solver", ("question",), ("question",)), values)
 
 
 def for_verification(cfg: Config, question: str, materials: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rollouts.types import Completion
+from scope_jax.messages import Messages
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Proposal:
 
     slot: Slot
     attempt: int
-    prompt: str
+    prompt: Messages
     completion: Completion
     question: str | None
     reason: str
@@ -45,7 +46,7 @@ class Solved:
     """The solver's attempts at one problem: completion, prediction, format kept, answer right, each of length n."""
 
     problem: Problem
-    prompt: str
+    prompt: Messages
     completions: tuple[Completion, ...]
     predictions: tuple[str | None, ...]
     formed: tuple[bool, ...]

@@ -50,7 +50,7 @@ def _solver(group: Solved, j: int, learns: bool) -> Episode:
         trained=learns and not dummy,
         padding=learns and dummy,
         text={
-            "prompt": group.prompt,
+            "prompt": group.prompt.text,
             "turns": searching.transcript(completion),
             "question": problem.question,
             "answer": problem.golds[0] if problem.golds else None,
@@ -75,7 +75,7 @@ def _proposer(proposal: Proposal, reward: float, solver_mean: float | None, trai
         parts=parts,
         trained=trained,
         text={
-            "prompt": proposal.prompt,
+            "prompt": proposal.prompt.text,
             "turns": searching.transcript(proposal.completion),
             "question": proposal.question,
             "answer": proposal.slot.golds[0],

@@ -8,6 +8,7 @@ from dataclasses import replace
 from scope_jax import dialects, judge, parsing, searching
 from scope_jax.config import Config
 from scope_jax.data import rng
+from scope_jax.messages import Messages
 from scope_jax.systems.ssp import instructions, materials
 from scope_jax.systems.ssp.records import Proposal
 from scope_jax.systems.ssp.rows import POLICY
@@ -67,10 +68,11 @@ def _replies(cfg: Config, tools: Tools, prompts: Mapping[int, str], fresh: Seque
         return {}
     if cfg.ssp.verify == "judge":
         return dict(zip(prompts, tools.judge(list(prompts.values())), strict=True))
-    ids = {place: tools.encode_prompt(text) for place, text in prompts.items()}
+    asked = {place: Messages(text) for place, text in prompts.items()}
+    ids = {place: tools.encode_prompt(messages) for place, messages in asked.items()}
     room = min(cfg.rollout.max_length - cfg.ssp.verify_max_tokens, max(cfg.rollout.prefill_buckets))
     fitting = {
-        place: Prompt(ids[place], f"{fresh[place].slot.index} attempt {fresh[place].attempt}", prompts[place])
+        place: Prompt(ids[place], f"{fresh[place].slot.index} attempt {fresh[place].attempt}", asked[place])
         for place in prompts
         if len(ids[place]) <= room
     }

@@ -1,0 +1,34 @@
+"""A prompt before it becomes tokens: what the system says, what the user says, and the functions that may be called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Messages:
+    """The beginning of a conversation, as a model's own chat template renders it.
+
+    system: None leaves it to the template, which may have a default of its own; "" is an empty message. tools: JSON
+    schemas of the functions that are declared to the model.
+    """
+
+    user: str
+    system: str | None = None
+    tools: tuple[Mapping[str, Any], ...] = ()
+
+    def conversation(self) -> list[Mapping[str, str]]:
+        """The messages for a chat template."""
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return [*system, {"role": "user", "content": self.user}]
+
+    def declared(self) -> list[Mapping[str, Any]] | None:
+        """The tools for a chat template: None where there are none, as templates ask for it."""
+        return list(self.tools) or None
+
+    @property
+    def text(self) -> str:
+        """All that is said, for people."""
+        return self.user if self.system is None else f"{self.system}\n\n{self.user}"

@@ -1,0 +1,225 @@
+"""Prompts as messages: what system, user and tools become under a template, and which templates cannot say it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from models.tokenizer import Tokenizer
+from rollouts.types import Continuation, Restart, Turn
+from scope_jax import dialects, templates
+from scope_jax.assemble import assemble
+from scope_jax.config import Config, load_card
+from scope_jax.dialects import Dialect, DialectError
+from scope_jax.messages import Messages
+from scope_jax.systems import SYSTEMS, scope, ssp
+from scope_jax.systems.scope import instructions as of_scope
+from scope_jax.systems.scope.records import Order
+from scope_jax.systems.ssp import instructions as of_ssp
+from scope_jax.systems.ssp.records import Slot
+from scope_jax.turns import Joiner
+from tests.systems import harness, scope_world
+
+ROOT = Path(__file__).parents[2]
+ATLAS = ROOT / "assets" / "atlas" / "tokenizer"
+OLMO = Path(__file__).with_name("olmo3.jinja")
+XML, HERMES, FUNCTION = (dialects.load(name) for name in ("xml", "hermes", "function"))
+CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+QWEN = "{% if tools %}<|im_start|>system\n{{ tools | tojson }} in <tool_call><|im_end|>\n{% endif %}" + CHATML + PROMPT
+
+
+@pytest.fixture(scope="module")
+def olmo() -> Tokenizer:
+    """The small world's vocabulary under a template of OLMo-3's rules."""
+    return Tokenizer.load(ATLAS, OLMO)
+
+
+def shown(tokenizer: Tokenizer, messages: Messages, dialect: Dialect = FUNCTION) -> str:
+    return tokenizer.decode(Joiner("chat", tokenizer, dialect).prompt(messages))
+
+
+def signature(dialect: Dialect) -> str:
+    return json.dumps(list(dialect.tools))
+
+
+# --------------------------------------------------------------------------------------------------------------- OLMo-3
+@pytest.mark.parametrize("messages", [
+    of_scope.for_solver(scope_world.card(way="olmo3"), "Tell of Bern."),
+    of_scope.for_challenger(scope_world.card(way="olmo3"), Order(0, "k", "Bern.", "planning", 2)),
+], ids=["solver", "challenger"])  # fmt: skip
+def test_olmo_is_told_which_function_it_has(olmo, messages):
+    said = shown(olmo, messages)
+    system, user = said.split("<|im_end|>")[:2]
+    assert f"<functions>{signature(FUNCTION)}</functions>" in system and "no function" not in said
+    assert FUNCTION.words.call in user and user.endswith(messages.user)
+    assert said.endswith("<|im_start|>assistant\n")
+
+
+def test_olmo_judges_without_a_function(olmo):
+    said = shown(olmo, Messages("Is it so?"))
+    assert "There is no function for you to call. <functions></functions>" in said
+
+
+def test_a_system_message_of_ones_own_replaces_the_templates(olmo):
+    system = "You look things up."
+    own = shown(olmo, Messages("Go.", system, FUNCTION.tools))
+    assert own.startswith(f"<|im_start|>system\n{system}<functions>{signature(FUNCTION)}</functions><|im_end|>")
+    assert shown(olmo, Messages("Go.", "")).startswith("<|im_start|>system\n<|im_end|>\n<|im_start|>user\nGo.")
+
+
+@pytest.mark.parametrize("way", ["qwen3", "olmo3"])
+def test_the_games_declare_the_search_to_those_who_may_search_only(way):
+    cfg, name = scope_world.card(way=way), scope_world.WAYS[way][0]
+    tools = scope_world.world(way=way)
+    tools.script = harness.spoken_in(name, tools.script)
+    scope.play(cfg, tools, scope.start(cfg), scope_world.DOCUMENTS, 0)
+    judge = {"gates": False, "rubric_writer": False, "grader": False}
+    assert told(tools) == {"challenger": True, "solver": True, **judge}
+
+    cfg = harness.card()
+    cfg = cfg.model_copy(update={"model": cfg.model.model_copy(update={"dialect": name, "turns": "chat"})})
+    tools = harness.world(harness.spoken_in(name, harness.Plan()), dialect=name, turns="chat")
+    ssp.play(cfg, tools, {"pool": []}, harness.ITEMS, 0)
+    assert told(tools) == {"proposer": True, "solver": True, "verify": False}
+
+
+def told(tools: harness.ScriptedTools) -> dict[str, bool]:
+    """By role: whether its prompts begin with a declaration of tools."""
+    mark = chr(harness.ROLES["tools"])
+    return {role: text.startswith(mark) for (role, _), text in tools.prompts.items()}
+
+
+# ---------------------------------------------------------------------------------------------------------------- turns
+@pytest.mark.parametrize("system", [None, "Be brief."])
+@pytest.mark.parametrize(
+    ("name", "template"), [("function", OLMO.read_text()), ("hermes", QWEN), ("xml", CHATML + PROMPT)]
+)
+def test_later_turns_belong_to_the_same_conversation(name, template, system):
+    """Appended or rendered anew, what is read is the template's rendering with the system message and the tools."""
+    tokenizer, dialect = Tokenizer.load(ATLAS, template), dialects.load(name)
+    messages = Messages("Which river?", system, dialect.tools)
+    text, said = dialect.observation(["The Seine."]), f"I look. {dialect.write('Paris')}"
+    turn = Turn("sampled", np.asarray(tokenizer.encode(said), np.int32), np.zeros(1, np.float32), said, "stop")
+    conversation = [*messages.conversation(), {"role": "assistant", "content": said}, dialect.message(text)]
+    whole = tokenizer.encode_chat(conversation, tools=messages.declared())
+
+    joiner = Joiner("chat", tokenizer, dialect)
+    prompt = joiner.prompt(messages)
+    reply = joiner.responder(lambda turns: text, messages)((turn,))
+    assert isinstance(reply, Continuation)
+    assert [*prompt, *turn.ids.tolist(), *reply.ids] == whole
+
+    anew = Joiner("chat-trimmed", tokenizer, dialect).responder(lambda turns: text, messages)((turn,))
+    assert isinstance(anew, Restart)
+    assert list(anew.prompt_ids) == whole and whole[: len(prompt)] == prompt
+
+
+def test_the_prompts_of_atlas_are_those_its_base_was_trained_on():
+    """One user message in tags is rendered to the ids that it had when prompts were single strings."""
+    on_scope, on_ssp = (load_card(ROOT / "configs" / system / "atlas.toml") for system in ("scope", "ssp"))
+    bern = Order(0, "k", "(Title: The city Bern)\nA.", "planning", 2)
+    prompts = [
+        of_ssp.for_proposer(on_ssp, Slot(0, 0, ("Bern",), 2), 3),
+        of_ssp.for_solver(on_ssp, "Which city lies on the Aare?"),
+        Messages(of_ssp.for_verification(on_ssp, "Which?", "Doc 1")),
+        of_scope.for_challenger(on_scope, bern),
+        of_scope.for_solver(on_scope, "Tell of Bern."),
+        Messages(of_scope.for_grader(on_scope, "t", "a", "c")),
+    ]
+    joiner = Joiner("raw", Tokenizer.load(ATLAS), XML)
+    ids = [joiner.prompt(messages) for messages in prompts]
+    assert [len(row) for row in ids] == [22, 29, 24, 40, 21, 20]
+    digest = "5775fb32d7969601893366625b110303726d0470df8f1976ea28db0d926d91ba"
+    assert hashlib.sha256(json.dumps(ids).encode()).hexdigest() == digest
+
+
+# ------------------------------------------------------------------------------------------------ what cannot be said
+NO_TOOLS = "{% if tools %}{{ raise_exception('Tools are not supported') }}{% endif %}" + CHATML + PROMPT
+LLAMA = "{% if tools %}Respond with JSON. {{ tools | tojson }}{% endif %}" + CHATML + PROMPT
+USERS = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}" + PROMPT
+STRICT = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}" + USERS
+
+
+@pytest.mark.parametrize("mode", ["raw", "chat"])
+@pytest.mark.parametrize(
+    ("template", "complaint"),
+    [
+        (CHATML + PROMPT, "leaves out the search that model.dialect declares as a tool"),
+        (NO_TOOLS, r"refuses the conversation \(Tools are not supported\) when the search is declared as a tool"),
+        (LLAMA, "declares tools without a word about <tool_call>"),
+    ],
+)
+def test_a_template_that_cannot_declare_the_search_is_one_sentence(mode, template, complaint):
+    tokenizer = Tokenizer.load(ATLAS, template)
+    with pytest.raises(ValueError, match=f"{complaint}.*; choose the model.dialect of the model's family"):
+        Joiner(mode, tokenizer, HERMES)
+    Joiner(mode, tokenizer, XML)
+
+
+@pytest.mark.parametrize("template", [USERS, STRICT])
+def test_a_template_without_a_system_role_is_one_sentence(template):
+    joiner = Joiner("raw", Tokenizer.load(ATLAS, template), XML)
+    with pytest.raises(ValueError, match=r"takes no system message, but solver\.system\.txt is one; remove it"):
+        joiner.check_system(Path("solver.system.txt"))
+    Joiner("raw", Tokenizer.load(ATLAS), XML).check_system(Path("solver.system.txt"))
+
+
+def test_a_run_is_refused_before_it_begins(tmp_path: Path):
+    (tmp_path / "users.jinja").write_text(USERS)
+    (tmp_path / "solver.system.txt").write_text("Search.")
+    own = [f"ssp.prompts={tmp_path}", f"model.chat_template={tmp_path / 'users.jinja'}"]
+    with pytest.raises(ValueError, match=r"takes no system message, but .*solver\.system\.txt is one"):
+        assemble(load_card(ROOT / "configs" / "ssp" / "atlas.toml", own), tmp_path / "run")
+    with pytest.raises(ValueError, match="leaves out the search that model"):
+        assemble(load_card(ROOT / "configs" / "ssp" / "atlas.toml", ["model.dialect=hermes"]), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+# -------------------------------------------------------------------------------------------------------- prompt files
+def with_prompts(system: str, folder: Path) -> Config:
+    return load_card(ROOT / "configs" / system / "atlas.toml", [f"{system}.prompts={folder}"])
+
+
+@pytest.mark.parametrize("system", ["scope", "ssp"])
+def test_a_file_beside_a_roles_prompt_is_its_system_message(tmp_path: Path, system: str):
+    (tmp_path / "solver.txt").write_text(
+        "{task} {question}".replace("{question}" if system == "scope" else "{task}", "")
+    )
+    cfg = with_prompts(system, tmp_path)
+    for_solver = of_scope.for_solver if system == "scope" else of_ssp.for_solver
+    assert SYSTEMS[system].system_messages(cfg) == () and for_solver(cfg, "Why?") == Messages("Why?")
+    (tmp_path / "solver.system.txt").write_text("Search with {search}.")
+    assert SYSTEMS[system].system_messages(cfg) == (tmp_path / "solver.system.txt",)
+    asked = for_solver(cfg, "Why?")
+    assert asked == Messages("Why?", f"Search with {XML.words.call}.") and asked.text.endswith(".\n\nWhy?")
+    (tmp_path / "solver.system.txt").write_text("{tusk}")
+    with pytest.raises(templates.PromptError, match=r"solver\.system\.txt: unknown variable \{tusk\}"):
+        for_solver(cfg, "Why?")
+
+
+# ------------------------------------------------------------------------------------------------------------- dialects
+@pytest.mark.parametrize(
+    "change",
+    [
+        ('name = "search"\ndesc', 'name = "find"\ndesc'),
+        ("properties.query.", "properties.text."),
+        ("parameters", "args"),
+    ],
+)
+def test_a_tool_that_is_not_the_call_is_one_sentence(tmp_path: Path, change: tuple[str, str]):
+    text = (ROOT / "scope_jax" / "dialects" / "hermes.toml").read_text()
+    assert change[0] in text
+    (tmp_path / "own.toml").write_text(text.replace(*change))
+    with pytest.raises(DialectError, match="tool must be the JSON schema of a function with the name call"):
+        dialects.load(str(tmp_path / "own.toml"))
+
+
+def test_a_declaration_and_a_prompt_never_both_spell_out_a_json_call():
+    """Qwen's templates say how a call is written; OLMo-3's says where, and the prompt what stands there."""
+    assert "{" not in HERMES.words.call and HERMES.tools[0]["function"]["name"] in HERMES.words.call
+    assert FUNCTION.words.call == FUNCTION.write("your query")
