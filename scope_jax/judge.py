@@ -18,11 +18,10 @@ import httpx
 
 from scope_jax import rewards, templates
 from scope_jax.config import JudgeSection
-from scope_jax.parsing import neutralise
+from scope_jax.parsing import neutralise, spoken
 
 _LONGEST_DELAY = 30.0  # seconds between two tries
 _DEAF_AFTER = 8  # so many replies in one call, and not one verdict: the endpoint is no judge
-_THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 _WORD = re.compile(r"[a-z']+")
 
 
@@ -124,8 +123,11 @@ def _content(response: httpx.Response) -> str | None:
 
 
 def verdict(reply: str) -> bool | None:
-    """True for Correct, False for Wrong or Incorrect, None for anything else (both words, neither, a negation)."""
-    words = _WORD.findall(_THOUGHT.sub("", reply).lower())
+    """True for Correct, False for Wrong or Incorrect, None for anything else (both words, neither, a negation).
+
+    What the reply thinks is no part of it; a thought that was cut off leaves nothing.
+    """
+    words = _WORD.findall(spoken(reply).lower())
     said = {word for word in words if word in ("correct", "wrong", "incorrect")}
     if len(said) != 1 or any(word in ("not", "isn't", "never", "neither") for word in words):
         return None

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import cache
 
+from rollouts.thoughts import blanked, thoughts
+
+THOUGHT = ("<think>", "</think>")
 TAGS = ("think", "search", "information", "question", "answer")
 
 # Tags that mean something to some policy, judge or template of ours; text from elsewhere must not hold them.
@@ -32,8 +36,17 @@ FOREIGN = (
     "function_calls",
     "function_results",
 )
-_BAR_TOKEN = re.compile(r"<([|｜])([^<>|｜\n]{1,64})([|｜])>")
-_WORD_TOKEN = re.compile(r"<(/?)(s|bos|eos|pad|unk|mask|start_of_turn|end_of_turn)>", re.IGNORECASE)
+# What other models' vocabularies hold between plain angle brackets; these count as they stand, case aside.
+_WORD_TOKENS = frozenset(
+    slash + name
+    for name in ("s", "bos", "eos", "pad", "unk", "mask", "start_of_turn", "end_of_turn")
+    for slash in ("", "/")
+)
+# A tag (of any name; with attributes also one that is never closed), or <|…|>. No place is looked at more often than a
+# fixed number of times: what repeats is possessive and ends at the next <, or is bounded.
+_MARK = re.compile(
+    r"<(\s*+/?+\s*+(\w++)(?:\s*+/?+\s*+(?=>)|\s++[\w:-]++\s*+=[^<>]*+)|[|｜][^|｜\n]{1,64}+[|｜](?=>))(>?)"
+)
 _ANSWER_LABEL = re.compile(r"\banswer\**\s*[:：]", re.IGNORECASE)
 
 
@@ -104,14 +117,24 @@ def _tag(tags: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile(rf"<(/?)({'|'.join(tags)})>")
 
 
+def spoken(text: str, opened: bool = False) -> str:
+    """`text` with its thoughts as spaces: what acts and counts, every character in its place.
+
+    opened: the prompt opened a thought before the text. An unclosed thought goes on to the end of the text.
+    """
+    return blanked(text, thoughts(text, THOUGHT, opened))
+
+
 def opens_with_thought(text: str) -> bool:
     """True if a turn begins with a closed, non-empty `<think>`."""
-    return text.lstrip().startswith("<think>") and bool(first([text], "think"))
+    head, opening, rest = text.partition(THOUGHT[0])
+    inside, closing, _ = rest.partition(THOUGHT[1])
+    return bool(opening and closing and inside.strip() and not head.strip())
 
 
 def labelled_answer(text: str) -> str | None:
     """What follows the last `Answer:` of a reply, up to the end of its line; None without the label or the text."""
-    labels = list(_ANSWER_LABEL.finditer(text))
+    labels = deque(_ANSWER_LABEL.finditer(text), maxlen=1)
     if not labels:
         return None
     rest = text[labels[-1].end() :].strip().strip("*").strip()
@@ -119,37 +142,39 @@ def labelled_answer(text: str) -> str | None:
 
 
 def without_thought(text: str) -> str:
-    """What a turn said after its thinking: all behind the last `</think>`; the whole text if there is none.
+    """What a chat template that trims keeps of a turn: all behind the last `</think>`; the whole text if there is none.
 
     So a template that opens the thought itself, in the prompt, makes no difference.
     """
-    return text.rpartition("</think>")[2].lstrip("\n")
+    return text.rpartition(THOUGHT[1])[2].lstrip("\n")
 
 
 def neutralise(text: str, also: Sequence[str] = ()) -> str:
     """`text` with our own tags and look-alikes of special tokens in square brackets: `<search>` → `[search]`.
 
     also: names of further tags, those of a dialect that is not ours. Tags with attributes count. A reader still sees
-    what stood there; no parser here takes it for a tag. Idempotent.
+    what stood there, place by place; no parser here takes it for a tag. Idempotent, in time linear in the text.
     """
-    foreign = _foreign(tuple(also))
-    while True:
-        safe = foreign.sub(_bracketed, text)
-        safe = _BAR_TOKEN.sub(r"[\1\2\3]", safe)
-        safe = _WORD_TOKEN.sub(r"[\1\2]", safe)
-        if safe == text:
-            return safe
-        text = safe
+    names = {*FOREIGN, *also}
+
+    def bracketed(mark: re.Match[str]) -> str:
+        inside, name, end = mark.groups()
+        if name is None:
+            inside = inside.replace("<", "[").replace(">", "]")
+        elif name.lower() not in names and inside.lower() not in _WORD_TOKENS:
+            return mark[0]
+        return f"[{inside}]" if end else f"[{inside}"
+
+    return _MARK.sub(bracketed, text)
 
 
-@cache
-def _foreign(also: tuple[str, ...]) -> re.Pattern[str]:
-    names = "|".join(sorted({*FOREIGN, *also}, key=len, reverse=True))
-    return re.compile(rf"<\s*(/?)\s*({names})(\s+[\w:-]+\s*=[^<>]*?)?\s*/?\s*>", re.IGNORECASE)
-
-
-def _bracketed(match: re.Match[str]) -> str:
-    return f"[{match[1]}{match[2]}{match[3] or ''}]"
+def is_text(string: str) -> bool:
+    """False for a string with half of a surrogate pair, which no file and no endpoint can take."""
+    try:
+        string.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def shorten(text: str, limit: int) -> str:

@@ -7,12 +7,12 @@ import string
 from collections.abc import Sequence
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_PUNCTUATION = re.compile(f"[{re.escape(string.punctuation)}]+")
 
 
 def normalise(text: str) -> str:
     """`text` as exact match compares it: lower case, without ASCII punctuation and English articles, single spaces."""
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+    return " ".join(_ARTICLES.sub(" ", _PUNCTUATION.sub("", text.lower())).split())
 
 
 def exact_match(prediction: str, golds: Sequence[str]) -> bool:

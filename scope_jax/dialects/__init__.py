@@ -17,6 +17,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 JOINT = "\n---\n"  # between the results of several queries of one turn (verl)
+_RULE = re.compile(r"^(?=---+$)", re.MULTILINE)  # a line that a result may have, too; one dash longer it is no joint
+_LONGER_RULE = re.compile(r"^-(?=---+$)", re.MULTILINE)
 _FOLDER = Path(__file__).parent
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -133,13 +135,21 @@ class Dialect(_Table):
         return self.call.template.replace("{query}", query)
 
     def observation(self, results: Sequence[str]) -> str:
-        """What a policy reads after a search: the results inside their tag."""
-        return f"<{self.results.tag}>\n{JOINT.join(results)}\n</{self.results.tag}>"
+        """What a policy reads after a search: the results inside their tag.
+
+        A line of three or more dashes in a result gets one more, so that it does not look like the joint.
+        """
+        inside = JOINT.join(_RULE.sub("-", result) for result in results)
+        return f"<{self.results.tag}>\n{inside}\n</{self.results.tag}>"
 
     def results_of(self, text: str) -> list[str]:
         """The result texts of an `observation` somewhere in `text`, in the order of the queries."""
-        blocks = re.findall(self._wrapper, text, re.DOTALL)
-        return [result for block in blocks for result in block.split(JOINT)]
+        found, block = [], self._block(text, 0)
+        while block is not None:
+            _, inside, end = block
+            found += [_LONGER_RULE.sub("", result) for result in inside.split(JOINT)]
+            block = self._block(text, end)
+        return found
 
     def message(self, text: str) -> Mapping[str, str]:
         """An answer to a turn as a message for the chat template.
@@ -147,15 +157,21 @@ class Dialect(_Table):
         A text that begins with an `observation` has the results' role, everything else is the user's. Where the
         template writes the tag, the text goes without it.
         """
-        match = re.match(self._wrapper, text, re.DOTALL)
-        if match is None:
+        block = self._block(text, 0)
+        if block is None or block[0] != 0:
             return {"role": "user", "content": text}
-        content = match[1] + text[match.end() :] if self.results.template_wraps else text
+        content = block[1] + text[block[2] :] if self.results.template_wraps else text
         return {"role": self.results.role, "content": content}
 
-    @property
-    def _wrapper(self) -> str:
-        return rf"<{self.results.tag}>\n?(.*?)\n?</{self.results.tag}>"
+    def _block(self, text: str, place: int) -> tuple[int, str, int] | None:
+        """(start, content, end) of the first closed pair of the results' tag from `place` on; None without one."""
+        opening, closing = f"<{self.results.tag}>", f"</{self.results.tag}>"
+        start = text.find(opening, place)
+        end = text.find(closing, start) if start >= 0 else -1
+        if end < 0:
+            return None
+        inside = text[start + len(opening) : end]
+        return start, inside.removeprefix("\n").removesuffix("\n"), end + len(closing)
 
 
 def names() -> list[str]:

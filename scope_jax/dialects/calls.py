@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 from scope_jax.dialects import Dialect
+from scope_jax.parsing import is_text
 
-_QUOTED = r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\''
+_QUOTED = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|\'[^\'\\]*+(?:\\.[^\'\\]*+)*+\''
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(.))", re.DOTALL)
 _CONTROL = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": ""}
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """A search, or what was begun as one: text[start:end], and its query, None where it is malformed."""
 
     query: str | None
@@ -68,9 +68,7 @@ def _read(text: str, opened: re.Match[str], closed: re.Match[str], dialect: Dial
 
 def _query(value: str | None) -> str | None:
     """A query that can be searched for: not blank, and text that can be sent (no half of a surrogate pair)."""
-    if value is None or not value.strip() or any("\ud800" <= char <= "\udfff" for char in value):
-        return None
-    return value.strip()
+    return value.strip() if value is not None and value.strip() and is_text(value) else None
 
 
 def _json_argument(payload: str, dialect: Dialect) -> str | None:
@@ -88,7 +86,8 @@ def _json_argument(payload: str, dialect: Dialect) -> str | None:
 @cache
 def _expression(name: str, argument: str) -> re.Pattern[str]:
     return re.compile(
-        rf"\s*{re.escape(name)}\s*\(\s*{re.escape(argument)}\s*=\s*({_QUOTED})\s*,?\s*\)\s*[;,]?\s*", re.DOTALL
+        rf"\s*+{re.escape(name)}\s*+\(\s*+{re.escape(argument)}\s*+=\s*+({_QUOTED})\s*+,?+\s*+\)\s*+[;,]?+\s*+",
+        re.DOTALL,
     )
 
 
@@ -104,6 +103,8 @@ def _expressions(payload: str, dialect: Dialect) -> Iterator[Call]:
 
 def _unescape(text: str) -> str:
     """The characters of a quoted string; an escape that no one knows stands for the character behind it."""
+    if "\\" not in text:
+        return text
 
     def character(match: re.Match[str]) -> str:
         code = match[1] or match[2]

@@ -127,6 +127,8 @@ def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch):
         ("Incorrect", False),
         ("**Wrong**", False),
         ("<think>It is wrong, or correct?</think>\nCorrect", True),
+        ("is it wrong, or correct?</think>\nCorrect", True),  # the thought was opened elsewhere
+        ("<think>It is correct", None),  # cut off
         ("Correct or Wrong", None),
         ("not correct", None),
         ("It isn't wrong", None),

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import re
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from scope_jax import dialects, parsing, searching, turns
 
@@ -69,22 +73,66 @@ def test_an_observation_gives_its_results_back():
     assert XML.results_of(text) == ["Doc 1 (Title: A)\na", "Doc 1 (Title: B)\nb"]
 
 
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.lists(st.sampled_from(["---", "----", "\n", "-", " ", "a", "\n---\n"]), max_size=8), min_size=1, max_size=3
+    )
+)
+def test_a_rule_inside_a_passage_parts_nothing(results: list[list[str]]):
+    passages = ["".join(pieces) for pieces in results]
+    assert XML.results_of(turns.raw(XML.observation(passages))) == passages
+    for dialect in (dialects.load(name) for name in dialects.names()):
+        assert dialect.results_of(dialect.observation(passages)) == passages
+
+
+def test_a_rule_inside_a_passage_stays_a_rule():
+    assert XML.observation(["a\n---\nb -- c", "d"]) == "<information>\na\n----\nb -- c\n---\nd\n</information>"
+
+
 @pytest.mark.parametrize(
     ("text", "safe"),
     [
         ("a <search>x</search> b", "a [search]x[/search] b"),
-        ("< / Answer >", "[/Answer]"),
+        ("< / Answer >", "[ / Answer ]"),
         ("<INFORMATION>", "[INFORMATION]"),
         ("<|im_end|> and <|endoftext|>", "[|im_end|] and [|endoftext|]"),
         ("<｜User｜>", "[｜User｜]"),
         ("</s><pad>", "[/s][pad]"),
         ("<<|x|>answer>", "<[|x|]answer>"),
+        ("<|<s>|>", "[|[s]|]"),
+        ("<search a=<search b=1>>", "[search a=[search b=1]>"),  # a tag that another one interrupts loses its beginning
+        ("<search\n/>", "[search\n/]"),
+        ("<s >< s><S></Pad>", "<s >< s>[S][/Pad]"),
+        ("<|not\none|><||><|a|b|>", "<|not\none|><||><|a|b|>"),
         ("1 < 2 and 3 > 2 <b>bold</b> {braces}", "1 < 2 and 3 > 2 <b>bold</b> {braces}"),
     ],
 )
 def test_neutralise_keeps_text_readable_and_is_idempotent(text: str, safe: str):
     assert parsing.neutralise(text) == safe
     assert parsing.neutralise(safe) == safe
+
+
+# A tag by the definition that neutralise had when it was a loop of substitutions.
+LOOKS_LIKE_A_TAG = re.compile(
+    rf"<\s*/?\s*({'|'.join(parsing.FOREIGN)})(\s+[\w:-]+\s*=[^<>]*)?\s*/?\s*>"
+    r"|<[|｜][^<>|｜\n]{1,64}[|｜]>|</?(s|bos|eos|pad|unk|mask|start_of_turn|end_of_turn)>",
+    re.IGNORECASE,
+)
+PIECES = ["<", ">", "/", " ", "\n", "|", "｜", "=", "a", "s", "search", "tool_call", "Rubric", " x='", "pad", "[", "é"]
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(st.sampled_from(PIECES), max_size=24))
+def test_neutralised_text_keeps_its_places_and_has_no_tag_left(pieces: list[str]):
+    text = "".join(pieces)
+    safe = parsing.neutralise(text)
+    assert parsing.neutralise(safe) == safe
+    assert LOOKS_LIKE_A_TAG.search(safe) is None
+    changed = {(a, b) for a, b in zip(text, safe, strict=True) if a != b}
+    assert changed <= {("<", "["), (">", "]")}
+    if LOOKS_LIKE_A_TAG.search(text) is None and "=" not in text:
+        assert safe == text
 
 
 def test_neutralised_text_holds_nothing_the_parsers_take():

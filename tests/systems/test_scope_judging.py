@@ -26,6 +26,8 @@ WEIGHTS = {"critical": 3.0, "important": 2.0, "bonus": 1.0}
         ("<think>is it <score>1</score>?</think><score>0</score>", False),  # a thought is no verdict
         ("is it <score>1</score>?</think><score>0</score>", False),  # the template opened the thought
         ("<think>I shall write <score>1</score>", None),  # cut off
+        ("<think>a</think><score>1</score><think>or <score>0</score>?</think>", True),
+        ("<score>so<score>1</score>", True),  # an opening tag that is never closed swallows nothing
         ("<score>0.5</score>", None),
         ("<score>1.0</score>", None),
         ("<score>2</score>", None),
@@ -61,6 +63,33 @@ def test_rubrics_as_xml():
     assert read(f"<rubrics>{xml}</rubrics>".replace('"', "'")) == THREE
 
 
+def test_rubrics_as_other_writers_put_them():
+    """What the released parser takes, too: attributes in other forms, comments, and < as it stands."""
+    unquoted = "<rubric priority=critical>a b</rubric>"
+    others = '<rubric id="2" priority = "important" >c & d</rubric><rubric priority=bonus n=3>e < f</rubric>'
+    assert read(f"<rubrics>{unquoted}<!-- <rubric>no</rubric> -->{others}<!-- that is all --></rubrics>") == THREE
+    html = f"<rubrics>{item('a <i>b</i>')}{item('if x < 3')}{item('&#65;&lt;&#x42;&nbsp;C &none;')}</rubrics>"
+    assert [text for _, text, _ in read(html) or ()] == ["a <i>b</i>", "if x < 3", "A<B C &none;"]
+
+
+def test_a_priority_matters_only_where_weights_differ():
+    reply = f"<rubrics>{item('a', 'vital')}<rubric>b</rubric>{item('c', 'bonus')}</rubrics>"
+    rows = '[{"criterion": "a", "priority": "vital"}, {"criterion": "b"}, {"criterion": "c", "priority": "bonus"}]'
+    for text in (reply, rows):
+        assert read(text) is None
+        found = judging.rubric_of(text, dict.fromkeys(WEIGHTS, 2.0), 3, 5)
+        assert [(c.priority, c.text, c.weight) for c in found or ()] == [
+            ("vital", "a", 2.0),
+            ("", "b", 2.0),
+            ("bonus", "c", 2.0),
+        ]
+
+
+def test_a_criterion_with_an_endless_number_is_text():
+    entity = f"&#{'1' * 5000};"
+    assert [text for _, text, _ in read(f"<rubrics>{item(entity) * 3}</rubrics>") or ()] == [entity] * 3
+
+
 def test_rubrics_as_json():
     rows = '[{"criterion": "a b", "priority": "critical"}, {"criterion": "c & d", "priority": "important"},'
     rows += ' {"criterion": "e < f", "priority": "bonus"}]'
@@ -83,7 +112,10 @@ def test_rubrics_as_json():
         f"<rubrics>{item('a') * 2}{item('a', 'vital')}</rubrics>",
         f"<rubrics>{item('a') * 2}<rubric>b</rubric></rubrics>",
         f'<rubrics>{item("a") * 2}<rubric priority="bonus">b</rubrics>',
-        f"<rubrics>{item('a') * 2}{item('b <i>c</i>')}</rubrics>",
+        f"<rubrics>{item('a') * 2}<rubric priority='bonus'>b{item('c')}</rubrics>",  # the third is never closed
+        f"<rubrics>{item('a') * 3}<!-- never closed</rubrics>",
+        f"<rubrics>{item('a') * 2}{item('b', chr(0xD800))}</rubrics>",
+        f"<rubrics>{item('a') * 2}{item('b' + chr(0xD800))}</rubrics>",
         '{"rubrics": 3}',
         '[{"criterion": "a", "priority": "bonus"}',
         '[{"criterion": "a"}, {"criterion": "b"}, {"criterion": "c"}]',

@@ -52,7 +52,9 @@ def search(*queries: str) -> list[str]:
         ([*search("Tiber"), "<question>Where is the eternal city?</question>"], {}, "contains_answer"),
         ([*search("Tiber"), "<question>Where did romantic painters meet?</question>"], {}, ""),  # Roma as a word only
         ([*search("Tiber"), f"<question>{GOOD}</question>"], {"min_distinct_searches": 2}, "too_few_searches"),
-        ([*search("Tiber", "tiber"), f"<question>{GOOD}</question>"], {"min_distinct_searches": 2}, "too_few_searches"),
+        ([*search("Tiber", "Tiber"), f"<question>{GOOD}</question>"], {"min_distinct_searches": 2}, "too_few_searches"),
+        ([*search("Tiber", "tiber"), f"<question>{GOOD}</question>"], {"min_distinct_searches": 2}, ""),
+        ([*search("Tiber", "tiber"), f"<question>{GOOD}</question>"], {"reject_repeated_search": True}, ""),
         ([*search("Tiber", "Nile"), f"<question>{GOOD}</question>"], {"min_distinct_searches": 2}, ""),
         (['<search>["Tiber", "Nile"]</search>', f"<question>{GOOD}</question>"], {"min_distinct_searches": 2}, ""),
         ([*search("Tiber", "Tiber"), f"<question>{GOOD}</question>"], {}, ""),
@@ -63,7 +65,7 @@ def search(*queries: str) -> list[str]:
         ),
         ([*search("Tiber", "Rome"), f"<question>{GOOD}</question>"], {}, ""),
         (
-            [*search("Tiber", "Rome"), f"<question>{GOOD}</question>"],
+            [*search("Tiber", "ancient rome"), f"<question>{GOOD}</question>"],
             {"reject_answer_in_search": True},
             "answer_in_search",
         ),

@@ -222,7 +222,7 @@ def many(engine, params) -> list[Completion]:
         Plan(f"Q{i}", mode, name, 4, "".join(map(chr, range(40, 128))), ("one", "two", "three"), i, i, end)
         for mode in MODES
         for name in dialects.names()
-        for i, end in enumerate((None, None, 1))
+        for i, end in enumerate((None, None, 2))
     ]
     return play(engine, params, asked)[0]
 
@@ -230,7 +230,7 @@ def many(engine, params) -> list[Completion]:
 def test_the_learner_says_what_the_engine_said(params, many):
     """Within 1e-4 in float32, over every sampled token of episodes with one row and with several."""
     assert {len(completion.rows) for completion in many} == {1, 4}  # every turn of chat-trimmed ones is a row
-    assert sum(turn.finish == "cut" for completion in many for turn in completion.turns) > 5  # parts were dropped
+    assert sum(turn.finish == "cut" for completion in many for turn in completion.turns) > 9  # parts were dropped
     section = LearnerSection(buckets=(ENGINE.max_length,), packing=True, micro_batch_rows=4, logprob_chunk=64)
     mesh = make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
     learner = Learner(CFG, mesh, OptimizerSection(), section, param_dtype=jnp.float32, compute_dtype=jnp.float32)

@@ -24,10 +24,10 @@ from scope_jax.types import BASE, Prompt, Tools
 Read = TypeVar("Read")
 
 _DEAF_AFTER = 8  # so many questions to an endpoint, and not one reply to be read: it is no judge
-_SCORE = re.compile(r"<score>(.*?)</score>", re.DOTALL)
-_RUBRICS = re.compile(r"<rubrics>(.*?)</rubrics>", re.DOTALL)
-_RUBRIC = re.compile(r"""\s*<rubric\s+priority=(["'])([^"'<>]*)\1\s*>([^<]*)</rubric>\s*""")
-_FENCE = re.compile(r"^```(?:json|xml)?\s*\n(.*)\n```$", re.DOTALL)
+_RUBRIC = re.compile(r"<rubric(\s[^<>]*+)?+>")
+_PRIORITY = re.compile(r"""(?<!\S)priority\s*+=\s*+(?:"([^"]*)"|'([^']*)'|([^\s"']+))""")
+_ENTITY = re.compile(r"&(?:[a-zA-Z]{1,31}|#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6});")
+_FENCES = ("```", "```json", "```xml")
 
 
 @dataclass(frozen=True)
@@ -41,54 +41,74 @@ class Replies(Generic[Read]):
 
 
 # ------------------------------------------------------------------------------------------------------------- parsers
-def _spoken(reply: str) -> str:
-    """What follows the thought; nothing of a thought that was never ended, however much of the format it quotes."""
-    return parsing.without_thought(reply).partition("<think>")[0]
-
-
 def score_of(reply: str) -> bool | None:
-    """True for <score>1</score>, False for 0, by the first score after the thought; None for anything else."""
-    found = _SCORE.search(_spoken(reply))
-    return {"0": False, "1": True}.get(found[1].strip()) if found else None
+    """True for <score>1</score>, False for 0, by the first score outside of thoughts; None for anything else."""
+    return {"0": False, "1": True}.get(parsing.first([parsing.spoken(reply)], "score") or "")
 
 
 def rubric_of(reply: str, weights: Mapping[str, float], fewest: int, most: int) -> tuple[Criterion, ...] | None:
     """The criteria of a reply, as <rubrics> or as JSON; None unless every one is whole and their number is allowed.
 
-    XML: nothing but <rubric priority="…"> elements in <rubrics>. JSON: a list of {"criterion", "priority"}, or an
-    object that holds it as "rubrics". weights: w_k by priority; another priority makes the reply unreadable. A rubric
-    whose weights are all 0 could grade nothing and is none.
+    XML: nothing but <rubric> elements and comments in <rubrics>. JSON: a list of {"criterion", "priority"}, or an
+    object that holds it as "rubrics". weights: w_k by priority; where they differ, another priority or none makes the
+    reply unreadable. A rubric whose weights are all 0 could grade nothing and is none.
     """
-    text = _spoken(reply).strip()
-    fenced = _FENCE.match(text)
-    text = fenced[1].strip() if fenced else text
+    text = _unfenced(parsing.spoken(reply).strip())
     pairs = _json_pairs(text) if text[:1] in ("{", "[") else _xml_pairs(text)
     if pairs is None or not fewest <= len(pairs) <= most:
         return None
-    if not all(criterion and priority in weights for priority, criterion in pairs):
-        return None
-    made = tuple(Criterion(criterion, weights[priority], priority) for priority, criterion in pairs)
-    return made if sum(item.weight for item in made) > 0 else None
+    made = []
+    for priority, criterion in pairs:
+        weight = _weight(priority, weights)
+        if weight is None or not criterion or not parsing.is_text(priority + criterion):
+            return None
+        made.append(Criterion(criterion, weight, priority))
+    return tuple(made) if sum(item.weight for item in made) > 0 else None
+
+
+def _weight(priority: str, weights: Mapping[str, float]) -> float | None:
+    """w_k of a priority. One that is not among `weights` weighs as all do, where all weigh the same; else None."""
+    values = set(weights.values())
+    return weights.get(priority, values.pop() if len(values) == 1 else None)
+
+
+def _unfenced(text: str) -> str:
+    """What stands between the lines of a Markdown fence, where `text` is one; else `text`."""
+    head, _, body = text.partition("\n")
+    return body.removesuffix("\n```").strip() if head.rstrip() in _FENCES and body.endswith("\n```") else text
 
 
 def _xml_pairs(text: str) -> list[tuple[str, str]] | None:
-    block = _RUBRICS.search(text)
+    """(priority, criterion) of each <rubric>, priority "" where it has none; None unless they are whole."""
+    block = parsing.first([text], "rubrics")
     if block is None:
         return None
-    place, pairs = 0, []
-    while place < len(block[1]):
-        item = _RUBRIC.match(block[1], place)
-        if item is None:
-            return None if block[1][place:].strip() else pairs
-        pairs.append((item[2].strip(), " ".join(html.unescape(item[3]).split())))
-        place = item.end()
-    return pairs
+    *items, rest = _without_comments(block).split("</rubric>")
+    pairs = []
+    for item in items:
+        item = item.strip()
+        opening = _RUBRIC.match(item)
+        if opening is None or _RUBRIC.search(item, opening.end()):
+            return None
+        given = _PRIORITY.search(opening[1] or "")
+        priority = next((value for value in given.groups() if value is not None), "") if given else ""
+        criterion = _ENTITY.sub(lambda entity: html.unescape(entity[0]), item[opening.end() :])
+        pairs.append((priority.strip(), " ".join(criterion.split())))
+    return None if rest.strip() else pairs
+
+
+def _without_comments(text: str) -> str:
+    """`text` without its closed XML comments."""
+    kept, place = [], 0
+    while (start := text.find("<!--", place)) >= 0 and (end := text.find("-->", start)) >= 0:
+        kept.append(text[place:start])
+        place = end + len("-->")
+    return "".join([*kept, text[place:]])
 
 
 def _json_pairs(text: str) -> list[tuple[str, str]] | None:
     try:
         value = json.loads(text)
-        json.dumps(value, ensure_ascii=False).encode()  # half a character, as "\\ud800" is, cannot be written down
     except (ValueError, RecursionError):
         return None
     items: Any = value.get("rubrics") if isinstance(value, dict) else value
@@ -98,7 +118,7 @@ def _json_pairs(text: str) -> list[tuple[str, str]] | None:
     for item in items:
         if not isinstance(item, dict):
             return None
-        criterion, priority = item.get("criterion"), item.get("priority")
+        criterion, priority = item.get("criterion"), item.get("priority", "")
         if not isinstance(criterion, str) or not isinstance(priority, str):
             return None
         pairs.append((priority, " ".join(criterion.split())))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,7 +10,6 @@ from scope_jax import parsing
 from scope_jax.config import ChallengerRewardSection, SolverRewardSection
 from scope_jax.rewards import mean
 
-_THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 _ROUNDING = 1e-9  # the mean of eight times 0.2 is 0.19999999999999998
 
 
@@ -95,11 +93,11 @@ def has_thought(text: str, rule: str) -> bool:
     """True if a turn thinks: "paired" a closed <think>, "opening" the tag alone, "starts" the turn begins with it."""
     match rule:
         case "paired":
-            return _THOUGHT.search(text) is not None
+            return parsing.THOUGHT[1] in text.partition(parsing.THOUGHT[0])[2]
         case "opening":
-            return "<think>" in text
+            return parsing.THOUGHT[0] in text
         case "starts":
-            return text.lstrip().startswith("<think>")
+            return text.lstrip().startswith(parsing.THOUGHT[0])
     raise ValueError(f"unknown rule for thoughts {rule!r}")
 
 

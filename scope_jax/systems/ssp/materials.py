@@ -15,19 +15,14 @@ _CUT = re.compile(r"[\s.…]*(\(truncated\))?$")
 
 
 def units(results: Sequence[str], unit: str) -> list[str]:
-    """The units of an episode's result texts: its documents, each once and without number, or one joined text.
-
-    Of several copies of a document, the longest; it stands where the first one did.
-    """
+    """The units of an episode's result texts: its documents, each once and without number, or one joined text."""
     if unit == "trajectory":
         return ["\n\n".join(results)] if results else []
     found: list[str] = []
-    for text in (part.strip() for result in results for part in _HEAD.split(result) if part.strip()):
-        place = next((place for place, other in enumerate(found) if _same(text, other)), None)
-        if place is None:
-            found.append(text)
-        elif len(_CUT.sub("", text)) > len(_CUT.sub("", found[place])):
-            found[place] = text
+    for result in results:
+        for part in _HEAD.split(result):
+            if part.strip() and not any(_same(part.strip(), other) for other in found):
+                found.append(part.strip())
     return found
 
 

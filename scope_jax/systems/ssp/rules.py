@@ -37,7 +37,7 @@ def apply(cfg: Config, completion: Completion, golds: Sequence[str]) -> tuple[st
 
 def _broken(cfg: Config, question: str, completion: Completion, golds: Sequence[str]) -> str:
     ssp, dialect = cfg.ssp, dialects.load(cfg.model.dialect)
-    queries = [query.lower() for query in searching.queries_run(completion, dialect)]
+    queries = searching.queries_run(completion, dialect)
     words = len(question.split())
     checks = (
         ("empty_question", not question),
@@ -49,7 +49,7 @@ def _broken(cfg: Config, question: str, completion: Completion, golds: Sequence[
         ("contains_answer", reveals(question, golds)),
         ("too_few_searches", len(set(queries)) < ssp.min_distinct_searches),
         ("repeated_search", ssp.reject_repeated_search and len(set(queries)) < len(queries)),
-        ("answer_in_search", ssp.reject_answer_in_search and any(golds[0].lower() in query for query in queries)),
+        ("answer_in_search", ssp.reject_answer_in_search and any(golds[0].lower() in q.lower() for q in queries)),
     )
     return next((reason for reason, broken in checks if broken), "")
 

@@ -1,0 +1,249 @@
+"""CPU time of everything that reads what a policy, a judge or a document wrote, by the length of the text.
+
+    python benchmarks/parsers.py                                one line of JSON: seconds by parser and length
+    python benchmarks/parsers.py --table                        the same as the table of docs/parsing.md
+    python benchmarks/parsers.py --sizes 65536 --limit 1        ends with an error where one text takes longer
+
+A parser reads texts that repeat one piece (a tag, a brace, a quote, a space, a label), bare and inside the beginnings
+that it looks for; the slowest of them counts. limit: CPU seconds for one text; where a parser cannot be interrupted the
+operating system ends the program, and the last line of its log names the parser.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from retrieval.corpus import Document, split_contents
+from retrieval.search import format_documents
+from rollouts.types import Completion, Row, Turn
+from scope_jax import dialects, judge, parsing, rewards, searching, templates
+from scope_jax.config import parse_config
+from scope_jax.dialects.calls import calls
+from scope_jax.systems.scope import curated, drawing, instructions, judging, talking
+from scope_jax.systems.scope import rules as scope_rules
+from scope_jax.systems.ssp import materials
+from scope_jax.systems.ssp import rules as ssp_rules
+
+SIZES = (1 << 16, 1 << 18, 1 << 20)
+TAGS = ("think", "search", "answer", "information", "score", "rubrics", "rubric", "tool_call", "function_calls", "s")
+PIECES = (
+    *(form.format(tag) for tag in TAGS for form in ("<{}>", "</{}>", "<{}></{}>".replace("{}", "{0}"))),
+    *(
+        "<search a=",
+        "< search ",
+        '<rubric priority="critical">',
+        "<",
+        ">",
+        "<>",
+        "</",
+        "<|",
+        "<|x|>",
+        "<!--",
+        "<!-- -->",
+    ),
+    *("{", "}", '{"a":', "[", "]", '["', '"', "'", "\\", '\\"', "\\u", "(", ")", "&", "&#1", "&lt;", "&#1;"),
+    *(" ", "\n", "\t", "-", "---\n", "\n---\n", "```\n", "*", ":", ".", "…", "(truncated)", "{answer}"),
+    *("Answer:", "answer", "correct ", "Doc 1 (Title: ", "\nDoc 1 (Title: ", "a", "a ", "the ", "1", "é"),
+)
+INNER = (
+    " ",
+    "\n",
+    "a",
+    "[",
+    "{",
+    '"',
+    "'",
+    "\\",
+    "<",
+    "-",
+    "&",
+    "<!--",
+    "<rubric>",
+    "search(",
+    'search(query="a")',
+    "1",
+)
+# What stands before and behind the repeated piece, by what a parser looks for.
+ANYWHERE = (("", "x"), ("<", ""), ("<search a=", ""), ("<think>", "</think>"), ("<think>", ""))
+LABEL = (("Answer", ""), ("Answer:", ""))
+FINAL = (
+    ("<answer>", "</answer>"),
+    ("<question>", "</question>"),
+    ("<task>", "</task>"),
+    ("<task><question>", "</task>"),
+)
+QUERY = (("<search>[", "]</search>"), ('<search>["', '"]</search>'))
+JSON = (("<tool_call>", "</tool_call>"), ('<tool_call>{"name": "search", "arguments": {"query": "', '"}}</tool_call>'))
+CALL = tuple(
+    (f"<function_calls>{head}", f"{tail}</function_calls>")
+    for head, tail in (("", ""), ("search(", ")"), ('search(query="', '")'), ('search(query="a"', "x"))
+)
+RUBRIC = (
+    *(("<rubrics>", "</rubrics>"), ("<rubrics><rubric ", ">a</rubric></rubrics>"), ("```json\n", "\n```"), ("[", "]")),
+    *(('<rubrics><rubric priority="critical">', "</rubric></rubrics>"), ('[{"criterion": "', '"}]'), ("```", "")),
+)
+RESULTS = (("<information>", "</information>"), ("<information>Doc ", "</information>"), ("Doc ", ""))
+
+Wraps = Sequence[tuple[str, str]]
+
+
+def texts(size: int, wraps: Wraps) -> Iterator[str]:
+    """Texts of `size` characters and a few more."""
+    for piece in PIECES:
+        yield piece * (size // len(piece))
+    for before, after in (*ANYWHERE, *wraps):
+        for piece in INNER:
+            yield before + piece * (size // len(piece)) + after
+
+
+def _card(system: str, **tables: Any) -> Any:
+    table = {"system": system, "model": {"checkpoint": "none"}, "retrieval": {"corpus": "none"}, "train": {"steps": 1}}
+    return parse_config(table | tables, "the benchmark's card")
+
+
+SSP = _card("ssp", data={"answers": "none"}, ssp={"grader": "exact-match"})
+SCOPE = _card("scope", data={"documents": "none"})
+DIALECTS = {name: dialects.load(name) for name in dialects.names()}
+WEIGHTS = {"critical": 3.0, "important": 2.0, "bonus": 1.0}
+
+
+def turn(kind: str, text: str) -> Any:
+    ids = np.zeros(1, np.int32)
+    return Turn(kind, ids, np.zeros(1, np.float32), text, "stop" if kind == "sampled" else None)  # type: ignore[arg-type]
+
+
+def episode(text: str) -> Completion:
+    """Three turns: a policy's, an observation, a policy's, all of the same text."""
+    turns = (turn("sampled", text), turn("observation", DIALECTS["xml"].observation([text])), turn("sampled", text))
+    row = Row(np.zeros(1, np.int32), np.zeros(1, np.int32), np.zeros(1, bool), np.zeros(1, np.float32))
+    return Completion((row,), turns, "stop", text)
+
+
+def answered(text: str) -> list[Any]:
+    """What a turn gets where all its searches are run, and where the first one is."""
+    turns = (turn("sampled", text),)
+    return [searching.responder(list, DIALECTS["xml"], ("answer",), first_only=one)(turns) for one in (False, True)]
+
+
+PARSERS: dict[str, tuple[Callable[[str], Any], Wraps]] = {
+    "neutralise": (parsing.neutralise, ()),
+    "spoken": (parsing.spoken, ()),
+    "spans": (lambda text: parsing.last([text], "answer"), FINAL),
+    "well_formed": (lambda text: parsing.well_formed(text, ("think", "search", "answer")), FINAL),
+    "several": (parsing.several, QUERY),
+    "labelled_answer": (parsing.labelled_answer, LABEL),
+    "calls, xml": (lambda text: calls(text, DIALECTS["xml"]), QUERY),
+    "calls, hermes": (lambda text: calls(text, DIALECTS["hermes"]), JSON),
+    "calls, function": (lambda text: calls(text, DIALECTS["function"]), CALL),
+    "observation, results_of": (lambda text: DIALECTS["xml"].results_of(DIALECTS["xml"].observation([text])), RESULTS),
+    "results_of": (lambda text: [d.results_of(text) for d in DIALECTS.values()], RESULTS),
+    "message": (lambda text: [d.message(text) for d in DIALECTS.values()], RESULTS),
+    "responder": (answered, (*FINAL, *QUERY)),
+    "queries_run": (lambda text: searching.queries_run(episode(text), DIALECTS["xml"]), QUERY),
+    "results_read": (lambda text: searching.results_read(episode(text), DIALECTS["xml"]), RESULTS),
+    "keeps_format": (
+        lambda text: searching.keeps_format(episode(text), DIALECTS["xml"], "answer", "think"),
+        (*FINAL, *QUERY),
+    ),
+    "SSP rules": (lambda text: ssp_rules.apply(SSP, episode(text), ("Rome", "Roma")), FINAL),
+    "SSP materials": (lambda text: materials.units([text], "document"), RESULTS),
+    "verdict": (judge.verdict, ()),
+    "exact_match, contains_words": (
+        lambda text: (rewards.exact_match(text, (text,)), rewards.contains_words(text, "a b")),
+        (),
+    ),
+    "score_of": (judging.score_of, (("<score>", "</score>"),)),
+    "rubric_of": (lambda text: judging.rubric_of(text, WEIGHTS, 1, 1 << 30), RUBRIC),
+    "SCOPE rules": (
+        lambda text: (
+            [scope_rules.has_thought(text, rule) for rule in ("paired", "opening", "starts")],
+            scope_rules.task_of([talking.heard(SCOPE, text, "task", False)], False),
+            scope_rules.answer_of([talking.heard(SCOPE, text, "answer", False)]),
+        ),
+        FINAL,
+    ),
+    "SCOPE prompts": (lambda text: instructions.for_grader(SCOPE, text[1:], text, text[2:]), ()),
+    "document_of, cut": (
+        lambda text: drawing.cut(drawing.document_of({"contents": text})[1], 256, lambda part: len(part) // 4),
+        (),
+    ),
+    "curated rows": (
+        lambda text: curated.problem({"question": "q" + text, "rubric": [{"criterion": text + "c"}]}, ""),
+        (),
+    ),
+    "search results": (
+        lambda text: format_documents([Document("", *split_contents(text)), Document("", text, text)]),
+        RESULTS,
+    ),
+    "templates.fill": (lambda text: templates.fill(text, {"answer": "Rome"}), ()),
+}
+
+
+class TooSlow(Exception):
+    """A parser took longer than its limit."""
+
+
+def _too_slow(number: int, frame: FrameType | None) -> None:
+    raise TooSlow
+
+
+def slowest(parse: Callable[[str], Any], wraps: Wraps, size: int, limit: int | None) -> tuple[float, str]:
+    """(CPU seconds, text's beginning and end) of the text of that size that takes longest."""
+    found = (0.0, "")
+    for text in texts(size, wraps):
+        shown = f"{text[:40]!r} … {text[-20:]!r}"
+        start = time.process_time()
+        if limit is not None:
+            until = int(start) + 1 + limit
+            resource.setrlimit(resource.RLIMIT_CPU, (until, resource.RLIM_INFINITY))
+        try:
+            parse(text)
+        except TooSlow:
+            raise TooSlow(f"more than {limit} s of CPU time for {size} characters {shown}") from None
+        found = max(found, (time.process_time() - start, shown))
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    options.add_argument("--limit", type=int, help="CPU seconds for one text")
+    options.add_argument("--table", action="store_true", help="a Markdown table in place of JSON")
+    given = options.parse_args(argv)
+    signal.signal(signal.SIGXCPU, _too_slow)
+    gc.freeze()  # what was imported is not looked through again while a parser's own objects are counted
+    seconds: dict[str, dict[int, float]] = {}
+    for name, (parse, wraps) in PARSERS.items():
+        seconds[name] = {}
+        for size in given.sizes:
+            print(name, size, end=" ", file=sys.stderr, flush=True)
+            try:
+                seconds[name][size], shown = slowest(parse, wraps, size, given.limit)
+            except TooSlow as slow:
+                raise SystemExit(f"{name}: {slow}") from None
+            print(f"{seconds[name][size]:.3f} s for {shown}", file=sys.stderr)
+    if given.table:
+        print(f"| parser | {' | '.join(f'{size >> 10} KiB' for size in given.sizes)} |")
+        print(f"|---|{'---|' * len(given.sizes)}")
+        for name, by_size in seconds.items():
+            print(f"| {name} | {' | '.join(f'{value:.3f}' for value in by_size.values())} |")
+    else:
+        print(json.dumps({"benchmark": "parsers", "seconds": seconds}))
+
+
+if __name__ == "__main__":
+    main()
