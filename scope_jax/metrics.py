@@ -133,7 +133,8 @@ def _record(step: int, episode: Episode) -> dict[str, Any]:
 class RunLog:
     """The written record of one run folder, owned by one process at a time.
 
-    Raises RunError if the folder belongs to something else, to a run with another config, or to a running process.
+    Raises RunError if the folder belongs to something else, to a run with another config, or to a running process. A
+    run of which nothing but its config was written has not begun: another one may take its folder.
     """
 
     def __init__(self, run: Path, cfg: Config) -> None:
@@ -153,7 +154,7 @@ class RunLog:
             )
         run.mkdir(parents=True, exist_ok=True)
         self._lock()
-        if config.is_file():
+        if config.is_file() and self._begun():
             keys = differing(load_card(config), cfg)
             if keys:
                 raise RunError(
@@ -163,6 +164,11 @@ class RunLog:
         partial = run / "config.toml.partial"
         partial.write_text(to_toml(cfg), encoding="utf-8")
         os.replace(partial, config)
+
+    def _begun(self) -> bool:
+        """True if the run has written down anything: metrics, episodes or a checkpoint."""
+        records = any(path.is_file() and path.stat().st_size for path in (self._metrics, self._episodes))
+        return records or any((self.run / "checkpoints").glob("*"))
 
     def _lock(self) -> None:
         handle = os.open(self.run / ".lock", os.O_RDWR | os.O_CREAT, 0o644)

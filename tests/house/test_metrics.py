@@ -102,12 +102,29 @@ def test_rewinding_a_new_run_changes_nothing(cfg: Config, tmp_path: Path) -> Non
 
 
 def test_another_config_is_refused_with_its_keys(cfg: Config, tmp_path: Path) -> None:
-    RunLog(tmp_path, cfg).close()
+    log = RunLog(tmp_path, cfg)
+    log.metrics(0, {"eval/held-out/accuracy": 0.25})
+    log.close()
     other = override(optimizer={"learning_rate": 2e-6}, ssp={"max_chars": 5})
     with pytest.raises(RunError, match=r"other values of optimizer.learning_rate, ssp.max_chars; use") as caught:
         RunLog(tmp_path, other)
     assert "\n" not in str(caught.value)
     assert load_card(tmp_path / "config.toml") == cfg
+
+
+@pytest.mark.parametrize("written", ["metrics.jsonl", "episodes.jsonl", "checkpoints/1/seal.json"])
+def test_a_folder_without_a_step_belongs_to_nobody(cfg: Config, tmp_path: Path, written: str) -> None:
+    """A card whose data was not found is corrected: its folder is used again, also with an index in it."""
+    RunLog(tmp_path, override(data={"answers": "anwsers.jsonl"})).close()
+    for name in ("index/manifest.json", "metrics.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    RunLog(tmp_path, cfg).close()
+    assert load_card(tmp_path / "config.toml") == cfg
+    (tmp_path / written).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / written).write_text("{}\n")
+    with pytest.raises(RunError, match=r"other values of data.answers; use"):
+        RunLog(tmp_path, override(data={"answers": "others.jsonl"}))
 
 
 def test_length_and_cadence_may_change(cfg: Config, tmp_path: Path) -> None:
