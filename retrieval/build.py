@@ -22,7 +22,7 @@ import numpy as np
 import tensorstore as ts
 from jax.sharding import Mesh
 
-from retrieval.corpus import Corpus, CorpusError
+from retrieval.corpus import Corpus
 from retrieval.embed import Embedder, HashedLexical, Progress
 from retrieval.exact import ExactIndex
 from retrieval.index import Index
@@ -110,7 +110,7 @@ def open_index(
         index = _index_of(folder, manifest, kind, mesh, axes)
     except IndexFolderError:
         raise
-    except (CorpusError, ValueError) as error:
+    except ValueError as error:
         raise _damaged(folder, str(error)) from error
     if len(corpus) != manifest.passages or index.size != manifest.passages:
         raise _damaged(

@@ -7,23 +7,33 @@ line is the title (in double quotes in the wiki-18 dump) and whose rest is the t
 from __future__ import annotations
 
 import functools
-import gzip
 import hashlib
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import datasets
 import pyarrow as pa
-from datasets.exceptions import DatasetGenerationError, DatasetsError
+from datasets.exceptions import DatasetGenerationError
 
-LINE_ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
+from retrieval.rows import (
+    DataError,
+    Row,
+    check_columns,
+    hub_table,
+    is_file,
+    kind_of,
+    optional,
+    read,
+    required,
+    short,
+    text_of,
+)
+
+VERSION = 1  # of the schema; another one reads every corpus anew
+NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
 READ_ROWS = 4096  # passages read at a time where the whole corpus is walked
-
-
-class CorpusError(ValueError):
-    """A corpus cannot be read; one sentence says where and what to do."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +68,10 @@ class Corpus:
 
     @staticmethod
     def from_documents(documents: Iterable[Document]) -> Corpus:
-        """A corpus in memory; CorpusError when there is no document."""
+        """A corpus in memory; DataError when there is no document."""
         rows = [{"id": d.id, "title": d.title, "text": d.text} for d in documents]
         if not rows:
-            raise CorpusError("The corpus is empty: give at least one passage.")
+            raise DataError("The corpus is empty: give at least one passage.")
         return Corpus(datasets.Dataset.from_list(rows))
 
     def __len__(self) -> int:
@@ -109,142 +119,94 @@ class Corpus:
 
     @staticmethod
     def load(folder: Path) -> Corpus:
-        """The corpus that `save` wrote; CorpusError when the folder is missing or damaged."""
+        """The corpus that `save` wrote; DataError when the folder is missing or damaged."""
         try:
             table = datasets.load_from_disk(str(folder))
         except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-            raise CorpusError(f"The saved corpus in {folder} cannot be read ({_short(error)}).") from error
+            raise DataError(f"The saved corpus in {folder} cannot be read ({short(error)}).") from error
         if not isinstance(table, datasets.Dataset):
-            raise CorpusError(f"The saved corpus in {folder} is not one table of passages.")
+            raise DataError(f"The saved corpus in {folder} is not one table of passages.")
         return Corpus(table)
 
 
-def load_corpus(source: str | Path) -> Corpus:
-    """The corpus of a JSONL file (also .gz), a Parquet file, or the `train` split of a dataset on the hub.
+DOCUMENT = {
+    "id": ("id", "_id"),
+    "title": ("title",),
+    "text": ("contents", "text"),
+}  # fields and the known names of their columns
 
-    Fields: `title` and `text`, or `contents`; `id` is the row number where absent; others are ignored. Raises
-    FileNotFoundError for a file that is not there and CorpusError for one that is broken (with its line) or empty.
+
+def load_corpus(
+    source: str | Path,
+    columns: Mapping[str, str] = NO_COLUMNS,
+    split: str | None = None,
+    hub_config: str | None = None,
+) -> Corpus:
+    """The corpus of a JSONL file (also .gz), a Parquet file, or one split of a data set on the hub.
+
+    Fields: `text` and perhaps `title`, or `contents`; `id` is the row number where absent; others are ignored. columns:
+    other names for them, see `rows.optional`. Raises FileNotFoundError for a file that is not there and DataError for
+    one that is broken (with its line or row) or empty.
+
+    Every row is checked while `datasets` writes its Arrow copy; unchanged data are not read twice.
     """
     name = str(source)
-    path = Path(source)
-    if name.endswith((*LINE_ENDINGS, ".parquet")) or path.exists():
-        if not path.exists():
-            raise FileNotFoundError(f"The corpus file {name} does not exist; check the path.")
-        if not path.is_file():
-            raise CorpusError(f"The corpus {name} is not a file; give one JSONL or Parquet file, or a hub name.")
-        table = _load_parquet(path) if name.endswith(".parquet") else _load_lines(path)
-    else:
-        table = _load_hub(name)
-    if len(table) == 0:
-        raise CorpusError(f"The corpus {name} is empty: give a file with at least one passage.")
+    check_columns(name, columns, DOCUMENT)
+    # what stands in these arguments is the key under which the copy is kept
+    arguments = {
+        "version": VERSION,
+        "source": name,
+        "state": _state_of(name, split, hub_config),
+        "columns": dict(columns),
+        "split": split,
+        "hub_config": hub_config,
+    }
+    features = datasets.Features({column: datasets.Value("string") for column in ("id", "title", "text")})
+    try:
+        table = datasets.Dataset.from_generator(_passages, features=features, gen_kwargs=arguments)
+    except DatasetGenerationError as error:
+        if isinstance(error.__cause__, (DataError, FileNotFoundError)):
+            raise error.__cause__ from None
+        raise DataError(f"{name} cannot be kept as a corpus ({short(error.__cause__ or error)}).") from error
+    assert isinstance(table, datasets.Dataset)
     return Corpus(table)
 
 
-# ------------------------------------------------------------------------------------------------------------- JSONL
-def _load_lines(path: Path) -> datasets.Dataset:
-    """Every line is checked while `datasets` writes its Arrow copy; an unchanged file is not read twice."""
-    stat = path.stat()
-    if stat.st_size == 0:
-        raise CorpusError(f"The corpus {path} is empty: give a file with at least one passage.")
-    columns = {name: datasets.Value("string") for name in ("id", "title", "text")}
-    try:
-        table = datasets.Dataset.from_generator(
-            _passages_of_lines,
-            features=datasets.Features(columns),
-            # size and time are part of the cache key, so that an edited file is read anew
-            gen_kwargs={"path": str(path.resolve()), "size": stat.st_size, "changed": stat.st_mtime_ns},
-        )
-    except DatasetGenerationError as error:
-        if isinstance(error.__cause__, CorpusError):
-            raise error.__cause__ from None
-        raise CorpusError(f"The corpus {path} cannot be read ({_short(error.__cause__ or error)}).") from error
-    except ValueError as error:  # what `datasets` says of a generator that yields nothing
-        raise CorpusError(f"The corpus {path} is empty: give a file with at least one passage.") from error
-    assert isinstance(table, datasets.Dataset)
-    return table
+def _state_of(name: str, split: str | None, hub_config: str | None) -> str:
+    """What tells one state of the data from another: a file's size and time, the fingerprint of the hub's table."""
+    if not is_file(name):
+        return hub_table(name, split or "train", hub_config)._fingerprint
+    path = Path(name)
+    if not path.is_file():
+        return ""  # reading it says what is wrong
+    return f"{path.resolve()} {path.stat().st_size} {path.stat().st_mtime_ns}"
 
 
-def _passages_of_lines(path: str, size: int, changed: int) -> Iterator[dict[str, str]]:
-    """The passages of a JSONL file; `size` and `changed` only tell one state of the file from another."""
-    del size, changed
-    row = 0
-    with gzip.open(path, "rb") if path.endswith(".gz") else open(path, "rb") as lines:
-        for number, line in enumerate(_lines_of(lines, path), start=1):
-            if line.strip():
-                yield _passage_of_line(line, f"{path}, line {number}", row)
-                row += 1
+def _passages(
+    version: int,
+    source: str,
+    state: str,
+    columns: dict[str, str],
+    split: str | None,
+    hub_config: str | None,
+) -> Iterator[dict[str, str]]:
+    """The passages of a source; `version` and `state` only name the copy that is made of them."""
+    del version, state
+    for number, (where, row) in enumerate(read(source, split, hub_config)):
+        yield passage(row, where, columns, number)
 
 
-def _lines_of(lines: Iterable[bytes], path: str) -> Iterator[bytes]:
-    try:
-        yield from lines
-    except (OSError, EOFError) as error:
-        raise CorpusError(f"The corpus {path} is not a whole gzip file ({_short(error)}); fetch it again.") from error
-
-
-def _passage_of_line(line: bytes, where: str, row: int) -> dict[str, str]:
-    try:
-        fields = json.loads(line)
-    except ValueError as error:  # also UnicodeDecodeError
-        raise CorpusError(f"{where}: not JSON ({_short(error)}); put one JSON object on each line.") from error
-    if not isinstance(fields, dict):
-        raise CorpusError(f"{where}: a JSON {type(fields).__name__}; put one JSON object on each line.")
-    wanted = ("contents",) if "contents" in fields else ("title", "text")
-    for name in wanted:
-        if not isinstance(fields.get(name), str):
-            problem = "is not a string" if name in fields else "is missing"
-            raise CorpusError(f"{where}: `{name}` {problem}; a passage needs `title` and `text`, or `contents`.")
-    title, text = split_contents(fields["contents"]) if "contents" in fields else (fields["title"], fields["text"])
-    if not _is_text(title + text):
-        raise CorpusError(f"{where}: holds half of a surrogate pair, which is no text; repair or remove the line.")
-    return {"id": str(fields.get("id", row)), "title": title, "text": text}
-
-
-def _is_text(string: str) -> bool:
-    try:
-        string.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-# ----------------------------------------------------------------------------------------------------- Parquet, hub
-def _load_parquet(path: Path) -> datasets.Dataset:
-    try:
-        table = datasets.load_dataset("parquet", data_files=str(path), split="train")
-    except (DatasetsError, OSError, ValueError, StopIteration, pa.ArrowException) as error:
-        raise CorpusError(f"The corpus {path} cannot be read as Parquet ({_short(error)}).") from error
-    return _checked(table, str(path))
-
-
-def _load_hub(name: str) -> datasets.Dataset:
-    try:
-        table = datasets.load_dataset(name, split="train")
-    except (DatasetsError, OSError, ValueError) as error:
-        raise CorpusError(
-            f"The corpus {name} is no file here and cannot be had from the hub ({_short(error)}); check the name."
-        ) from error
-    return _checked(table, name)
-
-
-def _checked(table: object, name: str) -> datasets.Dataset:
-    """The columns that matter, after a look at their names and types."""
-    if not isinstance(table, datasets.Dataset):
-        raise CorpusError(f"The corpus {name} is not one table of passages.")
-    wanted: Sequence[str] = ("contents",) if "contents" in table.column_names else ("title", "text")
-    for column in wanted:
-        if column not in table.column_names:
-            raise CorpusError(
-                f"The corpus {name} has no column `{column}`; it needs `title` and `text`, or `contents`."
-            )
-        if table.features[column].dtype not in ("string", "large_string"):
-            raise CorpusError(f"The column `{column}` of the corpus {name} does not hold strings.")
-        if table.data.column(column).null_count:
-            raise CorpusError(f"The column `{column}` of the corpus {name} has empty cells; remove those rows.")
-    return table.select_columns([c for c in ("id", *wanted) if c in table.column_names])
-
-
-def _short(error: BaseException) -> str:
-    """The first line of an error's text, as part of our own sentence."""
-    lines = str(error).strip().splitlines()
-    return lines[0][:200].rstrip(".") if lines else type(error).__name__
+def passage(row: Row, where: str, columns: Mapping[str, str], number: int) -> dict[str, str]:
+    """The schema of documents: {"id", "title", "text"} of a row. Raises DataError."""
+    column, key = optional(row, where, "id", DOCUMENT["id"], columns)
+    if not isinstance(key, str | int | None) or isinstance(key, bool):
+        raise DataError(f"{where}: `{column}` holds {kind_of(key)}; an id is a string or a whole number.")
+    name, key = ("id", number) if key is None else (column, key)
+    column, text = required(row, where, "text", DOCUMENT["text"], columns)
+    text = text_of(text, where, column)
+    if column == "contents" and "title" not in columns:
+        title, text = split_contents(text)
+    else:
+        column, title = optional(row, where, "title", DOCUMENT["title"], columns)
+        title = text_of(title, where, column) if title else ""
+    return {"id": text_of(str(key), where, name), "title": title, "text": text}

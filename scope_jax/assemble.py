@@ -68,7 +68,7 @@ class World:
     joiner: Joiner
     search: SearchTool
     judges: Mapping[str, JudgeClient]
-    exams: Mapping[str, list[data.Row]]
+    exams: Mapping[str, Sequence[data.Row]]
 
     def tools(self, step: int | str) -> StepTools:
         """What a game may use; `step` enters the key of every sample."""
@@ -81,7 +81,7 @@ class Trainer:
 
     world: World
     learner: Learner
-    rows: list[data.Row]
+    rows: Sequence[data.Row]
 
     @property
     def keeps_reference(self) -> bool:
@@ -203,8 +203,8 @@ def assemble(cfg: Config, run: Path, part: Part | None = None) -> Trainer:
             f"{max(cfg.learner.buckets)}; an episode must fit into a row."
         )
     system = SYSTEMS[cfg.system]
-    source = system.source(cfg)
-    rows = data.load(source.path, source.fields, source.limit)
+    datasets.disable_progress_bars()  # a run shows its own progress
+    rows = data.load(system.source(cfg))
     world = assemble_world(cfg, run, cfg.model.checkpoint, system.judges(cfg), part)
     return Trainer(world, assemble_learner(cfg, world.model), rows)
 
@@ -219,7 +219,8 @@ def assemble_world(
     """
     datasets.disable_progress_bars()  # a run shows its own progress
     system = SYSTEMS[cfg.system]
-    exams = {exam.name: data.load(exam.path, system.exam_fields(cfg), exam.limit) for exam in cfg.evaluate.sets}
+    kind = system.exam_kind(cfg)
+    exams = {exam.name: data.load(data.Source(exam.path, kind, exam)) for exam in cfg.evaluate.sets}
     tokenizer = Tokenizer.load(cfg.model.tokenizer or checkpoint, cfg.model.chat_template)
     model = weights.load_config(checkpoint)
     if tokenizer.vocab_size > model.vocab_size:

@@ -1,32 +1,32 @@
-"""Rows of answers and questions, and which of them a step sees: a function of (seed, step), no hidden cursor."""
+"""Which rows a run has, and which of them a step sees: functions of (seed, step), no hidden cursor."""
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import json
-from collections.abc import Iterable, Sequence
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from itertools import count
+from typing import TypeVar, overload
 
-import datasets
 import numpy as np
 
-Row = dict[str, Any]
+from retrieval.corpus import Corpus, load_corpus
+from retrieval.rows import Row, check_columns, read
+from scope_jax.config import RowsSection
+from scope_jax.schemas import FIELDS, SCHEMAS, Kind
+
+Item = TypeVar("Item")
+BLOCK = 4096  # random numbers drawn at a time
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where the rows of a run come from: `fields` are alternatives of which every row has one."""
+    """Where rows come from: a file or hub name, what kind they are of, and how the card reads them."""
 
     path: str
-    fields: tuple[str, ...]
-    limit: int | None = None
-
-
-class DataError(ValueError):
-    """A data file that cannot be used: one sentence with file, line and remedy."""
+    kind: Kind
+    card: RowsSection
 
 
 def key_data(*parts: int | str) -> np.ndarray:
@@ -43,51 +43,59 @@ def rng(*parts: int | str) -> np.random.Generator:
     return np.random.default_rng(key_data(*parts).astype(np.uint64).tolist())
 
 
-def load(source: str, required: Sequence[str], limit: int | None = None) -> list[Row]:
-    """The first `limit` rows of a JSONL (also .gz) or Parquet file, or of the `train` split of a hub data set.
+def load(source: Source) -> Sequence[Row]:
+    """The rows of a source as `schemas` describes its kind; with a `limit` a random subset of so many, in their order.
 
-    Every row has one of the `required` fields. Raises FileNotFoundError for a missing file and DataError for a broken
-    or empty one.
+    The subset is named by `limit_seed` and the number of rows alone, whatever the format. Every row is checked, also
+    those that are not drawn; no more than the subset is held in memory. Documents stay on disk altogether. Raises
+    FileNotFoundError for a missing file and DataError for a broken or empty one.
     """
-    path = Path(source)
-    rows: list[Any]
-    if source.endswith((".jsonl", ".json", ".jsonl.gz")):
-        if not path.is_file():
-            raise FileNotFoundError(f"The data file {source} does not exist; check the path.")
-        rows = list(_lines(path))
-    elif source.endswith(".parquet"):
-        if not path.is_file():
-            raise FileNotFoundError(f"The data file {source} does not exist; check the path.")
-        rows = list(datasets.Dataset.from_parquet(source))
-    else:
-        try:
-            rows = list(datasets.load_dataset(source, split="train"))
-        except (OSError, ValueError) as error:
-            raise DataError(
-                f"{source} is neither a JSONL or Parquet file nor a hub data set to be had: {error}."
-            ) from None
-    for number, row in enumerate(rows, 1):
-        if not any(field in row for field in required):
-            wanted = " or ".join(f"`{field}`" for field in required)
-            raise DataError(f"Row {number} of {source} has no field {wanted}; every row needs it.")
-    if not rows:
-        raise DataError(f"The data file {source} is empty; give one with at least one row.")
-    return rows if limit is None else rows[:limit]
+    card = source.card
+    columns: dict[str, str] = {**source.card.columns}
+    check_columns(source.path, columns, FIELDS[source.kind])
+    if source.kind == "documents":
+        corpus = load_corpus(source.path, columns, card.split, card.hub_config)
+        places = range(len(corpus))
+        return Documents(corpus, places if card.limit is None else subset(places, card.limit, card.limit_seed))
+    schema = SCHEMAS[source.kind]
+    rows = (schema(row, where, columns) for where, row in read(source.path, card.split, card.hub_config))
+    return list(rows) if card.limit is None else subset(rows, card.limit, card.limit_seed)
 
 
-def _lines(path: Path) -> Iterable[Row]:
-    opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise DataError(f"Line {number} of {path} is not JSON ({error.msg}); mend or remove it.") from None
-            if not isinstance(row, dict):
-                raise DataError(f"Line {number} of {path} is not a JSON object; mend or remove it.")
-            yield row
+def subset(items: Iterable[Item], limit: int, seed: int) -> list[Item]:
+    """A random subset of `limit` items in their order, all of them where there are no more.
+
+    Every place has a random priority, and those of lowest priority are taken. So a subset holds every smaller one, and
+    the items are read once, with `limit` of them in memory.
+    """
+    taken = heapq.nsmallest(limit, zip(_priorities(seed), count(), items, strict=False))
+    return [item for _, _, item in sorted(taken, key=lambda entry: entry[1])]
+
+
+def _priorities(seed: int) -> Iterator[float]:
+    draw = rng("subset", seed)
+    while True:
+        yield from draw.random(BLOCK).tolist()
+
+
+class Documents(Sequence[Row]):
+    """Documents of a corpus as rows {"id", "title", "text"}, read from disk when they are asked for."""
+
+    def __init__(self, corpus: Corpus, chosen: Sequence[int]) -> None:
+        self._corpus = corpus
+        self._chosen = chosen
+
+    def __len__(self) -> int:
+        return len(self._chosen)
+
+    @overload
+    def __getitem__(self, place: int) -> Row: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Row]: ...
+    def __getitem__(self, place: int | slice) -> Row | list[Row]:
+        if isinstance(place, slice):
+            return [self[each] for each in range(*place.indices(len(self)))]
+        return dict(vars(self._corpus[self._chosen[place]]))
 
 
 def items(rows: Sequence[Row], first: int, size: int, seed: int) -> list[Row]:
@@ -98,10 +106,5 @@ def items(rows: Sequence[Row], first: int, size: int, seed: int) -> list[Row]:
         epoch, place = divmod(position, len(rows))
         if epoch != epoch_of_order:
             order, epoch_of_order = rng("items", seed, epoch).permutation(len(rows)), epoch
-        chosen.append(rows[order[place]])
+        chosen.append(rows[int(order[place])])
     return chosen
-
-
-def gold_answers(row: Row) -> list[str]:
-    """Every accepted answer string of a row: `answers`, or `answer` and its `aliases`."""
-    return list(row["answers"]) if "answers" in row else [row["answer"], *row.get("aliases", [])]

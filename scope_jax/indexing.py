@@ -55,7 +55,7 @@ def open_or_build_index(cfg: Config, run: Path, mesh: Mesh | None, part: Part | 
         raise ValueError("retrieval.corpus is not set, and so there is nothing to index; name a corpus.")
     folder = Path(card.index) if card.index else run / "index"
     tell = part or (lambda name, done, total: None)
-    corpus = load_corpus(card.corpus)
+    corpus = load_corpus(card.corpus, {**card.columns}, card.split, card.hub_config)
     embedder = _neural(card.encoder, mesh) or _lexical(card, corpus, folder, tell)
     build = partial(build_index, corpus, embedder, folder, chunk=EMBED_CHUNK)
     build(kind="exact", scann=None, progress=partial(tell, "passages embedded"))

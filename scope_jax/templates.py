@@ -28,13 +28,31 @@ def load(folder: str | Path, name: str, *, known: Sequence[str], required: Seque
         raise PromptError(
             f"{path}: no such prompt file; write it, or point the card's `prompts` to a folder that has it."
         )
-    text = path.read_text(encoding="utf-8").strip()
+    try:
+        text = path.read_text(encoding="utf-8-sig").strip()
+    except UnicodeDecodeError as error:
+        raise PromptError(f"{path}: is not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8.") from None
+    if not text:
+        raise PromptError(f"{path}: is empty; write the prompt, or remove the file.")
     used = set(_VARIABLE.findall(text))
     if unknown := sorted(used - set(known)):
         raise PromptError(f"{path}: unknown variable {{{unknown[0]}}}; this prompt may use {_listed(known)}.")
     if missing := sorted(set(required) - used):
         raise PromptError(f"{path}: the variable {{{missing[0]}}} is missing; this prompt needs {_listed(required)}.")
+    if broken := _half_braced(text, known):
+        raise PromptError(f"{path}: {broken!r} is no variable; write both braces next to its name, as in {{name}}.")
     return text
+
+
+def _half_braced(text: str, known: Sequence[str]) -> str:
+    """The first known name with a space inside its braces or with one brace only; "" where there is none."""
+    if not known:
+        return ""
+    names = "|".join(map(re.escape, known))
+    spaced = re.search(rf"\{{(?: +(?:{names}) *|(?:{names}) +)\}}", text)
+    unpaired = re.search(rf"\{{ *(?:{names})\b|\b(?:{names})\}}", re.sub(r"\{[^{}\n]*\}", " ", text))
+    found = spaced or unpaired
+    return found[0] if found else ""
 
 
 def load_messages(

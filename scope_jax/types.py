@@ -13,6 +13,7 @@ from rollouts.types import Completion
 from scope_jax.config import Config, JudgeSection, LossCard
 from scope_jax.data import Source
 from scope_jax.messages import Messages
+from scope_jax.schemas import Kind
 from scope_jax.turns import Respond
 
 BASE = "base"  # the name under which the weights a run began with speak
@@ -201,8 +202,8 @@ class System(Protocol):
         """The learner updates a step may have, in order; one without trained episodes is left out."""
         ...
 
-    def exam_fields(self, cfg: Config) -> tuple[str, ...]:
-        """Fields of which every row of an evaluation set has one."""
+    def exam_kind(self, cfg: Config) -> Kind:
+        """What the rows of an evaluation set are."""
         ...
 
     def answer(

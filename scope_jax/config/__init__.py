@@ -34,6 +34,7 @@ from scope_jax.config.tables import (
     RetrievalSection,
     RoleSection,
     RolloutSection,
+    RowsSection,
     SamplingSection,
     TrainSection,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "OptimizerSection",
     "RetrievalSection",
     "RoleSection",
+    "RowsSection",
     "SSPSection",
     "SamplingSection",
     "ScopeSection",

@@ -36,6 +36,18 @@ class MeshSection(Section):
     tensor: int = 1
 
 
+# ------------------------------------------------------------------------------------------------------------ sources
+Column = Literal["question", "answers", "aliases", "searches", "rubric", "id", "title", "text"]
+
+
+class SourceSection(Section):
+    """How rows are read from a file or a hub data set; docs/data.md."""
+
+    columns: dict[Column, str] = {}  # field -> its column, a dot leads into an object; published names are recognised
+    split: str | None = None  # of a hub data set; None: train
+    hub_config: str | None = None  # of a hub data set with several configurations
+
+
 # ------------------------------------------------------------------------------------------------------- retrieval
 class ScannSection(Section):
     num_leaves: int = 200
@@ -54,7 +66,7 @@ class EncoderSection(Section):
     compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: float32 on CPU, bfloat16 elsewhere
 
 
-class RetrievalSection(Section):
+class RetrievalSection(SourceSection):
     corpus: CardPath | None = None  # JSONL or Parquet file, or a hub name
     index: CardPath | None = None  # folder of a built index; made in the run folder when absent
     kind: Literal["exact", "scann"] = "exact"
@@ -184,19 +196,26 @@ class LearnerSection(Section):
 
 
 # ------------------------------------------------------------------------------------------------------ data and run
-class DataSection(Section):
-    answers: CardPath | None = None  # SSP: ground-truth answers, a field `answer` (and optional `aliases`)
+class RowsSection(SourceSection):
+    """How many of the rows are taken."""
+
+    limit: int | None = Field(default=None, ge=1)  # a random subset of so many rows
+    limit_seed: int = 0  # names that subset; not `seed`, so that runs and checkpoints that are compared share it
+
+
+class DataSection(RowsSection):
+    answers: CardPath | None = None  # SSP: ground-truth answers
     documents: CardPath | None = None  # SCOPE: what tasks are written from; None: the corpus of [retrieval]
-    prompts: CardPath | None = None  # SCOPE with scope.mode = "curated": rows with `question` and `rubric`
-    limit: int | None = None
-    max_searches: int = 1  # a proposer is asked for n searches, n uniform in min_searches..max_searches
+    prompts: CardPath | None = None  # SCOPE with scope.mode = "curated": tasks with rubrics
+    max_searches: int = (
+        1  # a proposer is asked for n searches, n uniform in min_searches..max_searches if no column says
+    )
     min_searches: int = 1
 
 
-class EvalSet(Section):
+class EvalSet(RowsSection):
     name: str
-    path: CardPath  # QA rows: question, answers
-    limit: int | None = None
+    path: CardPath  # questions with answers; SCOPE: tasks with rubrics
 
 
 class EvalSection(Section):

@@ -6,10 +6,11 @@ import json
 
 import pytest
 
+from scope_jax import schemas
 from scope_jax.atlas import tasks
 from scope_jax.atlas.facts import ASSETS, World
 from scope_jax.atlas.tasks import Thing
-from scope_jax.systems.scope import curated
+from scope_jax.systems.scope.records import problem_of
 
 SEINE = Thing(
     "Seine", {}, ("The mouth of Seine is Channel.", "The country of Seine is France.", "The river of Paris is Seine.")
@@ -55,7 +56,7 @@ def test_task_sets_are_what_the_curated_mode_reads(world: World, name: str, coun
     assert len(rows) == count * len(tasks.KINDS) * tasks.MOST_THINGS
     assert len({row["question"] for row in rows}) > 0.95 * len(rows)
     for row in rows:
-        problem = curated.problem(row, row["id"])
+        problem = problem_of(schemas.tasks(row, "a line", {}), row["id"])
         assert problem.question == row["question"]
         assert 3 <= len(problem.rubric) <= 5
         evidence = " ".join(texts[key] for key in row["evidence_ids"])

@@ -10,7 +10,8 @@ import datasets
 import datasets.config
 import pytest
 
-from retrieval.corpus import Corpus, CorpusError, Document, load_corpus, split_contents
+from retrieval.corpus import Corpus, Document, load_corpus, split_contents
+from retrieval.rows import DataError
 
 ADA = Document("a", "Ada Lovelace", "She wrote notes.\nMany of them.")
 BABBAGE = Document("b", "Charles Babbage", "Ünïcode 数学 <|im_end|> </information>")
@@ -35,11 +36,14 @@ def test_jsonl_keeps_every_character(tmp_path: Path):
     assert corpus[0].contents == "Ada Lovelace\nShe wrote notes.\nMany of them."
 
 
-def test_contents_field_and_missing_ids(tmp_path: Path):
-    path = lines(tmp_path / "c.jsonl", {"contents": '"Ada"\nnotes'}, {"id": 7, "contents": 'The "Engine"\nbrass'})
-    assert load_corpus(path).documents(0, 2) == [
+def test_contents_field_and_missing_ids_and_titles(tmp_path: Path):
+    path = lines(
+        tmp_path / "c.jsonl", {"contents": '"Ada"\nnotes'}, {"id": 7, "contents": 'The "Engine"\nbrass'}, {"text": "x"}
+    )
+    assert load_corpus(path).documents(0, 3) == [
         Document("0", "Ada", "notes"),
         Document("7", 'The "Engine"', "brass"),
+        Document("2", "", "x"),
     ]
 
 
@@ -62,7 +66,7 @@ def test_a_cut_gzip_file_is_named(tmp_path: Path):
     packed = tmp_path / "c.jsonl.gz"
     rows = lines(tmp_path / "c.jsonl", *[{"title": str(i), "text": str(i * i)} for i in range(2000)])
     packed.write_bytes(gzip.compress(rows.read_bytes())[:-200])
-    with pytest.raises(CorpusError, match=r"c\.jsonl\.gz is not a whole gzip file"):
+    with pytest.raises(DataError, match=r"c\.jsonl\.gz is no whole gzip file"):
         load_corpus(packed)
 
 
@@ -84,17 +88,17 @@ def test_fingerprint_sees_order_and_field_borders():
     [
         ('{"id": "2", "title":', "line 2: not JSON"),
         ('{"title": "a", "text": "b"} {}', "line 2: not JSON"),
-        ("[1, 2]", "line 2: a JSON list"),
-        ('{"title": "a"}', "line 2: `text` is missing"),
-        ('{"text": "a"}', "line 2: `title` is missing"),
-        ('{"title": "a", "text": 3}', "line 2: `text` is not a string"),
-        ('{"contents": null}', "line 2: `contents` is not a string"),
-        ('{"title": "a", "text": "\\ud800"}', "line 2: holds half of a surrogate pair"),
+        ("[1, 2]", "line 2: a list, not an object"),
+        ('{"title": "a"}', "line 2: has no text"),
+        ('{"text": "a", "title": 3}', "line 2: `title` holds a number, not text"),
+        ('{"title": "a", "text": 3}', "line 2: `text` holds a number, not text"),
+        ('{"contents": null}', "line 2: has no text"),
+        ('{"title": "a", "text": "\\ud800"}', "line 2: `text` holds half of a surrogate pair"),
     ],
 )
 def test_a_broken_line_is_named(tmp_path: Path, bad: str, message: str):
     path = lines(tmp_path / "c.jsonl", vars(ADA), bad, vars(BABBAGE))
-    with pytest.raises(CorpusError, match=message) as caught:
+    with pytest.raises(DataError, match=message) as caught:
         load_corpus(path)
     assert "\n" not in str(caught.value)
 
@@ -102,7 +106,7 @@ def test_a_broken_line_is_named(tmp_path: Path, bad: str, message: str):
 def test_bytes_that_are_no_utf8_are_named(tmp_path: Path):
     path = tmp_path / "c.jsonl"
     path.write_bytes(b'{"title": "a", "text": "\xff"}\n')
-    with pytest.raises(CorpusError, match="line 1: not JSON"):
+    with pytest.raises(DataError, match="line 1: is not UTF-8"):
         load_corpus(path)
 
 
@@ -110,9 +114,9 @@ def test_bytes_that_are_no_utf8_are_named(tmp_path: Path):
 def test_an_empty_corpus_is_an_error(tmp_path: Path, content: str):
     path = tmp_path / "c.jsonl"
     path.write_text(content)
-    with pytest.raises(CorpusError, match="is empty"):
+    with pytest.raises(DataError, match="is empty"):
         load_corpus(path)
-    with pytest.raises(CorpusError, match="is empty"):
+    with pytest.raises(DataError, match="is empty"):
         Corpus.from_documents([])
 
 
@@ -125,26 +129,26 @@ def test_an_edited_file_is_read_anew(tmp_path: Path):
 def test_files_that_are_no_corpus(tmp_path: Path):
     with pytest.raises(FileNotFoundError, match="does not exist"):
         load_corpus(tmp_path / "none.jsonl")
-    with pytest.raises(CorpusError, match="is not a file"):
+    with pytest.raises(DataError, match="is not a file"):
         load_corpus(tmp_path)
     broken = tmp_path / "broken.parquet"
     broken.write_text("hello")
-    with pytest.raises(CorpusError, match="cannot be read as Parquet"):
+    with pytest.raises(DataError, match="cannot be read as Parquet"):
         load_corpus(broken)
     for name, rows, message in (
-        ("columns", [{"title": "a"}], "no column `text`"),
-        ("types", [{"title": "a", "text": 1}], "does not hold strings"),
-        ("cells", [{"title": "a", "text": "b"}, {"title": None, "text": "b"}], "has empty cells"),
+        ("columns", [{"title": "a"}], "row 1: has no text"),
+        ("types", [{"title": "a", "text": 1}], "row 1: `text` holds a number, not text"),
+        ("cells", [{"title": "a", "text": "b"}, {"title": "a", "text": None}], "row 2: has no text"),
     ):
         path = tmp_path / f"{name}.parquet"
         datasets.Dataset.from_list(rows).to_parquet(str(path))
-        with pytest.raises(CorpusError, match=message):
+        with pytest.raises(DataError, match=message):
             load_corpus(path)
 
 
 def test_a_hub_name_that_is_not_there(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    with pytest.raises(CorpusError, match="nobody/nothing is no file here and cannot be had from the hub"):
+    with pytest.raises(DataError, match="nobody/nothing is no file here, and the split 'train' cannot be had"):
         load_corpus("nobody/nothing")
 
 

@@ -206,10 +206,10 @@ def card(*, seed: int = 0, **ssp: Any) -> Config:
 
 # ----------------------------------------------------------------------------------------- four capitals on four rivers
 ITEMS: list[dict[str, Any]] = [
-    {"answer": "Paris"},
-    {"answer": "Rome", "aliases": ["Roma", "the Eternal City"]},
-    {"answer": "Cairo"},
-    {"answer": "Vienna"},
+    {"answers": ["Paris"], "searches": None},
+    {"answers": ["Rome", "Roma", "the Eternal City"], "searches": None},
+    {"answers": ["Cairo"], "searches": None},
+    {"answers": ["Vienna"], "searches": None},
 ]
 RIVERS = ("Seine", "Tiber", "Nile", "Danube")
 RESULTS = {
@@ -246,14 +246,16 @@ class Plan:
         asked = [item for item in range(4) if question_about(item) in moment.prompt]
         known = [question for question in (*self.replies, *self.solutions) if question in moment.prompt]
         if moment.role == "verify":
-            right = f"It is written there. Answer: {ITEMS[asked[0]]['answer']}" if asked else "Answer: none"
+            right = f"It is written there. Answer: {ITEMS[asked[0]]['answers'][0]}" if asked else "Answer: none"
             return next((self.replies[question] for question in known if question in self.replies), right)
         planned = next((self.solutions[question] for question in known if question in self.solutions), None)
         if planned is not None:
             return planned[moment.sample][moment.spoken]
         if not asked or moment.sample % 2:
             return "<answer>London</answer>"
-        return [f"<search>{RIVERS[asked[0]]}</search>", f"<answer>{ITEMS[asked[0]]['answer']}</answer>"][moment.spoken]
+        return [f"<search>{RIVERS[asked[0]]}</search>", f"<answer>{ITEMS[asked[0]]['answers'][0]}</answer>"][
+            moment.spoken
+        ]
 
 
 def spoken_in(name: str, script: Script) -> Script:

@@ -30,6 +30,13 @@ CRITERIA = (
     ("important", "Names gamma."),
     ("bonus", "Names delta."),
 )
+
+
+def criterion(text: str, weight: float = 1.0) -> dict[str, Any]:
+    """A criterion of a task row."""
+    return {"criterion": text, "weight": weight, "priority": ""}
+
+
 RUBRIC = "".join(f'<rubric priority="{priority}">{text}</rubric>\n' for priority, text in CRITERIA)
 GOOD_RUBRICS = f"<think>easy</think>\n<rubrics>\n{RUBRIC}</rubrics>"
 

@@ -9,10 +9,9 @@ import pytest
 
 from scope_jax import dialects, templates
 from scope_jax.config import ScopeSection, load_card
-from scope_jax.data import DataError, load
 from scope_jax.systems import scope
-from scope_jax.systems.scope import curated, instructions
-from scope_jax.systems.scope.records import Criterion, Order
+from scope_jax.systems.scope import instructions
+from scope_jax.systems.scope.records import Order
 from tests.systems.scope_world import WAYS, card
 
 ROOT = Path(__file__).parents[2]
@@ -150,49 +149,3 @@ def test_prompts_speak_the_dialect_and_fill_every_variable(way: str):
 def test_every_type_of_task_has_a_description(kind: str):
     text = instructions.for_challenger(card(), Order(0, "k", "d", kind, 1)).user
     assert (SHIPPED / f"type_{kind}.txt").read_text().strip() in text
-
-
-# ----------------------------------------------------------------------------------------------------- curated prompts
-def test_rows_of_every_known_form_become_problems():
-    plain = {"question": "Q", "rubric": [{"criterion": "a", "weight": 2}, {"criterion": "b"}]}
-    assert curated.problem(plain, "0").rubric == (Criterion("a", 2.0), Criterion("b", 1.0))
-    points = {"question": "Q", "rubric": [{"criterion": "a", "points": 7}, {"criterion": "b", "points": -7}]}
-    assert curated.problem(points, "0").rubric == (Criterion("a", 7.0),)
-    item = {"dimension": "depth", "criterion": "a", "explanation": "says why", "weight": 0.5}
-    shares = {"question": "Q", "dimension_weight": {"depth": 0.4}, "rubric": [item]}
-    assert curated.problem(shares, "0").rubric == (Criterion("a: says why", 0.2),)
-    talk = [
-        {"role": "user", "content": "Hi"},
-        {"role": "assistant", "content": "Hello"},
-        {"role": "user", "content": "Q"},
-    ]
-    nothing = {"weight": None, "points": None, "explanation": None, "dimension": None}  # as a Parquet file has it
-    row = {"question": "Q", "messages": None, "dimension_weight": None, "rubric": [{"criterion": "a", **nothing}]}
-    assert curated.problem(row, "0").rubric == (Criterion("a", 1.0),)
-    row = row | {"dimension_weight": {"depth": None}, "rubric": [{"criterion": "a", "weight": 3, "dimension": "depth"}]}
-    assert curated.problem(row, "0").rubric == (Criterion("a", 3.0),)
-    problem = curated.problem({"question": "Q", "messages": talk, "rubric": [{"criterion": "a"}]}, "7")
-    assert (problem.name, problem.question) == ("7", "user: Hi\n\nassistant: Hello\n\nuser: Q")
-
-
-@pytest.mark.parametrize(
-    ("row", "complaint"),
-    [
-        ({"rubric": [{"criterion": "a"}]}, "has no `question`"),
-        ({"question": "Q", "rubric": [{"weight": 1}]}, "has no `criterion`"),
-        ({"question": "Q", "rubric": [{"criterion": "a", "weight": "much"}]}, "is no number"),
-        ({"question": "Q", "rubric": [{"criterion": "a", "points": -1}]}, "no criterion of its rubric has a positive"),
-        ({"question": "Q", "rubric": None}, "no criterion of its rubric has a positive"),
-        ({"question": "Q", "rubric": []}, "no criterion of its rubric has a positive"),
-    ],
-)
-def test_rows_that_cannot_be_graded_say_why(row: dict, complaint: str):
-    with pytest.raises(DataError, match=complaint):
-        curated.problem(row, "0")
-
-
-@pytest.mark.parametrize("name", ["healthbench", "scholarqa_cs", "deep_research_bench"])
-def test_public_sets_with_rubrics_are_read_as_they_are(shared_data: Path, name: str):
-    rows = load(str(shared_data / "rubric_qa" / f"{name}.jsonl"), curated.FIELDS)
-    problems = [curated.problem(row, "0") for row in rows]
-    assert len(problems) > 50 and all(criterion.weight > 0 for p in problems for criterion in p.rubric)

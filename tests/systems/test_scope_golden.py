@@ -19,6 +19,7 @@ from tests.systems.scope_world import (
     World,
     answer,
     card,
+    criterion,
     searching_turn,
     task,
     world,
@@ -78,8 +79,8 @@ def test_the_module_has_the_shape_of_a_game():
         (u.card.advantage, u.card.aggregation, u.card.kl_coef) == ("group-zscore", "token-mean", 1e-3)
         for u in scope.updates(cfg)
     )
-    assert scope.expected(cfg) is None and scope.source(cfg).fields == ("text", "contents")
-    assert scope.takes(cfg, scope.start(cfg), 0) == (0, 4) and scope.exam_fields(cfg) == ("rubric",)
+    assert scope.expected(cfg) is None and scope.source(cfg).kind == "documents"
+    assert scope.takes(cfg, scope.start(cfg), 0) == (0, 4) and scope.exam_kind(cfg) == "tasks"
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -238,7 +239,7 @@ def test_training_rows_are_what_the_engine_saw(way: str):
         assert datum.logprobs_T.tolist() == [-0.5 * sampled for text, sampled in pieces for _ in text]
 
 
-CRITERION = {"criterion": "Names alpha.", "weight": 1.0, "priority": ""}
+CRITERION = criterion("Names alpha.")
 
 
 # --------------------------------------------------------------------------------------------------------- variants
@@ -296,7 +297,7 @@ def test_the_turns_left_are_told_in_the_message_of_the_results(way: str):
 
 def test_a_search_inside_an_answer_is_part_of_the_answer_where_turns_go_on():
     quoting = answer("alpha <search>Nile</search> beta")
-    rows = [{"question": "Tell of Aare.", "rubric": [{"criterion": "Names beta."}]}]
+    rows = [{"question": "Tell of Aare.", "rubric": [criterion("Names beta.")]}]
     plan = Plan(attempts={("Aare", n): (searching_turn("Rhine") + " and so on", quoting) for n in (0, 1)})
     cfg = card(way="qwen2.5", mode="curated", solver_stops_at_search=False)
     tools = world(plan, "qwen2.5")
@@ -323,7 +324,7 @@ def test_a_search_that_was_not_run_is_not_paid(way: str):
         ("Aare", 0): (look, look, f"{look} <answer>alpha</answer>"),
         ("Aare", 1): (look, answer(f"alpha {quoted} {quoted} {quoted}")),
     }
-    rows = [{"question": "Tell of Aare.", "rubric": [{"criterion": "Names alpha."}]}]
+    rows = [{"question": "Tell of Aare.", "rubric": [criterion("Names alpha.")]}]
     cfg = card(way=way, mode="curated", solver_stops_at_search=False, solver={"max_turns": 3})
     episodes, _, metrics = scope.play(cfg, world(Plan(attempts=attempts), way), scope.start(cfg), rows, 0)
     parts = [[e.parts[name] for name in ("search", "tool", "answer", "rubric")] for e in episodes]
@@ -348,7 +349,7 @@ def test_what_follows_the_search_of_a_turn_is_dropped(way: str, rest: str):
     """Rows, texts, rewards and metrics are those of a turn that was stopped at its search."""
     look = searching_turn("Rhine", way)
     rest = rest.format(more=dialects.load(WAYS[way][0]).write("Aare"))
-    rows = [{"question": "Tell of Aare.", "rubric": [{"criterion": f"Names {word}."} for word in ("alpha", "beta")]}]
+    rows = [{"question": "Tell of Aare.", "rubric": [criterion(f"Names {word}.") for word in ("alpha", "beta")]}]
     found = []
     for turn, stops in ((look, True), (look + rest, False)):
         plan = Plan(attempts={("Aare", n): (turn, turn, answer("alpha")) for n in (0, 1)})
@@ -454,7 +455,7 @@ def test_each_stage_has_its_own_number_of_samples():
 
 def test_the_grader_reads_a_cut_answer_if_the_card_says_so():
     attempts = {("Aare", n): (searching_turn("Rhine"), answer("alpha beta " + "x " * 20 + "gamma")) for n in (0, 1)}
-    rows = [{"question": "About the Aare.", "rubric": [{"criterion": "Names gamma."}]}]
+    rows = [{"question": "About the Aare.", "rubric": [criterion("Names gamma.")]}]
     limits = {"soft_limit": 10, "hard_limit": 20}
     for cut, score in ((False, 1.0), (True, 0.0)):
         cfg = card(mode="curated", cut_answer=cut, solver_reward=limits)
@@ -466,9 +467,9 @@ def test_evaluation_grades_every_row():
     rows = [
         {
             "question": "Tell of Delhi.",
-            "rubric": [{"criterion": "Names alpha.", "weight": 3}, {"criterion": "Names gamma."}],
+            "rubric": [criterion("Names alpha.", 3.0), criterion("Names gamma.")],
         },
-        {"question": "Tell of Cusco.", "rubric": [{"criterion": "Names delta.", "weight": 3}]},
+        {"question": "Tell of Cusco.", "rubric": [criterion("Names delta.", 3.0)]},
     ]
     tools = world(Plan(attempts={("Cusco", 0): ("<think>x</think>",)}))
     records = scope.answer(card(), tools, rows, temperature=0.0, max_tokens=99)
@@ -483,7 +484,7 @@ def test_evaluation_grades_every_row():
 
 @pytest.mark.parametrize("way", WAYS)
 def test_one_solver_ends_what_another_searched_for(way: str):
-    rows = [{"question": "Tell of Aare.", "rubric": [{"criterion": f"Names {word}."} for word in ("alpha", "beta")]}]
+    rows = [{"question": "Tell of Aare.", "rubric": [criterion(f"Names {word}.") for word in ("alpha", "beta")]}]
     look = searching_turn("Rhine", way)
     before = world(Plan(attempts={("Aare", 0): (look, look, answer("alpha"))}), way)
     (found,) = scope.trajectories(card(way=way), before, rows, temperature=0.0, max_tokens=99)

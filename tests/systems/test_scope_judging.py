@@ -12,7 +12,7 @@ from scope_jax.systems import scope
 from scope_jax.systems.scope import instructions, judging
 from tests.judge.endpoint import chat, endpoint
 from tests.systems.harness import Moment, plain
-from tests.systems.scope_world import DOCUMENTS, GOOD_RUBRICS, RUBRIC, Plan, by_words, card, world
+from tests.systems.scope_world import DOCUMENTS, GOOD_RUBRICS, RUBRIC, Plan, by_words, card, criterion, world
 
 WEIGHTS = {"critical": 3.0, "important": 2.0, "bonus": 1.0}
 
@@ -240,7 +240,7 @@ def test_an_attempt_that_could_not_be_graded_is_not_learned_from():
 
     attempts = {("Aare", 1): ["<think>x</think> <answer>gamma</answer>"]}
     plan = Plan(judge=judge, attempts=attempts)
-    rubric = [{"criterion": f"Names {word}.", "weight": 1.0} for word in ("alpha", "beta", "gamma", "delta")]
+    rubric = [criterion(f"Names {word}.") for word in ("alpha", "beta", "gamma", "delta")]
     cfg = card(mode="curated")
     rows = [{"question": "About the Aare.", "rubric": rubric}]
     # two attempts, one without a score: the other has nothing left to be compared with
@@ -263,7 +263,7 @@ def test_an_exam_without_verdicts_is_counted_and_enters_no_mean():
     def judge(moment):
         return "no idea" if "Tell of Delhi." in moment.prompt else by_words(moment)
 
-    rows = [{"question": f"Tell of {name}.", "rubric": [{"criterion": "Names beta."}]} for name in ("Aare", "Delhi")]
+    rows = [{"question": f"Tell of {name}.", "rubric": [criterion("Names beta.")]} for name in ("Aare", "Delhi")]
     records = scope.answer(card(), world(Plan(judge=judge)), rows, temperature=0.0, max_tokens=99)
     assert [record["measures"].get("score") for record in records] == [1.0, None]
     assert means(records) == {"score": 1.0, "ungraded": 0.5, "searches": 1.0, "answer_tokens": 10.0}

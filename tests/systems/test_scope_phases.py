@@ -11,7 +11,7 @@ from scope_jax.config import CardError, parse_config
 from scope_jax.systems import scope
 from scope_jax.systems.scope import drawing, phases
 from tests.systems.harness import plain
-from tests.systems.scope_world import DOCUMENTS, Plan, answer, card, searching_turn, task, world
+from tests.systems.scope_world import DOCUMENTS, Plan, answer, card, criterion, searching_turn, task, world
 
 
 # ------------------------------------------------------------------------------------------------------------- drawing
@@ -38,7 +38,7 @@ def test_ties_go_to_the_first():
 
 def test_an_iterations_prompts_are_stratified_together_and_shuffled():
     cfg = card(steps_per_iteration=20, challenger_batch=64)
-    rows = [{"text": f"document {place}"} for place in range(64)]
+    rows = [{"id": f"{place}", "title": "", "text": f"document {place}"} for place in range(64)]
     turns, kinds, steps = Counter(), Counter(), []
     for place in range(20):
         drawn = drawing.orders(cfg, len, rows, place * 64, 1280, "iteration 1")
@@ -57,25 +57,13 @@ def test_an_iterations_prompts_are_stratified_together_and_shuffled():
 def test_a_task_type_can_be_left_out():
     cfg = card(task_types={"planning": 0})
     assert cfg.scope.task_types == {"long_form_qa": 1.0, "summarization": 1.0, "planning": 0.0, "writing": 1.0}
-    drawn = drawing.orders(cfg, len, [{"text": "d"}] * 30, 0, 30, "iteration 1")
+    drawn = drawing.orders(cfg, len, [{"id": "d", "title": "", "text": "d"}] * 30, 0, 30, "iteration 1")
     assert Counter(order.kind for order in drawn) == {"long_form_qa": 10, "summarization": 10, "writing": 10}
 
 
-@pytest.mark.parametrize(
-    ("row", "key", "text"),
-    [
-        ({"id": 7, "title": "T", "text": " a\nb "}, "7", "(Title: T)\na\nb"),
-        ({"id": "x", "text": "a"}, "x", "a"),
-        ({"id": "x", "contents": '"T"\na'}, "x", "(Title: T)\na"),
-    ],
-)
-def test_documents_of_every_corpus_format(row: dict, key: str, text: str):
-    assert drawing.document_of(row) == (key, text)
-
-
-def test_documents_without_an_id_are_known_by_their_text():
-    one, two = drawing.document_of({"text": "a"})[0], drawing.document_of({"text": "b"})[0]
-    assert one != two and one == drawing.document_of({"text": "a"})[0]
+def test_a_document_is_shown_with_its_title():
+    assert drawing.document_of({"id": "7", "title": "T", "text": " a\nb "}) == ("7", "(Title: T)\na\nb")
+    assert drawing.document_of({"id": "x", "title": "", "text": "a"}) == ("x", "a")
 
 
 def test_a_document_is_cut_at_whole_words():
@@ -146,8 +134,8 @@ def test_curated_prompts_train_the_solver_alone():
     cfg = card(mode="curated", steps_per_iteration=2, iterations=2, solver_batch=3)
     memory = scope.start(cfg)
     assert scope.policies(cfg) == ("solver",) and [u.role for u in scope.updates(cfg)] == ["solver"]
-    assert scope.expected(cfg) == 4 and scope.source(cfg).fields == ("rubric",)
-    rows = [{"question": f"Task {n}", "rubric": [{"criterion": "Names alpha."}]} for n in range(3)]
+    assert scope.expected(cfg) == 4 and scope.source(cfg).kind == "tasks"
+    rows = [{"question": f"Task {n}", "rubric": [criterion("Names alpha.")]} for n in range(3)]
     taken = []
     for step in range(4):
         taken.append(scope.takes(cfg, memory, step))

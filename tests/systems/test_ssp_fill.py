@@ -221,7 +221,7 @@ def test_dynamic_resampling_asks_again_only_where_it_failed():
     episodes, memory, metrics = ssp.play(cfg, tools, ssp.start(cfg), ITEMS, 0)
     asked = [name for role, name, _ in tools.asked if role == "proposer"]
     assert asked == ["0", "1", "2", "3", "slot 2 attempt 1", "slot 3 attempt 1", "slot 3 attempt 2"]
-    assert problems(episodes) == [("fresh", row["answer"]) for row in ITEMS]
+    assert problems(episodes) == [("fresh", row["answers"][0]) for row in ITEMS]
     proposer = of(episodes, "proposer")
     assert [(e.text["slot"], e.text["attempt"], e.trained, e.reward) for e in proposer] == [
         (0, 0, True, 0.5),

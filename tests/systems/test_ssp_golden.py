@@ -129,7 +129,7 @@ def test_prompts_carry_question_answer_count_and_examples():
     drawn = []
     for item, row in enumerate(ITEMS):
         prompt = tools.prompts["proposer", f"{item}"]
-        assert f"The answer is: {row['answer']}." in prompt and "must need 2 searches" in prompt
+        assert f"The answer is: {row['answers'][0]}." in prompt and "must need 2 searches" in prompt
         shown = [example for example in examples if example in prompt]
         assert len(shown) == 3
         drawn.append(tuple(shown))
@@ -142,7 +142,7 @@ def test_prompts_carry_question_answer_count_and_examples():
 
 def test_the_demanded_searches_follow_seed_step_and_place():
     cfg = card(data={"min_searches": 1, "max_searches": 5})
-    rows = [{"answer": f"a{index}"} for index in range(200)]
+    rows = [{"answers": [f"a{index}"], "searches": None} for index in range(200)]
     first = [slot.searches for slot in ssp.open_slots(cfg, rows, 3)]
     assert first == [slot.searches for slot in ssp.open_slots(cfg, rows, 3)]
     assert first[:50] == [slot.searches for slot in ssp.open_slots(cfg, rows[:50], 3)]

@@ -54,12 +54,13 @@ from scope_jax import templates
 from scope_jax.config import Config, JudgeSection
 from scope_jax.data import Source
 from scope_jax.rewards import mean
-from scope_jax.systems.scope import challenger, curated, drawing, instructions, phases, rules, solver
+from scope_jax.schemas import Kind
+from scope_jax.systems.scope import challenger, drawing, instructions, phases, rules, solver
 from scope_jax.systems.scope.challenger import Tally, propose
 from scope_jax.systems.scope.exams import answer, finish, trajectories
 from scope_jax.systems.scope.judging import JOBS, card_of
 from scope_jax.systems.scope.phases import advance, sampled_tasks
-from scope_jax.systems.scope.records import Criterion, Draft, Problem, Solved
+from scope_jax.systems.scope.records import Draft, Problem, Solved, problem_of
 from scope_jax.systems.scope.rows import measure_drafts, measure_solved, of_challenger, of_solver
 from scope_jax.systems.scope.solver import grade, solve
 from scope_jax.types import Episode, Memory, Metrics, Tools, Update
@@ -99,8 +100,11 @@ def _jobs(cfg: Config) -> tuple[str, ...]:
 def source(cfg: Config) -> Source:
     """Documents to write tasks from, or curated prompts with rubrics."""
     if cfg.scope.mode == "curated":
-        return Source(cfg.data.prompts or "", curated.FIELDS, cfg.data.limit)
-    return Source(cfg.data.documents or cfg.retrieval.corpus or "", ("text", "contents"), cfg.data.limit)
+        return Source(cfg.data.prompts or "", "tasks", cfg.data)
+    if cfg.data.documents is not None:
+        return Source(cfg.data.documents, "documents", cfg.data)
+    where = cfg.retrieval.model_dump(include={"columns", "split", "hub_config"})
+    return Source(cfg.retrieval.corpus or "", "documents", cfg.data.model_copy(update=where))
 
 
 def system_messages(cfg: Config) -> tuple[Path, ...]:
@@ -134,9 +138,9 @@ def updates(cfg: Config) -> tuple[Update, ...]:
     return tuple(Update(name, name, cards[name].loss, cards[name].sampling.temperature) for name in policies(cfg))
 
 
-def exam_fields(cfg: Config) -> tuple[str, ...]:
-    """Rows of an evaluation set have a question and a rubric."""
-    return curated.FIELDS
+def exam_kind(cfg: Config) -> Kind:
+    """Tasks with rubrics."""
+    return "tasks"
 
 
 def play(cfg: Config, tools: Tools, memory: Memory, items: Sequence[Mapping[str, Any]], step: int) -> Played:
@@ -217,7 +221,7 @@ def solver_step(cfg: Config, tools: Tools, memory: Memory, items: Sequence[Mappi
     card, tally = cfg.scope, Tally({})
     # l.28, l.29: tasks of this iteration without replacement, or the curated ones
     if card.mode == "curated":
-        problems = [curated.problem(row, f"{place}") for place, row in enumerate(items)]
+        problems = [problem_of(row, f"{place}") for place, row in enumerate(items)]
     else:
         problems = [problem_of(task, f"{place}") for place, task in enumerate(sampled_tasks(cfg, memory))]
     # l.30: G attempts at each
@@ -268,9 +272,3 @@ def retain(cfg: Config, drafts: Sequence[Draft], solved: Sequence[Solved]) -> li
                 "score": score,
             }
     return list(tasks.values())
-
-
-def problem_of(task: Mapping[str, Any], name: str) -> Problem:
-    """A task of the memory."""
-    rubric = tuple(Criterion(item["criterion"], item["weight"], item["priority"]) for item in task["rubric"])
-    return Problem(name, task["question"], rubric)

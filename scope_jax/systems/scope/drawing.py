@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from retrieval.corpus import split_contents
 from scope_jax.config import Config
 from scope_jax.data import rng
 from scope_jax.systems.scope.records import Order
@@ -56,11 +54,9 @@ def orders(
 
 
 def document_of(row: Mapping[str, Any]) -> tuple[str, str]:
-    """(key, text) of a corpus row; the text has its title in front, the key is the row's id or a hash of the text."""
-    title, text = split_contents(row["contents"]) if "contents" in row else (row.get("title", ""), row["text"])
-    whole = f"(Title: {title})\n{text.strip()}" if title else text.strip()
-    key = str(row["id"]) if "id" in row else hashlib.blake2b(whole.encode(), digest_size=8).hexdigest()
-    return key, whole
+    """(key, text) of a document row: its id, and its text with the title in front."""
+    text = row["text"].strip()
+    return row["id"], f"(Title: {row['title']})\n{text}" if row["title"] else text
 
 
 def cut(text: str, limit: int, tokens: Callable[[str], int]) -> str:

@@ -12,8 +12,8 @@ from rollouts.types import Completion
 from scope_jax import searching
 from scope_jax.config import Config, SamplingSection
 from scope_jax.messages import Messages
-from scope_jax.systems.scope import curated, rules, solver, talking
-from scope_jax.systems.scope.records import Attempt, Problem, Solved
+from scope_jax.systems.scope import rules, solver, talking
+from scope_jax.systems.scope.records import Attempt, Problem, Solved, problem_of
 from scope_jax.types import Prompt, Tools
 
 
@@ -33,7 +33,7 @@ def answer(
 def _solve(
     cfg: Config, tools: Tools, rows: Sequence[Mapping[str, Any]], temperature: float, max_tokens: int
 ) -> list[Solved]:
-    problems = [curated.problem(row, f"{place}") for place, row in enumerate(rows)]
+    problems = [problem_of(row, f"{place}") for place, row in enumerate(rows)]
     sampling = SamplingSection(temperature=temperature, max_tokens=max_tokens)
     return solver.solve(cfg, tools, problems, 1, sampling, role="eval")
 

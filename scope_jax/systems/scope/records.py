@@ -31,7 +31,7 @@ class Criterion:
     priority: str = ""
 
     def plain(self) -> dict[str, Any]:
-        """As JSON data, in the schema of curated rubrics."""
+        """As JSON data, as `schemas.tasks` has it."""
         return {"criterion": self.text, "weight": self.weight, "priority": self.priority}
 
 
@@ -58,6 +58,12 @@ class Problem:
     name: str
     question: str
     rubric: tuple[Criterion, ...]
+
+
+def problem_of(task: Mapping[str, Any], name: str) -> Problem:
+    """A task of the memory, or a row of `schemas.tasks`."""
+    rubric = tuple(Criterion(item["criterion"], item["weight"], item["priority"]) for item in task["rubric"])
+    return Problem(name, task["question"], rubric)
 
 
 @dataclass(frozen=True)

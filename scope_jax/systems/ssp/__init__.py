@@ -30,7 +30,8 @@ from typing import Any
 from rollouts.types import Completion
 from scope_jax import dialects, judge, parsing, rewards, searching, templates
 from scope_jax.config import Config, JudgeSection, RoleSection
-from scope_jax.data import Source, gold_answers, rng
+from scope_jax.data import Source, rng
+from scope_jax.schemas import Kind
 from scope_jax.systems.ssp import instructions, pool, rules
 from scope_jax.systems.ssp.records import Problem, Proposal, Slot, Solved
 from scope_jax.systems.ssp.rows import POLICY, episodes, measure
@@ -58,7 +59,7 @@ def judges(cfg: Config) -> dict[str, JudgeSection]:
 def source(cfg: Config) -> Source:
     """Ground-truth answers."""
     assert cfg.data.answers is not None  # Config sees to it
-    return Source(cfg.data.answers, ("answer", "answers"), cfg.data.limit)
+    return Source(cfg.data.answers, "answers", cfg.data)
 
 
 def system_messages(cfg: Config) -> tuple[Path, ...]:
@@ -138,12 +139,13 @@ def play(
 
 
 def open_slots(cfg: Config, items: Sequence[Mapping[str, Any]], step: int) -> list[Slot]:
-    """`proposer.samples` slots for each row, with the number of searches demanded of its question."""
+    """`proposer.samples` slots for each row, with the number of searches a question shall need: the row's, or drawn."""
     slots: list[Slot] = []
     for item, row in enumerate(items):
         draw = rng("ssp searches", cfg.seed, step, item)
-        searches = int(draw.integers(cfg.data.min_searches, cfg.data.max_searches, endpoint=True))
-        golds = tuple(gold_answers(dict(row)))
+        drawn = int(draw.integers(cfg.data.min_searches, cfg.data.max_searches, endpoint=True))
+        searches = drawn if row["searches"] is None else row["searches"]
+        golds = tuple(row["answers"])
         slots += [Slot(len(slots) + sample, item, golds, searches) for sample in range(cfg.ssp.proposer.samples)]
     return slots
 
@@ -284,9 +286,9 @@ def next_memory(cfg: Config, memory: Memory, solved: Sequence[Solved], step: int
     return {"pool": pool.after_step(memory["pool"], new, step, period)}
 
 
-def exam_fields(cfg: Config) -> tuple[str, ...]:
-    """Right answers."""
-    return ("answers", "answer")
+def exam_kind(cfg: Config) -> Kind:
+    """Questions with their right answers."""
+    return "questions"
 
 
 def answer(
@@ -309,7 +311,7 @@ def answer(
         **answering(cfg, tools, "answer"),
     )
     said = [prediction_of(group[0]) for group in groups]
-    golds = [tuple(gold_answers(dict(row))) for row in rows]
+    golds = [tuple(row["answers"]) for row in rows]
     cases = [judge.Case(row["question"], p, g) for row, p, g in zip(rows, said, golds, strict=True)]
     correct = judge.grade(cfg.ssp.grader, cfg.ssp.prompts, tools.judge, cases).correct
     return [

@@ -1,0 +1,288 @@
+"""Rows of a data file or of a hub data set, one after the other, each with the place where it stands.
+
+Read are JSON lines in UTF-8 (.jsonl or .json, either also with .gz), Parquet files, and one split of a data set on the
+hub. What a row must hold is for the reader to say: `optional` and `required` find a value by the names its column may
+have, `text_of` takes a string. Every complaint is one sentence with file, line or row, and what to do.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+from datasets.exceptions import DatasetsError
+
+Row = dict[str, Any]
+LINE_ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
+BATCH = 1024  # rows decoded at a time
+UTF8_MARK, UTF16_MARKS = b"\xef\xbb\xbf", (b"\xff\xfe", b"\xfe\xff")
+
+
+class DataError(ValueError):
+    """Data that cannot be used: one sentence with file, line or row, and remedy."""
+
+
+def is_file(source: str) -> bool:
+    """True if a source is a file by its ending or because it is there; otherwise it is the name of a hub data set."""
+    return source.endswith((*LINE_ENDINGS, ".parquet")) or Path(source).exists()
+
+
+def read(source: str, split: str | None = None, hub_config: str | None = None) -> Iterator[tuple[str, Row]]:
+    """(place, row) of every row, in order; a place is "FILE, line 3" or "FILE, row 3".
+
+    split, hub_config: of a hub data set, its `train` split and its only configuration where not given.
+    Raises FileNotFoundError for a file that is not there, DataError for what cannot be read or has no row.
+    """
+    if is_file(source):
+        path = Path(source)
+        if split or hub_config:
+            raise DataError(
+                f"{source} is a file, which has no splits or configurations; leave split and hub_config out."
+            )
+        if not path.exists():
+            raise FileNotFoundError(f"The data file {source} does not exist; check the path.")
+        if not path.is_file():
+            raise DataError(f"{source} is not a file; give one JSONL or Parquet file, or the name of a hub data set.")
+        rows = _of_parquet(path) if source.endswith(".parquet") else _of_lines(path)
+    else:
+        rows = _of_hub(source, split or "train", hub_config)
+    empty = True
+    for place_and_row in rows:
+        empty = False
+        yield place_and_row
+    if empty:
+        raise DataError(f"{source} is empty; give a file or split with at least one row.")
+
+
+# ---------------------------------------------------------------------------------------------------------- JSON lines
+def _of_lines(path: Path) -> Iterator[tuple[str, Row]]:
+    for number, line in enumerate(_lines(path), start=1):
+        if line.strip():
+            where = f"{path}, line {number}"
+            yield where, _object(line, where)
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file without the mark that some editors put before the first."""
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+            for number, line in enumerate(file):
+                if number == 0 and line.startswith(UTF16_MARKS):
+                    raise DataError(f"{path} is not UTF-8 but UTF-16 or UTF-32; save it as UTF-8.")
+                yield line.removeprefix(UTF8_MARK) if number == 0 else line
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(f"{path} is no whole gzip file ({short(error)}); fetch or pack it again.") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}); check its permissions and its disk.") from None
+
+
+class _Refused(ValueError):
+    """What the json module takes and JSON does not, as the end of a sentence."""
+
+
+def _pairs(pairs: list[tuple[str, Any]]) -> Row:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise _Refused(f"holds the key {twice!r} twice; keep one")
+    return row
+
+
+def _constant(name: str) -> float:
+    raise _Refused(f"holds {name}, which is no JSON; write a number or null")
+
+
+def _float(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise _Refused(f"holds the number {digits[:20]}, which is too large; write a smaller one")
+    return number
+
+
+_JSON = json.JSONDecoder(object_pairs_hook=_pairs, parse_constant=_constant, parse_float=_float)
+
+
+def _object(line: bytes, where: str) -> Row:
+    try:
+        row = _JSON.decode(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        byte = f"byte {error.start + 1} is 0x{line[error.start]:02x}"
+        raise DataError(f"{where}: is not UTF-8 ({byte}); save the file as UTF-8.") from None
+    except _Refused as error:
+        raise DataError(f"{where}: {error}.") from None
+    except json.JSONDecodeError as error:
+        what = error.msg.removesuffix(" at").removesuffix(" starting")
+        raise DataError(
+            f"{where}: not JSON ({what} at character {error.colno}); put one JSON object on each line."
+        ) from None
+    except RecursionError:
+        raise DataError(f"{where}: is nested too deep to be read; mend or remove the line.") from None
+    except ValueError:  # Python's limit for the digits of an integer
+        raise DataError(f"{where}: holds a number of too many digits; mend or remove the line.") from None
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: {kind_of(row)}, not an object; put one JSON object on each line.")
+    return row
+
+
+# ------------------------------------------------------------------------------------------------------- Parquet, hub
+def _of_parquet(path: Path) -> Iterator[tuple[str, Row]]:
+    try:
+        with pq.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            if len(set(names)) < len(names):
+                raise DataError(f"{path} has two columns of one name; rename one of them.")
+            first = 1
+            for batch in file.iter_batches(BATCH):
+                yield from _of_batch(batch, path, first)
+                first += batch.num_rows
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path} cannot be read as Parquet ({short(error)}); fetch or write it again.") from None
+
+
+def _of_batch(batch: pa.RecordBatch, path: Path, first: int) -> Iterator[tuple[str, Row]]:
+    try:
+        rows = batch.to_pylist()
+    except UnicodeDecodeError:
+        rows = None
+    for place in range(batch.num_rows):
+        where = f"{path}, row {first + place}"
+        try:
+            yield where, rows[place] if rows is not None else batch.slice(place, 1).to_pylist()[0]
+        except UnicodeDecodeError:
+            raise DataError(f"{where}: holds text that is not UTF-8; mend or remove the row.") from None
+
+
+def _of_hub(name: str, split: str, hub_config: str | None) -> Iterator[tuple[str, Row]]:
+    table = hub_table(name, split, hub_config)
+    number = 0
+    for columns in table.iter(batch_size=BATCH):
+        assert isinstance(columns, dict)  # lists of values by name
+        for values in zip(*columns.values(), strict=True):
+            number += 1
+            yield f"{name} ({split}), row {number}", dict(zip(columns, values, strict=True))
+
+
+def hub_table(name: str, split: str, hub_config: str | None) -> datasets.Dataset:
+    """One split of a data set on the hub, memory-mapped; DataError where it cannot be had."""
+    try:
+        table = datasets.load_dataset(name, hub_config, split=split)
+    except (DatasetsError, OSError, ValueError, pa.ArrowException) as error:
+        wanted = f"the split {split!r}" + (f" of its configuration {hub_config!r}" if hub_config else "")
+        raise DataError(
+            f"{name} is no file here, and {wanted} cannot be had from the hub ({short(error)}); check the name."
+        ) from None
+    if not isinstance(table, datasets.Dataset):
+        raise DataError(f"{name}: {split!r} names several splits; name one.")
+    return table
+
+
+# ------------------------------------------------------------------------------------------------------ values of rows
+def check_columns(source: str, columns: Mapping[str, str], fields: Collection[str]) -> None:
+    """Raises DataError if columns are named for what the rows of a source do not have."""
+    if unread := sorted(columns.keys() - set(fields)):
+        raise DataError(
+            f"columns.{unread[0]} is not read from {source}, whose rows have the fields {listed(fields)}; "
+            "take it out of the card."
+        )
+
+
+def optional(row: Row, where: str, name: str, known: Sequence[str], columns: Mapping[str, str]) -> tuple[str, Any]:
+    """(column, value) of a field of a row; value: None where the row has nothing for it.
+
+    The column is the one that `columns` names for the field, a dot leading into an object; every row must have it.
+    Without such a name it is the first of the `known` names under which the row holds more than null or [].
+    """
+    if name in columns:
+        column = columns[name]
+        found, value = _at(row, column)
+        if not found:
+            raise DataError(
+                f"{where}: has no column `{column}`, which is to hold the {name}; its columns are {listed(row)}."
+            )
+        return column, None if value == [] else value
+    for column in known:
+        if row.get(column) not in (None, []):
+            return column, row[column]
+    return known[0], None
+
+
+def _at(row: Mapping[str, Any], column: str) -> tuple[bool, Any]:
+    if column in row:
+        return True, row[column]
+    first, dot, rest = column.partition(".")
+    below = row.get(first)
+    return _at(below, rest) if dot and isinstance(below, Mapping) else (False, None)
+
+
+def required(row: Row, where: str, name: str, known: Sequence[str], columns: Mapping[str, str]) -> tuple[str, Any]:
+    """As `optional`, for one that every row needs. Raises DataError where it has none."""
+    column, value = optional(row, where, name, known, columns)
+    if value is None:
+        names = " or ".join(f"`{each}`" for each in ((column,) if name in columns else known))
+        raise DataError(
+            f"{where}: has no {name}: {names} must hold something; its columns are {listed(row)}, "
+            "and `columns` in the card can name another."
+        )
+    return column, value
+
+
+def text_of(value: Any, where: str, column: str) -> str:
+    """A value that must be text and not blank. Raises DataError."""
+    if not isinstance(value, str):
+        raise DataError(f"{where}: `{column}` holds {kind_of(value)}, not text; write a string.")
+    if not value.strip():
+        raise DataError(f"{where}: `{column}` is empty; fill it or remove the row.")
+    if not is_text(value):
+        raise DataError(
+            f"{where}: `{column}` holds half of a surrogate pair, which is no text; mend or remove the row."
+        )
+    return value
+
+
+def is_text(string: str) -> bool:
+    """False for a string that UTF-8 cannot write: one with half of a surrogate pair."""
+    try:
+        string.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def kind_of(value: Any) -> str:
+    """What a JSON value is, in words."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true or false"
+        case int() | float():
+            return "a number"
+        case str():
+            return "a string"
+        case list():
+            return "a list"
+        case dict():
+            return "an object"
+        case _:
+            return f"a {type(value).__name__}"
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names for a message, the first ten of them."""
+    first = [name[:40].encode(errors="replace").decode() for name in names]
+    return ", ".join(f"`{name}`" for name in first[:10]) + (", …" if len(first) > 10 else "") or "none"
+
+
+def short(error: BaseException) -> str:
+    """The first line of an error's text, as part of our own sentence."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:200].rstrip(".") if lines else type(error).__name__

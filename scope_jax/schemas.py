@@ -1,0 +1,150 @@
+"""What the rows of each kind of data must hold, and under which names: the one place where rows are checked.
+
+A schema takes a row as a file has it and returns it as the games read it, or raises a DataError that names the place:
+
+    answers     {"answers": [..], "searches": n or None}      what proposers are asked about, the first one is told
+    questions   {"question": "…", "answers": [..]}            what a solver is asked, and every answer that is right
+    tasks       {"question": "…", "rubric": [{"criterion": "…", "weight": w, "priority": "…"}, ..]}
+    documents   {"id": "…", "title": "…", "text": "…"}        checked by retrieval.corpus
+
+The card may name the columns (`columns`); otherwise the names under which the data were published are recognised
+(docs/data.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from retrieval.corpus import DOCUMENT
+from retrieval.rows import DataError, Row, kind_of, optional, required, text_of
+
+Kind = Literal["answers", "questions", "tasks", "documents"]
+Columns = Mapping[str, str]  # field → column, as the card has it
+
+QUESTION = ("question", "problem", "query")
+ANSWERS = ("answers", "golden_answers", "answer", "ground_truth")
+ALIASES = ("aliases", "answer_aliases")
+SEARCHES = ("search_turns",)
+TASK = ("messages", "question", "problem", "query", "prompt")
+RUBRIC = ("rubric", "rubrics")
+LARGEST = 1e12  # no count or weight comes near
+
+FIELDS: Mapping[Kind, tuple[str, ...]] = {
+    "answers": ("answers", "aliases", "searches"),
+    "questions": ("question", "answers", "aliases"),
+    "tasks": ("question", "rubric"),
+    "documents": tuple(DOCUMENT),
+}
+
+
+def answers(row: Row, where: str, columns: Columns) -> Row:
+    """Known answers, and how many searches a question about them shall need (None: the row does not say)."""
+    column, searches = optional(row, where, "searches", SEARCHES, columns)
+    if searches is not None:
+        searches = _count(searches, where, column)
+    return {"answers": _golds(row, where, columns), "searches": searches}
+
+
+def questions(row: Row, where: str, columns: Columns) -> Row:
+    """A question and every answer that is right."""
+    column, question = required(row, where, "question", QUESTION, columns)
+    return {"question": text_of(question, where, column), "answers": _golds(row, where, columns)}
+
+
+def tasks(row: Row, where: str, columns: Columns) -> Row:
+    """A task and what its answer is graded by.
+
+    An item of a rubric is a criterion with a weight: `weight` or `points` (HealthBench), 1 without either; those
+    without a positive weight are left out, as w_k ≥ 0 (SCOPE Eq. (1)). An `explanation` follows its criterion; a
+    `dimension` multiplies the weight by its share in the row's `dimension_weight` (DeepResearch Bench). A conversation
+    in place of a question is written out with its roles.
+    """
+    column, task = required(row, where, "question", TASK, columns)
+    question = _conversation(task, where, column) if isinstance(task, list) else text_of(task, where, column)
+    column, items = required(row, where, "rubric", RUBRIC, columns)
+    if not isinstance(items, list):
+        raise DataError(f"{where}: `{column}` holds {kind_of(items)}, not a list of criteria; write a list.")
+    shares = row.get("dimension_weight") or {}  # a Parquet file writes null for what a row lacks
+    if not isinstance(shares, dict):
+        raise DataError(
+            f"{where}: `dimension_weight` holds {kind_of(shares)}, not an object; write one share a dimension."
+        )
+    rubric = [_criterion(item, where, f"{column}[{place}]", shares) for place, item in enumerate(items)]
+    rubric = [item for item in rubric if item["weight"] > 0]
+    if not rubric:
+        raise DataError(f"{where}: no criterion of `{column}` has a positive weight; mend or remove the row.")
+    return {"question": question, "rubric": rubric}
+
+
+SCHEMAS: Mapping[Kind, Callable[[Row, str, Columns], Row]] = {
+    "answers": answers,
+    "questions": questions,
+    "tasks": tasks,
+}
+
+
+# --------------------------------------------------------------------------------------------------------------- parts
+def _golds(row: Row, where: str, columns: Columns) -> list[str]:
+    """Every accepted answer once: a string is one answer, aliases follow."""
+    golds = _texts(*required(row, where, "answers", ANSWERS, columns), where)
+    column, aliases = optional(row, where, "aliases", ALIASES, columns)
+    return list(dict.fromkeys(golds if aliases is None else golds + _texts(column, aliases, where)))
+
+
+def _texts(column: str, value: Any, where: str) -> list[str]:
+    if isinstance(value, dict):
+        raise DataError(
+            f"{where}: `{column}` holds an object, not answers; name what is inside it in the card, "
+            f'such as "{column}.{next(iter(value), "value")}".'
+        )
+    if not isinstance(value, list):
+        return [text_of(value, where, column)]
+    return [text_of(item, where, f"{column}[{place}]") for place, item in enumerate(value)]
+
+
+def _number(value: Any, where: str, column: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise DataError(f"{where}: `{column}` holds {kind_of(value)}, not a number; write one.")
+    if not abs(value) < LARGEST:  # nor is this true of NaN, which a Parquet file may hold
+        raise DataError(f"{where}: `{column}` holds a number that is not finite or far too large; write another one.")
+    return value
+
+
+def _count(value: Any, where: str, column: str) -> int:
+    number = _number(value, where, column)
+    if number < 1 or number != int(number):  # a Parquet file writes 3.0 where other rows have null
+        raise DataError(f"{where}: `{column}` holds {value}, not a number of searches; write 1, 2, 3 or more.")
+    return int(number)
+
+
+def _conversation(messages: list[Any], where: str, column: str) -> str:
+    said = []
+    for place, message in enumerate(messages):
+        if not isinstance(message, dict) or "role" not in message or "content" not in message:
+            raise DataError(f"{where}: `{column}[{place}]` is no message; write an object with role and content.")
+        said.append(
+            f"{text_of(message['role'], where, f'{column}[{place}].role')}: "
+            f"{text_of(message['content'], where, f'{column}[{place}].content')}"
+        )
+    return "\n\n".join(said)
+
+
+def _criterion(item: Any, where: str, column: str, shares: Row) -> Row:
+    if not isinstance(item, dict):
+        raise DataError(
+            f"{where}: `{column}` holds {kind_of(item)}, not a criterion; write an object with `criterion`."
+        )
+    text = text_of(item.get("criterion"), where, f"{column}.criterion").strip()
+    if item.get("explanation"):
+        text += ": " + text_of(item["explanation"], where, f"{column}.explanation").strip()
+    name, weight = optional(item, where, "weight", ("weight", "points"), {})
+    weight = 1.0 if weight is None else _number(weight, where, f"{column}.{name}")
+    if item.get("dimension") is not None:
+        dimension = text_of(item["dimension"], where, f"{column}.dimension")
+        if shares.get(dimension) is not None:
+            weight *= _number(shares[dimension], where, f"dimension_weight.{dimension}")
+    priority = item.get("priority") or ""
+    if priority:
+        text_of(priority, where, f"{column}.priority")
+    return {"criterion": text, "weight": float(weight), "priority": priority}

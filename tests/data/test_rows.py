@@ -1,0 +1,128 @@
+"""Rows are the same whatever the format, and so is a subset of them; what is not drawn is not kept in memory."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retrieval.corpus import load_corpus
+from retrieval.rows import DataError
+from scope_jax import data
+from scope_jax.config import load_card
+from scope_jax.schemas import Kind
+from tests.data.files import every_format, hub, jsonl, source
+
+ROWS: dict[Kind, list[dict[str, Any]]] = {
+    "answers": [{"answer": f"a{n}", "aliases": ["é", f"b{n}"], "search_turns": n} for n in range(1, 41)],
+    "questions": [{"question": f"q{n}", "golden_answers": [f"a{n}"]} for n in range(40)],
+    "tasks": [{"question": f"q{n}", "rubric": [{"criterion": f"c{n}", "weight": 2}]} for n in range(40)],
+    "documents": [{"id": f"d{n}", "title": f"t{n}", "text": f"text {n}"} for n in range(40)],
+}
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_every_format_gives_the_same_rows_and_the_same_subset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind
+) -> None:
+    places = every_format(tmp_path, ROWS[kind], monkeypatch)
+    whole = {name: list(data.load(source(place, kind))) for name, place in places.items()}
+    assert [rows == whole["jsonl"] for rows in whole.values()] == [True] * 5
+    few = {name: list(data.load(source(place, kind, limit=7))) for name, place in places.items()}
+    assert [rows == few["jsonl"] for rows in few.values()] == [True] * 5
+    order = [whole["jsonl"].index(row) for row in few["jsonl"]]
+    assert len(order) == 7 and order == sorted(order) and order != list(range(7))
+
+
+def test_a_subset_is_random_named_by_its_seed_and_holds_every_smaller_one() -> None:
+    assert data.subset(range(40), 40, 0) == data.subset(range(40), 99, 0) == list(range(40))
+    drawn = [set(data.subset(range(40), limit, 5)) for limit in (1, 5, 20, 39)]
+    assert [len(chosen) for chosen in drawn] == [1, 5, 20, 39]
+    assert all(small < large for small, large in itertools.pairwise(drawn))
+    counts = Counter(place for seed in range(800) for place in data.subset(range(40), 10, seed))
+    assert all(abs(counts[place] - 200) < 5 * 12.3 for place in range(40))  # 12.3: deviation of 800 draws at 1/4
+
+
+def test_an_evaluation_subset_does_not_move_with_the_seed_of_the_run() -> None:
+    card, sets = Path("configs/ssp/atlas.toml"), []
+    for override in ("seed=0", "seed=1"):
+        cfg = load_card(card, [override])
+        (exam,) = cfg.evaluate.sets
+        few = exam.model_copy(update={"limit": 20})
+        sets.append(data.load(data.Source(exam.path, "questions", few)))
+    other = exam.model_copy(update={"limit": 20, "limit_seed": 1})
+    assert sets[0] == sets[1] != data.load(data.Source(exam.path, "questions", other))
+    assert len(sets[0]) == 20
+
+
+class Row:
+    """An item that counts how many of its kind are alive."""
+
+    alive = most = 0
+
+    def __init__(self) -> None:
+        Row.alive += 1
+        Row.most = max(Row.most, Row.alive)
+
+    def __del__(self) -> None:
+        Row.alive -= 1
+
+
+def test_only_the_subset_is_in_memory() -> None:
+    rows: Iterator[Row] = (Row() for _ in range(200_000))
+    assert len(data.subset(rows, 50, 0)) == 50
+    assert Row.most < 60  # those kept, and a few at hand
+
+
+def test_documents_are_read_when_they_are_asked_for(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "c.jsonl", *ROWS["documents"])
+    rows = data.load(source(path, "documents"))
+    assert isinstance(rows, data.Documents) and len(rows) == 40
+    assert rows[3] == ROWS["documents"][3] and rows[38:] == ROWS["documents"][38:]
+    seen = [row["id"] for row in data.items(rows, 0, 40, seed=1)]
+    assert sorted(seen) == sorted(row["id"] for row in ROWS["documents"]) != seen
+    with pytest.raises(IndexError):
+        rows[40]
+
+
+def test_documents_need_no_title_and_no_id(tmp_path: Path) -> None:
+    rows = data.load(source(jsonl(tmp_path / "c.jsonl", {"text": "a"}, {"contents": '"T"\nb', "id": 7}), "documents"))
+    assert list(rows) == [{"id": "0", "title": "", "text": "a"}, {"id": "7", "title": "T", "text": "b"}]
+
+
+def test_columns_of_documents(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "c.jsonl", {"docid": 3, "meta": {"name": "T"}, "body": "b", "text": "not this"})
+    columns = {"id": "docid", "title": "meta.name", "text": "body"}
+    assert list(data.load(source(path, "documents", columns=columns))) == [{"id": "3", "title": "T", "text": "b"}]
+    assert load_corpus(path, columns)[0].contents == "T\nb"
+
+
+def test_any_split_of_a_hub_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "someone/qa"
+    sets = {(name, None, "train"): "one", (name, None, "test"): "two", (name, "nq", "test"): "three"}
+    hub(monkeypatch, {key: [{"question": word, "answer": "a"}] for key, word in sets.items()})
+
+    def first(**card: Any) -> str:
+        return data.load(source(name, "questions", **card))[0]["question"]
+
+    assert [first(), first(split="test"), first(split="test", hub_config="nq")] == ["one", "two", "three"]
+    message = r"someone/qa is no file here, and the split 'dev' of its configuration 'nq' cannot be had from the hub"
+    with pytest.raises(DataError, match=message):
+        first(split="dev", hub_config="nq")
+
+
+def test_a_corpus_of_the_hub_is_read_anew_when_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for count in (1, 2):
+        hub(monkeypatch, {("someone/wiki", None, "test"): ROWS["documents"][:count]})
+        assert len(data.load(source("someone/wiki", "documents", split="test"))) == count
+
+
+def test_a_file_has_no_splits(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "a.jsonl", {"answer": "Rome"})
+    for card in ({"split": "test"}, {"hub_config": "nq"}):
+        with pytest.raises(DataError, match=r"a\.jsonl is a file, which has no splits"):
+            data.load(source(path, "answers", **card))
