@@ -6,16 +6,14 @@ POST {"queries": [..], "topk": k, "return_scores": true} → {"result": [[{"docu
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import httpx
-
 from retrieval.corpus import Document, split_contents
+from retrieval.exchange import BadAddress, Exchange, Response, Unanswered, shown, whole
 from retrieval.search import Hit
 
-LONGEST_DELAY = 30.0  # seconds between two tries
+QUERIES = 128  # of one request
 
 
 class SearchServerError(ConnectionError):
@@ -25,70 +23,70 @@ class SearchServerError(ConnectionError):
 class RemoteRetriever:
     """A Retriever over HTTP; safe to call from several threads.
 
-    url: the whole address, path included. timeout: seconds of one try. retries: tries after the first, after a lost
-    connection, a timeout, or a status of 5xx, 408 or 429. first_delay: seconds before the first of them; it doubles.
+    url: the whole address, path included. timeout: seconds of one try, in all. retries: tries after the first, after a
+    lost connection, a timeout, or a status of 5xx, 408 or 429. first_delay: seconds before the first of them; it
+    doubles. tell: is given a sentence every few seconds while the server is away.
     """
 
-    def __init__(self, url: str, *, timeout: float, retries: int, first_delay: float) -> None:
-        self._url = url
-        self._retries = retries
-        self._first_delay = first_delay
-        self._http = httpx.Client(timeout=timeout)
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout: float,
+        retries: int,
+        first_delay: float,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
+        self._who = f"The search server at {shown(url)}"
+        self._exchange = Exchange(
+            url, name="the search server", timeout=timeout, retries=retries, first_delay=first_delay, tell=tell
+        )
 
     def __call__(self, queries: Sequence[str], top_k: int) -> list[tuple[Hit, ...]]:
         """At most `top_k` hits of each query; raises SearchServerError when there is no answer after all tries."""
-        if not queries:
-            return []
-        reply = self._post({"queries": list(queries), "topk": top_k, "return_scores": True})
+        bodies = [
+            {"queries": list(queries[first : first + QUERIES]), "topk": top_k, "return_scores": True}
+            for first in range(0, len(queries), QUERIES)
+        ]
         try:
-            lists = reply["result"]
-            if len(lists) != len(queries):
-                raise ValueError(f"{len(lists)} results for {len(queries)} queries")
-            return [tuple(_hit(entry) for entry in entries[:top_k]) for entries in lists]
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise SearchServerError(
-                f"The search server at {self._url} does not speak the Search-R1 protocol ({error!r}); check the URL."
-            ) from error
+            replies = self._exchange.post(bodies, self._parsed)
+        except BadAddress as error:
+            raise SearchServerError(f"{self._who} cannot be asked, its URL is no http address ({error}).") from error
+        except Unanswered as error:
+            raise SearchServerError(f"{self._who} {error}; start it, or correct the URL.") from error
+        return [
+            hits
+            for body, reply in zip(bodies, replies, strict=True)
+            for hits in self._hits(reply, len(body["queries"]), top_k)
+        ]
 
     def close(self) -> None:
-        self._http.close()
+        """Closes the connections."""
+        self._exchange.close()
 
-    def _post(self, body: dict[str, Any]) -> Any:
-        trouble = ""
-        for attempt in range(self._retries + 1):
-            if attempt:
-                time.sleep(min(self._first_delay * 2 ** (attempt - 1), LONGEST_DELAY))
-            try:
-                response = self._http.post(self._url, json=body)
-            except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
-                raise SearchServerError(f"The search URL {self._url!r} is no http address ({error}).") from error
-            except httpx.HTTPError as error:
-                trouble = str(error) or type(error).__name__
-                continue
-            if response.status_code >= 500 or response.status_code in (408, 429):
-                trouble = f"HTTP {response.status_code}"
-                continue
-            return self._parsed(response)
-        raise SearchServerError(
-            f"The search server at {self._url} did not answer after {self._retries + 1} tries ({trouble}); "
-            "start it, or correct the URL."
-        )
-
-    def _parsed(self, response: httpx.Response) -> Any:
-        if response.status_code != 200:
+    def _parsed(self, response: Response) -> Any:
+        if response.status != 200:
             raise SearchServerError(
-                f"The search server at {self._url} refused a request with HTTP {response.status_code}: "
-                f"{response.text[:200]!r}."
+                f"{self._who} refused a request with HTTP {response.status}: {response.beginning()}."
             )
         try:
             return response.json()
         except ValueError as error:
+            raise SearchServerError(f"{self._who} answered with something that is not JSON; check the URL.") from error
+
+    def _hits(self, reply: Any, queries: int, top_k: int) -> list[tuple[Hit, ...]]:
+        try:
+            lists = reply["result"]
+            if len(lists) != queries:
+                raise ValueError(f"{len(lists)} results for {queries} queries")
+            return [tuple(_hit(entry) for entry in entries[:top_k]) for entries in lists]
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SearchServerError(
-                f"The search server at {self._url} answered with something that is not JSON; check the URL."
+                f"{self._who} does not speak the Search-R1 protocol ({error!r}); check the URL."
             ) from error
 
 
 def _hit(entry: dict[str, Any]) -> Hit:
     document = entry["document"]
-    title, text = split_contents(document["contents"])
-    return Hit(Document(str(document.get("id", "")), title, text), float(entry["score"]))
+    title, text = split_contents(whole(document["contents"]))
+    return Hit(Document(whole(str(document.get("id", ""))), title, text), float(entry["score"]))

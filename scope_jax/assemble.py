@@ -6,7 +6,7 @@ A `World` is what a game is played with, whether it trains or is evaluated; a `T
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -43,10 +43,11 @@ from scope_jax.residence import (
 from scope_jax.state import TrainState
 from scope_jax.systems import SYSTEMS
 from scope_jax.turns import Joiner, Respond
-from scope_jax.types import Memory, Prompt, System
+from scope_jax.types import Memory, Prompt, Reply, System
 from sharding.mesh import MeshConfig, make_mesh
 from sharding.rules import TRAIN
 
+Tell = Callable[[str], None]
 FIRST_DELAY = 0.5  # seconds before a search server is asked again
 CACHED_QUERIES = 100_000
 CUT = "...(truncated)"
@@ -183,16 +184,17 @@ class StepTools:
         by: str = "judge",
         temperature: float | None = None,
         max_tokens: int | None = None,
-    ) -> list[str]:
+    ) -> list[Reply]:
         if by not in self.world.judges:
             raise JudgeError(f"the game asks {by!r} but the card has no table with its endpoint; add one.")
         return self.world.judges[by](messages, temperature=temperature, max_tokens=max_tokens)
 
 
-def assemble(cfg: Config, run: Path, part: Part | None = None) -> Trainer:
+def assemble(cfg: Config, run: Path, part: Part | None = None, tell: Tell | None = None) -> Trainer:
     """Builds the Trainer of a card; an index that the card does not place is made in the run folder.
 
-    part(name, done, total) is told how far the index is where it must be built.
+    part(name, done, total) is told how far the index is where it must be built; tell(sentence), every few seconds, that
+    a judge or search server is away.
 
     Raises ValueError, FileNotFoundError or ConnectionError subclasses with one sentence for whatever the card names and
     is missing or broken.
@@ -205,12 +207,17 @@ def assemble(cfg: Config, run: Path, part: Part | None = None) -> Trainer:
     system = SYSTEMS[cfg.system]
     datasets.disable_progress_bars()  # a run shows its own progress
     rows = data.load(system.source(cfg))
-    world = assemble_world(cfg, run, cfg.model.checkpoint, system.judges(cfg), part)
+    world = assemble_world(cfg, run, cfg.model.checkpoint, system.judges(cfg), part, tell)
     return Trainer(world, assemble_learner(cfg, world.model), rows)
 
 
 def assemble_world(
-    cfg: Config, run: Path, checkpoint: str, judges: Mapping[str, JudgeSection], part: Part | None = None
+    cfg: Config,
+    run: Path,
+    checkpoint: str,
+    judges: Mapping[str, JudgeSection],
+    part: Part | None = None,
+    tell: Tell | None = None,
 ) -> World:
     """Builds what a game is played with; what is quickly found missing or broken is looked at first.
 
@@ -229,7 +236,7 @@ def assemble_world(
             f"{model.vocab_size} rows in its table; give the tokenizer that belongs to it."
         )
     joiner = _joiner(cfg, system, tokenizer)
-    clients = {name: JudgeClient(card) for name, card in judges.items()}
+    clients = {name: JudgeClient(card, tell) for name, card in judges.items()}
     for judge in clients.values():
         judge.probe()
     mesh = card_mesh(cfg)
@@ -241,7 +248,7 @@ def assemble_world(
         tokenizer=tokenizer,
         voices=Voices(_engine(cfg, model, tokenizer, mesh)),
         joiner=joiner,
-        search=_search_tool(cfg, tokenizer, run, mesh, part),
+        search=_search_tool(cfg, tokenizer, run, mesh, part, tell),
         judges=clients,
         exams=exams,
     )
@@ -264,10 +271,14 @@ def assemble_learner(cfg: Config, model: ModelConfig) -> Learner:
     )
 
 
-def _search_tool(cfg: Config, tokenizer: Tokenizer, run: Path, mesh: Mesh, part: Part | None) -> SearchTool:
+def _search_tool(
+    cfg: Config, tokenizer: Tokenizer, run: Path, mesh: Mesh, part: Part | None, tell: Tell | None
+) -> SearchTool:
     card = cfg.retrieval
     if card.url is not None:
-        retrieve = RemoteRetriever(card.url, timeout=card.timeout, retries=card.retries, first_delay=FIRST_DELAY)
+        retrieve = RemoteRetriever(
+            card.url, timeout=card.timeout, retries=card.retries, first_delay=FIRST_DELAY, tell=tell
+        )
     else:
         retrieve = open_or_build_index(cfg, run, mesh if mesh.size > 1 else None, part)
 

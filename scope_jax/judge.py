@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 
-import httpx
-
+from retrieval.exchange import BadAddress, Exchange, Response, Trouble, Unanswered, shown, whole
 from scope_jax import rewards, templates
 from scope_jax.config import JudgeSection
 from scope_jax.parsing import neutralise, spoken
+from scope_jax.types import Judgement, Reply
 
-_LONGEST_DELAY = 30.0  # seconds between two tries
-_DEAF_AFTER = 8  # so many replies in one call, and not one verdict: the endpoint is no judge
+DEAF_AFTER = 8  # so many replies in one call, and not one verdict: the endpoint is no judge
+ONES_OWN = (400, 413, 422)  # statuses that blame a request, as too long or about something the endpoint will not touch
+PROBE = 10.0  # seconds
 _WORD = re.compile(r"[a-z']+")
 
 
@@ -29,88 +27,108 @@ class JudgeError(ValueError):
     """The judge cannot be used: the message is one sentence with the URL and what to do."""
 
 
-Ask = Callable[[Sequence[str]], list[str]]  # replies of the judge model to single user messages
+Ask = Callable[[Sequence[str]], list[Reply]]  # replies of the judge model to single user messages
 
 
 class JudgeClient:
-    """Chat completions of single user messages, several at a time, each with retries and growing delay."""
+    """Chat completions of single user messages, several at a time, each with retries and growing delay.
 
-    def __init__(self, card: JudgeSection) -> None:
+    tell: is given a sentence every few seconds while the endpoint is away, and one about the first refused request.
+    """
+
+    def __init__(self, card: JudgeSection, tell: Callable[[str], None] | None = None) -> None:
         headers = {}
+        self._who = f"the judge at {shown(card.url)}"
         if card.api_key_env is not None:
             key = os.environ.get(card.api_key_env)
             if not key:
                 raise JudgeError(
-                    f"the judge at {card.url} wants a key from the environment variable {card.api_key_env}, "
+                    f"{self._who} wants a key from the environment variable {card.api_key_env}, "
                     "which is not set; export it or remove api_key_env from the card."
                 )
             headers["Authorization"] = f"Bearer {key}"
         self._card = card
-        self._http = httpx.Client(headers=headers, timeout=card.timeout)
-        self._url = card.url.rstrip("/") + "/chat/completions"
+        self._tell = tell
+        self._understood = False  # whether any request was answered yet
+        self._refused = 0
+        self._exchange = Exchange(
+            card.url.rstrip("/") + "/chat/completions",
+            name="the judge",
+            timeout=card.timeout,
+            retries=card.retries,
+            first_delay=card.retry_delay,
+            headers=headers,
+            tell=tell,
+        )
 
     def __call__(
         self, messages: Sequence[str], *, temperature: float | None = None, max_tokens: int | None = None
-    ) -> list[str]:
+    ) -> list[Reply]:
         """The model's reply to each message, in order; raises `JudgeError` when one gets none within the retries.
 
-        None: the card's own temperature and max_tokens.
+        None: the card's own temperature and max_tokens. A request that the endpoint refuses for itself, with HTTP 400,
+        413 or 422, has an empty reply that says so; when nothing but such replies comes, the run ends.
         """
         sampling = {
             "temperature": self._card.temperature if temperature is None else temperature,
-            "max_tokens": self._card.max_tokens if max_tokens is None else max_tokens,
+            self._card.max_tokens_field: self._card.max_tokens if max_tokens is None else max_tokens,
         }
-        if not messages:
-            return []
-        pool = ThreadPoolExecutor(min(self._card.concurrency, len(messages)))
+        bodies = [
+            {"model": self._card.model, "messages": [{"role": "user", "content": message}]}
+            | sampling
+            | self._card.extra_body
+            for message in messages
+        ]
         try:
-            return list(pool.map(partial(self._ask, sampling=sampling), messages))
-        finally:  # after a failure the requests that wait are dropped, or each would spend its retries first
-            pool.shutdown(cancel_futures=True)
+            replies = self._exchange.post(bodies, self._read, self._card.concurrency)
+        except BadAddress as error:
+            raise JudgeError(f"{self._who} has no http address ({error}); correct its url in the card.") from None
+        except Unanswered as error:
+            raise JudgeError(f"{self._who} {error}; start the endpoint, or correct its url in the card.") from None
+        self._count(replies)
+        return replies
 
     def close(self) -> None:
-        self._http.close()
+        """Closes the connections."""
+        self._exchange.close()
 
     def probe(self) -> None:
         """Returns if anything answers at the URL, so that a run with a dead judge ends before its first episode."""
         try:
-            self._http.get(self._card.url.rstrip("/") + "/models")
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            self._exchange.get(self._card.url.rstrip("/") + "/models", PROBE)
+        except (BadAddress, Unanswered) as error:
             raise JudgeError(
-                f"the judge at {self._card.url} cannot be reached ({error}); start the endpoint, or correct its url in "
-                "the card."
+                f"{self._who} cannot be reached ({error}); start the endpoint, or correct its url in the card."
             ) from None
 
-    def _ask(self, message: str, sampling: dict[str, float | int]) -> str:
-        body = {"model": self._card.model, "messages": [{"role": "user", "content": message}], **sampling}
-        trouble = ""
-        for attempt in range(self._card.retries + 1):
-            if attempt:
-                time.sleep(min(self._card.retry_delay * 2 ** (attempt - 1), _LONGEST_DELAY))
-            try:
-                response = self._http.post(self._url, json=body)
-            except (httpx.HTTPError, httpx.InvalidURL) as error:
-                trouble = str(error) or type(error).__name__
-                continue
-            if response.status_code >= 500 or response.status_code in (408, 429):
-                trouble = f"HTTP {response.status_code}"
-                continue
-            if response.status_code != 200:
-                raise JudgeError(
-                    f"the judge at {self._card.url} refused a request with HTTP {response.status_code}: "
-                    f"{response.text[:200]!r}; check its model in the card ({self._card.model}) and the key."
-                )
-            reply = _content(response)
-            if reply is not None:
-                return reply
-            trouble = f"a reply that is no chat completion: {response.text[:120]!r}"
-        raise JudgeError(
-            f"the judge at {self._card.url} did not answer after {self._card.retries + 1} tries ({trouble}); "
-            "start the endpoint, or correct its url in the card."
-        )
+    def _read(self, response: Response) -> Reply:
+        if response.status in ONES_OWN:
+            return Reply("", refused=f"HTTP {response.status}: {response.beginning()}")
+        if response.status != 200:
+            raise JudgeError(
+                f"{self._who} refused a request with HTTP {response.status}: {response.beginning()}; "
+                f"check its model in the card ({self._card.model}), its url and the key."
+            )
+        content = _content(response)
+        if content is None:
+            raise Trouble(f"a reply that is no chat completion: {response.beginning(120)}")
+        return Reply(content)
+
+    def _count(self, replies: Sequence[Reply]) -> None:
+        """Tells of the first refusal; raises `JudgeError` once there were many and never a reply."""
+        refusals = [reply.refused for reply in replies if reply.refused]
+        self._understood = self._understood or len(refusals) < len(replies)
+        if refusals and not self._refused and self._tell is not None:
+            self._tell(f"{self._who} refused a request with {refusals[0]}; it counts as a reply without a verdict.")
+        self._refused += len(refusals)
+        if self._refused >= DEAF_AFTER and not self._understood:
+            raise JudgeError(
+                f"{self._who} refused all of {self._refused} requests, the last with {refusals[-1]}; "
+                "check its model, extra_body and max_tokens_field in the card."
+            )
 
 
-def _content(response: httpx.Response) -> str | None:
+def _content(response: Response) -> str | None:
     """The text of a chat completion, None if it is none. A model that spent all its tokens on a thought says nothing:
     its content is null, and that is a reply without a verdict, not an endpoint in trouble."""
     try:
@@ -119,7 +137,7 @@ def _content(response: httpx.Response) -> str | None:
         return None
     if content is None:
         return ""
-    return content if isinstance(content, str) else None
+    return whole(content) if isinstance(content, str) else None
 
 
 def verdict(reply: str) -> bool | None:
@@ -145,11 +163,16 @@ class Case:
 
 @dataclass(frozen=True)
 class Grades:
-    """`correct` for each case in order; how many were put to the judge and how many of those got no verdict."""
+    """`correct` for each case in order, with what the judge was asked about it; and counts of different questions.
+
+    judged: put to the judge; unparsed: without a verdict from it; refused: of these, not taken by its endpoint.
+    """
 
     correct: list[bool]
-    judged: int
-    unparsed: int
+    judgements: list[tuple[Judgement, ...]]
+    judged: int = 0
+    unparsed: int = 0
+    refused: int = 0
 
 
 def grade(grader: str, prompts: str, ask: Ask, cases: Sequence[Case]) -> Grades:
@@ -163,17 +186,22 @@ def grade(grader: str, prompts: str, ask: Ask, cases: Sequence[Case]) -> Grades:
         for case in cases
     ]
     if grader == "exact-match":
-        return Grades(correct, 0, 0)
+        return Grades(correct, [()] * len(cases))
     template = templates.load(
         prompts, "judge", known=("question", "prediction", "ground_truth"), required=("prediction", "ground_truth")
     )
     open_cases = list(
         dict.fromkeys(case for case, right in zip(cases, correct, strict=True) if case.prediction and not right)
     )
-    verdicts = dict(zip(open_cases, _verdicts(ask, [_message(template, case) for case in open_cases]), strict=True))
-    unparsed = sum(value is None for value in verdicts.values())
-    settled = [right or bool(verdicts.get(case)) for case, right in zip(cases, correct, strict=True)]
-    return Grades(settled, len(open_cases), unparsed)
+    asked = dict(zip(open_cases, _judged(ask, [_message(template, case) for case in open_cases]), strict=True))
+    given = [asked.get(case) for case in cases]
+    return Grades(
+        correct=[right or (one is not None and one.read is True) for one, right in zip(given, correct, strict=True)],
+        judgements=[() if one is None else (one,) for one in given],
+        judged=len(asked),
+        unparsed=sum(one.read is None for one in asked.values()),
+        refused=sum(bool(one.replies[-1].refused) for one in asked.values()),
+    )
 
 
 def _message(template: str, case: Case) -> str:
@@ -184,17 +212,21 @@ def _message(template: str, case: Case) -> str:
     )
 
 
-def _verdicts(ask: Ask, messages: Sequence[str]) -> list[bool | None]:
-    """Verdict of each message; those without one are asked once more."""
-    replies = ask(messages) if messages else []
-    found = [verdict(reply) for reply in replies]
-    again = [index for index, value in enumerate(found) if value is None]
+def _judged(ask: Ask, messages: Sequence[str]) -> list[Judgement]:
+    """What was replied to each message; one whose reply is no verdict is asked once more, unless it was refused."""
+    if not messages:
+        return []
+    replies: list[tuple[Reply, ...]] = [(reply,) for reply in ask(messages)]
+    again = [place for place, (one,) in enumerate(replies) if verdict(one.text) is None and not one.refused]
     if again:
-        for index, reply in zip(again, ask([messages[index] for index in again]), strict=True):
-            found[index] = verdict(reply)
-    if len(found) >= _DEAF_AFTER and all(value is None for value in found):
+        for place, reply in zip(again, ask([messages[place] for place in again]), strict=True):
+            replies[place] = (*replies[place], reply)
+    found = [Judgement("grader", "", tuple(given), verdict(given[-1].text)) for given in replies]
+    if len(found) >= DEAF_AFTER and all(one.read is None for one in found):
+        last = replies[-1][0]
         raise JudgeError(
-            f"none of {len(found)} replies of the judge says Correct or Wrong, the last was {replies[-1][:120]!r}; "
-            "use a judge model that follows judge.txt, or raise judge.max_tokens."
+            f"none of {len(found)} replies of the judge says Correct or Wrong, the last was "
+            f"{last.refused or repr(last.text[:120])}; use a judge model that follows judge.txt, "
+            "or raise judge.max_tokens."
         )
     return found

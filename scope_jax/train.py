@@ -34,7 +34,7 @@ def train(cfg: Config, run: Path, progress: Progress) -> dict[str, Any]:
     began = time.monotonic()
     log = RunLog(run, cfg)
     progress.say(f"reading {cfg.model.checkpoint} and the search index")
-    trainer = assemble(cfg, run, progress.part)
+    trainer = assemble(cfg, run, progress.part, progress.say)
     world = trainer.world
     checkpoints = Checkpoints(run / "checkpoints", cfg)
 

@@ -51,6 +51,27 @@ class Datum:
 
 
 @dataclass(frozen=True)
+class Reply:
+    """What a judge said to one message; refused: why an endpoint did not take it, and the text is empty then."""
+
+    text: str
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One question to a judge about an episode: all that was replied, and what was read from it.
+
+    job: such as "grader"; about: the gate or criterion it was about; replies: two where the first could not be read.
+    """
+
+    job: str
+    about: str
+    replies: tuple[Reply, ...]
+    read: bool | int | str | None  # a verdict, the number of criteria, an answer; None: nothing
+
+
+@dataclass(frozen=True)
 class Episode:
     """What one role did with one prompt: rows to train on, and text for people.
 
@@ -70,6 +91,7 @@ class Episode:
     trained: bool = True  # False: written to episodes.jsonl, not learned from
     padding: bool = False
     text: Mapping[str, Any] = field(default_factory=dict)  # prompt, turns, question, answer … for people
+    judgements: tuple[Judgement, ...] = ()
 
     def with_advantage(self, advantage: float) -> Episode:
         return replace(self, advantage=advantage)
@@ -144,7 +166,7 @@ class Tools(Protocol):
         by: str = "judge",
         temperature: float | None = None,
         max_tokens: int | None = None,
-    ) -> list[str]:
+    ) -> list[Reply]:
         """Replies of an outside model to single user messages, in order.
 
         by: which of the system's `judges`. None: what the judge's table in the card says.

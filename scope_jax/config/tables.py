@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import json
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, model_validator
 
 from scope_jax import dialects
 from scope_jax.config.base import CardPath, Section
@@ -233,12 +234,25 @@ class TrainSection(Section):
     offload: bool = False  # policies lie in host memory while they are not trained
 
 
+OWN_FIELDS = ("model", "messages", "temperature", "max_tokens", "max_completion_tokens", "stream", "n")
+
+
+def _beside_ours(fields: dict[str, Any]) -> dict[str, Any]:
+    if own := sorted(set(fields) & set(OWN_FIELDS)):
+        raise ValueError(f"the fields {', '.join(own)} of a request come from keys of their own or not at all")
+    json.dumps(fields, allow_nan=False)  # a ValueError for what JSON does not have
+    return fields
+
+
 class EndpointSection(Section):
     """A chat model behind an OpenAI-compatible endpoint."""
 
     url: str
     model: str
     api_key_env: str | None = None
+    # what else a request says, e.g. { reasoning_effort = "low" }
+    extra_body: Annotated[dict[str, JsonValue], AfterValidator(_beside_ours)] = {}
+    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"  # OpenAI's o-series: the latter
     timeout: float = 600.0  # seconds for one reply, which may be as long as max_tokens
     retries: int = 8  # with the delays below the endpoint may be gone for two minutes
     retry_delay: float = 1.0  # seconds before the first retry; doubled each time, at most 30

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from retrieval import exchange
 from scope_jax import judge
 from scope_jax.config import EndpointSection, JudgeSection, SSPSection
+from scope_jax.types import Reply
 from tests.judge.endpoint import Answer, chat, endpoint
 
 PROMPTS = SSPSection().prompts
@@ -21,15 +23,33 @@ def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
 
 
-def client(url: str, **changes: Any) -> judge.JudgeClient:
-    return judge.JudgeClient(JudgeSection(**{"url": url, "model": "m", "retry_delay": 0.01, "timeout": 5.0} | changes))
+def client(url: str, tell: Callable[[str], None] | None = None, **changes: Any) -> judge.JudgeClient:
+    table = {"url": url, "model": "m", "retry_delay": 0.01, "timeout": 5.0} | changes
+    return judge.JudgeClient(JudgeSection(**table), tell)
+
+
+def texts(replies: Sequence[Reply]) -> list[str]:
+    return [reply.text for reply in replies]
+
+
+def noted(waits: list[float]) -> Callable[[float], Coroutine[Any, Any, None]]:
+    """A pause that takes no time and writes down how long it would have been."""
+
+    async def pause(seconds: float) -> None:
+        waits.append(seconds)
+
+    return pause
+
+
+def counts(grades: judge.Grades) -> tuple[list[bool], int, int]:
+    return grades.correct, grades.judged, grades.unparsed
 
 
 def test_replies_come_in_the_order_of_the_messages():
     with endpoint(lambda number, body: chat("re: " + body["messages"][0]["content"])) as (url, seen):
         ask = client(url, temperature=0.3, max_tokens=7, concurrency=3)
         messages = [f"message {index}" for index in range(10)]
-        assert ask(messages) == [f"re: {message}" for message in messages]
+        assert texts(ask(messages)) == [f"re: {message}" for message in messages]
         ask.close()
     assert {request["path"] for request in seen} == {"/v1/chat/completions"}
     assert {(r["model"], r["temperature"], r["max_tokens"], r["key"]) for r in seen} == {("m", 0.3, 7, None)}
@@ -42,24 +62,24 @@ def test_nothing_is_sent_for_no_message():
 @pytest.mark.parametrize("trouble", [(503, "busy"), (429, "slow down"), (200, "<html>"), (200, {"choices": []})])
 def test_passing_trouble_is_tried_again(trouble: Answer):
     with endpoint(lambda number, body: trouble if number < 2 else chat("Correct")) as (url, seen):
-        assert client(url, retries=2)(["q"]) == ["Correct"]
+        assert texts(client(url, retries=2)(["q"])) == ["Correct"]
     assert len(seen) == 3
 
 
 def test_a_reply_without_words_is_a_reply():
     spent = 200, {"choices": [{"message": {"role": "assistant", "content": None}, "finish_reason": "length"}]}
     with endpoint(lambda number, body: spent) as (url, seen):
-        assert client(url, retries=2)(["q"]) == [""] and judge.verdict("") is None
+        assert client(url, retries=2)(["q"]) == [Reply("")] and judge.verdict("") is None
     assert len(seen) == 1
 
 
 @pytest.mark.parametrize("section", [EndpointSection, JudgeSection])
 def test_a_card_without_a_word_about_it_waits_for_a_minute(section, monkeypatch: pytest.MonkeyPatch):
     waited: list[float] = []
-    monkeypatch.setattr(judge.time, "sleep", waited.append)
+    monkeypatch.setattr(exchange, "pause", noted(waited))
     with endpoint(lambda number, body: (503, "") if sum(waited) < 60 else chat("Correct")) as (url, _):
         table = section(url=url, model="m").model_dump()
-        assert judge.JudgeClient(JudgeSection(**table))(["q"]) == ["Correct"]
+        assert texts(judge.JudgeClient(JudgeSection(**table))(["q"])) == ["Correct"]
     assert waited == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0]
 
 
@@ -82,7 +102,7 @@ def test_a_dead_endpoint_fails_fast_for_many_messages():
 
 def test_an_endpoint_without_a_word_about_retries_may_be_gone_for_two_minutes(monkeypatch: pytest.MonkeyPatch):
     slept: list[float] = []
-    monkeypatch.setattr(judge.time, "sleep", slept.append)
+    monkeypatch.setattr(exchange, "pause", noted(slept))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         with pytest.raises(judge.JudgeError, match="after 9 tries"):
@@ -105,7 +125,7 @@ def test_a_refused_request_is_not_tried_again():
         with pytest.raises(judge.JudgeError, match=r"HTTP 404: 'no model m'; check its model in the card \(m\)"):
             client(url)(["q"])
         assert len(seen) == 1
-    with pytest.raises(judge.JudgeError, match="did not answer"):
+    with pytest.raises(judge.JudgeError, match="has no http address"):
         client("not a url", retries=0)(["q"])
 
 
@@ -114,7 +134,7 @@ def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch):
         client("http://127.0.0.1:9/v1", api_key_env="JUDGE_KEY")
     monkeypatch.setenv("JUDGE_KEY", "secret")
     with endpoint(lambda number, body: chat("Wrong")) as (url, seen):
-        assert client(url, api_key_env="JUDGE_KEY")(["q"]) == ["Wrong"]
+        assert texts(client(url, api_key_env="JUDGE_KEY")(["q"])) == ["Wrong"]
     assert seen[0]["key"] == "Bearer secret"
 
 
@@ -148,9 +168,9 @@ class Desk:
     reply: Callable[[str], str]
     messages: list[str] = field(default_factory=list)
 
-    def __call__(self, messages: Sequence[str]) -> list[str]:
+    def __call__(self, messages: Sequence[str]) -> list[Reply]:
         self.messages += messages
-        return [self.reply(message) for message in messages]
+        return [Reply(self.reply(message)) for message in messages]
 
 
 CASES = [
@@ -167,14 +187,14 @@ def by_paris(message: str) -> str:
 
 def test_exact_match_asks_nobody():
     desk = Desk(by_paris)
-    assert judge.grade("exact-match", PROMPTS, desk, CASES) == judge.Grades([True, False, False, False], 0, 0)
+    assert counts(judge.grade("exact-match", PROMPTS, desk, CASES)) == ([True, False, False, False], 0, 0)
     assert desk.messages == []
 
 
 def test_the_judge_sees_what_did_not_match():
     desk = Desk(by_paris)
     grades = judge.grade("exact-match-then-judge", PROMPTS, desk, CASES)
-    assert grades == judge.Grades([True, True, False, False], 2, 0)
+    assert counts(grades) == ([True, True, False, False], 2, 0)
     assert len(desk.messages) == 2
     assert "Reference answer: Paris / Lutetia" in desk.messages[0]
     assert "Answer of the model: {question} Milan [|im_end|]" in desk.messages[1]
@@ -182,18 +202,16 @@ def test_the_judge_sees_what_did_not_match():
 
 def test_the_judge_alone_sees_every_prediction_once():
     desk = Desk(by_paris)
-    assert judge.grade("judge", PROMPTS, desk, [*CASES, CASES[0]]) == judge.Grades(
-        [True, True, False, False, True], 3, 0
-    )
+    assert counts(judge.grade("judge", PROMPTS, desk, [*CASES, CASES[0]])) == ([True, True, False, False, True], 3, 0)
     assert len(desk.messages) == 3
 
 
 def test_a_reply_without_verdict_is_asked_for_once_more_then_counted():
     replies = iter(["Hm", "Wrong", "Correct"])
     desk = Desk(lambda message: next(replies))
-    assert judge.grade("judge", PROMPTS, desk, CASES[:2]) == judge.Grades([True, False], 2, 0)
+    assert counts(judge.grade("judge", PROMPTS, desk, CASES[:2])) == ([True, False], 2, 0)
     desk = Desk(lambda message: "Hm" if "Italy" in message else "Correct")
-    assert judge.grade("judge", PROMPTS, desk, CASES) == judge.Grades([True, True, False, False], 3, 1)
+    assert counts(judge.grade("judge", PROMPTS, desk, CASES)) == ([True, True, False, False], 3, 1)
     assert len(desk.messages) == 4
 
 
@@ -202,7 +220,7 @@ def test_a_judge_that_never_gives_a_verdict_stops_the_run():
     desk = Desk(lambda message: "I cannot say")
     with pytest.raises(judge.JudgeError, match="none of 8 replies"):
         judge.grade("judge", PROMPTS, desk, cases)
-    assert judge.grade("judge", PROMPTS, desk, cases[:7]) == judge.Grades([False] * 7, 7, 7)
+    assert counts(judge.grade("judge", PROMPTS, desk, cases[:7])) == ([False] * 7, 7, 7)
 
 
 def test_the_judge_prompt_must_be_there(tmp_path: Path):

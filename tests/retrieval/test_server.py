@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import httpx
 import pytest
 
-from retrieval import client
+from retrieval import exchange
 from retrieval.client import RemoteRetriever, SearchServerError
 from retrieval.corpus import Document
 from retrieval.search import Hit, SearchTool
@@ -109,7 +109,11 @@ GOOD = json.dumps({"result": [[{"document": {"contents": '"T"\nx'}, "score": 0.5
 
 def test_a_stumbling_server_is_asked_again(answering: Callable, monkeypatch: pytest.MonkeyPatch):
     pauses: list[float] = []
-    monkeypatch.setattr(client.time, "sleep", pauses.append)
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr(exchange, "pause", pause)
     url, requests = answering(lambda n: (503, b"busy") if n < 4 else (200, GOOD))
     remote = RemoteRetriever(url, timeout=10, retries=3, first_delay=0.5)
     assert remote(["q"], 1) == [(Hit(Document("", "T", "x"), 0.5),)]

@@ -16,7 +16,7 @@ from scope_jax import dialects, parsing
 from scope_jax.config import Config, parse_config
 from scope_jax.messages import Messages
 from scope_jax.turns import Joiner, Mode, Respond
-from scope_jax.types import Prompt
+from scope_jax.types import Prompt, Reply
 
 CALLS = "Calls stand in <tool_call> or <function_calls>."
 EOS = 3  # no printable character
@@ -172,10 +172,10 @@ class ScriptedTools:
         by: str = "judge",
         temperature: float | None = None,
         max_tokens: int | None = None,
-    ) -> list[str]:
+    ) -> list[Reply]:
         assert by == "judge"
         self.judged += messages
-        return [self.judge_reply(message) for message in messages]
+        return [Reply(self.judge_reply(message)) for message in messages]
 
 
 def doc(number: int, title: str, text: str) -> str:

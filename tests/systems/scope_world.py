@@ -11,7 +11,7 @@ from rollouts.types import Completion
 from scope_jax import dialects
 from scope_jax.config import Config, parse_config
 from scope_jax.turns import Mode
-from scope_jax.types import Prompt
+from scope_jax.types import Prompt, Reply
 from tests.systems.harness import Moment, ScriptedTools, result
 
 DOCUMENTS: list[dict[str, Any]] = [
@@ -121,9 +121,9 @@ class World(ScriptedTools):
         by: str = "judge",
         temperature: float | None = None,
         max_tokens: int | None = None,
-    ) -> list[str]:
+    ) -> list[Reply]:
         self.endpoints += [(by, message, temperature, max_tokens) for message in messages]
-        return [self.judge_reply(message) for message in messages]
+        return [Reply(self.judge_reply(message)) for message in messages]
 
 
 def world(plan: Plan | None = None, way: str = "raw", **changes: Any) -> World:

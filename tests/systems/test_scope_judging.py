@@ -149,7 +149,16 @@ def test_equal_questions_are_asked_once_and_bad_replies_once_more():
 
     cfg = card()
     replies = judging.scores(cfg, world(Plan(judge=judge)), "grader", ["a", "mumble", "a", "mumble twice", "a"])
-    assert replies == judging.Replies([False, True, False, None, False], asked=3, retried=2, malformed=1)
+    assert replies.read == [False, True, False, None, False]
+    assert (replies.asked, replies.retried, replies.malformed, replies.refused) == (3, 2, 1, 0)
+    said = [[reply.text for reply in given] for given in replies.given]
+    assert said == [
+        ["<score>0</score>"],
+        ["hm", "<score>1</score>"],
+        ["<score>0</score>"],
+        ["hm", "hm"],
+        ["<score>0</score>"],
+    ]
     assert spoken == ["0", "1", "2", "0 again", "1 again"]
 
 

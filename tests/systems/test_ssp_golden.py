@@ -83,6 +83,7 @@ def test_one_step_by_hand(mixed: Plan):
         "pool/size": 0.0,
         "judge/asked": 0.0,
         "judge/unparsed": 0.0,
+        "judge/refused": 0.0,
         "solver/cut_off": 0.0,
         "proposer/cut_off": 0.0,
     }

@@ -9,7 +9,7 @@ from scope_jax.config import Config, SamplingSection
 from scope_jax.messages import Messages
 from scope_jax.systems.scope import instructions, judging, rules, talking
 from scope_jax.systems.scope.records import Draft, Order
-from scope_jax.types import Metrics, Prompt, Tools
+from scope_jax.types import Judgement, Metrics, Prompt, Tools
 
 POLICY = "challenger"
 GATES = ("entity", "relevance")
@@ -23,9 +23,9 @@ class Tally:
 
     def add(self, job: str, replies: judging.Replies) -> None:
         """Adds one call's numbers."""
-        for name, value in (("asked", replies.asked), ("retried", replies.retried), ("malformed", replies.malformed)):
+        for name in ("asked", "retried", "malformed", "refused"):
             key = f"judge/{job}/{name}"
-            self.counts[key] = self.counts.get(key, 0.0) + value
+            self.counts[key] = self.counts.get(key, 0.0) + getattr(replies, name)
 
 
 def propose(cfg: Config, tools: Tools, orders: Sequence[Order], samples: int, sampling: SamplingSection) -> list[Draft]:
@@ -78,9 +78,14 @@ def pass_gates(cfg: Config, tools: Tools, drafts: Sequence[Draft], tally: Tally)
     tally.add("gates", replies)
     checked = list(drafts)
     for number, (place, draft) in enumerate(open_drafts):
-        verdicts = dict(zip(GATES, replies.read[len(GATES) * number :][: len(GATES)], strict=True))
+        own = slice(len(GATES) * number, len(GATES) * (number + 1))
+        verdicts = dict(zip(GATES, replies.read[own], strict=True))
         rejected = next((gate for gate in GATES if not verdicts[gate]), "")
-        checked[place] = replace(draft, gates=verdicts, rejected=rejected)
+        judged = tuple(
+            Judgement("gates", gate, given, verdicts[gate])
+            for gate, given in zip(GATES, replies.given[own], strict=True)
+        )
+        checked[place] = replace(draft, gates=verdicts, rejected=rejected, judgements=(*draft.judgements, *judged))
     return checked
 
 
@@ -96,8 +101,14 @@ def write_rubrics(cfg: Config, tools: Tools, drafts: Sequence[Draft], tally: Tal
     replies = judging.rubrics(cfg, tools, questions)
     tally.add("rubric_writer", replies)
     checked = list(drafts)
-    for (place, draft), rubric in zip(open_drafts, replies.read, strict=True):
-        checked[place] = replace(draft, rubric=rubric or (), rejected="" if rubric else "no_rubrics")
+    for (place, draft), rubric, given in zip(open_drafts, replies.read, replies.given, strict=True):
+        judged = Judgement("rubric_writer", "", given, len(rubric) if rubric else None)
+        checked[place] = replace(
+            draft,
+            rubric=rubric or (),
+            rejected="" if rubric else "no_rubrics",
+            judgements=(*draft.judgements, judged),
+        )
     return checked
 
 

@@ -19,7 +19,7 @@ from scope_jax.judge import JudgeError
 from scope_jax.messages import Messages
 from scope_jax.systems.scope import instructions
 from scope_jax.systems.scope.records import Criterion
-from scope_jax.types import BASE, Prompt, Tools
+from scope_jax.types import BASE, Prompt, Reply, Tools
 
 Read = TypeVar("Read")
 
@@ -35,9 +35,11 @@ class Replies(Generic[Read]):
     """What was read from the reply to each question, in order (None: nothing), and how often the judge was asked."""
 
     read: list[Read | None]
-    asked: int  # different questions
-    retried: int  # replies that could not be read
-    malformed: int  # of these, the ones that could not be read the second time either
+    given: list[tuple[Reply, ...]]  # to each question: what the judge said, the second time too if it was asked twice
+    asked: int = 0  # different questions
+    retried: int = 0  # asked again, since the first reply could not be read
+    malformed: int = 0  # of which nothing was read in the end
+    refused: int = 0  # of these, the ones that an endpoint did not take
 
 
 # ------------------------------------------------------------------------------------------------------------- parsers
@@ -142,11 +144,13 @@ def ask(
     Raises JudgeError when an endpoint replies to many questions and none of the replies can be read.
     """
     different = list(dict.fromkeys(questions))
-    found = [read(reply) for reply in _replies(cfg, tools, job, different, "")]
-    again = [place for place, value in enumerate(found) if value is None]
+    given: list[tuple[Reply, ...]] = [(reply,) for reply in _replies(cfg, tools, job, different, "")]
+    found = [read(only.text) for (only,) in given]
+    again = [place for place, value in enumerate(found) if value is None and not given[place][0].refused]
     nudged = [f"{different[place]}\n\n{nudge}" for place in again]
     for place, reply in zip(again, _replies(cfg, tools, job, nudged, " again"), strict=True):
-        found[place] = read(reply)
+        found[place] = read(reply.text)
+        given[place] = (*given[place], reply)
     lost = sum(value is None for value in found)
     endpoint = card_of(cfg, job).endpoint
     if endpoint is not None and len(found) >= _DEAF_AFTER and lost == len(found):
@@ -154,11 +158,18 @@ def ask(
             f"none of {lost} replies of the {job} at {endpoint.url} could be read; "
             f"use a model that follows the prompt, or raise scope.{job}.max_tokens."
         )
-    by_question = dict(zip(different, found, strict=True))
-    return Replies([by_question[question] for question in questions], len(different), len(again), lost)
+    places = {question: place for place, question in enumerate(different)}
+    return Replies(
+        read=[found[places[question]] for question in questions],
+        given=[given[places[question]] for question in questions],
+        asked=len(different),
+        retried=len(again),
+        malformed=lost,
+        refused=sum(bool(replies[-1].refused) for replies in given),
+    )
 
 
-def _replies(cfg: Config, tools: Tools, job: str, questions: Sequence[str], suffix: str) -> list[str]:
+def _replies(cfg: Config, tools: Tools, job: str, questions: Sequence[str], suffix: str) -> list[Reply]:
     """Raw replies, by the frozen base in one batch of the engine, or by the job's endpoint."""
     if not questions:
         return []
@@ -175,20 +186,20 @@ def _replies(cfg: Config, tools: Tools, job: str, questions: Sequence[str], suff
         temperature=card.temperature,
         max_tokens=card.max_tokens,
     )
-    return ["".join(searching.said(group[0])) for group in groups]
+    return [Reply("".join(searching.said(group[0]))) for group in groups]
 
 
 def scores(cfg: Config, tools: Tools, job: str, questions: Sequence[str]) -> Replies[bool]:
     """Verdicts 0 | 1 of the gates or of the grader."""
     if not questions:
-        return Replies([], 0, 0, 0)
+        return Replies([], [])
     return ask(cfg, tools, job, questions, score_of, instructions.nudge(cfg, "score"))
 
 
 def rubrics(cfg: Config, tools: Tools, questions: Sequence[str]) -> Replies[tuple[Criterion, ...]]:
     """Rubrics as the writer gives them."""
     if not questions:
-        return Replies([], 0, 0, 0)
+        return Replies([], [])
     card = cfg.scope
 
     def read(reply: str) -> tuple[Criterion, ...] | None:

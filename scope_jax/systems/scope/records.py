@@ -9,6 +9,7 @@ from typing import Any
 from rollouts.types import Completion
 from scope_jax.messages import Messages
 from scope_jax.systems.scope.rules import Format, Said
+from scope_jax.types import Judgement
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Draft:
     rejected: str = ""
     gates: Mapping[str, bool | None] = field(default_factory=dict)  # verdict of each gate that was asked
     rubric: tuple[Criterion, ...] = ()
+    judgements: tuple[Judgement, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ class Attempt:
     tokens: int  # length of the answer
     verdicts: tuple[bool | None, ...] = ()
     score: float | None = None
+    judgements: tuple[Judgement, ...] = ()
 
 
 @dataclass(frozen=True)

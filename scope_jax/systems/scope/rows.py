@@ -41,6 +41,7 @@ def _draft(cfg: Config, draft: Draft, place: int, solver_mean: float | None, tra
             "rubric": [criterion.plain() for criterion in draft.rubric],
             "draft": place,
         },
+        judgements=draft.judgements,
     )
 
 
@@ -72,6 +73,7 @@ def of_solver(cfg: Config, solved: Sequence[Solved], trained: bool) -> list[Epis
                         "rubric": [criterion.plain() for criterion in group.problem.rubric],
                         "verdicts": list(attempt.verdicts),
                     },
+                    judgements=attempt.judgements,
                 )
             )
     return made

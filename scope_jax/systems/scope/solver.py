@@ -8,7 +8,7 @@ from dataclasses import replace
 from scope_jax.config import Config, SamplingSection
 from scope_jax.systems.scope import drawing, instructions, judging, rules, talking
 from scope_jax.systems.scope.records import Attempt, Problem, Solved
-from scope_jax.types import Prompt, Tools
+from scope_jax.types import Judgement, Prompt, Tools
 
 POLICY = "solver"
 
@@ -68,13 +68,17 @@ def grade(cfg: Config, tools: Tools, solved: Sequence[Solved]) -> tuple[list[Sol
                 for criterion in group.problem.rubric
             ]
     replies = judging.scores(cfg, tools, "grader", questions)
-    verdicts = iter(replies.read)
+    settled = zip(replies.read, replies.given, strict=True)
     graded = []
     for group in solved:
         attempts = []
         for attempt in group.attempts:
-            given = () if attempt.answer is None else tuple(next(verdicts) for _ in group.problem.rubric)
-            attempts.append(replace(attempt, verdicts=given, score=_score(cfg, group.problem, given)))
+            rubric = () if attempt.answer is None else group.problem.rubric
+            own = [(criterion.text, *next(settled)) for criterion in rubric]
+            verdicts = tuple(verdict for _, verdict, _ in own)
+            judged = tuple(Judgement("grader", text, given, verdict) for text, verdict, given in own)
+            score = _score(cfg, group.problem, verdicts)
+            attempts.append(replace(attempt, verdicts=verdicts, score=score, judgements=judged))
         graded.append(replace(group, attempts=tuple(attempts)))
     return graded, replies
 

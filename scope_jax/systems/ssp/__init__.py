@@ -134,7 +134,11 @@ def play(
     # l.12: what the next step needs to know
     after = next_memory(cfg, memory, solved, step)
     metrics = measure(cfg, len(slots), solved, proposals, gains, len(after["pool"]))
-    asked = {"judge/asked": sum(g.judged for g in tallies), "judge/unparsed": sum(g.unparsed for g in tallies)}
+    asked = {
+        "judge/asked": sum(g.judged for g in tallies),
+        "judge/unparsed": sum(g.unparsed for g in tallies),
+        "judge/refused": sum(g.refused for g in tallies),
+    }
     return rows, after, metrics | {name: float(count) for name, count in asked.items()}
 
 
@@ -228,7 +232,9 @@ def solve(cfg: Config, tools: Tools, problems: Sequence[Problem]) -> list[Solved
     for problem, messages, group in zip(problems, asked, groups, strict=True):
         predictions = tuple(prediction_of(completion) for completion in group)
         formed = tuple(searching.keeps_format(c, dialect, "answer", cfg.ssp.format) for c in group)
-        solved.append(Solved(problem, messages, tuple(group), predictions, formed, (False,) * len(group)))
+        solved.append(
+            Solved(problem, messages, tuple(group), predictions, formed, (False,) * len(group), ((),) * len(group))
+        )
     return solved
 
 
@@ -246,13 +252,13 @@ def grade_solver(cfg: Config, tools: Tools, solved: Sequence[Solved]) -> tuple[l
         for prediction, formed in zip(group.predictions, group.formed, strict=True)
     ]
     grades = judge.grade(cfg.ssp.grader, cfg.ssp.prompts, tools.judge, cases)
-    right = iter(grades.correct)
-    graded = [
-        group
-        if group.problem.origin == "dummy"
-        else replace(group, correct=tuple(next(right) for _ in group.completions))
-        for group in solved
-    ]
+    given = iter(zip(grades.correct, grades.judgements, strict=True))
+    graded = []
+    for group in solved:
+        if group.problem.origin != "dummy":
+            correct, judgements = zip(*(next(given) for _ in group.completions), strict=True)
+            group = replace(group, correct=correct, judgements=judgements)
+        graded.append(group)
     return graded, grades
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from rollouts.types import Completion
 from scope_jax.messages import Messages
+from scope_jax.types import Judgement
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Proposal:
     question: str | None
     reason: str
     reply: str = ""  # of the verification
+    judgements: tuple[Judgement, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,8 @@ class Problem:
 
 @dataclass(frozen=True)
 class Solved:
-    """The solver's attempts at one problem: completion, prediction, format kept, answer right, each of length n."""
+    """The solver's attempts at one problem: completion, prediction, format kept, answer right, what a judge said of
+    it, each of length n."""
 
     problem: Problem
     prompt: Messages
@@ -51,6 +54,7 @@ class Solved:
     predictions: tuple[str | None, ...]
     formed: tuple[bool, ...]
     correct: tuple[bool, ...]
+    judgements: tuple[tuple[Judgement, ...], ...]
 
     @property
     def rewards(self) -> tuple[float, ...]:

@@ -58,6 +58,7 @@ def _solver(group: Solved, j: int, learns: bool) -> Episode:
             "slot": problem.slot,
             "origin": problem.origin,
         },
+        judgements=group.judgements[j],
     )
 
 
@@ -85,6 +86,7 @@ def _proposer(proposal: Proposal, reward: float, solver_mean: float | None, trai
             "slot": proposal.slot.index,
             "attempt": proposal.attempt,
         },
+        judgements=proposal.judgements,
     )
 
 

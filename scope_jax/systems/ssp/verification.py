@@ -12,7 +12,7 @@ from scope_jax.messages import Messages
 from scope_jax.systems.ssp import instructions, materials
 from scope_jax.systems.ssp.records import Proposal
 from scope_jax.systems.ssp.rows import POLICY
-from scope_jax.types import Prompt, Tools
+from scope_jax.types import Judgement, Prompt, Reply, Tools
 
 
 def verify(
@@ -23,21 +23,27 @@ def verify(
     Noise comes from the other slots' episodes of this step, those of `earlier` attempts included.
     """
     if cfg.ssp.verify == "off":
-        return list(fresh), judge.Grades([], 0, 0)
+        return list(fresh), judge.Grades([], [])
     prompts = _prompts(cfg, fresh, earlier, step)
     replies = _replies(cfg, tools, prompts, fresh)
-    said = {place: parsing.labelled_answer(reply) for place, reply in replies.items()}
+    said = {place: parsing.labelled_answer(reply.text) for place, reply in replies.items()}
     cases = [
         judge.Case(fresh[place].question or "", prediction, fresh[place].slot.golds)
         for place, prediction in said.items()
     ]
     grades = judge.grade(cfg.ssp.grader, cfg.ssp.prompts, tools.judge, cases)
-    right = dict(zip(said, grades.correct, strict=True))
+    graded = dict(zip(said, zip(grades.correct, grades.judgements, strict=True), strict=True))
     checked = []
     for place, proposal in enumerate(fresh):
-        if place in right:
-            wrong = "verify_no_answer" if said[place] is None else "verify_wrong"
-            proposal = replace(proposal, reason="" if right[place] else wrong, reply=replies[place])
+        if place in graded:
+            right, judgements = graded[place]
+            reply, answer = replies[place], said[place]
+            proposal = replace(
+                proposal,
+                reason="" if right else "verify_no_answer" if answer is None else "verify_wrong",
+                reply=reply.text,
+                judgements=(Judgement("verifier", "", (reply,), answer), *judgements),
+            )
         elif place in prompts:
             proposal = replace(proposal, reason="materials_too_long")
         checked.append(proposal)
@@ -62,7 +68,7 @@ def _prompts(cfg: Config, fresh: Sequence[Proposal], earlier: Sequence[Proposal]
     return prompts
 
 
-def _replies(cfg: Config, tools: Tools, prompts: Mapping[int, str], fresh: Sequence[Proposal]) -> dict[int, str]:
+def _replies(cfg: Config, tools: Tools, prompts: Mapping[int, str], fresh: Sequence[Proposal]) -> dict[int, Reply]:
     """Reply to each prompt, by the policy or by the outside judge; prompts that do not fit the policy are left out."""
     if not prompts:
         return {}
@@ -86,4 +92,4 @@ def _replies(cfg: Config, tools: Tools, prompts: Mapping[int, str], fresh: Seque
         temperature=cfg.ssp.verify_temperature,
         max_tokens=cfg.ssp.verify_max_tokens,
     )
-    return {place: "".join(searching.said(group[0])) for place, group in zip(fitting, groups, strict=True)}
+    return {place: Reply("".join(searching.said(group[0]))) for place, group in zip(fitting, groups, strict=True)}

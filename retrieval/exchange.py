@@ -1,0 +1,264 @@
+"""JSON to a server over HTTP, and what comes back, with bounds on everything the server decides.
+
+Each try has one deadline from the look-up of the name to the last byte, so that a server which drips a byte now and
+then does not hold a run. A reply is never larger than LARGEST_REPLY, comes unpacked, and from the address that was
+asked: a packed reply is refused unread, a redirect is a status like any other.
+
+It lies here because search servers and judges both need it and `retrieval` may not import `scope_jax`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import httpx
+
+Read = TypeVar("Read")
+_under_way: set[Future[Any]] = set()
+
+LARGEST_REPLY = 32 << 20  # bytes
+LONGEST_DELAY = 30.0  # seconds between two tries
+TELL_EVERY = 5.0  # seconds between two sentences about a server that is away
+PASSING = (408, 429)  # statuses below 500 that are tried again
+CLOSING = 5.0  # seconds for connections to be closed
+
+
+class BadAddress(ConnectionError):
+    """The URL is none."""
+
+
+class Unanswered(ConnectionError):
+    """No reply after all tries, or to the one there was; the message says what came of the last."""
+
+
+class Trouble(Exception):
+    """Something that may pass, and why the same is asked again."""
+
+
+@dataclass(frozen=True)
+class Response:
+    """What a server sent back."""
+
+    status: int
+    body: bytes
+
+    def json(self) -> Any:
+        """The body as data; raises ValueError if it is no JSON or nested deeper than the parser goes."""
+        try:
+            return json.loads(self.body)
+        except RecursionError:
+            raise ValueError("nested too deep") from None
+
+    def beginning(self, length: int = 200) -> str:
+        """The first characters of the body as Python writes them."""
+        return repr(self.body[: 4 * length].decode(errors="replace")[:length])
+
+
+def shown(url: str) -> str:
+    """The URL as people may read it: without user, password and query, which may be secrets."""
+    try:
+        parts = urlsplit(url)
+        return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
+    except ValueError:
+        return url.rpartition("@")[2].partition("?")[0]
+
+
+def whole(text: str) -> str:
+    """The text with a replacement character for each half of a surrogate pair, which no file could hold."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+@functools.cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """The event loop of all exchanges, in a thread that ends with the process."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="exchange", daemon=True).start()
+    return loop
+
+
+def _wait(work: Coroutine[Any, Any, Read]) -> Read:
+    """What `work` comes to on the event loop; an interrupted caller takes its work with it."""
+    call = asyncio.run_coroutine_threadsafe(work, _loop())
+    _under_way.add(call)
+    try:
+        return call.result()
+    finally:
+        call.cancel()
+        _under_way.discard(call)
+
+
+def abandon() -> None:
+    """Gives up every question that is under way, in whatever thread it waits: the process is about to end."""
+    for call in list(_under_way):
+        call.cancel()
+
+
+async def pause(seconds: float) -> None:
+    """The wait between two tries."""
+    await asyncio.sleep(seconds)
+
+
+class Exchange:
+    """Questions to one URL; safe to call from several threads.
+
+    timeout: seconds of one try in all. retries: tries after the first, after a lost connection, a deadline, a reply too
+    large, or a status of 5xx, 408 or 429. first_delay: seconds before the first of them; doubled each time, at most
+    LONGEST_DELAY. tell: is given one sentence every TELL_EVERY seconds while the server, there called `name`, is away.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str,
+        timeout: float,
+        retries: int,
+        first_delay: float,
+        headers: Mapping[str, str] | None = None,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
+        self._url = url
+        self._timeout = timeout
+        self._delays = [min(first_delay * 2**attempt, LONGEST_DELAY) for attempt in range(retries)]
+        self._absence = Absence(f"{name} at {shown(url)}", tell)
+        self._http = httpx.AsyncClient(
+            headers={"Accept-Encoding": "identity", **(headers or {})},
+            timeout=None,  # `_once` has a deadline for everything together
+            limits=httpx.Limits(max_connections=None),
+        )
+        _loop()  # made before several threads could ask for it at once
+
+    def post(self, bodies: Sequence[Any], read: Callable[[Response], Read], concurrency: int = 1) -> list[Read]:
+        """What `read` makes of the reply to each body, in order, `concurrency` of them at a time.
+
+        `read` may raise Trouble to have its question asked again; what else it raises ends the call, as does
+        Unanswered, for the first question that has no reply after all tries. Raises BadAddress for a URL that is none.
+        """
+        return _wait(self._all(bodies, read, concurrency))
+
+    def get(self, url: str, timeout: float) -> Response:
+        """The reply to one GET, tried once for `timeout` seconds; raises Unanswered or BadAddress."""
+        return _wait(self._single(url, timeout))
+
+    def close(self) -> None:
+        """Closes the connections."""
+        asyncio.run_coroutine_threadsafe(self._http.aclose(), _loop()).result(CLOSING)
+
+    async def _all(self, bodies: Sequence[Any], read: Callable[[Response], Read], concurrency: int) -> list[Read]:
+        gate = asyncio.Semaphore(concurrency)
+
+        async def one(body: Any) -> Read:
+            async with gate:
+                return await self._patiently(body, read)
+
+        tasks = [asyncio.ensure_future(one(body)) for body in bodies]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _patiently(self, body: Any, read: Callable[[Response], Read]) -> Read:
+        """What `read` makes of the first reply that is none of passing trouble."""
+        trouble = ""
+        try:
+            for tries, delay in enumerate([0.0, *self._delays]):
+                if tries:
+                    await pause(delay)
+                began = time.monotonic()
+                try:
+                    response = await self._once("POST", self._url, body, self._timeout)
+                    if response.status >= 500 or response.status in PASSING:
+                        raise Trouble(f"HTTP {response.status}")
+                    answer = read(response)
+                except Trouble as error:
+                    trouble = str(error)
+                    spent = time.monotonic() - began
+                    left = self._delays[tries:]
+                    self._absence.lasts(asyncio.current_task(), trouble, sum(left) + len(left) * spent)
+                    continue
+                self._absence.over()
+                return answer
+        finally:
+            self._absence.leave(asyncio.current_task())
+        raise Unanswered(f"did not answer after {len(self._delays) + 1} tries ({trouble})")
+
+    async def _single(self, url: str, timeout: float) -> Response:
+        try:
+            return await self._once("GET", url, None, timeout)
+        except Trouble as trouble:
+            raise Unanswered(str(trouble)) from None
+
+    async def _once(self, method: str, url: str, body: Any, timeout: float) -> Response:
+        """One try; Trouble for whatever keeps the reply from coming whole, in time and within its bounds."""
+        try:
+            async with asyncio.timeout(timeout), self._http.stream(method, url, json=body) as response:
+                packing = response.headers.get("content-encoding", "identity")
+                if packing != "identity":
+                    raise Trouble(f"a reply packed with {packing[:40]!r}, which was not asked for")
+                parts, size = [], 0
+                async for part in response.aiter_raw():
+                    size += len(part)
+                    if size > LARGEST_REPLY:
+                        raise Trouble(f"a reply of more than {LARGEST_REPLY >> 20} MiB")
+                    parts.append(part)
+                return Response(response.status_code, b"".join(parts))
+        except TimeoutError:
+            raise Trouble(f"no whole reply within {timeout:g} s") from None
+        except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+            raise BadAddress(str(error)) from None
+        except httpx.HTTPError as error:
+            raise Trouble(str(error) or type(error).__name__) from None
+
+
+class Absence:
+    """How long a server has not answered, told every TELL_EVERY seconds; lives on the exchanges' event loop."""
+
+    def __init__(self, who: str, tell: Callable[[str], None] | None) -> None:
+        self._who = who
+        self._tell = tell
+        self._since: float | None = None  # the first trouble after the last reply
+        self._trouble = ""
+        self._until: dict[Any, float] = {}  # when each question that waits is given up
+        self._teller: asyncio.Task[None] | None = None
+
+    def lasts(self, question: Any, trouble: str, left: float) -> None:
+        """A try of `question` brought `trouble`; it is given up in `left` seconds."""
+        now = time.monotonic()
+        self._since = self._since or now
+        self._trouble = trouble
+        self._until[question] = now + left
+        if self._tell is not None and (self._teller is None or self._teller.done()):
+            self._teller = asyncio.ensure_future(self._keep_telling(self._tell))
+
+    def over(self) -> None:
+        """Some question was answered."""
+        self._since = None
+
+    def leave(self, question: Any) -> None:
+        """`question` waits no longer."""
+        self._until.pop(question, None)
+        if not self._until:
+            self._since = None
+            if self._teller is not None:
+                self._teller.cancel()
+
+    async def _keep_telling(self, tell: Callable[[str], None]) -> None:
+        while True:
+            await asyncio.sleep(TELL_EVERY)
+            if self._since is not None:
+                now = time.monotonic()
+                left = max(0.0, min(self._until.values()) - now)
+                tell(
+                    f"{self._who} has not answered for {now - self._since:.0f} s ({self._trouble}); "
+                    f"the run waits up to {left:.0f} s more."
+                )
