@@ -3,6 +3,7 @@
     <run>/config.toml   the resolved card; a run folder is tied to it
     <run>/metrics.jsonl {"step": 3, "solver/reward": 0.4, ...}
     <run>/episodes.jsonl {"step": 3, "role": "solver", "reward": 1.0, "text": {...}, ...}
+    <run>/judgements.jsonl.gz  what judges replied about them, see `judgements`
 
 Lines reach the disk before the checkpoint of their step does, and `RunLog.rewind` cuts those that are later than the
 checkpoint a run goes on from: after any kill the files end up as if nothing had happened.
@@ -16,10 +17,11 @@ import json
 import math
 import os
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from scope_jax import judgements
 from scope_jax.config import Config, load_card
 from scope_jax.errors import UserError
 from scope_jax.types import Episode, Metrics
@@ -106,12 +108,21 @@ def _plain(value: Any) -> Any:
     return None if isinstance(number, float) and not math.isfinite(number) else number
 
 
+def records(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a metrics or episodes file in order, none if there is no file yet.
+
+    A last line without its end, as a kill leaves it until the run goes on, is left out.
+    """
+    if path.is_file():
+        with path.open("rb") as file:
+            for line in file:
+                if line.endswith(b"\n"):
+                    yield json.loads(line)
+
+
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The records of a metrics or episodes file, [] if there is no file yet."""
-    if not path.is_file():
-        return []
-    with path.open(encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
+    """The same as a list."""
+    return list(records(path))
 
 
 def _record(step: int, episode: Episode) -> dict[str, Any]:
@@ -141,6 +152,7 @@ class RunLog:
         self.run = run
         self._metrics = run / "metrics.jsonl"
         self._episodes = run / "episodes.jsonl"
+        self._judgements = run / judgements.NAME
         config = run / "config.toml"
         if run.exists() and not run.is_dir():
             raise RunError(f"the run folder {run} is a file; name a folder with --run.")
@@ -190,13 +202,16 @@ class RunLog:
         for path in (self._metrics, self._episodes):
             if path.is_file():
                 _cut(path, step)
+        if self._judgements.is_file():
+            judgements.cut(self._judgements, step)
 
     def metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Appends the metrics of one step; returns when they are on disk."""
         _append(self._metrics, [{"step": step, **metrics}])
 
-    def episodes(self, step: int, episodes: Iterable[Episode]) -> None:
-        """Appends one line for each episode of a step; returns when they are on disk."""
+    def episodes(self, step: int, episodes: Sequence[Episode]) -> None:
+        """Appends one line for each episode of a step, and what judges said of them; returns when they are on disk."""
+        judgements.append(self._judgements, step, episodes)
         _append(self._episodes, [_record(step, episode) for episode in episodes])
 
     def before_after(self) -> dict[str, Metrics]:

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import base64
-import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from scope_jax import judgements
 from scope_jax.config import Config, load_card
-from scope_jax.metrics import read_lines
+from scope_jax.metrics import read_lines, records
 from scope_jax.report.curves import PANELS, draw_curves, series
 
 EXAMPLES = 2  # episodes of each role, from the first and from the last step each
-
-
-def _records(path: Path) -> Iterator[dict[str, Any]]:
-    if path.is_file():
-        with path.open(encoding="utf-8") as file:
-            for line in file:
-                yield json.loads(line)
 
 
 def examples(path: Path) -> list[dict[str, Any]]:
@@ -32,12 +24,12 @@ def examples(path: Path) -> list[dict[str, Any]]:
     """
     first: list[dict[str, Any]] = []
     last: list[dict[str, Any]] = []
-    for record in _records(path):
-        if not first or record["step"] == first[0]["step"]:
-            first.append(record)
+    for record in records(path):
         if last and record["step"] != last[0]["step"]:
             last = []
-        last.append(record)
+        last.append(record | {"place": len(last)})  # among the episodes of its step
+        if not first or record["step"] == first[0]["step"]:
+            first.append(last[-1])
     chosen: list[dict[str, Any]] = []
     for step in (last, first) if last and last[0]["step"] != first[0]["step"] else (last,):
         for role in sorted({record["role"] for record in step}):
@@ -45,6 +37,16 @@ def examples(path: Path) -> list[dict[str, Any]]:
             ranked = sorted(told, key=lambda record: (-(record["reward"] or 0.0), -len(record["text"]["turns"])))
             chosen += ranked if len(ranked) <= EXAMPLES else [ranked[0], ranked[-1]]
     return chosen
+
+
+def _with_judgements(chosen: list[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
+    """The episodes to show, each with the judgements about it."""
+    found: dict[tuple[int, int], list[dict[str, Any]]] = {(e["step"], e["place"]): [] for e in chosen}
+    for record in judgements.read(path):
+        place = record["step"], record["episode"]
+        if place in found:
+            found[place].append(record)
+    return [{**episode, "judgements": found[episode["step"], episode["place"]]} for episode in chosen]
 
 
 def _facts(cfg: Config) -> dict[str, Any]:
@@ -97,7 +99,7 @@ def write_report(run: Path) -> Path:
         panels=[panel.title for panel in PANELS[cfg.system]],
         scores=_scores(cfg, lines),
         last=lines[-1],
-        examples=examples(run / "episodes.jsonl"),
+        examples=_with_judgements(examples(run / "episodes.jsonl"), run / judgements.NAME),
         config=(run / "config.toml").read_text(encoding="utf-8"),
     )
     path = run / "report" / "index.html"

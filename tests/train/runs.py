@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import orbax.checkpoint as ocp
 
-from scope_jax import checkpoint
+from scope_jax import checkpoint, judgements
 from scope_jax.metrics import read_lines
 
 ROOT = Path(__file__).parents[2]
@@ -103,6 +103,12 @@ def arrays(run: Path, step: int) -> dict[str, np.ndarray]:
     return {"/".join(path): np.asarray(leaf) for path, leaf in ocp.tree.to_flat_dict(states).items()}
 
 
+def judged(run: Path) -> bytes:
+    """What the judges said, as it lies on disk; nothing where nobody was asked."""
+    path = run / judgements.NAME
+    return path.read_bytes() if path.is_file() else b""
+
+
 def memory(run: Path, step: int) -> dict[str, Any]:
     """What a checkpoint keeps beside the states."""
     handler = ocp.Checkpointer(ocp.JsonCheckpointHandler())
@@ -120,3 +126,4 @@ def same(expected: Path, found: Path) -> None:
         assert memory(expected, step) == memory(found, step), step
     for name in ("metrics.jsonl", "episodes.jsonl"):
         assert lines(expected, name) == lines(found, name), name
+    assert judged(expected) == judged(found)

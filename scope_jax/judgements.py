@@ -1,0 +1,83 @@
+"""Everything judges replied in a run, beside its episodes: <run>/judgements.jsonl.gz.
+
+    {"step": 3, "episode": 17, "role": "solver", "group": "solver/2", "job": "grader", "about": "Names the year.",
+     "replies": [{"text": "…", "refused": ""}, …], "read": true}
+
+One line for each question; `episode` counts the lines of the step in episodes.jsonl from 0. Replies that could not be
+read are there too, and a reply to several equal questions is there with each. The lines of a step are one gzip member,
+so that the file can be cut after any step without being written anew, and zcat reads it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from scope_jax.types import Episode
+
+NAME = "judgements.jsonl.gz"
+GZIP = 31  # zlib's window bits for a gzip member
+READ = 1 << 20  # bytes
+
+
+def append(path: Path, step: int, episodes: Sequence[Episode]) -> None:
+    """Adds the judgements of a step's episodes; returns when they are on disk. Writes nothing if there are none."""
+    lines = [
+        json.dumps(
+            {"step": step, "episode": place, "role": episode.role, "group": episode.group} | asdict(judgement),
+            ensure_ascii=False,
+        )
+        for place, episode in enumerate(episodes)
+        for judgement in episode.judgements
+    ]
+    if not lines:
+        return
+    member = zlib.compress("".join(line + "\n" for line in lines).encode(), wbits=GZIP)
+    with path.open("ab") as file:
+        file.write(member)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def cut(path: Path, step: int) -> None:
+    """Takes away every step later than `step`, and a member that was not written to its end; at step 0 all."""
+    with path.open("rb+") as file:
+        end = 0
+        for text, after in _members(file):
+            if step == 0 or json.loads(text.partition(b"\n")[0])["step"] > step:
+                break
+            end = after
+        file.truncate(end)
+        os.fsync(file.fileno())
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """The records in order, none if there is no file; a torn end, as a kill leaves it, is left out."""
+    if path.is_file():
+        with path.open("rb") as file:
+            for text, _ in _members(file):
+                yield from map(json.loads, text.splitlines())
+
+
+def _members(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
+    """(text of a step, place in the file where its member ends) up to the first member that is not whole."""
+    rest, read = b"", 0
+    while True:
+        inflate, text = zlib.decompressobj(wbits=GZIP), bytearray()
+        while not inflate.eof:
+            if not rest:
+                rest = file.read(READ)
+                read += len(rest)
+            if not rest:
+                return
+            try:
+                text += inflate.decompress(rest)
+            except zlib.error:
+                return
+            rest = inflate.unused_data
+        yield bytes(text), read - len(rest)

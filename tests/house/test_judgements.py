@@ -1,0 +1,181 @@
+"""What judges said is kept beside the episodes, goes back with the run, and can be read in its report."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scope_jax import judgements
+from scope_jax.config import Config, parse_config
+from scope_jax.metrics import RunLog
+from scope_jax.report.page import write_report
+from scope_jax.systems import scope, ssp
+from scope_jax.types import Datum, Episode, Judgement, Reply
+from tests.systems import harness, scope_world
+from tests.systems.test_ssp_golden import ITEMS
+
+TABLE = {
+    "system": "ssp",
+    "model": {"checkpoint": "base"},
+    "retrieval": {"corpus": "corpus.jsonl"},
+    "data": {"answers": "answers.jsonl"},
+    "train": {"steps": 3},
+    "ssp": {"grader": "exact-match"},
+}
+
+
+@pytest.fixture
+def cfg() -> Config:
+    return parse_config(TABLE, "test card")
+
+
+def episode(step: int, *said: str) -> Episode:
+    """An episode about which a judge was asked once for each reply, twice where it begins with a question mark."""
+    datum = Datum(np.arange(5), np.array([False, False, True, True, True]), np.zeros(5, np.float32))
+    asked = tuple(
+        Judgement("grader", f"criterion {k}", (*[Reply("hm")] * text.startswith("?"), Reply(text)), not text)
+        for k, text in enumerate(said)
+    )
+    return Episode(
+        "solver", "actor", "g0", (datum,), 1.0, text={"turns": [{"kind": "sampled", "text": "où?"}]}, judgements=asked
+    )
+
+
+def play(log: RunLog, steps: range) -> None:
+    """In every third step no judge is asked."""
+    for step in steps:
+        said = () if step % 3 == 0 else (f"<score>{step}</score>", "?dass \u2028 ß", "")
+        log.episodes(step, [episode(step), episode(step, *said)])
+        log.metrics(step, {"loss": 1 / (step + 1)})
+
+
+def test_every_reply_is_there_with_its_step_and_episode(cfg: Config, tmp_path: Path) -> None:
+    log = RunLog(tmp_path / "run", cfg)
+    play(log, range(1, 4))
+    refused = Judgement("gates", "entity", (Reply("", "HTTP 400: 'too long'"),), None)
+    log.episodes(4, [Episode("challenger", "c", "g1", (), 0.0, judgements=(refused,))])
+    path = tmp_path / "run" / judgements.NAME
+    records = list(judgements.read(path))
+    assert [(r["step"], r["episode"], r["about"]) for r in records] == [
+        *[(step, 1, f"criterion {k}") for step in (1, 2) for k in range(3)], (4, 0, "entity"),
+    ]  # fmt: skip
+    assert records[1] == {
+        "step": 1, "episode": 1, "role": "solver", "group": "g0", "job": "grader", "about": "criterion 1",
+        "replies": [{"text": "hm", "refused": ""}, {"text": "?dass \u2028 ß", "refused": ""}], "read": False,
+    }  # fmt: skip
+    assert (records[2]["replies"], records[2]["read"]) == ([{"text": "", "refused": ""}], True)
+    assert records[-1]["replies"] == [{"text": "", "refused": "HTTP 400: 'too long'"}]
+    with gzip.open(path, "rt", encoding="utf-8") as file:  # any gzip reads it
+        assert [json.loads(line) for line in file] == records
+
+
+def test_rewound_and_written_again_the_file_has_the_same_bits(cfg: Config, tmp_path: Path) -> None:
+    straight = RunLog(tmp_path / "straight", cfg)
+    play(straight, range(9))
+    expected = (tmp_path / "straight" / judgements.NAME).read_bytes()
+    for restored in range(6):
+        run = tmp_path / str(restored)
+        log = RunLog(run, cfg)
+        play(log, range(6))
+        path = run / judgements.NAME
+        whole = path.read_bytes()
+        path.write_bytes(expected[: len(whole) + 50])  # killed while the next step was written
+        assert expected.startswith(whole)
+        log.close()
+        log = RunLog(run, cfg)
+        log.rewind(restored)
+        assert all(record["step"] <= restored for record in judgements.read(path))
+        play(log, range(restored + 1 if restored else 0, 9))
+        assert path.read_bytes() == expected
+        log.close()
+
+
+def test_members_are_found_wherever_the_blocks_of_the_file_end(
+    cfg: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = RunLog(tmp_path / "run", cfg)
+    play(log, range(6))
+    path = tmp_path / "run" / judgements.NAME
+    whole, records = path.read_bytes(), list(judgements.read(path))
+    for block in (1, 7, len(whole)):
+        monkeypatch.setattr(judgements, "READ", block)
+        assert list(judgements.read(path)) == records
+        judgements.cut(path, 9)
+        assert path.read_bytes() == whole
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        found = list(judgements.read(path))
+        assert found == records[: len(found)]
+        judgements.cut(path, 9)
+        assert list(judgements.read(path)) == found
+
+
+def test_what_the_judge_said_is_folded_under_its_episode(cfg: Config, tmp_path: Path) -> None:
+    log = RunLog(tmp_path / "run", cfg)
+    log.episodes(1, [episode(1), episode(1, "<score>1</score>", "?so & so")])
+    log.metrics(1, {"eval/held-out/accuracy": 0.5})
+    for name in ("metrics.jsonl", "episodes.jsonl"):  # killed in the middle of a line; nobody has gone on yet
+        with (tmp_path / "run" / name).open("a") as file:
+            file.write('{"step": 2, "lo')
+    page = write_report(tmp_path / "run").read_text(encoding="utf-8")
+    assert page.count("what the judge said (2)") == 1
+    assert "grader: criterion 0" in page and "&lt;score&gt;1&lt;/score&gt;" in page
+    assert "<pre>hm</pre><pre>?so &amp; so</pre>" in page.replace("\n", "").replace("    ", "")
+    assert "<details><summary>what" in page
+
+
+# -------------------------------------------------------------------------------------------------- what games collect
+def about(episodes: list[Any], role: str) -> list[list[tuple[str, str, list[str], Any]]]:
+    return [
+        [(j.job, j.about, [reply.refused or reply.text for reply in j.replies], j.read) for j in e.judgements]
+        for e in harness.of(episodes, role)
+    ]
+
+
+def test_ssp_keeps_verifications_and_verdicts() -> None:
+    cfg = harness.card(
+        grader="exact-match-then-judge", judge_table={"url": "http://x/v1", "model": "m"}, solver={"samples": 2}
+    )
+    world = harness.world(judge_reply=lambda message: "Hm" if "Paris" in message else "Wrong")
+    episodes, _, _ = ssp.play(cfg, world, ssp.start(cfg), ITEMS, 0)
+    tried = about(episodes, "solver")
+    assert tried[0] == [] and tried[1] == [("grader", "", ["Hm", "Hm"], None)]
+    assert tried[3] == [("grader", "", ["Wrong"], False)]
+    proposed = about(episodes, "proposer")
+    assert proposed[0] == [("verifier", "", ["It is written there. Answer: Paris"], "Paris")]
+
+
+def test_scope_keeps_gates_rubrics_and_verdicts() -> None:
+    def judge(moment: Any) -> str:
+        if moment.role == "grader" and "beta" in moment.prompt.split("Criterion:")[1]:
+            return "<score>perhaps</score>"
+        return scope_world.by_words(moment)
+
+    attempts = {("Aare", 1): ["<think>x</think> no answer"]}
+    plan = scope_world.Plan(
+        drafts={("Bern", 0): [scope_world.task("ALIEN")], ("Cusco", 0): [scope_world.task("UNGRADABLE")]},
+        attempts=attempts,
+        judge=judge,
+    )
+    cfg = scope_world.card()
+    episodes, _, _ = scope.play(cfg, scope_world.world(plan), scope.start(cfg), scope_world.DOCUMENTS, 0)
+    drafts = {e.text["task"]: judged for e, judged in zip(episodes, about(episodes, "challenger"), strict=False)}
+    passed = ("gates", "entity", ["<think>so</think>\n<score>1</score>"], True)
+    assert [one[:2] for one in drafts["ALIEN"]] == [("gates", "entity"), ("gates", "relevance")]
+    assert [one[3] for one in drafts["ALIEN"]] == [True, False]
+    good = drafts["Tell of Delhi."]
+    assert good[0] == passed and good[2] == ("rubric_writer", "", [scope_world.GOOD_RUBRICS], 4)
+    assert drafts["UNGRADABLE"][2] == ("rubric_writer", "", ["I cannot.", "I cannot."], None)
+    tried = about(episodes, "solver")
+    about_delhi = next(judged for judged in tried if judged)
+    assert about_delhi[:2] == [
+        ("grader", "Names alpha.", ["<score>1</score>"], True),
+        ("grader", "Names beta.", ["<score>perhaps</score>"] * 2, None),
+    ]
+    without = [e for e in harness.of(episodes, "solver") if e.text["answer"] is None]
+    assert len(without) == 2 and all(e.judgements == () for e in without)
