@@ -199,11 +199,6 @@ def assemble(cfg: Config, run: Path, part: Part | None = None, tell: Tell | None
     Raises ValueError, FileNotFoundError or ConnectionError subclasses with one sentence for whatever the card names and
     is missing or broken.
     """
-    if cfg.rollout.max_length > max(cfg.learner.buckets):
-        raise ValueError(
-            f"rollout.max_length is {cfg.rollout.max_length} but the largest of learner.buckets is "
-            f"{max(cfg.learner.buckets)}; an episode must fit into a row."
-        )
     system = SYSTEMS[cfg.system]
     datasets.disable_progress_bars()  # a run shows its own progress
     rows = data.load(system.source(cfg))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from retrieval.exchange import BadAddress, Exchange, Response, Trouble, Unanswered, shown, whole
 from scope_jax import rewards, templates
-from scope_jax.config import JudgeSection
+from scope_jax.config import Grader, JudgeSection, one_of
 from scope_jax.parsing import neutralise, spoken
 from scope_jax.types import Judgement, Reply
 
@@ -179,8 +179,10 @@ def grade(grader: str, prompts: str, ask: Ask, cases: Sequence[Case]) -> Grades:
     """Grades of `cases` by "exact-match", "judge" or "exact-match-then-judge" (the judge sees what did not match).
 
     `prompts` is the folder with `judge.txt`. A missing or empty prediction is wrong without asking. Equal cases are
-    asked once. Raises `JudgeError` when the judge answers many requests and none of the replies is a verdict.
+    asked once. Raises `JudgeError` when the judge answers many requests and none of the replies is a verdict, and
+    ValueError for another `grader`.
     """
+    one_of("grader", grader, Grader)
     correct = [
         grader != "judge" and bool(case.prediction) and rewards.exact_match(case.prediction or "", case.golds)
         for case in cases

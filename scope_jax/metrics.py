@@ -16,6 +16,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -71,22 +72,33 @@ def differing(a: Config, b: Config) -> list[str]:
     return sorted(key for key in left.keys() | right.keys() if left.get(key) != right.get(key))
 
 
+def _toml_text(text: str) -> str:
+    """A basic string: JSON's escapes, but characters as they are, since TOML has no halves of one (\\ud83d)."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _toml_key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml_text(key)
+
+
 def _toml_value(value: Any) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(_toml_value(item) for item in value) + "]"
     if isinstance(value, dict):
-        inner = ", ".join(f"{json.dumps(key)} = {_toml_value(item)}" for key, item in value.items() if item is not None)
-        return "{" + inner + "}"
+        inner = (f"{_toml_key(key)} = {_toml_value(item)}" for key, item in value.items() if item is not None)
+        return "{" + ", ".join(inner) + "}"
     if isinstance(value, str):
-        return json.dumps(value).replace("\x7f", "\\u007f")
+        return _toml_text(value)
     return json.dumps(value)  # true, false, integers and finite floats are written alike in JSON and TOML
 
 
 def _toml_lines(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
-    lines = [f"{key} = {_toml_value(v)}" for key, v in table.items() if v is not None and not isinstance(v, Mapping)]
+    plain = {key: value for key, value in table.items() if value is not None and not isinstance(value, Mapping)}
+    lines = [f"{_toml_key(key)} = {_toml_value(value)}" for key, value in plain.items()]
     for key, value in table.items():
         if isinstance(value, Mapping):
-            lines += ["", f"[{'.'.join((*path, key))}]", *_toml_lines(value, (*path, key))]
+            inner = (*path, _toml_key(key))
+            lines += ["", f"[{'.'.join(inner)}]", *_toml_lines(value, inner)]
     return lines
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from retrieval.search import EMPTY_QUERY, NOTHING_FOUND
 from rollouts.types import Completion, Turn
 from scope_jax import parsing
+from scope_jax.config import FormatRule, one_of
 from scope_jax.dialects import Dialect
 from scope_jax.dialects.calls import calls
 from scope_jax.turns import Cut
@@ -100,8 +101,9 @@ def keeps_format(completion: Completion, dialect: Dialect, final: str, rule: str
     """True if the episode ends in `<final>` and every turn keeps to `rule`.
 
     "well-formed": tags closed, not nested, only think, the dialect's search and `final`; "think": each turn also begins
-    with a thought; "lenient": nothing more than the final tag.
+    with a thought; "lenient": nothing more than the final tag. Raises ValueError for any other rule.
     """
+    one_of("rule", rule, FormatRule)
     turns = said(completion)
     if not turns or not parsing.spans(turns[-1], final):
         return False

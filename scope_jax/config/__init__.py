@@ -8,16 +8,26 @@ Relative paths are taken from the current directory, `${NAME}` in a path is repl
 
 from __future__ import annotations
 
+import json
+import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
-from scope_jax.config.base import CardError, Section, laid_over
-from scope_jax.config.scope import AskSection, ChallengerRewardSection, ScopeSection, SolverRewardSection
-from scope_jax.config.ssp import SSPSection
+from scope_jax.config.base import CardError, Section, Seed, laid_over, one_of
+from scope_jax.config.scope import (
+    AskSection,
+    ChallengerRewardSection,
+    MissingAnswer,
+    ScopeSection,
+    SolverRewardSection,
+    Ungraded,
+)
+from scope_jax.config.ssp import FormatRule, Grader, NoiseUnit, SSPSection
 from scope_jax.config.tables import (
     DataSection,
     EncoderSection,
@@ -47,10 +57,14 @@ __all__ = [
     "EncoderSection",
     "EndpointSection",
     "EvalSet",
+    "FormatRule",
+    "Grader",
     "JudgeSection",
     "LaunchSection",
     "LearnerSection",
     "LossCard",
+    "MissingAnswer",
+    "NoiseUnit",
     "OptimizerSection",
     "RetrievalSection",
     "RoleSection",
@@ -59,7 +73,9 @@ __all__ = [
     "SamplingSection",
     "ScopeSection",
     "SolverRewardSection",
+    "Ungraded",
     "load_card",
+    "one_of",
     "parse_config",
 ]
 
@@ -68,7 +84,7 @@ class Config(Section):
     """One experiment."""
 
     system: Literal["ssp", "scope"]
-    seed: int = 0
+    seed: Seed = 0
     model: ModelSection
     mesh: MeshSection = MeshSection()
     retrieval: RetrievalSection
@@ -84,6 +100,15 @@ class Config(Section):
     scope: ScopeSection = ScopeSection()
 
     @model_validator(mode="after")
+    def _an_episode_fits_into_a_row(self) -> Config:
+        if self.rollout.max_length > self.learner.buckets[-1]:
+            raise ValueError(
+                f"rollout.max_length is {self.rollout.max_length} but the largest of learner.buckets is "
+                f"{self.learner.buckets[-1]}; an episode must fit into a row: raise the one or lower the other"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _ssp_is_complete(self) -> Config:
         if self.system != "ssp":
             return self
@@ -91,6 +116,11 @@ class Config(Section):
             raise ValueError("data.answers is missing; SSP needs a file of ground-truth answers")
         if self.train.steps is None:
             raise ValueError("train.steps is missing; SSP goes on until the card ends it")
+        if self.data.max_searches >= self.ssp.proposer.max_turns:
+            raise ValueError(
+                f"data.max_searches is {self.data.max_searches}, and so many searches and a question take "
+                f"{self.data.max_searches + 1} turns; raise ssp.proposer.max_turns or lower it"
+            )
         if self.judge is None and ("judge" in self.ssp.grader or self.ssp.verify == "judge"):
             raise ValueError(
                 "the card asks for a judge (ssp.grader or ssp.verify) but has no [judge] table: "
@@ -107,6 +137,11 @@ class Config(Section):
                 "SCOPE does not read [judge]; give each job of its judge an endpoint of its own: "
                 "[scope.gates.endpoint], [scope.rubric_writer.endpoint], [scope.grader.endpoint]"
             )
+        if len(self.scope.search_turns) >= self.scope.challenger.max_turns:
+            raise ValueError(
+                f"scope.search_turns asks for up to {len(self.scope.search_turns)} searches, and these and a task take "
+                f"{len(self.scope.search_turns) + 1} turns; raise scope.challenger.max_turns or shorten it"
+            )
         if self.scope.mode == "curated" and self.data.prompts is None:
             raise ValueError(
                 'data.prompts is missing; scope.mode = "curated" learns from a file of prompts with rubrics'
@@ -119,34 +154,68 @@ class Config(Section):
 
 
 # ---------------------------------------------------------------------------------------------------------- loading
-def _set(table: dict[str, Any], override: str) -> None:
+def _set(table: dict[str, Any], override: str, where: str) -> None:
+    shown = where + ": --set " + re.sub(r"//[^/@]*@", "//…@", ascii(override))  # a password is not repeated
     key, sep, text = override.partition("=")
     if not sep or not key.strip():
-        raise CardError(f"--set {override!r} is not of the form a.b=value")
+        raise CardError(f"{shown} is not of the form a.b=value.")
+    if not override.isprintable():
+        raise CardError(f"{shown} holds what cannot be printed; write a line break as \\n, in quotes.")
     try:
         value = tomllib.loads(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # no value of TOML: a text without quotes
         value = text.strip()
     *parents, leaf = key.strip().split(".")
     for name in parents:
         table = table.setdefault(name, {})
         if not isinstance(table, dict):
-            raise CardError(f"--set {override!r}: {name!r} is a value, not a table")
+            raise CardError(f"{shown}: {name!r} is a value, not a table; set it as a whole.")
     table[leaf] = value
 
 
+_TYPES = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "text in quotes",
+    "tuple_type": "an array [...]",
+    "dict_type": "a table",
+    "model_type": "a table",
+}
+_BOUNDS = {
+    "greater_than_equal": ("at least", "ge"),
+    "greater_than": ("above", "gt"),
+    "less_than_equal": ("at most", "le"),
+    "less_than": ("below", "lt"),
+}
+
+
+def _complaint(error: ErrorDetails) -> str:
+    """One error as a clause: the key, and what it must be. Texts are not repeated, as one may hold a secret."""
+    key = ".".join(str(part) for part in error["loc"]) or "the card"
+    given, kind, bounds = error["input"], error["type"], error.get("ctx", {})
+    value = f" is {json.dumps(given)} but" if isinstance(given, (bool, float)) or _short(given) else ""
+    if kind == "extra_forbidden":
+        return f"unknown key `{key}`; remove it or correct its name"
+    if kind == "missing":
+        return f"key `{key}` is missing; add it"
+    if kind in _TYPES:
+        return f"`{key}`{value} must be {_TYPES[kind]}"
+    if kind in _BOUNDS:
+        words, name = _BOUNDS[kind]
+        return f"`{key}`{value} must be {words} {bounds[name]:.12g}"
+    if kind == "literal_error":
+        return f"`{key}`{value} must be {bounds['expected']}"
+    return f"`{key}`: {error['msg'].removeprefix('Value error, ')}"
+
+
+def _short(value: Any) -> bool:
+    return isinstance(value, int) and abs(value) < 10**20
+
+
 def _sentence(where: str, error: ValidationError) -> str:
-    lines = []
-    for item in error.errors():
-        key = ".".join(str(part) for part in item["loc"]) or "the card"
-        match item["type"]:
-            case "extra_forbidden":
-                lines.append(f"unknown key `{key}`; remove it or correct its name")
-            case "missing":
-                lines.append(f"key `{key}` is missing; add it")
-            case _:
-                lines.append(f"`{key}`: {item['msg'].removeprefix('Value error, ')}")
-    return f"{where}: " + "; ".join(lines) + "."
+    return f"{where}: " + "; ".join(map(_complaint, error.errors())) + "."
 
 
 def parse_config(table: dict[str, Any], where: str) -> Config:
@@ -167,7 +236,7 @@ def _table(path: Path, extended_by: tuple[Path, ...]) -> dict[str, Any]:
         )
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, numbers too long, brackets too deep
         raise CardError(f"{path}: not valid TOML: {error}.") from None
     parent = table.pop("extends", None)
     if parent is None:
@@ -186,5 +255,6 @@ def load_card(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     path = Path(path)
     table = _table(path, ())
     for override in overrides:
-        _set(table, override)
-    return parse_config(table, str(path) if not overrides else f"{path} with --set {' '.join(overrides)}")
+        _set(table, override, str(path))
+    keys = " and ".join(override.partition("=")[0].strip() for override in overrides)
+    return parse_config(table, f"{path} with --set {keys}" if overrides else str(path))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
+from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 PROMPTS = Path(__file__).parents[1] / "prompts"  # the games' own, by game
 
@@ -23,10 +25,48 @@ def _expand(path: str) -> str:
             raise ValueError(f"the path {path!r} uses ${{{name}}}; set the environment variable {name}")
         return os.environ[name]
 
-    return re.sub(r"\$\{(\w+)\}", value, path)
+    expanded = re.sub(r"\$\{(\w+)\}", value, path)
+    if not expanded or "\0" in expanded:
+        raise ValueError(f"{expanded!r} is no path; correct it or leave the key out")
+    if re.search(r"\$\{\w+\}", expanded):
+        raise ValueError(f"the path {expanded!r} has a ${{…}} inside an environment variable; write the path out there")
+    return expanded
+
+
+def _address(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:  # a port that is no number, a bracket that does not close
+        usable, parts = False, urlsplit("")
+    if "@" in parts.netloc:
+        raise ValueError(
+            "holds a user name or password, which would be stored with the run; take it out of the address "
+            "(a judge's key goes into an environment variable that api_key_env names)"
+        )
+    if not usable or not url.isprintable() or " " in url:
+        raise ValueError("is no address of a server; give one like http://127.0.0.1:5000/v1")
+    return url
+
+
+def _ascending(lengths: tuple[int, ...]) -> tuple[int, ...]:
+    if not lengths or any(low >= high for low, high in itertools.pairwise(lengths)):
+        raise ValueError("must hold at least one length, each larger than the one before")
+    return lengths
 
 
 CardPath = Annotated[str, AfterValidator(_expand)]
+Address = Annotated[str, AfterValidator(_address)]
+# Numbers of a card are finite and have bounds on both sides: counts fit the 32 bits that they have on a device.
+MOST = 2**31 - 1
+Whole = Annotated[int, Field(ge=0, le=MOST)]
+Count = Annotated[int, Field(ge=1, le=MOST)]
+Seed = Annotated[int, Field(ge=0, le=10**18)]
+Lengths = Annotated[tuple[Count, ...], Field(strict=False), AfterValidator(_ascending)]  # of padded sequences, tokens
+Share = Annotated[float, Field(ge=0, le=1)]
+Weight = Annotated[float, Field(ge=0, le=1e6)]
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+Temperature = Annotated[float, Field(ge=0, le=100)]  # 0 is greedy
 
 
 def laid_over(default: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
@@ -38,10 +78,19 @@ def laid_over(default: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     return default | both
 
 
-class Section(BaseModel):
-    """Base of every table: frozen, and closed to keys it does not know."""
+def one_of(name: str, value: str, choices: Any) -> None:
+    """Raises ValueError if `value`, an argument called `name`, is none of the texts of the Literal `choices`."""
+    if value not in get_args(choices):
+        raise ValueError(f"{name} is {value!r}; give one of {', '.join(map(repr, get_args(choices)))}.")
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+
+class Section(BaseModel):
+    """Base of every table: frozen, closed to keys it does not know, its values of the very type and finite.
+
+    A whole number may stand for any number. An array of TOML is a list: fields that are tuples say `strict=False`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class GameSection(Section):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from scope_jax.config.base import PROMPTS, CardPath, GameSection, Section
+from scope_jax.config.base import PROMPTS, CardPath, Count, GameSection, Section, Share, Temperature, Weight, Whole
 from scope_jax.config.tables import EndpointSection, LossCard, RoleSection, SamplingSection
 
 
@@ -19,8 +19,8 @@ class ThinkingRule(Section):
 class ChallengerRewardSection(ThinkingRule):
     """Eq. (4), Eq. (5), App. F.1."""
 
-    format: float = 0.5  # lambda_fmt, Table 9
-    difficulty: float = 1.0  # lambda_diff, Table 9
+    format: Weight = 0.5  # lambda_fmt, Table 9
+    difficulty: Weight = 1.0  # lambda_diff, Table 9
     target: float = Field(default=0.5, gt=0, lt=1)  # tau, Table 9
     subtract_malformed: bool = False  # turns with a broken search count against the tool reward; released code: True
     require_question: bool = False  # a <task> needs a <question> inside (App. F.1); neither prompt nor code has one
@@ -30,14 +30,14 @@ class ChallengerRewardSection(ThinkingRule):
 class SolverRewardSection(ThinkingRule):
     """Eq. (6), Eq. (7), App. F.2."""
 
-    rubric: float = 1.0  # lambda_acc, Table 9
-    format: float = 0.5  # lambda_fmt, Table 9
-    search: float = 0.1  # lambda_search, Table 9
-    searches: int = Field(default=3, gt=0)  # at which the search reward is full, Table 9
+    rubric: Weight = 1.0  # lambda_acc, Table 9
+    format: Weight = 0.5  # lambda_fmt, Table 9
+    search: Weight = 0.1  # lambda_search, Table 9
+    searches: Count = 3  # at which the search reward is full, Table 9
     length_penalty: bool = True  # False: the ablation of Figure 2
-    soft_limit: int = Field(default=1024, ge=0)  # tokens of an answer, Table 9
-    hard_limit: int = Field(default=2048, gt=0)
-    floor: float = Field(default=0.05, ge=0, le=1)  # ell_min, Table 9
+    soft_limit: Whole = 1024  # tokens of an answer, Table 9
+    hard_limit: Count = 2048
+    floor: Share = 0.05  # ell_min, Table 9
     zero_beyond_double: bool = False  # above twice the hard limit the factor is 0; released code: True
 
     @model_validator(mode="after")
@@ -50,11 +50,14 @@ class SolverRewardSection(ThinkingRule):
 class AskSection(Section):
     """One of the judge's jobs: done by the frozen base, or by the model behind `endpoint`."""
 
-    temperature: float = Field(ge=0)
-    max_tokens: int = Field(gt=0)
+    temperature: Temperature
+    max_tokens: Count
     endpoint: EndpointSection | None = None
 
 
+TaskType = Annotated[str, Field(pattern=r"^\w+$")]  # its description is the prompt type_<name>.txt
+Ungraded = Literal["leave-out", "zero"]
+MissingAnswer = Literal["zero", "exclude"]
 SCOPE_CARD = LossCard(advantage="group-zscore", aggregation="token-mean", kl="k3", kl_coef=1e-3)
 
 
@@ -63,42 +66,42 @@ class ScopeSection(GameSection):
 
     prompts: CardPath = str(PROMPTS / "scope")
     mode: Literal["self-play", "curated"] = "self-play"  # curated: the baseline GRPO_data on rows of data.prompts
-    iterations: int = Field(default=3, ge=1)  # Table 9
-    steps_per_iteration: int = Field(default=20, ge=1)  # of each role, Table 9
-    challenger_batch: int = Field(default=64, ge=1)  # documents of one update, Table 9
-    solver_batch: int = Field(default=256, ge=1)  # tasks of one update, Table 9
-    freeze_challenger_after: int | None = Field(default=None, ge=0)  # iterations in which it learns; None: in all
+    iterations: Count = 3  # Table 9
+    steps_per_iteration: Count = 20  # of each role, Table 9
+    challenger_batch: Count = 64  # documents of one update, Table 9
+    solver_batch: Count = 256  # tasks of one update, Table 9
+    freeze_challenger_after: Whole | None = None  # iterations in which it learns; None: in all
     challenger: RoleSection = RoleSection(samples=8, max_turns=10, loss=SCOPE_CARD)
     solver: RoleSection = RoleSection(samples=8, max_turns=5, loss=SCOPE_CARD)
     # what the challenger is asked for
-    document_tokens: int = Field(default=256, ge=1)  # of a source document; released code
-    task_types: dict[str, float] = {"long_form_qa": 1.0, "summarization": 1.0, "planning": 1.0, "writing": 1.0}
-    search_turns: tuple[float, ...] = (4, 3, 2)  # shares of tasks with 1, 2, 3 ... expected searches, App. G
+    document_tokens: Count = 256  # of a source document; released code
+    task_types: dict[TaskType, Weight] = {"long_form_qa": 1.0, "summarization": 1.0, "planning": 1.0, "writing": 1.0}
+    # shares of tasks with 1, 2, 3 ... expected searches, App. G
+    search_turns: tuple[Weight, ...] = Field(default=(4, 3, 2), strict=False)
     dynamic_turns: bool = True  # each result says how many searches are left; released code
     solver_stops_at_search: bool = True  # False: a turn ends by itself, what follows its search is dropped; the code
     # the solver's rollouts that measure a task, and the creation of tasks (App. G)
-    n_train: int = Field(default=8, ge=1)  # N in stage 1
-    n_filter: int = Field(default=4, ge=1)  # N in the filter
+    n_train: Count = 8  # N in stage 1
+    n_filter: Count = 4  # N in the filter
     estimate: SamplingSection = SamplingSection(temperature=0.7, top_p=0.9)  # in stage 1; released code
     creation: SamplingSection = SamplingSection()  # both roles, while tasks are made; released code
-    window: tuple[float, float] = (0.2, 0.8)  # of the mean score, bounds included
-    target_tasks: int = Field(default=5120, ge=1)
-    generation_batch: int = Field(default=500, ge=1)  # documents at a time
-    max_batches: int = Field(
-        default=80, ge=1
-    )  # then the solver learns from the tasks there are; code: 40,000 documents
+    window: tuple[Share, Share] = Field(default=(0.2, 0.8), strict=False)  # of the mean score, bounds included
+    target_tasks: Count = 5120
+    generation_batch: Count = 500  # documents at a time
+    max_batches: Count = 80  # then the solver learns from the tasks there are; code: 40,000 documents
     # the judge
     quality_gates: bool = True  # False: the ablation of Figure 2
     gates_first: bool = True  # False: rubrics are written before the gates are asked (released code)
     gates: AskSection = AskSection(temperature=0.0, max_tokens=256)  # released code; Qwen3: 1024
     rubric_writer: AskSection = AskSection(temperature=0.0, max_tokens=8192)  # Table 9
     grader: AskSection = AskSection(temperature=0.6, max_tokens=16384)  # Table 9
-    min_rubrics: int = Field(default=3, ge=1)  # Table 9
-    max_rubrics: int = Field(default=5, ge=1)  # section 3; released code: 10
-    rubric_weights: dict[str, float] = {"critical": 1.0, "important": 1.0, "bonus": 1.0}  # w_k by priority, section 4.1
-    ungraded: Literal["leave-out", "zero"] = "leave-out"  # a criterion without a verdict; released code: zero
-    min_graded: float = Field(default=0.5, ge=0, le=1)  # share of verdicts below which a rollout has no score
-    missing_answer: Literal["zero", "exclude"] = "zero"  # in the mean score of a task; released code: exclude
+    min_rubrics: Count = 3  # Table 9
+    max_rubrics: Count = 5  # section 3; released code: 10
+    # w_k by priority, section 4.1
+    rubric_weights: dict[str, Weight] = {"critical": 1.0, "important": 1.0, "bonus": 1.0}
+    ungraded: Ungraded = "leave-out"  # a criterion without a verdict; released code: zero
+    min_graded: Share = 0.5  # share of verdicts below which a rollout has no score
+    missing_answer: MissingAnswer = "zero"  # in the mean score of a task; released code: exclude
     cut_answer: bool = False  # the grader reads an answer up to the hard limit only; released code: True
     challenger_reward: ChallengerRewardSection = ChallengerRewardSection()
     solver_reward: SolverRewardSection = SolverRewardSection()
@@ -111,8 +114,8 @@ class ScopeSection(GameSection):
             raise ValueError("window is (lowest, highest) mean score of a task")
         for name in ("task_types", "rubric_weights"):
             weights = getattr(self, name)
-            if min(weights.values()) < 0 or sum(weights.values()) <= 0:
-                raise ValueError(f"{name} must hold weights of 0 or more, at least one of them above 0")
-        if not self.search_turns or min(self.search_turns) < 0 or sum(self.search_turns) <= 0:
-            raise ValueError("search_turns must hold shares of 0 or more, at least one of them above 0")
+            if not any(weights.values()):
+                raise ValueError(f"{name} must hold at least one weight above 0")
+        if not any(self.search_turns):
+            raise ValueError("search_turns must hold at least one share above 0")
         return self

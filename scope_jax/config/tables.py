@@ -8,7 +8,20 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, model_validator
 
 from scope_jax import dialects
-from scope_jax.config.base import CardPath, Section
+from scope_jax.config.base import (
+    MOST,
+    Address,
+    CardPath,
+    Count,
+    Lengths,
+    Seconds,
+    Section,
+    Seed,
+    Share,
+    Temperature,
+    Weight,
+    Whole,
+)
 
 
 # --------------------------------------------------------------------------------------------------- model and mesh
@@ -17,11 +30,18 @@ def _known_dialect(name: str) -> str:
     return name
 
 
+def _plain(value: Any) -> bool | int | str:
+    if not isinstance(value, (bool, int, str)):
+        raise ValueError("a template is handed true, false, whole numbers and text only")
+    return value
+
+
 class ModelSection(Section):
     checkpoint: CardPath  # Hugging Face folder: config.json, *.safetensors, tokenizer
     tokenizer: CardPath | None = None  # another tokenizer folder; the checkpoint's own otherwise
     chat_template: CardPath | None = None  # a .jinja file that replaces the tokenizer's template
-    chat_template_kwargs: dict[str, bool | int | str] = {}  # handed to the template, e.g. enable_thinking = false
+    # handed to the template, e.g. enable_thinking = false
+    chat_template_kwargs: dict[str, Annotated[Any, AfterValidator(_plain)]] = {}
     # how the model writes a search and reads results (SCOPE Table 11): xml, hermes, function, or a TOML file
     dialect: Annotated[CardPath, AfterValidator(_known_dialect)] = "xml"
     turns: Literal["raw", "chat", "chat-trimmed"] = "raw"  # how an observation joins the conversation, see rollouts.md
@@ -29,12 +49,27 @@ class ModelSection(Section):
     param_dtype: Literal["float32", "bfloat16"] = "float32"  # master weights and Adam moments
 
 
+def _an_axis(size: int) -> int:
+    if size == 0:
+        raise ValueError("an axis has at least one device; give a number from 1, or -1 for what is left")
+    return size
+
+
+Axis = Annotated[int, Field(ge=-1, le=MOST), AfterValidator(_an_axis)]
+
+
 class MeshSection(Section):
     """Devices by axis; -1 takes what is left. `slots` of the engine and rows of a batch spread over data × fsdp."""
 
-    data: int = 1
-    fsdp: int = -1
-    tensor: int = 1
+    data: Axis = 1
+    fsdp: Axis = -1
+    tensor: Axis = 1
+
+    @model_validator(mode="after")
+    def _one_is_left_open(self) -> MeshSection:
+        if (self.data, self.fsdp, self.tensor).count(-1) > 1:
+            raise ValueError("only one axis can take what is left (-1); give the others their number of devices")
+        return self
 
 
 # ------------------------------------------------------------------------------------------------------------ sources
@@ -51,20 +86,29 @@ class SourceSection(Section):
 
 # ------------------------------------------------------------------------------------------------------- retrieval
 class ScannSection(Section):
-    num_leaves: int = 200
-    leaves_to_search: int = 160  # hashed vectors do not cluster: recall@3 .985 at 160 of 200, .82 at 40
-    dimensions_per_block: int = 4
-    reorder: int = 100
-    brute_force_below: int = 5000  # passages; a smaller corpus is searched without tree and codes
+    num_leaves: Count = 200
+    leaves_to_search: Count = 160  # hashed vectors do not cluster: recall@3 .985 at 160 of 200, .82 at 40
+    dimensions_per_block: Count = 4
+    reorder: Count = 100
+    brute_force_below: Whole = 5000  # passages; a smaller corpus is searched without tree and codes
+
+    @model_validator(mode="after")
+    def _leaves_are_there(self) -> ScannSection:
+        if self.leaves_to_search > self.num_leaves:
+            raise ValueError(f"leaves_to_search must be at most num_leaves, {self.num_leaves}")
+        return self
 
 
 class EncoderSection(Section):
     checkpoint: CardPath | None = None  # Hugging Face folder of a BERT (E5) or Qwen3-Embedding; none = hashed lexical
     query_prefix: str | None = None  # none: E5's or Qwen3-Embedding's, by the folder's architecture
     passage_prefix: str | None = None
-    max_tokens: int = Field(default=256, gt=2)  # of one text with prefix and marks; Search-R1's limit for E5
-    batch: int = Field(default=64, gt=0)  # passages of one program, over all devices
+    max_tokens: int = Field(default=256, gt=2, le=MOST)  # of one text with prefix and marks; Search-R1's limit for E5
+    batch: Count = 64  # passages of one program, over all devices
     compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: float32 on CPU, bfloat16 elsewhere
+
+
+Tries = Annotated[int, Field(ge=0, le=1000)]  # after the first
 
 
 class RetrievalSection(SourceSection):
@@ -72,13 +116,13 @@ class RetrievalSection(SourceSection):
     index: CardPath | None = None  # folder of a built index; made in the run folder when absent
     kind: Literal["exact", "scann"] = "exact"
     encoder: EncoderSection = EncoderSection()
-    dim: int = 2048  # width of the hashed lexical embedding
+    dim: int = Field(default=2048, ge=1, le=2**20)  # width of the hashed lexical embedding
     scann: ScannSection = ScannSection()
-    url: str | None = None  # a search server speaking the Search-R1 protocol, instead of corpus and index
-    top_k: int = 3  # SSP §4.1
-    max_tokens: int = 500  # tokens of one search result, Search-R1
-    timeout: float = 30.0  # seconds for one remote search
-    retries: int = 5
+    url: Address | None = None  # a search server speaking the Search-R1 protocol, instead of corpus and index
+    top_k: Count = 3  # SSP §4.1
+    max_tokens: Count = 500  # tokens of one search result, Search-R1
+    timeout: Seconds = 30.0  # for one remote search
+    retries: Tries = 5
 
     @model_validator(mode="after")
     def _one_source(self) -> RetrievalSection:
@@ -89,19 +133,28 @@ class RetrievalSection(SourceSection):
 
 # --------------------------------------------------------------------------------------------------------- rollouts
 class SamplingSection(Section):
-    temperature: float = Field(default=1.0, ge=0)
-    top_k: int = Field(default=0, ge=0)  # 0 = off
+    temperature: Temperature = 1.0
+    top_k: Whole = 0  # 0 = off
     top_p: float = Field(default=1.0, gt=0, le=1)
-    max_tokens: int = Field(default=8192, gt=0)  # sampled tokens of one turn
+    max_tokens: Count = 8192  # sampled tokens of one turn
 
 
 class RolloutSection(Section):
-    slots: int = 64  # episodes decoded at the same time, over the whole mesh
-    max_length: int = 12288  # tokens of one episode, prompt and observations included
-    prefill_buckets: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048, 4096)
-    prefill_batch: int = 4  # prompts of one prefill program; fixed, so that numbers never depend on neighbours
-    decode_steps: int = 16  # tokens per dispatch
-    search_threads: int = 8
+    slots: Count = 64  # episodes decoded at the same time, over the whole mesh
+    max_length: Count = 12288  # tokens of one episode, prompt and observations included
+    prefill_buckets: Lengths = (64, 128, 256, 512, 1024, 2048, 4096)
+    prefill_batch: Count = 4  # prompts of one prefill program; fixed, so that numbers never depend on neighbours
+    decode_steps: Count = 16  # tokens per dispatch
+    search_threads: int = Field(default=8, ge=1, le=1024)
+
+    @model_validator(mode="after")
+    def _prompts_fit(self) -> RolloutSection:
+        if self.prefill_buckets[-1] > self.max_length:
+            raise ValueError(
+                f"prefill_buckets go up to {self.prefill_buckets[-1]} tokens but max_length is {self.max_length}; "
+                "leave out those that are longer"
+            )
+        return self
 
 
 # ---------------------------------------------------------------------------------------------------------- learner
@@ -117,6 +170,7 @@ Advantage = Literal[
     "none",
 ]
 KL = Literal["none", "k1", "k2", "k3", "k2-plain", "k3-plain"]
+Coefficient = Annotated[float, Field(ge=0, le=100)]
 OrOff = BeforeValidator(lambda value: 0.0 if value is None else value)  # None means off, as 0 does
 
 
@@ -130,30 +184,30 @@ class LossCard(Section):
     objective: Literal["policy", "supervised"] = "policy"
     # advantage: how an episode's reward is compared
     advantage: Advantage = "group-mean"
-    advantage_ddof: Literal[0, 1] = 1  # of the standard deviation of a group or batch
-    advantage_eps: float = 1e-6
+    advantage_ddof: int = Field(default=1, ge=0, le=1)  # of the standard deviation of a group or batch
+    advantage_eps: Share = 1e-6
     ema_decay: float = Field(default=0.7, ge=0, lt=1)  # SCORE §3.5; 0.95 in Spiral
-    ema_start: float = 0.0  # b_0
+    ema_start: float = Field(default=0.0, ge=-1e6, le=1e6)  # b_0
     # policy term: ratio r = exp(logπ − logπ_old), what becomes of it, and how far it may go
     surrogate: Literal["clip", "weight"] = "clip"  # PPO's; CISPO's
     ratio: Literal["token", "sequence"] = "token"  # sequence: the geometric mean over the episode, GSPO
-    clip_low: float = Field(default=0.2, ge=0)
-    clip_high: float = Field(default=0.2, ge=0)
-    dual_clip: Annotated[float, OrOff] = 3.0  # 0 = off
-    log_ratio_bound: float = Field(default=20.0, gt=0)  # |log-ratios| before they are exponentiated
+    clip_low: Share = 0.2
+    clip_high: Weight = 0.2
+    dual_clip: Annotated[Weight, OrOff] = 3.0  # 0 = off
+    log_ratio_bound: float = Field(default=20.0, gt=0, le=80)  # |log-ratios| before they are exponentiated
     old_logprobs: Literal["learner", "rollout"] = "learner"  # who computes logπ_old
-    rollout_cap: float = Field(default=0.0, ge=0)  # C of the weight min(π_old/μ, C); 0 = no weight
+    rollout_cap: Weight = 0.0  # C of the weight min(π_old/μ, C); 0 = no weight
     rollout_weight: Literal["token", "sequence"] = "token"
     # aggregation: what the sum over tokens is divided by
     aggregation: Literal["token-mean", "sequence-mean", "constant"] = "sequence-mean"
-    constant_length: int = Field(default=1, gt=0)  # divisor of "constant": Σ tokens / (sequences · constant_length)
+    constant_length: Count = 1  # divisor of "constant": Σ tokens / (sequences · constant_length)
     # KL to the reference, and entropy
     kl: KL = "k3"
-    kl_coef: float = 0.01  # beta
-    kl_bound: float = Field(default=0.0, ge=0)  # |value| of a token's estimator; 0 = off
-    entropy_coef: float = Field(default=0.0, ge=0)
+    kl_coef: Coefficient = 0.01  # beta
+    kl_bound: Weight = 0.0  # |value| of a token's estimator; 0 = off
+    entropy_coef: Coefficient = 0.0
     tempered: bool = True  # log-probs of the policy divided by the rollout temperature
-    mini_batches: int = Field(default=1, gt=0)  # optimiser steps of one update
+    mini_batches: Count = 1  # optimiser steps of one update
 
     @model_validator(mode="after")
     def _fits_together(self) -> LossCard:
@@ -170,29 +224,31 @@ class LossCard(Section):
 
 
 class OptimizerSection(Section):
-    learning_rate: float = 1e-6
-    warmup_steps: int = 5  # updates of a policy, as verl counts: one for each role that trains it in a step
+    learning_rate: float = Field(default=1e-6, gt=0, le=1)
+    warmup_steps: Whole = 5  # updates of a policy, as verl counts: one for each role that trains it in a step
     schedule: Literal["constant", "cosine"] = "constant"
-    total_steps: int | None = None  # updates to the end of the cosine
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-    weight_decay: float = 0.01  # of all weights, as torch's AdamW on model.parameters()
-    max_grad_norm: float = 1.0
+    total_steps: Count | None = None  # updates to the end of the cosine
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.999, ge=0, lt=1)
+    eps: float = Field(default=1e-8, gt=0, le=1)
+    weight_decay: Share = 0.01  # of all weights, as torch's AdamW on model.parameters()
+    max_grad_norm: float = Field(default=1.0, gt=0, le=1e9)
 
     @model_validator(mode="after")
     def _cosine_has_an_end(self) -> OptimizerSection:
         if self.schedule == "cosine" and self.total_steps is None:
             raise ValueError('schedule = "cosine" needs total_steps, the update at which it reaches zero')
+        if self.total_steps is not None and self.total_steps <= self.warmup_steps:
+            raise ValueError(f"total_steps must be larger than warmup_steps, {self.warmup_steps}")
         return self
 
 
 class LearnerSection(Section):
-    buckets: tuple[int, ...] = (512, 1024, 2048, 4096, 8192, 12288)  # row lengths a batch may have
+    buckets: Lengths = (512, 1024, 2048, 4096, 8192, 12288)  # row lengths a batch may have
     packing: bool = True  # several episodes in one row
-    micro_batch_rows: int = 8  # rows of one forward-backward over the whole mesh; 0 = all at once
+    micro_batch_rows: Whole = 8  # rows of one forward-backward over the whole mesh; 0 = all at once
     remat: Literal["full", "none"] = "full"
-    logprob_chunk: int = 128  # no more logits exist at a time than these tokens have over the whole vocabulary
+    logprob_chunk: Count = 128  # no more logits exist at a time than these tokens have over the whole vocabulary
     attention: Literal["auto", "reference", "dot_product", "splash"] = "auto"  # docs/attention.md
 
 
@@ -200,37 +256,49 @@ class LearnerSection(Section):
 class RowsSection(SourceSection):
     """How many of the rows are taken."""
 
-    limit: int | None = Field(default=None, ge=1)  # a random subset of so many rows
-    limit_seed: int = 0  # names that subset; not `seed`, so that runs and checkpoints that are compared share it
+    limit: Count | None = None  # a random subset of so many rows
+    limit_seed: Seed = 0  # names that subset; not `seed`, so that runs and checkpoints that are compared share it
 
 
 class DataSection(RowsSection):
     answers: CardPath | None = None  # SSP: ground-truth answers
     documents: CardPath | None = None  # SCOPE: what tasks are written from; None: the corpus of [retrieval]
     prompts: CardPath | None = None  # SCOPE with scope.mode = "curated": tasks with rubrics
-    max_searches: int = (
-        1  # a proposer is asked for n searches, n uniform in min_searches..max_searches if no column says
-    )
-    min_searches: int = 1
+    # a proposer is asked for n searches, n uniform in min_searches..max_searches if no column says
+    max_searches: Whole = 1
+    min_searches: Whole = 1
+
+    @model_validator(mode="after")
+    def _a_range(self) -> DataSection:
+        if self.min_searches > self.max_searches:
+            raise ValueError(f"min_searches must be at most max_searches, {self.max_searches}")
+        return self
 
 
 class EvalSet(RowsSection):
-    name: str
+    name: str = Field(pattern=r"^[\w.-]+$")  # part of its metrics' names
     path: CardPath  # questions with answers; SCOPE: tasks with rubrics
 
 
 class EvalSection(Section):
-    sets: tuple[EvalSet, ...] = ()
-    every: int = 0  # steps between evaluations; 0 = before the first and after the last step only
-    temperature: float = 0.0  # SSP Table 4
-    max_tokens: int = 1024  # sampled tokens of one turn
+    sets: tuple[EvalSet, ...] = Field(default=(), strict=False)
+    every: Whole = 0  # steps between evaluations; 0 = before the first and after the last step only
+    temperature: Temperature = 0.0  # SSP Table 4
+    max_tokens: Count = 1024  # sampled tokens of one turn
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> EvalSection:
+        names = [exam.name for exam in self.sets]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two sets are called {max(names, key=names.count)!r}; give each a name of its own")
+        return self
 
 
 class TrainSection(Section):
-    steps: int | None = None  # the run ends after so many; None: when the game says so
-    batch_size: int = 256  # items (SSP: ground-truth answers) of one step
-    save_every: int = 10
-    keep: int = 2  # checkpoints that stay
+    steps: Count | None = None  # the run ends after so many; None: when the game says so
+    batch_size: Count = 256  # items (SSP: ground-truth answers) of one step
+    save_every: Count = 10
+    keep: Count = 2  # checkpoints that stay
     offload: bool = False  # policies lie in host memory while they are not trained
 
 
@@ -247,36 +315,37 @@ def _beside_ours(fields: dict[str, Any]) -> dict[str, Any]:
 class EndpointSection(Section):
     """A chat model behind an OpenAI-compatible endpoint."""
 
-    url: str
-    model: str
-    api_key_env: str | None = None
+    url: Address
+    model: str = Field(min_length=1)
+    api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     # what else a request says, e.g. { reasoning_effort = "low" }
     extra_body: Annotated[dict[str, JsonValue], AfterValidator(_beside_ours)] = {}
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"  # OpenAI's o-series: the latter
-    timeout: float = 600.0  # seconds for one reply, which may be as long as max_tokens
-    retries: int = 8  # with the delays below the endpoint may be gone for two minutes
-    retry_delay: float = 1.0  # seconds before the first retry; doubled each time, at most 30
-    concurrency: int = 16
+    timeout: Seconds = 600.0  # for one reply, which may be as long as max_tokens
+    retries: Tries = 8  # with the delays below the endpoint may be gone for two minutes
+    # seconds before the first retry; doubled each time, at most 30
+    retry_delay: float = Field(default=1.0, ge=0, le=30)
+    concurrency: int = Field(default=16, ge=1, le=1024)
 
 
 class JudgeSection(EndpointSection):
     """Such a model, and how it replies."""
 
-    timeout: float = 60.0
-    temperature: float = 0.1  # released SSP code
-    max_tokens: int = 70
+    timeout: Seconds = 60.0
+    temperature: Temperature = 0.1  # released SSP code
+    max_tokens: Count = 70
 
 
 class LaunchSection(Section):
     kind: Literal["local"] = "local"
-    fake_devices: int = 0  # host devices to simulate on CPU
+    fake_devices: int = Field(default=0, ge=0, le=1024)  # host devices to simulate on CPU
 
 
 # ------------------------------------------------------------------------------------------------------------- roles
 class RoleSection(Section):
     """How one role of a game samples and learns."""
 
-    samples: int
-    max_turns: int = 10  # SSP App. B.2
+    samples: Count
+    max_turns: Count = 10  # SSP App. B.2
     sampling: SamplingSection = SamplingSection()
     loss: LossCard

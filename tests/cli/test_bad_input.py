@@ -100,10 +100,16 @@ def test_card_that_is_not_toml(card: Path, tmp_path: Path) -> None:
         ("train.steps=many", "train.steps"),
         ("train.stops=3", "unknown key `train.stops`"),
         ("system.steps=3", "is a value, not a table"),
+        ("train.batch_size=0", "`train.batch_size` is 0 but must be at least 1"),
+        ("optimizer.learning_rate=nan", "must be a finite number"),
+        ("ssp.solver.loss.clip_low=1.5", "must be at most 1"),
+        ("data.min_searches=5", "min_searches must be at most max_searches"),
+        ('judge={url="http://me:hunter2@host/v1", model="m"}', "an environment variable that api_key_env names"),
     ],
 )
 def test_broken_override(card: Path, tmp_path: Path, override: str, words: str) -> None:
-    assert words in refused(run("train", card, "--run", tmp_path / "run", "--set", override))
+    text = refused(run("train", card, "--run", tmp_path / "run", "--set", override))
+    assert words in text and "card.toml" in text and "hunter2" not in text
     assert not (tmp_path / "run").exists()
 
 
@@ -117,7 +123,9 @@ def test_foreign_run_folder(card: Path, tmp_path: Path) -> None:
 
 
 def test_run_folder_of_another_config(card: Path, tmp_path: Path) -> None:
-    RunLog(tmp_path / "run", load_card(card)).close()
+    log = RunLog(tmp_path / "run", load_card(card))
+    log.metrics(0, {"eval/held-out/accuracy": 0.25})
+    log.close()
     text = refused(run("train", card, "--run", tmp_path / "run", "--set", "seed=3"))
     assert "was started with other values of seed" in text
 

@@ -105,7 +105,7 @@ def test_another_config_is_refused_with_its_keys(cfg: Config, tmp_path: Path) ->
     log = RunLog(tmp_path, cfg)
     log.metrics(0, {"eval/held-out/accuracy": 0.25})
     log.close()
-    other = override(optimizer={"learning_rate": 2e-6}, ssp={"max_chars": 5})
+    other = override(optimizer={"learning_rate": 2e-6}, ssp={"max_chars": 500})
     with pytest.raises(RunError, match=r"other values of optimizer.learning_rate, ssp.max_chars; use") as caught:
         RunLog(tmp_path, other)
     assert "\n" not in str(caught.value)

@@ -99,7 +99,7 @@ def test_each_ablation_changes_one_thing_of_the_atlas_card():
 
 
 def test_a_table_set_on_the_command_line_keeps_its_other_keys():
-    cfg = load_card(CARDS[0], ["scope.task_types.planning=0.0", 'scope.grader.endpoint={url="u", model="m"}'])
+    cfg = load_card(CARDS[0], ["scope.task_types.planning=0.0", 'scope.grader.endpoint={url="http://u", model="m"}'])
     assert sorted(cfg.scope.task_types.values()) == [0.0, 1.0, 1.0, 1.0]
     assert scope.judges(cfg)["grader"].temperature == 0.6
 

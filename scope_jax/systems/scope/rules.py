@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scope_jax import parsing
-from scope_jax.config import ChallengerRewardSection, SolverRewardSection
+from scope_jax.config import ChallengerRewardSection, MissingAnswer, SolverRewardSection, Ungraded, one_of
 from scope_jax.rewards import mean
 
 _ROUNDING = 1e-9  # the mean of eight times 0.2 is 0.19999999999999998
@@ -40,7 +40,9 @@ def settled_score(
     """Eq. (1) where some criteria may have no verdict (None); None if fewer than `min_graded` of them have one.
 
     ungraded: "leave-out" takes the mean over the criteria with a verdict, "zero" counts the others as not met.
+    Raises ValueError for any other word.
     """
+    one_of("ungraded", ungraded, Ungraded)
     known = [place for place, verdict in enumerate(verdicts) if verdict is not None]
     if not known or len(known) < min_graded * len(verdicts):
         return None
@@ -195,8 +197,9 @@ def mean_score(scores: Sequence[float | None], answered: Sequence[bool], missing
     """ḡ over a task's rollouts; None where nothing is left to average.
 
     A rollout without an answer counts 0 (missing "zero", the mean of all N grades of section 3.1) or not at all
-    ("exclude"); one whose grading failed (None) never counts.
+    ("exclude"); one whose grading failed (None) never counts. Raises ValueError for any other word.
     """
+    one_of("missing", missing, MissingAnswer)
     kept = [
         score if there else 0.0
         for score, there in zip(scores, answered, strict=True)

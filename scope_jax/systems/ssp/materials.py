@@ -10,12 +10,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from scope_jax.config import NoiseUnit, one_of
+
 _HEAD = re.compile(r"^Doc \d+ ?(?=\(Title: )", re.MULTILINE)
 _CUT = re.compile(r"[\s.…]*(\(truncated\))?$")
 
 
 def units(results: Sequence[str], unit: str) -> list[str]:
-    """The units of an episode's result texts: its documents, each once and without number, or one joined text."""
+    """The units of an episode's result texts: its documents, each once and without number, or one joined text.
+
+    Raises ValueError for any other `unit`.
+    """
+    one_of("unit", unit, NoiseUnit)
     if unit == "trajectory":
         return ["\n\n".join(results)] if results else []
     found: list[str] = []
@@ -48,7 +54,11 @@ def mix(own: Sequence[str], others: Sequence[str], count: int, rng: np.random.Ge
 
 
 def render(texts: Sequence[str], unit: str) -> str:
-    """Documents numbered anew in the format of a search result; whole trajectories one below the other."""
+    """Documents numbered anew in the format of a search result; whole trajectories one below the other.
+
+    Raises ValueError for any other `unit`.
+    """
+    one_of("unit", unit, NoiseUnit)
     if unit == "trajectory":
         return "\n\n".join(texts)
     return "\n\n".join(f"Doc {number} {text}" for number, text in enumerate(texts, 1))
