@@ -77,6 +77,16 @@ def _shardings(tree: Params, mesh: Mesh | None, rules: Rules) -> Params:
     return param_shardings(tree, mesh, rules)
 
 
+def abstract(cfg: ModelConfig, mesh: Mesh | None, rules: Rules, dtype: Any) -> Params:
+    """Shapes, dtype and shardings of the weights that `load` builds."""
+    tree = declare(cfg)
+    return jax.tree.map(
+        lambda param, sharding: jax.ShapeDtypeStruct(param.shape, jnp.dtype(dtype), sharding=sharding),
+        tree,
+        _shardings(tree, mesh, rules),
+    )
+
+
 # ---------------------------------------------------------------------------------------------------------- reading
 def load(
     folder: str | Path,
@@ -89,6 +99,11 @@ def load(
     if is_orbax(folder):
         return load_orbax(folder, mesh, rules, dtype)
     return load_hf(folder, mesh, rules, dtype, report)
+
+
+def is_model(folder: str | Path) -> bool:
+    """True if the folder is a model's, in either layout."""
+    return (Path(folder) / "config.json").is_file()
 
 
 def is_orbax(folder: str | Path) -> bool:
@@ -179,12 +194,7 @@ def load_orbax(
     if wrong := fault(folder):
         raise WeightsError(f"the weights in {folder} cannot be used: {wrong}; convert or copy them again.")
     cfg = load_config(folder)
-    tree = declare(cfg)
-    target = jax.tree.map(
-        lambda param, sharding: jax.ShapeDtypeStruct(param.shape, jnp.dtype(dtype), sharding=sharding),
-        tree,
-        _shardings(tree, mesh, rules),
-    )
+    target = abstract(cfg, mesh, rules, dtype)
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         place = (folder / ORBAX).absolute()
         saved = _leaves(checkpointer.metadata(place).item_metadata.tree)

@@ -154,7 +154,8 @@ def _resumable(corpus: Corpus, embedder: Embedder, folder: Path, rebuild: bool) 
     if manifest.corpus != corpus.fingerprint or manifest.embedder != embedder.identity:
         other = "corpus" if manifest.corpus != corpus.fingerprint else "encoder"
         raise IndexFolderError(
-            f"The index in {folder} was built from another {other}; choose another folder, or allow it to be rebuilt."
+            f"The index in {folder} was built from another {other}; choose another folder, or have it deleted and "
+            "built anew with `scope-jax index CARD --rebuild`."
         )
     return manifest
 

@@ -201,6 +201,25 @@ class Engine:
         shardings = param_shardings(declare(self.model), self.mesh, DECODE)
         return self._unstack(reshard(params, shardings, self.config.compute_dtype))
 
+    def take_params(self, params: Params) -> Params:
+        """As load_params, but the source is given up, weight by weight: never more than one exists twice."""
+        shardings = param_shardings(declare(self.model), self.mesh, DECODE)
+
+        def take(weight: jax.Array, sharding: NamedSharding) -> jax.Array:
+            taken = reshard(weight, sharding, self.config.compute_dtype).block_until_ready()
+            weight.delete()
+            return taken
+
+        by_name = []
+        for name, weight in params["layers"].items():
+            rows = self._unstack({"layers": {name: take(weight, shardings["layers"][name])}})["layers"]
+            by_name.append(jax.block_until_ready(rows))
+        layers = tuple(
+            {name: row for part in parts for name, row in part.items()} for parts in zip(*by_name, strict=True)
+        )
+        rest = {name: jax.tree.map(take, tree, shardings[name]) for name, tree in params.items() if name != "layers"}
+        return {**rest, "layers": layers}
+
     # ------------------------------------------------------------------------------------------------------- verbs
     def init_decode_state(self) -> DecodeState:
         """Slots that all rest."""

@@ -63,6 +63,14 @@ class LocalRollouts:
         self._params = None  # frees the old copy before the new one is made
         self._params = self.engine.load_params(params)
 
+    def take_params(self, params: Any) -> Any:
+        """The engine's own form of stacked weights, which are given up."""
+        return self.engine.take_params(params)
+
+    def use(self, taken: Any) -> None:
+        """Speaks with weights of `take_params` from now on; None gives the last ones free."""
+        self._params = taken
+
     def run(self, requests: Sequence[Request]) -> list[Completion]:
         """Plays every request; completions in the order of the requests.
 

@@ -30,6 +30,12 @@ class ScriptedRollouts:
     def load_params(self, params: Any) -> None:
         """A script has no weights."""
 
+    def take_params(self, params: Any) -> Any:
+        """Nothing becomes of them."""
+
+    def use(self, taken: Any) -> None:
+        """A script has no weights."""
+
     def run(self, requests: Sequence[Request]) -> list[Completion]:
         """Plays every request, in order."""
         episodes = [Episode(request, i, self._tokenizer, self._max_length) for i, request in enumerate(requests)]

@@ -186,7 +186,15 @@ class Rollouts(Protocol):
     """The seam that games and the loop see; `LocalRollouts` and `ScriptedRollouts` fill it."""
 
     def load_params(self, params: Any) -> None:
-        """Hands over the weights that speak from now on."""
+        """Copies stacked weights, which speak from now on."""
+        ...
+
+    def take_params(self, params: Any) -> Any:
+        """Turns stacked weights, which are given up, into the form that `use` takes."""
+        ...
+
+    def use(self, taken: Any) -> None:
+        """Has weights of `take_params` speak from now on, without a copy; None: nobody's."""
         ...
 
     def run(self, requests: Sequence[Request]) -> list[Completion]:

@@ -49,6 +49,7 @@ from sharding.rules import TRAIN
 
 Tell = Callable[[str], None]
 FIRST_DELAY = 0.5  # seconds before a search server is asked again
+PROBE = "capital of Norway"  # a search that any server may answer, also with nothing
 CACHED_QUERIES = 100_000
 CUT = "...(truncated)"
 
@@ -221,7 +222,9 @@ def assemble_world(
     """
     datasets.disable_progress_bars()  # a run shows its own progress
     system = SYSTEMS[cfg.system]
-    kind = system.exam_kind(cfg)
+    if cfg.evaluate.sets:
+        system.read_exam_prompts(cfg)
+    kind = system.exam_needs(cfg).kind
     exams = {exam.name: data.load(data.Source(exam.path, kind, exam)) for exam in cfg.evaluate.sets}
     tokenizer = Tokenizer.load(cfg.model.tokenizer or checkpoint, cfg.model.chat_template)
     model = weights.load_config(checkpoint)
@@ -274,6 +277,7 @@ def _search_tool(
         retrieve = RemoteRetriever(
             card.url, timeout=card.timeout, retries=card.retries, first_delay=FIRST_DELAY, tell=tell
         )
+        _probe(card.url, card.timeout)
     else:
         retrieve = open_or_build_index(cfg, run, mesh if mesh.size > 1 else None, part)
 
@@ -289,6 +293,13 @@ def _search_tool(
         neutralise=partial(parsing.neutralise, also=dialects.load(cfg.model.dialect).tags),
         cache_size=CACHED_QUERIES,
     )
+
+
+def _probe(url: str, timeout: float) -> None:
+    """Returns if a search is answered at the first try, so that nothing is begun without a server."""
+    once = RemoteRetriever(url, timeout=timeout, retries=0, first_delay=FIRST_DELAY)
+    once([PROBE], 1)
+    once.close()
 
 
 def _joiner(cfg: Config, system: System, tokenizer: Tokenizer) -> Joiner:

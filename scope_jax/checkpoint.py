@@ -25,6 +25,7 @@ from scope_jax.config import Config
 from scope_jax.errors import UserError
 from scope_jax.metrics import fingerprint
 from scope_jax.types import Memory
+from sharding.spec import path_name
 
 LAYOUT = 3  # of what a run saves; 2: the memory holds the game's and the moving baselines; 3: a state counts updates
 TEMPORARY = ".orbax-checkpoint-tmp"  # orbax: <name> + this (+ more) until all files are there
@@ -45,6 +46,11 @@ class Saved:
 
 
 # ---------------------------------------------------------------------------------------------------------- reading
+def run_of(target: Path) -> Path | None:
+    """The run folder that `target` is, or in which it lies as a checkpoint or an export; None if it is nothing such."""
+    return next((place for place in (target, *target.parents[:2]) if (place / "config.toml").is_file()), None)
+
+
 def steps(folder: Path) -> list[int]:
     """Steps that have a folder under `folder`, ascending; whether they are valid is another question."""
     if not folder.is_dir():
@@ -75,11 +81,13 @@ def load(folder: Path, targets: Mapping[str, Any]) -> Saved:
     """The checkpoint in `folder`, its arrays placed as `targets` says.
 
     targets: policy name → tree of jax.ShapeDtypeStruct with shardings. Parts of the state may be left out (only the
-    weights of one policy, say); what is there must have the saved shape. Raises CheckpointError for a damaged folder.
+    weights of one policy, say), and floats be asked for in another dtype. Raises CheckpointError for a damaged folder,
+    and for one that lacks what is asked for in this shape.
     """
     if wrong := fault(folder):
         raise CheckpointError(f"the checkpoint {folder} cannot be used: {wrong}; name another one.")
     wanted = dict(targets)
+    _check_shapes(folder, wanted)
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
         read = checkpointer.restore(
             folder.absolute(),
@@ -92,6 +100,22 @@ def load(folder: Path, targets: Mapping[str, Any]) -> Saved:
             ),
         )
     return Saved(read["meta"]["step"], read["states"], read["memory"], read["meta"])
+
+
+def _check_shapes(folder: Path, targets: Mapping[str, Any]) -> None:
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        saved = _shapes(checkpointer.metadata(folder.absolute() / "states").item_metadata.tree)
+    for name, shape in _shapes(targets).items():
+        if saved.get(name) != shape:
+            found = f"{name} of shape {saved[name]}" if name in saved else f"no {name}"
+            raise CheckpointError(
+                f"the checkpoint {folder} has {found} where {shape} is asked for: it is of another game or model; "
+                "use the card of its run."
+            )
+
+
+def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+    return {path_name(path): tuple(leaf.shape) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 # ---------------------------------------------------------------------------------------------------------- writing

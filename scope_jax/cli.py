@@ -61,6 +61,12 @@ Sets = Annotated[
         "--set", metavar="KEY=VALUE", help="Override one key of the card, e.g. --set train.steps=10. Repeatable."
     ),
 ]
+Base = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR", help="Model folder that judges where the game's judge is the base; the card's model otherwise."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the results as one JSON object on the last line.")]
 
 
@@ -160,6 +166,7 @@ def evaluate(
         ),
     ],
     card: Annotated[Path | None, typer.Option(help="Card with the evaluation sets; the run's own otherwise.")] = None,
+    base: Base = None,
     records: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write every question with its episode here, as JSON lines.")
     ] = None,
@@ -169,37 +176,44 @@ def evaluate(
     """Answer the card's evaluation sets with the weights of a run, a checkpoint or a Hugging Face folder."""
     if not target.is_dir():
         raise UserError(f"there is no folder {target}; give a run, one of its checkpoints or a Hugging Face folder.")
+    if records is not None:
+        _check_place(records)
     from scope_jax.evaluate import evaluate_target
 
-    results = evaluate_target(target, card, set_ or [])
-    answered = results.pop("records")
-    if records is not None:
-        lines = [
-            json.dumps({"set": name, **row}, ensure_ascii=False) for name, rows in answered.items() for row in rows
-        ]
-        _write(records, "".join(line + "\n" for line in lines))
-    _print(results, as_json)
+    partial = None if records is None else records.with_name(records.name + ".partial")
+
+    def keep(name: str, rows: list[dict[str, Any]], metrics: dict[str, float]) -> None:
+        found = ", ".join(f"{key.rpartition('/')[2]} {value:.4g}" for key, value in metrics.items())
+        typer.echo(f"{name}: {found}", err=True)
+        if partial is not None:
+            with partial.open("a" if kept else "w", encoding="utf-8") as file:
+                file.writelines(json.dumps({"set": name, **row}, ensure_ascii=False) + "\n" for row in rows)
+        kept.append(name)
+
+    kept: list[str] = []
+    _print(evaluate_target(target, card, base, set_ or [], keep), as_json)
+    if records is not None and partial is not None:
+        os.replace(partial, records)
 
 
 @app.command()
 def replay(
     searcher: Annotated[
-        Path, typer.Argument(metavar="SEARCHER", help="Run of SCOPE, or one of its checkpoints, that searches.")
+        Path, typer.Argument(metavar="SEARCHER", help="Run of SCOPE, checkpoint or model folder that searches.")
     ],
-    writer: Annotated[Path, typer.Argument(metavar="WRITER", help="Run or checkpoint that writes the answers.")],
+    writer: Annotated[Path, typer.Argument(metavar="WRITER", help="The same, that writes the answers.")],
     card: Annotated[Path | None, typer.Option(help="Card with the evaluation sets; the searcher's otherwise.")] = None,
+    base: Base = None,
     set_: Sets = None,
     as_json: Json = False,
 ) -> None:
     """Answer evaluation sets with the searches of one checkpoint and the answers of another (SCOPE Table 4)."""
     for folder in (searcher, writer):
         if not folder.is_dir():
-            raise UserError(f"there is no folder {folder}; give a run of scope or one of its checkpoints.")
+            raise UserError(f"there is no folder {folder}; give a run of scope, a checkpoint or a Hugging Face folder.")
     from scope_jax.replay import replay as play_again
 
-    results = play_again(searcher, writer, card, set_ or [])
-    results.pop("records")
-    _print(results, as_json)
+    _print(play_again(searcher, writer, card, base, set_ or []), as_json)
 
 
 @app.command()
@@ -263,7 +277,12 @@ def _convert(
 
 
 @app.command()
-def index(card: Card, set_: Sets = None, as_json: Json = False) -> None:
+def index(
+    card: Card,
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Delete an index that is there, and start anew.")] = False,
+    set_: Sets = None,
+    as_json: Json = False,
+) -> None:
     """Build the search index that CARD names (retrieval.index); a build that was stopped goes on."""
     cfg = _card(card, set_)
     if cfg.retrieval.index is None:
@@ -274,7 +293,7 @@ def index(card: Card, set_: Sets = None, as_json: Json = False) -> None:
     began = time.monotonic()
     with Progress(_console()) as progress:
         progress.say(f"indexing {cfg.retrieval.corpus} in {cfg.retrieval.index}")
-        retriever = open_or_build_index(cfg, Path(cfg.retrieval.index), index_mesh(), progress.part)
+        retriever = open_or_build_index(cfg, Path(cfg.retrieval.index), index_mesh(), progress.part, rebuild)
     seconds = time.monotonic() - began
     results = {"index": cfg.retrieval.index, "passages": len(retriever.corpus), "seconds": seconds}
     _print(results, as_json)
@@ -290,7 +309,11 @@ def report(run: RunFolder, as_json: Json = False) -> None:
     _print({"page": str(write_report(run))}, as_json)
 
 
-def _write(path: Path, text: str) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+def _check_place(path: Path) -> None:
+    """Raises UserError for a file that could not be written."""
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; name a file.")
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise UserError(
+            f"{path} cannot be written: {path.parent} is no folder, or not yours to write in; name another."
+        )

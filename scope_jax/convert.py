@@ -14,15 +14,14 @@ from models import weights
 from models.config import ModelConfig
 from models.hf import hf_shapes
 from models.tokenizer import Tokenizer
-from models.transformer import Params, declare
+from models.transformer import Params
 from scope_jax.assemble import DTYPES
-from scope_jax.checkpoint import load, locate
+from scope_jax.checkpoint import load, locate, run_of
 from scope_jax.config import Config, load_card
 from scope_jax.errors import UserError
 from scope_jax.systems import SYSTEMS
 from sharding.mesh import MeshConfig, make_mesh
 from sharding.rules import TRAIN
-from sharding.spec import param_shardings
 
 Layout = Literal["hf", "orbax"]
 Report = Callable[[str, int, int], None]  # what, how much of it is done, of how much
@@ -30,11 +29,6 @@ Report = Callable[[str, int, int], None]  # what, how much of it is done, of how
 
 def quiet(name: str, done: int, total: int) -> None:
     """A Report that tells nobody."""
-
-
-def run_of(target: Path) -> Path | None:
-    """The run folder that `target` is, or is a checkpoint of; None if it is something else."""
-    return next((place for place in (target, *target.parents[:2]) if (place / "config.toml").is_file()), None)
 
 
 def convert(
@@ -55,7 +49,7 @@ def convert(
     """
     began = time.monotonic()
     _apart(source, folder)
-    if (source / "config.json").is_file() or weights.is_orbax(source):
+    if weights.is_model(source):
         if policy is not None:
             raise UserError(f"{source} is a model folder and has no policies; leave --policy out.")
         name = dtype or _own_dtype(source)
@@ -94,15 +88,13 @@ def _own_dtype(source: Path) -> str:
 
 def _abstract(cfg: ModelConfig, dtype: Any) -> Params:
     """Shapes and shardings of the weights over all devices; over one where the model cannot be cut evenly."""
-    tree = declare(cfg)
     devices = jax.devices()
     try:
-        shardings = param_shardings(tree, make_mesh(MeshConfig(1, -1, 1), devices), TRAIN)
+        return weights.abstract(cfg, make_mesh(MeshConfig(1, -1, 1), devices), TRAIN, dtype)
     except ValueError:
         if jax.process_count() > 1:
             raise
-        shardings = param_shardings(tree, make_mesh(MeshConfig(1, 1, 1), devices[:1]), TRAIN)
-    return jax.tree.map(lambda p, s: jax.ShapeDtypeStruct(p.shape, jnp.dtype(dtype), sharding=s), tree, shardings)
+        return weights.abstract(cfg, make_mesh(MeshConfig(1, 1, 1), devices[:1]), TRAIN, dtype)
 
 
 def _save(

@@ -1,40 +1,39 @@
-"""How well the current weights answer questions they never learned from."""
+"""How well weights answer questions they never learned from."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from scope_jax.assemble import World, assemble
-from scope_jax.checkpoint import load, locate
-from scope_jax.config import load_card
-from scope_jax.convert import run_of
-from scope_jax.errors import UserError
+from scope_jax.assemble import World
+from scope_jax.examined import assemble_exam, exam_card, find, find_base, index_folder, take
 from scope_jax.rewards import mean
 from scope_jax.types import Metrics
 
+Records = list[dict[str, Any]]
+Keep = Callable[[str, Records, Metrics], None]  # told each evaluation set's name, records and metrics when it is done
 
-def evaluate(world: World) -> tuple[Metrics, dict[str, list[dict[str, Any]]]]:
-    """(metrics, records by set): `eval/<set>/<measure>`, the mean over the set of each of the game's measures.
+
+def evaluate(world: World) -> Metrics:
+    """`eval/<set>/<name>`: the game's measures as means over each of the card's evaluation sets, its counts as sums.
 
     Every row is played once at the card's evaluation temperature. A row counts in the means of the measures it has.
     """
+    return {name: value for exam, records in answered(world) for name, value in scores("eval", exam, records).items()}
+
+
+def answered(world: World) -> Iterator[tuple[str, Records]]:
+    """(set, its records) of each evaluation set of the card, one after the other."""
     cfg = world.cfg
-    metrics: Metrics = {}
-    records: dict[str, list[dict[str, Any]]] = {}
+    options: dict[str, Any] = {"temperature": cfg.evaluate.temperature, "max_tokens": cfg.evaluate.max_tokens}
     for exam, rows in world.exams.items():
-        answered = world.system.answer(
-            cfg,
-            world.tools(f"evaluate {exam}"),
-            rows,
-            temperature=cfg.evaluate.temperature,
-            max_tokens=cfg.evaluate.max_tokens,
-        )
-        records[exam] = answered
-        metrics |= {f"eval/{exam}/{name}": value for name, value in means(answered).items()}
-    return metrics, records
+        yield exam, world.system.answer(cfg, world.tools(f"evaluate {exam}"), rows, **options)
+
+
+def scores(kind: str, exam: str, records: Records) -> Metrics:
+    """`<kind>/<set>/<name>` for each measure and each count of the records."""
+    return {f"{kind}/{exam}/{name}": value for name, value in (means(records) | totals(records)).items()}
 
 
 def means(records: Sequence[Mapping[str, Any]]) -> Metrics:
@@ -43,22 +42,35 @@ def means(records: Sequence[Mapping[str, Any]]) -> Metrics:
     return {name: mean([r["measures"][name] for r in records if name in r["measures"]]) for name in names}
 
 
-def evaluate_target(target: Path, card: Path | None, overrides: Sequence[str]) -> dict[str, Any]:
-    """Metrics and records of a run folder (its newest checkpoint) or of a Hugging Face folder under a card.
+def totals(records: Sequence[Mapping[str, Any]]) -> Metrics:
+    """The sum of each count."""
+    names = dict.fromkeys(name for record in records for name in record["counts"])
+    return {name: float(sum(record["counts"].get(name, 0) for record in records)) for name in names}
 
-    A run, or one of its checkpoints, is evaluated under its own config unless `card` names another; overrides apply to
-    either. Returns {"target", "step" (None for a folder of weights), "metrics", "records"}.
+
+def evaluate_target(
+    target: Path, card: Path | None, base: Path | None, overrides: Sequence[str], keep: Keep
+) -> dict[str, Any]:
+    """Metrics of a run folder (its newest checkpoint), a checkpoint or a model folder under a card.
+
+    A run, and what lies in it, is evaluated under its own config unless `card` names another; overrides apply to
+    either. base: the model folder that judges where the game's judge is the base; the card's `model.checkpoint`
+    otherwise. Returns {"target", "step" (None for a model folder), "base" (None if none judges), "metrics"}.
     """
-    run = run_of(target)
-    if card is None and run is None:
-        raise UserError(f"{target} is no run folder (it has no config.toml); name the card to use with --card.")
-    own = [] if run else [f"model.checkpoint={target}"]
-    cfg = load_card(card or (run or target) / "config.toml", [*own, *overrides])
-    if not cfg.evaluate.sets:
-        raise UserError("the card names no evaluation set; add an [[evaluate.sets]] table with name and path.")
-    with TemporaryDirectory() as scratch:
-        trainer = assemble(cfg, run or Path(scratch))
-        states, _, step = trainer.start(load(locate(target), trainer.targets()) if run else None)
-        trainer.world.voices.publish(states)
-        metrics, records = evaluate(trainer.world)
-    return {"target": str(target), "step": step if run else None, "metrics": metrics, "records": records}
+    cfg = exam_card(target, card, overrides)
+    examined, judge = find(target, cfg), find_base(cfg, base)
+    judges = [judge] if judge else []
+    with index_folder(target, cfg) as folder:
+        world = assemble_exam(cfg, examined, judges, folder)
+        world.voices.place({one.policy: take(world, one) for one in (examined, *judges)})
+        metrics: Metrics = {}
+        for exam, records in answered(world):
+            measured = scores("eval", exam, records)
+            keep(exam, records, measured)
+            metrics |= measured
+    return {
+        "target": str(target),
+        "step": examined.step,
+        "base": str(judge.folder) if judge else None,
+        "metrics": metrics,
+    }

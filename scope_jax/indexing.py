@@ -45,10 +45,12 @@ def index_mesh() -> Mesh | None:
     return make_mesh(MeshConfig(data=-1, fsdp=1, tensor=1), devices) if len(devices) > 1 else None
 
 
-def open_or_build_index(cfg: Config, run: Path, mesh: Mesh | None, part: Part | None = None) -> LocalRetriever:
+def open_or_build_index(
+    cfg: Config, run: Path, mesh: Mesh | None, part: Part | None = None, rebuild: bool = False
+) -> LocalRetriever:
     """The retriever over the card's corpus, its index built or finished first where it is not there yet.
 
-    part(name, done, total) is told how far the work is.
+    part(name, done, total) is told how far the work is. rebuild: an index that is there is deleted first.
     """
     card = cfg.retrieval
     if card.corpus is None:
@@ -58,7 +60,7 @@ def open_or_build_index(cfg: Config, run: Path, mesh: Mesh | None, part: Part | 
     corpus = load_corpus(card.corpus, {**card.columns}, card.split, card.hub_config)
     embedder = _neural(card.encoder, mesh) or _lexical(card, corpus, folder, tell)
     build = partial(build_index, corpus, embedder, folder, chunk=EMBED_CHUNK)
-    build(kind="exact", scann=None, progress=partial(tell, "passages embedded"))
+    build(kind="exact", scann=None, progress=partial(tell, "passages embedded"), rebuild=rebuild)
     if card.kind == "scann":
         tell("ScaNN index", 0, 1)
         build(kind="scann", scann=ScannConfig(**card.scann.model_dump()))

@@ -189,9 +189,7 @@ def grade(grader: str, prompts: str, ask: Ask, cases: Sequence[Case]) -> Grades:
     ]
     if grader == "exact-match":
         return Grades(correct, [()] * len(cases))
-    template = templates.load(
-        prompts, "judge", known=("question", "prediction", "ground_truth"), required=("prediction", "ground_truth")
-    )
+    template = prompt(prompts)
     open_cases = list(
         dict.fromkeys(case for case, right in zip(cases, correct, strict=True) if case.prediction and not right)
     )
@@ -203,6 +201,13 @@ def grade(grader: str, prompts: str, ask: Ask, cases: Sequence[Case]) -> Grades:
         judged=len(asked),
         unparsed=sum(one.read is None for one in asked.values()),
         refused=sum(bool(one.replies[-1].refused) for one in asked.values()),
+    )
+
+
+def prompt(folder: str) -> str:
+    """The template of the judge's question, `judge.txt` in the folder of prompts; raises PromptError."""
+    return templates.load(
+        folder, "judge", known=("question", "prediction", "ground_truth"), required=("prediction", "ground_truth")
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -52,25 +53,36 @@ class Voices:
 
     def __init__(self, rollouts: Rollouts) -> None:
         self.rollouts = rollouts
-        self._weights: dict[str, Any] = {}
+        self._bring: dict[str, Callable[[], None]] = {}  # what makes a policy's weights speak
         self._speaking: str | None = None
 
     def publish(self, states: Mapping[str, TrainState]) -> None:
-        """These states speak from now on, and their reference as BASE; the engine loads nothing yet."""
-        self._weights = {name: state.params for name, state in states.items()}
-        self._weights[BASE] = next(iter(states.values())).ref_params
+        """These states speak from now on, and their reference as BASE; the engine loads nothing yet.
+
+        It will copy them from device to device, or from the host if they lie there.
+        """
+        weights = {name: state.params for name, state in states.items()}
+        weights[BASE] = next(iter(states.values())).ref_params
+        self._bring = {name: partial(self._copy, params) for name, params in weights.items() if params is not None}
+        self._speaking = None
+
+    def place(self, taken: Mapping[str, Any]) -> None:
+        """These weights speak from now on: by policy, as `Rollouts.take_params` made them. Nothing is ever copied."""
+        self.rollouts.use(None)
+        self._bring = {name: partial(self.rollouts.use, weights) for name, weights in taken.items()}
         self._speaking = None
 
     def speak(self, policy: str) -> Rollouts:
-        """The engine with the policy's weights, copied from device to device, or from the host if they lie there.
-
-        Raises ValueError for a policy without weights.
-        """
+        """The engine with the policy's weights. Raises ValueError for a policy without weights."""
         if policy != self._speaking:
-            if self._weights.get(policy) is None:
-                known = ", ".join(name for name, weights in self._weights.items() if weights is not None)
-                raise ValueError(f"no weights are there for the policy {policy!r}; the run has {known}.")
+            if policy not in self._bring:
+                raise ValueError(
+                    f"no weights are there for the policy {policy!r}; the run has {', '.join(self._bring)}."
+                )
             self._speaking = None
-            self.rollouts.load_params(moved(self._weights[policy], ACCELERATOR))
+            self._bring[policy]()
             self._speaking = policy
         return self.rollouts
+
+    def _copy(self, params: Any) -> None:
+        self.rollouts.load_params(moved(params, ACCELERATOR))

@@ -44,7 +44,7 @@ def train(cfg: Config, run: Path, progress: Progress) -> dict[str, Any]:
     world.voices.publish(states)
     if start == 0 and cfg.evaluate.sets:
         progress.say("evaluating the base")
-        log.metrics(0, evaluate(world)[0])
+        log.metrics(0, evaluate(world))
 
     done, over = start, finished(world, memory, start)
     try:
@@ -61,7 +61,7 @@ def train(cfg: Config, run: Path, progress: Progress) -> dict[str, Any]:
             over = finished(world, memory, done)
             if cfg.evaluate.sets and (over or (cfg.evaluate.every and done % cfg.evaluate.every == 0)):
                 progress.say("evaluating")
-                metrics |= evaluate(world)[0]
+                metrics |= evaluate(world)
             log.episodes(done, episodes)
             log.metrics(done, metrics)
             progress.step(done, world.system.expected(cfg), metrics)

@@ -120,6 +120,20 @@ class Update:
     temperature: float
 
 
+@dataclass(frozen=True)
+class ExamNeeds:
+    """What the evaluation of a game takes.
+
+    kind: of the rows of an evaluation set. policy: whose weights answer. asks_base: True if the base itself grades.
+    judges: the outside models that grade, by name.
+    """
+
+    kind: Kind
+    policy: str
+    asks_base: bool
+    judges: Mapping[str, JudgeSection]
+
+
 @runtime_checkable
 class Tools(Protocol):
     """What a game may do to the world. `train.py` builds it; tests hand in scripted ones."""
@@ -224,8 +238,12 @@ class System(Protocol):
         """The learner updates a step may have, in order; one without trained episodes is left out."""
         ...
 
-    def exam_kind(self, cfg: Config) -> Kind:
-        """What the rows of an evaluation set are."""
+    def exam_needs(self, cfg: Config) -> ExamNeeds:
+        """What evaluating takes: a part of what playing does."""
+        ...
+
+    def read_exam_prompts(self, cfg: Config) -> None:
+        """Reads the prompt files that evaluating fills; raises PromptError for one that is missing or broken."""
         ...
 
     def answer(
@@ -233,6 +251,6 @@ class System(Protocol):
     ) -> list[dict[str, Any]]:
         """Evaluation: a record for each row, for people, with "measures": numbers of which the mean is reported.
 
-        A record that lacks a measure takes no part in its mean.
+        A record that lacks a measure takes no part in its mean. "counts", where there are any, are added up.
         """
         ...

@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
-from scope_jax.evaluate import means
+from scope_jax.evaluate import scores
 from scope_jax.learner import Learner
 from scope_jax.systems import SYSTEMS, scope, ssp
 from sharding.mesh import MeshConfig, make_mesh
@@ -57,7 +57,7 @@ def played_scope() -> set[str]:
 
 
 def exam(name: str, records: list[dict[str, Any]]) -> set[str]:
-    return {f"eval/{name}/{measure}" for measure in means(records)}
+    return set(scores("eval", name, records))
 
 
 @cache

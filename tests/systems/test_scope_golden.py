@@ -80,7 +80,7 @@ def test_the_module_has_the_shape_of_a_game():
         for u in scope.updates(cfg)
     )
     assert scope.expected(cfg) is None and scope.source(cfg).kind == "documents"
-    assert scope.takes(cfg, scope.start(cfg), 0) == (0, 4) and scope.exam_kind(cfg) == "tasks"
+    assert scope.takes(cfg, scope.start(cfg), 0) == (0, 4) and scope.exam_needs(cfg).kind == "tasks"
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -48,9 +48,16 @@ class Recorder:
 
     def __init__(self) -> None:
         self.loaded: list[Any] = []
+        self.used: list[Any] = []
 
     def load_params(self, params: Any) -> None:
         self.loaded.append(params)
+
+    def take_params(self, params: Any) -> Any:
+        return params
+
+    def use(self, taken: Any) -> None:
+        self.used.append(taken)
 
     def run(self, requests: Any) -> list[Completion]:
         return []
@@ -77,6 +84,17 @@ def test_the_engine_gets_the_weights_of_whoever_speaks() -> None:
     assert float(recorder.loaded[-1]["w"][0]) == 3.0  # new weights under an old name
     with pytest.raises(ValueError, match=r"'judge'.*challenger, solver, base"):
         voices.speak("judge")
+
+
+def test_placed_weights_speak_without_being_loaded() -> None:
+    recorder = Recorder()
+    voices = Voices(recorder)
+    voices.place({"solver": "its weights", BASE: "the base's"})
+    for policy in ("solver", BASE, BASE, "solver"):
+        voices.speak(policy)
+    assert recorder.used == [None, "its weights", "the base's", "its weights"] and recorder.loaded == []
+    with pytest.raises(ValueError, match="'challenger'"):
+        voices.speak("challenger")
 
 
 def test_a_policy_that_rests_on_the_host_speaks_from_the_accelerator() -> None:

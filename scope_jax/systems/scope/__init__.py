@@ -54,10 +54,9 @@ from scope_jax import templates
 from scope_jax.config import Config, JudgeSection
 from scope_jax.data import Source
 from scope_jax.rewards import mean
-from scope_jax.schemas import Kind
-from scope_jax.systems.scope import challenger, drawing, instructions, phases, rules, solver
+from scope_jax.systems.scope import challenger, drawing, instructions, judging, phases, rules, solver
 from scope_jax.systems.scope.challenger import Tally, propose
-from scope_jax.systems.scope.exams import answer, finish, trajectories
+from scope_jax.systems.scope.exams import answer, exam_needs, finish, read_exam_prompts, trajectories
 from scope_jax.systems.scope.judging import JOBS, card_of
 from scope_jax.systems.scope.phases import advance, sampled_tasks
 from scope_jax.systems.scope.records import Draft, Problem, Solved, problem_of
@@ -65,7 +64,13 @@ from scope_jax.systems.scope.rows import measure_drafts, measure_solved, of_chal
 from scope_jax.systems.scope.solver import grade, solve
 from scope_jax.types import Episode, Memory, Metrics, Tools, Update
 
-__all__ = ["answer", "finish", "trajectories"]  # the exams of the game, beside the functions below
+__all__ = [
+    "answer",
+    "exam_needs",
+    "finish",
+    "read_exam_prompts",
+    "trajectories",
+]  # the exams of the game, beside the functions below
 
 Played = tuple[list[Episode], Memory, Metrics]
 
@@ -82,12 +87,7 @@ def asks_base(cfg: Config) -> bool:
 
 def judges(cfg: Config) -> dict[str, JudgeSection]:
     """The models that do a job of the judge in place of the base, by job."""
-    cards = {job: card_of(cfg, job) for job in _jobs(cfg)}
-    return {
-        job: JudgeSection(**card.endpoint.model_dump(), temperature=card.temperature, max_tokens=card.max_tokens)
-        for job, card in cards.items()
-        if card.endpoint is not None
-    }
+    return judging.endpoints(cfg, _jobs(cfg))
 
 
 def _jobs(cfg: Config) -> tuple[str, ...]:
@@ -136,11 +136,6 @@ def updates(cfg: Config) -> tuple[Update, ...]:
     """Algorithm 1 l.17 and l.33: each policy by its own role's card; a step holds episodes of one of them."""
     cards = {challenger.POLICY: cfg.scope.challenger, solver.POLICY: cfg.scope.solver}
     return tuple(Update(name, name, cards[name].loss, cards[name].sampling.temperature) for name in policies(cfg))
-
-
-def exam_kind(cfg: Config) -> Kind:
-    """Tasks with rubrics."""
-    return "tasks"
 
 
 def play(cfg: Config, tools: Tools, memory: Memory, items: Sequence[Mapping[str, Any]], step: int) -> Played:

@@ -12,9 +12,23 @@ from rollouts.types import Completion
 from scope_jax import searching
 from scope_jax.config import Config, SamplingSection
 from scope_jax.messages import Messages
-from scope_jax.systems.scope import rules, solver, talking
+from scope_jax.systems.scope import instructions, judging, rules, solver, talking
 from scope_jax.systems.scope.records import Attempt, Problem, Solved, problem_of
-from scope_jax.types import Prompt, Tools
+from scope_jax.types import ExamNeeds, Prompt, Tools
+
+
+def exam_needs(cfg: Config) -> ExamNeeds:
+    """Tasks with rubrics, and the grader: none of the judge's other jobs."""
+    outside = judging.endpoints(cfg, ("grader",))
+    return ExamNeeds("tasks", solver.POLICY, asks_base=not outside, judges=outside)
+
+
+def read_exam_prompts(cfg: Config) -> None:
+    """The solver's and the grader's."""
+    instructions.for_solver(cfg, "")
+    instructions.not_run(cfg)
+    instructions.for_grader(cfg, "", "", "")
+    instructions.nudge(cfg, "score")
 
 
 def answer(
@@ -23,7 +37,7 @@ def answer(
     """The solver's answer to each row with a rubric, graded by the card's grader.
 
     measures: `score`, Eq. (1), which an answer without verdicts lacks unless `ungraded = "zero"`; `ungraded`, 1 in that
-    case; `searches` and `answer_tokens`.
+    case; `searches` and `answer_tokens`. counts: criteria put to the judge, and those without a verdict.
     """
     solved = _solve(cfg, tools, rows, temperature, max_tokens)
     graded, _ = solver.grade(cfg, tools, solved)
@@ -52,6 +66,7 @@ def _record(cfg: Config, group: Solved, searches: int) -> dict[str, Any]:
             "searches": float(searches),
             "answer_tokens": float(attempt.tokens),
         },
+        "counts": {"judge_asked": len(attempt.verdicts), "judge_unparsed": attempt.verdicts.count(None)},
         "text": {"prompt": group.prompt.text, "turns": searching.transcript(attempt.completion)},
     }
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from scope_jax import parsing, searching
-from scope_jax.config import AskSection, Config
+from scope_jax.config import AskSection, Config, JudgeSection
 from scope_jax.judge import JudgeError
 from scope_jax.messages import Messages
 from scope_jax.systems.scope import instructions
@@ -134,6 +134,16 @@ JOBS = ("gates", "rubric_writer", "grader")
 def card_of(cfg: Config, job: str) -> AskSection:
     """How a job ("gates", "rubric_writer" or "grader") is done."""
     return {"gates": cfg.scope.gates, "rubric_writer": cfg.scope.rubric_writer, "grader": cfg.scope.grader}[job]
+
+
+def endpoints(cfg: Config, jobs: Sequence[str]) -> dict[str, JudgeSection]:
+    """The outside models that do some of these jobs, by job; the base does the others."""
+    cards = {job: card_of(cfg, job) for job in jobs}
+    return {
+        job: JudgeSection(**card.endpoint.model_dump(), temperature=card.temperature, max_tokens=card.max_tokens)
+        for job, card in cards.items()
+        if card.endpoint is not None
+    }
 
 
 def ask(

@@ -31,12 +31,11 @@ from rollouts.types import Completion
 from scope_jax import dialects, judge, parsing, rewards, searching, templates
 from scope_jax.config import Config, JudgeSection, RoleSection
 from scope_jax.data import Source, rng
-from scope_jax.schemas import Kind
 from scope_jax.systems.ssp import instructions, pool, rules
 from scope_jax.systems.ssp.records import Problem, Proposal, Slot, Solved
 from scope_jax.systems.ssp.rows import POLICY, episodes, measure
 from scope_jax.systems.ssp.verification import verify
-from scope_jax.types import Episode, Memory, Metrics, Prompt, Tools, Update
+from scope_jax.types import Episode, ExamNeeds, Judgement, Memory, Metrics, Prompt, Tools, Update
 
 DUMMY = "There is no question this time; reply with the word none."
 
@@ -292,9 +291,17 @@ def next_memory(cfg: Config, memory: Memory, solved: Sequence[Solved], step: int
     return {"pool": pool.after_step(memory["pool"], new, step, period)}
 
 
-def exam_kind(cfg: Config) -> Kind:
-    """Questions with their right answers."""
-    return "questions"
+def exam_needs(cfg: Config) -> ExamNeeds:
+    """Questions with their right answers, and the judge if the grader asks it."""
+    asked = judges(cfg) if "judge" in cfg.ssp.grader else {}
+    return ExamNeeds("questions", POLICY, asks_base=False, judges=asked)
+
+
+def read_exam_prompts(cfg: Config) -> None:
+    """The solver's, and the judge's if the grader asks it."""
+    instructions.for_solver(cfg, "")
+    if "judge" in cfg.ssp.grader:
+        judge.prompt(cfg.ssp.prompts)
 
 
 def answer(
@@ -319,15 +326,25 @@ def answer(
     said = [prediction_of(group[0]) for group in groups]
     golds = [tuple(row["answers"]) for row in rows]
     cases = [judge.Case(row["question"], p, g) for row, p, g in zip(rows, said, golds, strict=True)]
-    correct = judge.grade(cfg.ssp.grader, cfg.ssp.prompts, tools.judge, cases).correct
+    grades = judge.grade(cfg.ssp.grader, cfg.ssp.prompts, tools.judge, cases)
     return [
         {
             "question": row["question"],
-            "answers": list(gold),
-            "prediction": prediction,
+            "answers": list(case.golds),
+            "prediction": case.prediction,
             "correct": right,
             "measures": {"accuracy": float(right), "searches": float(len(searching.queries_run(group[0], dialect)))},
+            "counts": _judged(cfg, told),
             "text": {"prompt": messages.text, "turns": searching.transcript(group[0])},
         }
-        for row, gold, prediction, right, group, messages in zip(rows, golds, said, correct, groups, asked, strict=True)
+        for row, case, right, told, group, messages in zip(
+            rows, cases, grades.correct, grades.judgements, groups, asked, strict=True
+        )
     ]
+
+
+def _judged(cfg: Config, told: Sequence[Judgement]) -> dict[str, int]:
+    """How often the judge was asked about an answer, and how often in vain; {} if the grader asks none."""
+    if "judge" not in cfg.ssp.grader:
+        return {}
+    return {"judge_asked": len(told), "judge_unparsed": sum(one.read is None for one in told)}

@@ -1,0 +1,150 @@
+"""Whose weights are examined, and whose judge: what `eval` and `replay` share.
+
+Three things are told apart. What is examined is a checkpoint of a run, or a model folder. The base judges where the
+game's judge is the base: it is the folder that --base names, or else `model.checkpoint` of the card. The judges are the
+card's outside models.
+
+Weights are read once, in the engine's dtype and under its shardings; there is no learner, optimiser or reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import jax.numpy as jnp
+
+from models import weights
+from models.tokenizer import Tokenizer
+from models.transformer import Params
+from scope_jax.assemble import World, assemble_world
+from scope_jax.checkpoint import load, locate, run_of
+from scope_jax.config import Config, load_card
+from scope_jax.errors import UserError
+from scope_jax.indexing import DTYPES
+from scope_jax.systems import SYSTEMS
+from scope_jax.types import BASE
+from sharding.rules import DECODE
+
+SAMPLE = "Which of the two?\n\n<answer> é, 3.5 or 日本 </answer>"  # tells tokenizers and templates apart
+
+
+@dataclass(frozen=True)
+class Examined:
+    """Weights to speak as `policy`: those of a model folder, or of a run's checkpoint after so many steps."""
+
+    folder: Path
+    policy: str
+    step: int | None = None  # None: a model folder
+
+
+@contextmanager
+def index_folder(target: Path, cfg: Config) -> Iterator[Path]:
+    """Where an index that the card does not place is: in the target's run if its card says the same of it, or in a
+    folder for the time being."""
+    run = run_of(target)
+    if run is not None and load_card(run / "config.toml").retrieval == cfg.retrieval:
+        yield run
+    else:
+        with TemporaryDirectory() as scratch:
+            yield Path(scratch)
+
+
+def exam_card(target: Path, card: Path | None, overrides: Sequence[str]) -> Config:
+    """The card named, or that of the run that `target` is or lies in. Raises UserError if there is none."""
+    run = run_of(target)
+    if card is None and run is None:
+        raise UserError(f"{target} is no run folder (it has no config.toml); name the card to use with --card.")
+    return load_card(card or (run or target) / "config.toml", overrides)
+
+
+def find(target: Path, cfg: Config) -> Examined:
+    """The weights that `target` means: of a model folder, of an export with a folder for each policy, of a checkpoint,
+    or of a run's newest one. Raises UserError if it is nothing such.
+    """
+    policy = SYSTEMS[cfg.system].exam_needs(cfg).policy
+    for folder in (target, target / policy):
+        if weights.is_model(folder):
+            return Examined(folder, policy)
+    if run_of(target) is None:
+        raise UserError(
+            f"{target} is neither a run or a checkpoint of one (no config.toml) nor a model folder (no config.json)."
+        )
+    checkpoint = locate(target)
+    return Examined(checkpoint, policy, int(checkpoint.name))
+
+
+def find_base(cfg: Config, base: Path | None) -> Examined | None:
+    """The base that judges, None where the card's exam asks none. Raises UserError if it is not there, or not asked."""
+    if not SYSTEMS[cfg.system].exam_needs(cfg).asks_base:
+        if base is not None:
+            raise UserError("under this card no base judges the answers; leave --base out.")
+        return None
+    folder = base or Path(cfg.model.checkpoint)
+    if not weights.is_model(folder):
+        raise UserError(
+            f"the base judges the answers, but {folder} is no model folder (no config.json); name the base with "
+            "--base, or give the grader an endpoint."
+        )
+    return Examined(folder, BASE)
+
+
+def assemble_exam(cfg: Config, examined: Examined, others: Sequence[Examined], run: Path) -> World:
+    """A World to examine in, without weights. others: further weights that will speak in it.
+
+    All of them speak through one engine and one tokenizer: those of what is examined, of a checkpoint those of the
+    card. Raises UserError for others of another shape, or with another tokenizer or chat template, and for a card
+    without evaluation sets.
+    """
+    if not cfg.evaluate.sets:
+        raise UserError("the card names no evaluation set; add an [[evaluate.sets]] table with name and path.")
+    folder = _model_folder(cfg, examined)
+    for other in others:
+        _check_alike(cfg, folder, _model_folder(cfg, other))
+    return assemble_world(cfg, run, str(folder), SYSTEMS[cfg.system].exam_needs(cfg).judges)
+
+
+def _model_folder(cfg: Config, examined: Examined) -> Path:
+    return examined.folder if examined.step is None else Path(cfg.model.checkpoint)
+
+
+def _check_alike(cfg: Config, one: Path, other: Path) -> None:
+    if one == other:
+        return
+    if weights.load_config(one) != weights.load_config(other):
+        raise UserError(f"the models in {one} and {other} differ in their config.json; one engine cannot run both.")
+    message = [{"role": "user", "content": SAMPLE}]
+    options: dict[str, Any] = dict(cfg.model.chat_template_kwargs)
+    prompts = [
+        Tokenizer.load(cfg.model.tokenizer or folder, cfg.model.chat_template).encode_chat(message, **options)
+        for folder in (one, other)
+    ]
+    if prompts[0] != prompts[1]:
+        raise UserError(
+            f"{one} and {other} differ in tokenizer or chat template, and so one would read prompts made for the "
+            "other; set model.tokenizer or model.chat_template to what both were trained with."
+        )
+
+
+def _read_dtype(cfg: Config) -> Any:
+    """The engine's; or that of training where it is narrower, so that weights have the values a run speaks with."""
+    return min((DTYPES[cfg.model.compute_dtype], DTYPES[cfg.model.param_dtype]), key=lambda t: jnp.dtype(t).itemsize)
+
+
+def targets(world: World) -> Params:
+    """Shapes, dtype and shardings in which `take` reads weights: those of the engine."""
+    return weights.abstract(world.model, world.mesh, DECODE, _read_dtype(world.cfg))
+
+
+def take(world: World, examined: Examined) -> Any:
+    """The weights in the engine's own form, to be placed among the world's voices."""
+    if examined.step is None:
+        _, params = weights.load(examined.folder, world.mesh, DECODE, _read_dtype(world.cfg))
+    else:
+        saved = load(examined.folder, {examined.policy: {"params": targets(world)}})
+        params = saved.states[examined.policy]["params"]
+    return world.voices.rollouts.take_params(params)

@@ -1,0 +1,224 @@
+"""What `eval` and `replay` load, and whose weights speak when the base judges."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from models import weights
+from rollouts import engine
+from rollouts.engine import Engine
+from rollouts.types import Rollouts
+from scope_jax import examined
+from scope_jax.assemble import assemble
+from scope_jax.checkpoint import Checkpoints
+from scope_jax.cli import app
+from scope_jax.config import Config, load_card
+from scope_jax.convert import convert
+from scope_jax.metrics import RunLog
+from scope_jax.residence import Voices, with_one_reference
+from scope_jax.types import BASE
+
+ASSETS = Path("assets/atlas")
+CARD = Path("configs/scope/atlas.toml")
+SETS = (
+    'evaluate.sets=[{name="held_out", path="assets/atlas/tasks_held_out.jsonl", limit=2}]',
+    "evaluate.temperature=0.0",
+    "rollout.slots=8",
+    "retrieval.dim=32",
+)
+
+
+def digest(tree: Any) -> str:
+    """Of all bits of some weights, whatever their order."""
+    leaves = sorted(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree))
+    return hashlib.sha256(b"".join(leaves)).hexdigest()
+
+
+def command(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def played(*words: object) -> dict[str, Any]:
+    """The results of a command on the small exam."""
+    sets = [word for override in SETS for word in ("--set", override)]
+    result = command(*words, *sets, "--json")
+    assert result.exit_code == 0, (result.output, result.exception)
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def refused(*words: object) -> str:
+    result = command(*words)
+    assert result.exit_code == 2, (result.output, result.exception)
+    (sentence,) = [line for line in result.stderr.splitlines() if line.startswith("scope-jax: ")]
+    return sentence
+
+
+def write_run(folder: Path, cfg: Config, shift: float) -> None:
+    """A run with one checkpoint, whose policies lie a little beside the base, each elsewhere."""
+    log = RunLog(folder, cfg)
+    trainer = assemble(cfg, folder)
+    states, memory, _ = trainer.start(None)
+    for place, name in enumerate(states, 1):
+        moved = jax.tree.map(lambda w, by=place * shift: w * (1 + by), states[name].params)
+        states[name] = states[name].replace(params=moved)
+    checkpoints = Checkpoints(folder / "checkpoints", cfg)
+    checkpoints.save(1, with_one_reference(states), memory)
+    checkpoints.wait()
+    log.close()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs of SCOPE and their exports: one, two; one/hf and two-hf, with a folder for each policy."""
+    place = tmp_path_factory.mktemp("runs")
+    cfg = load_card(CARD, SETS)
+    for name, shift in (("one", 1e-3), ("two", 2e-3)):
+        write_run(place / name, cfg, shift)
+    convert(place / "one", place / "one" / "hf", "hf")
+    convert(place / "two", place / "two-hf", "hf")
+    return place
+
+
+@pytest.fixture
+def spoken(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """Digests of the weights that were in the engine whenever a policy was asked to speak, by policy."""
+    found: dict[str, list[str]] = {}
+    speak = Voices.speak
+
+    def noted(self: Voices, policy: str) -> Rollouts:
+        rollouts = speak(self, policy)
+        found.setdefault(policy, []).append(digest(rollouts._params))  # type: ignore[attr-defined]
+        return rollouts
+
+    monkeypatch.setattr(Voices, "speak", noted)
+    return found
+
+
+def in_engine(folder: Path) -> str:
+    """What the engine holds of a model folder's weights."""
+    cfg, params = weights.load(folder)
+    layers = params.pop("layers")
+    return digest([params, [jax.tree.map(lambda w, i=i: w[i], layers) for i in range(cfg.num_layers)]])
+
+
+# ------------------------------------------------------------------------------------------------------ who judges
+def test_exports_of_two_runs_are_graded_by_the_same_base(runs: Path, spoken: dict[str, list[str]]) -> None:
+    base, other = in_engine(ASSETS / "base"), runs / "other"
+    solvers = []
+    for folder in (runs / "one" / "hf" / "solver", runs / "two-hf" / "solver"):
+        results = played("eval", folder, "--card", CARD)
+        assert results["step"] is None and results["base"] == str(ASSETS / "base")
+        assert set(spoken.pop(BASE)) == {base}
+        solvers += spoken.pop("solver")
+    assert set(solvers) == {in_engine(runs / "one/hf/solver"), in_engine(runs / "two-hf/solver")} and len(solvers) == 2
+    shutil.copytree(runs / "two-hf" / "challenger", other, dirs_exist_ok=True)
+    results = played("eval", runs / "two-hf" / "solver", "--card", CARD, "--base", other)
+    assert results["base"] == str(other) and set(spoken[BASE]) == {in_engine(other)}
+
+
+def test_a_run_and_its_export_are_the_same_to_an_exam(runs: Path, spoken: dict[str, list[str]]) -> None:
+    """An export that lies in the run is found there, also by the folder that holds one for each policy."""
+    first = played("eval", runs / "one")
+    assert first["step"] == 1 and first["metrics"]["eval/held_out/judge_asked"] > 0
+    for target in ("one/checkpoints/1", "one/hf", "one/hf/solver"):
+        results = played("eval", runs / target)
+        assert results["metrics"] == first["metrics"] and results["base"] == first["base"]
+        assert results["step"] == (1 if target.endswith("1") else None)
+    assert {name: len(set(found)) for name, found in spoken.items()} == {"solver": 1, BASE: 1}
+
+
+def test_replay_takes_exports_and_one_base(runs: Path, spoken: dict[str, list[str]]) -> None:
+    results = played("replay", runs / "one", runs / "two-hf")
+    assert results["base"] == str(ASSETS / "base")
+    assert spoken.pop("solver") == [in_engine(runs / "one/hf/solver"), in_engine(runs / "two-hf/solver")]
+    assert set(spoken.pop(BASE)) == {in_engine(ASSETS / "base")}
+    assert played("replay", runs / "one/hf", runs / "two")["metrics"] == results["metrics"]
+
+
+def test_without_a_base_or_with_a_strange_one(runs: Path, tmp_path: Path) -> None:
+    target, gone = runs / "two-hf" / "solver", tmp_path / "gone"
+    said = refused("eval", target, "--card", CARD, "--set", f"model.checkpoint={gone}")
+    assert f"the base judges the answers, but {gone} is no model folder" in said and "--base" in said
+    assert "no model folder" in refused("replay", target, target, "--card", CARD, "--base", gone)
+    said = refused("eval", target, "--card", "configs/ssp/atlas.toml", "--base", ASSETS / "base")
+    assert "no base judges" in said
+    wide = shutil.copytree(ASSETS / "base", tmp_path / "wide")
+    config = json.loads((wide / "config.json").read_text())
+    (wide / "config.json").write_text(json.dumps(config | {"rope_theta": 5.0, "rope_parameters": {"rope_theta": 5.0}}))
+    assert "differ in their config.json" in refused("eval", target, "--card", CARD, "--base", wide)
+    other = shutil.copytree(ASSETS / "base", tmp_path / "other")
+    (other / "chat_template.jinja").write_text("> {{ messages[0].content }} <")
+    assert "differ in tokenizer or chat template" in refused("eval", target, "--card", CARD, "--base", other)
+
+
+def test_a_checkpoint_of_another_game_or_model(runs: Path, tmp_path: Path) -> None:
+    said = refused("eval", runs / "one", "--card", "configs/ssp/atlas.toml")
+    assert "has no actor.params" in said and "another game or model" in said
+
+
+# ------------------------------------------------------------------------------------------------------ what lives
+@pytest.mark.parametrize("dtypes", [("float32", "float32"), ("bfloat16", "float32"), ("float32", "bfloat16")])
+def test_the_weights_are_those_that_the_run_speaks_with(tmp_path: Path, dtypes: tuple[str, str]) -> None:
+    """A checkpoint and an export read for an exam, and the state published during training: the same bits."""
+    compute, param = dtypes
+    exam = 'evaluate.sets=[{name="held_out", path="assets/atlas/questions_held_out.jsonl", limit=2}]'
+    settings = (exam, *SETS[1:], f"model.compute_dtype={compute}", f"model.param_dtype={param}")
+    cfg = load_card("configs/ssp/atlas.toml", settings)
+    write_run(tmp_path / "run", cfg, 1e-3)
+    convert(tmp_path / "run", tmp_path / "hf", "hf")
+    trainer = assemble(cfg, tmp_path / "run")
+    resumed = Checkpoints(tmp_path / "run" / "checkpoints", cfg).resume(trainer.targets(), pytest.fail)
+    trainer.world.voices.publish(trainer.start(resumed)[0])
+    published = trainer.world.voices.speak("actor")._params  # type: ignore[attr-defined]
+    for target in (tmp_path / "run", tmp_path / "hf"):
+        place = examined.find(target, cfg)
+        world = examined.assemble_exam(cfg, place, (), tmp_path / "run")
+        taken = examined.take(world, place)
+        assert jax.tree.structure(taken) == jax.tree.structure(published)
+        assert {str(leaf.dtype) for leaf in jax.tree.leaves(taken)} == {compute}
+        assert digest(taken) == digest(published)
+
+
+@pytest.mark.parametrize("target", ["one", "two-hf/solver"])
+def test_an_exam_holds_weights_judge_and_cache(runs: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    """Live bytes within 1.1 × (weights + judge + cache) at every dispatch; while loading, one weight exists twice."""
+    seen: dict[str, list[int]] = {"loading": [], "playing": []}
+    engines: list[Engine] = []
+    generate, reshard = Engine.generate, engine.reshard
+
+    def live() -> int:
+        return sum(array.nbytes for array in jax.live_arrays()) - before
+
+    def playing(self: Engine, *args: Any) -> Any:
+        engines.append(self)
+        result = generate(self, *args)
+        seen["playing"].append(live())
+        return result
+
+    def loading(*args: Any) -> Any:
+        copy = reshard(*args)
+        seen["loading"].append(live())
+        return copy
+
+    monkeypatch.setattr(Engine, "generate", playing)
+    monkeypatch.setattr(engine, "reshard", loading)
+    gc.collect()
+    before = 0
+    before = live()
+    played("eval", runs / target, "--card", CARD)
+    state = jax.eval_shape(engines[0].init_decode_state)
+    cache = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    sizes = [leaf.nbytes for leaf in jax.tree.leaves(weights.load(ASSETS / "base")[1])]
+    assert max(seen["playing"]) <= 1.1 * (2 * sum(sizes) + cache)
+    assert max(seen["loading"]) <= 1.02 * (2 * sum(sizes) + max(sizes))
+    assert len(seen["loading"]) == 2 * len(sizes) and len(seen["playing"]) >= 4
