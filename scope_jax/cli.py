@@ -302,11 +302,15 @@ def index(
 @app.command()
 def report(run: RunFolder, as_json: Json = False) -> None:
     """Draw the curves of a run and write its page, report/index.html in the run folder."""
+    from scope_jax.metrics import torn
     from scope_jax.report.page import write_report
 
     if not run.is_dir():
         raise UserError(f"there is no run folder {run}; give the folder that was --run of a training.")
-    _print({"page": str(write_report(run))}, as_json)
+    page = write_report(run)
+    for told in torn(run):
+        typer.echo(f"scope-jax: {told}", err=True)
+    _print({"page": str(page)}, as_json)
 
 
 def _check_place(path: Path) -> None:

@@ -120,21 +120,45 @@ def _plain(value: Any) -> Any:
     return None if isinstance(number, float) and not math.isfinite(number) else number
 
 
-def records(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a metrics or episodes file in order, none if there is no file yet.
+def _whole(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """(line, its record) of each line up to one that was not written to its end."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                yield line, json.loads(line)
+            except ValueError:
+                raise RunError(f"line {number} of {path} is damaged: it is not JSON; remove it.") from None
 
-    A last line without its end, as a kill leaves it until the run goes on, is left out.
+
+def records(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a metrics or episodes file, none if there is no file yet; without a last line that is not whole.
+
+    Raises RunError for a damaged line.
     """
     if path.is_file():
-        with path.open("rb") as file:
-            for line in file:
-                if line.endswith(b"\n"):
-                    yield json.loads(line)
+        for _, record in _whole(path):
+            yield record
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The same as a list."""
+    """All `records` of a file."""
     return list(records(path))
+
+
+def torn(run: Path) -> list[str]:
+    """One sentence for each file of the run that ends within a line."""
+    found = []
+    for path in (run / "metrics.jsonl", run / "episodes.jsonl"):
+        if path.is_file() and path.stat().st_size:
+            with path.open("rb") as file:
+                file.seek(-1, os.SEEK_END)
+                if file.read() != b"\n":
+                    found.append(
+                        f"{path} ends within a line, as a run leaves it that is killed; this line is left out."
+                    )
+    return found
 
 
 def _record(step: int, episode: Episode) -> dict[str, Any]:
@@ -245,11 +269,12 @@ def _append(path: Path, records: list[dict[str, Any]]) -> None:
 
 def _cut(path: Path, step: int) -> None:
     """Truncates at the first line that is later than `step` or torn; steps never decrease within a file."""
-    with path.open("rb+") as file:
-        end = 0
-        for line in file:
-            if step == 0 or not line.endswith(b"\n") or json.loads(line)["step"] > step:
+    end = 0
+    if step > 0:
+        for line, record in _whole(path):
+            if record["step"] > step:
                 break
             end += len(line)
+    with path.open("rb+") as file:
         file.truncate(end)
         os.fsync(file.fileno())

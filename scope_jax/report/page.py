@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from scope_jax import judgements
 from scope_jax.config import Config, load_card
-from scope_jax.metrics import read_lines, records
+from scope_jax.metrics import read_lines, records, torn
 from scope_jax.report.curves import PANELS, draw_curves, series
 
 EXAMPLES = 2  # episodes of each role, from the first and from the last step each
@@ -99,6 +99,7 @@ def write_report(run: Path) -> Path:
         panels=[panel.title for panel in PANELS[cfg.system]],
         scores=_scores(cfg, lines),
         last=lines[-1],
+        torn=torn(run),
         examples=_with_judgements(examples(run / "episodes.jsonl"), run / judgements.NAME),
         config=(run / "config.toml").read_text(encoding="utf-8"),
     )

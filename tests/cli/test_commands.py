@@ -48,6 +48,23 @@ def test_report_prints_the_page(tmp_path: Path) -> None:
     assert "50.0 %" in page.read_text()
 
 
+def test_report_leaves_out_a_line_that_was_not_written_to_its_end(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    RunLog(run, parse_config(TABLE, "card")).metrics(1, {"solver/reward": 0.25})
+    whole = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(whole + '{"step": 2, "solver/rew')
+    (run / "episodes.jsonl").write_text('{"step": 1, "role": "sol')
+    result = CliRunner().invoke(app, ["report", str(run)])
+    assert result.exit_code == 0, result.output
+    for name in ("metrics.jsonl", "episodes.jsonl"):
+        assert f"{run / name} ends within a line" in result.stderr
+        assert f"{run / name} ends within a line" in (run / "report" / "index.html").read_text()
+    (run / "metrics.jsonl").write_text('{"step": 0, "solver\n' + whole)
+    result = CliRunner().invoke(app, ["report", str(run)])
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"scope-jax: line 1 of {run / 'metrics.jsonl'} is damaged")
+
+
 def test_launch_prints_the_command_of_a_card(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     card = tmp_path / "card.toml"
