@@ -267,4 +267,7 @@ def _template_text(source: str | Path) -> str:
     path = Path(source)
     if not path.is_file():
         raise FileNotFoundError(f"Chat template {path} does not exist.")
-    return path.read_text(encoding="utf-8")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"The chat template {path} is not UTF-8 ({error.reason}); save it as UTF-8.") from None

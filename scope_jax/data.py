@@ -6,6 +6,7 @@ import hashlib
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import count
 from typing import TypeVar, overload
 
@@ -100,11 +101,10 @@ class Documents(Sequence[Row]):
 
 def items(rows: Sequence[Row], first: int, size: int, seed: int) -> list[Row]:
     """Rows `first` to `first + size` of an endless stream: one fresh permutation of all rows after the other."""
-    chosen = []
-    order, epoch_of_order = np.empty(0, np.int64), -1
-    for position in range(first, first + size):
-        epoch, place = divmod(position, len(rows))
-        if epoch != epoch_of_order:
-            order, epoch_of_order = rng("items", seed, epoch).permutation(len(rows)), epoch
-        chosen.append(rows[int(order[place])])
-    return chosen
+    places = (divmod(position, len(rows)) for position in range(first, first + size))
+    return [rows[int(_order(len(rows), seed, epoch)[place])] for epoch, place in places]
+
+
+@lru_cache(maxsize=2)  # a batch may reach into the next epoch; the order of 21 million rows takes a second to draw
+def _order(count: int, seed: int, epoch: int) -> np.ndarray:
+    return rng("items", seed, epoch).permutation(count)

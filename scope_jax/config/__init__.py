@@ -146,10 +146,16 @@ class Config(Section):
             raise ValueError(
                 'data.prompts is missing; scope.mode = "curated" learns from a file of prompts with rubrics'
             )
-        if self.scope.mode == "self-play" and self.data.documents is None and self.retrieval.corpus is None:
-            raise ValueError(
-                "data.documents is missing; with a search server SCOPE needs a file of documents of its own"
-            )
+        if self.scope.mode == "self-play" and self.data.documents is None:
+            if self.retrieval.corpus is None:
+                raise ValueError(
+                    "data.documents is missing; with a search server SCOPE needs a file of documents of its own"
+                )
+            if self.data.columns or self.data.split or self.data.hub_config:
+                raise ValueError(
+                    "data.columns, data.split and data.hub_config say how data.documents is read, which is missing; "
+                    "how the corpus is read stands in [retrieval]"
+                )
         return self
 
 

@@ -13,7 +13,8 @@ import pytest
 from retrieval.corpus import load_corpus
 from retrieval.rows import DataError
 from scope_jax import data
-from scope_jax.config import load_card
+from scope_jax.config import CardError, load_card
+from scope_jax.metrics import to_toml
 from scope_jax.schemas import Kind
 from tests.data.files import every_format, hub, jsonl, source
 
@@ -119,6 +120,17 @@ def test_a_corpus_of_the_hub_is_read_anew_when_it_changes(monkeypatch: pytest.Mo
     for count in (1, 2):
         hub(monkeypatch, {("someone/wiki", None, "test"): ROWS["documents"][:count]})
         assert len(data.load(source("someone/wiki", "documents", split="test"))) == count
+
+
+def test_columns_stand_in_cards_and_on_the_command_line_and_are_written_to_the_run(tmp_path: Path) -> None:
+    exam = '{name="e", path="e.jsonl", split="test", limit=9, limit_seed=4, columns={answers="answer.value"}}'
+    overrides = ["data.columns.searches=hops", "retrieval.columns.text=body", f"evaluate.sets=[{exam}]"]
+    cfg = load_card("configs/ssp/atlas.toml", overrides)
+    assert (cfg.data.columns, cfg.retrieval.columns) == ({"searches": "hops"}, {"text": "body"})
+    (tmp_path / "config.toml").write_text(to_toml(cfg), encoding="utf-8")
+    assert load_card(tmp_path / "config.toml") == cfg
+    with pytest.raises(CardError, match="answer"):
+        load_card("configs/ssp/atlas.toml", ["data.columns.answer=gold"])  # the field is called answers
 
 
 def test_a_file_has_no_splits(tmp_path: Path) -> None:

@@ -151,6 +151,9 @@ def test_errors_say_what_is_wrong(tmp_path, byte_level):
         Tokenizer.load(folder).encode_chat(conversation("s"))
     with pytest.raises(FileNotFoundError, match=r"Chat template .*missing\.jinja"):
         Tokenizer.load(folder, chat_template=tmp_path / "missing.jinja")
+    (tmp_path / "latin.jinja").write_bytes("für".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"The chat template .*latin\.jinja is not UTF-8"):
+        Tokenizer.load(folder, chat_template=tmp_path / "latin.jinja")
     (folder / "tokenizer.json").write_text("{")
     with pytest.raises(ValueError, match="no tokenizer that can be read"):
         Tokenizer.load(folder)
