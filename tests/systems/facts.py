@@ -1,0 +1,343 @@
+"""What the papers and the released codes say, typed off them by hand: the cards of configs/ are held against it.
+
+ROWS_… are tables as printed, row by row. The functions below them say which key of a card a statement is about: by the
+place it stands in, and by the key, the value that the card must have. A value may leave a choice (`OneOf`, `Between`,
+`Named`). "released code": Alibaba-Quark/SSP b4797e1, EdinburghNLP/SCOPE 337e54d, with the defaults of their forks of
+veRL where they set nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Facts = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """The place leaves open which of these it is."""
+
+    values: tuple[Any, ...]
+
+    def __eq__(self, value: object) -> bool:
+        return value in self.values
+
+
+@dataclass(frozen=True)
+class Between:
+    """A range, bounds included."""
+
+    low: float
+    high: float
+
+    def __eq__(self, value: object) -> bool:
+        return isinstance(value, int | float) and self.low <= value <= self.high
+
+
+@dataclass(frozen=True)
+class Named:
+    """A path or name that holds this word."""
+
+    word: str
+
+    def __eq__(self, value: object) -> bool:
+        return isinstance(value, str) and self.word in value
+
+
+# ----------------------------------------------------------------------------------------------------------------- SSP
+ROWS_SSP_4: dict[str, float] = {
+    "Global Batch Size": 256,
+    "Mini-batch Size": 128,
+    "Learning Rate": 1e-6,
+    "Learning Rate Warmup Steps": 5,
+    "Max Prompt Length": 4096,
+    "Max Response Length": 8192,
+    "KL Loss Coefficient": 0.01,
+    "Validation Temperature": 0.0,
+    "Rollout Temperature": 1.0,
+    "Proposer Warm-up Steps": -1,  # disabled
+    "Proposer Samples (n)": 1,
+    "Solver Samples (n)": 5,
+    "Noisy RAG Documents": 4,
+}
+VERL = {  # defaults of both forks
+    "optimizer.schedule": "constant",
+    "optimizer.beta1": 0.9,
+    "optimizer.beta2": 0.999,
+    "optimizer.weight_decay": 0.01,
+    "optimizer.max_grad_norm": 1.0,
+    "model.compute_dtype": "bfloat16",
+    "model.param_dtype": "float32",
+}
+VERL_LOSS = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0, "kl": "k3-plain", "aggregation": "token-mean"}
+SEARCH_R1 = {
+    "retrieval.kind": "exact",
+    "retrieval.top_k": 3,
+    "retrieval.max_tokens": 500,
+    "retrieval.encoder.checkpoint": Named("e5-base-v2"),
+    "retrieval.encoder.query_prefix": "query: ",
+    "retrieval.encoder.passage_prefix": "passage: ",
+    "retrieval.encoder.max_tokens": 256,
+    "retrieval.encoder.compute_dtype": "float16",
+}
+WITH_GRADIENT_OF_KL = OneOf(("k1", "k2", "k3"))
+
+
+def both(game: str, roles: tuple[str, str], table: Mapping[str, Any]) -> dict[str, Any]:
+    """A statement about both roles, by the full keys."""
+    return {f"{game}.{role}.{key}": value for role in roles for key, value in table.items()}
+
+
+def ssp(card: str) -> Facts:
+    """Statements about the card of the main experiment."""
+    rows, roles = ROWS_SSP_4, ("proposer", "solver")
+    mini_batches = rows["Global Batch Size"] // rows["Mini-batch Size"]
+    samples = {f"ssp.{role}.samples": rows[f"{role.title()} Samples (n)"] for role in roles}
+    sampling = {"sampling.temperature": rows["Rollout Temperature"], "sampling.max_tokens": rows["Max Response Length"]}
+    verl_loss = both("ssp", roles, {f"loss.{key}": value for key, value in VERL_LOSS.items()})
+    return {
+        "Table 1": {"model.checkpoint": Named("Qwen2.5-7B-Instruct")},
+        "Table 4": {
+            "train.batch_size": rows["Global Batch Size"],
+            "optimizer.learning_rate": rows["Learning Rate"],
+            "optimizer.warmup_steps": rows["Learning Rate Warmup Steps"],
+            "rollout.max_length": rows["Max Prompt Length"] + rows["Max Response Length"],
+            "evaluate.temperature": rows["Validation Temperature"],
+            "evaluate.max_tokens": rows["Max Response Length"],
+            "ssp.proposer_warmup_steps": max(rows["Proposer Warm-up Steps"], 0),
+            "ssp.verify": OneOf(("policy", "judge")),
+            "ssp.verify_temperature": rows["Rollout Temperature"],
+            "ssp.noise_documents": rows["Noisy RAG Documents"],
+            "ssp.fill": "replay-reset",
+            "ssp.proposer.loss.advantage": "none",  # REINFORCE
+            "ssp.solver.loss.advantage": OneOf(("group-mean", "group-zscore")),  # GRPO
+            "ssp.solver.loss.kl_coef": rows["KL Loss Coefficient"],
+            **samples,
+            **both("ssp", roles, {**sampling, "loss.mini_batches": mini_batches}),
+        },
+        "section 3": {"ssp.train": "both"},
+        "section 3.2": {"ssp.grader": "judge", "ssp.verify": "policy"},
+        "section 4.1": {
+            "train.steps": Between(150, 200),
+            "retrieval.corpus": Named("wiki"),
+            "retrieval.encoder.checkpoint": Named("e5"),
+            "retrieval.top_k": 3,
+            "evaluate.sets.limit": 500,
+            "judge.model": "Qwen2.5-32B-Instruct",
+        },
+        "section 4.4": {"ssp.noise_documents": 4, "ssp.noise_unit": "document"},
+        "Algorithm 1": {"ssp.update_order": ["solver", "proposer"]},
+        "Eq. (4)": {
+            "ssp.solver.loss.advantage": "group-mean",
+            "ssp.solver.loss.aggregation": "sequence-mean",
+            "ssp.solver.loss.kl": WITH_GRADIENT_OF_KL,
+        },
+        "Eq. (5)": {
+            "ssp.proposer.loss.advantage": "none",
+            "ssp.proposer.loss.aggregation": "constant",
+            "ssp.proposer.loss.constant_length": 1,
+            "ssp.proposer.loss.kl": "none",
+        },
+        "Eq. (7)": {"ssp.proposer_reward": "one-minus-mean"},
+        # "default settings" of veRL for whatever Table 4 does not name
+        "A.1": {key: value for key, value in VERL.items() if key.startswith("optimizer.")}
+        | both("ssp", roles, {f"loss.{key}": VERL_LOSS[key] for key in ("clip_low", "clip_high", "dual_clip")}),
+        "A.2": {"ssp.format": OneOf(("well-formed", "think"))},
+        "App. D": {"model.dialect": "xml"},
+        "B.1": {"ssp.replay_reset_every": 10},
+        "B.2": both("ssp", roles, {"max_turns": 10}),
+        "B.3": {"ssp.invalid_reward": 0.0},
+        "Search-R1": SEARCH_R1,
+        "veRL": {**VERL, **verl_loss},
+        "released code": {
+            **VERL,
+            **verl_loss,
+            **both("ssp", roles, {"loss.clip_high": 0.285, "loss.kl_coef": 0.01, "max_turns": 10}),
+            "model.turns": "raw",
+            "mesh.fsdp": -1,
+            "mesh.tensor": 1,
+            "learner.micro_batch_rows": 1,
+            "learner.remat": "full",
+            "train.save_every": 5,
+            "evaluate.every": 5,
+            "judge.temperature": 0.1,
+            "judge.max_tokens": 70,
+            "ssp.format": "lenient",
+            "ssp.min_chars": 10,
+            "ssp.max_chars": 1000,
+            "ssp.min_words": 10,
+            "ssp.min_distinct_searches": 2,
+            "ssp.update_order": ["proposer", "solver"],
+            "ssp.verify": "judge",
+            "ssp.noise_unit": "trajectory",
+            "ssp.replay_reset_every": 10,
+            "ssp.grader": "exact-match-then-judge",
+            "ssp.solver.loss.advantage": "group-zscore",
+            "ssp.proposer.loss.advantage": "none",
+        },
+    }
+
+
+# --------------------------------------------------------------------------------------------------------------- SCOPE
+ROWS_SCOPE_9: dict[str, Any] = {  # "a / b": challenger / solver
+    "Learning rate": 1e-6,
+    "LR warmup ratio": 0.03,
+    "Gradient clip": 1.0,
+    "KL coefficient": 1e-3,
+    "Steps per iteration (per role)": 20,
+    "Iterations": 3,
+    "Batch size": (64, 256),
+    "Group size (G)": 8,
+    "Max prompt length": (1024, 2048),
+    "Max response length": 8192,
+    "Rollout prompt length": 2048,
+    "Max model length": 16384,
+    "Rubric weight": 1.0,
+    "Format weight": 0.5,
+    "Search weight": 0.1,
+    "Search reward max turns": 3,
+    "Length soft limit": 1024,
+    "Length hard limit": 2048,
+    "Length penalty floor": 0.05,
+    "Difficulty weight": 1.0,
+    "Difficulty target": 0.5,
+    "Solver rollouts per task (K)": 8,
+    "Documents per query": 3,
+    "Max tool response length": 500,
+    "Rubric generation temperature": 0.0,
+    "Rubric generation max tokens": 8192,
+    "Min rubrics per task": 3,
+    "Grading temperature": 0.6,
+    "Grading max tokens": 16384,
+}
+TYPES = ("long_form_qa", "summarization", "planning", "writing")
+MODELS = {  # by card: model, dialect (Table 11), turns (App. E), temperature of evaluation (section 4.1)
+    "qwen2.5-7b": ("Qwen2.5-7B-Instruct", "xml", "chat", 0.0),
+    "qwen3-8b": ("Qwen3-8B", "hermes", "chat-trimmed", 1.0),
+    "olmo3-7b": ("Olmo-3-7B-Instruct", "function", "chat", 0.0),
+}
+
+
+def scope(card: str) -> Facts:
+    """Statements about the card of one of the paper's three models."""
+    rows, roles = ROWS_SCOPE_9, ("challenger", "solver")
+    model, dialect, turns, temperature = MODELS[card]
+    updates = rows["Iterations"] * rows["Steps per iteration (per role)"]
+    loss = {f"loss.{key}": value for key, value in VERL_LOSS.items()}
+    tokens = {
+        f"scope.{name}.max_tokens": rows["Max response length"]
+        for name in ("estimate", "creation", "challenger.sampling", "solver.sampling")
+    }
+    return {
+        "Table 9": {
+            "optimizer.learning_rate": rows["Learning rate"],
+            "optimizer.warmup_steps": int(rows["LR warmup ratio"] * updates),
+            "optimizer.max_grad_norm": rows["Gradient clip"],
+            "rollout.max_length": rows["Max model length"],
+            "retrieval.top_k": rows["Documents per query"],
+            "retrieval.max_tokens": rows["Max tool response length"],
+            "scope.iterations": rows["Iterations"],
+            "scope.steps_per_iteration": rows["Steps per iteration (per role)"],
+            "scope.challenger_batch": rows["Batch size"][0],
+            "scope.solver_batch": rows["Batch size"][1],
+            "scope.n_train": rows["Solver rollouts per task (K)"],
+            "scope.min_rubrics": rows["Min rubrics per task"],
+            "scope.rubric_writer.temperature": rows["Rubric generation temperature"],
+            "scope.rubric_writer.max_tokens": rows["Rubric generation max tokens"],
+            "scope.grader.temperature": rows["Grading temperature"],
+            "scope.grader.max_tokens": rows["Grading max tokens"],
+            "scope.challenger_reward.format": rows["Format weight"],
+            "scope.challenger_reward.difficulty": rows["Difficulty weight"],
+            "scope.challenger_reward.target": rows["Difficulty target"],
+            "scope.solver_reward.rubric": rows["Rubric weight"],
+            "scope.solver_reward.format": rows["Format weight"],
+            "scope.solver_reward.search": rows["Search weight"],
+            "scope.solver_reward.searches": rows["Search reward max turns"],
+            "scope.solver_reward.soft_limit": rows["Length soft limit"],
+            "scope.solver_reward.hard_limit": rows["Length hard limit"],
+            "scope.solver_reward.floor": rows["Length penalty floor"],
+            **tokens,
+            # the batch is "per gradient update"
+            **both("scope", roles, {"samples": rows["Group size (G)"], "loss.mini_batches": 1}),
+            **both("scope", roles, {"loss.kl_coef": rows["KL coefficient"]}),
+        },
+        "Table 11": {"model.dialect": dialect},
+        "section 3": {"scope.mode": "self-play"},
+        "section 3.1": {
+            "scope.window": [0.2, 0.8],
+            "scope.quality_gates": True,
+            "scope.gates_first": True,
+            "scope.missing_answer": "zero",  # ḡ is the mean of the N grades
+        },
+        "section 4.1": {
+            "model.checkpoint": Named(model),
+            "data.documents": Named("wiki"),
+            "evaluate.temperature": temperature,
+            "evaluate.max_tokens": 16384,
+            **{f"scope.rubric_weights.{name}": 1.0 for name in ("critical", "important", "bonus")},
+        },
+        "Algorithm 1": {"scope.gates_first": True},
+        "Eq. (2)": both("scope", roles, {"loss.advantage": "group-zscore"}),
+        "Eq. (3)": {
+            **both("scope", roles, {"loss.aggregation": "sequence-mean", "loss.kl": WITH_GRADIENT_OF_KL}),
+            "scope.solver.loss.clip_high": 0.2,  # one ε for both sides
+        },
+        "Eq. (7)": {"scope.solver_reward.length_penalty": True, "scope.cut_answer": False},
+        "App. E": {
+            "mesh.fsdp": -1,
+            "model.turns": turns,
+            "learner.remat": "full",
+            "train.offload": True,
+        },
+        "F.1": {"scope.challenger_reward.think": "paired"},
+        "F.2": {"scope.solver_reward.think": "paired", "scope.solver_reward.searches": 3},
+        "App. G": {
+            "scope.search_turns": [4, 3, 2],
+            "scope.n_train": 8,
+            "scope.n_filter": 4,
+            "scope.window": [0.2, 0.8],
+            "scope.target_tasks": 5120,
+            "scope.generation_batch": Between(200, 500),
+            "scope.max_rubrics": 5,
+        },
+        "veRL": {**VERL, **both("scope", roles, loss)},
+        "released code": {
+            **VERL,
+            **both("scope", roles, loss | {"sampling.temperature": 1.0}),
+            "scope.challenger.max_turns": 10,
+            "scope.solver.max_turns": 5,
+            "scope.solver.loss.clip_high": 0.28,
+            "scope.document_tokens": 256,
+            "scope.dynamic_turns": True,
+            "scope.solver_stops_at_search": False,
+            "scope.generation_batch": 500,
+            "scope.max_batches": 20 * 2000 // 500,
+            "scope.gates_first": False,
+            "scope.gates.temperature": 0.0,
+            "scope.gates.max_tokens": 1024 if card == "qwen3-8b" else 256,
+            "scope.grader.temperature": OneOf((0.0, 0.6)),  # of the challenger's stage, of the solver's
+            "scope.max_rubrics": 10,
+            "scope.ungraded": "zero",
+            "scope.min_graded": 0.5,
+            "scope.missing_answer": "exclude",
+            "scope.cut_answer": True,
+            "scope.estimate.temperature": 0.7,
+            "scope.estimate.top_p": 0.9,
+            "scope.creation.temperature": 1.0,
+            "scope.challenger_reward.think": "opening",
+            "scope.solver_reward.think": "starts",
+            **{f"scope.task_types.{kind}": 1.0 for kind in TYPES},
+            **{f"scope.rubric_weights.{name}": 1.0 for name in ("critical", "important", "bonus")},
+        },
+    }
+
+
+# Averages before and after, by card and table (SSP Table 1; SCOPE Tables 2 and 3), and SCOPE's Figure 3b.
+RESULTS = {
+    "ssp/qwen2.5-7b": {"Table 1": (41.5, 49.5)},
+    "scope/qwen2.5-7b": {"Table 2": (24.4, 34.8), "Table 3": (45.9, 59.7)},
+    "scope/qwen3-8b": {"Table 2": (37.7, 43.1), "Table 3": (54.0, 61.8)},
+    "scope/olmo3-7b": {"Table 2": (30.7, 38.5), "Table 3": (40.0, 49.2)},
+}
