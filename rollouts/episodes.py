@@ -23,13 +23,15 @@ class Episode:
         self.prompt = np.asarray(request.prompt_ids, np.int32)
         if self.prompt.ndim != 1 or not len(self.prompt):
             raise ValueError(f"Request {index} has no prompt; give at least one token id.")
-        if request.max_turns < 1:
-            raise ValueError(f"Request {index} has max_turns={request.max_turns}; it must be at least 1.")
+        for name in ("max_turns", "max_prompt_tokens", "max_response_tokens"):
+            limit = vars(request)[name]
+            if limit is not None and limit < 1:
+                raise ValueError(f"Request {index} has {name}={limit}; it must be at least 1.")
         self.stretch = 0
         self.turns: list[Turn] = []
-        self.finish_reason: str | None = "overflow" if len(self.prompt) >= max_length else None
+        self.finish_reason: str | None = "overflow" if self._too_long(max_length) else None
         self._tokenizer = tokenizer
-        self._max_length = max_length
+        self._room, self._full = _room(request, len(self.prompt), max_length)
         self._stops = tuple(text.encode() for text in request.params.stop)
         self._reach = max(map(len, self._stops), default=0)
         self._first_prompt = self.prompt
@@ -37,6 +39,10 @@ class Episode:
         self._ids: list[int] = []
         self._logprobs: list[float] = []
         self._tail = b""  # end of the current turn's bytes, as far as a stop string may reach back
+
+    def _too_long(self, max_length: int) -> bool:
+        limit = self.request.max_prompt_tokens
+        return len(self.prompt) >= max_length or (limit is not None and len(self.prompt) > limit)
 
     @property
     def length(self) -> int:
@@ -46,7 +52,7 @@ class Episode:
     @property
     def limit(self) -> int:
         """Total length at which a turn that starts now ends at the latest."""
-        return min(self._before + self.request.params.max_tokens, self._max_length)
+        return min(self._before + self.request.params.max_tokens, self._room)
 
     def take(self, token: int, logprob: float) -> str | None:
         """Adds a sampled token; the reason why it is the last of its turn, or None."""
@@ -60,8 +66,8 @@ class Episode:
             finish = "stop"
         elif len(self._ids) >= params.max_tokens:
             finish = "length"
-        elif self.length >= self._max_length:
-            finish = "overflow"
+        elif self.length >= self._room:
+            finish = self._full
         if finish is not None:
             self.close(finish)
         return finish
@@ -129,8 +135,8 @@ class Episode:
                 f"The responder of request {self.index} returned {type(reply).__name__}; it must return text, a "
                 "Continuation, a Restart or None."
             )
-        if self.length + len(ids) >= self._max_length:
-            self.finish_reason = "overflow"
+        if self.length + len(ids) >= self._room:
+            self.finish_reason = self._full
             return "over"
         self._add(Turn("observation", ids, np.zeros(len(ids), np.float32), text, None))
         return "goes on"
@@ -158,8 +164,8 @@ class Episode:
         prompt = np.asarray(reply.prompt_ids, np.int32).reshape(-1)
         if not len(prompt):
             raise RolloutError(f"The responder of request {self.index} returned a Restart without a prompt.")
-        if len(prompt) >= self._max_length:
-            self.finish_reason = "overflow"
+        if len(prompt) >= self._room:
+            self.finish_reason = self._full
             return "over"
         self.turns.append(Turn("observation", prompt, np.zeros(len(prompt), np.float32), reply.text, None, True))
         self.prompt, self.stretch, self._before = prompt, self.stretch + 1, len(prompt)
@@ -182,6 +188,14 @@ class Episode:
             finish_reason=self.finish_reason,
             text="".join(turn.text for turn in self.turns),
         )
+
+
+def _room(request: Request, prompt: int, max_length: int) -> tuple[int, str]:
+    """(tokens a row may have behind a first prompt of so many, what an episode that reaches them ends with)."""
+    response = request.max_response_tokens
+    if response is None or prompt + response >= max_length:
+        return max_length, "overflow"
+    return prompt + response, "length"
 
 
 def _row(prompt: np.ndarray, turns: list[Turn]) -> Row:

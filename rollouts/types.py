@@ -52,9 +52,9 @@ class Turn:
 
     ids: int32; logprobs: float32, 0 in observations. text: the decoded ids without the stop id; for observations what
     people read of them. finish: how a sampled turn ended ("stop": a stop string or stop id, "eos": an end token,
-    "length": max_tokens, "overflow": the engine's length, "cut": an answer to it kept only its beginning), None for
-    observations. restarts: True for an observation after which the policy reads another prompt instead of all that came
-    before; `ids` is that prompt, whole.
+    "length": max_tokens or max_response_tokens, "overflow": the engine's length, "cut": an answer to it kept only its
+    beginning), None for observations. restarts: True for an observation after which the policy reads another prompt
+    instead of all that came before; `ids` is that prompt, whole.
     """
 
     kind: Literal["sampled", "observation"]
@@ -105,6 +105,8 @@ class Request:
 
     key: uint32[2], raw threefry key data; None lets the driver derive one from its seed, the number of the call and the
     place in it. group: requests of one group have the same prompt and share one prefill. max_turns: sampled turns.
+    max_prompt_tokens: a longer prompt is not played. max_response_tokens: tokens by which a row may be longer than the
+    first prompt, so without restarts all that follows it, sampled or observed; None: no limit but the engine's length.
     respond: what a turn gets; called in another thread with all turns so far, the last of which may have ended in any
     way, returns an observation, as text that is encoded and appended, as a `Continuation` or as a `Restart`, or None to
     end the episode. respond None: the episode has one turn.
@@ -116,6 +118,8 @@ class Request:
     group: str | None
     max_turns: int
     respond: Callable[..., Reply] | None
+    max_prompt_tokens: int | None = None
+    max_response_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -138,7 +142,8 @@ class Completion:
 
     rows: one, and one more for each `Restart`; every sampled token is in exactly one of them. finish_reason: the last
     sampled turn's finish, or "turns" if max_turns ended the episode, "overflow" if a prompt, an observation or the turn
-    did not fit. text: the texts of all turns.
+    did not fit (if the first prompt: there are no turns), "length" if an observation did not fit into
+    max_response_tokens. text: the texts of all turns.
     """
 
     rows: tuple[Row, ...]

@@ -141,6 +141,8 @@ class StepTools:
         top_p: float = 1.0,
         stop: Sequence[str] = (),
         max_turns: int = 1,
+        max_prompt_tokens: int | None = None,
+        max_response_tokens: int | None = None,
         respond: Respond | None = None,
         tempered: bool = True,
     ) -> list[list[Completion]]:
@@ -164,6 +166,8 @@ class StepTools:
                 group=prompt.name,
                 max_turns=max_turns,
                 respond=None if answer is None else self.world.joiner.responder(answer, prompt.messages),
+                max_prompt_tokens=max_prompt_tokens,
+                max_response_tokens=max_response_tokens,
             )
             for prompt in prompts
             for answer in [prompt.respond or respond]

@@ -122,3 +122,14 @@ def transcript(completion: Completion) -> list[dict[str, Any]]:
 def tokens_sampled(completion: Completion) -> int:
     """Number of tokens the policy chose."""
     return int(sum(bool(flag) for flag in completion.sampled_T))
+
+
+def lengths(role: str, completions: Sequence[Completion]) -> dict[str, list[float]]:
+    """How long episodes are, by names of metrics: tokens said, with those read, cut off by a limit, never begun."""
+    played = [completion for completion in completions if completion.turns]
+    return {
+        f"{role}/response_tokens": [float(tokens_sampled(completion)) for completion in played],
+        f"{role}/response_length": [float(len(completion.ids_T)) for completion in played],
+        f"{role}/cut_off": [float(completion.finish_reason in ("length", "overflow")) for completion in played],
+        f"{role}/prompt_too_long": [float(not completion.turns) for completion in completions],
+    }

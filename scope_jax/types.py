@@ -155,13 +155,17 @@ class Tools(Protocol):
         top_p: float = 1.0,
         stop: Sequence[str] = (),
         max_turns: int = 1,
+        max_prompt_tokens: int | None = None,
+        max_response_tokens: int | None = None,
         respond: Respond | None = None,
         tempered: bool = True,
     ) -> list[list[Completion]]:
         """`samples` completions of each prompt, in order; keys from (run seed, step, role, prompt name, sample).
 
-        policy: whose weights speak, one of the system's policies or BASE, the weights the run began with. respond: the
-        text that answers a turn, or its beginning (`Cut`), or None; it becomes tokens as the card's `model.turns` says.
+        A prompt above max_prompt_tokens is not played: its completions have no turns. max_response_tokens: of all that
+        follows a prompt, sampled or read. policy: whose weights speak, one of the system's policies or BASE, those that
+        the run began with. respond: the text that answers a turn, or its beginning (`Cut`), or None; it becomes tokens
+        as the card's `model.turns` says.
         """
         ...
 

@@ -71,8 +71,8 @@ class ScopeSection(GameSection):
     challenger_batch: Count = 64  # documents of one update, Table 9
     solver_batch: Count = 256  # tasks of one update, Table 9
     freeze_challenger_after: Whole | None = None  # iterations in which it learns; None: in all
-    challenger: RoleSection = RoleSection(samples=8, max_turns=10, loss=SCOPE_CARD)
-    solver: RoleSection = RoleSection(samples=8, max_turns=5, loss=SCOPE_CARD)
+    challenger: RoleSection = RoleSection(samples=8, max_turns=10, max_prompt_tokens=1024, loss=SCOPE_CARD)
+    solver: RoleSection = RoleSection(samples=8, max_turns=5, max_prompt_tokens=2048, loss=SCOPE_CARD)
     # what the challenger is asked for
     document_tokens: Count = 256  # of a source document; released code
     task_types: dict[TaskType, Weight] = {"long_form_qa": 1.0, "summarization": 1.0, "planning": 1.0, "writing": 1.0}

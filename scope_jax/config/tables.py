@@ -137,6 +137,8 @@ class SamplingSection(Section):
     top_k: Whole = 0  # 0 = off
     top_p: float = Field(default=1.0, gt=0, le=1)
     max_tokens: Count = 8192  # sampled tokens of one turn
+    # of all that follows an episode's prompt, sampled or read; SSP Table 4, SCOPE Table 9
+    max_response_tokens: Count = 8192
 
 
 class RolloutSection(Section):
@@ -285,6 +287,7 @@ class EvalSection(Section):
     every: Whole = 0  # steps between evaluations; 0 = before the first and after the last step only
     temperature: Temperature = 0.0  # SSP Table 4
     max_tokens: Count = 1024  # sampled tokens of one turn
+    max_response_tokens: Count = 8192  # of an episode, as in training
 
     @model_validator(mode="after")
     def _names_differ(self) -> EvalSection:
@@ -347,5 +350,6 @@ class RoleSection(Section):
 
     samples: Count
     max_turns: Count = 10  # SSP App. B.2
+    max_prompt_tokens: Count = 4096  # a longer prompt is not played; SSP Table 4
     sampling: SamplingSection = SamplingSection()
     loss: LossCard

@@ -95,7 +95,12 @@ def ssp(card: str) -> Facts:
     rows, roles = ROWS_SSP_4, ("proposer", "solver")
     mini_batches = rows["Global Batch Size"] // rows["Mini-batch Size"]
     samples = {f"ssp.{role}.samples": rows[f"{role.title()} Samples (n)"] for role in roles}
-    sampling = {"sampling.temperature": rows["Rollout Temperature"], "sampling.max_tokens": rows["Max Response Length"]}
+    role = {
+        "max_prompt_tokens": rows["Max Prompt Length"],
+        "sampling.temperature": rows["Rollout Temperature"],
+        "sampling.max_response_tokens": rows["Max Response Length"],
+        "loss.mini_batches": mini_batches,
+    }
     verl_loss = both("ssp", roles, {f"loss.{key}": value for key, value in VERL_LOSS.items()})
     return {
         "Table 1": {"model.checkpoint": Named("Qwen2.5-7B-Instruct")},
@@ -105,7 +110,7 @@ def ssp(card: str) -> Facts:
             "optimizer.warmup_steps": rows["Learning Rate Warmup Steps"],
             "rollout.max_length": rows["Max Prompt Length"] + rows["Max Response Length"],
             "evaluate.temperature": rows["Validation Temperature"],
-            "evaluate.max_tokens": rows["Max Response Length"],
+            "evaluate.max_response_tokens": rows["Max Response Length"],
             "ssp.proposer_warmup_steps": max(rows["Proposer Warm-up Steps"], 0),
             "ssp.verify": OneOf(("policy", "judge")),
             "ssp.verify_temperature": rows["Rollout Temperature"],
@@ -115,7 +120,7 @@ def ssp(card: str) -> Facts:
             "ssp.solver.loss.advantage": OneOf(("group-mean", "group-zscore")),  # GRPO
             "ssp.solver.loss.kl_coef": rows["KL Loss Coefficient"],
             **samples,
-            **both("ssp", roles, {**sampling, "loss.mini_batches": mini_batches}),
+            **both("ssp", roles, role),
         },
         "section 3": {"ssp.train": "both"},
         "section 3.2": {"ssp.grader": "judge", "ssp.verify": "policy"},
@@ -155,6 +160,8 @@ def ssp(card: str) -> Facts:
             **VERL,
             **verl_loss,
             **both("ssp", roles, {"loss.clip_high": 0.285, "loss.kl_coef": 0.01, "max_turns": 10}),
+            **both("ssp", roles, {"sampling.max_tokens": 8192}),  # a turn may take what is left of the response
+            "evaluate.max_tokens": 8192,
             "model.turns": "raw",
             "mesh.fsdp": -1,
             "mesh.tensor": 1,
@@ -226,10 +233,7 @@ def scope(card: str) -> Facts:
     model, dialect, turns, temperature = MODELS[card]
     updates = rows["Iterations"] * rows["Steps per iteration (per role)"]
     loss = {f"loss.{key}": value for key, value in VERL_LOSS.items()}
-    tokens = {
-        f"scope.{name}.max_tokens": rows["Max response length"]
-        for name in ("estimate", "creation", "challenger.sampling", "solver.sampling")
-    }
+    stages = ("estimate", "creation", "challenger.sampling", "solver.sampling")
     return {
         "Table 9": {
             "optimizer.learning_rate": rows["Learning rate"],
@@ -258,7 +262,8 @@ def scope(card: str) -> Facts:
             "scope.solver_reward.soft_limit": rows["Length soft limit"],
             "scope.solver_reward.hard_limit": rows["Length hard limit"],
             "scope.solver_reward.floor": rows["Length penalty floor"],
-            **tokens,
+            **{f"scope.{stage}.max_response_tokens": rows["Max response length"] for stage in stages},
+            **{f"scope.{role}.max_prompt_tokens": rows["Max prompt length"][place] for place, role in enumerate(roles)},
             # the batch is "per gradient update"
             **both("scope", roles, {"samples": rows["Group size (G)"], "loss.mini_batches": 1}),
             **both("scope", roles, {"loss.kl_coef": rows["KL coefficient"]}),
@@ -276,6 +281,7 @@ def scope(card: str) -> Facts:
             "data.documents": Named("wiki"),
             "evaluate.temperature": temperature,
             "evaluate.max_tokens": 16384,
+            "evaluate.max_response_tokens": 16384,
             **{f"scope.rubric_weights.{name}": 1.0 for name in ("critical", "important", "bonus")},
         },
         "Algorithm 1": {"scope.gates_first": True},
@@ -306,6 +312,7 @@ def scope(card: str) -> Facts:
         "released code": {
             **VERL,
             **both("scope", roles, loss | {"sampling.temperature": 1.0}),
+            **{f"scope.{stage}.max_tokens": 8192 for stage in stages},  # what is left of the response
             "scope.challenger.max_turns": 10,
             "scope.solver.max_turns": 5,
             "scope.solver.loss.clip_high": 0.28,

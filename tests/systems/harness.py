@@ -114,6 +114,8 @@ class ScriptedTools:
         top_p: float = 1.0,
         stop: Sequence[str] = (),
         max_turns: int = 1,
+        max_prompt_tokens: int | None = None,
+        max_response_tokens: int | None = None,
         respond: Respond | None = None,
         tempered: bool = True,
     ) -> list[list[Completion]]:
@@ -137,6 +139,8 @@ class ScriptedTools:
                         prompt.name,
                         max_turns,
                         None if answer is None else joiner.responder(answer, prompt.messages),
+                        max_prompt_tokens,
+                        max_response_tokens,
                     ),
                     role,
                     prompt.name,
@@ -186,11 +190,15 @@ def result(*documents: tuple[str, str]) -> str:
     return "\n\n".join(doc(number, *document) for number, document in enumerate(documents, 1))
 
 
+LONG = {"max_prompt_tokens": 20_000}  # a prompt in characters
+
+
 def card(*, seed: int = 0, **ssp: Any) -> Config:
     """A small card with exact match as grader; `ssp` goes into its [ssp] table, `judge_table` adds a [judge]."""
     extra = {"judge": ssp.pop("judge_table")} if "judge_table" in ssp else {}
     data = ssp.pop("data", {})
-    solver = {"samples": 2} | ssp.pop("solver", {})
+    proposer = LONG | ssp.pop("proposer", {})
+    solver = LONG | {"samples": 2} | ssp.pop("solver", {})
     table = {
         "system": "ssp",
         "seed": seed,
@@ -198,7 +206,7 @@ def card(*, seed: int = 0, **ssp: Any) -> Config:
         "retrieval": {"corpus": "none"},
         "data": {"answers": "none", **data},
         "train": {"steps": 1},
-        "ssp": {"grader": "exact-match", "solver": solver, **ssp},
+        "ssp": {"grader": "exact-match", "proposer": proposer, "solver": solver, **ssp},
         **extra,
     }
     return parse_config(table, "the test's card")

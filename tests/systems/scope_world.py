@@ -12,7 +12,7 @@ from scope_jax import dialects
 from scope_jax.config import Config, parse_config
 from scope_jax.turns import Mode
 from scope_jax.types import Prompt, Reply
-from tests.systems.harness import Moment, ScriptedTools, result
+from tests.systems.harness import LONG, Moment, ScriptedTools, result
 
 DOCUMENTS: list[dict[str, Any]] = [
     {"id": "aare", "title": "Aare", "text": "The Aare is a river in Switzerland."},
@@ -143,8 +143,8 @@ def card(*, seed: int = 0, way: str = "raw", **scope: Any) -> Config:
         "n_train": 2,
         "n_filter": 2,
         "dynamic_turns": False,
-        "challenger": {"samples": 2},
-        "solver": {"samples": 2},
+        "challenger": {"samples": 2, **LONG},
+        "solver": {"samples": 2, **LONG},
     }
     for role in ("challenger", "solver"):
         small[role] = {**small[role], **scope.pop(role, {})}  # type: ignore[dict-item]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -170,9 +171,10 @@ def test_a_template_without_a_system_role_is_one_sentence(template):
 
 
 def test_a_run_is_refused_before_it_begins(tmp_path: Path):
+    prompts = shutil.copytree(ROOT / "assets" / "atlas" / "prompts" / "ssp", tmp_path / "prompts")
+    (prompts / "solver.system.txt").write_text("Search.")
     (tmp_path / "users.jinja").write_text(USERS)
-    (tmp_path / "solver.system.txt").write_text("Search.")
-    own = [f"ssp.prompts={tmp_path}", f"model.chat_template={tmp_path / 'users.jinja'}"]
+    own = [f"ssp.prompts={prompts}", f"model.chat_template={tmp_path / 'users.jinja'}"]
     with pytest.raises(ValueError, match=r"takes no system message, but .*solver\.system\.txt is one"):
         assemble(load_card(ROOT / "configs" / "ssp" / "atlas.toml", own), tmp_path / "run")
     with pytest.raises(ValueError, match="leaves out the search that model"):

@@ -86,6 +86,8 @@ def test_one_step_by_hand(mixed: Plan):
         "judge/refused": 0.0,
         "solver/cut_off": 0.0,
         "proposer/cut_off": 0.0,
+        "solver/prompt_too_long": 0.0,
+        "proposer/prompt_too_long": 0.0,
     }
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
     lengths = {

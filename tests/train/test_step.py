@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -9,9 +11,10 @@ import pytest
 from scope_jax import advantages, batching, data
 from scope_jax.assemble import Trainer, assemble
 from scope_jax.config import load_card
+from scope_jax.messages import Messages
 from scope_jax.state import TrainState
 from scope_jax.train import learn
-from scope_jax.types import Episode
+from scope_jax.types import Episode, Prompt
 
 SMALL = ("train.batch_size=6", "rollout.slots=16", "evaluate.sets=[]", "ssp.solver.samples=3")
 
@@ -83,3 +86,19 @@ def test_a_step_moves_the_weights_and_rates_the_episodes(trainer: Trainer, episo
     assert metrics["solver/mismatch_max"] < 1e-4
     assert metrics["solver/skipped"] == 0
     assert baselines == {}
+
+
+def test_the_limits_of_a_call_reach_the_engine(trainer: Trainer, started: dict[str, TrainState]) -> None:
+    tools, messages = trainer.world.tools("limits"), Messages("Question: What is the capital of Austria?")
+    prompt = Prompt(tools.encode_prompt(messages), "0", messages)
+
+    def said(**limits: Any) -> tuple[int, str]:
+        ((completion,),) = tools.generate(
+            "solver", [prompt], 1, policy="actor", temperature=1.0, max_tokens=48, **limits
+        )
+        return len(completion.ids_T), completion.finish_reason
+
+    length, finish = said(max_prompt_tokens=len(prompt.ids))
+    assert length > 3 and finish != "overflow"
+    assert said(max_response_tokens=3) == (3, "length")
+    assert said(max_prompt_tokens=len(prompt.ids) - 1) == (0, "overflow")

@@ -45,6 +45,8 @@ def propose(cfg: Config, tools: Tools, orders: Sequence[Order], samples: int, sa
         top_p=sampling.top_p,
         stop=talking.stops(cfg, "task"),
         max_turns=card.max_turns,
+        max_prompt_tokens=card.max_prompt_tokens,
+        max_response_tokens=sampling.max_response_tokens,
         tempered=card.loss.tempered,
     )
     drafts: list[Draft] = []

@@ -48,7 +48,8 @@ def _solve(
     cfg: Config, tools: Tools, rows: Sequence[Mapping[str, Any]], temperature: float, max_tokens: int
 ) -> list[Solved]:
     problems = [problem_of(row, f"{place}") for place, row in enumerate(rows)]
-    sampling = SamplingSection(temperature=temperature, max_tokens=max_tokens)
+    limit = cfg.evaluate.max_response_tokens
+    sampling = SamplingSection(temperature=temperature, max_tokens=max_tokens, max_response_tokens=limit)
     return solver.solve(cfg, tools, problems, 1, sampling, role="eval")
 
 

@@ -129,10 +129,7 @@ def _rewards(role: str, episodes: Sequence[Episode]) -> dict[str, list[float]]:
 
 
 def _talk(role: str, spoken: Sequence[Draft | Attempt]) -> dict[str, list[float]]:
-    completions = [one.completion for one in spoken]
     return {
         f"{role}/searches": [float(rules.searches_run(one.said)) for one in spoken],
-        f"{role}/response_tokens": [float(searching.tokens_sampled(completion)) for completion in completions],
-        f"{role}/response_length": [float(len(completion.ids_T)) for completion in completions],
-        f"{role}/cut_off": [float(completion.finish_reason in ("length", "overflow")) for completion in completions],
+        **searching.lengths(role, [one.completion for one in spoken]),
     }

@@ -37,6 +37,8 @@ def solve(
         top_p=sampling.top_p,
         stop=talking.stops(cfg, "answer"),
         max_turns=card.max_turns,
+        max_prompt_tokens=card.max_prompt_tokens if role == "solver" else None,  # an exam is taken as it is
+        max_response_tokens=sampling.max_response_tokens,
         respond=talking.responder(cfg, tools, "answer"),
         tempered=card.loss.tempered,
     )

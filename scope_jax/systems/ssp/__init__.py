@@ -180,6 +180,8 @@ def converse(
         top_k=card.sampling.top_k,
         top_p=card.sampling.top_p,
         max_turns=card.max_turns,
+        max_prompt_tokens=card.max_prompt_tokens,
+        max_response_tokens=card.sampling.max_response_tokens,
         tempered=card.loss.tempered,
         **answering(cfg, tools, final),
     )
@@ -321,6 +323,7 @@ def answer(
         temperature=temperature,
         max_tokens=max_tokens,
         max_turns=cfg.ssp.solver.max_turns,
+        max_response_tokens=cfg.evaluate.max_response_tokens,
         **answering(cfg, tools, "answer"),
     )
     said = [prediction_of(group[0]) for group in groups]

@@ -127,7 +127,5 @@ def measure(
 def _talk(dialect: Dialect, role: str, completions: Sequence[Completion]) -> dict[str, list[float]]:
     return {
         f"{role}/searches": [float(len(searching.queries_run(completion, dialect))) for completion in completions],
-        f"{role}/response_tokens": [float(searching.tokens_sampled(completion)) for completion in completions],
-        f"{role}/response_length": [float(len(completion.ids_T)) for completion in completions],
-        f"{role}/cut_off": [float(completion.finish_reason in ("length", "overflow")) for completion in completions],
+        **searching.lengths(role, completions),
     }

@@ -76,7 +76,7 @@ def _replies(cfg: Config, tools: Tools, prompts: Mapping[int, str], fresh: Seque
         return dict(zip(prompts, tools.judge(list(prompts.values())), strict=True))
     asked = {place: Messages(text) for place, text in prompts.items()}
     ids = {place: tools.encode_prompt(messages) for place, messages in asked.items()}
-    room = min(cfg.rollout.max_length - cfg.ssp.verify_max_tokens, max(cfg.rollout.prefill_buckets))
+    room = min(cfg.rollout.max_length - cfg.ssp.verify_max_tokens, cfg.ssp.solver.max_prompt_tokens)
     fitting = {
         place: Prompt(ids[place], f"{fresh[place].slot.index} attempt {fresh[place].attempt}", asked[place])
         for place in prompts

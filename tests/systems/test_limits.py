@@ -1,0 +1,103 @@
+"""The limits of a card on prompts and responses, in both games: what they end, and what is counted."""
+
+from __future__ import annotations
+
+import pytest
+
+from scope_jax.config import load_card
+from scope_jax.systems import scope, ssp
+from scope_jax.systems.scope import instructions
+from tests.systems import harness, scope_world
+from tests.systems.scope_world import DOCUMENTS, answer, searching_turn, task
+
+LONG_TASK = "Tell of Bern. " * 30
+
+
+def step_of_ssp(**roles):
+    tools = harness.world()
+    episodes, _, metrics = ssp.play(harness.card(**roles), tools, {"pool": []}, harness.ITEMS, 0)
+    return episodes, metrics
+
+
+def step_of_scope(plan=None, **changes):
+    cfg, tools = scope_world.card(**changes), scope_world.world(plan)
+    episodes, _, metrics = scope.play(cfg, tools, scope.start(cfg), DOCUMENTS, 0)
+    return episodes, metrics
+
+
+def test_a_proposers_response_is_the_whole_episode():
+    """Searches and what they found count; who has no room left for the question has none."""
+    free, counted = step_of_ssp()
+    longest = max(len(e.datums[0].ids_T) - len(e.text["prompt"]) for e in harness.of(free, "proposer"))
+    said = max(int(e.datums[0].sampled_T.sum()) for e in harness.of(free, "proposer"))
+    assert said < longest - 100 and counted["proposer/cut_off"] == 0
+    same, metrics = step_of_ssp(proposer={"sampling": {"max_response_tokens": longest}})
+    assert harness.plain(same) == harness.plain(free) and metrics == counted
+    cut, metrics = step_of_ssp(proposer={"sampling": {"max_response_tokens": said}})
+    assert metrics["proposer/cut_off"] == 1 and metrics["rejected/no_question"] == 1
+    for episode in harness.of(cut, "proposer"):
+        (datum,) = episode.datums
+        assert len(datum.ids_T) - len(episode.text["prompt"]) <= said
+
+
+def test_prompts_that_are_too_long_are_not_played_and_counted():
+    episodes, metrics = step_of_ssp(proposer={"max_prompt_tokens": 100})
+    assert metrics["proposer/prompt_too_long"] == 1 and "proposer/cut_off" not in metrics
+    assert metrics["rejected/no_question"] == 1 and metrics["slots/dummy"] == 1
+    assert all(not e.datums[0].sampled_T.any() and e.reward == 0 for e in harness.of(episodes, "proposer"))
+    _, metrics = step_of_ssp(solver={"max_prompt_tokens": 100}, verify="off")
+    assert metrics["solver/prompt_too_long"] == 1 and metrics["proposer/prompt_too_long"] == 0
+
+
+def test_materials_have_the_limit_of_a_solvers_prompt():
+    """The verification is the solver's, so its prompt may be as long."""
+    tools = harness.world()
+    _, _, metrics = ssp.play(harness.card(), tools, {"pool": []}, harness.ITEMS, 0)
+    lengths = sorted(len(text) for (role, _), text in tools.prompts.items() if role == "verify")
+    assert metrics["rejected/materials_too_long"] == 0 and lengths[0] < lengths[-1]
+    _, metrics = step_of_ssp(solver={"max_prompt_tokens": lengths[-1] - 1})
+    assert metrics["rejected/materials_too_long"] == lengths.count(lengths[-1]) / len(lengths)
+
+
+def test_a_task_that_is_too_long_is_not_tried_and_not_kept():
+    drafts = {
+        ("Bern", 0): (searching_turn("Aare"), task(LONG_TASK)),
+        ("Bern", 1): (searching_turn("Aare"), task("Tell.")),
+    }
+    plan = scope_world.Plan(drafts=drafts, attempts={("Tell", 0): (answer("alpha"),)})
+    limit = len(instructions.for_solver(scope_world.card(), LONG_TASK.strip()).text) - 1
+    episodes, metrics = step_of_scope(plan, solver={"max_prompt_tokens": limit})
+    tried = [e for e in episodes if e.role == "solver"]
+    unplayed = [e for e in tried if not e.text["turns"]]
+    assert {e.text["task"] for e in unplayed} == {LONG_TASK.strip()} and len(unplayed) == 2
+    assert metrics["estimate/prompt_too_long"] == pytest.approx(len(unplayed) / len(tried))
+    (draft,) = [e for e in episodes if e.role == "challenger" and e.text["task"] == LONG_TASK.strip()]
+    assert draft.parts["solver_mean"] == 0 and draft.parts["difficulty"] == 0
+
+
+def test_every_stage_of_scope_has_its_limit_and_an_exam_takes_any_prompt():
+    own = {"max_response_tokens": 20}
+    for stage, metric in (("challenger", "challenger"), ("estimate", "estimate")):
+        changes = {"challenger": {"sampling": own}} if stage == "challenger" else {stage: own}
+        assert step_of_scope(**changes)[1][f"{metric}/cut_off"] == 1
+    rows = [{"question": "Tell.", "rubric": [{"criterion": "Names alpha.", "weight": 1.0, "priority": ""}]}]
+    cfg = scope_world.card(solver={"max_prompt_tokens": 10})
+    (record,) = scope.answer(cfg, scope_world.world(), rows, temperature=0.0, max_tokens=999)
+    assert record["measures"]["score"] == 1
+    short = cfg.model_copy(update={"evaluate": cfg.evaluate.model_copy(update=own)})
+    (record,) = scope.answer(short, scope_world.world(), rows, temperature=0.0, max_tokens=999)
+    assert record["prediction"] is None
+    questions = [{"question": harness.question_about(0), "answers": ["Paris"]}]
+    cfg = harness.card(solver={"max_prompt_tokens": 10})
+    (record,) = ssp.answer(cfg, harness.world(), questions, temperature=0.0, max_tokens=999)
+    assert record["correct"]
+
+
+def test_the_papers_figures_are_the_defaults():
+    small = load_card("configs/ssp/atlas.toml")
+    assert {small.ssp.proposer.max_prompt_tokens, small.ssp.solver.max_prompt_tokens} == {4096}  # SSP Table 4
+    assert {role.sampling.max_response_tokens for role in (small.ssp.proposer, small.ssp.solver)} == {8192}
+    game = load_card("configs/scope/atlas.toml").scope
+    assert (game.challenger.max_prompt_tokens, game.solver.max_prompt_tokens) == (1024, 2048)  # SCOPE Table 9
+    stages = (game.challenger.sampling, game.solver.sampling, game.estimate, game.creation)
+    assert {sampling.max_response_tokens for sampling in stages} == {8192}
