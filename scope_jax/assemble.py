@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 from models import weights
 from models.config import ModelConfig
 from models.tokenizer import Tokenizer
+from models.transformer import Params
 from retrieval.client import RemoteRetriever
 from retrieval.search import SearchTool
 from rollouts.engine import Engine, EngineConfig
@@ -110,12 +111,26 @@ class Trainer:
         if saved is not None:
             return with_shared_reference(saved.states), saved.memory, saved.step
         cfg, system = self.world.cfg, self.world.system
-        _, params = weights.load(cfg.model.checkpoint, self.learner.mesh, TRAIN, self.learner.param_dtype)
+        base = self._weights(cfg.model.checkpoint)
         states: States = {}
         for name in system.policies(cfg):
-            state = self.learner.init_state(params, reference=self.keeps_reference and not states)
+            own = cfg.model.policies.get(name)
+            state = self.learner.init_state(base if own is None else self._weights(own), reference=False)
             states[name] = moved(state, self.resting_place)
-        return with_shared_reference(states), {"game": system.start(cfg), "baselines": {}}, 0
+        return self.referring(states, base), {"game": system.start(cfg), "baselines": {}}, 0
+
+    def referring(self, states: States, base: Params | None = None) -> States:
+        """The states with the base as their one reference, where some update or a judge asks for it.
+
+        base: its weights if they were read already.
+        """
+        if not self.keeps_reference:
+            return dict(states)
+        reference = moved(self._weights(self.world.cfg.model.checkpoint) if base is None else base, self.resting_place)
+        return {name: state.replace(ref_params=reference) for name, state in states.items()}
+
+    def _weights(self, folder: str) -> Params:
+        return weights.load(folder, self.learner.mesh, TRAIN, self.learner.param_dtype)[1]
 
 
 @dataclass(frozen=True)
@@ -205,10 +220,25 @@ def assemble(cfg: Config, run: Path, part: Part | None = None, tell: Tell | None
     is missing or broken.
     """
     system = SYSTEMS[cfg.system]
+    _check_beginnings(cfg, system)
     datasets.disable_progress_bars()  # a run shows its own progress
     rows = data.load(system.source(cfg))
     world = assemble_world(cfg, run, cfg.model.checkpoint, system.judges(cfg), part, tell)
     return Trainer(world, assemble_learner(cfg, world.model), rows)
+
+
+def _check_beginnings(cfg: Config, system: System) -> None:
+    """Raises ValueError where `model.policies` names no policy of the game, or a model not built like the base."""
+    trained = system.policies(cfg)
+    for name, folder in cfg.model.policies.items():
+        if name not in trained:
+            raise ValueError(f"model.policies names {name!r}, but the card trains {', '.join(trained)}; correct it.")
+        base, own = vars(weights.load_config(cfg.model.checkpoint)), vars(weights.load_config(folder))
+        if others := [key for key in base if base[key] != own[key]]:
+            raise ValueError(
+                f"the model in {folder}, with which {name} is to begin, is not built like the base in "
+                f"{cfg.model.checkpoint}: {', '.join(others)} differ; all policies have the base's architecture."
+            )
 
 
 def assemble_world(

@@ -1,6 +1,7 @@
 """Checkpoints: the state of every policy and the game's memory in one folder that is either whole or not there.
 
-    <run>/checkpoints/<step>/   states (orbax on tensorstore), memory, meta (JSON), seal.json
+    <run>/checkpoints/<step>/          states (orbax on tensorstore), memory, meta (JSON), seal.json
+    <run>/checkpoints/<step>-<name>/   the same, and it is never removed to make room
 
 Orbax writes asynchronously into a temporary folder and renames it when all is on disk; the seal, written just before
 that, holds size and CRC-32 of every file. A folder without a matching seal is never read: a truncated or changed file
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -28,6 +30,7 @@ from scope_jax.types import Memory
 from sharding.spec import path_name
 
 LAYOUT = 3  # of what a run saves; 2: the memory holds the game's and the moving baselines; 3: a state counts updates
+_FOLDER = re.compile(r"(\d+)(?:-([a-z]+-\d+))?")  # 45, 45-iteration-1
 TEMPORARY = ".orbax-checkpoint-tmp"  # orbax: <name> + this (+ more) until all files are there
 
 
@@ -51,11 +54,26 @@ def run_of(target: Path) -> Path | None:
     return next((place for place in (target, *target.parents[:2]) if (place / "config.toml").is_file()), None)
 
 
+def parts(path: Path) -> tuple[int, str] | None:
+    """(step, name or "") of a checkpoint's folder; None for any other."""
+    match = _FOLDER.fullmatch(path.name)
+    return (int(match[1]), match[2] or "") if match and path.is_dir() else None
+
+
+def found(folder: Path) -> list[Path]:
+    """The checkpoints under `folder` by step, ascending; whether they are valid is another question."""
+    known = {path: parts(path) for path in folder.iterdir()} if folder.is_dir() else {}
+    return [path for _, path in sorted((step_and_name, path) for path, step_and_name in known.items() if step_and_name)]
+
+
+def step_of(checkpoint: Path) -> int:
+    """How many steps the run had made when it wrote this checkpoint."""
+    return int(checkpoint.name.partition("-")[0])
+
+
 def steps(folder: Path) -> list[int]:
-    """Steps that have a folder under `folder`, ascending; whether they are valid is another question."""
-    if not folder.is_dir():
-        return []
-    return sorted(int(path.name) for path in folder.iterdir() if path.is_dir() and path.name.isdecimal())
+    """The steps of the checkpoints under `folder`."""
+    return [step_of(path) for path in found(folder)]
 
 
 def locate(path: Path) -> Path:
@@ -63,14 +81,14 @@ def locate(path: Path) -> Path:
 
     Raises CheckpointError if there is none.
     """
-    if path.name.isdecimal() and path.is_dir():
+    if parts(path) and not (path / "checkpoints").is_dir():
         if wrong := fault(path):
             raise CheckpointError(f"the checkpoint {path} cannot be used: {wrong}; name another one.")
         return path
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-    for step in reversed(steps(folder)):
-        if fault(folder / str(step)) is None:
-            return folder / str(step)
+    for place in reversed(found(folder)):
+        if fault(place) is None:
+            return place
     raise CheckpointError(
         f"{path} holds no checkpoint: give a run folder, its checkpoints folder or one folder in there "
         "(a run writes its first one after train.save_every steps)."
@@ -126,7 +144,7 @@ class Checkpoints:
         self.folder = folder.absolute()
         self.keep = cfg.train.keep
         self.meta = {"seed": cfg.seed, "fingerprint": fingerprint(cfg), "layout": LAYOUT}
-        self._saving: int | None = None
+        self._saving: Path | None = None
         # absl's warnings about its own metadata files say nothing to people.
         logging.getLogger("absl").setLevel(logging.ERROR)
         self._checkpointer = ocp.AsyncCheckpointer(
@@ -134,20 +152,20 @@ class Checkpoints:
             async_options=ocp.options.AsyncOptions(post_finalization_callback=self._before_commit),
         )
 
-    def save(self, step: int, states: Mapping[str, Any], memory: Memory) -> None:
+    def save(self, step: int, states: Mapping[str, Any], memory: Memory, name: str = "") -> None:
         """Starts writing the checkpoint of `step`; the arrays may be donated as soon as this returns.
 
-        Raises ValueError if the memory would not come back from JSON as it went in. An error of the previous save is
-        raised here.
+        One with a name stays however many come after it. Raises ValueError if the memory would not come back from JSON
+        as it went in. An error of the previous save is raised here.
         """
         if json.loads(json.dumps(memory)) != memory:
             raise ValueError(
                 "the game's memory is not plain JSON data (tuples and number keys do not survive a restart)."
             )
         self.wait()
-        self._saving = step
+        self._saving = self.folder / (f"{step}-{name}" if name else f"{step}")
         self._checkpointer.save(
-            self.folder / str(step),
+            self._saving,
             args=ocp.args.Composite(
                 states=ocp.args.PyTreeSave(dict(states)),
                 memory=ocp.args.JsonSave(memory),
@@ -160,7 +178,7 @@ class Checkpoints:
         """Returns when the last save is on disk and the superfluous ones are gone; raises what went wrong with it."""
         self._checkpointer.wait_until_finished()
         if self._saving is not None:
-            self._prune(self._saving)
+            self._prune()
             self._saving = None
 
     def resume(self, targets: Mapping[str, Any], warn: Callable[[str], None]) -> Saved | None:
@@ -169,9 +187,8 @@ class Checkpoints:
         Each damaged one on the way is skipped with one sentence to `warn`. Raises CheckpointError if there are
         checkpoints but all are damaged, or if the one found was written under another config or in another layout.
         """
-        candidates = steps(self.folder)
-        for step in reversed(candidates):
-            folder = self.folder / str(step)
+        candidates = found(self.folder)
+        for folder in reversed(candidates):
             if wrong := fault(folder):
                 warn(f"the checkpoint {folder} is skipped: {wrong}.")
                 continue
@@ -194,17 +211,22 @@ class Checkpoints:
 
     def _before_commit(self) -> None:
         """Orbax calls this on its own thread when all files are written and the folder still has its temporary name."""
-        if jax.process_index() == 0:
-            for folder in self.folder.glob(f"{self._saving}{TEMPORARY}*"):
+        if jax.process_index() == 0 and self._saving is not None:
+            for folder in self.folder.glob(f"{self._saving.name}{TEMPORARY}*"):
                 seal(folder)
 
-    def _prune(self, newest: int) -> None:
-        """Leaves the `keep` newest sealed checkpoints up to `newest`; later ones are of a future that was rewound."""
-        if jax.process_index() != 0:
+    def _prune(self) -> None:
+        """Leaves the `keep` newest sealed checkpoints up to the one just saved, and those with names.
+
+        Later ones are of a future that was rewound.
+        """
+        if jax.process_index() != 0 or self._saving is None:
             return
-        sealed = [step for step in steps(self.folder) if step <= newest and (self.folder / str(step) / SEAL).is_file()]
-        stay = {str(step) for step in sealed[-self.keep :]}
-        for path in self.folder.iterdir():
-            unfinished = TEMPORARY in path.name
-            if path.is_dir() and path.name not in stay and (unfinished or path.name.isdecimal()):
+        places = found(self.folder)
+        past = places[: places.index(self._saving) + 1]
+        sealed = [path for path in past if (path / SEAL).is_file()]
+        stay = {*sealed[-self.keep :], *(path for path in sealed if "-" in path.name)}
+        unfinished = [path for path in self.folder.iterdir() if path.is_dir() and TEMPORARY in path.name]
+        for path in (*places, *unfinished):
+            if path not in stay:
                 shutil.rmtree(path)

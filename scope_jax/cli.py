@@ -115,9 +115,20 @@ def _flat(results: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 
 @app.command()
-def train(card: Card, run: Run, set_: Sets = None, as_json: Json = False) -> None:
+def train(
+    card: Card,
+    run: Run,
+    origin: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="RUN[@STEP]", help="Begin with the state of another run, at its newest or another step."
+        ),
+    ] = None,
+    set_: Sets = None,
+    as_json: Json = False,
+) -> None:
     """Train the policies of CARD; the same command after a kill goes on from the last checkpoint."""
-    cfg = _card(card, set_)
+    cfg = _card(card, [*(set_ or []), *([] if origin is None else [f"train.origin={json.dumps(origin)}"])])
     from scope_jax.report.page import write_report
     from scope_jax.report.progress import Progress
     from scope_jax.train import train as loop

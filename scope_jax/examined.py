@@ -22,7 +22,7 @@ from models import weights
 from models.tokenizer import Tokenizer
 from models.transformer import Params
 from scope_jax.assemble import World, assemble_world
-from scope_jax.checkpoint import load, locate, run_of
+from scope_jax.checkpoint import load, locate, run_of, step_of
 from scope_jax.config import Config, load_card
 from scope_jax.errors import UserError
 from scope_jax.indexing import DTYPES
@@ -75,7 +75,7 @@ def find(target: Path, cfg: Config) -> Examined:
             f"{target} is neither a run or a checkpoint of one (no config.toml) nor a model folder (no config.json)."
         )
     checkpoint = locate(target)
-    return Examined(checkpoint, policy, int(checkpoint.name))
+    return Examined(checkpoint, policy, step_of(checkpoint))
 
 
 def find_base(cfg: Config, base: Path | None) -> Examined | None:

@@ -44,12 +44,12 @@ def append(path: Path, step: int, episodes: Sequence[Episode]) -> None:
         os.fsync(file.fileno())
 
 
-def cut(path: Path, step: int) -> None:
-    """Takes away every step later than `step`, and a member that was not written to its end; at step 0 all."""
+def cut(path: Path, step: int | None) -> None:
+    """Takes away every step later than `step`, and a member that was not written to its end; None: all."""
     with path.open("rb+") as file:
         end = 0
         for text, after in _members(file):
-            if step == 0 or json.loads(text.partition(b"\n")[0])["step"] > step:
+            if step is None or json.loads(text.partition(b"\n")[0])["step"] > step:
                 break
             end = after
         file.truncate(end)

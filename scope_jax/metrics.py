@@ -28,7 +28,7 @@ from scope_jax.errors import UserError
 from scope_jax.types import Episode, Metrics
 
 # Keys that may differ between two processes of one run: they say how long and how often, never what is computed.
-FREE = ("train.steps", "train.save_every", "train.keep", "evaluate.every", "launch")
+FREE = ("train.steps", "train.save_every", "train.keep", "train.keep_iterations", "evaluate.every", "launch")
 # So may where an outside model or search server is found, and how patiently it is asked; which model it is may not.
 PLACES = ("judge", "retrieval", "endpoint")  # tables of that name, wherever they stand
 ASKING = ("url", "api_key_env", "timeout", "retries", "retry_delay", "concurrency")
@@ -233,8 +233,8 @@ class RunLog:
         """Gives the folder free; also happens when the log is forgotten or the process ends."""
         self._close()
 
-    def rewind(self, step: int) -> None:
-        """Cuts every line later than `step`, and a half-written last one; at step 0, where a run begins anew, all."""
+    def rewind(self, step: int | None) -> None:
+        """Cuts every line later than `step`, and a half-written last one; None, where a run begins anew: all."""
         for path in (self._metrics, self._episodes):
             if path.is_file():
                 _cut(path, step)
@@ -267,10 +267,10 @@ def _append(path: Path, records: list[dict[str, Any]]) -> None:
         os.fsync(file.fileno())
 
 
-def _cut(path: Path, step: int) -> None:
+def _cut(path: Path, step: int | None) -> None:
     """Truncates at the first line that is later than `step` or torn; steps never decrease within a file."""
     end = 0
-    if step > 0:
+    if step is not None:
         for line, record in _whole(path):
             if record["step"] > step:
                 break

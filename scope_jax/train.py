@@ -14,10 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from scope_jax import advantages, data
+from scope_jax import advantages, branching, data
 from scope_jax.assemble import Trainer, World, assemble
 from scope_jax.checkpoint import Checkpoints
 from scope_jax.config import Config
+from scope_jax.errors import UserError
 from scope_jax.evaluate import evaluate
 from scope_jax.metrics import RunLog
 from scope_jax.report.progress import Progress
@@ -28,28 +29,36 @@ from scope_jax.types import Episode, Memory, Metrics
 def train(cfg: Config, run: Path, progress: Progress) -> dict[str, Any]:
     """Trains the card's policies in the folder `run`, going on where an earlier process stopped.
 
-    Returns {"run", "steps", "seconds" (of this process), "before", "after"}; the last two are the evaluation metrics of
-    the base and of the final weights, {} if the card names no evaluation set.
+    With a `train.origin` the run begins with the state, and at the step, of another one. Returns {"run", "steps",
+    "seconds" (of this process), "before", "after"}; the last two are the evaluation metrics of what the run began with
+    and of the final weights, {} if the card names no evaluation set.
     """
     began = time.monotonic()
+    cfg = branching.settled(cfg, run)
     log = RunLog(run, cfg)
     progress.say(f"reading {cfg.model.checkpoint} and the search index")
     trainer = assemble(cfg, run, progress.part, progress.say)
     world = trainer.world
     checkpoints = Checkpoints(run / "checkpoints", cfg)
 
-    states, remembered, start = trainer.start(checkpoints.resume(trainer.targets(), progress.say))
+    saved = checkpoints.resume(trainer.targets(), progress.say)
+    branches = saved is None and cfg.train.origin is not None
+    states, remembered, done = branching.start(trainer) if branches else trainer.start(saved)
     memory, baselines = remembered["game"], remembered["baselines"]
-    log.rewind(start)
+    over = finished(world, memory, done)
+    if branches and over:
+        raise UserError(
+            f"{cfg.train.origin} is where this card's run is over; let it go on longer (train.steps, iterations)."
+        )
+    log.rewind(None if saved is None else done)
     world.voices.publish(states)
-    if start == 0 and cfg.evaluate.sets:
-        progress.say("evaluating the base")
-        log.metrics(0, evaluate(world))
+    if saved is None and cfg.evaluate.sets:
+        progress.say(f"evaluating what the run begins with: {cfg.train.origin or 'the base'}")
+        log.metrics(done, evaluate(world))
 
-    done, over = start, finished(world, memory, start)
     try:
         while not over:
-            clock, step = time.monotonic(), done
+            clock, step, passed = time.monotonic(), done, world.system.iterations(cfg, memory)
             items = data.items(trainer.rows, *world.system.takes(cfg, memory, step), cfg.seed)
             episodes, memory, metrics = world.system.play(cfg, world.tools(step), memory, items, step)
             played = time.monotonic()
@@ -59,14 +68,17 @@ def train(cfg: Config, run: Path, progress: Progress) -> dict[str, Any]:
 
             done = step + 1
             over = finished(world, memory, done)
-            if cfg.evaluate.sets and (over or (cfg.evaluate.every and done % cfg.evaluate.every == 0)):
+            name = ""
+            if cfg.train.keep_iterations and world.system.iterations(cfg, memory) > passed:
+                name = f"iteration-{passed + 1}"
+            if cfg.evaluate.sets and (over or name or (cfg.evaluate.every and done % cfg.evaluate.every == 0)):
                 progress.say("evaluating")
                 metrics |= evaluate(world)
             log.episodes(done, episodes)
             log.metrics(done, metrics)
             progress.step(done, world.system.expected(cfg), metrics)
-            if done % cfg.train.save_every == 0 or over:
-                checkpoints.save(done, with_one_reference(states), {"game": memory, "baselines": baselines})
+            if done % cfg.train.save_every == 0 or over or name:
+                checkpoints.save(done, with_one_reference(states), {"game": memory, "baselines": baselines}, name)
     finally:
         checkpoints.wait()  # a checkpoint that was begun is finished, whatever ended the loop
     log.close()

@@ -197,7 +197,8 @@ class System(Protocol):
     """The shape every module of `scope_jax.systems` has (no base class: modules are checked against it)."""
 
     def policies(self, cfg: Config) -> tuple[str, ...]:
-        """Names of the trained policies; each begins as the base and has an optimiser of its own."""
+        """Names of the trained policies; each has an optimiser of its own, and begins as the base if the card does not
+        say otherwise."""
         ...
 
     def asks_base(self, cfg: Config) -> bool:
@@ -226,6 +227,14 @@ class System(Protocol):
 
     def expected(self, cfg: Config) -> int | None:
         """Number of steps of a whole run, None if only the game itself will show."""
+        ...
+
+    def iterations(self, cfg: Config, memory: Memory) -> int:
+        """Number of iterations that are over, 0 in a game that has none."""
+        ...
+
+    def adopt(self, cfg: Config, memory: Memory, before: Config) -> Memory:
+        """The memory of a run under the card `before`, for one under `cfg` that goes on from there."""
         ...
 
     def takes(self, cfg: Config, memory: Memory, step: int) -> tuple[int, int]:

@@ -121,6 +121,8 @@ class Config(Section):
                 f"data.max_searches is {self.data.max_searches}, and so many searches and a question take "
                 f"{self.data.max_searches + 1} turns; raise ssp.proposer.max_turns or lower it"
             )
+        if self.train.keep_iterations:
+            raise ValueError("train.keep_iterations is set, but SSP has no iterations; keep more with train.keep")
         if self.judge is None and ("judge" in self.ssp.grader or self.ssp.verify == "judge"):
             raise ValueError(
                 "the card asks for a judge (ssp.grader or ssp.verify) but has no [judge] table: "

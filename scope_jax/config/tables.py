@@ -37,7 +37,8 @@ def _plain(value: Any) -> bool | int | str:
 
 
 class ModelSection(Section):
-    checkpoint: CardPath  # Hugging Face folder: config.json, *.safetensors, tokenizer
+    checkpoint: CardPath  # Hugging Face folder: config.json, *.safetensors, tokenizer; the base: reference and judge
+    policies: dict[str, CardPath] = {}  # by name: folders of the policies that do not begin as `checkpoint`
     tokenizer: CardPath | None = None  # another tokenizer folder; the checkpoint's own otherwise
     chat_template: CardPath | None = None  # a .jinja file that replaces the tokenizer's template
     # handed to the template, e.g. enable_thinking = false
@@ -302,6 +303,8 @@ class TrainSection(Section):
     batch_size: Count = 256  # items (SSP: ground-truth answers) of one step
     save_every: Count = 10
     keep: Count = 2  # checkpoints that stay
+    keep_iterations: bool = False  # those at the ends of iterations stay, too, under their names, and exams are taken
+    origin: CardPath | None = None  # RUN or RUN@STEP with whose state the run begins (--from)
     offload: bool = False  # policies lie in host memory while they are not trained
 
 

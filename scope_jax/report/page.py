@@ -54,6 +54,7 @@ def _facts(cfg: Config) -> dict[str, Any]:
     found = {
         "system": cfg.system,
         "model": cfg.model.checkpoint,
+        "begun with": cfg.train.origin,
         "corpus": cfg.retrieval.corpus or cfg.retrieval.url,
         "answers": cfg.data.answers,
         "documents": cfg.data.documents,

@@ -98,6 +98,23 @@ def test_old_ones_are_removed(folder: Path) -> None:
     assert all(fault(folder / str(step)) is None for step in (2, 3))
 
 
+def test_a_checkpoint_with_a_name_stays(folder: Path) -> None:
+    checkpoints = Checkpoints(folder, card(keep=2))
+    for step in range(4, 8):
+        checkpoints.save(step, {"actor": state(step), "other": state(1)}, {}, "iteration-1" if step == 4 else "")
+    checkpoints.wait()
+    assert steps(folder) == [4, 6, 7] and sorted(path.name for path in folder.iterdir()) == ["4-iteration-1", "6", "7"]
+    for damaged in ("6", "7"):
+        _truncate(folder / damaged)
+    saved = Checkpoints(folder, card()).resume(targets(WANTED), lambda text: None)
+    assert saved is not None and saved.step == 4 and same(saved.states["actor"], state(4))
+    assert locate(folder) == locate(folder / "4-iteration-1") == folder / "4-iteration-1"
+    (folder / "8-iteration-2.orbax-checkpoint-tmp-1").mkdir()
+    checkpoints.save(5, {"actor": state(5), "other": state(1)}, {})
+    checkpoints.wait()
+    assert sorted(path.name for path in folder.iterdir()) == ["4-iteration-1", "5"]
+
+
 def test_a_run_without_checkpoints_starts_anew(tmp_path: Path) -> None:
     assert Checkpoints(tmp_path / "none", card()).resume(targets(WANTED), pytest.fail) is None
 

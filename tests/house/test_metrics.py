@@ -81,7 +81,7 @@ def test_rewound_and_written_again_the_files_are_those_of_an_uninterrupted_run(c
 
     straight = RunLog(tmp_path / "straight", cfg)
     write(straight, range(8))
-    for restored in (0, 3, 5):
+    for restored in (None, 3, 5):
         run = tmp_path / str(restored)
         log = RunLog(run, cfg)
         write(log, range(6))
@@ -90,14 +90,14 @@ def test_rewound_and_written_again_the_files_are_those_of_an_uninterrupted_run(c
         log.close()
         log = RunLog(run, cfg)
         log.rewind(restored)
-        write(log, range(restored + 1 if restored else 0, 8))
+        write(log, range(0 if restored is None else restored + 1, 8))
         for name in ("metrics.jsonl", "episodes.jsonl"):
             assert (run / name).read_bytes() == (tmp_path / "straight" / name).read_bytes()
 
 
 def test_rewinding_a_new_run_changes_nothing(cfg: Config, tmp_path: Path) -> None:
     log = RunLog(tmp_path / "run", cfg)
-    log.rewind(0)
+    log.rewind(None)
     assert log.before_after() == {"before": {}, "after": {}}
 
 

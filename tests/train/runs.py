@@ -97,9 +97,15 @@ def saved(run: Path) -> list[int]:
     return checkpoint.steps(run / "checkpoints")
 
 
+def saved_at(run: Path, step: int) -> Path:
+    """The folder of a step's checkpoint."""
+    folder = run / "checkpoints"
+    return checkpoint.found(folder)[checkpoint.steps(folder).index(step)].absolute()
+
+
 def arrays(run: Path, step: int) -> dict[str, np.ndarray]:
     """Every array of the policies' states in a checkpoint, by its path."""
-    states = ocp.PyTreeCheckpointer().restore((run / "checkpoints" / str(step) / "states").absolute())
+    states = ocp.PyTreeCheckpointer().restore(saved_at(run, step) / "states")
     return {"/".join(path): np.asarray(leaf) for path, leaf in ocp.tree.to_flat_dict(states).items()}
 
 
@@ -112,7 +118,7 @@ def judged(run: Path) -> bytes:
 def memory(run: Path, step: int) -> dict[str, Any]:
     """What a checkpoint keeps beside the states."""
     handler = ocp.Checkpointer(ocp.JsonCheckpointHandler())
-    return handler.restore((run / "checkpoints" / str(step) / "memory").absolute())
+    return handler.restore(saved_at(run, step) / "memory")
 
 
 def same(expected: Path, found: Path) -> None:

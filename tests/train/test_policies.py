@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+from models import weights
 from rollouts.types import Completion
 from scope_jax.assemble import Trainer, assemble
 from scope_jax.checkpoint import Checkpoints
@@ -27,6 +29,7 @@ from scope_jax.state import TrainState
 from scope_jax.train import learn
 from scope_jax.types import BASE, Datum, Episode
 
+SCOPE = ("evaluate.sets=[]", "rollout.slots=8")
 SMALL = ("train.batch_size=4", "rollout.slots=8", "evaluate.sets=[]", "learner.micro_batch_rows=4")
 
 
@@ -133,6 +136,37 @@ def test_a_checkpoint_holds_the_reference_once(trainer: Trainer, tmp_path: Path)
     back = with_shared_reference(found.states)
     assert kinds(back) == {HOST}
     assert same(back, states)
+
+
+def test_policies_may_begin_elsewhere_and_the_base_stays_the_reference(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    base, params = weights.load("assets/atlas/base")
+    weights.save_hf(other, base, jax.tree.map(lambda w: w + 1, params), jax.numpy.float32, None)
+    sets = [*SCOPE, f"model.policies.solver={other}"]
+    trainer = assemble(load_card("configs/scope/atlas.toml", sets), tmp_path / "run")
+    states = trainer.start(None)[0]
+    assert same(states["challenger"].params, params)
+    assert same(states["solver"].params, jax.tree.map(lambda w: w + 1, params))
+    assert states["challenger"].ref_params is states["solver"].ref_params and same(states["solver"].ref_params, params)
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "sentence"),
+    [
+        ("judge", 0, "model.policies names 'judge', but the card trains challenger, solver; correct it."),
+        ("solver", 1, "is not built like the base in assets/atlas/base: num_layers, layer_windows differ"),
+    ],
+)
+def test_a_policy_that_cannot_begin_there_is_one_sentence(
+    tmp_path: Path, name: str, layers: int, sentence: str
+) -> None:
+    config = json.loads(Path("assets/atlas/base/config.json").read_text())
+    config["num_hidden_layers"] += layers
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    cfg = load_card("configs/scope/atlas.toml", [*SCOPE, f"model.policies.{name}={tmp_path}"])
+    with pytest.raises(ValueError, match="model") as caught:
+        assemble(cfg, tmp_path / "run")
+    assert sentence in str(caught.value) and not (tmp_path / "run").exists()
 
 
 def test_resting_on_the_host_changes_no_bit(trainer: Trainer) -> None:

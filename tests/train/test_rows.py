@@ -22,6 +22,7 @@ from rollouts.types import Completion, Request
 from scope_jax import batching, dialects
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner import Learner
+from scope_jax.messages import Messages
 from scope_jax.turns import Cut, Joiner, Mode
 from scope_jax.types import Datum, Episode
 from sharding.mesh import MeshConfig, make_mesh
@@ -41,9 +42,10 @@ class ByteChat(ByteTokenizer):
     def decode(self, ids: Iterable[int]) -> str:
         return super().decode(id for id in ids if id != EOS)
 
-    def encode_chat(self, messages, add_generation_prompt: bool = True, **options: Any) -> list[int]:
+    def encode_chat(self, messages, add_generation_prompt: bool = True, tools: Any = None, **options: Any) -> list[int]:
+        declared = self.encode("<tool_call> <function_calls>") if tools else []
         ids = [i for m in messages for i in (ROLES[m["role"]], *self.encode(m["content"]), EOS)]
-        return [*ids, ROLES["assistant"]] if add_generation_prompt else ids
+        return [*declared, *ids, ROLES["assistant"]] if add_generation_prompt else ids
 
     def continuation(self, messages_before, observation, **options: Any) -> list[int]:
         return [EOS, *self.encode_chat([observation])]
@@ -164,7 +166,7 @@ class Plan:
             key=np.asarray([3, self.key], np.uint32),
             group=None,
             max_turns=self.turns,
-            respond=joiner.responder(respond, self.prompt),
+            respond=joiner.responder(respond, Messages(self.prompt)),
         )
 
 
@@ -222,7 +224,7 @@ def many(engine, params) -> list[Completion]:
         Plan(f"Q{i}", mode, name, 4, "".join(map(chr, range(40, 128))), ("one", "two", "three"), i, i, end)
         for mode in MODES
         for name in dialects.names()
-        for i, end in enumerate((None, None, 2))
+        for i, end in enumerate((None, 1, 2))
     ]
     return play(engine, params, asked)[0]
 

@@ -127,6 +127,16 @@ def expected(cfg: Config) -> int | None:
     return cfg.scope.iterations * cfg.scope.steps_per_iteration if cfg.scope.mode == "curated" else None
 
 
+def iterations(cfg: Config, memory: Memory) -> int:
+    """Those before the one that the memory names."""
+    return memory["iteration"] - 1
+
+
+def adopt(cfg: Config, memory: Memory, before: Config) -> Memory:
+    """At the beginning of an iteration the card decides anew whether its challenger learns."""
+    return phases.adopted(cfg, memory, before)
+
+
 def takes(cfg: Config, memory: Memory, step: int) -> tuple[int, int]:
     """The next rows of the stream: no document is used twice before all were used."""
     return memory["drawn"], phases.rows_wanted(cfg, memory)

@@ -31,6 +31,15 @@ def challenger_frozen(cfg: Config, iteration: int) -> bool:
     return after is not None and iteration > after
 
 
+def adopted(cfg: Config, memory: Memory, before: Config) -> Memory:
+    """The memory of a run under the card `before`, for one under `cfg`: an iteration that has not begun is opened anew,
+    any other goes on in its stage."""
+    iteration = memory["iteration"]
+    opened = _opened(before, iteration)
+    begins = all(memory[key] == value for key, value in opened.items())
+    return memory | _opened(cfg, iteration) if begins else memory
+
+
 def rows_wanted(cfg: Config, memory: Memory) -> int:
     """Rows of data that the next step plays with."""
     card = cfg.scope

@@ -80,6 +80,16 @@ def expected(cfg: Config) -> int | None:
     return cfg.train.steps
 
 
+def iterations(cfg: Config, memory: Memory) -> int:
+    """SSP is one run of steps."""
+    return 0
+
+
+def adopt(cfg: Config, memory: Memory, before: Config) -> Memory:
+    """The pool is good under any card."""
+    return memory
+
+
 def takes(cfg: Config, memory: Memory, step: int) -> tuple[int, int]:
     """One batch of answers for each step."""
     return step * cfg.train.batch_size, cfg.train.batch_size

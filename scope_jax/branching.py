@@ -1,0 +1,116 @@
+"""Runs that begin with the state of another run (`train.origin` of a card, `--from` of the command line).
+
+    RUN               the newest checkpoint of a run
+    RUN@45            the one of step 45
+    RUN@iteration-1   the one that is kept under this name
+
+The new run has a folder and a card of its own. It takes over all that a checkpoint holds: weights and moments of the
+policies, the game's memory, moving baselines and the number of the step. The base (reference of the KL term, judge) is
+the card's `model.checkpoint`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from scope_jax.assemble import Trainer
+from scope_jax.checkpoint import LAYOUT, CheckpointError, found, load, locate
+from scope_jax.config import Config, load_card
+from scope_jax.errors import UserError
+from scope_jax.residence import States
+from scope_jax.systems import SYSTEMS
+from scope_jax.types import Memory
+
+_PLACE = re.compile(r"(.+)@(\d+|[a-z]+-\d+)")
+
+
+class OriginError(UserError):
+    """A run that another one cannot begin with: one sentence with its folder and the remedy."""
+
+
+def settled(cfg: Config, run: Path) -> Config:
+    """The card with its origin as the path of one checkpoint, which stays the same while the other run goes on.
+
+    A run keeps the origin that its folder records, whether it is named again or not. Raises CheckpointError or
+    OriginError for an origin that is not there, or whose game or policies are others than the card's.
+    """
+    asked, own = cfg.train.origin, _recorded(run)
+    if asked is None or (own is not None and _is(asked, own)):
+        origin = own
+    else:
+        origin = str(_checkpoint(asked))
+        _check_game(cfg, Path(origin))
+    return cfg.model_copy(update={"train": cfg.train.model_copy(update={"origin": origin})})
+
+
+def _recorded(run: Path) -> str | None:
+    config = run / "config.toml"
+    return load_card(config).train.origin if config.is_file() else None
+
+
+def _read(origin: str) -> tuple[Path, str | None]:
+    """(folder, which checkpoint of it) that an origin names."""
+    match = _PLACE.fullmatch(origin)
+    folder, which = (match[1], match[2]) if match else (origin, None)
+    return Path(os.path.abspath(folder)), which
+
+
+def _is(asked: str, own: str) -> bool:
+    """True if what is asked for may mean the checkpoint `own`."""
+    folder, which = _read(asked)
+    place = Path(own)
+    return folder == place or (folder == place.parents[1] and (which is None or _called(place, which)))
+
+
+def _called(place: Path, which: str) -> bool:
+    step, _, name = place.name.partition("-")
+    return which in (step, name)
+
+
+def _checkpoint(origin: str) -> Path:
+    folder, which = _read(origin)
+    if which is None:
+        return locate(folder)
+    places = found(folder / "checkpoints")
+    for place in places:
+        if _called(place, which):
+            return place
+    kept = ", ".join(place.name for place in places) or "none"
+    raise CheckpointError(f"the run in {folder} keeps no checkpoint {which}; it has: {kept}.")
+
+
+def _card_of(place: Path) -> Config:
+    """The card of the run that a checkpoint belongs to."""
+    config = place.parents[1] / "config.toml"
+    if not config.is_file():
+        raise OriginError(f"{place} is no checkpoint of a run (there is no {config}); give RUN or RUN@STEP.")
+    return load_card(config)
+
+
+def _check_game(cfg: Config, place: Path) -> Config:
+    """The card of the run that `place` belongs to, if it is of the same game with the same policies."""
+    before = _card_of(place)
+    if before.system != cfg.system:
+        raise OriginError(f"{place} is of a run of {before.system}, but the card is one of {cfg.system}.")
+    there, here = (SYSTEMS[cfg.system].policies(card) for card in (before, cfg))
+    if set(there) != set(here):
+        raise OriginError(f"{place} holds the policies {', '.join(there)}, but the card trains {', '.join(here)}.")
+    return before
+
+
+def start(trainer: Trainer) -> tuple[States, Memory, int]:
+    """What `Trainer.start` returns, for a run that begins with the state of the card's origin.
+
+    Raises CheckpointError for a damaged checkpoint, or one of another model.
+    """
+    cfg, system = trainer.world.cfg, trainer.world.system
+    place = Path(cfg.train.origin or "")
+    before = _check_game(cfg, place)
+    targets = {name: state.replace(ref_params=None) for name, state in trainer.targets().items()}
+    saved = load(place, targets)
+    if saved.meta.get("layout") != LAYOUT:
+        raise OriginError(f"{place} was written by another version of scope-jax, whose runs this one cannot continue.")
+    game = system.adopt(cfg, saved.memory["game"], before)
+    return trainer.referring(saved.states), saved.memory | {"game": game}, saved.step

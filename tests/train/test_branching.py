@@ -1,0 +1,223 @@
+"""Runs that begin with another run's state: the same bits as a run that went on, and what a changed card changes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from scope_jax import branching, checkpoint, train
+from scope_jax.branching import OriginError
+from scope_jax.checkpoint import CheckpointError, Checkpoints
+from scope_jax.cli import app
+from scope_jax.config import Config, load_card
+from scope_jax.errors import UserError
+from scope_jax.metrics import RunError, RunLog
+from scope_jax.report.progress import Progress
+from scope_jax.systems import scope, ssp
+from scope_jax.systems.scope import phases
+from scope_jax.types import Datum, Episode
+from tests.train import runs
+
+CARDS = runs.ROOT / "configs"
+SMALL = ("rollout.slots=8", "learner.buckets=[512]", "learner.micro_batch_rows=4", "train.save_every=1", "train.keep=9")
+SSP = (*SMALL, "evaluate.sets=[]", 'ssp.proposer.loss.advantage="ema"', "ssp.solver.loss.mini_batches=1")
+SCOPE = (
+    *SMALL,
+    "train.save_every=100",
+    "train.keep=1",
+    "train.keep_iterations=true",
+    "scope.iterations=3",
+    "scope.steps_per_iteration=1",
+    "scope.target_tasks=1",
+)
+
+
+def made(role: str, policy: str, *seed: int) -> list[Episode]:
+    """Four episodes of random tokens with different rewards."""
+    rng = np.random.default_rng(seed)
+    sampled = np.arange(40) >= 20
+    return [
+        Episode(
+            role,
+            policy,
+            "one",
+            (
+                Datum(
+                    rng.integers(0, 256, 40).astype(np.int32), sampled, np.where(sampled, -5.0, 0.0).astype(np.float32)
+                ),
+            ),
+            float(rng.normal()),
+        )
+        for _ in range(4)
+    ]
+
+
+def play_ssp(cfg: Config, tools: Any, memory: Any, items: Any, step: int) -> Any:
+    """A step that depends on all that a run carries: its number and its pool."""
+    pool = memory["pool"]
+    episodes = [*made("solver", "actor", step, len(pool)), *made("proposer", "actor", step, len(pool), 1)]
+    return episodes, {"pool": [*pool, step]}, {"pool": float(len(pool))}
+
+
+def play_scope(cfg: Config, tools: Any, memory: Any, items: Any, step: int) -> Any:
+    """The stages in their order, each of one step."""
+    stage = memory["stage"]
+    episodes = [] if stage == "tasks" else made(stage, stage, step, memory["drawn"])
+    tasks = [f"task {step}"] if stage == "tasks" else []
+    after = phases.advance(cfg, memory, drawn=len(items), tasks=tasks, measured=[])
+    return episodes, after, {"iteration": float(memory["iteration"]), f"stage/{stage}": 1.0}
+
+
+def run_of(card: str, sets: Sequence[str], index: Path) -> Callable[..., dict[str, Any]]:
+    def run(folder: Path, *more: str) -> dict[str, Any]:
+        with Progress(Console(quiet=True)) as progress:
+            return train.train(load_card(CARDS / card, (*sets, f"retrieval.index={index}", *more)), folder, progress)
+
+    return run
+
+
+def same_from(whole: Path, branch: Path, step: int) -> None:
+    """Asserts that the branch has the bits of the whole run from `step` on: weights, moments, memory, files."""
+    last = runs.saved(whole)[-1]
+    left, right = runs.arrays(whole, last), runs.arrays(branch, last)
+    assert left.keys() == right.keys() and any("opt_state" in name for name in left)
+    assert [name for name, array in left.items() if array.tobytes() != right[name].tobytes()] == []
+    assert runs.memory(whole, last) == runs.memory(branch, last)
+    for name in ("metrics.jsonl", "episodes.jsonl"):
+        later = [record for record in runs.lines(whole, name) if record["step"] > step]
+        assert later and later == [record for record in runs.lines(branch, name) if step < record["step"] <= last]
+
+
+def test_ssp_goes_on_in_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ssp, "play", play_ssp)
+    run, whole, branch = run_of("ssp/atlas.toml", SSP, tmp_path / "index"), tmp_path / "whole", tmp_path / "branch"
+    run(whole, "train.steps=3")
+    assert run(branch, "train.steps=3", f"train.origin={whole}@2")["steps"] == 3
+    same_from(whole, branch, 2)
+    assert runs.saved(branch) == [3] and runs.memory(branch, 3)["game"] == {"pool": [0, 1, 2]}
+    assert load_card(branch / "config.toml").train.origin == str(whole / "checkpoints" / "2")
+    # it knows where it came from: to go on, the origin need not be named again, and must be no other one
+    assert run(branch, "train.steps=4")["steps"] == 4
+    with pytest.raises(RunError, match=r"other values of train\.origin"):
+        run(branch, "train.steps=4", f"train.origin={whole}@1")
+    with pytest.raises(UserError, match="where this card's run is over"):
+        run(tmp_path / "done", "train.steps=3", f"train.origin={whole}")
+
+
+def test_scope_branches_at_the_end_of_an_iteration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three iterations are two and one more; the second can be played with a challenger that learns no more."""
+    monkeypatch.setattr(scope, "play", play_scope)
+    monkeypatch.setattr(train, "evaluate", lambda world: {"eval/held-out/score": 0.5})
+    run, whole = run_of("scope/atlas.toml", SCOPE, tmp_path / "index"), tmp_path / "whole"
+    run(whole)
+    kept = ["3-iteration-1", "6-iteration-2", "9-iteration-3"]
+    assert [path.name for path in checkpoint.found(whole / "checkpoints")] == kept
+    assert [r["step"] for r in runs.lines(whole, "metrics.jsonl") if "eval/held-out/score" in r] == [0, 3, 6, 9]
+
+    longer = tmp_path / "longer"
+    assert run(longer, f"train.origin={whole}@iteration-2", "scope.iterations=4")["steps"] == 12
+    assert [path.name for path in checkpoint.found(longer / "checkpoints")] == ["9-iteration-3", "12-iteration-4"]
+    same_from(whole, longer, 6)
+    frozen = tmp_path / "frozen"
+    run(frozen, f"train.origin={whole}@iteration-1", "scope.freeze_challenger_after=1", "scope.iterations=2")
+    stages = [(r["step"], *(key for key in r if key.startswith("stage/"))) for r in runs.lines(frozen, "metrics.jsonl")]
+    assert stages == [(3,), (4, "stage/tasks"), (5, "stage/solver")]
+
+
+@pytest.mark.parametrize(("frozen_before", "frozen_after"), [(None, 1), (1, None), (None, None), (1, 1)])
+def test_an_iteration_that_has_not_begun_is_opened_anew(frozen_before: int | None, frozen_after: int | None) -> None:
+    def card(frozen: int | None) -> Config:
+        cfg = load_card(CARDS / "scope" / "atlas.toml")
+        return cfg.model_copy(update={"scope": cfg.scope.model_copy(update={"freeze_challenger_after": frozen})})
+
+    before, after = card(frozen_before), card(frozen_after)
+    memory = phases.first(before) | {"stage": "solver", "place": before.scope.steps_per_iteration - 1, "drawn": 7}
+    opened = phases.advance(before, memory, drawn=0, tasks=[], measured=[0.5])
+    adopted = scope.adopt(after, opened, before)
+    assert adopted == opened | {"stage": "challenger" if frozen_after is None else "tasks"}
+    within = opened | {"stage": "solver", "place": 1, "tasks": ["a task"]}
+    assert scope.adopt(after, within, before) == within
+    assert scope.iterations(after, opened) == 1 and ssp.iterations(after, {}) == 0
+
+
+# -------------------------------------------------------------------------------------------------------- what is not
+def fabricated(run: Path, card: str, *sets: str) -> Path:
+    """A run folder with checkpoints of steps 2 and 4, of policies that have one small weight."""
+    cfg = load_card(CARDS / card, ("train.keep=9", *sets))
+    RunLog(run, cfg).close()
+    checkpoints = Checkpoints(run / "checkpoints", cfg)
+    system = {"ssp": ssp, "scope": scope}[cfg.system]
+    states = {name: {"params": {"w": jnp.zeros(3)}} for name in system.policies(cfg)}
+    checkpoints.save(2, states, {})
+    checkpoints.save(4, states, {}, "iteration-1")
+    checkpoints.wait()
+    return run
+
+
+def test_origins_are_checked_before_anything_is_written(tmp_path: Path) -> None:
+    other = fabricated(tmp_path / "other", "scope/atlas.toml")
+
+    def settled(origin: Path | str, card: str = "scope/atlas.toml", *sets: str) -> str | None:
+        cfg = load_card(CARDS / card, (f"train.origin={origin}", *sets))
+        return branching.settled(cfg, tmp_path / "run").train.origin
+
+    newest = str(other / "checkpoints" / "4-iteration-1")
+    assert settled(other) == settled(f"{other}@4") == settled(f"{other}@iteration-1") == settled(newest) == newest
+    assert settled(f"{other}@2") == str(other / "checkpoints" / "2")
+    log = RunLog(tmp_path / "branch", load_card(CARDS / "scope" / "atlas.toml", [f"train.origin={newest}"]))
+    log.close()
+    for again in ("", f"train.origin={other}", f"train.origin={other}@4", f"train.origin={other}@iteration-1"):
+        cfg = load_card(CARDS / "scope" / "atlas.toml", [again] if again else [])
+        assert branching.settled(cfg, tmp_path / "branch").train.origin == newest
+    with pytest.raises(CheckpointError, match=r"keeps no checkpoint 3; it has: 2, 4-iteration-1\.$"):
+        settled(f"{other}@3")
+    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+        settled(tmp_path / "nowhere")
+    with pytest.raises(OriginError, match=r"is of a run of scope, but the card is one of ssp\.$"):
+        settled(other, "ssp/atlas.toml")
+    curated = ("scope.mode=curated", "data.prompts=assets/atlas/tasks_train.jsonl")
+    with pytest.raises(OriginError, match=r"holds the policies challenger, solver, but the card trains solver\.$"):
+        settled(other, "scope/atlas.toml", *curated)
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_model_is_one_sentence(tmp_path: Path) -> None:
+    other = fabricated(tmp_path / "other", "ssp/atlas.toml")
+    words = ["train", str(CARDS / "ssp" / "atlas.toml"), "--run", str(tmp_path / "run"), "--from", f"{other}@2"]
+    result = CliRunner().invoke(app, [*words, "--set", "evaluate.sets=[]"])
+    assert result.exit_code == 2
+    (said,) = [line for line in result.stderr.splitlines() if line.startswith("scope-jax: ")]
+    assert f"the checkpoint {other}/checkpoints/2 has no " in said and "it is of another game or model" in said
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_ssp_has_no_iterations_to_keep() -> None:
+    with pytest.raises(ValueError, match=r"train\.keep_iterations is set, but SSP has no iterations"):
+        load_card(CARDS / "ssp" / "atlas.toml", ["train.keep_iterations=true"])
+
+
+# --------------------------------------------------------------------------------------------------------- whole runs
+@pytest.mark.slow  # real steps of both games in processes of their own
+@pytest.mark.parametrize("game", ["ssp", "scope"])
+def test_three_are_two_and_one_more(tmp_path: Path, game: str) -> None:
+    whole, first, more = tmp_path / "whole", tmp_path / "first", tmp_path / "more"
+    if game == "ssp":
+        sets = ("train.save_every=1", "train.batch_size=4", "rollout.slots=8", "ssp.solver.samples=2")
+        short, long, last = ("train.steps=2",), ("train.steps=3",), "2"
+        sets = (*sets, "evaluate.sets=[]", 'ssp.proposer.loss.advantage="ema"')
+    else:
+        sets = (*runs.SCOPE, "scope.max_batches=2", "train.save_every=100", "train.keep_iterations=true")
+        short, long, last = ("scope.iterations=2",), ("scope.iterations=3",), "iteration-2"
+    card = f"{game}/atlas.toml"
+    runs.finish(runs.command(card, whole, (*sets, *long)))
+    runs.finish(runs.command(card, first, (*sets, *short)))
+    runs.finish([*runs.command(card, more, (*sets, *long)), "--from", f"{first}@{last}"])
+    same_from(whole, more, json.loads((first / "metrics.jsonl").read_text().splitlines()[-1])["step"])
