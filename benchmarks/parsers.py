@@ -33,7 +33,7 @@ from rollouts.types import Completion, Row, Turn
 from scope_jax import dialects, judge, parsing, rewards, searching, templates
 from scope_jax.config import parse_config
 from scope_jax.dialects.calls import calls
-from scope_jax.systems.scope import curated, drawing, instructions, judging, talking
+from scope_jax.systems.scope import drawing, instructions, judging, talking
 from scope_jax.systems.scope import rules as scope_rules
 from scope_jax.systems.ssp import materials
 from scope_jax.systems.ssp import rules as ssp_rules
@@ -123,7 +123,8 @@ WEIGHTS = {"critical": 3.0, "important": 2.0, "bonus": 1.0}
 
 def turn(kind: str, text: str) -> Any:
     ids = np.zeros(1, np.int32)
-    return Turn(kind, ids, np.zeros(1, np.float32), text, "stop" if kind == "sampled" else None)  # type: ignore[arg-type]
+    finish = "stop" if kind == "sampled" else None
+    return Turn(kind, ids, np.zeros(1, np.float32), text, finish, thought=parsing.THOUGHT)  # type: ignore[arg-type]
 
 
 def episode(text: str) -> Completion:
@@ -171,18 +172,16 @@ PARSERS: dict[str, tuple[Callable[[str], Any], Wraps]] = {
     "SCOPE rules": (
         lambda text: (
             [scope_rules.has_thought(text, rule) for rule in ("paired", "opening", "starts")],
-            scope_rules.task_of([talking.heard(SCOPE, text, "task", False)], False),
-            scope_rules.answer_of([talking.heard(SCOPE, text, "answer", False)]),
+            scope_rules.task_of([talking.heard(SCOPE, turn("sampled", text), "task", False)], False),
+            scope_rules.answer_of([talking.heard(SCOPE, turn("sampled", text), "answer", False)]),
         ),
         FINAL,
     ),
     "SCOPE prompts": (lambda text: instructions.for_grader(SCOPE, text[1:], text, text[2:]), ()),
     "document_of, cut": (
-        lambda text: drawing.cut(drawing.document_of({"contents": text})[1], 256, lambda part: len(part) // 4),
-        (),
-    ),
-    "curated rows": (
-        lambda text: curated.problem({"question": "q" + text, "rubric": [{"criterion": text + "c"}]}, ""),
+        lambda text: drawing.cut(
+            drawing.document_of({"id": "a", "title": "", "text": text})[1], 256, lambda part: len(part) // 4
+        ),
         (),
     ),
     "search results": (

@@ -7,7 +7,10 @@ from typing import Literal
 
 import numpy as np
 
+from rollouts.thoughts import StopStrings
 from rollouts.types import Completion, Continuation, Request, Restart, RolloutError, Row, TextCodec, Turn
+
+_LOOK_BACK = 64  # tokens at the end of a prompt among which the opening mark of a thought may stand
 
 
 class Episode:
@@ -32,13 +35,11 @@ class Episode:
         self.finish_reason: str | None = "overflow" if self._too_long(max_length) else None
         self._tokenizer = tokenizer
         self._room, self._full = _room(request, len(self.prompt), max_length)
-        self._stops = tuple(text.encode() for text in request.params.stop)
-        self._reach = max(map(len, self._stops), default=0)
         self._first_prompt = self.prompt
         self._before = len(self.prompt)  # tokens of the row before the current turn
         self._ids: list[int] = []
         self._logprobs: list[float] = []
-        self._tail = b""  # end of the current turn's bytes, as far as a stop string may reach back
+        self._begin_turn(self.prompt)
 
     def _too_long(self, max_length: int) -> bool:
         limit = self.request.max_prompt_tokens
@@ -62,7 +63,7 @@ class Episode:
         finish = None
         if token in params.stop_ids:
             finish = "eos" if token in self._tokenizer.eos_ids else "stop"
-        elif self._stops and self._completes_stop(token):
+        elif params.stop and self._stops.completed_by(self._tokenizer.token_bytes(token)):
             finish = "stop"
         elif len(self._ids) >= params.max_tokens:
             finish = "length"
@@ -72,24 +73,26 @@ class Episode:
             self.close(finish)
         return finish
 
-    def _completes_stop(self, token: int) -> bool:
-        # What was seen before holds no whole stop string, so a match must reach into the new bytes.
-        seen = self._tail + self._tokenizer.token_bytes(token)
-        self._tail = seen[max(0, len(seen) - self._reach + 1) :]
-        return any(stop in seen for stop in self._stops)
+    def _begin_turn(self, read: np.ndarray) -> None:
+        """Makes ready for a turn that follows the ids `read`."""
+        params = self.request.params
+        end = "" if params.thought is None else self._tokenizer.decode(read[-_LOOK_BACK:].tolist()).rstrip()
+        self._opened = params.thought is not None and end.endswith(params.thought[0])
+        self._unspoken = None if params.thoughts_act else params.thought
+        self._stops = StopStrings(params.stop, self._unspoken, self._opened)
 
     def close(self, finish: str) -> None:
         """Ends the turn that is being sampled."""
         ids = self._ids
         spoken = ids[:-1] if finish == "eos" or ids[-1] in self.request.params.stop_ids else ids
         text = self._tokenizer.decode(spoken)
-        turn = Turn("sampled", np.asarray(ids, np.int32), np.asarray(self._logprobs, np.float32), text, finish)
-        self._add(turn)
+        arrays = np.asarray(ids, np.int32), np.asarray(self._logprobs, np.float32)
+        self._add(Turn("sampled", *arrays, text, finish, opened=self._opened, thought=self._unspoken))
 
     def _add(self, turn: Turn) -> None:
         self.turns.append(turn)
         self._before += len(turn.ids)
-        self._ids, self._logprobs, self._tail = [], [], b""
+        self._ids, self._logprobs = [], []
 
     @property
     def asks(self) -> bool:
@@ -139,6 +142,7 @@ class Episode:
             self.finish_reason = self._full
             return "over"
         self._add(Turn("observation", ids, np.zeros(len(ids), np.float32), text, None))
+        self._begin_turn(ids)
         return "goes on"
 
     def _keep(self, count: int) -> None:
@@ -169,6 +173,7 @@ class Episode:
             return "over"
         self.turns.append(Turn("observation", prompt, np.zeros(len(prompt), np.float32), reply.text, None, True))
         self.prompt, self.stretch, self._before = prompt, self.stretch + 1, len(prompt)
+        self._begin_turn(prompt)
         return "starts anew"
 
     def completion(self) -> Completion:

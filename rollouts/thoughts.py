@@ -1,6 +1,8 @@
-"""Thoughts in what a policy says: the places of a text that lie between an opening and a closing mark."""
+"""Thoughts in what a policy says: what lies between an opening and a closing mark, and stop strings outside of it."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 Marks = tuple[str, str]  # what opens a thought, and what closes it
 Places = tuple[tuple[int, int], ...]  # [start, end) of each thought, its marks included, in order
@@ -33,3 +35,31 @@ def blanked(text: str, places: Places) -> str:
         pieces += [text[last:start], " " * (stop - start)]
         last = stop
     return "".join([*pieces, text[last:]])
+
+
+class StopStrings:
+    """Tells where the bytes of a turn, as they come, complete a stop string outside of thoughts.
+
+    marks: of thoughts; without them there are none. opened: the prompt opened a thought before the turn.
+    """
+
+    def __init__(self, stops: Sequence[str], marks: Marks | None, opened: bool) -> None:
+        self._stops = tuple(text.encode() for text in stops)
+        self._begin, self._end = (mark.encode() for mark in marks or ("", ""))
+        self._reach = max(map(len, (*self._stops, self._begin, self._end)))
+        self._within = opened and marks is not None
+        self._seen = b""  # end of the turn's bytes, as far as a string or mark may reach back
+
+    def completed_by(self, new: bytes) -> bool:
+        """True if the next bytes of the turn complete one."""
+        # What was seen before holds nothing whole, so whatever is found reaches into the new bytes.
+        seen = self._seen + new
+        while True:
+            sought = self._end if self._within else self._begin
+            mark = seen.find(sought) if sought else -1
+            if not self._within and any(seen.find(stop, 0, mark if mark >= 0 else None) >= 0 for stop in self._stops):
+                return True
+            if mark < 0:
+                self._seen = seen[max(0, len(seen) - self._reach + 1) :]
+                return False
+            seen, self._within = seen[mark + len(sought) :], not self._within

@@ -8,6 +8,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
+from rollouts.thoughts import Marks, blanked, thoughts
+
 Finish = Literal["stop", "eos", "length", "overflow", "cut", "turns"]
 
 
@@ -23,6 +25,8 @@ class SamplingParams:
     max_tokens: sampled tokens of one turn. stop: strings that end a turn with the token that completes them. stop_ids:
     ids that end a turn, themselves kept; the tokenizer's end tokens belong here. tempered_logprobs: report
     log softmax(logits / temperature) instead of log softmax(logits), never of the distribution cut by top_k or top_p.
+    thought: the opening and the closing mark of a thought, if turns may hold some; a turn begins inside one where its
+    prompt ends with the opening mark. thoughts_act: stop strings count in thoughts, too; else they do not.
     """
 
     temperature: float
@@ -32,6 +36,8 @@ class SamplingParams:
     stop: tuple[str, ...]
     stop_ids: tuple[int, ...]
     tempered_logprobs: bool
+    thought: Marks | None = None
+    thoughts_act: bool = False
 
     def __post_init__(self) -> None:
         if not self.temperature >= 0:
@@ -44,6 +50,8 @@ class SamplingParams:
             raise ValueError(f"SamplingParams.max_tokens is {self.max_tokens}; a turn has at least one token.")
         if "" in self.stop:
             raise ValueError("SamplingParams.stop holds an empty string, which would stop everywhere; remove it.")
+        if self.thought is not None and "" in self.thought:
+            raise ValueError("SamplingParams.thought has an empty mark; give both, or None.")
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,8 @@ class Turn:
     people read of them. finish: how a sampled turn ended ("stop": a stop string or stop id, "eos": an end token,
     "length": max_tokens or max_response_tokens, "overflow": the engine's length, "cut": an answer to it kept only its
     beginning), None for observations. restarts: True for an observation after which the policy reads another prompt
-    instead of all that came before; `ids` is that prompt, whole.
+    instead of all that came before; `ids` is that prompt, whole. opened: a thought was open when the turn began.
+    thought: marks of thoughts that are not spoken, None if everything is.
     """
 
     kind: Literal["sampled", "observation"]
@@ -63,6 +72,13 @@ class Turn:
     text: str
     finish: str | None
     restarts: bool = False
+    opened: bool = False
+    thought: Marks | None = None
+
+    @property
+    def spoken(self) -> str:
+        """The text with thoughts as spaces, every other character in its place."""
+        return blanked(self.text, thoughts(self.text, self.thought, self.opened)) if self.thought else self.text
 
     def first(self, count: int, decode: Callable[[list[int]], str]) -> Turn:
         """A sampled turn without what followed its first `count` tokens; its text is that of the tokens that stay."""

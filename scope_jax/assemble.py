@@ -172,6 +172,8 @@ class StepTools:
             stop=tuple(stop),
             stop_ids=self.world.tokenizer.eos_ids,
             tempered_logprobs=tempered,
+            thought=parsing.THOUGHT,
+            thoughts_act=self.world.cfg.model.thoughts_act,
         )
         requests = [
             Request(

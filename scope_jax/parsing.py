@@ -101,11 +101,13 @@ def _listed(content: str) -> list[str]:
 def well_formed(text: str, allowed: Sequence[str], known: Sequence[str] = TAGS) -> bool:
     """True if every tag of `text` is closed, none is inside another, and only tags of `allowed` occur.
 
-    What is neither allowed nor `known` is no tag but text.
+    What is neither allowed nor `known` is no tag but text; so is whatever stands inside a <think>.
     """
     opened: str | None = None
     for match in _tag(tuple({*known, *allowed})).finditer(text):
         closing, tag = bool(match.group(1)), match.group(2)
+        if opened == "think" and match[0] != THOUGHT[1]:
+            continue
         if tag not in allowed or (opened != tag if closing else opened is not None):
             return False
         opened = None if closing else tag

@@ -1,6 +1,7 @@
 """Episodes of a policy that may search: the answer to a turn, and what such an episode says, asked and read.
 
-Everything that depends on how a model writes a search comes from its dialect.
+Everything that depends on how a model writes a search comes from its dialect. What a turn thinks is neither asked nor
+answered: searches and final tags are looked for in what it says outside of thoughts (`Turn.spoken`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from rollouts.types import Completion, Turn
 from scope_jax import parsing
 from scope_jax.config import FormatRule, one_of
 from scope_jax.dialects import Dialect
-from scope_jax.dialects.calls import calls
+from scope_jax.dialects.calls import Call, calls
 from scope_jax.turns import Cut
 
 UNFINISHED = ("length", "overflow")  # how a turn ends that had more to say
@@ -21,8 +22,11 @@ UNFINISHED = ("length", "overflow")  # how a turn ends that had more to say
 
 def queries_of(text: str, dialect: Dialect) -> list[str]:
     """The queries of all valid searches of a turn, a JSON list inside one counting as several (SSP's released code)."""
-    valid = [call.query for call in calls(text, dialect) if call.query is not None]
-    return [query for content in valid for query in parsing.several(content)]
+    return _all_queries(calls(text, dialect))
+
+
+def _all_queries(found: Sequence[Call]) -> list[str]:
+    return [query for call in found if call.query is not None for query in parsing.several(call.query)]
 
 
 def first_query(text: str, dialect: Dialect, finals: Sequence[str]) -> tuple[str, int] | None:
@@ -31,7 +35,11 @@ def first_query(text: str, dialect: Dialect, finals: Sequence[str]) -> tuple[str
 
     None without a valid search, and where a closed tag of `finals` begins before it; the search may even lie inside.
     """
-    for call in calls(text, dialect):
+    return _first_query(calls(text, dialect), text, dialect, finals)
+
+
+def _first_query(found: Sequence[Call], text: str, dialect: Dialect, finals: Sequence[str]) -> tuple[str, int] | None:
+    for call in found:
         if call.query is not None:
             if any(0 <= _begin(text, final) < call.start for final in finals):
                 return None
@@ -64,31 +72,41 @@ def responder(
     """
 
     def respond(turns: Sequence[Turn]) -> str | Cut | None:
-        text, finish = turns[-1].text, turns[-1].finish
-        if first_only and (found := first_query(text, dialect, finals)):
-            query, end = found
+        text, finish = turns[-1].spoken, turns[-1].finish
+        begun = calls(text, dialect)
+        if first_only and (first := _first_query(begun, text, dialect, finals)):
+            query, end = first
             return Cut(end, dialect.observation(search([query])))
         if finish in UNFINISHED or (end_token_ends and finish == "eos"):
             return None
         if any(parsing.first([text], final) is not None for final in finals):
             return None
-        if queries := queries_of(text, dialect):
+        if queries := _all_queries(begun):
             return dialect.observation(search(queries))
-        begun = calls(text, dialect)
         return malformed if begun and not any(call.valid for call in begun) else None
 
     return respond
 
 
 def said(completion: Completion) -> list[str]:
-    """Texts of the policy's own turns."""
-    return [turn.text for turn in completion.turns if turn.kind == "sampled"]
+    """What the policy said in its own turns, thoughts as spaces."""
+    return [turn.spoken for turn in completion.turns if turn.kind == "sampled"]
+
+
+def whole(turn: Turn) -> str:
+    """A turn's text with its thoughts; one that the prompt opened gets its opening mark."""
+    return parsing.THOUGHT[0] + turn.text if turn.opened else turn.text
+
+
+def written(completion: Completion) -> str:
+    """All that was written in an episode of one turn, see `whole`."""
+    return "".join(whole(turn) for turn in completion.turns)
 
 
 def queries_run(completion: Completion, dialect: Dialect) -> list[str]:
     """Queries that were answered: those of every turn but the last."""
     answered = completion.turns[:-1]  # whatever comes after a turn of the policy is its observation
-    return [query for turn in answered if turn.kind == "sampled" for query in queries_of(turn.text, dialect)]
+    return [query for turn in answered if turn.kind == "sampled" for query in queries_of(turn.spoken, dialect)]
 
 
 def results_read(completion: Completion, dialect: Dialect) -> list[str]:
@@ -100,15 +118,17 @@ def results_read(completion: Completion, dialect: Dialect) -> list[str]:
 def keeps_format(completion: Completion, dialect: Dialect, final: str, rule: str) -> bool:
     """True if the episode ends in `<final>` and every turn keeps to `rule`.
 
-    "well-formed": tags closed, not nested, only think, the dialect's search and `final`; "think": each turn also begins
-    with a thought; "lenient": nothing more than the final tag. Raises ValueError for any other rule.
+    "well-formed": tags closed, not nested, only think, the dialect's search and `final`, whatever a thought quotes;
+    "think": each turn also begins with a thought; "lenient": nothing more than the final tag. Raises ValueError for any
+    other rule.
     """
     one_of("rule", rule, FormatRule)
-    turns = said(completion)
-    if not turns or not parsing.spans(turns[-1], final):
+    spoken = said(completion)
+    if not spoken or not parsing.spans(spoken[-1], final):
         return False
     if rule == "lenient":
         return True
+    turns = [whole(turn) for turn in completion.turns if turn.kind == "sampled"]
     known = (*parsing.TAGS, *dialect.tags)
     formed = all(parsing.well_formed(turn, ("think", dialect.call.tag, final), known) for turn in turns)
     return formed and (rule != "think" or all(parsing.opens_with_thought(turn) for turn in turns))

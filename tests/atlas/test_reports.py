@@ -17,7 +17,7 @@ from scope_jax.config import load_card
 from scope_jax.systems.scope import instructions, judging, rules, talking
 from scope_jax.systems.scope.records import Order
 from scope_jax.turns import Cut, raw
-from tests.systems.harness import ScriptedTools
+from tests.systems.harness import ScriptedTools, spoke
 
 GOOD = ReportHabits(frozenset(), *[0.0] * 8)
 DRAWS = 40
@@ -27,7 +27,7 @@ def _said(script: Script) -> list[rules.Said]:
     cfg, final = report_scripts.card(), "task" if "</task>" in script.parts[-1][0] else "answer"
     answered = [place < len(script.parts) - 1 for place in range(len(script.parts))]
     return [
-        talking.heard(cfg, text, final, more)
+        talking.heard(cfg, spoke(text), final, more)
         for (text, spoken), more in zip(script.parts, answered, strict=True)
         if spoken
     ]

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scope_jax import judge
-from scope_jax.systems.scope import judging
+from scope_jax import judge, parsing, searching
+from scope_jax.systems.scope import judging, rules, talking
+from tests.systems.harness import spoke
 
 ROOT = Path(__file__).parents[2]
 BENCHMARK = runpy.run_path(str(ROOT / "benchmarks" / "parsers.py"))
@@ -38,14 +39,31 @@ def test_any_text_is_read_without_an_error(name: str, pieces: list[str]):
     parse("".join(pieces))
 
 
-def outside(text: str) -> str:
+def outside(text: str, opened: bool = False) -> str:
     """What is said outside of thoughts, by the definition."""
     marks = re.search("</?think>", text)
-    text = f"<think>{text}" if marks is not None and marks[0] == "</think>" else text
+    text = f"<think>{text}" if opened or (marks is not None and marks[0] == "</think>") else text
     return re.sub(r"<think>.*?(</think>|\Z)", " ", text, flags=re.DOTALL)
 
 
 JUDGED = [*PIECES, "0", "1", "<score>1</score>", "Correct", '<rubric priority="bonus">a</rubric>', "\ud800"]
+
+
+SAID = [*PIECES, "a", "a", "<answer>a</answer>", "<task>a</task>", "<question>a</question>", "<search>a</search>"]
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(st.sampled_from(SAID), max_size=10), st.booleans())
+def test_nothing_is_asked_or_answered_that_was_not_said(pieces: list[str], opened: bool):
+    text = "".join(pieces)
+    said, turn = outside(text, opened), spoke(text, opened=opened)
+    for tag in ("answer", "task", "question", "search"):
+        found = parsing.spans(turn.spoken, tag)
+        assert len(found) == len(re.findall(rf"<{tag}>(?:(?!</?{tag}>).)*</{tag}>", said, re.DOTALL))
+    heard = [talking.heard(BENCHMARK["SCOPE"], turn, "answer", False)]
+    assert rules.answer_of(heard) is None or re.search(r"<answer>.*?\S.*?</answer>", said, re.DOTALL)
+    queries = searching.queries_of(turn.spoken, BENCHMARK["DIALECTS"]["xml"])
+    assert not queries or re.search(r"<search>.*?\S.*?</search>", said, re.DOTALL)
 
 
 @settings(max_examples=500, deadline=None)

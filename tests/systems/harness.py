@@ -63,6 +63,13 @@ class Characters:
         return [EOS, *self.encode_chat([observation], **options)]
 
 
+def spoke(text: str, finish: str = "stop", opened: bool = False) -> Turn:
+    """A policy's turn, one character for one token."""
+    ids = np.asarray(Characters().encode(text) + ([EOS] if finish == "eos" else []), np.int32)
+    logprobs = np.zeros(len(ids), np.float32)
+    return Turn("sampled", ids, logprobs, text, finish, opened=opened, thought=parsing.THOUGHT)
+
+
 @dataclass(frozen=True)
 class Moment:
     """What a scripted policy sees when it speaks."""
@@ -90,6 +97,8 @@ class ScriptedTools:
     judge_reply: Callable[[str], str] = lambda message: "Wrong"
     dialect: str = "xml"
     turns: Mode = "raw"
+    thoughts_act: bool = False
+    codec: Characters = field(default_factory=Characters)
     asked: list[tuple[str, str, int]] = field(default_factory=list)  # role, prompt name, samples
     prompts: dict[tuple[str, str], str] = field(default_factory=dict)
     searched: list[str] = field(default_factory=list)
@@ -99,7 +108,7 @@ class ScriptedTools:
     def encode_prompt(self, messages: Messages) -> tuple[int, ...]:
         if self.turns == "raw":
             return tuple(map(ord, messages.text))
-        return tuple(Joiner(self.turns, Characters(), dialects.load(self.dialect)).prompt(messages))
+        return tuple(Joiner(self.turns, self.codec, dialects.load(self.dialect)).prompt(messages))
 
     def generate(
         self,
@@ -127,8 +136,12 @@ class ScriptedTools:
             self.prompts[key] = "".join(map(chr, prompt.ids))
         assert policy == "actor"
         self.options[role] = {"temperature": temperature, "max_tokens": max_tokens, "stop": tuple(stop)}
-        joiner = Joiner(self.turns, Characters(), dialects.load(self.dialect))
-        params = SamplingParams(temperature, top_k, top_p, max_tokens, tuple(stop), Characters.eos_ids, tempered)
+        joiner = Joiner(self.turns, self.codec, dialects.load(self.dialect))
+        params = SamplingParams(
+            *(temperature, top_k, top_p, max_tokens, tuple(stop), Characters.eos_ids, tempered),
+            thought=parsing.THOUGHT,
+            thoughts_act=self.thoughts_act,
+        )
         return [
             [
                 self._play(

@@ -196,7 +196,7 @@ def _replies(cfg: Config, tools: Tools, job: str, questions: Sequence[str], suff
         temperature=card.temperature,
         max_tokens=card.max_tokens,
     )
-    return [Reply("".join(searching.said(group[0]))) for group in groups]
+    return [Reply(searching.written(group[0])) for group in groups]
 
 
 def scores(cfg: Config, tools: Tools, job: str, questions: Sequence[str]) -> Replies[bool]:

@@ -58,21 +58,21 @@ def responder(
     return respond
 
 
-def heard(cfg: Config, text: str, final: str, answered: bool) -> Said:
+def heard(cfg: Config, turn: Turn, final: str, answered: bool) -> Said:
     """A turn as the rules see it: without what stands behind its first search, which counts if it was answered."""
     dialect = _dialect(cfg)
-    found = searching.first_query(text, dialect, (final,))
+    found = searching.first_query(turn.spoken, dialect, (final,))
     if found is not None:
-        text = text[: found[1]]
-    malformed = sum(not call.valid for call in calls(text, dialect))
-    return Said(text, int(found is not None and answered), malformed)
+        turn = replace(turn, text=turn.text[: found[1]])
+    malformed = sum(not call.valid for call in calls(turn.spoken, dialect))
+    return Said(searching.whole(turn), turn.spoken, int(found is not None and answered), malformed)
 
 
 def said(cfg: Config, completion: Completion, final: str) -> tuple[Said, ...]:
     """The policy's own turns, in episodes that end in `<final>`; all but the last piece of an episode were answered."""
     pieces = completion.turns
     return tuple(
-        heard(cfg, piece.text, final, place < len(pieces) - 1)
+        heard(cfg, piece, final, place < len(pieces) - 1)
         for place, piece in enumerate(pieces)
         if piece.kind == "sampled"
     )

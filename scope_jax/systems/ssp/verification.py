@@ -26,7 +26,7 @@ def verify(
         return list(fresh), judge.Grades([], [])
     prompts = _prompts(cfg, fresh, earlier, step)
     replies = _replies(cfg, tools, prompts, fresh)
-    said = {place: parsing.labelled_answer(reply.text) for place, reply in replies.items()}
+    said = {place: parsing.labelled_answer(parsing.spoken(reply.text)) for place, reply in replies.items()}
     cases = [
         judge.Case(fresh[place].question or "", prediction, fresh[place].slot.golds)
         for place, prediction in said.items()
@@ -92,4 +92,4 @@ def _replies(cfg: Config, tools: Tools, prompts: Mapping[int, str], fresh: Seque
         temperature=cfg.ssp.verify_temperature,
         max_tokens=cfg.ssp.verify_max_tokens,
     )
-    return {place: Reply("".join(searching.said(group[0]))) for place, group in zip(fitting, groups, strict=True)}
+    return {place: Reply(searching.written(group[0])) for place, group in zip(fitting, groups, strict=True)}

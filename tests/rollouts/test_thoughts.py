@@ -1,0 +1,162 @@
+"""Where a text thinks, and which stop strings end a turn: none inside a thought, also of one that the prompt opened."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollouts.episodes import Episode
+from rollouts.thoughts import StopStrings, blanked, thoughts
+from rollouts.types import Continuation, Reply, Restart
+from tests.rollouts.world import ByteTokenizer, request
+
+MARKS = ("<t>", "</t>")
+
+
+@pytest.mark.parametrize(
+    ("text", "opened", "spoken"),
+    [
+        ("a b", False, "a b"),
+        ("<t>a</t> b", False, "         b"),
+        ("a <t>b</t> c <t>d", False, "a          c     "),
+        ("<t>a <t>b</t> c</t> d", False, "              c</t> d"),  # thoughts are not nested
+        ("a</t> b", False, "      b"),  # its first mark closes: something else opened it
+        ("a</t> b <t>c</t> d</t>", False, "      b          d</t>"),
+        ("a</t> b", True, "      b"),
+        ("a b", True, "   "),
+        ("<t>a</t> b", True, "         b"),  # opened once more
+        ("", True, ""),
+        ("", False, ""),
+        ("a <t", False, "a <t"),
+    ],
+)
+def test_what_is_spoken(text: str, opened: bool, spoken: str):
+    assert blanked(text, thoughts(text, MARKS, opened)) == spoken
+
+
+def stopped(text: str, opened: bool, stops: Sequence[str], marks: tuple[str, str] = MARKS) -> int | None:
+    """Length of the shortest beginning that ends with a stop string outside of thoughts; by the definition."""
+    for end in range(1, len(text) + 1):
+        head, within, at = text[:end], opened, 0
+        while (mark := head.find(marks[within], at)) >= 0:
+            within, at = not within, mark + len(marks[within])
+        if not within and any(head[at:].endswith(stop) for stop in stops):
+            return end
+    return None
+
+
+@settings(max_examples=600, deadline=None)
+@given(
+    st.lists(st.sampled_from(["<t>", "</t>", "</s>", "<", "t", ">", "/", "s", "é"]), max_size=14),
+    st.lists(st.integers(1, 5), min_size=1),
+    st.booleans(),
+)
+def test_a_stop_string_counts_outside_of_thoughts_however_its_bytes_come(pieces, lengths, opened):
+    text, stops = "".join(pieces), ("</s>", "st")
+    raw, listener, end = text.encode(), StopStrings(stops, MARKS, opened), 0
+    for place in range(len(raw)):
+        if end >= len(raw):
+            break
+        end, start = end + lengths[place % len(lengths)], end
+        if listener.completed_by(raw[start:end]):
+            break
+    else:
+        start = end = len(raw) + 1
+    due = stopped(text, opened, stops)
+    if due is None:
+        assert end >= len(raw)
+    else:
+        assert start < len(text[:due].encode()) <= end
+
+
+def take(episode: Episode, text: str) -> str | None:
+    """What ended the turn in which the policy says `text`; None if it goes on."""
+    for byte in text.encode():
+        if (finish := episode.take(byte, -1.0)) is not None:
+            return finish
+    return None
+
+
+def an_episode(prompt: str, respond: Any = None, **changes: Any) -> Episode:
+    options: dict[str, Any] = {"stop": ("</s>",), "thought": MARKS, "max_tokens": 60}
+    asked = request(prompt, max_turns=3, respond=respond, **(options | changes))
+    return Episode(asked, 0, ByteTokenizer(), 200)
+
+
+def test_a_stop_string_in_an_open_thought_does_not_end_the_turn():
+    episode = an_episode("question")
+    said = "<t>say <s>x</s>, or </s></t> <s>y</s>"
+    assert take(episode, said + " and more") == "stop"
+    (turn,) = episode.turns
+    assert turn.text == said and not turn.opened
+    assert turn.spoken == " " * said.index(" <s>y") + " <s>y</s>"
+    assert take(an_episode("question", stop=("</t>",)), "<t>a</t>") is None  # a mark is no stop string
+    assert take(an_episode("question", thought=None), said) == "stop"
+
+
+@pytest.mark.parametrize("end", ["<t>", "<t>\n", "<t>\n\n "])
+def test_a_prompt_may_open_the_thought(end: str):
+    episode = an_episode(f"question{end}")
+    assert take(episode, "say </s></t> <s>y</s>") == "stop"
+    assert episode.turns[0].opened and episode.turns[0].spoken == "             <s>y</s>"
+    cut = an_episode(f"question{end}", max_tokens=8)
+    assert take(cut, "say </s> it") == "length" and not cut.turns[0].spoken.strip()
+    for other in ("<t>question", "question<t></t>", "question<t>.", "question"):
+        assert take(an_episode(other), "say </s>") == "stop"
+
+
+def answered(episode: Episode, reply: Reply) -> str:
+    future: Future[object] = Future()
+    future.set_result(reply)
+    return episode.observe(future)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "found<t>\n",
+        Continuation(list(b"found<t>\n"), "found"),
+        Restart(list(b"question, found<t>\n"), "found"),
+    ],
+)
+def test_so_may_what_answers_a_turn(reply: Reply):
+    episode = an_episode("question", respond=lambda turns: reply)
+    assert take(episode, "a</s>") == "stop" and not episode.turns[0].opened
+    answered(episode, reply)
+    assert take(episode, "b</s> </t>c</s>") == "stop"
+    assert episode.turns[-1].opened and episode.turns[-1].spoken == "          c</s>"
+
+
+def test_thoughts_that_act():
+    episode = an_episode("question<t>", thoughts_act=True)
+    assert take(episode, "say </s></t>") == "stop"
+    (turn,) = episode.turns
+    assert turn.opened and turn.text == turn.spoken == "say </s>"
+
+
+def test_a_mark_without_text_is_refused():
+    with pytest.raises(ValueError, match="empty mark"):
+        request("question", thought=("<t>", ""))
+
+
+def test_the_engine_goes_on_in_a_thought(rollouts):
+    """Characters that the policy says when nothing stops it, taken for marks and stop string."""
+    free = rollouts.run([request(f"question {i}", key=i, max_tokens=40, stop_ids=()) for i in range(4)])
+    for i, completion in enumerate(free):
+        ids = completion.ids_T.tolist()
+        new = [chr(id) for at, id in enumerate(ids) if id < 128 and ids.index(id) == at]
+        begin, stop, end = new[1:4]
+        asked = [
+            request(f"question {i}", key=i, max_tokens=40, stop_ids=(), stop=(stop,), thought=thought)
+            for thought in (None, (begin, end))
+        ]
+        plain, thinking = rollouts.run(asked)
+        assert plain.ids_T.tolist() == ids[: ids.index(ord(stop)) + 1]
+        text = "".join(map(chr, ids))
+        assert thinking.ids_T.tolist() == ids[: stopped(text, False, (stop,), (begin, end))]
+        assert len(thinking.ids_T) > len(plain.ids_T) and stop not in thinking.turns[0].spoken[:-1]
