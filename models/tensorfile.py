@@ -48,6 +48,13 @@ def read_json(path: Path) -> Any:
         raise WeightsError(f"{path} is not JSON ({error}); copy the file again.") from None
 
 
+def finite(block: np.ndarray) -> bool:
+    """True if no value is NaN or infinite."""
+    if block.dtype == READABLE["BF16"]:  # ten times as fast as ml_dtypes' isfinite: an exponent of ones says it
+        return not ((block.view(np.uint16) & 0x7F80) == 0x7F80).any()
+    return bool(np.isfinite(block).all())
+
+
 # ---------------------------------------------------------------------------------------------------------- reading
 @dataclass(frozen=True)
 class _Stored:
@@ -130,18 +137,27 @@ class Checkpoint:
                 )
 
     def read(self, name: str, index: tuple[slice, ...], out: np.ndarray) -> None:
-        """Copies the slice `index` of a tensor, in the file's layout, into `out`, cast to its dtype."""
+        """Copies the slice `index` of a tensor, in the file's layout, into `out`, cast to its dtype.
+
+        Raises WeightsError if what is copied is not finite.
+        """
         stored = self._stored[name]
         mapped, dtype = self._maps[stored.path], READABLE[stored.dtype]
-        # The view must be gone before the map is closed, so it never leaves this function.
+        # The views must be gone before the map is closed, so they never leave this function, not by an error either.
         whole = np.frombuffer(mapped, dtype, math.prod(stored.shape), stored.start).reshape(stored.shape)
         part = whole[index]
         out[...] = part
         self.bytes_read += part.nbytes
+        del whole, part
         rows = index[0].indices(stored.shape[0]) if index and stored.shape else (0, 1, 1)
         row_bytes = math.prod(stored.shape[1:]) * dtype.itemsize
         first = (stored.start + rows[0] * row_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
         mapped.madvise(mmap.MADV_DONTNEED, first, stored.start + rows[1] * row_bytes - first)
+        if not finite(out):
+            raise WeightsError(
+                f"{stored.path}: {name} holds values that are NaN or infinite in {out.dtype}; use a checkpoint from "
+                "before they appeared, or copy the file again."
+            )
 
 
 # ---------------------------------------------------------------------------------------------------------- writing
@@ -158,6 +174,8 @@ def _write_file(path: Path, shapes: Shapes, dtype: np.dtype, blocks: Blocks) -> 
         for name in shapes:
             for block in blocks(name):
                 rows = np.ascontiguousarray(np.asarray(block), dtype)
+                if not finite(rows):
+                    raise WeightsError(f"{name} holds values that are NaN or infinite in {dtype}; nothing was written.")
                 file.write(rows.reshape(-1).view(np.uint8).data)
             if file.tell() != 8 + len(text) + header[name]["data_offsets"][1]:
                 raise ValueError(f"{name}: the blocks are not the {shapes[name]} that were declared.")

@@ -18,6 +18,7 @@ same path with sizes of 1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -34,7 +35,7 @@ from scope_jax import batching, losses
 from scope_jax.batching import Batch
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.logprobs import token_logprobs_and_entropy
-from scope_jax.state import TrainState, advance, fresh, global_norm, specs_like
+from scope_jax.state import TrainState, advance, check_sound, fresh, global_norm, specs_like
 from scope_jax.types import Episode, Metrics
 from sharding.collectives import Shards
 from sharding.rules import TRAIN
@@ -65,11 +66,11 @@ def _micro(tree: Any, number: Any) -> Any:
 
 
 def _combined(measured: Sequence[dict[str, Any]]) -> Metrics:
-    """Metrics of one update from those of its mini-batches: sums, maxima, last learning rate, else means."""
+    """Metrics of one update from those of its mini-batches: sums, maxima, last values, else means."""
     metrics = {}
     for name in measured[0]:
         values = [float(one[name]) for one in measured]
-        if name == "learning_rate":
+        if name in ("learning_rate", "param_rms"):
             metrics[name] = values[-1]
         elif name.endswith("_max"):
             metrics[name] = max(values)
@@ -108,6 +109,7 @@ class Learner:
         self._abstract_params = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, self.param_dtype), abstract_params(declared)
         )
+        self.param_count = sum(leaf.size for leaf in jax.tree.leaves(self._abstract_params))
         self._score = jax.jit(self._score_program, static_argnames=("policy", "reference"))
         self._step = jax.jit(self._step_program, static_argnames=("card",), donate_argnames=("state",))
 
@@ -314,7 +316,8 @@ class Learner:
             metrics = {name: self.shards.sum_rows(value) / denominator for name, value in sums.items()}
             metrics |= {name: self.shards.sum_rows(value) / counts["tokens"] for name, value in per_token.items()}
             metrics |= {name: self._largest(value) for name, value in maxima.items()}
-            metrics |= counts | {"grad_norm": norm, "learning_rate": rate, "skipped": 1.0 - taken}
+            rms = global_norm(state.params, self.specs) / math.sqrt(self.param_count)
+            metrics |= counts | {"grad_norm": norm, "param_rms": rms, "learning_rate": rate, "skipped": 1.0 - taken}
             return state, metrics
 
         state_specs = self.state_specs(reference=False)
@@ -351,9 +354,9 @@ class Learner:
         distribution, nats), surprisal (−log π of the sampled token), clip_fraction, dual_clip_fraction, ratio_mean,
         mismatch_mean; with a rollout_cap rollout_weight_mean and rollout_cap_fraction; ratio_max, mismatch_max
         (|learner − behaviour| log-probs before the update's first step, where one is scored); tokens, sequences,
-        grad_norm (before clipping), learning_rate, skipped. A supervised card has loss, tokens, sequences, grad_norm,
-        learning_rate and skipped. Raises ValueError if there is no batch, or if the card needs a reference that the
-        state lacks.
+        grad_norm (before clipping), param_rms (of the weights afterwards), learning_rate, skipped. A supervised card
+        has loss and those from tokens on. Raises ValueError if there is no batch, or if the card needs a reference that
+        the state lacks; DivergedError if the weights or gradients are past use (`check_sound`).
         """
         if not batches:
             raise ValueError("There is nothing to train on: the update has no batch.")
@@ -368,4 +371,7 @@ class Learner:
         for batch, scored in zip(batches, scores, strict=True):
             state, metrics = self.step(state, batch, scored, card)
             measured.append(metrics)
-        return state.replace(step=state.step + 1), _combined(jax.device_get(measured))
+        measured, skipped = jax.device_get((measured, state.skipped))
+        metrics = _combined(measured)
+        check_sound(self.optimizer, metrics["param_rms"], int(skipped))
+        return state.replace(step=state.step + 1), metrics

@@ -1,4 +1,4 @@
-"""What the learner carries from update to update, and one optimiser step on it."""
+"""What the learner carries from update to update, one optimiser step on it, and when it is of no use any more."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from scope_jax.config import OptimizerSection
+from scope_jax.errors import UserError
 from sharding.collectives import mesh_axes
 
 Tree = Any
@@ -21,10 +22,10 @@ Tree = Any
 class TrainState(struct.PyTreeNode):
     """One policy under training.
 
-    step: updates so far, each of one or several optimiser steps, which is what the learning rate follows; skipped:
-    optimiser steps whose gradient was not finite and that changed nothing else. opt_state: AdamW moments in the dtype
-    of the weights, and its count of steps taken. ref_params: the frozen reference of the KL term, buffers of its own;
-    None if no card needs one.
+    step: updates so far, each of one or several optimiser steps, which is what the learning rate follows; skipped: how
+    many optimiser steps in a row, up to the last, had a gradient that was not finite and changed nothing. opt_state:
+    AdamW moments in the dtype of the weights, and its count of steps taken. ref_params: the frozen reference of the KL
+    term, buffers of its own; None if no card needs one.
     """
 
     step: Any  # int32 scalar, or its sharding in a tree of shardings
@@ -32,6 +33,27 @@ class TrainState(struct.PyTreeNode):
     params: Tree
     opt_state: Tree
     ref_params: Tree
+
+
+class DivergedError(UserError):
+    """Training that cannot go on: one sentence with what was seen, its bound and the remedy."""
+
+
+def check_sound(section: OptimizerSection, param_rms: float, skipped: int) -> None:
+    """Raises DivergedError if weights of this root mean square are not finite or too large, or if too many optimiser
+    steps in a row were skipped.
+    """
+    remedy = f"start a new run with a lower optimizer.learning_rate (it is {section.learning_rate:g})"
+    if not param_rms <= section.max_param_rms:
+        raise DivergedError(
+            f"training has diverged: the root mean square of the weights is {param_rms:.3g} after this update, above "
+            f"optimizer.max_param_rms = {section.max_param_rms:g}; {remedy}."
+        )
+    if skipped > section.max_skipped:
+        raise DivergedError(
+            f"training has diverged: {skipped} optimiser steps in a row had a gradient that is not finite, more than "
+            f'optimizer.max_skipped = {section.max_skipped}; {remedy} or with model.compute_dtype = "float32".'
+        )
 
 
 def adamw(section: OptimizerSection) -> optax.GradientTransformation:
@@ -112,7 +134,7 @@ def advance(
         return jnp.where(taken, new.astype(old.dtype), old)
 
     after = state.replace(
-        skipped=state.skipped + (~taken).astype(jnp.int32),
+        skipped=jnp.where(taken, 0, state.skipped + 1),
         params=jax.tree.map(keep, params, state.params),
         opt_state=jax.tree.map(keep, opt_state, state.opt_state),
     )

@@ -237,6 +237,9 @@ class OptimizerSection(Section):
     eps: float = Field(default=1e-8, gt=0, le=1)
     weight_decay: Share = 0.01  # of all weights, as torch's AdamW on model.parameters()
     max_grad_norm: float = Field(default=1.0, gt=0, le=1e9)
+    # a run that has diverged ends
+    max_param_rms: float = Field(default=1.0, gt=0, le=1e9)  # root mean square of all weights
+    max_skipped: Whole = 8  # optimiser steps in a row without a finite gradient
 
     @model_validator(mode="after")
     def _cosine_has_an_end(self) -> OptimizerSection:

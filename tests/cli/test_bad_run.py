@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
 from scope_jax.cli import app
@@ -39,6 +40,19 @@ def test_truncated_safetensors(tmp_path: Path) -> None:
     weights.write_bytes(whole[: len(whole) // 2])
     text = refused(tmp_path / "run", f"model.checkpoint={base}")
     assert "model.safetensors" in text
+
+
+def test_a_base_with_a_nan(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(ATLAS / "base", base)
+    tensors = load_file(base / "model.safetensors")
+    tensors["model.norm.weight"][7] = float("nan")
+    save_file(tensors, base / "model.safetensors")
+    text = refused(tmp_path / "run", f"model.checkpoint={base}")
+    assert "model.safetensors: model.norm.weight holds values that are NaN or infinite" in text
+    out = tmp_path / "out"
+    again = CliRunner().invoke(app, ["convert", str(base), str(out), "--to", "hf"])
+    assert again.exit_code == 2 and "model.norm.weight holds values that are NaN" in again.stderr and not out.exists()
 
 
 def test_missing_checkpoint(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from scope_jax import batching
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner import Learner, Scores
 from scope_jax.logprobs import token_logprobs
+from scope_jax.state import DivergedError
 from sharding.collectives import LOCAL
 from sharding.mesh import MeshConfig, make_mesh
 
@@ -166,6 +167,9 @@ def test_metrics_of_a_policy_update(base):
     assert metrics["mismatch_max"] >= metrics["mismatch_mean"] > 0
     assert metrics["loss"] == pytest.approx(metrics["policy_loss"] + 0.1 * metrics["kl_k3"], rel=1e-5)
     assert metrics["learning_rate"] == pytest.approx(1e-2)
+    squares = [float(np.square(w).sum()) for w in jax.tree.leaves(base[2])]
+    count = sum(w.size for w in jax.tree.leaves(base[2]))
+    assert metrics["param_rms"] == pytest.approx(np.sqrt(sum(squares) / count), rel=1e-6)
 
 
 def test_score_is_what_the_step_sees(learner, state, episodes):
@@ -271,8 +275,29 @@ def test_a_gradient_that_is_not_finite_skips_the_step(learner, state, episodes):
     assert not any(leaf.any() for leaf in jax.tree.leaves(jax.device_get(after.opt_state)))
     assert int(after.step) == int(after.skipped) == 1
     again, metrics = learner.update(after, learner.pack(episodes, POLICY), POLICY)
-    assert metrics["skipped"] == 0 and int(again.skipped) == 1 and int(again.step) == 2
+    assert metrics["skipped"] == 0 and int(again.skipped) == 0 and int(again.step) == 2
     assert apart(jax.device_get(again.params), state.params) > 0
+
+
+def test_many_gradients_in_a_row_that_are_not_finite_end_the_run(learner, state, episodes):
+    poisoned = learner.pack([episodes[0].with_advantage(float("nan")), *episodes[1:]], POLICY)
+    after = fresh(learner, state)
+    for _ in range(OPTIMIZER.max_skipped):
+        after, metrics = learner.update(after, poisoned, POLICY)
+    assert metrics["skipped"] == 1 and metrics["param_rms"] > 0
+    with pytest.raises(
+        DivergedError, match=r"9 optimiser steps in a row .* optimizer\.max_skipped = 8; start a new run"
+    ):
+        learner.update(after, poisoned, POLICY)
+
+
+@pytest.mark.parametrize("size", [1e3, 1e25])  # the square of the second has no float32
+def test_weights_that_explode_end_the_run(learner, state, episodes, size):
+    far = state.replace(params=jax.tree.map(lambda w: size * w, state.params))
+    with pytest.raises(
+        DivergedError, match=r"root mean square .* above optimizer\.max_param_rms = 1; start a new run"
+    ):
+        learner.update(fresh(learner, far), learner.pack(episodes, POLICY), POLICY)
 
 
 def test_equal_rewards_without_kl_move_nothing(learner, state, make):

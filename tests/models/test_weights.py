@@ -16,7 +16,7 @@ from models import streaming, tensorfile
 from models.hf import hf_shapes
 from models.tokenizer import Tokenizer
 from models.transformer import declare
-from models.weights import Checkpoint, WeightsError, load_config, load_hf, save_hf
+from models.weights import Checkpoint, WeightsError, load_config, load_hf, save_hf, save_orbax
 from sharding.mesh import MeshConfig, make_mesh
 from sharding.rules import TRAIN
 from sharding.spec import init_params
@@ -118,19 +118,42 @@ def test_rotary_frequencies_of_old_checkpoints_are_left_aside(folder, params):
 
 @pytest.mark.parametrize("block", [1024, 4 * 2**20])
 def test_every_16_bit_value_is_cast_exactly(tmp_path, tiny, params, monkeypatch, block):
-    """All 65,536 float16 and bfloat16 patterns but NaNs, through the devices (small blocks) and the host alike: float32
-    holds each of them, bfloat16 what numpy rounds to (ties to even).
+    """All finite float16 and bfloat16 patterns, through the devices (small blocks) and the host alike: float32 holds
+    each of them, bfloat16 what numpy rounds to (ties to even).
     """
     patterns = np.arange(2**16, dtype=np.uint16)
     sized = replace(tiny, vocab_size=2**11)  # its table of width 32 has one place for each
     save_hf(tmp_path / "m", sized, init_params(declare(sized), jax.random.key(0)), jnp.float32, None)
     monkeypatch.setattr(streaming, "BLOCK_BYTES", block)
     for kind in (np.float16, jnp.bfloat16):
-        values = np.nan_to_num(patterns.view(kind).astype(np.float32), nan=1.0).astype(kind).reshape(2**11, 32)
+        values = patterns.view(kind).astype(np.float32)
+        values = np.where(np.isfinite(values), values, 1.0).astype(kind).reshape(2**11, 32)
         rewrite(tmp_path / "m", lambda t, values=values: t.update({"model.embed_tokens.weight": values}))
         for dtype in (jnp.float32, jnp.bfloat16):
             loaded = np.asarray(load_hf(tmp_path / "m", dtype=dtype)[1]["embed"]["table_VD"])
             assert np.array_equal(loaded.view(np.uint8), values.astype(dtype).view(np.uint8))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("kind", [np.float32, jnp.bfloat16])
+def test_a_weight_that_is_not_finite_is_named(folder, tiny, params, tmp_path, kind, value):
+    """On the way in, and on the way out: nothing is written."""
+    name = "model.layers.1.mlp.down_proj.weight"
+
+    def poison(tensors):
+        tensors[name] = tensors[name].astype(kind)
+        tensors[name][3, 1] = value
+
+    rewrite(folder, poison)
+    for dtype in (jnp.float32, jnp.bfloat16):
+        with pytest.raises(WeightsError, match=rf"model\.safetensors: {name} holds values that are NaN or infinite"):
+            load_hf(folder, dtype=dtype)
+    bad = params | {"layers": params["layers"] | {"down_FD": params["layers"]["down_FD"].at[1, 1, 3].set(value)}}
+    with pytest.raises(WeightsError, match=f"{name} holds values that are NaN or infinite in"):
+        save_hf(tmp_path / "out", tiny, bad, kind, None)
+    with pytest.raises(WeightsError, match=r"layers\.down_FD holds values that are NaN or infinite"):
+        save_orbax(tmp_path / "out", tiny, bad, kind, None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
 
 
 def test_missing_folder_and_config(tmp_path):
