@@ -28,13 +28,15 @@ INK, FAINT = "#333333", "#D9D9D9"
 class Panel:
     """One chart: the metrics of these names, or with this ending if one begins with a slash; a `share` is in 0..1.
 
-    of_exams: the ending is looked for among evaluations, and nowhere else; without it among training episodes.
+    of_exams: the ending is looked for among evaluations, and nowhere else; without it among training episodes. log: of
+    positive numbers of very different sizes.
     """
 
     title: str
     names: tuple[str, ...]
     share: bool
     of_exams: bool = False
+    log: bool = False
 
 
 PANELS: dict[str, tuple[Panel, ...]] = {  # by game; the first is the measure of its exams
@@ -43,6 +45,7 @@ PANELS: dict[str, tuple[Panel, ...]] = {  # by game; the first is the measure of
         Panel("Mean reward", ("/reward",), False),
         Panel("Valid questions", ("/valid",), True),
         Panel("Searches per episode", ("/searches",), False),
+        Panel("Gradient norm before the clip", ("/grad_norm",), False, log=True),
     ),
     "scope": (
         Panel("Held-out rubric score", ("/score",), True, of_exams=True),
@@ -55,6 +58,7 @@ PANELS: dict[str, tuple[Panel, ...]] = {  # by game; the first is the measure of
         Panel("Searches per rollout", ("challenger/searches", "solver/searches"), False),
         Panel("Drafts: gates passed, accepted, kept", ("gates/passed", "challenger/valid", "tasks/yield"), True),
         Panel("Tokens of an answer", ("estimate/answer_tokens", "solver/answer_tokens"), False),
+        Panel("Gradient norm before the clip", ("challenger/grad_norm", "solver/grad_norm"), False, log=True),
     ),
 }
 
@@ -126,7 +130,9 @@ def _draw(axes: Axes, panel: Panel, lines: Sequence[dict[str, Any]], colours: di
             axes.plot(
                 steps, smooth(values, window), color=colour, linewidth=2, label=f"{name} (mean of {window} steps)"
             )
-    if not panel.share:
+    if panel.log:
+        axes.set_yscale("log")
+    elif not panel.share:
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     axes.legend(fontsize=8, frameon=False, labelcolor=INK, loc="best")
 
@@ -146,8 +152,11 @@ def draw_curves(run: Path) -> Path:
             figsize=(10, 3.1 * rows), layout=ConstrainedLayoutEngine(h_pad=0.09, w_pad=0.06), facecolor="white"
         )
         FigureCanvasAgg(figure)
-        for axes, panel in zip(figure.subplots(rows, 2).flat, panels, strict=True):
+        places = list(figure.subplots(rows, 2).flat)
+        for axes, panel in zip(places, panels, strict=False):
             _draw(axes, panel, lines, _colours(lines, panels))
+        for axes in places[len(panels) :]:
+            axes.remove()
         figure.supxlabel("training step", fontsize=10, color=INK)
         picture = run / "report" / "curves.png"
         picture.parent.mkdir(exist_ok=True)

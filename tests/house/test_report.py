@@ -53,6 +53,8 @@ def run(tmp_path_factory) -> Path:
             "solver/searches": 0.6 + 0.5 * learned,
             "proposer/searches": 1.2 - 0.2 * learned,
             "solver/loss": float("nan"),
+            "solver/grad_norm": 0.35,
+            "proposer/grad_norm": 28.0 / step,
         }
         if step in (20, 40):
             metrics |= {"eval/held-out/accuracy": 0.125 + 0.5 * learned}
@@ -68,13 +70,14 @@ def test_series_take_what_was_measured() -> None:
     lines = [
         {"step": 0, "eval/a/accuracy": 0.5},
         {"step": 1, "solver/reward": 0.25, "x/reward": None, "eval/a/searches": 2.0, "solver/searches": 1.0},
-        {"step": 2, "solver/reward": 0.75},
+        {"step": 2, "solver/reward": 0.75, "solver/grad_norm": 0.5, "proposer/grad_norm": 28.0},
     ]
-    accuracy, reward, valid, searches = (series(lines, panel) for panel in PANELS["ssp"])
+    accuracy, reward, valid, searches, norm = (series(lines, panel) for panel in PANELS["ssp"])
     assert accuracy == {"a": ([0], [0.5])}
     assert reward == {"solver": ([1, 2], [0.25, 0.75])}
     assert valid == {}
     assert searches == {"solver": ([1], [1.0])}
+    assert norm == {"solver": ([2], [0.5]), "proposer": ([2], [28.0])}
 
 
 def test_scopes_panels_tell_the_stages_apart() -> None:
@@ -90,6 +93,7 @@ def test_scopes_panels_tell_the_stages_apart() -> None:
         "gates/passed": 0.9,
         "creation/gates/passed": 0.1,
         "solver/answer_tokens": 33.0,
+        "solver/grad_norm": 0.2,
     }
     found = [{name: values for name, (_, values) in series([line], panel).items()} for panel in PANELS["scope"]]
     assert found == [
@@ -99,6 +103,7 @@ def test_scopes_panels_tell_the_stages_apart() -> None:
         {"solver": [2.0]},
         {"gates/passed": [0.9]},
         {"solver": [33.0]},
+        {"solver": [0.2]},
     ]
 
 
@@ -111,7 +116,7 @@ def test_the_picture_is_drawn(run: Path) -> None:
     picture = draw_curves(run)
     assert picture == run / "report" / "curves.png"
     pixels = imread(picture)
-    assert pixels.shape[:2] == (930, 1500)
+    assert pixels.shape[:2] == (1395, 1500)
     assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 50  # not an empty sheet
 
 
