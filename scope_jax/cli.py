@@ -99,6 +99,10 @@ def _console() -> Console:
     return Console(stderr=True, highlight=False)
 
 
+def _tell(sentence: str) -> None:
+    typer.echo(sentence, err=True)
+
+
 def _print(results: dict[str, Any], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(results))
@@ -195,14 +199,14 @@ def evaluate(
 
     def keep(name: str, rows: list[dict[str, Any]], metrics: dict[str, float]) -> None:
         found = ", ".join(f"{key.rpartition('/')[2]} {value:.4g}" for key, value in metrics.items())
-        typer.echo(f"{name}: {found}", err=True)
+        _tell(f"{name}: {found}")
         if partial is not None:
             with partial.open("a" if kept else "w", encoding="utf-8") as file:
                 file.writelines(json.dumps({"set": name, **row}, ensure_ascii=False) + "\n" for row in rows)
         kept.append(name)
 
     kept: list[str] = []
-    _print(evaluate_target(target, card, base, set_ or [], keep), as_json)
+    _print(evaluate_target(target, card, base, set_ or [], keep, _tell), as_json)
     if records is not None and partial is not None:
         os.replace(partial, records)
 
@@ -224,7 +228,7 @@ def replay(
             raise UserError(f"there is no folder {folder}; give a run of scope, a checkpoint or a Hugging Face folder.")
     from scope_jax.replay import replay as play_again
 
-    _print(play_again(searcher, writer, card, base, set_ or []), as_json)
+    _print(play_again(searcher, writer, card, base, set_ or [], _tell), as_json)
 
 
 @app.command()
@@ -320,7 +324,7 @@ def report(run: RunFolder, as_json: Json = False) -> None:
         raise UserError(f"there is no run folder {run}; give the folder that was --run of a training.")
     page = write_report(run)
     for told in torn(run):
-        typer.echo(f"scope-jax: {told}", err=True)
+        _tell(f"scope-jax: {told}")
     _print({"page": str(page)}, as_json)
 
 

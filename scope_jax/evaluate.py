@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scope_jax.assemble import World
+from scope_jax.assemble import Tell, World
 from scope_jax.examined import assemble_exam, exam_card, find, find_base, index_folder, take
 from scope_jax.rewards import mean
 from scope_jax.types import Metrics
@@ -49,19 +49,20 @@ def totals(records: Sequence[Mapping[str, Any]]) -> Metrics:
 
 
 def evaluate_target(
-    target: Path, card: Path | None, base: Path | None, overrides: Sequence[str], keep: Keep
+    target: Path, card: Path | None, base: Path | None, overrides: Sequence[str], keep: Keep, tell: Tell
 ) -> dict[str, Any]:
     """Metrics of a run folder (its newest checkpoint), a checkpoint or a model folder under a card.
 
     A run, and what lies in it, is evaluated under its own config unless `card` names another; overrides apply to
     either. base: the model folder that judges where the game's judge is the base; the card's `model.checkpoint`
-    otherwise. Returns {"target", "step" (None for a model folder), "base" (None if none judges), "metrics"}.
+    otherwise. tell: as for `assemble`. Returns {"target", "step" (None for a model folder), "base" (None if none
+    judges), "metrics"}.
     """
     cfg = exam_card(target, card, overrides)
     examined, judge = find(target, cfg), find_base(cfg, base)
     judges = [judge] if judge else []
     with index_folder(target, cfg) as folder:
-        world = assemble_exam(cfg, examined, judges, folder)
+        world = assemble_exam(cfg, examined, judges, folder, tell)
         world.voices.place({one.policy: take(world, one) for one in (examined, *judges)})
         metrics: Metrics = {}
         for exam, records in answered(world):

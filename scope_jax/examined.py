@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from models import weights
 from models.tokenizer import Tokenizer
 from models.transformer import Params
-from scope_jax.assemble import World, assemble_world
+from scope_jax.assemble import Tell, World, assemble_world
 from scope_jax.checkpoint import load, locate, run_of, step_of
 from scope_jax.config import Config, load_card
 from scope_jax.errors import UserError
@@ -93,8 +93,10 @@ def find_base(cfg: Config, base: Path | None) -> Examined | None:
     return Examined(folder, BASE)
 
 
-def assemble_exam(cfg: Config, examined: Examined, others: Sequence[Examined], run: Path) -> World:
-    """A World to examine in, without weights. others: further weights that will speak in it.
+def assemble_exam(
+    cfg: Config, examined: Examined, others: Sequence[Examined], run: Path, tell: Tell | None = None
+) -> World:
+    """A World to examine in, without weights. others: further weights that will speak in it. tell: as for `assemble`.
 
     All of them speak through one engine and one tokenizer: those of what is examined, of a checkpoint those of the
     card. Raises UserError for others of another shape, or with another tokenizer or chat template, and for a card
@@ -105,7 +107,7 @@ def assemble_exam(cfg: Config, examined: Examined, others: Sequence[Examined], r
     folder = _model_folder(cfg, examined)
     for other in others:
         _check_alike(cfg, folder, _model_folder(cfg, other))
-    return assemble_world(cfg, run, str(folder), SYSTEMS[cfg.system].exam_needs(cfg).judges)
+    return assemble_world(cfg, run, str(folder), SYSTEMS[cfg.system].exam_needs(cfg).judges, tell=tell)
 
 
 def _model_folder(cfg: Config, examined: Examined) -> Path:

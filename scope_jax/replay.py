@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from scope_jax.assemble import Tell
 from scope_jax.errors import UserError
 from scope_jax.evaluate import scores
 from scope_jax.examined import assemble_exam, exam_card, find, find_base, index_folder, take
@@ -14,13 +15,13 @@ from scope_jax.types import Metrics
 
 
 def replay(
-    searcher: Path, writer: Path, card: Path | None, base: Path | None, overrides: Sequence[str]
+    searcher: Path, writer: Path, card: Path | None, base: Path | None, overrides: Sequence[str], tell: Tell
 ) -> dict[str, Any]:
     """Metrics of evaluation sets on which the solver of `searcher` searched and that of `writer` answered.
 
     Both are runs of SCOPE, checkpoints of such or model folders, with the same model; without `card` that of the
-    searcher's run is used. base: as for `evaluate_target`. Returns {"searcher", "writer", "base", "metrics"}; metrics
-    are called `replay/<set>/<measure>`.
+    searcher's run is used. base and tell: as for `evaluate_target`. Returns {"searcher", "writer", "base", "metrics"};
+    metrics are called `replay/<set>/<measure>`.
     """
     cfg = exam_card(searcher, card, overrides)
     if cfg.system != "scope":
@@ -29,7 +30,7 @@ def replay(
     finishers = [writes, *([judge] if judge else [])]
     options: dict[str, Any] = {"temperature": cfg.evaluate.temperature, "max_tokens": cfg.evaluate.max_tokens}
     with index_folder(searcher, cfg) as folder:
-        world = assemble_exam(cfg, searches, finishers, folder)
+        world = assemble_exam(cfg, searches, finishers, folder, tell)
         world.voices.place({searches.policy: take(world, searches)})
         found = {
             exam: scope.trajectories(cfg, world.tools(f"replay {exam}"), rows, **options)

@@ -15,11 +15,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from models import weights
+from models.transformer import unstack_layers
 from rollouts import engine
 from rollouts.engine import Engine
 from rollouts.types import Rollouts
 from scope_jax import examined
-from scope_jax.assemble import assemble
+from scope_jax.assemble import World, assemble, assemble_learner
 from scope_jax.checkpoint import Checkpoints
 from scope_jax.cli import app
 from scope_jax.config import Config, load_card
@@ -167,9 +168,20 @@ def test_a_checkpoint_of_another_game_or_model(runs: Path, tmp_path: Path) -> No
 
 
 # ------------------------------------------------------------------------------------------------------ what lives
-@pytest.mark.parametrize("dtypes", [("float32", "float32"), ("bfloat16", "float32"), ("float32", "bfloat16")])
-def test_the_weights_are_those_that_the_run_speaks_with(tmp_path: Path, dtypes: tuple[str, str]) -> None:
+def described(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), tree)
+
+
+@pytest.mark.parametrize("dtypes", [("bfloat16", "float32"), ("float32", "bfloat16")])
+def test_the_weights_are_those_that_the_run_speaks_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtypes: tuple[str, str]
+) -> None:
     """A checkpoint and an export read for an exam, and the state published during training: the same bits."""
+    read: list[Any] = []
+    take = Engine.take_params
+    monkeypatch.setattr(
+        Engine, "take_params", lambda self, params: read.append(described(params)) or take(self, params)
+    )
     compute, param = dtypes
     exam = 'evaluate.sets=[{name="held_out", path="assets/atlas/questions_held_out.jsonl", limit=2}]'
     settings = (exam, *SETS[1:], f"model.compute_dtype={compute}", f"model.param_dtype={param}")
@@ -184,9 +196,74 @@ def test_the_weights_are_those_that_the_run_speaks_with(tmp_path: Path, dtypes: 
         place = examined.find(target, cfg)
         world = examined.assemble_exam(cfg, place, (), tmp_path / "run")
         taken = examined.take(world, place)
+        assert read.pop() == described(examined.targets(world))
         assert jax.tree.structure(taken) == jax.tree.structure(published)
         assert {str(leaf.dtype) for leaf in jax.tree.leaves(taken)} == {compute}
         assert digest(taken) == digest(published)
+
+
+EIGHT = {  # Qwen3-8B
+    "vocab_size": 151936,
+    "num_hidden_layers": 36,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 12288,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 40960,
+}
+
+
+@pytest.fixture
+def eight(tmp_path: Path) -> World:
+    """What `eval` assembles for a folder of 8.2 billion weights, of which none are there."""
+    folder = shutil.copytree(ASSETS / "base", tmp_path / "eight")
+    (folder / "model.safetensors").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | EIGHT))
+    exam = 'evaluate.sets=[{name="held_out", path="assets/atlas/questions_held_out.jsonl", limit=2}]'
+    cfg = load_card("configs/ssp/atlas.toml", (exam, *SETS[1:], "model.compute_dtype=bfloat16"))
+    return examined.assemble_exam(cfg, examined.find(folder, cfg), (), tmp_path)
+
+
+def sizes_of(world: World) -> tuple[int, int]:
+    """(bytes of the weights as `take` reads them, bytes of the engine's state)."""
+    state = jax.eval_shape(engine_of(world).init_decode_state)
+    return tuple(
+        sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+        for tree in (examined.targets(world), state)
+    )  # type: ignore[return-value]
+
+
+def engine_of(world: World) -> Engine:
+    return world.voices.rollouts.engine  # type: ignore[attr-defined]
+
+
+def test_eight_billion_weights_are_read_once_in_the_engines_dtype(tmp_path: Path, request) -> None:
+    gc.collect()
+    before = sum(array.nbytes for array in jax.live_arrays())
+    world = request.getfixturevalue("eight")
+    assert sum(array.nbytes for array in jax.live_arrays()) - before < 2**20  # no state waits for what is read
+    targets, (weights_bytes, cache) = examined.targets(world), sizes_of(world)
+    assert {str(leaf.dtype) for leaf in jax.tree.leaves(targets)} == {"bfloat16"}
+    assert weights_bytes == 2 * 8_190_735_360  # parameters of Qwen3-8B
+    assert cache == pytest.approx(8 * 512 * 36 * 2 * 8 * 128 * 2, rel=1e-4)  # slots × tokens × layers × K, V × heads
+    trainer = assemble_learner(world.cfg, world.model).abstract_state(reference=True)
+    assert sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(trainer)) > 7.9 * weights_bytes
+
+
+@pytest.mark.slow  # a minute or two of compiling 36 layers
+def test_the_decode_program_of_eight_billion_weights_takes_these_and_the_cache(eight: World) -> None:
+    """The compiler's own figure: arguments are the weights, the state, and one number."""
+    engine = engine_of(eight)
+    params = jax.eval_shape(unstack_layers, examined.targets(eight))
+    state = jax.eval_shape(engine.init_decode_state)
+    lowered = engine._generate.lower(engine.config.capacity, params, state, jax.ShapeDtypeStruct((), "int32"))
+    figures = lowered.compile().memory_analysis()
+    assert figures is not None
+    assert figures.argument_size_in_bytes == sum(sizes_of(eight)) + 4
+    assert figures.alias_size_in_bytes == sizes_of(eight)[1]  # the state is given up to its successor
 
 
 @pytest.mark.parametrize("target", ["one", "two-hf/solver"])

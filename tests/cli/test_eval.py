@@ -1,0 +1,123 @@
+"""`eval` says what is wrong before it reads any weights, keeps what it finds, and counts what the judge left open."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from scope_jax import evaluate as evaluation
+from scope_jax.cli import app
+from scope_jax.errors import UserError
+from scope_jax.systems import ssp
+from tests.systems.harness import card, world
+
+ATLAS = Path("assets/atlas")
+CARD = "configs/ssp/atlas.toml"
+SETS = tuple(
+    f'{{name="{name}", path="assets/atlas/questions_held_out.jsonl", limit={limit}}}'
+    for name, limit in (("few", 2), ("more", 3))
+)
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """Atlas's base without its weights: whatever is refused here is refused before they are read."""
+    folder = shutil.copytree(ATLAS / "base", tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    return folder
+
+
+def refused(model: Path, *words: object) -> str:
+    """The sentence before the weights are missed; nothing is printed or left behind."""
+    before = sorted(model.parent.rglob("*"))
+    result = run("eval", model, "--card", CARD, "--set", f"evaluate.sets=[{SETS[0]}]", *words)
+    assert result.exit_code == 2 and result.stdout == "", (result.output, result.exception)
+    assert sorted(model.parent.rglob("*")) == before
+    (sentence,) = [line for line in result.stderr.splitlines() if line.startswith("scope-jax: ")]
+    return sentence
+
+
+def test_what_cannot_work_is_told_before_weights_are_read(model: Path, tmp_path: Path) -> None:
+    assert "safetensors" in refused(model)
+    assert f"{tmp_path / 'none'} is no folder" in refused(model, "--records", tmp_path / "none" / "found.jsonl")
+    assert f"{tmp_path} is a folder" in refused(model, "--records", tmp_path)
+    second = f'{{name="second", path="{tmp_path / "gone.jsonl"}"}}'
+    assert "gone.jsonl does not exist" in refused(model, "--set", f"evaluate.sets=[{SETS[0]}, {second}]")
+    with socket.socket() as closed:  # bound, but nobody listens
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        judged = ("--set", "ssp.grader=judge", "--set", f'judge={{url="{url}/v1", model="m"}}')
+        assert "judge.txt: no such prompt file" in refused(model, *judged)
+        prompts = ("--set", "ssp.prompts=scope_jax/prompts/ssp")
+        assert f"the judge at {url}/v1 cannot be reached" in refused(model, *judged, *prompts)
+        # verification alone asks the judge in training; an exam does not, and so it may be away
+        verifying = ("--set", "ssp.verify=judge", *judged[2:])
+        assert "safetensors" in refused(model, *verifying, *prompts)
+        search = ("--set", f'retrieval={{url="{url}/retrieve", timeout=1.0}}')
+        searching = tmp_path / "searching.toml"
+        searching.write_text(without_retrieval())
+        text = refused(model, "--card", searching, *search)
+        assert f"{url}/retrieve" in text and "search server" in text
+
+
+def without_retrieval() -> str:
+    """The card without its [retrieval], which an override could only add to."""
+    text = Path(CARD).read_text(encoding="utf-8")
+    before, _, after = text.partition("[retrieval]")
+    return before + after[after.index("[rollout]") :]
+
+
+def test_sets_are_kept_as_they_are_done(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A judge that is lost in the second set leaves the first one's records; a whole exam replaces them."""
+    lost = [True]
+
+    def answer(cfg: Any, tools: Any, rows: list[Any], **options: Any) -> list[dict[str, Any]]:
+        if len(rows) == 3 and lost:
+            raise UserError("the judge is gone.")
+        return [{"question": row["question"], "measures": {"accuracy": 1.0}, "counts": {}} for row in rows]
+
+    monkeypatch.setattr(ssp, "answer", answer)
+    found = tmp_path / "found.jsonl"
+    command = ("eval", ATLAS / "base", "--card", CARD, "--set", f"evaluate.sets=[{', '.join(SETS)}]")
+    result = run(*command, "--records", found)
+    assert result.exit_code == 2 and "few: accuracy 1" in result.stderr and "the judge is gone" in result.stderr
+    kept = [json.loads(line)["set"] for line in (tmp_path / "found.jsonl.partial").read_text().splitlines()]
+    assert kept == ["few", "few"] and not found.exists()
+    lost.clear()
+    assert run(*command, "--records", found).exit_code == 0
+    assert [json.loads(line)["set"] for line in found.read_text().splitlines()] == ["few"] * 2 + ["more"] * 3
+    assert not (tmp_path / "found.jsonl.partial").exists()
+
+
+def test_replies_without_a_verdict_are_counted() -> None:
+    rows = [{"question": f"{name}?", "answers": [name]} for name in ("Paris", "Rome", "Oslo")]
+
+    def speak(moment: Any) -> str:
+        return "<think>x</think><answer>Oslo</answer>"
+
+    cfg = card(grader="exact-match-then-judge", judge_table={"url": "http://judge/v1", "model": "m"})
+    tools = world(speak, judge_reply=lambda message: "hm" if "Rome" in message else "Wrong")
+    records = ssp.answer(cfg, tools, rows, temperature=0.0, max_tokens=99)
+    metrics = evaluation.scores("eval", "held-out", records)
+    assert metrics["eval/held-out/judge_asked"] == 2.0 and metrics["eval/held-out/judge_unparsed"] == 1.0
+    assert metrics["eval/held-out/accuracy"] == pytest.approx(1 / 3)
+
+
+def test_an_index_of_another_encoder_is_built_anew_where_that_is_asked(tmp_path: Path) -> None:
+    command = ("index", CARD, "--set", f"retrieval.index={tmp_path / 'index'}", "--set")
+    assert run(*command, "retrieval.dim=16").exit_code == 0
+    result = run(*command, "retrieval.dim=32")
+    assert result.exit_code == 2 and "built from another encoder" in result.stderr
+    assert "scope-jax index CARD --rebuild" in result.stderr
+    assert run(*command, "retrieval.dim=32", "--rebuild").exit_code == 0
+    assert run(*command, "retrieval.dim=32").exit_code == 0
