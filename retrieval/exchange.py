@@ -24,6 +24,7 @@ import httpx
 
 Read = TypeVar("Read")
 _under_way: set[Future[Any]] = set()
+_over = threading.Event()  # no question is waited for any more
 
 LARGEST_REPLY = 32 << 20  # bytes
 LONGEST_DELAY = 30.0  # seconds between two tries
@@ -89,6 +90,8 @@ def _wait(work: Coroutine[Any, Any, Read]) -> Read:
     """What `work` comes to on the event loop; an interrupted caller takes its work with it."""
     call = asyncio.run_coroutine_threadsafe(work, _loop())
     _under_way.add(call)
+    if _over.is_set():
+        call.cancel()
     try:
         return call.result()
     finally:
@@ -97,7 +100,8 @@ def _wait(work: Coroutine[Any, Any, Read]) -> Read:
 
 
 def abandon() -> None:
-    """Gives up every question that is under way, in whatever thread it waits: the process is about to end."""
+    """Gives up every question, in whatever thread it waits or will be asked: the process is about to end."""
+    _over.set()
     for call in list(_under_way):
         call.cancel()
 

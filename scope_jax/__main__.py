@@ -1,5 +1,5 @@
 """`python -m scope_jax` is the command line without the installed script."""
 
-from scope_jax.cli import app
+from scope_jax.cli import run
 
-app()
+run()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -17,6 +18,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from scope_jax.errors import UserError, is_users, sentence
+from scope_jax.stopping import Stopped, listen
 
 if TYPE_CHECKING:
     from scope_jax.config import Config
@@ -25,18 +27,23 @@ DEMO_CARD = Path("configs/ssp/atlas.toml")
 
 
 class Commands(TyperGroup):
-    """A mistake of the user ends in one sentence and exit code 2; --debug shows the traceback instead."""
+    """A mistake of the user ends in one sentence and exit code 2; --debug shows the traceback instead.
+
+    Ctrl-C and SIGTERM end in one sentence and 130 or 143.
+    """
 
     def invoke(self, ctx: Any) -> Any:
-        if ctx.params["debug"]:
-            return super().invoke(ctx)
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            typer.echo("scope-jax: interrupted; the same command goes on from the last checkpoint.", err=True)
-            raise typer.Exit(130) from None
+        except KeyboardInterrupt as error:
+            from retrieval.exchange import abandon
+
+            abandon()  # threads that wait for a server would keep the process
+            stopped = error if isinstance(error, Stopped) else Stopped(signal.SIGINT)
+            typer.echo(f"scope-jax: stopped by {stopped}; the same command goes on from the last checkpoint.", err=True)
+            raise typer.Exit(stopped.exit_code) from None
         except (UserError, OSError, ValueError) as error:
-            if not is_users(error):
+            if ctx.params["debug"] or not is_users(error):
                 raise
             typer.echo(f"scope-jax: {sentence(error)}", err=True)
             raise typer.Exit(2) from None
@@ -68,6 +75,12 @@ Base = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the results as one JSON object on the last line.")]
+
+
+def run() -> None:
+    """The program `scope-jax`."""
+    listen()
+    app()
 
 
 @app.callback()

@@ -23,6 +23,7 @@ from scope_jax.evaluate import evaluate
 from scope_jax.metrics import RunLog
 from scope_jax.report.progress import Progress
 from scope_jax.residence import ACCELERATOR, States, moved, with_one_reference
+from scope_jax.stopping import unbroken
 from scope_jax.types import Episode, Memory, Metrics
 
 
@@ -78,7 +79,8 @@ def train(cfg: Config, run: Path, progress: Progress) -> dict[str, Any]:
             log.metrics(done, metrics)
             progress.step(done, world.system.expected(cfg), metrics)
             if done % cfg.train.save_every == 0 or over or name:
-                checkpoints.save(done, with_one_reference(states), {"game": memory, "baselines": baselines}, name)
+                with unbroken():  # a checkpoint that is begun can be finished
+                    checkpoints.save(done, with_one_reference(states), {"game": memory, "baselines": baselines}, name)
     finally:
         checkpoints.wait()  # a checkpoint that was begun is finished, whatever ended the loop
     log.close()

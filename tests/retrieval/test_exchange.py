@@ -207,8 +207,12 @@ def test_abandoned_questions_end_at_once(stop: threading.Event):
         exchange.abandon()
         for thread in threads:
             thread.join(5)
+        ask_late = threading.Thread(target=ask, daemon=True)
+        ask_late.start()
+        ask_late.join(5)
         threading.excepthook = monkey
-        assert ended == ["ended"] * 3
+        exchange._over.clear()
+        assert ended == ["ended"] * 4
         made.close()
 
 

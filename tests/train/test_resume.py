@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from models.seal import fault, seal
-from scope_jax import checkpoint, judge, train
+from scope_jax import checkpoint, judge, stopping, train
 from scope_jax.config import load_card
 from scope_jax.report.progress import Progress
 from scope_jax.systems import ssp
@@ -75,15 +76,49 @@ def test_a_killed_run_ends_with_the_same_bits(whole: Path, tmp_path: Path, momen
     assert len({record["proposer/baseline"] for record in metrics}) == 4
 
 
-def test_a_step_that_fails_leaves_the_checkpoint_before_it_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.slow
+def test_a_run_that_is_told_to_stop_finishes_the_checkpoint_and_goes_on(whole: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = runs.start(command(run))
+    runs.wait_for(process, lambda: writing(run, 2))
+    process.send_signal(signal.SIGTERM)
+    said = runs.end(process, 143).splitlines()
+    assert said[-1] == "scope-jax: stopped by SIGTERM; the same command goes on from the last checkpoint."
+    assert not [line for line in said[:-1] if not line.startswith(("reading", "passages", "step"))]
+    assert runs.saved(run) == [1, 2] and fault(run / "checkpoints" / "2") is None
+    runs.finish(command(run))
+    runs.same(whole, run)
+
+
+@pytest.fixture
+def listening() -> Iterator[None]:
+    """The signals as in the program."""
+    before = {number: signal.getsignal(number) for number in stopping.SIGNALS}
+    stopping.listen()
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("listening")
+@pytest.mark.parametrize("end", ["an error in the next step", "a signal in the next step", "a signal while it begins"])
+def test_whatever_ends_a_run_the_checkpoint_that_was_begun_is_finished(
+    end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One step plays nothing and is saved; in the next the judge is gone at once, while the files are being written."""
+    """One step plays nothing and is saved; then the end comes at once, while the files are being written."""
 
     def play(cfg: Any, tools: Any, memory: Any, items: Any, step: int) -> Any:
-        if step == 1:
+        if step == 1 and "error" in end:
             raise judge.JudgeError("the judge is gone.")
+        if step == 1:
+            signal.raise_signal(signal.SIGTERM)
         return [], memory, {}
+
+    class Signalled(checkpoint.Checkpoints):
+        def save(self, *args: Any) -> None:
+            if "begins" in end:
+                signal.raise_signal(signal.SIGINT)
+            super().save(*args)
 
     def slowly(folder: Path) -> None:
         time.sleep(1)
@@ -91,7 +126,8 @@ def test_a_step_that_fails_leaves_the_checkpoint_before_it_whole(
 
     monkeypatch.setattr(ssp, "play", play)
     monkeypatch.setattr(checkpoint, "seal", slowly)
-    with Progress(Console()) as progress, pytest.raises(judge.JudgeError):
+    monkeypatch.setattr(train, "Checkpoints", Signalled)
+    with Progress(Console()) as progress, pytest.raises(judge.JudgeError if "error" in end else stopping.Stopped):
         train.train(load_card(runs.ROOT / "configs" / "ssp" / "atlas.toml", SMALL), tmp_path / "run", progress)
     assert runs.saved(tmp_path / "run") == [1]
     assert fault(tmp_path / "run" / "checkpoints" / "1") is None

@@ -1,0 +1,63 @@
+"""What ends a command from outside: SIGTERM and Ctrl-C, and how it ends then.
+
+The first of them is an exception in the main thread: the training loop finishes the checkpoint that is being written,
+the command line prints one sentence and exits with 128 + the signal's number, as shells count. A second one ends the
+process where it stands, which a run survives like any other kill.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_unbroken = 0  # blocks that are not to be broken
+_waiting: list[int] = []  # the signal that came in one of them
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal that ends the command."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__("Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name)
+        self.exit_code = 128 + number
+
+
+def listen() -> None:
+    """From now on the signals mean what this module says; those that the parent has switched off stay so.
+
+    Called before JAX starts: libtpu would answer SIGTERM with a dump of C++ stacks, unless someone listens already.
+    """
+    for number in SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _stop)
+
+
+@contextmanager
+def unbroken() -> Iterator[None]:
+    """A block that a first signal does not break: the command stops at its end instead."""
+    global _unbroken
+    _unbroken += 1
+    try:
+        yield
+    finally:
+        _unbroken -= 1
+        if _waiting and not _unbroken:
+            raise Stopped(_waiting.pop())
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    for each in SIGNALS:
+        signal.signal(each, _end)
+    if _unbroken:
+        _waiting.append(number)
+    else:
+        raise Stopped(number)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    os.write(2, b"\nscope-jax: ended at once.\n")
+    os._exit(128 + number)

@@ -1,0 +1,133 @@
+"""A command that is told to end says one sentence, and the shell gets the code it expects."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from scope_jax import stopping
+
+# A command that waits in one of several ways, in the program itself.
+PROGRAM = """
+import signal, sys, time
+if "ignoring" in sys.argv[1]:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as under nohup
+from scope_jax import cli, stopping
+
+@cli.app.command()
+def wait(how: str) -> None:
+    if how == "searching":
+        from concurrent.futures import ThreadPoolExecutor
+        from retrieval.client import RemoteRetriever
+        retrieve = RemoteRetriever("http://127.0.0.1:9/retrieve", timeout=600, retries=99, first_delay=30)
+        ThreadPoolExecutor(1).submit(retrieve, ["q"], 1)
+    elif how == "computing":
+        import jax
+        jax.devices()
+    try:
+        print("ready", flush=True)
+        if how == "working":
+            for _ in range(10**9):
+                sum(range(1000))
+        time.sleep(60)
+    finally:
+        if how == "finishing":
+            print("finishing", flush=True)
+            time.sleep(60)
+
+sys.argv = ["scope-jax", "wait", sys.argv[1]]
+cli.run()
+"""
+
+
+def start(how: str) -> subprocess.Popen[str]:
+    """The program at the moment from which it waits."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, how],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"JAX_PLATFORMS": ""},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.parametrize(
+    ("how", "number", "code", "name"),
+    [
+        ("working", signal.SIGTERM, 143, "SIGTERM"),
+        ("computing", signal.SIGTERM, 143, "SIGTERM"),
+        ("sleeping", signal.SIGINT, 130, "Ctrl-C"),
+        ("searching", signal.SIGINT, 130, "Ctrl-C"),
+    ],
+)
+def test_a_signal_costs_one_sentence(how: str, number: signal.Signals, code: int, name: str) -> None:
+    process = start(how)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=30)
+    lines = [line for line in said.splitlines() if "libtpu" not in line]
+    assert lines == [f"scope-jax: stopped by {name}; the same command goes on from the last checkpoint."]
+    assert process.returncode == code
+
+
+def test_the_second_signal_ends_at_once() -> None:
+    process = start("finishing")
+    process.send_signal(signal.SIGINT)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "finishing\n"
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert time.monotonic() - began < 20
+    assert said == "\nscope-jax: ended at once.\n" and process.returncode == 130
+
+
+def test_a_signal_that_the_parent_switched_off_stays_off() -> None:
+    process = start("ignoring")
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 143
+
+
+@pytest.fixture
+def listening() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in stopping.SIGNALS}
+    stopping.listen()
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("listening")
+def test_a_block_may_be_finished_first() -> None:
+    done = []
+
+    def work() -> None:
+        with stopping.unbroken():
+            with stopping.unbroken():
+                signal.raise_signal(signal.SIGTERM)
+                done.append("inner")
+            done.append("outer")
+
+    with pytest.raises(stopping.Stopped) as caught:
+        work()
+    assert done == ["inner", "outer"] and (str(caught.value), caught.value.exit_code) == ("SIGTERM", 143)
+
+
+@pytest.mark.usefixtures("listening")
+def test_outside_of_such_a_block_it_is_an_exception() -> None:
+    with stopping.unbroken():
+        pass
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
