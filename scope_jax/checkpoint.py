@@ -10,10 +10,12 @@ is found before any array is.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import re
 import shutil
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +26,7 @@ import orbax.checkpoint as ocp
 
 from models.seal import SEAL, fault, seal
 from scope_jax.config import Config
-from scope_jax.errors import UserError
+from scope_jax.errors import UserError, disk_fault, unwritten
 from scope_jax.metrics import fingerprint
 from scope_jax.types import Memory
 from sharding.spec import path_name
@@ -145,8 +147,7 @@ class Checkpoints:
         self.keep = cfg.train.keep
         self.meta = {"seed": cfg.seed, "fingerprint": fingerprint(cfg), "layout": LAYOUT}
         self._saving: Path | None = None
-        # absl's warnings about its own metadata files say nothing to people.
-        logging.getLogger("absl").setLevel(logging.ERROR)
+        _quiet_orbax()
         self._checkpointer = ocp.AsyncCheckpointer(
             ocp.CompositeCheckpointHandler(),
             async_options=ocp.options.AsyncOptions(post_finalization_callback=self._before_commit),
@@ -163,23 +164,37 @@ class Checkpoints:
                 "the game's memory is not plain JSON data (tuples and number keys do not survive a restart)."
             )
         self.wait()
-        self._saving = self.folder / (f"{step}-{name}" if name else f"{step}")
-        self._checkpointer.save(
-            self._saving,
-            args=ocp.args.Composite(
-                states=ocp.args.PyTreeSave(dict(states)),
-                memory=ocp.args.JsonSave(memory),
-                meta=ocp.args.JsonSave({"step": step, **self.meta}),
-            ),
-            force=True,  # a damaged folder of the same step is replaced
+        place = self._saving = self.folder / (f"{step}-{name}" if name else f"{step}")
+        parts = ocp.args.Composite(
+            states=ocp.args.PyTreeSave(dict(states)),
+            memory=ocp.args.JsonSave(memory),
+            meta=ocp.args.JsonSave({"step": step, **self.meta}),
         )
+        # force: a damaged folder of the same step is replaced
+        self._writing(lambda: self._checkpointer.save(place, args=parts, force=True))
 
     def wait(self) -> None:
         """Returns when the last save is on disk and the superfluous ones are gone; raises what went wrong with it."""
-        self._checkpointer.wait_until_finished()
+        self._writing(self._checkpointer.wait_until_finished)
         if self._saving is not None:
             self._prune()
             self._saving = None
+
+    def _writing(self, work: Callable[[], object]) -> None:
+        """Does `work`; a fault of the disk becomes one sentence, and what was half written is removed."""
+        number = None
+        try:
+            work()
+        except (OSError, ValueError) as error:
+            number = disk_fault(error)
+            if number is None:
+                raise
+        if number is not None:  # no longer in `except`: orbax's exception keeps the other half-done writes alive
+            place, self._saving = self._saving, None
+            assert place is not None  # orbax writes nothing else
+            for unfinished in self.folder.glob(f"{place.name}{TEMPORARY}*"):
+                shutil.rmtree(unfinished)
+            raise unwritten(place, number)
 
     def resume(self, targets: Mapping[str, Any], warn: Callable[[str], None]) -> Saved | None:
         """The newest valid checkpoint in the layout of `targets` (see `load`), None if the run has none yet.
@@ -230,3 +245,23 @@ class Checkpoints:
         for path in (*places, *unfinished):
             if path not in stay:
                 shutil.rmtree(path)
+
+
+# -------------------------------------------------------------------------------------------------------------- quiet
+@functools.cache
+def _quiet_orbax() -> None:
+    """Leaves out what orbax and tensorstore print of an error that `Checkpoints.wait` raises, and absl's warnings.
+
+    Each of orbax's threads logs the error with its traceback before it hands it on. When the first of several writes
+    fails, orbax closes its event loop, and tensorstore reports for each of the others that it finds it closed.
+    """
+    log = logging.getLogger("absl")
+    log.setLevel(logging.ERROR)
+    log.addFilter(lambda record: not record.exc_info)
+    report = sys.unraisablehook
+
+    def unraisable(found: sys.UnraisableHookArgs) -> None:
+        if str(found.exc_value) != "Event loop is closed":
+            report(found)
+
+    sys.unraisablehook = unraisable

@@ -6,6 +6,11 @@ to do. A ValueError also comes out of numpy or jax when our own code is wrong; w
 
 from __future__ import annotations
 
+import errno
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 HOME = Path(__file__).parents[1]
@@ -29,6 +34,35 @@ def is_users(error: BaseException) -> bool:
         step = step.tb_next
     source = Path(step.tb_frame.f_code.co_filename)
     return any(source.is_relative_to(room) for room in ROOMS)
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_TENSORSTORE = re.compile(r"\[os_error_code='(\d+)'\]")
+
+
+def disk_fault(error: BaseException) -> int | None:
+    """The system's number of the fault behind an OSError or behind tensorstore's ValueError; None for other errors."""
+    if isinstance(error, OSError):
+        return error.errno
+    found = _TENSORSTORE.search(str(error))
+    return int(found[1]) if found else None
+
+
+def unwritten(path: Path, fault: int) -> UserError:
+    """What to say of a file or folder that could not be written."""
+    remedy = "make room there" if fault in FULL else "see to it"
+    return UserError(f"{path} could not be written ({os.strerror(fault)}); {remedy} and give the same command again.")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """An OSError in this block becomes a sentence with the path, which the system leaves out when a disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise unwritten(path, error.errno) from None
 
 
 def sentence(error: BaseException) -> str:

@@ -18,6 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from scope_jax.errors import writing
 from scope_jax.types import Episode
 
 NAME = "judgements.jsonl.gz"
@@ -38,7 +39,7 @@ def append(path: Path, step: int, episodes: Sequence[Episode]) -> None:
     if not lines:
         return
     member = zlib.compress("".join(line + "\n" for line in lines).encode(), wbits=GZIP)
-    with path.open("ab") as file:
+    with writing(path), path.open("ab") as file:
         file.write(member)
         file.flush()
         os.fsync(file.fileno())

@@ -24,7 +24,7 @@ from typing import Any
 
 from scope_jax import judgements
 from scope_jax.config import Config, load_card
-from scope_jax.errors import UserError
+from scope_jax.errors import UserError, writing
 from scope_jax.types import Episode, Metrics
 
 # Keys that may differ between two processes of one run: they say how long and how often, never what is computed.
@@ -210,7 +210,8 @@ class RunLog:
                     "use the same values or another run folder."
                 )
         partial = run / "config.toml.partial"
-        partial.write_text(to_toml(cfg), encoding="utf-8")
+        with writing(config):
+            partial.write_text(to_toml(cfg), encoding="utf-8")
         os.replace(partial, config)
 
     def _begun(self) -> bool:
@@ -261,7 +262,7 @@ class RunLog:
 
 def _append(path: Path, records: list[dict[str, Any]]) -> None:
     text = "".join(json.dumps(_plain(record), ensure_ascii=False) + "\n" for record in records)
-    with path.open("ab") as file:
+    with writing(path), path.open("ab") as file:
         file.write(text.encode())
         file.flush()
         os.fsync(file.fileno())

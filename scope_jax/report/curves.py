@@ -17,6 +17,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
 from scope_jax.config import load_card
+from scope_jax.errors import writing
 from scope_jax.metrics import read_lines
 
 # Okabe and Ito's colours, which people with any kind of colour vision tell apart, darkest first.
@@ -161,6 +162,7 @@ def draw_curves(run: Path) -> Path:
         picture = run / "report" / "curves.png"
         picture.parent.mkdir(exist_ok=True)
         partial = picture.with_name("curves.partial.png")
-        figure.savefig(partial, dpi=150)
+        with writing(picture):
+            figure.savefig(partial, dpi=150)
     os.replace(partial, picture)
     return picture

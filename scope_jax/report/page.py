@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from scope_jax import judgements
 from scope_jax.config import Config, load_card
+from scope_jax.errors import writing
 from scope_jax.metrics import read_lines, records, torn
 from scope_jax.report.curves import PANELS, draw_curves, series
 
@@ -106,6 +107,7 @@ def write_report(run: Path) -> Path:
     )
     path = run / "report" / "index.html"
     partial = path.with_name("index.partial.html")
-    partial.write_text(page, encoding="utf-8")
+    with writing(path):
+        partial.write_text(page, encoding="utf-8")
     os.replace(partial, path)
     return path

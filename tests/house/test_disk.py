@@ -1,0 +1,139 @@
+"""A disk that is full costs one sentence with the file's name, and the folder goes on once there is room."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from scope_jax.checkpoint import Checkpoints, fault, steps
+from scope_jax.errors import UserError, disk_fault, writing
+from scope_jax.judgements import NAME
+from scope_jax.metrics import RunLog, read_lines
+from scope_jax.types import Episode, Judgement, Reply
+from tests.house.test_checkpoint import WANTED, card, same, state, targets
+
+FULL = Path("/dev/full")  # every write fails as on a full disk
+SENTENCE = r"could not be written \(No space left on device\); make room there and give the same command again\.$"
+
+
+@contextmanager
+def no_file_larger_than(limit: int) -> Iterator[None]:
+    """As a disk with that much room, for each file (and another error number)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("name", ["metrics.jsonl", "episodes.jsonl", NAME])
+def test_a_record_that_cannot_be_written_is_named(name: str, tmp_path: Path) -> None:
+    log = RunLog(tmp_path / "run", card())
+    (tmp_path / "run" / name).symlink_to(FULL)
+    judged = (Judgement("grader", "", (Reply("x"),), None),)
+
+    def write() -> None:
+        log.episodes(1, [Episode("solver", "actor", "g", (), 1.0, judgements=judged)])
+        log.metrics(1, {"loss": 0.5})
+
+    with pytest.raises(UserError, match=rf"{name} {SENTENCE}"):
+        write()
+    (tmp_path / "run" / name).unlink()
+    log.rewind(0)
+    write()
+    assert read_lines(tmp_path / "run" / "metrics.jsonl") == [{"step": 1, "loss": 0.5}]
+
+
+def test_a_checkpoint_that_cannot_be_written_costs_a_sentence(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+    folder = tmp_path / "checkpoints"
+    checkpoints = Checkpoints(folder, card(keep=2))
+    memory = {"pool": [1], "history": {}}
+
+    def write(step: int) -> None:
+        checkpoints.save(step, {"actor": state(step), "other": state(10 + step)}, memory)
+        checkpoints.wait()
+
+    write(1)
+    with no_file_larger_than(64 << 10), pytest.raises(UserError) as caught:
+        write(2)
+    assert str(caught.value) == (
+        f"{folder / '2'} could not be written (File too large); make room there and give the same command again."
+    )
+    assert caught.value.__context__ is None
+    checkpoints.wait()  # it was told once
+    assert [path.name for path in folder.iterdir()] == ["1"]  # and what was half written takes no room
+    assert capfd.readouterr() == ("", "")
+    again = Checkpoints(folder, card(keep=2))
+    saved = again.resume(targets(WANTED), pytest.fail)
+    assert saved is not None and saved.step == 1
+    again.save(2, {"actor": state(2), "other": state(12)}, memory)
+    again.wait()
+    assert steps(folder) == [1, 2] and fault(folder / "2") is None
+    saved = again.resume(targets(WANTED), pytest.fail)
+    assert saved is not None and same(saved.states, {"actor": state(2), "other": state(12)})
+
+
+def test_an_error_of_orbax_that_is_not_the_disks_stays_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(folder: Path) -> None:
+        raise ValueError("a fault of our own")
+
+    monkeypatch.setattr("scope_jax.checkpoint.seal", broken)
+    checkpoints = Checkpoints(tmp_path, card())
+    checkpoints.save(1, {"actor": state(1)}, {})
+    with pytest.raises(ValueError, match="a fault of our own"):
+        checkpoints.wait()
+
+
+def test_what_is_a_fault_of_the_disk() -> None:
+    assert disk_fault(OSError(errno.ENOSPC, "x")) == errno.ENOSPC
+    assert disk_fault(ValueError("RESOURCE_EXHAUSTED: Failed to write \"x\" [os_error_code='28']")) == errno.ENOSPC
+    assert disk_fault(ValueError("shape (3,) is not (4,)")) is None
+    with (
+        pytest.raises(UserError, match=r"^f could not be written \(Read-only file system\); see to it and give"),
+        writing(Path("f")),
+    ):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+
+SCRIPT = """
+import sys
+sys.argv = ["scope-jax", "train", "configs/ssp/atlas.toml", "--run", sys.argv[1] + "/run"]
+for override in ("train.steps=4", "train.save_every=1", "train.batch_size=4", "evaluate.sets=[]", "rollout.slots=8",
+                 "ssp.solver.samples=2"):
+    sys.argv += ["--set", override]
+from scope_jax.cli import run
+run()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
+def test_a_run_on_a_small_disk_says_one_sentence_and_goes_on_with_more_room(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=30m", "tmpfs", str(disk)], check=False).returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        first = subprocess.run([sys.executable, "-c", SCRIPT, str(disk)], capture_output=True, text=True, check=False)
+        lines = first.stderr.splitlines()
+        assert first.returncode == 2 and " could not be written (No space left" in lines[-1]
+        assert all(line.startswith(("reading", "passages", "step")) for line in lines[:-1]), first.stderr
+        assert steps(disk / "run" / "checkpoints") == [1]
+        subprocess.run(["mount", "-o", "remount,size=200m", str(disk)], check=True)
+        again = subprocess.run([sys.executable, "-c", SCRIPT, str(disk)], capture_output=True, text=True, check=False)
+        assert again.returncode == 0, again.stderr
+        assert [record["step"] for record in read_lines(disk / "run" / "metrics.jsonl")] == [1, 2, 3, 4]
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
