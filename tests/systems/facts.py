@@ -318,7 +318,7 @@ def scope(card: str) -> Facts:
             "scope.solver.loss.clip_high": 0.28,
             "scope.document_tokens": 256,
             "scope.dynamic_turns": True,
-            "scope.solver_stops_at_search": False,
+            "scope.solver_stops_at_search": card == "olmo3-7b",  # the stop strings of its script are both
             "scope.generation_batch": 500,
             "scope.max_batches": 20 * 2000 // 500,
             "scope.gates_first": False,
