@@ -35,10 +35,10 @@ import numpy as np
 from models import transformer
 from models.config import ModelConfig
 from models.rope import Rope
-from scope_jax.batching import Batch
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
-from scope_jax.learner import Learner
-from scope_jax.types import Datum, Episode
+from scope_jax.learner.batching import Batch
+from scope_jax.learner.learner import Learner
+from scope_jax.learner.types import Datum, Episode
 from sharding.mesh import MeshConfig, make_mesh
 from sharding.spec import init_params
 

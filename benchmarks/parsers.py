@@ -30,13 +30,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from retrieval.corpus import Document, split_contents
 from retrieval.search import format_documents
 from rollouts.types import Completion, Row, Turn
-from scope_jax import dialects, judge, parsing, rewards, searching, templates
 from scope_jax.config import parse_config
-from scope_jax.dialects.calls import calls
+from scope_jax.play import grading, rewards, searching
 from scope_jax.systems.scope import drawing, instructions, judging, talking
 from scope_jax.systems.scope import rules as scope_rules
 from scope_jax.systems.ssp import materials
 from scope_jax.systems.ssp import rules as ssp_rules
+from scope_jax.text import dialects, parsing, templates
+from scope_jax.text.dialects.calls import calls
 
 SIZES = (1 << 16, 1 << 18, 1 << 20)
 TAGS = ("think", "search", "answer", "information", "score", "rubrics", "rubric", "tool_call", "function_calls", "s")
@@ -162,7 +163,7 @@ PARSERS: dict[str, tuple[Callable[[str], Any], Wraps]] = {
     ),
     "SSP rules": (lambda text: ssp_rules.apply(SSP, episode(text), ("Rome", "Roma")), FINAL),
     "SSP materials": (lambda text: materials.units([text], "document"), RESULTS),
-    "verdict": (judge.verdict, ()),
+    "verdict": (grading.verdict, ()),
     "exact_match, contains_words": (
         lambda text: (rewards.exact_match(text, (text,)), rewards.contains_words(text, "a b")),
         (),

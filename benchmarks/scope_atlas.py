@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from scope_jax.atlas.facts import load_world
 from scope_jax.atlas.tasks import Thing, things
 from scope_jax.config import load_card
-from scope_jax.metrics import read_lines
-from scope_jax.rewards import mean
+from scope_jax.play.rewards import mean
+from scope_jax.run.metrics import read_lines
 
 
 def by_iteration(records: Iterable[dict[str, Any]], name: str) -> list[float]:

@@ -18,7 +18,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from scope_jax.errors import UserError, is_users, sentence
-from scope_jax.stopping import Stopped, listen
+from scope_jax.run.stopping import Stopped, listen
 
 if TYPE_CHECKING:
     from scope_jax.config import Config
@@ -239,7 +239,7 @@ def replay(
     for folder in (searcher, writer):
         if not folder.is_dir():
             raise UserError(f"there is no folder {folder}; give a run of scope, a checkpoint or a Hugging Face folder.")
-    from scope_jax.replay import replay as play_again
+    from scope_jax.analyses.scope_replay import replay as play_again
 
     _print(play_again(searcher, writer, card, base, set_ or [], _tell), as_json)
 
@@ -296,8 +296,8 @@ def _convert(
     policy: str | None,
     as_json: bool,
 ) -> None:
-    from scope_jax.convert import convert as write
     from scope_jax.report.progress import Progress
+    from scope_jax.run.convert import convert as write
 
     with Progress(_console()) as progress:
         results = write(source, folder, layout, dtype, policy, progress.part)
@@ -315,8 +315,8 @@ def index(
     cfg = _card(card, set_)
     if cfg.retrieval.index is None:
         raise UserError(f"{card} names no index folder; add retrieval.index to it or --set retrieval.index=DIR.")
-    from scope_jax.indexing import index_mesh, open_or_build_index
     from scope_jax.report.progress import Progress
+    from scope_jax.run.indexing import index_mesh, open_or_build_index
 
     began = time.monotonic()
     with Progress(_console()) as progress:
@@ -330,8 +330,8 @@ def index(
 @app.command()
 def report(run: RunFolder, as_json: Json = False) -> None:
     """Draw the curves of a run and write its page, report/index.html in the run folder."""
-    from scope_jax.metrics import torn
     from scope_jax.report.page import write_report
+    from scope_jax.run.metrics import torn
 
     if not run.is_dir():
         raise UserError(f"there is no run folder {run}; give the folder that was --run of a training.")

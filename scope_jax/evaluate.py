@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scope_jax.assemble import Tell, World
-from scope_jax.examined import assemble_exam, exam_card, find, find_base, index_folder, take
-from scope_jax.rewards import mean
-from scope_jax.types import Metrics
+from scope_jax.learner.types import Metrics
+from scope_jax.play.rewards import mean
+from scope_jax.run.assemble import Tell, World
+from scope_jax.run.examined import assemble_exam, exam_card, find, find_base, index_folder, take
 
 Records = list[dict[str, Any]]
 Keep = Callable[[str, Records, Metrics], None]  # told each evaluation set's name, records and metrics when it is done

@@ -14,17 +14,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from scope_jax import advantages, branching, data
-from scope_jax.assemble import Trainer, World, assemble
-from scope_jax.checkpoint import Checkpoints
 from scope_jax.config import Config
+from scope_jax.data import sources
 from scope_jax.errors import UserError
 from scope_jax.evaluate import evaluate
-from scope_jax.metrics import RunLog
+from scope_jax.learner import advantages
+from scope_jax.learner.types import Episode, Metrics
+from scope_jax.play.system import Memory
 from scope_jax.report.progress import Progress
-from scope_jax.residence import ACCELERATOR, States, moved, with_one_reference
-from scope_jax.stopping import unbroken
-from scope_jax.types import Episode, Memory, Metrics
+from scope_jax.run import branching
+from scope_jax.run.assemble import Trainer, World, assemble
+from scope_jax.run.checkpoint import Checkpoints
+from scope_jax.run.metrics import RunLog
+from scope_jax.run.residence import ACCELERATOR, States, moved, with_one_reference
+from scope_jax.run.stopping import unbroken
 
 
 def train(cfg: Config, run: Path, progress: Progress) -> dict[str, Any]:
@@ -60,7 +63,7 @@ def train(cfg: Config, run: Path, progress: Progress) -> dict[str, Any]:
     try:
         while not over:
             clock, step, passed = time.monotonic(), done, world.system.iterations(cfg, memory)
-            items = data.items(trainer.rows, *world.system.takes(cfg, memory, step), cfg.seed)
+            items = sources.items(trainer.rows, *world.system.takes(cfg, memory, step), cfg.seed)
             episodes, memory, metrics = world.system.play(cfg, world.tools(step), memory, items, step)
             played = time.monotonic()
             states, episodes, baselines, learned = learn(trainer, states, episodes, baselines)

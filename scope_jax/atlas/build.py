@@ -31,7 +31,7 @@ from scope_jax.atlas.report_demonstrations import Newsroom, makers
 from scope_jax.atlas.report_scripts import card
 from scope_jax.atlas.scripts import Show
 from scope_jax.atlas.warmup import Shown
-from scope_jax.parsing import neutralise
+from scope_jax.text.parsing import neutralise
 
 TOP_K, EMBED_DIM = 2, 2048  # of the search tool, as in configs/ssp/atlas.toml
 SAMPLE_SCRIPTS = 150  # of each kind, for the tokenizer's word list

@@ -15,8 +15,8 @@ from scope_jax.atlas import scripts
 from scope_jax.atlas.facts import Fact, World
 from scope_jax.atlas.questions import chains
 from scope_jax.atlas.scripts import Script, Show
+from scope_jax.learner.types import Datum, Episode
 from scope_jax.systems.ssp import materials
-from scope_jax.types import Datum, Episode
 
 _SENTENCE = re.compile(r"The (\w+) of (\w+) is (\w+)\.")
 T = TypeVar("T")

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from scope_jax import dialects, templates
 from scope_jax.atlas.facts import ASSETS, Fact
 from scope_jax.atlas.questions import one_hop, two_hops
-from scope_jax.turns import raw
+from scope_jax.play.turns import raw
+from scope_jax.text import dialects, templates
 
 PROMPTS = ASSETS / "prompts" / "ssp"
 XML = dialects.load("xml")  # Atlas speaks in tags, and its turns are joined without a template

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from scope_jax import templates
 from scope_jax.atlas.corpus import documents
 from scope_jax.atlas.facts import ASSETS, World
+from scope_jax.text import templates
 
 PROMPTS = ASSETS / "prompts" / "scope"
 KINDS = ("long_form_qa", "summarization", "planning", "writing")

@@ -23,8 +23,8 @@ from scope_jax.atlas.facts import World
 from scope_jax.atlas.report_demonstrations import Newsroom, ReportHabits, makers
 from scope_jax.atlas.scripts import Show
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
-from scope_jax.learner import Learner
-from scope_jax.types import Datum
+from scope_jax.learner.learner import Learner
+from scope_jax.learner.types import Datum
 from sharding.mesh import MeshConfig, make_mesh
 
 CARD = LossCard(objective="supervised", kl="none", aggregation="token-mean", mini_batches=1)

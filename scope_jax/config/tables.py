@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, model_validator
 
-from scope_jax import dialects
 from scope_jax.config.base import (
     MOST,
     Address,
@@ -22,6 +21,7 @@ from scope_jax.config.base import (
     Weight,
     Whole,
 )
+from scope_jax.text import dialects
 
 
 # --------------------------------------------------------------------------------------------------- model and mesh

@@ -18,7 +18,7 @@ from matplotlib.ticker import MaxNLocator
 
 from scope_jax.config import load_card
 from scope_jax.errors import writing
-from scope_jax.metrics import read_lines
+from scope_jax.run.metrics import read_lines
 
 # Okabe and Ito's colours, which people with any kind of colour vision tell apart, darkest first.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")

@@ -9,11 +9,11 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from scope_jax import judgements
 from scope_jax.config import Config, load_card
 from scope_jax.errors import writing
-from scope_jax.metrics import read_lines, records, torn
 from scope_jax.report.curves import PANELS, draw_curves, series
+from scope_jax.run import judgements
+from scope_jax.run.metrics import read_lines, records, torn
 
 EXAMPLES = 2  # episodes of each role, from the first and from the last step each
 

@@ -7,7 +7,7 @@ import pytest
 
 from scope_jax.atlas import warmup
 from scope_jax.atlas.demonstrations import Habits, exchanged, name_ids, token_row
-from scope_jax.parsing import first, labelled_answer, well_formed
+from scope_jax.text.parsing import first, labelled_answer, well_formed
 
 KINDS = [("solve", 1), ("solve", 2), ("propose", 1), ("propose", 2), ("read", 1), ("read", 2)]
 

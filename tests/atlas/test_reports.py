@@ -14,9 +14,9 @@ from scope_jax.atlas.report_demonstrations import Newsroom, ReportHabits, makers
 from scope_jax.atlas.scripts import Script
 from scope_jax.atlas.tasks import TOLD, Thing
 from scope_jax.config import load_card
+from scope_jax.play.turns import Cut, raw
 from scope_jax.systems.scope import instructions, judging, rules, talking
 from scope_jax.systems.scope.records import Order
-from scope_jax.turns import Cut, raw
 from tests.systems.harness import ScriptedTools, spoke
 
 GOOD = ReportHabits(frozenset(), *[0.0] * 8)

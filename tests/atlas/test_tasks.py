@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from scope_jax import schemas
 from scope_jax.atlas import tasks
 from scope_jax.atlas.facts import ASSETS, World
 from scope_jax.atlas.tasks import Thing
+from scope_jax.data import schemas
 from scope_jax.systems.scope.records import problem_of
 
 SEINE = Thing(

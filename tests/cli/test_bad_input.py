@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from scope_jax.cli import app
 from scope_jax.config import load_card
-from scope_jax.metrics import RunLog
+from scope_jax.run.metrics import RunLog
 
 ROOT = Path(__file__).parents[2]
 CARD = """

@@ -17,11 +17,11 @@ from typer.testing import CliRunner, Result
 
 from models import weights
 from models.tokenizer import Tokenizer
-from scope_jax.assemble import assemble_learner
-from scope_jax.checkpoint import Checkpoints
 from scope_jax.cli import app
 from scope_jax.config import load_card
-from scope_jax.metrics import RunLog
+from scope_jax.run.assemble import assemble_learner
+from scope_jax.run.checkpoint import Checkpoints
+from scope_jax.run.metrics import RunLog
 from sharding.rules import TRAIN
 
 BASE = Path("assets/atlas/base")  # stored in bfloat16

@@ -11,14 +11,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from scope_jax import stopping
+from scope_jax.run import stopping
 
 # A command that waits in one of several ways, in the program itself.
 PROGRAM = """
 import signal, sys, time
 if "ignoring" in sys.argv[1]:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # as under nohup
-from scope_jax import cli, stopping
+from scope_jax import cli
+from scope_jax.run import stopping
 
 @cli.app.command()
 def wait(how: str) -> None:

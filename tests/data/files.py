@@ -12,8 +12,8 @@ import datasets
 import pytest
 
 from scope_jax.config import RowsSection
-from scope_jax.data import Source
-from scope_jax.schemas import Kind
+from scope_jax.data.schemas import Kind
+from scope_jax.data.sources import Source
 
 Rows = Sequence[dict[str, Any]]
 

@@ -21,8 +21,10 @@ import pytest
 from typer.testing import CliRunner
 
 from retrieval.corpus import load_corpus
-from scope_jax import data, errors, templates
+from scope_jax import errors
 from scope_jax.cli import app
+from scope_jax.data import sources
+from scope_jax.text import templates
 from tests.data.files import source
 
 Case = tuple[str, bytes, str, str, str]  # file name, content, how it is read, place, words
@@ -244,7 +246,7 @@ def read(path: Path, kind: str) -> None:
         case "corpus":
             load_corpus(path)
         case "answers" | "questions" | "tasks" | "documents":
-            data.load(source(path, kind))
+            sources.load(source(path, kind))
         case _:
             raise AssertionError(kind)
 

@@ -12,10 +12,10 @@ import pytest
 
 from retrieval.corpus import load_corpus
 from retrieval.rows import DataError
-from scope_jax import data
 from scope_jax.config import CardError, load_card
-from scope_jax.metrics import to_toml
-from scope_jax.schemas import Kind
+from scope_jax.data import sources
+from scope_jax.data.schemas import Kind
+from scope_jax.run.metrics import to_toml
 from tests.data.files import every_format, hub, jsonl, source
 
 ROWS: dict[Kind, list[dict[str, Any]]] = {
@@ -31,20 +31,20 @@ def test_every_format_gives_the_same_rows_and_the_same_subset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind
 ) -> None:
     places = every_format(tmp_path, ROWS[kind], monkeypatch)
-    whole = {name: list(data.load(source(place, kind))) for name, place in places.items()}
+    whole = {name: list(sources.load(source(place, kind))) for name, place in places.items()}
     assert [rows == whole["jsonl"] for rows in whole.values()] == [True] * 5
-    few = {name: list(data.load(source(place, kind, limit=7))) for name, place in places.items()}
+    few = {name: list(sources.load(source(place, kind, limit=7))) for name, place in places.items()}
     assert [rows == few["jsonl"] for rows in few.values()] == [True] * 5
     order = [whole["jsonl"].index(row) for row in few["jsonl"]]
     assert len(order) == 7 and order == sorted(order) and order != list(range(7))
 
 
 def test_a_subset_is_random_named_by_its_seed_and_holds_every_smaller_one() -> None:
-    assert data.subset(range(40), 40, 0) == data.subset(range(40), 99, 0) == list(range(40))
-    drawn = [set(data.subset(range(40), limit, 5)) for limit in (1, 5, 20, 39)]
+    assert sources.subset(range(40), 40, 0) == sources.subset(range(40), 99, 0) == list(range(40))
+    drawn = [set(sources.subset(range(40), limit, 5)) for limit in (1, 5, 20, 39)]
     assert [len(chosen) for chosen in drawn] == [1, 5, 20, 39]
     assert all(small < large for small, large in itertools.pairwise(drawn))
-    counts = Counter(place for seed in range(800) for place in data.subset(range(40), 10, seed))
+    counts = Counter(place for seed in range(800) for place in sources.subset(range(40), 10, seed))
     assert all(abs(counts[place] - 200) < 5 * 12.3 for place in range(40))  # 12.3: deviation of 800 draws at 1/4
 
 
@@ -54,9 +54,9 @@ def test_an_evaluation_subset_does_not_move_with_the_seed_of_the_run() -> None:
         cfg = load_card(card, [override])
         (exam,) = cfg.evaluate.sets
         few = exam.model_copy(update={"limit": 20})
-        sets.append(data.load(data.Source(exam.path, "questions", few)))
+        sets.append(sources.load(sources.Source(exam.path, "questions", few)))
     other = exam.model_copy(update={"limit": 20, "limit_seed": 1})
-    assert sets[0] == sets[1] != data.load(data.Source(exam.path, "questions", other))
+    assert sets[0] == sets[1] != sources.load(sources.Source(exam.path, "questions", other))
     assert len(sets[0]) == 20
 
 
@@ -75,30 +75,32 @@ class Row:
 
 def test_only_the_subset_is_in_memory() -> None:
     rows: Iterator[Row] = (Row() for _ in range(200_000))
-    assert len(data.subset(rows, 50, 0)) == 50
+    assert len(sources.subset(rows, 50, 0)) == 50
     assert Row.most < 60  # those kept, and a few at hand
 
 
 def test_documents_are_read_when_they_are_asked_for(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "c.jsonl", *ROWS["documents"])
-    rows = data.load(source(path, "documents"))
-    assert isinstance(rows, data.Documents) and len(rows) == 40
+    rows = sources.load(source(path, "documents"))
+    assert isinstance(rows, sources.Documents) and len(rows) == 40
     assert rows[3] == ROWS["documents"][3] and rows[38:] == ROWS["documents"][38:]
-    seen = [row["id"] for row in data.items(rows, 0, 40, seed=1)]
+    seen = [row["id"] for row in sources.items(rows, 0, 40, seed=1)]
     assert sorted(seen) == sorted(row["id"] for row in ROWS["documents"]) != seen
     with pytest.raises(IndexError):
         rows[40]
 
 
 def test_documents_need_no_title_and_no_id(tmp_path: Path) -> None:
-    rows = data.load(source(jsonl(tmp_path / "c.jsonl", {"text": "a"}, {"contents": '"T"\nb', "id": 7}), "documents"))
+    rows = sources.load(
+        source(jsonl(tmp_path / "c.jsonl", {"text": "a"}, {"contents": '"T"\nb', "id": 7}), "documents")
+    )
     assert list(rows) == [{"id": "0", "title": "", "text": "a"}, {"id": "7", "title": "T", "text": "b"}]
 
 
 def test_columns_of_documents(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "c.jsonl", {"docid": 3, "meta": {"name": "T"}, "body": "b", "text": "not this"})
     columns = {"id": "docid", "title": "meta.name", "text": "body"}
-    assert list(data.load(source(path, "documents", columns=columns))) == [{"id": "3", "title": "T", "text": "b"}]
+    assert list(sources.load(source(path, "documents", columns=columns))) == [{"id": "3", "title": "T", "text": "b"}]
     assert load_corpus(path, columns)[0].contents == "T\nb"
 
 
@@ -108,7 +110,7 @@ def test_any_split_of_a_hub_set(monkeypatch: pytest.MonkeyPatch) -> None:
     hub(monkeypatch, {key: [{"question": word, "answer": "a"}] for key, word in sets.items()})
 
     def first(**card: Any) -> str:
-        return data.load(source(name, "questions", **card))[0]["question"]
+        return sources.load(source(name, "questions", **card))[0]["question"]
 
     assert [first(), first(split="test"), first(split="test", hub_config="nq")] == ["one", "two", "three"]
     message = r"someone/qa is no file here, and the split 'dev' of its configuration 'nq' cannot be had from the hub"
@@ -119,7 +121,7 @@ def test_any_split_of_a_hub_set(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_corpus_of_the_hub_is_read_anew_when_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     for count in (1, 2):
         hub(monkeypatch, {("someone/wiki", None, "test"): ROWS["documents"][:count]})
-        assert len(data.load(source("someone/wiki", "documents", split="test"))) == count
+        assert len(sources.load(source("someone/wiki", "documents", split="test"))) == count
 
 
 def test_columns_stand_in_cards_and_on_the_command_line_and_are_written_to_the_run(tmp_path: Path) -> None:
@@ -137,4 +139,4 @@ def test_a_file_has_no_splits(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "a.jsonl", {"answer": "Rome"})
     for card in ({"split": "test"}, {"hub_config": "nq"}):
         with pytest.raises(DataError, match=r"a\.jsonl is a file, which has no splits"):
-            data.load(source(path, "answers", **card))
+            sources.load(source(path, "answers", **card))

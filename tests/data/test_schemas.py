@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from retrieval.rows import DataError
-from scope_jax import data
-from scope_jax.schemas import answers, questions, tasks
+from scope_jax.data import sources
+from scope_jax.data.schemas import answers, questions, tasks
 from scope_jax.systems import ssp
 from tests.data.files import jsonl, source
 from tests.systems.harness import card
@@ -78,13 +78,13 @@ def test_a_column_that_the_kind_of_rows_does_not_have_is_refused(tmp_path: Path)
     with pytest.raises(
         DataError, match=r"columns\.rubric is not read from .*a\.jsonl, whose rows have the fields `answers`"
     ):
-        data.load(source(path, "answers", columns={"rubric": "rubric"}))
+        sources.load(source(path, "answers", columns={"rubric": "rubric"}))
 
 
 def test_a_row_says_how_many_searches_its_question_needs(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "a.jsonl", *[{"ground_truth": f"a{n}", "search_turns": n or None} for n in range(5)])
     cfg = card(data={"min_searches": 7, "max_searches": 9}, proposer={"samples": 2})
-    slots = ssp.open_slots(cfg, data.load(source(path, "answers")), 3)
+    slots = ssp.open_slots(cfg, sources.load(source(path, "answers")), 3)
     assert [slot.searches for slot in slots[2:]] == [1, 1, 2, 2, 3, 3, 4, 4]
     assert slots[0].searches == slots[1].searches in (7, 8, 9)  # drawn, as the row does not say
 
@@ -143,34 +143,34 @@ QA = {
 @pytest.mark.parametrize(("name", "count"), QA.items())
 def test_real_questions_load_by_the_name_of_their_file(shared_data: Path, name: str, count: int) -> None:
     (path,) = (shared_data / "qa").glob(f"{name}.jsonl*")
-    rows = data.load(source(path, "questions"))
+    rows = sources.load(source(path, "questions"))
     assert len(rows) == count and all(row["question"] and row["answers"] for row in rows)
-    assert len(data.load(source(path, "answers"))) == count
-    assert len(data.load(source(path, "questions", limit=20))) == 20
+    assert len(sources.load(source(path, "answers"))) == count
+    assert len(sources.load(source(path, "questions", limit=20))) == 20
 
 
 def test_real_questions_load_by_a_mapping(shared_data: Path) -> None:
     path = shared_data / "qa" / "mmlu_pro.jsonl"
-    letters, texts = (data.load(source(path, "questions", columns=c)) for c in ({}, {"answers": "answer_text"}))
+    letters, texts = (sources.load(source(path, "questions", columns=c)) for c in ({}, {"answers": "answer_text"}))
     assert {len(row["answers"][0]) for row in letters} == {1}
     assert [row["question"] for row in letters] == [row["question"] for row in texts]
     assert max(len(row["answers"][0]) for row in texts) > 100
-    worked = data.load(source(shared_data / "qa" / "gsm8k.jsonl", "questions", columns={"answers": "solution"}))
+    worked = sources.load(source(shared_data / "qa" / "gsm8k.jsonl", "questions", columns={"answers": "solution"}))
     assert all("####" in row["answers"][0] for row in worked)
-    hops = data.load(source(shared_data / "qa" / "musique_train.jsonl", "answers", columns={"searches": "hops"}))
+    hops = sources.load(source(shared_data / "qa" / "musique_train.jsonl", "answers", columns={"searches": "hops"}))
     assert {row["searches"] for row in hops} == {2, 3, 4}
 
 
 @pytest.mark.parametrize(("name", "count"), [("healthbench", 70), ("scholarqa_cs", 73), ("deep_research_bench", 70)])
 def test_real_rubrics_load_by_the_name_of_their_file(shared_data: Path, name: str, count: int) -> None:
-    rows = data.load(source(shared_data / "rubric_qa" / f"{name}.jsonl", "tasks"))
+    rows = sources.load(source(shared_data / "rubric_qa" / f"{name}.jsonl", "tasks"))
     assert len(rows) == count and all(item["weight"] > 0 for row in rows for item in row["rubric"])
 
 
 @pytest.mark.parametrize("name", ["arena_hard_v2", "biggen_bench", "mt_bench"])
 def test_real_tasks_without_a_list_of_criteria_are_refused(shared_data: Path, name: str) -> None:
     with pytest.raises(DataError, match=rf"{name}\.jsonl, line 1: has no rubric: `rubric` or `rubrics` must hold"):
-        data.load(source(shared_data / "rubric_qa" / f"{name}.jsonl", "tasks"))
+        sources.load(source(shared_data / "rubric_qa" / f"{name}.jsonl", "tasks"))
 
 
 @pytest.mark.parametrize(("name", "count"), [("corpus/passages", 500), ("longdoc/docs", 24)])
@@ -178,7 +178,7 @@ def test_real_documents_load_by_name(shared_data: Path, tmp_path: Path, name: st
     with (shared_data / f"{name}.jsonl").open(encoding="utf-8") as lines:
         path = tmp_path / "first.jsonl"  # the first rows, for reading all of them takes long
         path.write_text("".join(itertools.islice(lines, count)), encoding="utf-8")
-    rows = data.load(source(path, "documents"))
+    rows = sources.load(source(path, "documents"))
     assert len(rows) == count and set(rows[count - 1]) == {"id", "title", "text"}
-    few = data.load(source(path, "documents", limit=5))
+    few = sources.load(source(path, "documents", limit=5))
     assert len(few) == 5 and all(row in list(rows) for row in few)

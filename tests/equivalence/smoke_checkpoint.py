@@ -22,10 +22,10 @@ sys.path.insert(0, str(ROOT))
 
 from models import weights  # noqa: E402
 from models.tokenizer import Tokenizer  # noqa: E402
-from scope_jax import templates  # noqa: E402
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection  # noqa: E402
-from scope_jax.learner import Learner  # noqa: E402
-from scope_jax.types import Datum, Episode  # noqa: E402
+from scope_jax.learner.learner import Learner  # noqa: E402
+from scope_jax.learner.types import Datum, Episode  # noqa: E402
+from scope_jax.text import templates  # noqa: E402
 from sharding.mesh import MeshConfig, make_mesh  # noqa: E402
 
 PROMPTS = ROOT / "scope_jax" / "prompts" / "ssp"

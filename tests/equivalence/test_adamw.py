@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from scope_jax.config import OptimizerSection
-from scope_jax.state import advance, fresh, global_norm, learning_rate
+from scope_jax.learner.state import advance, fresh, global_norm, learning_rate
 
 torch = pytest.importorskip("torch")
 

@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from scope_jax import advantages
 from scope_jax.config import LossCard
+from scope_jax.learner import advantages
 
 torch = pytest.importorskip("torch")
 

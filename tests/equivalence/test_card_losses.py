@@ -22,10 +22,10 @@ import numpy as np
 import pytest
 
 from models import transformer
-from scope_jax import advantages, batching, losses
 from scope_jax.config import LearnerSection, OptimizerSection, load_card
 from scope_jax.config.base import PROMPTS
-from scope_jax.learner import Learner, Scores
+from scope_jax.learner import advantages, batching, losses
+from scope_jax.learner.learner import Learner, Scores
 from scope_jax.systems import scope, ssp
 from sharding.collectives import LOCAL
 from sharding.mesh import MeshConfig, make_mesh

@@ -12,10 +12,10 @@ import pytest
 from safetensors.numpy import load_file
 
 from models.weights import load, load_config
-from scope_jax.checkpoint import Checkpoints
 from scope_jax.config import load_card
-from scope_jax.convert import convert
-from scope_jax.metrics import RunLog
+from scope_jax.run.checkpoint import Checkpoints
+from scope_jax.run.convert import convert
+from scope_jax.run.metrics import RunLog
 from tests.equivalence.test_families import VOCAB, torch_logits, torch_model
 
 torch = pytest.importorskip("torch")

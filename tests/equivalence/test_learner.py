@@ -10,8 +10,8 @@ import pytest
 
 from models.weights import load_hf
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
-from scope_jax.learner import Learner
-from scope_jax.types import Datum, Episode
+from scope_jax.learner.learner import Learner
+from scope_jax.learner.types import Datum, Episode
 from sharding.mesh import MeshConfig, make_mesh
 
 torch = pytest.importorskip("torch")

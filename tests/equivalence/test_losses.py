@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scope_jax import losses
 from scope_jax.config import LossCard
-from scope_jax.logprobs import token_logprobs_and_entropy
+from scope_jax.learner import losses
+from scope_jax.learner.logprobs import token_logprobs_and_entropy
 from sharding.collectives import LOCAL
 
 torch = pytest.importorskip("torch")

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scope_jax import advantages, losses
 from scope_jax.config import LossCard
+from scope_jax.learner import advantages, losses
 
 torch = pytest.importorskip("torch")
 

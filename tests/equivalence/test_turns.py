@@ -12,9 +12,9 @@ import pytest
 from models.chat import DATE_STRING
 from models.tokenizer import Tokenizer
 from rollouts.types import Continuation, Restart, Turn
-from scope_jax import dialects, parsing
-from scope_jax.messages import Messages
-from scope_jax.turns import Joiner
+from scope_jax.play.turns import Joiner
+from scope_jax.text import dialects, parsing
+from scope_jax.text.messages import Messages
 
 QUESTION = Messages("Which river flows through Paris?")
 THOUGHT = "<think>\nI should look it up.\n</think>\n\n"

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from scope_jax import dialects, judge, searching
 from scope_jax.config import CardError, Config, load_card
-from scope_jax.messages import Messages
+from scope_jax.play import grading, searching
+from scope_jax.play.tools import Prompt
 from scope_jax.systems.scope import rules
 from scope_jax.systems.ssp import materials
-from scope_jax.types import Prompt
+from scope_jax.text import dialects
+from scope_jax.text.messages import Messages
 from tests.systems import harness
 
 SSP, SCOPE = Path("configs/ssp/atlas.toml"), Path("configs/scope/atlas.toml")
@@ -156,7 +157,7 @@ def test_functions_refuse_a_choice_that_they_do_not_know() -> None:
     with pytest.raises(ValueError, match="unit is 'typo'"):
         materials.render(["x"], "typo")
     with pytest.raises(ValueError, match="grader is 'typo'"):
-        judge.grade("typo", "none", lambda messages: [], [])
+        grading.grade("typo", "none", lambda messages: [], [])
     prompt = Prompt((1,), "0", Messages(""))
     ((said,),) = harness.world().generate("eval", [prompt], 1, policy="actor", temperature=0.0, max_tokens=9)
     with pytest.raises(ValueError, match="rule is 'typo'"):

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from flax import struct
 
-from scope_jax.checkpoint import SEAL, CheckpointError, Checkpoints, fault, load, locate, steps
 from scope_jax.config import Config, parse_config
+from scope_jax.run.checkpoint import SEAL, CheckpointError, Checkpoints, fault, load, locate, steps
 
 
 class State(struct.PyTreeNode):
@@ -260,7 +260,7 @@ WRITER = """
 import sys
 from pathlib import Path
 import jax.numpy as jnp
-from scope_jax.checkpoint import Checkpoints
+from scope_jax.run.checkpoint import Checkpoints
 from scope_jax.config import parse_config
 import json
 folder, table = Path(sys.argv[1]), json.loads(sys.argv[2])

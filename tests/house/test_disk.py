@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from scope_jax.checkpoint import Checkpoints, fault, steps
 from scope_jax.errors import UserError, disk_fault, writing
-from scope_jax.judgements import NAME
-from scope_jax.metrics import RunLog, read_lines
-from scope_jax.types import Episode, Judgement, Reply
+from scope_jax.learner.types import Episode, Judgement, Reply
+from scope_jax.run.checkpoint import Checkpoints, fault, steps
+from scope_jax.run.judgements import NAME
+from scope_jax.run.metrics import RunLog, read_lines
 from tests.house.test_checkpoint import WANTED, card, same, state, targets
 
 FULL = Path("/dev/full")  # every write fails as on a full disk
@@ -89,7 +89,7 @@ def test_an_error_of_orbax_that_is_not_the_disks_stays_what_it_is(
     def broken(folder: Path) -> None:
         raise ValueError("a fault of our own")
 
-    monkeypatch.setattr("scope_jax.checkpoint.seal", broken)
+    monkeypatch.setattr("scope_jax.run.checkpoint.seal", broken)
     checkpoints = Checkpoints(tmp_path, card())
     checkpoints.save(1, {"actor": state(1)}, {})
     with pytest.raises(ValueError, match="a fault of our own"):

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scope_jax import judgements
 from scope_jax.config import Config, parse_config
-from scope_jax.metrics import RunLog
+from scope_jax.learner.types import Datum, Episode, Judgement, Reply
 from scope_jax.report.page import write_report
+from scope_jax.run import judgements
+from scope_jax.run.metrics import RunLog
 from scope_jax.systems import scope, ssp
-from scope_jax.types import Datum, Episode, Judgement, Reply
 from tests.systems import harness, scope_world
 from tests.systems.test_ssp_golden import ITEMS
 

@@ -12,7 +12,7 @@ import pytest
 
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.evaluate import scores
-from scope_jax.learner import Learner
+from scope_jax.learner.learner import Learner
 from scope_jax.systems import SYSTEMS, scope, ssp
 from sharding.mesh import MeshConfig, make_mesh
 from tests.learner.conftest import TINY, random_episodes

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from scope_jax.config import Config, load_card, parse_config
-from scope_jax.metrics import RunError, RunLog, differing, fingerprint, read_lines, to_toml
-from scope_jax.types import Datum, Episode
+from scope_jax.learner.types import Datum, Episode
+from scope_jax.run.metrics import RunError, RunLog, differing, fingerprint, read_lines, to_toml
 
 TABLE = {
     "system": "ssp",
@@ -166,7 +166,7 @@ HOLDER = """
 import json, os, signal, sys
 from pathlib import Path
 from scope_jax.config import parse_config
-from scope_jax.metrics import RunLog
+from scope_jax.run.metrics import RunLog
 log = RunLog(Path(sys.argv[1]), parse_config(json.loads(sys.argv[2]), "card"))
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scope_jax import judge, parsing, searching
+from scope_jax.play import grading, searching
 from scope_jax.systems.scope import judging, rules, talking
+from scope_jax.text import parsing
 from tests.systems.harness import spoke
 
 ROOT = Path(__file__).parents[2]
@@ -73,7 +74,7 @@ def test_no_verdict_is_read_that_was_not_given(pieces: list[str]):
     said = outside(text)
     if judging.score_of(text) is not None:
         assert re.search(r"<score>\s*[01]\s*</score>", said)
-    if judge.verdict(text) is not None:
+    if grading.verdict(text) is not None:
         assert re.search(r"correct|wrong", said, re.IGNORECASE)
     if judging.rubric_of(text, {"bonus": 1.0}, 1, 9) is not None:
         assert re.search(r"<rubrics>.*<rubric[\s>].*</rubric>.*</rubrics>", said, re.DOTALL)

@@ -11,11 +11,11 @@ from matplotlib.image import imread
 from rich.console import Console
 
 from scope_jax.config import parse_config
-from scope_jax.metrics import RunLog
+from scope_jax.learner.types import Datum, Episode
 from scope_jax.report.curves import PANELS, draw_curves, series, smooth
 from scope_jax.report.page import examples, write_report
 from scope_jax.report.progress import Progress
-from scope_jax.types import Datum, Episode
+from scope_jax.run.metrics import RunLog
 
 TABLE = {
     "system": "ssp",

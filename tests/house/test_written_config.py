@@ -11,7 +11,7 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from scope_jax.config import CardError, Config, load_card, parse_config
-from scope_jax.metrics import differing, fingerprint, to_toml
+from scope_jax.run.metrics import differing, fingerprint, to_toml
 from tests.house.test_bounds import nodes
 
 SCHEMA = Config.model_json_schema()

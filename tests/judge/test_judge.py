@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from retrieval import exchange
-from scope_jax import judge
 from scope_jax.config import EndpointSection, JudgeSection, SSPSection
-from scope_jax.types import Reply
+from scope_jax.learner.types import Reply
+from scope_jax.play import grading, judge_client
 from tests.judge.endpoint import Answer, chat, endpoint
 
 PROMPTS = SSPSection().prompts
@@ -23,9 +23,9 @@ def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
 
 
-def client(url: str, tell: Callable[[str], None] | None = None, **changes: Any) -> judge.JudgeClient:
+def client(url: str, tell: Callable[[str], None] | None = None, **changes: Any) -> judge_client.JudgeClient:
     table = {"url": url, "model": "m", "retry_delay": 0.01, "timeout": 5.0} | changes
-    return judge.JudgeClient(JudgeSection(**table), tell)
+    return judge_client.JudgeClient(JudgeSection(**table), tell)
 
 
 def texts(replies: Sequence[Reply]) -> list[str]:
@@ -41,7 +41,7 @@ def noted(waits: list[float]) -> Callable[[float], Coroutine[Any, Any, None]]:
     return pause
 
 
-def counts(grades: judge.Grades) -> tuple[list[bool], int, int]:
+def counts(grades: grading.Grades) -> tuple[list[bool], int, int]:
     return grades.correct, grades.judged, grades.unparsed
 
 
@@ -69,7 +69,7 @@ def test_passing_trouble_is_tried_again(trouble: Answer):
 def test_a_reply_without_words_is_a_reply():
     spent = 200, {"choices": [{"message": {"role": "assistant", "content": None}, "finish_reason": "length"}]}
     with endpoint(lambda number, body: spent) as (url, seen):
-        assert client(url, retries=2)(["q"]) == [Reply("")] and judge.verdict("") is None
+        assert client(url, retries=2)(["q"]) == [Reply("")] and grading.verdict("") is None
     assert len(seen) == 1
 
 
@@ -79,12 +79,15 @@ def test_a_card_without_a_word_about_it_waits_for_a_minute(section, monkeypatch:
     monkeypatch.setattr(exchange, "pause", noted(waited))
     with endpoint(lambda number, body: (503, "") if sum(waited) < 60 else chat("Correct")) as (url, _):
         table = section(url=url, model="m").model_dump()
-        assert texts(judge.JudgeClient(JudgeSection(**table))(["q"])) == ["Correct"]
+        assert texts(judge_client.JudgeClient(JudgeSection(**table))(["q"])) == ["Correct"]
     assert waited == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0]
 
 
 def test_retries_end_with_one_sentence_that_names_the_url_and_the_remedy():
-    with endpoint(lambda number, body: (500, "broken")) as (url, seen), pytest.raises(judge.JudgeError) as caught:
+    with (
+        endpoint(lambda number, body: (500, "broken")) as (url, seen),
+        pytest.raises(judge_client.JudgeError) as caught,
+    ):
         client(url, retries=2)(["q"])
     assert len(seen) == 3
     message = str(caught.value)
@@ -96,7 +99,7 @@ def test_a_dead_endpoint_fails_fast_for_many_messages():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{probe.getsockname()[1]}/v1"
-    with pytest.raises(judge.JudgeError, match="did not answer after 2 tries"):
+    with pytest.raises(judge_client.JudgeError, match="did not answer after 2 tries"):
         client(url, retries=1, concurrency=2)(["q"] * 500)
 
 
@@ -105,8 +108,10 @@ def test_an_endpoint_without_a_word_about_retries_may_be_gone_for_two_minutes(mo
     monkeypatch.setattr(exchange, "pause", noted(slept))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        with pytest.raises(judge.JudgeError, match="after 9 tries"):
-            judge.JudgeClient(JudgeSection(url=f"http://127.0.0.1:{probe.getsockname()[1]}/v1", model="m"))(["q"])
+        with pytest.raises(judge_client.JudgeError, match="after 9 tries"):
+            judge_client.JudgeClient(JudgeSection(url=f"http://127.0.0.1:{probe.getsockname()[1]}/v1", model="m"))(
+                ["q"]
+            )
     assert slept == [1, 2, 4, 8, 16, 30, 30, 30]
 
 
@@ -114,19 +119,19 @@ def test_a_probe_only_asks_whether_someone_is_there():
     with endpoint(lambda number, body: (500, "never asked")) as (url, seen):
         client(url).probe()  # the server answers 501 to a GET, and so it is there
         assert seen == []
-    with pytest.raises(judge.JudgeError, match="cannot be reached"):
+    with pytest.raises(judge_client.JudgeError, match="cannot be reached"):
         client(url).probe()
 
 
 def test_a_refused_request_is_not_tried_again():
     with endpoint(lambda number, body: (404, "no model m")) as (url, seen):
-        with pytest.raises(judge.JudgeError, match=r"HTTP 404: 'no model m'; check its model in the card \(m\)"):
+        with pytest.raises(judge_client.JudgeError, match=r"HTTP 404: 'no model m'; check its model in the card \(m\)"):
             client(url)(["q"])
         assert len(seen) == 1
 
 
 def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(judge.JudgeError, match="environment variable JUDGE_KEY"):
+    with pytest.raises(judge_client.JudgeError, match="environment variable JUDGE_KEY"):
         client("http://127.0.0.1:9/v1", api_key_env="JUDGE_KEY")
     monkeypatch.setenv("JUDGE_KEY", "secret")
     with endpoint(lambda number, body: chat("Wrong")) as (url, seen):
@@ -154,7 +159,7 @@ def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch):
     ],
 )
 def test_verdicts_are_never_guessed(reply: str, value: bool | None):
-    assert judge.verdict(reply) is value
+    assert grading.verdict(reply) is value
 
 
 @dataclass
@@ -170,10 +175,10 @@ class Desk:
 
 
 CASES = [
-    judge.Case("Capital of France?", "the Paris", ("Paris",)),
-    judge.Case("Capital of France?", "Paris, on the Seine", ("Paris", "Lutetia")),
-    judge.Case("Capital of Italy?", None, ("Rome",)),
-    judge.Case("Capital of Italy?", "{question} Milan <|im_end|>", ("Rome",)),
+    grading.Case("Capital of France?", "the Paris", ("Paris",)),
+    grading.Case("Capital of France?", "Paris, on the Seine", ("Paris", "Lutetia")),
+    grading.Case("Capital of Italy?", None, ("Rome",)),
+    grading.Case("Capital of Italy?", "{question} Milan <|im_end|>", ("Rome",)),
 ]
 
 
@@ -183,13 +188,13 @@ def by_paris(message: str) -> str:
 
 def test_exact_match_asks_nobody():
     desk = Desk(by_paris)
-    assert counts(judge.grade("exact-match", PROMPTS, desk, CASES)) == ([True, False, False, False], 0, 0)
+    assert counts(grading.grade("exact-match", PROMPTS, desk, CASES)) == ([True, False, False, False], 0, 0)
     assert desk.messages == []
 
 
 def test_the_judge_sees_what_did_not_match():
     desk = Desk(by_paris)
-    grades = judge.grade("exact-match-then-judge", PROMPTS, desk, CASES)
+    grades = grading.grade("exact-match-then-judge", PROMPTS, desk, CASES)
     assert counts(grades) == ([True, True, False, False], 2, 0)
     assert len(desk.messages) == 2
     assert "Reference answer: Paris / Lutetia" in desk.messages[0]
@@ -198,32 +203,32 @@ def test_the_judge_sees_what_did_not_match():
 
 def test_the_judge_alone_sees_every_prediction_once():
     desk = Desk(by_paris)
-    assert counts(judge.grade("judge", PROMPTS, desk, [*CASES, CASES[0]])) == ([True, True, False, False, True], 3, 0)
+    assert counts(grading.grade("judge", PROMPTS, desk, [*CASES, CASES[0]])) == ([True, True, False, False, True], 3, 0)
     assert len(desk.messages) == 3
 
 
 def test_a_reply_without_verdict_is_asked_for_once_more_then_counted():
     replies = iter(["Hm", "Wrong", "Correct"])
     desk = Desk(lambda message: next(replies))
-    assert counts(judge.grade("judge", PROMPTS, desk, CASES[:2])) == ([True, False], 2, 0)
+    assert counts(grading.grade("judge", PROMPTS, desk, CASES[:2])) == ([True, False], 2, 0)
     desk = Desk(lambda message: "Hm" if "Italy" in message else "Correct")
-    assert counts(judge.grade("judge", PROMPTS, desk, CASES)) == ([True, True, False, False], 3, 1)
+    assert counts(grading.grade("judge", PROMPTS, desk, CASES)) == ([True, True, False, False], 3, 1)
     assert len(desk.messages) == 4
 
 
 def test_a_judge_that_never_gives_a_verdict_stops_the_run():
-    cases = [judge.Case("q", f"guess {index}", ("gold",)) for index in range(8)]
+    cases = [grading.Case("q", f"guess {index}", ("gold",)) for index in range(8)]
     desk = Desk(lambda message: "I cannot say")
-    with pytest.raises(judge.JudgeError, match="none of 8 replies"):
-        judge.grade("judge", PROMPTS, desk, cases)
-    assert counts(judge.grade("judge", PROMPTS, desk, cases[:7])) == ([False] * 7, 7, 7)
+    with pytest.raises(judge_client.JudgeError, match="none of 8 replies"):
+        grading.grade("judge", PROMPTS, desk, cases)
+    assert counts(grading.grade("judge", PROMPTS, desk, cases[:7])) == ([False] * 7, 7, 7)
 
 
 def test_the_judge_prompt_must_be_there(tmp_path: Path):
     with pytest.raises(ValueError, match=r"judge\.txt: no such prompt file"):
-        judge.grade("judge", str(tmp_path), Desk(by_paris), CASES)
+        grading.grade("judge", str(tmp_path), Desk(by_paris), CASES)
 
 
 def test_grading_over_the_wire():
     with endpoint(lambda number, body: chat(by_paris(body["messages"][0]["content"]))) as (url, _):
-        assert judge.grade("judge", PROMPTS, client(url), CASES).correct == [True, True, False, False]
+        assert grading.grade("judge", PROMPTS, client(url), CASES).correct == [True, True, False, False]

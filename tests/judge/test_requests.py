@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from scope_jax import judge
 from scope_jax.config import CardError, Config, JudgeSection, load_card
-from scope_jax.metrics import to_toml
+from scope_jax.learner.types import Reply
+from scope_jax.play import grading, judge_client
+from scope_jax.run.metrics import to_toml
 from scope_jax.systems import scope
-from scope_jax.types import Reply
 from tests.judge.endpoint import Answer, chat, endpoint
 from tests.systems.harness import card as ssp_card
 from tests.systems.scope_world import card as scope_card
@@ -24,9 +24,9 @@ def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
 
 
-def client(url: str, tell: Callable[[str], None] | None = None, **changes: Any) -> judge.JudgeClient:
+def client(url: str, tell: Callable[[str], None] | None = None, **changes: Any) -> judge_client.JudgeClient:
     table = {"url": url, "model": "m", "retry_delay": 0.01, "timeout": 5.0} | changes
-    return judge.JudgeClient(JudgeSection(**table), tell)
+    return judge_client.JudgeClient(JudgeSection(**table), tell)
 
 
 def judged_by(**fields: Any) -> Config:
@@ -48,7 +48,9 @@ def test_each_job_of_scope_has_extra_fields_of_its_own():
     found = scope.judges(cfg)["grader"]
     assert found.extra_body == {"reasoning_effort": "high"} and found.max_tokens_field == "max_tokens"
     with endpoint(lambda number, body: chat("<score>1</score>")) as (url, seen):
-        judge.JudgeClient(found.model_copy(update={"url": url, "max_tokens_field": "max_completion_tokens"}))(["q"])
+        judge_client.JudgeClient(found.model_copy(update={"url": url, "max_tokens_field": "max_completion_tokens"}))(
+            ["q"]
+        )
     assert (seen[0]["reasoning_effort"], seen[0]["max_completion_tokens"]) == ("high", 77)
 
 
@@ -80,16 +82,16 @@ def test_a_request_that_is_refused_for_itself_is_a_reply_without_a_verdict(statu
         assert len(seen) == 4  # nothing twice
         ask(["LONG"])
     assert len(told) == 1 and refused in told[0] and "counts as a reply without a verdict" in told[0]
-    cases = [judge.Case("q", prediction, ("gold",)) for prediction in ("a", "LONG", "LONG")]
+    cases = [grading.Case("q", prediction, ("gold",)) for prediction in ("a", "LONG", "LONG")]
     with endpoint(answers) as (url, seen):
-        grades = judge.grade("judge", ssp_card().ssp.prompts, client(url), cases)
+        grades = grading.grade("judge", ssp_card().ssp.prompts, client(url), cases)
         assert (grades.correct, grades.judged, grades.unparsed, grades.refused) == ([True, False, False], 2, 1, 1)
         assert len(seen) == 2
 
 
 @pytest.mark.parametrize("status", [301, 401, 403, 404, 405])
 def test_any_other_refusal_ends_the_run_with_a_sentence(status: int):
-    with endpoint(lambda number, body: (status, "no")) as (url, seen), pytest.raises(judge.JudgeError) as caught:
+    with endpoint(lambda number, body: (status, "no")) as (url, seen), pytest.raises(judge_client.JudgeError) as caught:
         client(url, retries=2, concurrency=1)(["a", "b"])
     assert len(seen) == 1
     assert f"refused a request with HTTP {status}: 'no'; check its model" in str(caught.value)
@@ -99,7 +101,9 @@ def test_an_endpoint_that_refuses_everything_ends_the_run():
     with endpoint(lambda number, body: (400, "unknown field")) as (url, _):
         ask = client(url)
         assert [bool(reply.refused) for reply in ask(["q"] * 7)] == [True] * 7
-        with pytest.raises(judge.JudgeError, match=r"refused all of 8 requests, the last with HTTP 400.*extra_body"):
+        with pytest.raises(
+            judge_client.JudgeError, match=r"refused all of 8 requests, the last with HTTP 400.*extra_body"
+        ):
             ask(["q"])
     with endpoint(lambda number, body: chat("Wrong") if number == 0 else (400, "no")) as (url, _):
         assert len(client(url, concurrency=1)(["q"] * 20)) == 20  # it has understood one
@@ -108,7 +112,7 @@ def test_an_endpoint_that_refuses_everything_ends_the_run():
 def test_no_sentence_has_the_password_of_a_url():
     secret = "http://127.0.0.1:9/v1?key=secret"  # a card with user:password@ is refused before
     for call in (lambda: client(secret, retries=0)(["q"]), lambda: client(secret).probe()):
-        with pytest.raises(judge.JudgeError) as caught:
+        with pytest.raises(judge_client.JudgeError) as caught:
             call()
         assert "secret" not in str(caught.value) and "http://127.0.0.1:9/v1" in str(caught.value)
 

@@ -7,7 +7,7 @@ import pytest
 from models import transformer
 from models.config import ModelConfig
 from models.rope import Rope
-from scope_jax.types import Datum, Episode
+from scope_jax.learner.types import Datum, Episode
 from sharding.spec import init_params
 
 TINY = ModelConfig(

@@ -15,8 +15,8 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
-from scope_jax.learner import Learner
-from scope_jax.logprobs import token_logprobs_and_entropy, vocabulary_block
+from scope_jax.learner.learner import Learner
+from scope_jax.learner.logprobs import token_logprobs_and_entropy, vocabulary_block
 from sharding.collectives import LOCAL, Shards
 from sharding.mesh import MeshConfig, make_mesh
 from tests.learner.conftest import TINY, random_episodes, weights_of

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from scope_jax import advantages
 from scope_jax.config import LossCard
+from scope_jax.learner import advantages
 
 
 def advantage_of(card, rewards, groups="aaaa", tokens=None):

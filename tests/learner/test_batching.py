@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scope_jax import batching
 from scope_jax.config import LearnerSection
+from scope_jax.learner import batching
 
 SECTION = LearnerSection(buckets=(8, 16, 32), packing=True, micro_batch_rows=2, logprob_chunk=8)
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from models import transformer
-from scope_jax import batching
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
-from scope_jax.learner import Learner, Scores
-from scope_jax.logprobs import token_logprobs
-from scope_jax.state import DivergedError
+from scope_jax.learner import batching
+from scope_jax.learner.learner import Learner, Scores
+from scope_jax.learner.logprobs import token_logprobs
+from scope_jax.learner.state import DivergedError
 from sharding.collectives import LOCAL
 from sharding.mesh import MeshConfig, make_mesh
 
@@ -294,9 +294,7 @@ def test_many_gradients_in_a_row_that_are_not_finite_end_the_run(learner, state,
 @pytest.mark.parametrize("size", [1e3, 1e25])  # the square of the second has no float32
 def test_weights_that_explode_end_the_run(learner, state, episodes, size):
     far = state.replace(params=jax.tree.map(lambda w: size * w, state.params))
-    with pytest.raises(
-        DivergedError, match=r"root mean square .* above optimizer\.max_param_rms = 1; start a new run"
-    ):
+    with pytest.raises(DivergedError, match=r"root mean square .* above optimizer\.max_param_rms = 1; start a new run"):
         learner.update(fresh(learner, far), learner.pack(episodes, POLICY), POLICY)
 
 

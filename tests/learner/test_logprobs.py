@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from scope_jax.config import LearnerSection
-from scope_jax.logprobs import LANES, token_logprobs, token_logprobs_and_entropy, vocabulary_block
+from scope_jax.learner.logprobs import LANES, token_logprobs, token_logprobs_and_entropy, vocabulary_block
 from sharding.collectives import LOCAL
 
 N, D, V = 37, 16, 211

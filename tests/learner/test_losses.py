@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from scope_jax import losses
 from scope_jax.config import CardError, LossCard, load_card
+from scope_jax.learner import losses
 
 # ratios 1, 1.5, 0.5 under π_old; advantages 2, 2, −1; an empty slot at the end
 LOGP = [math.log(0.5), math.log(0.6), math.log(0.2), -3.0]

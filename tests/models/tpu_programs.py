@@ -19,8 +19,8 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from models.attention import make_attend
 from models.config import from_hf
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
-from scope_jax.learner import Learner, Scores
-from scope_jax.types import Datum, Episode
+from scope_jax.learner.learner import Learner, Scores
+from scope_jax.learner.types import Datum, Episode
 from sharding.mesh import MeshConfig, make_mesh
 
 GIB = 2**30
@@ -106,7 +106,7 @@ def learner() -> None:
 
 def abstract_batch(learner: Learner):
     """Shapes and shardings of a packed batch of 4 rows of 300 tokens."""
-    from scope_jax import batching
+    from scope_jax.learner import batching
 
     ids_T = np.zeros(280, np.int32)
     datum = Datum(ids_T, np.arange(280) >= 20, np.zeros(280, np.float32))

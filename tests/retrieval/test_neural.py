@@ -19,9 +19,9 @@ from models.weights import WeightsError
 from retrieval.build import IndexFolderError, build_index, open_index
 from retrieval.corpus import Corpus, Document
 from retrieval.embed import HashedLexical, PrefixedEncoder
-from scope_jax import indexing
 from scope_jax.cli import app
 from scope_jax.config import load_card
+from scope_jax.run import indexing
 from tests.retrieval.tiny_encoders import WORDS, write_bert, write_modules
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from scope_jax.types import System
+from scope_jax.play.system import System
 
 LOOP = sorted((Path(__file__).parents[2] / "scope_jax").glob("*.py"))
 ASKED = [name for name in vars(System) if not name.startswith("_")]  # what the loop asks of a game

@@ -12,11 +12,12 @@ import numpy as np
 from retrieval.search import NOTHING_FOUND
 from rollouts.scripted import ScriptedRollouts
 from rollouts.types import Completion, Request, SamplingParams, Turn
-from scope_jax import dialects, parsing
 from scope_jax.config import Config, parse_config
-from scope_jax.messages import Messages
-from scope_jax.turns import Joiner, Mode, Respond
-from scope_jax.types import Prompt, Reply
+from scope_jax.learner.types import Reply
+from scope_jax.play.tools import Prompt
+from scope_jax.play.turns import Joiner, Mode, Respond
+from scope_jax.text import dialects, parsing
+from scope_jax.text.messages import Messages
 
 CALLS = "Calls stand in <tool_call> or <function_calls>."
 EOS = 3  # no printable character

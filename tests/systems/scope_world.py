@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollouts.types import Completion
-from scope_jax import dialects
 from scope_jax.config import Config, parse_config
-from scope_jax.turns import Mode
-from scope_jax.types import Prompt, Reply
+from scope_jax.learner.types import Reply
+from scope_jax.play.tools import Prompt
+from scope_jax.play.turns import Mode
+from scope_jax.text import dialects
 from tests.systems.harness import LONG, Moment, ScriptedTools, result
 
 DOCUMENTS: list[dict[str, Any]] = [

@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollouts.types import Turn
-from scope_jax import dialects, parsing, searching
 from scope_jax.config import CardError, parse_config
-from scope_jax.dialects import DialectError
-from scope_jax.dialects.calls import Call, calls
-from scope_jax.turns import Cut
+from scope_jax.play import searching
+from scope_jax.play.turns import Cut
+from scope_jax.text import dialects, parsing
+from scope_jax.text.dialects import DialectError
+from scope_jax.text.dialects.calls import Call, calls
 from tests.systems.harness import card
 
 XML, HERMES, FUNCTION = (dialects.load(name) for name in ("xml", "hermes", "function"))

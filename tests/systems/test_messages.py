@@ -12,17 +12,17 @@ import pytest
 
 from models.tokenizer import Tokenizer
 from rollouts.types import Continuation, Restart, Turn
-from scope_jax import dialects, templates
-from scope_jax.assemble import assemble
 from scope_jax.config import Config, load_card
-from scope_jax.dialects import Dialect, DialectError
-from scope_jax.messages import Messages
+from scope_jax.play.turns import Joiner
+from scope_jax.run.assemble import assemble
 from scope_jax.systems import SYSTEMS, scope, ssp
 from scope_jax.systems.scope import instructions as of_scope
 from scope_jax.systems.scope.records import Order
 from scope_jax.systems.ssp import instructions as of_ssp
 from scope_jax.systems.ssp.records import Slot
-from scope_jax.turns import Joiner
+from scope_jax.text import dialects, templates
+from scope_jax.text.dialects import Dialect, DialectError
+from scope_jax.text.messages import Messages
 from tests.systems import harness, scope_world
 
 ROOT = Path(__file__).parents[2]

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scope_jax import dialects, parsing, searching, turns
+from scope_jax.play import searching, turns
+from scope_jax.text import dialects, parsing
 
 XML = dialects.load("xml")
 

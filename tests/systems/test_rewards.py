@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from scope_jax import rewards
+from scope_jax.play import rewards
 
 
 @pytest.mark.parametrize(

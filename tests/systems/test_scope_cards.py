@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from scope_jax import dialects, templates
 from scope_jax.config import ScopeSection, load_card
 from scope_jax.systems import scope
 from scope_jax.systems.scope import instructions
 from scope_jax.systems.scope.records import Order
+from scope_jax.text import dialects, templates
 from tests.systems.scope_world import WAYS, card
 
 ROOT = Path(__file__).parents[2]

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from scope_jax import advantages, dialects
+from scope_jax.learner import advantages
+from scope_jax.play.system import System
 from scope_jax.systems import scope
-from scope_jax.types import System
+from scope_jax.text import dialects
 from tests.systems.harness import EOS, ROLES, of, plain
 from tests.systems.scope_world import (
     CRITERIA,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from scope_jax.evaluate import means
-from scope_jax.judge import JudgeClient, JudgeError
+from scope_jax.play.judge_client import JudgeClient, JudgeError
 from scope_jax.systems import scope
 from scope_jax.systems.scope import instructions, judging
 from tests.judge.endpoint import chat, endpoint

@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from scope_jax import parsing
 from scope_jax.config import ChallengerRewardSection, SolverRewardSection
 from scope_jax.systems.scope import rules
 from scope_jax.systems.scope.rules import Said
+from scope_jax.text import parsing
 
 
 def said(text: str, searches: int = 0, malformed: int = 0) -> Said:

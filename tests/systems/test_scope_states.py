@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scope_jax.assemble import Trainer, World
 from scope_jax.config.tables import TrainSection
-from scope_jax.residence import ACCELERATOR, HOST, moved, with_shared_reference
-from scope_jax.state import TrainState
+from scope_jax.learner.state import TrainState
+from scope_jax.learner.types import Datum, Episode
+from scope_jax.run.assemble import Trainer, World
+from scope_jax.run.residence import ACCELERATOR, HOST, moved, with_shared_reference
 from scope_jax.systems import scope
 from scope_jax.train import learn
-from scope_jax.types import Datum, Episode
 from tests.systems.scope_world import card
 
 

@@ -11,12 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scope_jax import advantages
 from scope_jax.config import Config, LearnerSection, LossCard, OptimizerSection
-from scope_jax.learner import Learner
+from scope_jax.learner import advantages
+from scope_jax.learner.learner import Learner
+from scope_jax.learner.types import Episode, Metrics
+from scope_jax.play.system import Memory
 from scope_jax.systems import ssp
 from scope_jax.systems.ssp import pool
-from scope_jax.types import Episode, Memory, Metrics
 from sharding.mesh import MeshConfig, make_mesh
 from tests.learner.conftest import TINY, weights_of
 from tests.systems.harness import ITEMS, Plan, ScriptedTools, card, good_proposal, of, question_about, world

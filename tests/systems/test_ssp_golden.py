@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from scope_jax import parsing
+from scope_jax.play.system import System
 from scope_jax.systems import SYSTEMS, scope, ssp
-from scope_jax.types import System
+from scope_jax.text import parsing
 from tests.systems.harness import EOS, ITEMS, RESULTS, Plan, card, of, plain, question_about, world
 
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from rollouts.types import Turn
-from scope_jax import dialects, searching
+from scope_jax.play import searching
 from scope_jax.systems import ssp
 from scope_jax.systems.ssp import rules
+from scope_jax.text import dialects
 from tests.systems.harness import ITEMS, RESULTS, Plan, card, of, question_about, world
 
 XML = dialects.load("xml")

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scope_jax.messages import Messages
 from scope_jax.systems import ssp
 from scope_jax.systems.ssp import materials
+from scope_jax.text.messages import Messages
 from tests.systems.harness import ITEMS, RESULTS, RIVERS, Plan, ScriptedTools, card, doc, of, question_about, world
 
 JUDGE = {"url": "http://127.0.0.1:9", "model": "m"}

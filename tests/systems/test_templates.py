@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from scope_jax import templates
 from scope_jax.config import SSPSection
+from scope_jax.text import templates
 
 SHIPPED = Path(SSPSection().prompts)
 

@@ -10,11 +10,12 @@ import pytest
 from models.tokenizer import Tokenizer
 from rollouts.episodes import Episode
 from rollouts.types import Completion, Request, SamplingParams
-from scope_jax import dialects, parsing, searching
-from scope_jax.messages import Messages
+from scope_jax.play import searching
+from scope_jax.play.turns import Joiner
 from scope_jax.systems import scope, ssp
 from scope_jax.systems.scope import judging, rules, talking
-from scope_jax.turns import Joiner
+from scope_jax.text import dialects, parsing
+from scope_jax.text.messages import Messages
 from tests.systems import scope_world
 from tests.systems.harness import ITEMS, Characters, Moment, Plan, Script, card, of, plain, spoke, spoken_in, world
 from tests.systems.scope_world import DOCUMENTS, WAYS

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from rollouts.types import Continuation, Restart, Turn
-from scope_jax import dialects, parsing
-from scope_jax.messages import Messages
+from scope_jax.play.turns import Cut, Joiner
 from scope_jax.systems import ssp
-from scope_jax.turns import Cut, Joiner
+from scope_jax.text import dialects, parsing
+from scope_jax.text.messages import Messages
 from tests.systems.harness import (
     EOS,
     ITEMS,

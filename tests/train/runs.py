@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import orbax.checkpoint as ocp
 
-from scope_jax import checkpoint, judgements
-from scope_jax.metrics import read_lines
+from scope_jax.run import checkpoint, judgements
+from scope_jax.run.metrics import read_lines
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 600  # seconds for anything to happen

@@ -13,17 +13,18 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from scope_jax import branching, checkpoint, train
-from scope_jax.branching import OriginError
-from scope_jax.checkpoint import CheckpointError, Checkpoints
+from scope_jax import train
 from scope_jax.cli import app
 from scope_jax.config import Config, load_card
 from scope_jax.errors import UserError
-from scope_jax.metrics import RunError, RunLog
+from scope_jax.learner.types import Datum, Episode
 from scope_jax.report.progress import Progress
+from scope_jax.run import branching, checkpoint
+from scope_jax.run.branching import OriginError
+from scope_jax.run.checkpoint import CheckpointError, Checkpoints
+from scope_jax.run.metrics import RunError, RunLog
 from scope_jax.systems import scope, ssp
 from scope_jax.systems.scope import phases
-from scope_jax.types import Datum, Episode
 from tests.train import runs
 
 CARDS = runs.ROOT / "configs"

@@ -19,15 +19,15 @@ from models.transformer import unstack_layers
 from rollouts import engine
 from rollouts.engine import Engine
 from rollouts.types import Rollouts
-from scope_jax import examined
-from scope_jax.assemble import World, assemble, assemble_learner
-from scope_jax.checkpoint import Checkpoints
 from scope_jax.cli import app
 from scope_jax.config import Config, load_card
-from scope_jax.convert import convert
-from scope_jax.metrics import RunLog
-from scope_jax.residence import Voices, with_one_reference
-from scope_jax.types import BASE
+from scope_jax.play.tools import BASE
+from scope_jax.run import examined
+from scope_jax.run.assemble import World, assemble, assemble_learner
+from scope_jax.run.checkpoint import Checkpoints
+from scope_jax.run.convert import convert
+from scope_jax.run.metrics import RunLog
+from scope_jax.run.residence import Voices, with_one_reference
 
 ASSETS = Path("assets/atlas")
 CARD = Path("configs/scope/atlas.toml")

@@ -13,10 +13,13 @@ import pytest
 
 from models import weights
 from rollouts.types import Completion
-from scope_jax.assemble import Trainer, assemble
-from scope_jax.checkpoint import Checkpoints
 from scope_jax.config import load_card
-from scope_jax.residence import (
+from scope_jax.learner.state import TrainState
+from scope_jax.learner.types import Datum, Episode
+from scope_jax.play.tools import BASE
+from scope_jax.run.assemble import Trainer, assemble
+from scope_jax.run.checkpoint import Checkpoints
+from scope_jax.run.residence import (
     ACCELERATOR,
     HOST,
     Voices,
@@ -25,9 +28,7 @@ from scope_jax.residence import (
     with_one_reference,
     with_shared_reference,
 )
-from scope_jax.state import TrainState
 from scope_jax.train import learn
-from scope_jax.types import BASE, Datum, Episode
 
 SCOPE = ("evaluate.sets=[]", "rollout.slots=8")
 SMALL = ("train.batch_size=4", "rollout.slots=8", "evaluate.sets=[]", "learner.micro_batch_rows=4")

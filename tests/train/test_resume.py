@@ -13,9 +13,11 @@ import pytest
 from rich.console import Console
 
 from models.seal import fault, seal
-from scope_jax import checkpoint, judge, stopping, train
+from scope_jax import train
 from scope_jax.config import load_card
+from scope_jax.play import judge_client
 from scope_jax.report.progress import Progress
+from scope_jax.run import checkpoint, stopping
 from scope_jax.systems import ssp
 from tests.train import runs
 
@@ -109,7 +111,7 @@ def test_whatever_ends_a_run_the_checkpoint_that_was_begun_is_finished(
 
     def play(cfg: Any, tools: Any, memory: Any, items: Any, step: int) -> Any:
         if step == 1 and "error" in end:
-            raise judge.JudgeError("the judge is gone.")
+            raise judge_client.JudgeError("the judge is gone.")
         if step == 1:
             signal.raise_signal(signal.SIGTERM)
         return [], memory, {}
@@ -127,7 +129,10 @@ def test_whatever_ends_a_run_the_checkpoint_that_was_begun_is_finished(
     monkeypatch.setattr(ssp, "play", play)
     monkeypatch.setattr(checkpoint, "seal", slowly)
     monkeypatch.setattr(train, "Checkpoints", Signalled)
-    with Progress(Console()) as progress, pytest.raises(judge.JudgeError if "error" in end else stopping.Stopped):
+    with (
+        Progress(Console()) as progress,
+        pytest.raises(judge_client.JudgeError if "error" in end else stopping.Stopped),
+    ):
         train.train(load_card(runs.ROOT / "configs" / "ssp" / "atlas.toml", SMALL), tmp_path / "run", progress)
     assert runs.saved(tmp_path / "run") == [1]
     assert fault(tmp_path / "run" / "checkpoints" / "1") is None

@@ -19,12 +19,13 @@ from hypothesis import strategies as st
 from rollouts.engine import Engine
 from rollouts.local import LocalRollouts
 from rollouts.types import Completion, Request
-from scope_jax import batching, dialects
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
-from scope_jax.learner import Learner
-from scope_jax.messages import Messages
-from scope_jax.turns import Cut, Joiner, Mode
-from scope_jax.types import Datum, Episode
+from scope_jax.learner import batching
+from scope_jax.learner.learner import Learner
+from scope_jax.learner.types import Datum, Episode
+from scope_jax.play.turns import Cut, Joiner, Mode
+from scope_jax.text import dialects
+from scope_jax.text.messages import Messages
 from sharding.mesh import MeshConfig, make_mesh
 from tests.rollouts.world import CFG, ENGINE, EOS, ByteTokenizer, make_engine, make_params, sampling
 

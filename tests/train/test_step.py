@@ -8,13 +8,15 @@ import jax
 import numpy as np
 import pytest
 
-from scope_jax import advantages, batching, data
-from scope_jax.assemble import Trainer, assemble
 from scope_jax.config import load_card
-from scope_jax.messages import Messages
-from scope_jax.state import TrainState
+from scope_jax.data import sources
+from scope_jax.learner import advantages, batching
+from scope_jax.learner.state import TrainState
+from scope_jax.learner.types import Episode
+from scope_jax.play.tools import Prompt
+from scope_jax.run.assemble import Trainer, assemble
+from scope_jax.text.messages import Messages
 from scope_jax.train import learn
-from scope_jax.types import Episode, Prompt
 
 SMALL = ("train.batch_size=6", "rollout.slots=16", "evaluate.sets=[]", "ssp.solver.samples=3")
 
@@ -35,7 +37,7 @@ def started(trainer: Trainer) -> dict[str, TrainState]:
 @pytest.fixture(scope="module")
 def episodes(trainer: Trainer, started: dict[str, TrainState]) -> list[Episode]:
     world = trainer.world
-    items = data.items(trainer.rows, *world.system.takes(world.cfg, {}, 0), world.cfg.seed)
+    items = sources.items(trainer.rows, *world.system.takes(world.cfg, {}, 0), world.cfg.seed)
     played, _, metrics = world.system.play(world.cfg, world.tools(0), world.system.start(world.cfg), items, 0)
     assert metrics["solver/searches"] > 0
     return played

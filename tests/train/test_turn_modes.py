@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scope_jax import data
-from scope_jax.assemble import assemble
 from scope_jax.config import load_card
+from scope_jax.data import sources
+from scope_jax.run.assemble import assemble
 from scope_jax.train import learn
 
 SMALL = ("train.batch_size=4", "rollout.slots=16", "evaluate.sets=[]", "ssp.solver.samples=2")
@@ -23,7 +23,7 @@ def test_a_step(tmp_path: Path, mode: str, rows: set[int]) -> None:
     states, remembered, _ = trainer.start(None)
     memory = remembered["game"]
     world.voices.publish(states)
-    items = data.items(trainer.rows, *world.system.takes(world.cfg, memory, 0), world.cfg.seed)
+    items = sources.items(trainer.rows, *world.system.takes(world.cfg, memory, 0), world.cfg.seed)
     episodes, _, metrics = world.system.play(world.cfg, world.tools(0), memory, items, 0)
     searched = [e for e in episodes if any(turn["kind"] == "observation" for turn in e.text["turns"])]
     assert metrics["proposer/searches"] > 0

@@ -50,10 +50,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scope_jax import templates
 from scope_jax.config import Config, JudgeSection
-from scope_jax.data import Source
-from scope_jax.rewards import mean
+from scope_jax.data.sources import Source
+from scope_jax.learner.types import Episode, Metrics, Update
+from scope_jax.play.rewards import mean
+from scope_jax.play.system import Memory
+from scope_jax.play.tools import Tools
 from scope_jax.systems.scope import challenger, drawing, instructions, judging, phases, rules, solver
 from scope_jax.systems.scope.challenger import Tally, propose
 from scope_jax.systems.scope.exams import answer, exam_needs, finish, read_exam_prompts, trajectories
@@ -62,7 +64,7 @@ from scope_jax.systems.scope.phases import advance, sampled_tasks
 from scope_jax.systems.scope.records import Draft, Problem, Solved, problem_of
 from scope_jax.systems.scope.rows import measure_drafts, measure_solved, of_challenger, of_solver
 from scope_jax.systems.scope.solver import grade, solve
-from scope_jax.types import Episode, Memory, Metrics, Tools, Update
+from scope_jax.text import templates
 
 __all__ = [
     "answer",

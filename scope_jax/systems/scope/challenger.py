@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from scope_jax.config import Config, SamplingSection
-from scope_jax.messages import Messages
+from scope_jax.learner.types import Judgement, Metrics
+from scope_jax.play.tools import Prompt, Tools
 from scope_jax.systems.scope import instructions, judging, rules, talking
 from scope_jax.systems.scope.records import Draft, Order
-from scope_jax.types import Judgement, Metrics, Prompt, Tools
+from scope_jax.text.messages import Messages
 
 POLICY = "challenger"
 GATES = ("entity", "relevance")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from scope_jax.config import Config
-from scope_jax.data import rng
+from scope_jax.data.keys import rng
 from scope_jax.systems.scope.records import Order
 
 _WORD = re.compile(r"\S+")

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from rollouts.types import Completion
-from scope_jax import searching
 from scope_jax.config import Config, SamplingSection
-from scope_jax.messages import Messages
+from scope_jax.play import searching
+from scope_jax.play.system import ExamNeeds
+from scope_jax.play.tools import Prompt, Tools
 from scope_jax.systems.scope import instructions, judging, rules, solver, talking
 from scope_jax.systems.scope.records import Attempt, Problem, Solved, problem_of
-from scope_jax.types import ExamNeeds, Prompt, Tools
+from scope_jax.text.messages import Messages
 
 
 def exam_needs(cfg: Config) -> ExamNeeds:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 
-from scope_jax import dialects, parsing, templates
 from scope_jax.config import Config
-from scope_jax.messages import Messages
 from scope_jax.systems.scope.records import Order
+from scope_jax.text import dialects, parsing, templates
+from scope_jax.text.messages import Messages
 
 SEARCHING = ("challenger", "solver")  # roles that may search
 SOURCES = "\n\n---\n\n"  # between the documents a rubric is written from (released code)

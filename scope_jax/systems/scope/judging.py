@@ -13,13 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from scope_jax import parsing, searching
 from scope_jax.config import AskSection, Config, JudgeSection
-from scope_jax.judge import JudgeError
-from scope_jax.messages import Messages
+from scope_jax.learner.types import Reply
+from scope_jax.play import searching
+from scope_jax.play.judge_client import JudgeError
+from scope_jax.play.tools import BASE, Prompt, Tools
 from scope_jax.systems.scope import instructions
 from scope_jax.systems.scope.records import Criterion
-from scope_jax.types import BASE, Prompt, Reply, Tools
+from scope_jax.text import parsing
+from scope_jax.text.messages import Messages
 
 Read = TypeVar("Read")
 

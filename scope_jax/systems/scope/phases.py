@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from scope_jax.config import Config
-from scope_jax.data import rng
-from scope_jax.types import Memory
+from scope_jax.data.keys import rng
+from scope_jax.play.system import Memory
 
 
 def first(cfg: Config) -> Memory:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollouts.types import Completion
-from scope_jax.messages import Messages
+from scope_jax.learner.types import Judgement
 from scope_jax.systems.scope.rules import Format, Said
-from scope_jax.types import Judgement
+from scope_jax.text.messages import Messages
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from scope_jax import searching
 from scope_jax.config import Config
-from scope_jax.rewards import mean
+from scope_jax.learner.types import Datum, Episode, Metrics
+from scope_jax.play import searching
+from scope_jax.play.rewards import mean
 from scope_jax.systems.scope import challenger, rules, solver
 from scope_jax.systems.scope.records import REASONS, Attempt, Draft, Solved
-from scope_jax.types import Datum, Episode, Metrics
 
 
 def of_challenger(

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scope_jax import parsing
 from scope_jax.config import ChallengerRewardSection, MissingAnswer, SolverRewardSection, Ungraded, one_of
-from scope_jax.rewards import mean
+from scope_jax.play.rewards import mean
+from scope_jax.text import parsing
 
 _ROUNDING = 1e-9  # the mean of eight times 0.2 is 0.19999999999999998
 

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from scope_jax.config import Config, SamplingSection
+from scope_jax.learner.types import Judgement
+from scope_jax.play.tools import Prompt, Tools
 from scope_jax.systems.scope import drawing, instructions, judging, rules, talking
 from scope_jax.systems.scope.records import Attempt, Problem, Solved
-from scope_jax.types import Judgement, Prompt, Tools
 
 POLICY = "solver"
 

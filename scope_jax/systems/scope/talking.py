@@ -6,14 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from rollouts.types import Completion, Turn
-from scope_jax import dialects, searching
 from scope_jax.config import Config
-from scope_jax.dialects import Dialect
-from scope_jax.dialects.calls import calls
+from scope_jax.play import searching
+from scope_jax.play.tools import Tools
+from scope_jax.play.turns import Cut
 from scope_jax.systems.scope import instructions
 from scope_jax.systems.scope.rules import Said
-from scope_jax.turns import Cut
-from scope_jax.types import Tools
+from scope_jax.text import dialects
+from scope_jax.text.dialects import Dialect
+from scope_jax.text.dialects.calls import calls
 
 
 def _dialect(cfg: Config) -> Dialect:

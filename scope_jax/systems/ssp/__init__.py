@@ -28,14 +28,18 @@ from pathlib import Path
 from typing import Any
 
 from rollouts.types import Completion
-from scope_jax import dialects, judge, parsing, rewards, searching, templates
 from scope_jax.config import Config, JudgeSection, RoleSection
-from scope_jax.data import Source, rng
+from scope_jax.data.keys import rng
+from scope_jax.data.sources import Source
+from scope_jax.learner.types import Episode, Judgement, Metrics, Update
+from scope_jax.play import grading, rewards, searching
+from scope_jax.play.system import ExamNeeds, Memory
+from scope_jax.play.tools import Prompt, Tools
 from scope_jax.systems.ssp import instructions, pool, rules
 from scope_jax.systems.ssp.records import Problem, Proposal, Slot, Solved
 from scope_jax.systems.ssp.rows import POLICY, episodes, measure
 from scope_jax.systems.ssp.verification import verify
-from scope_jax.types import Episode, ExamNeeds, Judgement, Memory, Metrics, Prompt, Tools, Update
+from scope_jax.text import dialects, parsing, templates
 
 DUMMY = "There is no question this time; reply with the word none."
 
@@ -112,7 +116,7 @@ def play(
 
     Pure: every choice is drawn from (seed, step, place in the batch), and `memory` is not changed.
     """
-    tallies: list[judge.Grades] = []
+    tallies: list[grading.Grades] = []
     # l.1: a step is one call
     # l.2: the batch of answers, one slot for each question to be written
     slots = open_slots(cfg, items, step)
@@ -254,15 +258,15 @@ def prediction_of(completion: Completion) -> str | None:
     return parsing.last(searching.said(completion), "answer") or None
 
 
-def grade_solver(cfg: Config, tools: Tools, solved: Sequence[Solved]) -> tuple[list[Solved], judge.Grades]:
+def grade_solver(cfg: Config, tools: Tools, solved: Sequence[Solved]) -> tuple[list[Solved], grading.Grades]:
     """r(A(ρʲ), a*) for every attempt; the dummy has no right answer, what is out of format is not graded."""
     cases = [
-        judge.Case(group.problem.question, prediction if formed else None, group.problem.golds)
+        grading.Case(group.problem.question, prediction if formed else None, group.problem.golds)
         for group in solved
         if group.problem.origin != "dummy"
         for prediction, formed in zip(group.predictions, group.formed, strict=True)
     ]
-    grades = judge.grade(cfg.ssp.grader, cfg.ssp.prompts, tools.judge, cases)
+    grades = grading.grade(cfg.ssp.grader, cfg.ssp.prompts, tools.judge, cases)
     given = iter(zip(grades.correct, grades.judgements, strict=True))
     graded = []
     for group in solved:
@@ -313,7 +317,7 @@ def read_exam_prompts(cfg: Config) -> None:
     """The solver's, and the judge's if the grader asks it."""
     instructions.for_solver(cfg, "")
     if "judge" in cfg.ssp.grader:
-        judge.prompt(cfg.ssp.prompts)
+        grading.prompt(cfg.ssp.prompts)
 
 
 def answer(
@@ -338,8 +342,8 @@ def answer(
     )
     said = [prediction_of(group[0]) for group in groups]
     golds = [tuple(row["answers"]) for row in rows]
-    cases = [judge.Case(row["question"], p, g) for row, p, g in zip(rows, said, golds, strict=True)]
-    grades = judge.grade(cfg.ssp.grader, cfg.ssp.prompts, tools.judge, cases)
+    cases = [grading.Case(row["question"], p, g) for row, p, g in zip(rows, said, golds, strict=True)]
+    grades = grading.grade(cfg.ssp.grader, cfg.ssp.prompts, tools.judge, cases)
     return [
         {
             "question": row["question"],

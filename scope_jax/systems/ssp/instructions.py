@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from scope_jax import dialects, parsing, templates
 from scope_jax.config import Config
-from scope_jax.data import rng
-from scope_jax.messages import Messages
+from scope_jax.data.keys import rng
 from scope_jax.systems.ssp.records import Slot
+from scope_jax.text import dialects, parsing, templates
+from scope_jax.text.messages import Messages
 
 SEARCHING = ("proposer", "solver")  # roles that may search
 EXAMPLES = ("example1", "example2", "example3")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rollouts.types import Completion
-from scope_jax.messages import Messages
-from scope_jax.types import Judgement
+from scope_jax.learner.types import Judgement
+from scope_jax.text.messages import Messages
 
 
 @dataclass(frozen=True)

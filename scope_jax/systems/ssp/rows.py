@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rollouts.types import Completion
-from scope_jax import dialects, searching
 from scope_jax.config import Config
-from scope_jax.dialects import Dialect
-from scope_jax.rewards import mean
+from scope_jax.learner.types import Datum, Episode, Metrics
+from scope_jax.play import searching
+from scope_jax.play.rewards import mean
 from scope_jax.systems.ssp.records import Proposal, Solved
 from scope_jax.systems.ssp.rules import REASONS
-from scope_jax.types import Datum, Episode, Metrics
+from scope_jax.text import dialects
+from scope_jax.text.dialects import Dialect
 
 POLICY = "actor"
 

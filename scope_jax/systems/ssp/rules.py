@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rollouts.types import Completion
-from scope_jax import dialects, parsing, rewards, searching
 from scope_jax.config import Config
+from scope_jax.play import rewards, searching
+from scope_jax.text import dialects, parsing
 
 REASONS = (
     "no_question",  # no closed <question> (also: cut off, or out of turns)

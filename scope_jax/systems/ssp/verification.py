@@ -5,33 +5,35 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from scope_jax import dialects, judge, parsing, searching
 from scope_jax.config import Config
-from scope_jax.data import rng
-from scope_jax.messages import Messages
+from scope_jax.data.keys import rng
+from scope_jax.learner.types import Judgement, Reply
+from scope_jax.play import grading, searching
+from scope_jax.play.tools import Prompt, Tools
 from scope_jax.systems.ssp import instructions, materials
 from scope_jax.systems.ssp.records import Proposal
 from scope_jax.systems.ssp.rows import POLICY
-from scope_jax.types import Judgement, Prompt, Reply, Tools
+from scope_jax.text import dialects, parsing
+from scope_jax.text.messages import Messages
 
 
 def verify(
     cfg: Config, tools: Tools, fresh: Sequence[Proposal], earlier: Sequence[Proposal], step: int
-) -> tuple[list[Proposal], judge.Grades]:
+) -> tuple[list[Proposal], grading.Grades]:
     """`fresh` with a reason on those whose answer σ ~ π(· | q, O(τ) ∪ noise) is not a*; and the judge's tallies.
 
     Noise comes from the other slots' episodes of this step, those of `earlier` attempts included.
     """
     if cfg.ssp.verify == "off":
-        return list(fresh), judge.Grades([], [])
+        return list(fresh), grading.Grades([], [])
     prompts = _prompts(cfg, fresh, earlier, step)
     replies = _replies(cfg, tools, prompts, fresh)
     said = {place: parsing.labelled_answer(parsing.spoken(reply.text)) for place, reply in replies.items()}
     cases = [
-        judge.Case(fresh[place].question or "", prediction, fresh[place].slot.golds)
+        grading.Case(fresh[place].question or "", prediction, fresh[place].slot.golds)
         for place, prediction in said.items()
     ]
-    grades = judge.grade(cfg.ssp.grader, cfg.ssp.prompts, tools.judge, cases)
+    grades = grading.grade(cfg.ssp.grader, cfg.ssp.prompts, tools.judge, cases)
     graded = dict(zip(said, zip(grades.correct, grades.judgements, strict=True), strict=True))
     checked = []
     for place, proposal in enumerate(fresh):

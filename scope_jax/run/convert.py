@@ -15,10 +15,10 @@ from models.config import ModelConfig
 from models.hf import hf_shapes
 from models.tokenizer import Tokenizer
 from models.transformer import Params
-from scope_jax.assemble import DTYPES
-from scope_jax.checkpoint import load, locate, run_of
 from scope_jax.config import Config, load_card
 from scope_jax.errors import UserError
+from scope_jax.run.assemble import DTYPES
+from scope_jax.run.checkpoint import load, locate, run_of
 from scope_jax.systems import SYSTEMS
 from sharding.mesh import MeshConfig, make_mesh
 from sharding.rules import TRAIN

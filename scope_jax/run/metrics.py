@@ -22,10 +22,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scope_jax import judgements
 from scope_jax.config import Config, load_card
 from scope_jax.errors import UserError, writing
-from scope_jax.types import Episode, Metrics
+from scope_jax.learner.types import Episode, Metrics
+from scope_jax.run import judgements
 
 # Keys that may differ between two processes of one run: they say how long and how often, never what is computed.
 FREE = ("train.steps", "train.save_every", "train.keep", "train.keep_iterations", "evaluate.every", "launch")

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 
 from rollouts.types import Rollouts
-from scope_jax.state import TrainState
-from scope_jax.types import BASE
+from scope_jax.learner.state import TrainState
+from scope_jax.play.tools import BASE
 
 ACCELERATOR, HOST = "device", "pinned_host"  # JAX's names of the two memories
 States = dict[str, TrainState]

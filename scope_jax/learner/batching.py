@@ -23,9 +23,9 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Float
 
-from scope_jax.advantages import sampled_tokens
 from scope_jax.config import LearnerSection
-from scope_jax.types import Datum, Episode
+from scope_jax.learner.advantages import sampled_tokens
+from scope_jax.learner.types import Datum, Episode
 
 Leaf = Any  # an array of the shape its name says, or in trees of its kind a sharding, a PartitionSpec, a slice
 

@@ -15,13 +15,13 @@ import os
 import re
 from pathlib import Path
 
-from scope_jax.assemble import Trainer
-from scope_jax.checkpoint import LAYOUT, CheckpointError, found, load, locate
 from scope_jax.config import Config, load_card
 from scope_jax.errors import UserError
-from scope_jax.residence import States
+from scope_jax.play.system import Memory
+from scope_jax.run.assemble import Trainer
+from scope_jax.run.checkpoint import LAYOUT, CheckpointError, found, load, locate
+from scope_jax.run.residence import States
 from scope_jax.systems import SYSTEMS
-from scope_jax.types import Memory
 
 _PLACE = re.compile(r"(.+)@(\d+|[a-z]+-\d+)")
 

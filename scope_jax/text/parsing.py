@@ -1,6 +1,6 @@
 """Reading what a policy wrote, and making foreign text safe to show it.
 
-A policy speaks in tags: `<think>`, `<question>`, `<answer>` and those of its search dialect (`scope_jax.dialects`).
+A policy speaks in tags: `<think>`, `<question>`, `<answer>` and those of its search dialect (`text.dialects`).
 All extraction is by position and knows only closed pairs.
 """
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from scope_jax.messages import Messages
+from scope_jax.text.messages import Messages
 
 _VARIABLE = re.compile(r"\{(\w+)\}")
 

@@ -27,8 +27,8 @@ import orbax.checkpoint as ocp
 from models.seal import SEAL, fault, seal
 from scope_jax.config import Config
 from scope_jax.errors import UserError, disk_fault, unwritten
-from scope_jax.metrics import fingerprint
-from scope_jax.types import Memory
+from scope_jax.play.system import Memory
+from scope_jax.run.metrics import fingerprint
 from sharding.spec import path_name
 
 LAYOUT = 3  # of what a run saves; 2: the memory holds the game's and the moving baselines; 3: a state counts updates

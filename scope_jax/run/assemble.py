@@ -24,14 +24,18 @@ from retrieval.search import SearchTool
 from rollouts.engine import Engine, EngineConfig
 from rollouts.local import LocalRollouts
 from rollouts.types import Completion, Request, SamplingParams
-from scope_jax import data, dialects, parsing
-from scope_jax.checkpoint import Saved
 from scope_jax.config import Config, JudgeSection
-from scope_jax.indexing import DTYPES, Part, open_or_build_index
-from scope_jax.judge import JudgeClient, JudgeError
-from scope_jax.learner import Learner
-from scope_jax.messages import Messages
-from scope_jax.residence import (
+from scope_jax.data import keys, sources
+from scope_jax.learner.learner import Learner
+from scope_jax.learner.state import TrainState
+from scope_jax.learner.types import Reply
+from scope_jax.play.judge_client import JudgeClient, JudgeError
+from scope_jax.play.system import Memory, System
+from scope_jax.play.tools import Prompt
+from scope_jax.play.turns import Joiner, Respond
+from scope_jax.run.checkpoint import Saved
+from scope_jax.run.indexing import DTYPES, Part, open_or_build_index
+from scope_jax.run.residence import (
     ACCELERATOR,
     HOST,
     States,
@@ -41,10 +45,9 @@ from scope_jax.residence import (
     with_one_reference,
     with_shared_reference,
 )
-from scope_jax.state import TrainState
 from scope_jax.systems import SYSTEMS
-from scope_jax.turns import Joiner, Respond
-from scope_jax.types import Memory, Prompt, Reply, System
+from scope_jax.text import dialects, parsing
+from scope_jax.text.messages import Messages
 from sharding.mesh import MeshConfig, make_mesh
 from sharding.rules import TRAIN
 
@@ -71,7 +74,7 @@ class World:
     joiner: Joiner
     search: SearchTool
     judges: Mapping[str, JudgeClient]
-    exams: Mapping[str, Sequence[data.Row]]
+    exams: Mapping[str, Sequence[sources.Row]]
 
     def tools(self, step: int | str) -> StepTools:
         """What a game may use; `step` enters the key of every sample."""
@@ -84,7 +87,7 @@ class Trainer:
 
     world: World
     learner: Learner
-    rows: Sequence[data.Row]
+    rows: Sequence[sources.Row]
 
     @property
     def keeps_reference(self) -> bool:
@@ -179,7 +182,7 @@ class StepTools:
             Request(
                 prompt_ids=prompt.ids,
                 params=params,
-                key=data.key_data(self.world.cfg.seed, self.step, role, prompt.name, sample),
+                key=keys.key_data(self.world.cfg.seed, self.step, role, prompt.name, sample),
                 group=prompt.name,
                 max_turns=max_turns,
                 respond=None if answer is None else self.world.joiner.responder(answer, prompt.messages),
@@ -224,7 +227,7 @@ def assemble(cfg: Config, run: Path, part: Part | None = None, tell: Tell | None
     system = SYSTEMS[cfg.system]
     _check_beginnings(cfg, system)
     datasets.disable_progress_bars()  # a run shows its own progress
-    rows = data.load(system.source(cfg))
+    rows = sources.load(system.source(cfg))
     world = assemble_world(cfg, run, cfg.model.checkpoint, system.judges(cfg), part, tell)
     return Trainer(world, assemble_learner(cfg, world.model), rows)
 
@@ -261,7 +264,7 @@ def assemble_world(
     if cfg.evaluate.sets:
         system.read_exam_prompts(cfg)
     kind = system.exam_needs(cfg).kind
-    exams = {exam.name: data.load(data.Source(exam.path, kind, exam)) for exam in cfg.evaluate.sets}
+    exams = {exam.name: sources.load(sources.Source(exam.path, kind, exam)) for exam in cfg.evaluate.sets}
     tokenizer = Tokenizer.load(cfg.model.tokenizer or checkpoint, cfg.model.chat_template)
     model = weights.load_config(checkpoint)
     if tokenizer.vocab_size > model.vocab_size:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from scope_jax.errors import writing
-from scope_jax.types import Episode
+from scope_jax.learner.types import Episode
 
 NAME = "judgements.jsonl.gz"
 GZIP = 31  # zlib's window bits for a gzip member

@@ -32,7 +32,7 @@ import numpy as np
 from jaxtyping import Float
 
 from scope_jax.config import LossCard
-from scope_jax.types import Episode
+from scope_jax.learner.types import Episode
 
 
 def sampled_tokens(episode: Episode) -> int:

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from scope_jax.assemble import Tell
 from scope_jax.errors import UserError
 from scope_jax.evaluate import scores
-from scope_jax.examined import assemble_exam, exam_card, find, find_base, index_folder, take
+from scope_jax.learner.types import Metrics
+from scope_jax.run.assemble import Tell
+from scope_jax.run.examined import assemble_exam, exam_card, find, find_base, index_folder, take
 from scope_jax.systems import scope
-from scope_jax.types import Metrics
 
 
 def replay(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,8 @@ import numpy as np
 from retrieval.corpus import Corpus, load_corpus
 from retrieval.rows import Row, check_columns, read
 from scope_jax.config import RowsSection
-from scope_jax.schemas import FIELDS, SCHEMAS, Kind
+from scope_jax.data.keys import rng
+from scope_jax.data.schemas import FIELDS, SCHEMAS, Kind
 
 Item = TypeVar("Item")
 BLOCK = 4096  # random numbers drawn at a time
@@ -28,20 +28,6 @@ class Source:
     path: str
     kind: Kind
     card: RowsSection
-
-
-def key_data(*parts: int | str) -> np.ndarray:
-    """uint32[2] threefry key data for one request, from everything that names it.
-
-    A hash rather than a chain of `fold_in`s: any two different tuples get unrelated keys, and no device is involved.
-    """
-    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
-    return np.frombuffer(digest, dtype="<u4").copy()
-
-
-def rng(*parts: int | str) -> np.random.Generator:
-    """A host generator named by `parts`, for choices that a game makes outside the model."""
-    return np.random.default_rng(key_data(*parts).astype(np.uint64).tolist())
 
 
 def load(source: Source) -> Sequence[Row]:

@@ -11,11 +11,11 @@ from typing import Any
 
 from retrieval.search import EMPTY_QUERY, NOTHING_FOUND
 from rollouts.types import Completion, Turn
-from scope_jax import parsing
 from scope_jax.config import FormatRule, one_of
-from scope_jax.dialects import Dialect
-from scope_jax.dialects.calls import Call, calls
-from scope_jax.turns import Cut
+from scope_jax.play.turns import Cut
+from scope_jax.text import parsing
+from scope_jax.text.dialects import Dialect
+from scope_jax.text.dialects.calls import Call, calls
 
 UNFINISHED = ("length", "overflow")  # how a turn ends that had more to say
 

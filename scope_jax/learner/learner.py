@@ -31,12 +31,12 @@ from jaxtyping import Array, Float
 
 from models import attention, transformer
 from models.config import ModelConfig
-from scope_jax import batching, losses
-from scope_jax.batching import Batch
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
-from scope_jax.logprobs import token_logprobs_and_entropy
-from scope_jax.state import TrainState, advance, check_sound, fresh, global_norm, specs_like
-from scope_jax.types import Episode, Metrics
+from scope_jax.learner import batching, losses
+from scope_jax.learner.batching import Batch
+from scope_jax.learner.logprobs import token_logprobs_and_entropy
+from scope_jax.learner.state import TrainState, advance, check_sound, fresh, global_norm, specs_like
+from scope_jax.learner.types import Episode, Metrics
 from sharding.collectives import Shards
 from sharding.rules import TRAIN
 from sharding.spec import abstract_params, param_shardings, partition_specs

@@ -21,13 +21,13 @@ import jax.numpy as jnp
 from models import weights
 from models.tokenizer import Tokenizer
 from models.transformer import Params
-from scope_jax.assemble import Tell, World, assemble_world
-from scope_jax.checkpoint import load, locate, run_of, step_of
 from scope_jax.config import Config, load_card
 from scope_jax.errors import UserError
-from scope_jax.indexing import DTYPES
+from scope_jax.play.tools import BASE
+from scope_jax.run.assemble import Tell, World, assemble_world
+from scope_jax.run.checkpoint import load, locate, run_of, step_of
+from scope_jax.run.indexing import DTYPES
 from scope_jax.systems import SYSTEMS
-from scope_jax.types import BASE
 from sharding.rules import DECODE
 
 SAMPLE = "Which of the two?\n\n<answer> é, 3.5 or 日本 </answer>"  # tells tokenizers and templates apart

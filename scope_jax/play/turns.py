@@ -27,9 +27,9 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from models.chat import HistoryRewritten
 from rollouts.types import Continuation, Reply, Restart, Turn
-from scope_jax import parsing
-from scope_jax.dialects import Dialect
-from scope_jax.messages import Messages
+from scope_jax.text import parsing
+from scope_jax.text.dialects import Dialect
+from scope_jax.text.messages import Messages
 
 Mode = Literal["raw", "chat", "chat-trimmed"]
 SHORT = Messages("?")

@@ -1,0 +1,1 @@
+"""Analyses of single papers on trained runs."""

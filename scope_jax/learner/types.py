@@ -1,0 +1,103 @@
+"""The nouns that pass between a game, the loop and the learner: rows of tokens, episodes, updates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from rollouts.types import Completion
+from scope_jax.config import LossCard
+
+Metrics = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Datum:
+    """One training row before packing, exactly the tokens the engine saw.
+
+    ids_T: int32; sampled_T: bool, True where the policy chose the token (False: prompt, observation, nudge);
+    logprobs_T: float32 behaviour log-probs, 0 where not sampled.
+    """
+
+    ids_T: np.ndarray
+    sampled_T: np.ndarray
+    logprobs_T: np.ndarray
+
+    @staticmethod
+    def from_completion(completion: Completion) -> tuple[Datum, ...]:
+        """One datum for each row of the completion: its prompt, which is not sampled, and what followed it."""
+        datums = []
+        for row in completion.rows:
+            prompt = np.asarray(row.prompt_ids, np.int32)
+            zeros = np.zeros(len(prompt), np.float32)
+            datums.append(
+                Datum(
+                    np.concatenate([prompt, np.asarray(row.ids_T, np.int32)]),
+                    np.concatenate([zeros.astype(bool), np.asarray(row.sampled_T, bool)]),
+                    np.concatenate([zeros, np.asarray(row.logprobs_T, np.float32)]),
+                )
+            )
+        return tuple(datums)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a judge said to one message; refused: why an endpoint did not take it, and the text is empty then."""
+
+    text: str
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One question to a judge about an episode: all that was replied, and what was read from it.
+
+    job: such as "grader"; about: the gate or criterion it was about; replies: two where the first could not be read.
+    """
+
+    job: str
+    about: str
+    replies: tuple[Reply, ...]
+    read: bool | int | str | None  # a verdict, the number of criteria, an answer; None: nothing
+
+
+@dataclass(frozen=True)
+class Episode:
+    """What one role did with one prompt: rows to train on, and text for people.
+
+    `group` names the prompt whose completions are compared with each other; `advantage` is filled by
+    `advantages.assign`, and is one number for every sampled token of the episode (None: not yet computed). `padding`
+    fills a place of the batch and is not trained: it has no term in the loss and takes no part in a baseline, but
+    counts in the divisor of its update's loss.
+    """
+
+    role: str
+    policy: str
+    group: str
+    datums: tuple[Datum, ...]
+    reward: float
+    parts: Mapping[str, float] = field(default_factory=dict)  # reward parts by name
+    advantage: float | None = None
+    trained: bool = True  # False: written to episodes.jsonl, not learned from
+    padding: bool = False
+    text: Mapping[str, Any] = field(default_factory=dict)  # prompt, turns, question, answer … for people
+    judgements: tuple[Judgement, ...] = ()
+
+    def with_advantage(self, advantage: float) -> Episode:
+        return replace(self, advantage=advantage)
+
+
+@dataclass(frozen=True)
+class Update:
+    """One learner update of a step: the episodes of `role`, trained into `policy` with `card`.
+
+    temperature: at which those episodes were sampled.
+    """
+
+    role: str
+    policy: str
+    card: LossCard
+    temperature: float

@@ -1,0 +1,107 @@
+"""The shape of a game: what the training loop and an exam ask of the module that holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from scope_jax.config import Config, JudgeSection
+from scope_jax.data.schemas import Kind
+from scope_jax.data.sources import Source
+from scope_jax.learner.types import Episode, Metrics, Update
+from scope_jax.play.tools import Tools
+
+Memory = dict[str, Any]  # what is carried between steps: plain JSON data, saved with every checkpoint
+
+
+@dataclass(frozen=True)
+class ExamNeeds:
+    """What the evaluation of a game takes.
+
+    kind: of the rows of an evaluation set. policy: whose weights answer. asks_base: True if the base itself grades.
+    judges: the outside models that grade, by name.
+    """
+
+    kind: Kind
+    policy: str
+    asks_base: bool
+    judges: Mapping[str, JudgeSection]
+
+
+@runtime_checkable
+class System(Protocol):
+    """The shape every module of `scope_jax.systems` has (no base class: modules are checked against it)."""
+
+    def policies(self, cfg: Config) -> tuple[str, ...]:
+        """Names of the trained policies; each has an optimiser of its own, and begins as the base if the card does not
+        say otherwise."""
+        ...
+
+    def asks_base(self, cfg: Config) -> bool:
+        """True if the base itself speaks in the game (a frozen judge), beside being the reference of a KL term."""
+        ...
+
+    def judges(self, cfg: Config) -> Mapping[str, JudgeSection]:
+        """The outside models the game asks, by name."""
+        ...
+
+    def source(self, cfg: Config) -> Source:
+        """Where the rows of data come from."""
+        ...
+
+    def system_messages(self, cfg: Config) -> tuple[Path, ...]:
+        """Files with the system messages of its roles, where the card's folder of prompts has them."""
+        ...
+
+    def start(self, cfg: Config) -> Memory:
+        """Memory before the first step."""
+        ...
+
+    def finished(self, cfg: Config, memory: Memory, step: int) -> bool:
+        """True if nothing is left to do after `step` steps (`train.steps` ends a run in any case)."""
+        ...
+
+    def expected(self, cfg: Config) -> int | None:
+        """Number of steps of a whole run, None if only the game itself will show."""
+        ...
+
+    def iterations(self, cfg: Config, memory: Memory) -> int:
+        """Number of iterations that are over, 0 in a game that has none."""
+        ...
+
+    def adopt(self, cfg: Config, memory: Memory, before: Config) -> Memory:
+        """The memory of a run under the card `before`, for one under `cfg` that goes on from there."""
+        ...
+
+    def takes(self, cfg: Config, memory: Memory, step: int) -> tuple[int, int]:
+        """(first, count): the rows of the stream of data that the next step plays with."""
+        ...
+
+    def play(
+        self, cfg: Config, tools: Tools, memory: Memory, items: Sequence[Mapping[str, Any]], step: int
+    ) -> tuple[list[Episode], Memory, Metrics]:
+        """One step of the game on its items; pure in its arguments, `memory` is returned anew."""
+        ...
+
+    def updates(self, cfg: Config) -> tuple[Update, ...]:
+        """The learner updates a step may have, in order; one without trained episodes is left out."""
+        ...
+
+    def exam_needs(self, cfg: Config) -> ExamNeeds:
+        """What evaluating takes: a part of what playing does."""
+        ...
+
+    def read_exam_prompts(self, cfg: Config) -> None:
+        """Reads the prompt files that evaluating fills; raises PromptError for one that is missing or broken."""
+        ...
+
+    def answer(
+        self, cfg: Config, tools: Tools, rows: Sequence[Mapping[str, Any]], *, temperature: float, max_tokens: int
+    ) -> list[dict[str, Any]]:
+        """Evaluation: a record for each row, for people, with "measures": numbers of which the mean is reported.
+
+        A record that lacks a measure takes no part in its mean. "counts", where there are any, are added up.
+        """
+        ...

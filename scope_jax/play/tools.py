@@ -1,0 +1,82 @@
+"""What a game may do to the world: prompts in, completions, search results and judgements out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from rollouts.types import Completion
+from scope_jax.learner.types import Reply
+from scope_jax.play.turns import Respond
+from scope_jax.text.messages import Messages
+
+BASE = "base"  # the name under which the weights a run began with speak
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One conversation to complete, with the keys that make its samples reproducible."""
+
+    ids: tuple[int, ...]
+    name: str  # unique within a step and role; folded into every sample's PRNG key
+    messages: Messages  # what `ids` render; turns that are rendered anew begin with it
+    respond: Respond | None = None  # answers its turns, where the call's `respond` is not meant
+
+
+@runtime_checkable
+class Tools(Protocol):
+    """What a game may do to the world. `train.py` builds it; tests hand in scripted ones."""
+
+    def encode_prompt(self, messages: Messages) -> tuple[int, ...]:
+        """Token ids of the messages through the chat template, ready for the assistant's turn."""
+        ...
+
+    def generate(
+        self,
+        role: str,
+        prompts: Sequence[Prompt],
+        samples: int,
+        *,
+        policy: str,
+        temperature: float,
+        max_tokens: int,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        stop: Sequence[str] = (),
+        max_turns: int = 1,
+        max_prompt_tokens: int | None = None,
+        max_response_tokens: int | None = None,
+        respond: Respond | None = None,
+        tempered: bool = True,
+    ) -> list[list[Completion]]:
+        """`samples` completions of each prompt, in order; keys from (run seed, step, role, prompt name, sample).
+
+        A prompt above max_prompt_tokens is not played: its completions have no turns. max_response_tokens: of all that
+        follows a prompt, sampled or read. policy: whose weights speak, one of the system's policies or BASE, those that
+        the run began with. respond: the text that answers a turn, or its beginning (`Cut`), or None; it becomes tokens
+        as the card's `model.turns` says.
+        """
+        ...
+
+    def tokens(self, text: str) -> int:
+        """Length of plain text in tokens of the policy."""
+        ...
+
+    def search(self, queries: Sequence[str]) -> list[str]:
+        """Formatted result text of each query, within the card's token budget, own tags neutralised."""
+        ...
+
+    def judge(
+        self,
+        messages: Sequence[str],
+        *,
+        by: str = "judge",
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+    ) -> list[Reply]:
+        """Replies of an outside model to single user messages, in order.
+
+        by: which of the system's `judges`. None: what the judge's table in the card says.
+        """
+        ...

@@ -1,0 +1,1 @@
+"""Text that models read and write: messages, prompt files, tags, search dialects. Knows nothing else of scope_jax."""
