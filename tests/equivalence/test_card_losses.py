@@ -48,9 +48,9 @@ class Rollout:
     """What an equation knows of one episode: its reward and the log-probs of its sampled tokens."""
 
     reward: float
-    now: "torch.Tensor"
-    old: "torch.Tensor"
-    ref: "torch.Tensor"
+    now: Any  # torch.Tensor, of its sampled tokens
+    old: Any
+    ref: Any
 
 
 def surrogate(rollout, advantage, low, high):

@@ -164,8 +164,9 @@ def our_loss(hidden, table, world, card, scored, shares):
         losses.loss_parts(logp_N, tokens, card, entropy_N=entropy_N, sequences=sequences)
         for logp_N, entropy_N, tokens in entered
     ]
-    trained = sum(jnp.sum(tokens.mask_N, dtype=hidden.dtype) for *_, tokens in entered)
-    sequences = sum(jnp.sum(tokens.first_N, dtype=hidden.dtype) for *_, tokens in entered)
+    zero = jnp.zeros((), hidden.dtype)
+    trained = sum((jnp.sum(tokens.mask_N, dtype=hidden.dtype) for *_, tokens in entered), zero)
+    sequences = sum((jnp.sum(tokens.first_N, dtype=hidden.dtype) for *_, tokens in entered), zero)
     return sum(part.numerator for part in parts) / losses.denominator(card, trained, sequences)
 
 

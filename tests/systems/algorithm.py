@@ -13,7 +13,8 @@ from types import ModuleType
 
 from scope_jax.play.system import System
 
-LOOP = sorted((Path(__file__).parents[2] / "scope_jax").glob("*.py"))
+HOME = Path(__file__).parents[2] / "scope_jax"
+LOOP = sorted([*HOME.glob("*.py"), *(HOME / "run").glob("*.py")])
 ASKED = [name for name in vars(System) if not name.startswith("_")]  # what the loop asks of a game
 
 

@@ -214,7 +214,7 @@ def test_a_file_beside_a_roles_prompt_is_its_system_message(tmp_path: Path, syst
     ],
 )
 def test_a_tool_that_is_not_the_call_is_one_sentence(tmp_path: Path, change: tuple[str, str]):
-    text = (ROOT / "scope_jax" / "dialects" / "hermes.toml").read_text()
+    text = (ROOT / "scope_jax" / "text" / "dialects" / "hermes.toml").read_text()
     assert change[0] in text
     (tmp_path / "own.toml").write_text(text.replace(*change))
     with pytest.raises(DialectError, match="tool must be the JSON schema of a function with the name call"):

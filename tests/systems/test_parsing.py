@@ -38,7 +38,7 @@ def test_all_searches_of_a_turn_and_lists_count():
         ("no tags at all", True),
         ("<think>a <search>b</search>", False),
         ("<think>a</think></think>", False),
-        ("<think><search>b</search></think>", False),
+        ("<think><search>b</search></think>", True),  # a thought holds no tags
         ("<search>b</search> <information>made up</information>", False),
         ("<question>of another role</question>", False),
         ("<think>a", False),

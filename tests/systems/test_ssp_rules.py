@@ -140,7 +140,7 @@ def test_a_policy_that_ends_its_message_gets_nothing_more():
     tools = world()
     respond = searching.responder(tools.search, XML, ("answer",))
 
-    def after(text: str, finish: str) -> str | None:
+    def after(text: str, finish: str):
         ids = np.zeros(1, np.int32)
         return respond((Turn("sampled", ids, np.zeros(1, np.float32), text, finish),))
 
