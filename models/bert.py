@@ -15,6 +15,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from models.attention import Attend, make_attend
+from models.fields import count, number
 from models.hf import HfTensor
 from sharding.spec import Param, normal, ones, zeros
 
@@ -50,19 +51,16 @@ def from_hf(config: Mapping[str, Any]) -> BertConfig:
     for name, value in wanted.items():
         if config.get(name, value) != value:
             raise ValueError(f"config.json: field {name!r} is {config[name]!r}; only {value!r} is supported.")
-    fields = {
-        "vocab_size": "vocab_size",
-        "num_layers": "num_hidden_layers",
-        "width": "hidden_size",
-        "num_heads": "num_attention_heads",
-        "ffn_width": "intermediate_size",
-        "norm_eps": "layer_norm_eps",
-        "max_positions": "max_position_embeddings",
-        "token_types": "type_vocab_size",
-    }
-    if missing := [theirs for theirs in fields.values() if theirs not in config]:
-        raise ValueError(f"config.json has no field {missing[0]!r}; the model cannot be built without it.")
-    return BertConfig(**{ours: config[theirs] for ours, theirs in fields.items()})
+    return BertConfig(
+        vocab_size=count(config, "vocab_size"),
+        num_layers=count(config, "num_hidden_layers", most=10_000),
+        width=count(config, "hidden_size"),
+        num_heads=count(config, "num_attention_heads"),
+        ffn_width=count(config, "intermediate_size"),
+        norm_eps=number(config, "layer_norm_eps"),
+        max_positions=count(config, "max_position_embeddings"),
+        token_types=count(config, "type_vocab_size"),
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------ weights

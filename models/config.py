@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from models.fields import count, flag, number, table, texts
 from models.rope import Rope
 
 QkNorm = Literal["none", "head", "width"]
@@ -80,6 +81,10 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if self.architecture not in FAMILIES:
             raise ValueError(f"ModelConfig.architecture is {self.architecture!r}; supported are {', '.join(FAMILIES)}.")
+        sizes = ("vocab_size", "num_layers", "width", "num_heads", "num_kv_heads", "head_dim", "ffn_width")
+        for name in (*sizes, "max_positions"):
+            if vars(self)[name] < 1:
+                raise ValueError(f"ModelConfig.{name} is {vars(self)[name]}; it must be at least 1.")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"ModelConfig.num_heads ({self.num_heads}) must be a multiple of num_kv_heads ({self.num_kv_heads})."
@@ -114,16 +119,10 @@ class ModelConfig:
         return self.rope if window is None or self.sliding_rope is None else self.sliding_rope
 
 
-def _field(config: Mapping[str, Any], name: str) -> Any:
-    if config.get(name) is None:
-        raise ValueError(f"config.json has no field {name!r}; the model cannot be built without it.")
-    return config[name]
-
-
 def _rope(parameters: Mapping[str, Any], config: Mapping[str, Any]) -> Rope:
     """A Rope from one set of parameters; what they do not say comes from config.json or transformers' defaults."""
     kind = parameters.get("rope_type", parameters.get("type", "default"))
-    theta = float(parameters["rope_theta"] if "rope_theta" in parameters else _field(config, "rope_theta"))
+    theta = number(parameters if "rope_theta" in parameters else config, "rope_theta")
     for source in (parameters, config):
         share = source.get("partial_rotary_factor")
         if share not in (None, 1, 1.0):
@@ -134,25 +133,22 @@ def _rope(parameters: Mapping[str, Any], config: Mapping[str, Any]) -> Rope:
         raise ValueError(
             f"config.json: rope type {kind!r} is not supported; 'default', 'linear', 'llama3' and 'yarn' are."
         )
-    positions = _field(config, "max_position_embeddings")
-    original = parameters.get("original_max_position_embeddings") or positions
-    factor = parameters.get("factor")
-    if factor is None and kind == "yarn":
-        factor = positions / original
-    factor = float(_field({"rope factor": factor}, "rope factor"))
+    positions = count(config, "max_position_embeddings")
+    original = count(parameters, "original_max_position_embeddings", positions)
+    factor = number(parameters, "factor", positions / original if kind == "yarn" else None)
     if kind == "linear":
         return Rope(theta, "linear", factor)
     if kind == "llama3":
-        low, high = (float(_field(parameters, name)) for name in ("low_freq_factor", "high_freq_factor"))
+        low, high = (number(parameters, name) for name in ("low_freq_factor", "high_freq_factor"))
         return Rope(theta, "llama3", factor, original, low_freq_factor=low, high_freq_factor=high)
     return Rope(
         theta,
         "yarn",
         factor,
         original,
-        beta_fast=float(parameters.get("beta_fast") or 32),
-        beta_slow=float(parameters.get("beta_slow") or 1),
-        truncate=bool(parameters.get("truncate", True)),
+        beta_fast=number(parameters, "beta_fast", 32.0),
+        beta_slow=number(parameters, "beta_slow", 1.0),
+        truncate=flag(parameters, "truncate", True),
         attention_factor=_attention_factor(parameters, factor),
     )
 
@@ -160,23 +156,24 @@ def _rope(parameters: Mapping[str, Any], config: Mapping[str, Any]) -> Rope:
 def _attention_factor(parameters: Mapping[str, Any], factor: float) -> float:
     """0.1 ln(factor) + 1 unless the parameters say otherwise (YaRN, Eq. 22; with DeepSeek's mscale: a ratio of two)."""
     if parameters.get("attention_factor") is not None:
-        return float(parameters["attention_factor"])
+        return number(parameters, "attention_factor")
 
     def scaled(scale: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
-    above, below = parameters.get("mscale"), parameters.get("mscale_all_dim")
-    return scaled(above) / scaled(below) if above and below else scaled(1.0)
+    if not (parameters.get("mscale") and parameters.get("mscale_all_dim")):
+        return scaled(1.0)
+    return scaled(number(parameters, "mscale")) / scaled(number(parameters, "mscale_all_dim"))
 
 
 def _ropes(config: Mapping[str, Any], family: Family) -> tuple[Rope, Rope | None]:
     """(of full layers, of sliding layers): transformers up to 4 writes rope_theta and rope_scaling, from 5 on
     rope_parameters holds both, by type of layer where a family has several.
     """
-    parameters = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    by_type = config.get("rope_parameters") or {}
+    by_type = table(config, "rope_parameters")
+    parameters = table(config, "rope_scaling") or by_type
     if family.layer_ropes and ("full_attention" in by_type or "sliding_attention" in by_type):
-        full, sliding = (by_type.get(name) or {} for name in ("full_attention", "sliding_attention"))
+        full, sliding = (table(by_type, name) for name in ("full_attention", "sliding_attention"))
         return _rope(full, config), _rope(sliding, config)
     full = _rope(parameters, config)
     return full, Rope(full.theta) if family.layer_ropes else None
@@ -186,15 +183,15 @@ def _windows(config: Mapping[str, Any], family: Family, num_layers: int) -> tupl
     """The sliding window of each layer."""
     if family.windows == "none":
         return (None,) * num_layers
-    switched_off = family.windows != "pattern" and not config.get("use_sliding_window", False)
+    switched_off = family.windows != "pattern" and not flag(config, "use_sliding_window", False)
     if not switched_off and "sliding_window" not in config:
         raise ValueError("config.json has no field 'sliding_window'; the model cannot be built without it.")
-    window = None if switched_off else config["sliding_window"]
+    window = None if switched_off or config["sliding_window"] is None else count(config, "sliding_window")
     if family.windows == "all":
         return (window,) * num_layers
-    types = config.get("layer_types")
+    types = None if config.get("layer_types") is None else texts(config, "layer_types")
     if types is None and family.windows == "types":
-        first = num_layers if window is None else _field(config, "max_window_layers")
+        first = num_layers if window is None else count(config, "max_window_layers", least=0)
         types = ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]
     elif types is None:
         types = ["full_attention" if i % 4 == 3 else "sliding_attention" for i in range(num_layers)]
@@ -233,41 +230,41 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
 
     Raises ValueError naming the field that is missing or not supported.
     """
-    names = config.get("architectures") or []
+    names = texts(config, "architectures")
     architecture = next((ours for ours, family in FAMILIES.items() if family.hf in names), None)
     if architecture is None:
         known = ", ".join(family.hf for family in FAMILIES.values())
         raise ValueError(f"config.json: field 'architectures' is {names}; supported are {known}.")
     _refuse(config)
     family = FAMILIES[architecture]
-    num_layers, num_heads = _field(config, "num_hidden_layers"), _field(config, "num_attention_heads")
-    width = _field(config, "hidden_size")
+    num_layers, num_heads = count(config, "num_hidden_layers", most=10_000), count(config, "num_attention_heads")
+    width = count(config, "hidden_size")
     rope, sliding_rope = _ropes(config, family)
-    bias = bool(config.get("attention_bias", False))
+    bias = flag(config, "attention_bias", False)
     experts: dict[str, Any] = {}
     if family.experts:
-        count = "num_experts" if "num_experts" in config else "num_local_experts"
+        name = "num_experts" if "num_experts" in config else "num_local_experts"
         experts = {
-            "num_experts": int(_field(config, count)),
-            "experts_per_token": _field(config, "num_experts_per_tok"),
-            "norm_topk_prob": bool(config.get("norm_topk_prob", False)),
+            "num_experts": count(config, name, most=10_000),
+            "experts_per_token": count(config, "num_experts_per_tok"),
+            "norm_topk_prob": flag(config, "norm_topk_prob", False),
         }
     return ModelConfig(
         architecture=architecture,
-        vocab_size=_field(config, "vocab_size"),
+        vocab_size=count(config, "vocab_size"),
         num_layers=num_layers,
         width=width,
         num_heads=num_heads,
-        num_kv_heads=config.get("num_key_value_heads") or num_heads,
-        head_dim=config.get("head_dim") or family.head_dim or width // num_heads,
-        ffn_width=_field(config, "moe_intermediate_size" if family.experts else "intermediate_size"),
+        num_kv_heads=count(config, "num_key_value_heads", num_heads),
+        head_dim=count(config, "head_dim", family.head_dim or width // num_heads),
+        ffn_width=count(config, "moe_intermediate_size" if family.experts else "intermediate_size"),
         rope=rope,
-        norm_eps=_field(config, "rms_norm_eps"),
-        tie_embeddings=bool(config.get("tie_word_embeddings", False)),
+        norm_eps=number(config, "rms_norm_eps"),
+        tie_embeddings=flag(config, "tie_word_embeddings", False),
         qk_norm=family.qk_norm,
         qkv_bias=bias or family.bias == "qkv",
         output_bias=bias and family.bias == "config",
-        max_positions=_field(config, "max_position_embeddings"),
+        max_positions=count(config, "max_position_embeddings"),
         norm=family.norm,
         layer_windows=_windows(config, family, num_layers),
         sliding_rope=sliding_rope,

@@ -6,7 +6,6 @@ Pure functions of a config and a tree of weights; `models/texts.py` puts tokeniz
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +19,9 @@ from models import bert, transformer, weights
 from models.bert import BertConfig
 from models.config import ModelConfig
 from models.config import from_hf as decoder_config
+from models.fields import WeightsError, read_json, read_object, texts, within
 from models.hf import HfTensor
 from models.hf import hf_tensor as decoder_tensor
-from models.weights import WeightsError
 from sharding.collectives import LOCAL
 from sharding.rules import TRAIN, Rules
 
@@ -73,14 +72,12 @@ def load_config(folder: str | Path) -> EncoderConfig:
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"Encoder folder {folder} does not exist; give a folder in Hugging Face layout.")
-    contents = _read_object(folder / "config.json")
-    names = contents.get("architectures") or []
-    kind = next((ARCHITECTURES[name] for name in names if name in ARCHITECTURES), None)
-    if kind is None:
-        raise WeightsError(
-            f"{folder}: architectures {names} is no encoder we have; supported are {', '.join(ARCHITECTURES)}."
-        )
+    contents = read_object(folder / "config.json")
     try:
+        names = texts(contents, "architectures")
+        kind = next((ARCHITECTURES[name] for name in names if name in ARCHITECTURES), None)
+        if kind is None:
+            raise ValueError(f"architectures {names} is no encoder we have; supported are {', '.join(ARCHITECTURES)}.")
         if kind == "bert":
             model = bert.from_hf(contents)
         else:
@@ -96,7 +93,7 @@ def _pooling(folder: Path, default: Pooling) -> tuple[Pooling, bool]:
     path = folder / "modules.json"
     if not path.is_file():
         return default, True
-    listed = _read_json(path)
+    listed = read_json(path)
     if not isinstance(listed, list) or not all(isinstance(module, Mapping) for module in listed):
         raise ValueError("modules.json is no list of modules.")
     modules = {str(module.get("type", "")).rsplit(".", 1)[-1]: module for module in listed}
@@ -104,7 +101,7 @@ def _pooling(folder: Path, default: Pooling) -> tuple[Pooling, bool]:
         raise ValueError(f"modules.json has a module {min(unknown)}; only Transformer, Pooling and Normalize are read.")
     pooling = default
     if "Pooling" in modules:
-        config = _read_object(folder / modules["Pooling"].get("path", "1_Pooling") / "config.json")
+        config = read_object(within(folder, modules["Pooling"].get("path", "1_Pooling"), path) / "config.json")
         pooling = _pooling_mode(config)
     return pooling, "Normalize" in modules
 
@@ -124,22 +121,6 @@ def _pooling_mode(config: Mapping[str, Any]) -> Pooling:
     if config.get("include_prompt", True) is not True:
         raise ValueError("the pooling leaves the prompt out (include_prompt); that is not supported.")
     return flags[modes[0]]
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{path} is missing; give an encoder's folder in Hugging Face layout.") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise WeightsError(f"{path} is not JSON ({error}); copy the file again.") from None
-
-
-def _read_object(path: Path) -> Mapping[str, Any]:
-    contents = _read_json(path)
-    if not isinstance(contents, Mapping):
-        raise WeightsError(f"{path} holds no JSON object; copy the file again.")
-    return contents
 
 
 def fingerprint(folder: str | Path) -> str:

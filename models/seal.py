@@ -31,14 +31,25 @@ def seal(folder: Path) -> None:
     os.replace(temporary, folder / SEAL)
 
 
+def _entries(path: Path) -> dict[str, tuple[int, int]]:
+    """Size and checksum by name, as a seal has them; {} if it is none: no seal is written for nothing."""
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        return {}
+    pairs = entries.values() if isinstance(entries, dict) else [None]
+    if not all(isinstance(pair, list) and [type(part) for part in pair] == [int, int] for pair in pairs):
+        return {}
+    return {name: (size, crc) for name, (size, crc) in entries.items()}
+
+
 def fault(folder: Path) -> str | None:
     """What is wrong with a sealed folder, as the end of a sentence; None if every file is as it was written."""
     path = folder / SEAL
     if not path.is_file():
         return "it has no seal, so it was never finished"
-    try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
+    entries = _entries(path)
+    if not entries:
         return f"{SEAL} is damaged"
     for name, (size, crc) in entries.items():
         file = folder / name

@@ -24,6 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from models.fields import WeightsError, read_object, within
+
 MAX_SHARD_BYTES = 5 * 10**9  # of one safetensors file, as transformers splits them
 INDEX = "model.safetensors.index.json"
 READABLE = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(jnp.bfloat16)}
@@ -32,20 +34,6 @@ BUFFER = re.compile(r"\.rotary_emb\.inv_freq$")  # transformers up to 4.31 saved
 
 Shapes = Mapping[str, tuple[int, ...]]
 Blocks = Callable[[str], Iterable[Any]]  # a tensor's rows in order, in pieces (numpy or jax arrays)
-
-
-class WeightsError(ValueError):
-    """A folder that cannot be read as a model; the message says which file or tensor and what is wrong."""
-
-
-def read_json(path: Path) -> Any:
-    """The contents of a JSON file. Raises FileNotFoundError or WeightsError with one sentence."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{path} is missing; give a model folder in Hugging Face layout.") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise WeightsError(f"{path} is not JSON ({error}); copy the file again.") from None
 
 
 def finite(block: np.ndarray) -> bool:
@@ -102,10 +90,10 @@ class Checkpoint:
         index = self.folder / INDEX
         if not index.is_file():
             return [self.folder / "model.safetensors"]
-        contents = read_json(index)
-        if not isinstance(contents, Mapping) or not isinstance(contents.get("weight_map"), Mapping):
+        where = read_object(index).get("weight_map")
+        if not isinstance(where, Mapping) or not where:
             raise WeightsError(f"{index} has no weight_map; copy the file again.")
-        return [self.folder / name for name in sorted(set(contents["weight_map"].values()))]
+        return sorted({within(self.folder, name, index) for name in where.values()})
 
     @property
     def names(self) -> frozenset[str]:

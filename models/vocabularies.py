@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf.message import DecodeError
+from huggingface_hub.errors import StrictDataclassError
 from tokenizers import AddedToken, Regex, decoders, normalizers
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerFast
@@ -23,7 +24,15 @@ from transformers.convert_slow_tokenizer import (
     generate_merges,
 )
 
+from models.fields import read_object
+
 SPACE = "\u2581"  # how SentencePiece writes a space
+OBJECTS = (
+    "config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)  # transformers' files
 KINDS = ("BPE", "Unigram", "WordPiece")
 
 # Llama 3's ranks file holds no special tokens. Names and order of Llama 3.1's and later releases: 256 ids from 128000.
@@ -50,6 +59,9 @@ def read(folder: Path) -> tuple[PreTrainedTokenizerFast, tuple[int, ...]]:
     """
     model = folder / "tokenizer.model"
     bare = not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json", "tokenizer_config.json"))
+    for path in (folder / name for name in OBJECTS):
+        if path.is_file():
+            read_object(path)
     ends = _generation_ends(folder / "generation_config.json")
     if model.is_file() and not (folder / "tokenizer.json").is_file():
         with model.open("rb") as file:
@@ -75,7 +87,7 @@ def read(folder: Path) -> tuple[PreTrainedTokenizerFast, tuple[int, ...]]:
 def _by_transformers(folder: Path) -> PreTrainedTokenizerFast:
     try:
         hf = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(f"{folder} holds no tokenizer that can be read ({reason}).") from None
     if not isinstance(hf, PreTrainedTokenizerFast):
@@ -131,10 +143,7 @@ def _sentencepiece(model: Path) -> PreTrainedTokenizerFast:
 def _wrap(fast: FastTokenizer, folder: Path, roles: Mapping[str, str]) -> PreTrainedTokenizerFast:
     """With the roles, added tokens and chat template that the folder's tokenizer_config.json names."""
     path = folder / "tokenizer_config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not JSON ({error}).") from None
+    config = read_object(path) if path.is_file() else {}
     for id, token in sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0])):
         fast.add_tokens([AddedToken(**{key: value for key, value in token.items() if key != "__type"})])
         if fast.token_to_id(token["content"]) != int(id):
@@ -151,11 +160,11 @@ def _generation_ends(path: Path) -> tuple[int, ...]:
     """The end tokens a generation_config.json names (one or several); none if there is no such file."""
     if not path.is_file():
         return ()
-    try:
-        named = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not JSON ({error}).") from None
-    return tuple(named) if isinstance(named, list) else () if named is None else (named,)
+    named = read_object(path).get("eos_token_id")
+    ends = tuple(named) if isinstance(named, list) else () if named is None else (named,)
+    if not all(type(end) is int for end in ends):
+        raise ValueError(f"{path}: eos_token_id is {named!r}; it must be a token id or a list of them.")
+    return ends
 
 
 # ------------------------------------------------------------------------------------------------------------- bytes

@@ -24,9 +24,10 @@ from jax.sharding import Mesh, SingleDeviceSharding
 
 from models import streaming, tensorfile
 from models.config import ModelConfig, from_hf, to_hf
+from models.fields import WeightsError, read_object
 from models.hf import HfTensor, hf_shapes, hf_tensor, tree_shapes
 from models.seal import SEAL, fault, seal
-from models.tensorfile import Checkpoint, WeightsError, read_json
+from models.tensorfile import Checkpoint
 from models.tokenizer import Tokenizer
 from models.transformer import Params, declare
 from sharding.rules import Rules
@@ -62,9 +63,7 @@ def load_config(folder: str | Path) -> ModelConfig:
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"Model folder {folder} does not exist; give a folder in Hugging Face layout.")
-    contents = read_json(folder / "config.json")
-    if not isinstance(contents, Mapping):
-        raise WeightsError(f"{folder / 'config.json'} holds no JSON object; copy the file again.")
+    contents = read_object(folder / "config.json")
     try:
         return from_hf(contents)
     except ValueError as error:
@@ -147,7 +146,10 @@ def stored_dtypes(folder: str | Path) -> set[str]:
     """Names of the dtypes that the weights of a model folder have there ("bfloat16", ...). Raises as load does."""
     folder = Path(folder)
     if is_orbax(folder):
-        return {read_json(folder / "config.json")["dtype"]}
+        dtype = read_object(folder / "config.json").get("dtype")
+        if not isinstance(dtype, str):
+            raise WeightsError(f"{folder / 'config.json'} does not say the dtype of the weights; convert them again.")
+        return {dtype}
     with ExitStack() as stack:
         checkpoint = Checkpoint(folder, stack)
         cfg = load_config(folder)
@@ -338,7 +340,7 @@ def recast_hf(source: str | Path, folder: str | Path, dtype: Any, report: Report
         with _whole(Path(folder)) as new:
             if jax.process_index() == 0:
                 tensorfile.write(new, shapes, np.dtype(dtype), blocks, tensorfile.MAX_SHARD_BYTES)
-                _companions(new, read_json(source / "config.json"), dtype, source)
+                _companions(new, read_object(source / "config.json"), dtype, source)
 
 
 def save_orbax(

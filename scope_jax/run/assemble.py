@@ -265,8 +265,8 @@ def assemble_world(
         system.read_exam_prompts(cfg)
     kind = system.exam_needs(cfg).kind
     exams = {exam.name: sources.load(sources.Source(exam.path, kind, exam)) for exam in cfg.evaluate.sets}
-    tokenizer = Tokenizer.load(cfg.model.tokenizer or checkpoint, cfg.model.chat_template)
     model = weights.load_config(checkpoint)
+    tokenizer = Tokenizer.load(cfg.model.tokenizer or checkpoint, cfg.model.chat_template)
     if tokenizer.vocab_size > model.vocab_size:
         raise ValueError(
             f"the tokenizer has {tokenizer.vocab_size} tokens but the model in {checkpoint} only "

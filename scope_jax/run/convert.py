@@ -128,8 +128,8 @@ def _convert_run(
     policies = SYSTEMS[card.system].policies(card)
     if policy is not None and policy not in policies:
         raise UserError(f"the run in {source} has no policy {policy!r}; it has {', '.join(policies)}.")
-    tokenizer = Tokenizer.load(card.model.tokenizer or card.model.checkpoint, card.model.chat_template)
     cfg = weights.load_config(card.model.checkpoint)
+    tokenizer = Tokenizer.load(card.model.tokenizer or card.model.checkpoint, card.model.chat_template)
     place = locate(source)
     wanted = policies if policy is None else (policy,)
     folders = {name: folder if len(wanted) == 1 else folder / name for name in wanted}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -53,6 +55,28 @@ def test_a_base_with_a_nan(tmp_path: Path) -> None:
     out = tmp_path / "out"
     again = CliRunner().invoke(app, ["convert", str(base), str(out), "--to", "hf"])
     assert again.exit_code == 2 and "model.norm.weight holds values that are NaN" in again.stderr and not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("config.json", lambda contents: [contents], "config.json holds no JSON object"),
+        ("config.json", lambda contents: contents | {"hidden_size": "128"}, "field 'hidden_size' is \"128\""),
+        ("config.json", lambda contents: contents | {"num_hidden_layers": 0}, "field 'num_hidden_layers' is 0"),
+        ("config.json", lambda contents: contents | {"num_hidden_layers": -1}, "field 'num_hidden_layers' is -1"),
+        ("model.safetensors.index.json", lambda _: {"weight_map": {"a": "../x"}}, "names '../x'"),
+        ("model.safetensors.index.json", lambda _: {"weight_map": {"a": "/etc/passwd"}}, "names '/etc/passwd'"),
+        ("seal.json", lambda _: [], "seal.json is damaged"),
+        ("seal.json", lambda _: {}, "seal.json is damaged"),
+    ],
+)
+def test_model_folder_that_says_nonsense(tmp_path: Path, name: str, change: Callable[[Any], Any], words: str) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(ATLAS / "base", base)
+    contents = json.loads((base / name).read_text()) if (base / name).is_file() else {}
+    (base / name).write_text(json.dumps(change(contents)))
+    text = refused(tmp_path / "run", f"model.checkpoint={base}")
+    assert words in text and str(base) in text
 
 
 def test_missing_checkpoint(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_biases_and_head_dim_of_qwen2():
         (LLAMA | {"mlp_bias": True}, "'mlp_bias' is True"),
         (LLAMA | {"hidden_act": "gelu"}, "'hidden_act' is 'gelu'"),
         (LLAMA | {"rope_scaling": {"rope_type": "longrope"}}, "rope type 'longrope'"),
-        (LLAMA | {"rope_scaling": {"rope_type": "linear"}}, "'rope factor'"),
+        (LLAMA | {"rope_scaling": {"rope_type": "linear"}}, "'factor'"),
         (LLAMA | {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "'low_freq_factor'"),
         (LLAMA | {"partial_rotary_factor": 0.5}, "'partial_rotary_factor' is 0.5"),
         (LLAMA | {"quantization_config": {"bits": 4}}, "quantised"),

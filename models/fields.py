@@ -1,0 +1,99 @@
+"""JSON files of a model folder and their fields by type: whatever else stands there is refused with one sentence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+MOST = 2**31 - 1  # of anything that is counted
+
+
+class WeightsError(ValueError):
+    """A folder that cannot be read as a model; the message says which file or tensor and what is wrong."""
+
+
+def read_json(path: Path) -> Any:
+    """The contents of a JSON file. Raises FileNotFoundError or WeightsError with one sentence."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} is missing; give a model folder in Hugging Face layout.") from None
+    except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, a number too long, brackets too deep
+        raise WeightsError(f"{path} is not JSON ({error}); copy the file again.") from None
+
+
+def read_object(path: Path) -> Mapping[str, Any]:
+    """The contents of a JSON file that holds an object. Raises as read_json does."""
+    contents = read_json(path)
+    if not isinstance(contents, Mapping):
+        raise WeightsError(f"{path} holds no JSON object; copy the file again.")
+    return contents
+
+
+def within(folder: Path, name: Any, said_by: Path) -> Path:
+    """The file `name` of a folder, as the file `said_by` calls it.
+
+    Raises WeightsError unless it is a relative path that stays in the folder. What lies there may be a link.
+    """
+    inside = isinstance(name, str) and name.isprintable() and PurePosixPath(name).name != ""
+    if not inside or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+        raise WeightsError(f"{said_by} names {name!r}, which is no file of its own folder; copy the folder again.")
+    return folder / name
+
+
+# ----------------------------------------------------------------------------------------------- fields of config.json
+def _refusal(name: str, value: Any, wanted: str) -> ValueError:
+    said = json.dumps(value, default=str)
+    said = said if len(said) <= 40 else said[:37] + "..."
+    return ValueError(f"config.json: field {name!r} is {said}; it must be {wanted}.")
+
+
+def field(config: Mapping[str, Any], name: str, default: Any = None) -> Any:
+    """A field; absent or null: the default. Raises ValueError if there is neither."""
+    value = config.get(name)
+    value = default if value is None else value
+    if value is None:
+        raise ValueError(f"config.json has no field {name!r}; the model cannot be built without it.")
+    return value
+
+
+def count(config: Mapping[str, Any], name: str, default: int | None = None, *, least: int = 1, most: int = MOST) -> int:
+    """A whole number between `least` and `most`, otherwise as `field`."""
+    value = field(config, name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise _refusal(name, value, f"a whole number from {least} to {most}")
+    return value
+
+
+def number(config: Mapping[str, Any], name: str, default: float | None = None) -> float:
+    """A finite number above 0, otherwise as `field`."""
+    value = field(config, name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
+        raise _refusal(name, value, "a finite number above 0")
+    return float(value)
+
+
+def flag(config: Mapping[str, Any], name: str, default: bool) -> bool:
+    """true or false, otherwise as `field`."""
+    value = field(config, name, default)
+    if not isinstance(value, bool):
+        raise _refusal(name, value, "true or false")
+    return value
+
+
+def table(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """An object; absent or null: an empty one. Raises ValueError for anything else."""
+    value = field(config, name, {})
+    if not isinstance(value, Mapping):
+        raise _refusal(name, value, "an object")
+    return value
+
+
+def texts(config: Mapping[str, Any], name: str) -> list[str]:
+    """A list of texts; absent or null: an empty one. Raises ValueError for anything else."""
+    value = field(config, name, [])
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise _refusal(name, value, "a list of texts")
+    return value

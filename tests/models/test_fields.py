@@ -1,0 +1,209 @@
+"""Model folders whose JSON says nonsense: one sentence with the file and the field, and nothing outside is opened."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import shutil
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models import bert, config, encoder, seal, weights
+from models.fields import WeightsError
+from models.tensorfile import INDEX, Checkpoint
+from models.tokenizer import Tokenizer
+
+BASE = Path("assets/atlas/base")
+QWEN3 = json.loads((BASE / "config.json").read_text(encoding="utf-8"))
+MOE = QWEN3 | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 8,
+    "norm_topk_prob": True,
+}
+OLMO3 = QWEN3 | {
+    "architectures": ["Olmo3ForCausalLM"],
+    "sliding_window": 8,
+    "layer_types": ["full_attention"] * QWEN3["num_hidden_layers"],
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "original_max_position_embeddings": 16,
+        "attention_factor": 1.2,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "truncate": True,
+    },
+}
+BERT = {
+    "architectures": ["BertModel"],
+    "vocab_size": 64,
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "layer_norm_eps": 1e-12,
+    "max_position_embeddings": 64,
+    "type_vocab_size": 2,
+}
+SIZES = ("vocab_size", "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads")
+SIZES += ("intermediate_size", "max_position_embeddings", "head_dim")
+NONSENSE: list[Any] = ["64", "", [], [64], {}, {"a": 1}, True, 1.5, 0, -1, 10**30, math.nan, math.inf]
+
+
+# ---------------------------------------------------------------------------------------------------------- config.json
+@pytest.mark.parametrize("value", NONSENSE, ids=repr)
+@pytest.mark.parametrize("name", SIZES)
+def test_a_size_is_a_whole_number_from_one(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"config\.json: field '{name}' is .*; it must be a whole number from 1"):
+        config.from_hf(QWEN3 | {name: value})
+    if name in BERT:
+        with pytest.raises(ValueError, match=rf"config\.json: field '{name}' is"):
+            bert.from_hf(BERT | {name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("rms_norm_eps", "1e-6", "a finite number above 0"),
+        ("rms_norm_eps", -1.0, "a finite number above 0"),
+        ("rope_theta", math.nan, "a finite number above 0"),
+        ("rope_theta", 10**400, "a finite number above 0"),
+        ("tie_word_embeddings", "false", "true or false"),
+        ("attention_bias", 0, "true or false"),
+        ("architectures", "Qwen3ForCausalLM", "a list of texts"),
+        ("architectures", [["Qwen3ForCausalLM"]], "a list of texts"),
+        ("rope_scaling", [], "an object"),
+        ("rope_parameters", "yarn", "an object"),
+        ("rope_scaling", {"rope_type": "yarn", "factor": "8"}, "a finite number above 0"),
+        ("num_hidden_layers", 100_000, "a whole number from 1 to 10000"),
+    ],
+)
+def test_other_fields_are_of_their_type(name: str, value: Any, wanted: str) -> None:
+    plain = {key: given for key, given in QWEN3.items() if key not in ("rope_parameters", "rope_scaling")}
+    with pytest.raises(ValueError, match=rf"config\.json: field .*; it must be {wanted}"):
+        config.from_hf(plain | {"rope_theta": 1e4, name: value})
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(base=st.sampled_from([QWEN3, MOE, OLMO3]), data=st.data())
+def test_whatever_a_field_says_is_built_or_refused(base: dict[str, Any], data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(sorted(base)))
+    value = data.draw(JSON)
+    if isinstance(base[name], dict) and data.draw(st.booleans()):  # one field of an object
+        value = base[name] | {data.draw(st.sampled_from(sorted(base[name]))): value}
+    with contextlib.suppress(ValueError):  # and nothing else is raised
+        config.from_hf(base | {name: value})
+
+
+def test_the_bases_themselves_are_models() -> None:
+    assert config.from_hf(MOE).num_experts == 4 and config.from_hf(OLMO3).rope.kind == "yarn"
+    assert bert.from_hf(BERT).token_types == 2
+
+
+# --------------------------------------------------------------------------------------------------------------- files
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(BASE, tmp_path / "model"))
+
+
+@pytest.mark.parametrize("text", ["[]", "3", '"x"', "null", "{", "\x00", "[" * 100_000, "9" * 5000])
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "generation_config.json"])
+def test_a_file_that_holds_no_object(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(text)
+    with pytest.raises(WeightsError, match=name.replace(".", r"\.")) as caught:
+        weights.load_config(folder) if name == "config.json" else Tokenizer.load(folder)
+    assert "\n" not in str(caught.value)
+    if name == "config.json":
+        for load in (encoder.load_config, Tokenizer.load):
+            with pytest.raises(WeightsError, match=r"config\.json"):
+                load(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("tokenizer.json", "[]"),
+        ("tokenizer.json", "{}"),
+        ("tokenizer_config.json", '{"added_tokens_decoder": []}'),
+        ("tokenizer_config.json", '{"added_tokens_decoder": {"a": 1}}'),
+        ("tokenizer_config.json", '{"eos_token": 3}'),
+        ("tokenizer_config.json", '{"tokenizer_class": 3}'),
+        ("added_tokens.json", '{"a": "b"}'),
+        ("config.json", json.dumps(QWEN3 | {"num_hidden_layers": -1})),
+        ("config.json", json.dumps(QWEN3 | {"hidden_size": "128"})),
+        ("generation_config.json", '{"eos_token_id": "x"}'),
+        ("generation_config.json", '{"eos_token_id": [1, true]}'),
+    ],
+)
+def test_tokenizer_files_of_wrong_types(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(text)
+    with pytest.raises(ValueError, match=str(folder)) as caught:
+        Tokenizer.load(folder)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("named", ["../model.safetensors", "/etc/passwd", "a/../../b", "", ".", 3, None, ["x"], "a\0b"])
+def test_an_index_names_files_of_its_own_folder(folder: Path, named: Any) -> None:
+    outside = folder.parent / "model.safetensors"
+    shutil.copyfile(folder / "model.safetensors", outside)
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"a": "model.safetensors", "b": named}}))
+    with ExitStack() as stack, pytest.raises(WeightsError, match=r"index\.json names .* no file of its own folder"):
+        Checkpoint(folder, stack)
+
+
+@pytest.mark.parametrize("contents", [[], {}, {"weight_map": []}, {"weight_map": {}}, {"weight_map": None}])
+def test_an_index_has_a_map(folder: Path, contents: Any) -> None:
+    (folder / INDEX).write_text(json.dumps(contents))
+    with ExitStack() as stack, pytest.raises(WeightsError, match=INDEX.replace(".", r"\.")):
+        Checkpoint(folder, stack)
+
+
+def test_a_file_may_be_a_link_and_lie_deeper(folder: Path) -> None:
+    """As in the cache of the hub, whose files are links to blobs."""
+    blob = folder.parent / "blob"
+    shutil.move(folder / "model.safetensors", blob)
+    (folder / "parts").mkdir()
+    (folder / "parts" / "one.safetensors").symlink_to(blob)
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"a": "parts/one.safetensors"}}))
+    with ExitStack() as stack:
+        assert "model.norm.weight" in Checkpoint(folder, stack).names
+
+
+# ---------------------------------------------------------------------------------------------------------------- seals
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "{}",
+        "null",
+        "3",
+        '"x"',
+        "{",
+        "[" * 100_000,
+        '{"a": 1}',
+        '{"a": [1]}',
+        '{"a": ["1", 2]}',
+        '{"a": [true, 2]}',
+    ],
+)
+def test_a_seal_that_is_none_is_damaged(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a").write_text("x")
+    seal.seal(tmp_path)
+    assert seal.fault(tmp_path) is None
+    (tmp_path / seal.SEAL).write_text(text)
+    assert seal.fault(tmp_path) == "seal.json is damaged"
