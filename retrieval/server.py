@@ -41,7 +41,9 @@ def make_app(retrieve: Retriever, *, top_k: int) -> Starlette:
         try:
             queries, count, scores = _wish(_parsed(await _body(request)), top_k)
         except Refusal as refusal:
-            return JSONResponse({"error": str(refusal)}, status_code=refusal.status)
+            # a body that is not wanted is not read to its end either
+            headers = {"Connection": "close"} if refusal.status == 413 else None
+            return JSONResponse({"error": str(refusal)}, status_code=refusal.status, headers=headers)
         except ClientDisconnect:
             return Response(status_code=GONE)
         found = await run_in_threadpool(retrieve, queries, count)

@@ -56,13 +56,14 @@ def unwritten(path: Path, fault: int) -> UserError:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """An OSError in this block becomes a sentence with the path, which the system leaves out when a disk is full."""
+    """A full disk in this block, or a fault of the system that names no file, becomes a sentence with the path."""
     try:
         yield
-    except OSError as error:
-        if error.errno is None:
+    except (OSError, ValueError) as error:
+        number = disk_fault(error)
+        if number is None or (number not in FULL and (not isinstance(error, OSError) or error.filename)):
             raise
-        raise unwritten(path, error.errno) from None
+        raise unwritten(path, number) from None
 
 
 def sentence(error: BaseException) -> str:

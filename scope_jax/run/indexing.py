@@ -23,6 +23,7 @@ from retrieval.embed import Embedder, HashedLexical, PrefixedEncoder
 from retrieval.scann import ScannConfig
 from retrieval.search import LocalRetriever
 from scope_jax.config import Config, EncoderSection, RetrievalSection
+from scope_jax.errors import writing
 from sharding.mesh import MeshConfig, make_mesh
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
@@ -60,11 +61,12 @@ def open_or_build_index(
     corpus = load_corpus(card.corpus, {**card.columns}, card.split, card.hub_config)
     embedder = _neural(card.encoder, mesh) or _lexical(card, corpus, folder, tell)
     build = partial(build_index, corpus, embedder, folder, chunk=EMBED_CHUNK)
-    build(kind="exact", scann=None, progress=partial(tell, "passages embedded"), rebuild=rebuild)
-    if card.kind == "scann":
-        tell("ScaNN index", 0, 1)
-        build(kind="scann", scann=ScannConfig(**card.scann.model_dump()))
-        tell("ScaNN index", 1, 1)
+    with writing(folder):
+        build(kind="exact", scann=None, progress=partial(tell, "passages embedded"), rebuild=rebuild)
+        if card.kind == "scann":
+            tell("ScaNN index", 0, 1)
+            build(kind="scann", scann=ScannConfig(**card.scann.model_dump()))
+            tell("ScaNN index", 1, 1)
     handed_in = None if isinstance(embedder, HashedLexical) else embedder
     return LocalRetriever(*open_index(folder, kind=card.kind, embedder=handed_in, mesh=mesh, axes=("data", "fsdp")))
 

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from scope_jax.config import RetrievalSection
 from scope_jax.errors import UserError, disk_fault, writing
 from scope_jax.learner.types import Episode, Judgement, Reply
 from scope_jax.run.checkpoint import Checkpoints, fault, steps
+from scope_jax.run.indexing import open_or_build_index
 from scope_jax.run.judgements import NAME
 from scope_jax.run.metrics import RunLog, read_lines
 from tests.house.test_checkpoint import WANTED, card, same, state, targets
@@ -101,10 +103,22 @@ def test_what_is_a_fault_of_the_disk() -> None:
     assert disk_fault(ValueError("RESOURCE_EXHAUSTED: Failed to write \"x\" [os_error_code='28']")) == errno.ENOSPC
     assert disk_fault(ValueError("shape (3,) is not (4,)")) is None
     with (
-        pytest.raises(UserError, match=r"^f could not be written \(Read-only file system\); see to it and give"),
+        pytest.raises(UserError, match=r"^f could not be written \(Input/output error\); see to it and give"),
         writing(Path("f")),
     ):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    with pytest.raises(FileNotFoundError, match="'other'"), writing(Path("f")):  # the system names the file itself
+        raise FileNotFoundError(errno.ENOENT, "there is none", "other")
+
+
+def test_an_index_that_cannot_be_written_costs_a_sentence(tmp_path: Path) -> None:
+    corpus, run = tmp_path / "corpus.jsonl", tmp_path / "run"
+    corpus.write_text("".join(f'{{"title": "t{n}", "text": "word{n} again"}}\n' for n in range(40)))
+    cfg = card().model_copy(update={"retrieval": RetrievalSection(corpus=str(corpus))})
+    told = rf"{run}/index could not be written \(File too large\); make room"
+    with no_file_larger_than(64 << 10), pytest.raises(UserError, match=told):
+        open_or_build_index(cfg, run, None)
+    assert len(open_or_build_index(cfg, run, None).corpus) == 40
 
 
 SCRIPT = """

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from retrieval.exchange import shown
 from scope_jax.config import AskSection, Config, JudgeSection
 from scope_jax.learner.types import Reply
 from scope_jax.play import searching
@@ -167,7 +168,7 @@ def ask(
     endpoint = card_of(cfg, job).endpoint
     if endpoint is not None and len(found) >= _DEAF_AFTER and lost == len(found):
         raise JudgeError(
-            f"none of {lost} replies of the {job} at {endpoint.url} could be read; "
+            f"none of {lost} replies of the {job} at {shown(endpoint.url)} could be read; "
             f"use a model that follows the prompt, or raise scope.{job}.max_tokens."
         )
     places = {question: place for place, question in enumerate(different)}
