@@ -97,7 +97,10 @@ RUBRIC = (
     *(("<rubrics>", "</rubrics>"), ("<rubrics><rubric ", ">a</rubric></rubrics>"), ("```json\n", "\n```"), ("[", "]")),
     *(('<rubrics><rubric priority="critical">', "</rubric></rubrics>"), ('[{"criterion": "', '"}]'), ("```", "")),
 )
-RESULTS = (("<information>", "</information>"), ("<information>Doc ", "</information>"), ("Doc ", ""))
+RESULTS = (
+    *(("<information>", "</information>"), ("<information>Doc ", "</information>"), ("Doc ", "")),
+    ("Doc 1 (Title: ", "x"),
+)
 
 Wraps = Sequence[tuple[str, str]]
 
@@ -135,6 +138,12 @@ def episode(text: str) -> Completion:
     return Completion((row,), turns, "stop", text)
 
 
+def numbered(text: str) -> str:
+    """A search result with pieces of the text as documents, no two alike."""
+    pieces = (text[start : start + 24] for start in range(0, len(text), 24))
+    return "\n".join(f"Doc 1 (Title: {number}\n{piece}" for number, piece in enumerate(pieces))
+
+
 def answered(text: str) -> list[Any]:
     """What a turn gets where all its searches are run, and where the first one is."""
     turns = (turn("sampled", text),)
@@ -162,7 +171,7 @@ PARSERS: dict[str, tuple[Callable[[str], Any], Wraps]] = {
         (*FINAL, *QUERY),
     ),
     "SSP rules": (lambda text: ssp_rules.apply(SSP, episode(text), ("Rome", "Roma")), FINAL),
-    "SSP materials": (lambda text: materials.units([text], "document"), RESULTS),
+    "SSP materials": (lambda text: materials.units([text, numbered(text)], "document"), RESULTS),
     "verdict": (grading.verdict, ()),
     "exact_match, contains_words": (
         lambda text: (rewards.exact_match(text, (text,)), rewards.contains_words(text, "a b")),

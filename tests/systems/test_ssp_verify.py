@@ -105,6 +105,20 @@ def test_whole_trajectories_as_the_released_code_mixes_them():
     assert sum(map(len, blocks)) + 2 * len("\n\n") == len(text)
 
 
+@pytest.mark.parametrize("cut", ["Paris lies…", "Paris lies on the...(truncated)", "Paris l ...(truncated)"])
+def test_of_two_copies_the_whole_one_is_evidence(cut: str):
+    """The token budget may have cut a passage in one result and not in another, earlier or later."""
+    whole, other = doc(2, "Paris", "Paris lies on the Seine."), doc(1, "Seine", "A river.")
+    results = [doc(1, "Paris", cut), f"{other}\n\n{whole}"]
+    expected = ['(Title: "Paris")\nParis lies on the Seine.', '(Title: "Seine")\nA river.']
+    assert materials.units(results, "document") == expected
+    assert sorted(materials.units(results[::-1], "document")) == expected
+    queries = ["<search>cut</search>", "<search>whole</search>", f"<question>{question_about(0)}</question>"]
+    tools = ScriptedTools(Plan(proposals={"0": queries}), {**RESULTS, "cut": results[0], "whole": results[1]})
+    ssp.play(card(noise_documents=0), tools, {"pool": []}, ITEMS[:1], 0)
+    assert "Paris lies on the Seine." in shown(tools.prompts["verify", "0 attempt 0"])
+
+
 def test_units_split_every_style_of_result():
     joined = ['Doc 1 (Title: "A (x)")\none\n\nDoc 2 (Title: B)\ntwo', "Doc 1(Title: C) three\nDoc 2(Title: B) four\n"]
     assert materials.units(joined, "document") == [

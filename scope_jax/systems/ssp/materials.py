@@ -6,35 +6,51 @@ A unit is one document, or ("trajectory", as the released SSP code has it) every
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
 from scope_jax.config import NoiseUnit, one_of
 
 _HEAD = re.compile(r"^Doc \d+ ?(?=\(Title: )", re.MULTILINE)
-_CUT = re.compile(r"[\s.…]*(\(truncated\))?$")
+_LOOSE = string.whitespace + ".…"  # what may stand at the end of a text that was cut short
 
 
 def units(results: Sequence[str], unit: str) -> list[str]:
     """The units of an episode's result texts: its documents, each once and without number, or one joined text.
 
-    Raises ValueError for any other `unit`.
+    Of several copies of a document, the longest; it stands where the first one did. Raises ValueError for any other
+    `unit`.
     """
     one_of("unit", unit, NoiseUnit)
     if unit == "trajectory":
         return ["\n\n".join(results)] if results else []
-    found: list[str] = []
-    for result in results:
-        for part in _HEAD.split(result):
-            if part.strip() and not any(_same(part.strip(), other) for other in found):
-                found.append(part.strip())
-    return found
+    return _distinct([part.strip() for result in results for part in _HEAD.split(result) if part.strip()])
+
+
+def _distinct(texts: Sequence[str]) -> list[str]:
+    """Each text once; of copies of which some were cut short the longest, where the first one stands."""
+    copies: dict[str, tuple[int, str]] = {}  # what is sure of a text: where it first stands, and the text
+    for place, text in enumerate(texts):
+        copies.setdefault(_sure(text), (place, text))
+    # In alphabetical order a copy that was cut short comes right before one that goes on from it.
+    for short, long in pairwise(sorted(copies)):
+        if long.startswith(short):
+            place, text = copies[long]
+            copies[long] = min(place, copies.pop(short)[0]), text
+    return [text for _, text in sorted(copies.values())]
+
+
+def _sure(text: str) -> str:
+    """`text` without the marks of a cut at its end."""
+    return text.removesuffix("(truncated)").rstrip(_LOOSE)
 
 
 def _same(one: str, other: str) -> bool:
     """True if both are the same text; a search result may have been cut short by its token budget."""
-    short, long = sorted((_CUT.sub("", one), _CUT.sub("", other)), key=len)
+    short, long = sorted((_sure(one), _sure(other)), key=len)
     return long.startswith(short)
 
 
