@@ -29,7 +29,13 @@ from tests.train import runs
 
 CARDS = runs.ROOT / "configs"
 SMALL = ("rollout.slots=8", "learner.buckets=[512]", "learner.micro_batch_rows=4", "train.save_every=1", "train.keep=9")
-SSP = (*SMALL, "evaluate.sets=[]", 'ssp.proposer.loss.advantage="ema"', "ssp.solver.loss.mini_batches=1")
+SSP = (
+    *SMALL,
+    "evaluate.sets=[]",
+    "ssp.train=solver",
+    "ssp.solver.loss.advantage=ema",
+    "ssp.solver.loss.mini_batches=1",
+)
 SCOPE = (
     *SMALL,
     "train.save_every=100",
@@ -64,8 +70,7 @@ def made(role: str, policy: str, *seed: int) -> list[Episode]:
 def play_ssp(cfg: Config, tools: Any, memory: Any, items: Any, step: int) -> Any:
     """A step that depends on all that a run carries: its number and its pool."""
     pool = memory["pool"]
-    episodes = [*made("solver", "actor", step, len(pool)), *made("proposer", "actor", step, len(pool), 1)]
-    return episodes, {"pool": [*pool, step]}, {"pool": float(len(pool))}
+    return made("solver", "actor", step, len(pool)), {"pool": [*pool, step]}, {"pool": float(len(pool))}
 
 
 def play_scope(cfg: Config, tools: Any, memory: Any, items: Any, step: int) -> Any:
@@ -106,9 +111,9 @@ def test_ssp_goes_on_in_another_folder(tmp_path: Path, monkeypatch: pytest.Monke
     assert runs.saved(branch) == [3] and runs.memory(branch, 3)["game"] == {"pool": [0, 1, 2]}
     assert load_card(branch / "config.toml").train.origin == str(whole / "checkpoints" / "2")
     # it knows where it came from: to go on, the origin need not be named again, and must be no other one
-    assert run(branch, "train.steps=4")["steps"] == 4
+    assert run(branch, "train.steps=3")["steps"] == 3
     with pytest.raises(RunError, match=r"other values of train\.origin"):
-        run(branch, "train.steps=4", f"train.origin={whole}@1")
+        run(branch, "train.steps=3", f"train.origin={whole}@1")
     with pytest.raises(UserError, match="where this card's run is over"):
         run(tmp_path / "done", "train.steps=3", f"train.origin={whole}")
 
