@@ -1,20 +1,21 @@
 """A step played under each card's loss tables against the equations of its paper, in torch: value and gradient.
 
-The games are SSP (Eq. (4) and (5)) and SCOPE (Eq. (2) and (3)). A script plays; a small model gives the log-probs: now,
-before the update, and of the reference. The torch side starts from rewards, reads no card, and differentiates by log π.
-Where a paper leaves something open, the choice is that of docs/fidelity.md: clipped and dual-clipped ratios of tokens,
-KL by k3 with the ratio, divisors by mini-batch.
+The games are SSP (Eq. (4) and (5)) and SCOPE (Eq. (2) and (3)). A script plays; a small model gives the log-probs, by a
+plain forward pass: now, before the update, and of the reference. The torch side starts from rewards, reads no card, and
+differentiates by log π. Where a paper leaves something open, the choice is that of docs/fidelity.md: clipped and
+dual-clipped ratios of tokens, KL by k3 with the ratio, divisors by mini-batch.
 
 Loss and gradient by log π agree to 1e-6. For one card of each game so does the loss of the whole optimiser step, and
-torch's gradient is carried to the weights by a forward pass without packing, micro-batches or chunks, where the step's
-own agrees to 1e-5: the rounding of two backward passes in float32 is a few 1e-6 here. (SCOPE's card is Qwen3's, whose
-episodes are several rows.)
+torch's gradient is carried to the weights through that plain forward pass, where the step's own agrees to 1e-5: the
+rounding of two backward passes in float32 is a few 1e-6 here. (SCOPE's card is Qwen3's, whose episodes are several
+rows.)
 """
 
 import shutil
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +37,7 @@ torch = pytest.importorskip("torch")
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 MODEL = replace(TINY, num_layers=1, vocab_size=256, max_positions=768)
-WIDTH, ROWS = 768, 48  # of the plain forward pass
+WIDTH, ROWS = 768, 24  # of the plain forward pass
 OPTIMIZER = OptimizerSection(learning_rate=1e-3, warmup_steps=1, max_grad_norm=1e9, weight_decay=0.0)
 SECTION = LearnerSection(buckets=(WIDTH,), micro_batch_rows=4, remat="none", logprob_chunk=256)
 TOLERANCE, ROUNDING = 1e-6, 1e-5
@@ -111,11 +112,10 @@ def short_prompts(tmp_path, game, **texts):
 def played_ssp(card, tmp_path):
     """(config, episodes) of one step: four answers, of which the third finds no question."""
     prompts = short_prompts(tmp_path, "ssp", proposer="About {answer}: {search}", solver="{question} {search}")
-    room = [f"ssp.{role}.sampling.max_tokens=1000" for role in ("proposer", "solver")]  # a letter is a token here
-    cfg = load_card(
-        CONFIGS / card,
-        [prompts, *room, "rollout.max_length=10000", "rollout.prefill_buckets=[4096]", 'ssp.fill="dummy"'],
-    )
+    # A letter is a token here, and needs room.
+    room = [f"ssp.{role}.sampling.max_tokens=1000" for role in ("proposer", "solver")]
+    room += ["rollout.max_length=10000", "rollout.prefill_buckets=[4096]", "learner.buckets=[10000]"]
+    cfg = load_card(CONFIGS / card, [prompts, *room, 'ssp.fill="dummy"'])
     right = [item["answers"][0] for item in harness.ITEMS]
     solutions = {
         harness.question_about(item): [
@@ -135,7 +135,7 @@ def played_scope(card, tmp_path):
     """(config, episodes) of a challenger's step, and of a solver's on the tasks made in between."""
     prompts = short_prompts(tmp_path, "scope", challenger="{document} {search}", solver="{search} Task: {task}")
     sizes = {"steps_per_iteration": 1, "challenger_batch": 4, "solver_batch": 2, "generation_batch": 4}
-    sizes |= {"target_tasks": 2, "n_train": 2, "n_filter": 2}
+    sizes |= {"target_tasks": 2, "n_train": 2, "n_filter": 2, "challenger.samples": 4, "solver.samples": 4}
     speaking = ("challenger.sampling", "solver.sampling", "estimate", "creation", "gates", "rubric_writer", "grader")
     sizes |= {f"{name}.max_tokens": 1000 for name in speaking}  # a letter is a token here
     cfg = load_card(CONFIGS / card, [prompts, *(f"scope.{name}={size}" for name, size in sizes.items())])
@@ -178,20 +178,32 @@ def weights():
     return [jax.device_get(params), *(jax.device_get(jax.tree.map(neighbour, params)) for _ in range(2))]
 
 
-def scored(learner, params, batch):
-    return learner.score(learner.init_state(params, reference=False), batch, reference=False).old_MN
-
-
-@jax.jit
-@partial(jax.grad, argnums=0)
-def pulled_back(params, ids_RT, weight_RT):
-    """∂/∂θ of Σ weight · log π of each token given those before it."""
+def plain(params, ids_RT):
+    """log π of each token but the first given those before it: no packing, no micro-batches, no chunks."""
     rows, length = ids_RT.shape
     positions = jnp.broadcast_to(jnp.arange(length), (rows, length))
     options = {"shards": LOCAL, "remat": "none", "compute_dtype": jnp.float32}
     hidden_RTD = transformer.hidden(MODEL, params, ids_RT, positions, jnp.ones_like(ids_RT), **options)
     logp_RTV = jax.nn.log_softmax(hidden_RTD[:, :-1] @ params["embed"]["table_VD"].T)
-    return (weight_RT[:, 1:] * jnp.take_along_axis(logp_RTV, ids_RT[:, 1:, None], -1)[..., 0]).sum()
+    return jnp.take_along_axis(logp_RTV, ids_RT[:, 1:, None], -1)[..., 0]
+
+
+forward = jax.jit(plain)
+pulled_back = jax.jit(jax.grad(lambda params, ids_RT, weight_RT: (weight_RT * plain(params, ids_RT)).sum()))
+
+
+def rows_of(datums):
+    """(ids, which tokens but the first are sampled), one row for each datum."""
+    ids_RT, sampled_RT = np.zeros((ROWS, WIDTH), np.int32), np.zeros((ROWS, WIDTH), bool)
+    for row, datum in enumerate(datums):
+        ids_RT[row, : len(datum.ids_T)], sampled_RT[row, : len(datum.ids_T)] = datum.ids_T, datum.sampled_T
+    return ids_RT, sampled_RT[:, 1:]
+
+
+def laid_out(batch, values_N):
+    """Values of the sampled tokens, which are in datum order, in the batch's layout."""
+    source_MN = np.asarray(batch.source_MN)
+    return jnp.asarray(np.where(source_MN >= 0, values_N[np.maximum(source_MN, 0)], np.float32(0)))
 
 
 def apart(one, other):
@@ -205,49 +217,50 @@ def halves(groups, count):
     return [groups[len(groups) * part // count : len(groups) * (part + 1) // count] for part in range(count)]
 
 
-def by_logprob(learner, batch, scores, now_MN, card):
-    """(loss, ∂loss/∂log π of each sampled token in datum order): the learner's batch through the losses."""
-    tokens = jax.tree.map(jnp.ravel, learner._tokens(batch, scores))
-    counts = tokens.mask_N.sum() + batch.padding_tokens, tokens.first_N.sum() + batch.padding_sequences
+@partial(jax.jit, static_argnames="card")
+def by_logprob(logp_N, tokens, counts, card):
+    """(loss, ∂loss/∂log π)."""
     divisor = losses.denominator(card, *counts)
-    loss, slope_N = jax.value_and_grad(lambda logp_N: losses.loss_parts(logp_N, tokens, card).numerator / divisor)(
-        now_MN.ravel()
-    )
-    return float(loss), batching.unpack(batch, slope_N.reshape(now_MN.shape))
+    return jax.value_and_grad(lambda x_N: losses.loss_parts(x_N, tokens, card).numerator / divisor)(logp_N)
 
 
 def check(learner, weights, episodes, update, equation, mini_batches, whole):
-    """One role's update: loss and gradient of each mini-batch against the equation. whole: the optimiser step too.
+    """One role's update: loss and gradient of each mini-batch against the equation. whole: of the last mini-batch the
+    optimiser step too.
 
     Returns the fractions of tokens whose ratio was out of range. Terms of both signs cancel in a loss, after a z-score
     nearly to nothing: the sum of their sizes is its measure.
     """
-    now, old, ref = weights
     rated, _ = advantages.assign(episodes, update.card)
     batches = learner.pack(rated, update.card, update.temperature)
     names = list(dict.fromkeys(e.group for e in episodes))
     clipped = []
     for batch, part in zip(batches, halves(names, mini_batches), strict=True):
-        now_MN, old_MN, ref_MN = (scored(learner, params, batch) for params in (now, old, ref))
         members = [[e for e in episodes if e.group == name and not e.padding] for name in part]
-        leaf, *fixed = (torch.tensor(batching.unpack(batch, x)).double() for x in (now_MN, old_MN, ref_MN))
-        terms = torch.cat(equation(rollouts_of(members, leaf.requires_grad_(), *fixed)))
+        ids_RT, sampled_RT = rows_of([datum for group in members for e in group for datum in e.datums])
+        logprobs = [np.asarray(forward(params, ids_RT))[sampled_RT] for params in weights]
+        leaf, old_N, ref_N = (torch.tensor(logprob_N).double() for logprob_N in logprobs)
+        terms = torch.cat(equation(rollouts_of(members, leaf.requires_grad_(), old_N, ref_N)))
         (-terms.sum()).backward()
         loss, size, slope_N = -terms.sum().item(), terms.abs().sum().item(), leaf.grad.numpy()
-
-        scores = Scores(old_MN, ref_MN)
-        ours, ours_N = by_logprob(learner, batch, scores, now_MN, update.card)
-        assert abs(ours - loss) <= TOLERANCE * size
-        assert apart(ours_N, slope_N) <= TOLERANCE
-        ratio_N = (leaf - fixed[0]).detach().exp()
+        ratio_N = (leaf - old_N).detach().exp()
         clipped.append(((ratio_N > 1.285) | (ratio_N < 0.8)).double().mean().item())
-        if whole:
-            state = learner.init_state(now).replace(ref_params=jax.tree.map(jnp.asarray, ref))
-            after, metrics = learner.step(state, batch, scores, update.card)
-            assert abs(float(metrics["loss"]) - loss) <= TOLERANCE * size
-            moment = jax.tree.map(lambda mu: np.asarray(mu) / 0.1, after.opt_state[0].mu)  # Adam's: (1 − beta1) · g
-            datums = [datum for group in members for e in group for datum in e.datums]
-            assert apart(moment, carried(now, datums, slope_N)) <= ROUNDING
+
+        now_MN, old_MN, ref_MN = (laid_out(batch, logprob_N) for logprob_N in logprobs)
+        tokens = jax.tree.map(jnp.ravel, learner._tokens(batch, scores := Scores(old_MN, ref_MN)))
+        counts = tokens.mask_N.sum() + batch.padding_tokens, tokens.first_N.sum() + batch.padding_sequences
+        ours, ours_N = by_logprob(now_MN.ravel(), tokens, counts, update.card)
+        assert abs(float(ours) - loss) <= TOLERANCE * size
+        assert apart(batching.unpack(batch, ours_N.reshape(now_MN.shape)), slope_N) <= TOLERANCE
+    if whole:
+        now, _, ref = weights
+        state = learner.init_state(now).replace(ref_params=jax.tree.map(jnp.asarray, ref))
+        after, metrics = learner.step(state, batch, scores, update.card)
+        assert abs(float(metrics["loss"]) - loss) <= TOLERANCE * size
+        moment = jax.tree.map(lambda mu: np.asarray(mu) / 0.1, after.opt_state[0].mu)  # Adam's: (1 − beta1) · g
+        weight_RT = np.zeros(sampled_RT.shape, np.float32)
+        weight_RT[sampled_RT] = slope_N
+        assert apart(moment, pulled_back(now, ids_RT, weight_RT)) <= ROUNDING
     return clipped
 
 
@@ -262,19 +275,6 @@ def rollouts_of(groups, *logprobs_N):
             place = end
     assert place == len(logprobs_N[0])
     return made
-
-
-def carried(params, datums, slopes_N):
-    """Σ slope · ∇log π over the sampled tokens of the datums."""
-    ids_RT, weight_RT = np.zeros((ROWS, WIDTH), np.int32), np.zeros((ROWS, WIDTH), np.float32)
-    place = 0
-    for row, datum in enumerate(datums):
-        count = int(datum.sampled_T.sum())
-        ids_RT[row, : len(datum.ids_T)] = datum.ids_T
-        weight_RT[row, : len(datum.ids_T)][datum.sampled_T] = slopes_N[place : place + count]
-        place += count
-    assert place == len(slopes_N)
-    return pulled_back(jax.tree.map(jnp.asarray, params), ids_RT, weight_RT)
 
 
 @pytest.mark.parametrize(
