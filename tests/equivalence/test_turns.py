@@ -12,7 +12,7 @@ import pytest
 from models.chat import DATE_STRING
 from models.tokenizer import Tokenizer
 from rollouts.types import Continuation, Restart, Turn
-from scope_jax.play.turns import Joiner
+from scope_jax.play.turns import Cut, Joiner
 from scope_jax.text import dialects, parsing
 from scope_jax.text.messages import Messages
 
@@ -81,6 +81,22 @@ def test_a_conversation_without_earlier_thinking_is_the_templates_own(tokenizer,
     expected = tokenizer._hf.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     assert list(reply.prompt_ids) == expected
     assert "<think>" not in tokenizer.decode(reply.prompt_ids)
+
+
+@pytest.mark.parametrize(("folder", "name"), [("qwen", "xml"), ("qwen", "hermes"), ("olmo2_dolma2", "xml")])
+def test_a_cut_keeps_the_fewest_tokens_that_hold_the_search(load, folder, name):
+    """Vocabularies have tokens like ">\\n" and "></", within which a search may end."""
+    tokenizer, dialect = load(folder, TEMPLATES["qwen2.5"]), dialects.load(name)
+    joiner, within = Joiner("raw", tokenizer, dialect), 0
+    for rest in ("\n\n<information>", "></a>", ".\n", " and 😀", "\n"):
+        head = f"<think>日本 é 😀</think>\n{dialect.write('Rhein é')}"
+        said = turn(tokenizer, head + rest, ended=False)
+        reply = joiner.responder(lambda turns, end=len(head): Cut(end, "R"), QUESTION)((said,))
+        assert isinstance(reply, Continuation)
+        ids = said.ids.tolist()[: reply.kept]
+        assert tokenizer.decode(ids).startswith(head) and not tokenizer.decode(ids[:-1]).startswith(head)
+        within += tokenizer.decode(ids) != head
+    assert bool(within) == (name == "xml")  # </tool_call> is a token of its own
 
 
 def test_no_document_gives_a_token_that_is_not_plain_text(tokenizer):
