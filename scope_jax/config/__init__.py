@@ -100,6 +100,17 @@ class Config(Section):
     scope: ScopeSection = ScopeSection()
 
     @model_validator(mode="after")
+    def _slots_spread_over_the_mesh(self) -> Config:
+        """As far as the card alone can say: an axis that takes what is left is known when devices are."""
+        rows = self.mesh.data * self.mesh.fsdp
+        if rows > 0 and self.rollout.slots % rows:
+            raise ValueError(
+                f"rollout.slots is {self.rollout.slots}, which {rows} devices (mesh.data x mesh.fsdp) cannot share "
+                f"evenly; take a multiple of {rows}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _an_episode_fits_into_a_row(self) -> Config:
         if self.rollout.max_length > self.learner.buckets[-1]:
             raise ValueError(
