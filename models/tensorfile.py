@@ -163,7 +163,7 @@ def _write_file(path: Path, shapes: Shapes, dtype: np.dtype, blocks: Blocks) -> 
             for block in blocks(name):
                 rows = np.ascontiguousarray(np.asarray(block), dtype)
                 if not finite(rows):
-                    raise WeightsError(f"{name} holds values that are NaN or infinite in {dtype}; nothing was written.")
+                    raise WeightsError(f"nothing was written: {name} holds values that are NaN or infinite in {dtype}.")
                 file.write(rows.reshape(-1).view(np.uint8).data)
             if file.tell() != 8 + len(text) + header[name]["data_offsets"][1]:
                 raise ValueError(f"{name}: the blocks are not the {shapes[name]} that were declared.")

@@ -208,8 +208,7 @@ def load_orbax(
             )
         args = ocp.args.PyTreeRestore(target, restore_args=ocp.checkpoint_utils.construct_restore_args(target))
         params = checkpointer.restore(place, args=args)
-    if name := not_finite(params):
-        raise WeightsError(f"{folder}: {name} holds values that are NaN or infinite; convert another checkpoint.")
+    check_finite(params, f"{folder}: ")
     return cfg, params
 
 
@@ -218,10 +217,11 @@ def _finite(tree: Params) -> Params:
     return jax.tree.map(lambda leaf: jnp.isfinite(leaf).all(), tree)
 
 
-def not_finite(params: Params) -> str | None:
-    """Path of a weight that holds a NaN or an infinity, found on the devices where it lies; None if there is none."""
-    found = jax.tree_util.tree_leaves_with_path(jax.device_get(_finite(params)))
-    return next((path_name(path) for path, finite in found if not finite), None)
+def check_finite(params: Params, where: str) -> None:
+    """Raises WeightsError, beginning with `where`, if a weight holds a NaN or an infinity; looks on the devices."""
+    for path, finite in jax.tree_util.tree_leaves_with_path(jax.device_get(_finite(params))):
+        if not finite:
+            raise WeightsError(f"{where}{path_name(path)} holds values that are NaN or infinite; use other weights.")
 
 
 def _leaves(tree: Any) -> dict[str, tuple[int, ...]]:
@@ -347,8 +347,7 @@ def save_orbax(
     folder: str | Path, cfg: ModelConfig, params: Params, dtype: Any, tokenizer: Tokenizer | Path | None
 ) -> None:
     """Writes a model folder in our own layout, from which a card's model.checkpoint can start; otherwise as save_hf."""
-    if name := not_finite(params):
-        raise WeightsError(f"{name} holds values that are NaN or infinite; nothing was written.")
+    check_finite(params, "nothing was written: ")
     with _whole(Path(folder)) as new:
         save_args = jax.tree.map(lambda _: ocp.SaveArgs(dtype=jnp.dtype(dtype), chunk_byte_size=CHUNK_BYTES), params)
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:

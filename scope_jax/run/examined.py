@@ -149,4 +149,5 @@ def take(world: World, examined: Examined) -> Any:
     else:
         saved = load(examined.folder, {examined.policy: {"params": targets(world)}})
         params = saved.states[examined.policy]["params"]
+        weights.check_finite(params, f"the checkpoint {examined.folder} cannot be used: ")
     return world.voices.rollouts.take_params(params)

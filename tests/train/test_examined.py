@@ -164,6 +164,16 @@ def test_without_a_base_or_with_a_strange_one(runs: Path, tmp_path: Path) -> Non
     assert "differ in tokenizer or chat template" in refused("eval", target, "--card", CARD, "--base", other)
 
 
+def test_weights_that_are_not_finite_are_neither_examined_nor_exported(tmp_path: Path) -> None:
+    """A run that could not have written them, since one that diverges ends."""
+    write_run(tmp_path / "bad", load_card(CARD, SETS), float("nan"))
+    text = refused("eval", tmp_path / "bad")
+    assert "bad/checkpoints/1 cannot be used: " in text and "holds values that are NaN or infinite" in text
+    text = refused("export", tmp_path / "bad", tmp_path / "hf")
+    assert "nothing was written: model.embed_tokens.weight holds values that are NaN" in text
+    assert not list((tmp_path / "hf").iterdir())
+
+
 def test_a_checkpoint_of_another_game_or_model(runs: Path, tmp_path: Path) -> None:
     said = refused("eval", runs / "one", "--card", "configs/ssp/atlas.toml")
     assert "has no actor.params" in said and "another game or model" in said
