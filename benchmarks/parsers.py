@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import heapq
 import json
 import resource
 import signal
@@ -27,12 +28,13 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from retrieval.corpus import Document, split_contents
+from retrieval.corpus import Corpus, Document, split_contents
+from retrieval.embed import HashedLexical
 from retrieval.search import format_documents
 from rollouts.types import Completion, Row, Turn
 from scope_jax.config import parse_config
 from scope_jax.play import grading, rewards, searching
-from scope_jax.systems.scope import drawing, instructions, judging, talking
+from scope_jax.systems.scope import drawing, judging, talking
 from scope_jax.systems.scope import rules as scope_rules
 from scope_jax.systems.ssp import materials
 from scope_jax.systems.ssp import rules as ssp_rules
@@ -122,6 +124,7 @@ def _card(system: str, **tables: Any) -> Any:
 SSP = _card("ssp", data={"answers": "none"}, ssp={"grader": "exact-match"})
 SCOPE = _card("scope", data={"documents": "none"})
 DIALECTS = {name: dialects.load(name) for name in dialects.names()}
+LEXICAL = HashedLexical.fit(Corpus.from_documents([Document("1", "the title", "a text")]), 256)
 WEIGHTS = {"critical": 3.0, "important": 2.0, "bonus": 1.0}
 
 
@@ -144,10 +147,9 @@ def numbered(text: str) -> str:
     return "\n".join(f"Doc 1 (Title: {number}\n{piece}" for number, piece in enumerate(pieces))
 
 
-def answered(text: str) -> list[Any]:
-    """What a turn gets where all its searches are run, and where the first one is."""
-    turns = (turn("sampled", text),)
-    return [searching.responder(list, DIALECTS["xml"], ("answer",), first_only=one)(turns) for one in (False, True)]
+def answered(text: str, first_only: bool) -> Any:
+    """What a turn gets where its first search is run, or all of them."""
+    return searching.responder(list, DIALECTS["xml"], ("answer",), first_only=first_only)((turn("sampled", text),))
 
 
 PARSERS: dict[str, tuple[Callable[[str], Any], Wraps]] = {
@@ -163,7 +165,8 @@ PARSERS: dict[str, tuple[Callable[[str], Any], Wraps]] = {
     "observation, results_of": (lambda text: DIALECTS["xml"].results_of(DIALECTS["xml"].observation([text])), RESULTS),
     "results_of": (lambda text: [d.results_of(text) for d in DIALECTS.values()], RESULTS),
     "message": (lambda text: [d.message(text) for d in DIALECTS.values()], RESULTS),
-    "responder": (answered, (*FINAL, *QUERY)),
+    "responder, all searches": (lambda text: answered(text, False), (*FINAL, *QUERY)),
+    "responder, first search": (lambda text: answered(text, True), (*FINAL, *QUERY)),
     "queries_run": (lambda text: searching.queries_run(episode(text), DIALECTS["xml"]), QUERY),
     "results_read": (lambda text: searching.results_read(episode(text), DIALECTS["xml"]), RESULTS),
     "keeps_format": (
@@ -173,21 +176,19 @@ PARSERS: dict[str, tuple[Callable[[str], Any], Wraps]] = {
     "SSP rules": (lambda text: ssp_rules.apply(SSP, episode(text), ("Rome", "Roma")), FINAL),
     "SSP materials": (lambda text: materials.units([text, numbered(text)], "document"), RESULTS),
     "verdict": (grading.verdict, ()),
-    "exact_match, contains_words": (
-        lambda text: (rewards.exact_match(text, (text,)), rewards.contains_words(text, "a b")),
-        (),
-    ),
+    "exact_match": (lambda text: rewards.exact_match(text, ("Rome",)), ()),
+    "contains_words": (lambda text: rewards.contains_words(text, "a b"), ()),
     "score_of": (judging.score_of, (("<score>", "</score>"),)),
     "rubric_of": (lambda text: judging.rubric_of(text, WEIGHTS, 1, 1 << 30), RUBRIC),
+    "SCOPE turn": (lambda text: talking.heard(SCOPE, turn("sampled", text), "answer", False), (*FINAL, *QUERY)),
     "SCOPE rules": (
         lambda text: (
             [scope_rules.has_thought(text, rule) for rule in ("paired", "opening", "starts")],
-            scope_rules.task_of([talking.heard(SCOPE, turn("sampled", text), "task", False)], False),
-            scope_rules.answer_of([talking.heard(SCOPE, turn("sampled", text), "answer", False)]),
+            scope_rules.task_of([scope_rules.Said(text, text)], False),
+            scope_rules.answer_of([scope_rules.Said(text, text)]),
         ),
         FINAL,
     ),
-    "SCOPE prompts": (lambda text: instructions.for_grader(SCOPE, text[1:], text, text[2:]), ()),
     "document_of, cut": (
         lambda text: drawing.cut(
             drawing.document_of({"id": "a", "title": "", "text": text})[1], 256, lambda part: len(part) // 4
@@ -198,6 +199,7 @@ PARSERS: dict[str, tuple[Callable[[str], Any], Wraps]] = {
         lambda text: format_documents([Document("", *split_contents(text)), Document("", text, text)]),
         RESULTS,
     ),
+    "lexical query": (lambda text: LEXICAL.queries([text]), ()),
     "templates.fill": (lambda text: templates.fill(text, {"answer": "Rome"}), ()),
 }
 
@@ -210,21 +212,28 @@ def _too_slow(number: int, frame: FrameType | None) -> None:
     raise TooSlow
 
 
+def seconds_of(parse: Callable[[str], Any], text: str, limit: int | None) -> float:
+    """CPU seconds of one call. Raises TooSlow with the text's beginning and end."""
+    start = time.process_time()
+    if limit is not None:
+        resource.setrlimit(resource.RLIMIT_CPU, (int(start) + 1 + limit, resource.RLIM_INFINITY))
+    try:
+        parse(text)
+    except TooSlow:
+        raise TooSlow(f"more than {limit} s of CPU time for {len(text)} characters {shown(text)}") from None
+    return time.process_time() - start
+
+
+def shown(text: str) -> str:
+    return f"{text[:40]!r} … {text[-20:]!r}"
+
+
 def slowest(parse: Callable[[str], Any], wraps: Wraps, size: int, limit: int | None) -> tuple[float, str]:
-    """(CPU seconds, text's beginning and end) of the text of that size that takes longest."""
-    found = (0.0, "")
-    for text in texts(size, wraps):
-        shown = f"{text[:40]!r} … {text[-20:]!r}"
-        start = time.process_time()
-        if limit is not None:
-            until = int(start) + 1 + limit
-            resource.setrlimit(resource.RLIMIT_CPU, (until, resource.RLIM_INFINITY))
-        try:
-            parse(text)
-        except TooSlow:
-            raise TooSlow(f"more than {limit} s of CPU time for {size} characters {shown}") from None
-        found = max(found, (time.process_time() - start, shown))
-    return found
+    """CPU seconds of the text of that size that takes longest, and the text: of the three that took longest at first,
+    each the best of three.
+    """
+    first = heapq.nlargest(3, ((seconds_of(parse, text, limit), text) for text in texts(size, wraps)))
+    return max((min(once, *(seconds_of(parse, text, limit) for _ in range(2))), text) for once, text in first)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -241,10 +250,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         for size in given.sizes:
             print(name, size, end=" ", file=sys.stderr, flush=True)
             try:
-                seconds[name][size], shown = slowest(parse, wraps, size, given.limit)
+                seconds[name][size], text = slowest(parse, wraps, size, given.limit)
             except TooSlow as slow:
                 raise SystemExit(f"{name}: {slow}") from None
-            print(f"{seconds[name][size]:.3f} s for {shown}", file=sys.stderr)
+            print(f"{seconds[name][size]:.3f} s for {shown(text)}", file=sys.stderr)
     if given.table:
         print(f"| parser | {' | '.join(f'{size >> 10} KiB' for size in given.sizes)} |")
         print(f"|---|{'---|' * len(given.sizes)}")

@@ -29,16 +29,12 @@ def _all_queries(found: Sequence[Call]) -> list[str]:
     return [query for call in found if call.query is not None for query in parsing.several(call.query)]
 
 
-def first_query(text: str, dialect: Dialect, finals: Sequence[str]) -> tuple[str, int] | None:
-    """The one query of a turn of which only the first search is run, and where in the text that search ends: behind
-    the closing tag (SCOPE's released code).
+def first_query(found: Sequence[Call], text: str, dialect: Dialect, finals: Sequence[str]) -> tuple[str, int] | None:
+    """Of the calls `found` in a turn's text of which only the first search is run, that one's query, and where in the
+    text it ends: behind the closing tag (SCOPE's released code).
 
     None without a valid search, and where a closed tag of `finals` begins before it; the search may even lie inside.
     """
-    return _first_query(calls(text, dialect), text, dialect, finals)
-
-
-def _first_query(found: Sequence[Call], text: str, dialect: Dialect, finals: Sequence[str]) -> tuple[str, int] | None:
     for call in found:
         if call.query is not None:
             if any(0 <= _begin(text, final) < call.start for final in finals):
@@ -74,7 +70,7 @@ def responder(
     def respond(turns: Sequence[Turn]) -> str | Cut | None:
         text, finish = turns[-1].spoken, turns[-1].finish
         begun = calls(text, dialect)
-        if first_only and (first := _first_query(begun, text, dialect, finals)):
+        if first_only and (first := first_query(begun, text, dialect, finals)):
             query, end = first
             return Cut(end, dialect.observation(search([query])))
         if finish in UNFINISHED or (end_token_ends and finish == "eos"):

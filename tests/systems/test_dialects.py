@@ -221,12 +221,12 @@ def test_what_a_turn_gets(dialect):
 def test_a_list_is_several_queries_only_where_all_searches_are_run():
     text = '<search>["a", "b"]</search>'
     assert searching.queries_of(text, XML) == ["a", "b"]
-    assert searching.first_query(text, XML, ("answer",)) == ('["a", "b"]', len(text))
+    assert searching.first_query(calls(text, XML), text, XML, ("answer",)) == ('["a", "b"]', len(text))
 
 
 def test_the_one_search_of_a_turn_ends_with_its_closing_tag():
     two = '<function_calls>search(query="a"); search(query="b")</function_calls>'
-    assert searching.first_query(f"{two} and", FUNCTION, ("answer",)) == ("a", len(two))
+    assert searching.first_query(calls(two, FUNCTION), f"{two} and", FUNCTION, ("answer",)) == ("a", len(two))
 
 
 def own(tmp_path: Path, text: str) -> str:

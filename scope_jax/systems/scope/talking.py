@@ -62,11 +62,12 @@ def responder(
 def heard(cfg: Config, turn: Turn, final: str, answered: bool) -> Said:
     """A turn as the rules see it: without what stands behind its first search, which counts if it was answered."""
     dialect = _dialect(cfg)
-    found = searching.first_query(turn.spoken, dialect, (final,))
-    if found is not None:
-        turn = replace(turn, text=turn.text[: found[1]])
-    malformed = sum(not call.valid for call in calls(turn.spoken, dialect))
-    return Said(searching.whole(turn), turn.spoken, int(found is not None and answered), malformed)
+    begun = calls(turn.spoken, dialect)
+    first = searching.first_query(begun, turn.spoken, dialect, (final,))
+    if first is not None:
+        turn = replace(turn, text=turn.text[: first[1]])
+    malformed = sum(call.query is None and call.start < len(turn.text) for call in begun)
+    return Said(searching.whole(turn), turn.spoken, int(first is not None and answered), malformed)
 
 
 def said(cfg: Config, completion: Completion, final: str) -> tuple[Said, ...]:

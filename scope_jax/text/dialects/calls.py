@@ -72,6 +72,8 @@ def _query(value: str | None) -> str | None:
 
 
 def _json_argument(payload: str, dialect: Dialect) -> str | None:
+    if not payload.lstrip().startswith("{"):
+        return None
     try:
         value = json.loads(payload)
     except (ValueError, RecursionError):
