@@ -1,0 +1,131 @@
+"""How an answer is compared with the accepted ones, and what a set of such marks comes to: pure functions.
+
+Every comparison takes the text of an answer, already taken out of the reply by the game's own parser, and the accepted
+answers. An empty answer is never right.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from itertools import product
+
+from scope_jax.rewards import contains_words, exact_match, mean, normalise
+
+TOLERANCE = 0.0015  # relative, for numbers (SPELL App. E: 0.15 %)
+_SCALES = {"hundred": 1e2, "thousand": 1e3, "million": 1e6, "billion": 1e9, "trillion": 1e12}
+_NUMBER = re.compile(
+    r"(?P<open>\()?\s*(?P<sign>[-−+])?\s*[$€£¥]?\s*(?P<sign2>[-−])?(?P<digits>\d[\d,]*(?:\.\d+)?|\.\d+)(?P<power>[eE][-+]?\d{1,3})?"
+    r"(?P<close>\))?\s*(?P<unit>%|per\s?cent\b|hundred\b|thousand\b|million\b|billion\b|trillion\b)?",
+    re.IGNORECASE,
+)
+_LABELLED_CHOICE = re.compile(r"\b(?:answer|choice|option)\b(?:\s+is)?\s*[:：]?\s*\(?([A-Z])\b", re.IGNORECASE)
+_LEADING_CHOICE = re.compile(r"^\W*([A-Z])(?:\s*$|\s*[).:,])")
+
+
+def cover_exact_match(prediction: str, golds: Sequence[str]) -> bool:
+    """True if one of the accepted answers stands in `prediction`, as whole words after `normalise` (SPELL §3.2)."""
+    return any(contains_words(prediction, gold) for gold in golds)
+
+
+def f1(prediction: str, golds: Sequence[str]) -> float:
+    """The largest F1 (0 … 1) of the normalised words of `prediction` and of an accepted answer, as SQuAD counts it."""
+    return max((_f1(normalise(prediction).split(), normalise(gold).split()) for gold in golds), default=0.0)
+
+
+def _f1(said: Sequence[str], wanted: Sequence[str]) -> float:
+    common = sum((Counter(said) & Counter(wanted)).values())
+    if not common:
+        return 0.0
+    precision, recall = common / len(said), common / len(wanted)
+    return 2 * precision * recall / (precision + recall)
+
+
+# ------------------------------------------------------------------------------------------------------------ numbers
+def readings(text: str) -> tuple[tuple[float, ...], bool] | None:
+    """(what the one number of `text` can mean, whether it names a scale itself); None without exactly one number.
+
+    "12 %" is .12 or, in a table of percentages, 12; "3.5 million" is 3.5e6 or, in a table of millions, 3.5. Brackets as
+    accountants use them make a number negative: "(1,234)" is -1234.
+    """
+    found = list(_NUMBER.finditer(text))
+    if len(found) != 1:
+        return None
+    match = found[0]
+    value = float(match["digits"].replace(",", "") + (match["power"] or ""))
+    bracketed = match["open"] and match["close"] and not (match["sign"] or match["sign2"])
+    if bracketed or "-" in (match["sign"] or "").replace("−", "-") or match["sign2"]:
+        value = -value
+    if not math.isfinite(value):
+        return None
+    unit = (match["unit"] or "").lower()
+    if not unit:
+        return (value,), False
+    scale = _SCALES.get(unit, 0.01)
+    return (value * scale, value), True
+
+
+def numeric(prediction: str, golds: Sequence[str], tolerance: float = TOLERANCE) -> bool:
+    """True if `prediction` holds one number, and it is that of an accepted answer within a relative tolerance.
+
+    The sign counts. A scale word or a per cent sign that only one side has may be understood on the other; where both
+    have one, the whole values are compared.
+    """
+    said = readings(prediction)
+    if said is None:
+        return False
+    for gold in golds:
+        wanted = readings(gold)
+        if wanted is None:
+            continue
+        both = said[1] and wanted[1]
+        pairs = [(said[0][0], wanted[0][0])] if both else product(said[0], wanted[0])
+        if any(math.isclose(a, b, rel_tol=tolerance, abs_tol=0.0) for a, b in pairs):
+            return True
+    return False
+
+
+# ------------------------------------------------------------------------------------------------------------ choices
+def letter(text: str) -> str | None:
+    """The option an answer chooses: "B", "(B)", "B. Paris", "the answer is (B)"; None if it names none or two."""
+    leading = _LEADING_CHOICE.match(text.strip().strip("*"))
+    if leading:
+        return leading[1]
+    labelled = {found.upper() for found in _LABELLED_CHOICE.findall(text.replace("*", ""))}
+    return labelled.pop() if len(labelled) == 1 else None
+
+
+def choice(prediction: str, golds: Sequence[str]) -> bool:
+    """True if `prediction` chooses the letter of an accepted answer."""
+    chosen = letter(prediction)
+    return chosen is not None and any(letter(gold) == chosen for gold in golds)
+
+
+# --------------------------------------------------------------------------------------------------------- statistics
+def pass_at_k(samples: int, right: int, k: int) -> float:
+    """Probability that one of k answers is right, unbiased from `right` of `samples`: 1 − C(n−c, k)/C(n, k).
+
+    Chen et al. 2021; SPELL Eq. (11). Raises ValueError unless 1 <= k <= samples and 0 <= right <= samples.
+    """
+    if not 1 <= k <= samples or not 0 <= right <= samples:
+        raise ValueError(f"pass@{k} of {samples} samples, {right} of them right, is undefined")
+    return 1.0 - math.comb(samples - right, k) / math.comb(samples, k)
+
+
+def standard_error(values: Sequence[float]) -> float | None:
+    """Standard error of the mean of independent values, s/√n with the unbiased deviation; None for fewer than two."""
+    if len(values) < 2:
+        return None
+    middle = mean(values)
+    return math.sqrt(sum((value - middle) ** 2 for value in values) / (len(values) - 1) / len(values))
+
+
+BY_TEXT = {
+    "exact-match": exact_match,
+    "cover-exact-match": cover_exact_match,
+    "f1": f1,
+    "numeric": numeric,
+    "choice": choice,
+}  # measures that need nothing but the two texts

@@ -1,0 +1,57 @@
+"""Mathematical equality in a process that cannot hang the run."""
+
+import time
+
+import pytest
+
+from scope_jax.play.math_answers import LONGEST, MathAnswers
+
+
+@pytest.fixture(scope="module")
+def answers():
+    made = MathAnswers(seconds=10)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("said", "golds", "equal"),
+    [
+        ("1/2", ["0.5"], True),
+        (r"\frac{1}{2}", ["0.5"], True),
+        ("$x^2-1$", ["(x-1)(x+1)"], True),
+        (r"\boxed{\sqrt{4}}", ["2"], True),
+        ("1,234", ["1234"], True),
+        ("42", ["41", "42"], True),
+        ("43", ["42"], False),
+        ("(1,2)", ["(2,1)"], False),
+        ("", [""], False),
+        ("((((", ["4"], False),
+        ("1" * (LONGEST + 1), ["1" * (LONGEST + 1)], False),
+    ],
+)
+def test_equal(answers, said, golds, equal):
+    assert answers.equal(said, golds) is equal
+
+
+def test_what_takes_long_is_given_up_and_the_next_question_is_answered():
+    answers = MathAnswers(seconds=10)
+    assert answers.equal("2", ["2"])  # the worker is there, its libraries are loaded
+    answers.seconds = 0.5
+    began = time.monotonic()
+    assert not answers.equal("10^{10^{10^{10}}}", ["3"])
+    assert time.monotonic() - began < 5
+    assert answers.given_up == 1
+    answers.seconds = 10
+    assert answers.equal("3", ["3"])
+    answers.close()
+
+
+def test_a_worker_that_died_is_replaced():
+    answers = MathAnswers(seconds=10)
+    assert answers.equal("2", ["2"])
+    assert answers._worker is not None
+    answers._worker.kill()
+    answers._worker.wait()
+    assert answers.equal("2", ["2"]) or answers.equal("2", ["2"])
+    answers.close()

@@ -1,0 +1,133 @@
+"""Answers compared with accepted ones, and statistics of the marks, on cases worked by hand."""
+
+import math
+from itertools import combinations
+from statistics import fmean, stdev
+
+import pytest
+
+from scope_jax.play.measures import (
+    choice,
+    cover_exact_match,
+    f1,
+    letter,
+    numeric,
+    pass_at_k,
+    readings,
+    standard_error,
+)
+
+
+@pytest.mark.parametrize(
+    ("said", "golds", "right"),
+    [
+        ("It is the Eiffel Tower, in Paris.", ["Eiffel tower"], True),
+        ("Paris", ["The Paris!"], True),
+        ("Parisian", ["Paris"], False),
+        ("Eiffel", ["Eiffel Tower"], False),  # a part of the answer covers nothing
+        ("", ["Paris"], False),
+        ("anything", [""], False),
+        ("Lyon or Paris", ["Rome", "Paris"], True),
+    ],
+)
+def test_cover_exact_match(said, golds, right):
+    assert cover_exact_match(said, golds) is right
+
+
+@pytest.mark.parametrize(
+    ("said", "golds", "value"),
+    [
+        ("the cat sat", ["cat sat"], 1.0),  # articles do not count
+        ("a b c d", ["b c"], 2 * (2 / 3) * 1 / (2 / 3 + 1)),  # "a" is an article: 3 words, 2 of them common
+        ("b b c", ["b c c"], 2 / 3),  # a word counts as often as both have it
+        ("x", ["y", "x z"], 2 / 3),  # the best of the accepted answers
+        ("", ["x"], 0.0),
+        ("x", [], 0.0),
+    ],
+)
+def test_f1(said, golds, value):
+    assert f1(said, golds) == pytest.approx(value, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("said", "gold", "right"),
+    [
+        ("1234.5", "1,234.5", True),
+        ("about $1,234.5 in all", "1234.5", True),
+        ("100.15", "100", True),  # 0.15 per cent
+        ("100.16", "100", False),
+        ("99.84", "100", False),
+        ("-5", "5", False),
+        ("−5", "-5", True),
+        ("$-5", "-5", True),
+        ("(1,234)", "-1234", True),
+        ("(1,234)", "1234", False),
+        ("12%", "0.12", True),
+        ("12 percent", "12", True),
+        ("12%", "12 per cent", True),
+        ("0.12%", "12%", False),
+        ("3.5 million", "3500000", True),
+        ("3.5 million", "3.5", True),  # the question may have asked for millions
+        ("3.5 million", "3.5 thousand", False),  # but both cannot be meant
+        ("3.5", "3500", False),  # nobody named a scale
+        ("1e3", "1000", True),
+        ("0", "0", True),
+        ("0", "0.0001", False),
+        ("between 3 and 5", "5", False),  # two numbers are no answer
+        ("none", "5", False),
+        ("5", "five", False),
+        ("1" + "0" * 400, "5", False),  # more than a float holds
+    ],
+)
+def test_numeric(said, gold, right):
+    assert numeric(said, [gold]) is right
+
+
+def test_the_scale_is_part_of_a_reading():
+    assert readings("2.5 billion") == ((2.5e9, 2.5), True)
+    assert readings("50%") == ((0.5, 50.0), True)
+    assert readings("7") == ((7.0,), False)
+    assert readings("7 and 8") is None
+
+
+@pytest.mark.parametrize(
+    ("said", "wanted"),
+    [
+        ("B", "B"),
+        ("(B)", "B"),
+        ("**B**", "B"),
+        ("B. Paris", "B"),
+        ("B) Paris or A) Rome", "B"),
+        ("The answer is (C).", "C"),
+        ("the correct answer is C", "C"),
+        ("Option: d", "D"),
+        ("A cat", None),
+        ("the answer is A or the answer is B", None),
+        ("", None),
+    ],
+)
+def test_letters(said, wanted):
+    assert letter(said) == wanted
+    assert choice(said, ["Z"]) is False
+    if wanted:
+        assert choice(said, [wanted]) and choice(said, [f"({wanted})"])
+
+
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_answer():
+    for samples in range(1, 7):
+        for right in range(samples + 1):
+            marks = [True] * right + [False] * (samples - right)
+            for k in range(1, samples + 1):
+                subsets = list(combinations(marks, k))
+                share = sum(any(subset) for subset in subsets) / len(subsets)
+                assert pass_at_k(samples, right, k) == pytest.approx(share, abs=1e-12)
+    with pytest.raises(ValueError, match="pass@3 of 2 samples"):
+        pass_at_k(2, 1, 3)
+
+
+def test_standard_error_of_a_mean():
+    values = [0.0, 1.0, 1.0, 0.5]
+    assert standard_error(values) == pytest.approx(stdev(values) / math.sqrt(4), abs=1e-15)
+    assert fmean(values) == 0.625
+    assert standard_error([1.0]) is None
+    assert standard_error([1.0, 1.0]) == 0.0
