@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,19 +107,23 @@ def learn(
     """
     states, episodes, baselines, metrics = dict(states), list(episodes), dict(baselines), {}
     for update in trainer.world.system.updates(trainer.world.cfg):
-        own = [i for i, e in enumerate(episodes) if e.role == update.role and e.policy == update.policy]
-        name = f"{update.policy}/{update.role}"
-        rated, baseline = advantages.assign([episodes[i] for i in own], update.card, baselines.get(name))
-        if baseline is not None:
-            baselines[name] = baseline
-            metrics[f"{update.role}/baseline"] = baseline
-        for i, episode in zip(own, rated, strict=True):
-            episodes[i] = episode
-        if batches := trainer.learner.pack(rated, update.card, update.temperature):
+        own: list[int] = []
+        for share in update.roles:
+            name = f"{update.policy}/{share.role}"
+            places = [i for i, e in enumerate(episodes) if e.role == share.role and e.policy == update.policy]
+            rule = share.advantage or update.card
+            rated, baseline = advantages.assign([episodes[i] for i in places], rule, baselines.get(name))
+            if baseline is not None:
+                baselines[name] = baseline
+                metrics[f"{share.role}/baseline"] = baseline
+            for i, episode in zip(places, rated, strict=True):
+                episodes[i] = replace(episode, weight=share.weight)
+            own += places
+        if batches := trainer.learner.pack([episodes[i] for i in sorted(own)], update.card):
             at_work = moved(states[update.policy], ACCELERATOR)
             state, measured = trainer.learner.update(at_work, batches, update.card)
             resting = moved(state.replace(ref_params=None), trainer.resting_place)
             reference = states[update.policy].ref_params  # the buffers that all states share, never a copy of them
             states[update.policy] = resting.replace(ref_params=reference)
-            metrics |= {f"{update.role}/{name}": value for name, value in measured.items()}
+            metrics |= {f"{update.name}/{name}": value for name, value in measured.items()}
     return states, episodes, baselines, metrics

@@ -29,6 +29,7 @@ from scope_jax.config.scope import (
 )
 from scope_jax.config.ssp import FormatRule, Grader, NoiseUnit, SSPSection
 from scope_jax.config.tables import (
+    AdvantageCard,
     DataSection,
     EncoderSection,
     EndpointSection,
@@ -50,6 +51,7 @@ from scope_jax.config.tables import (
 )
 
 __all__ = [
+    "AdvantageCard",
     "AskSection",
     "CardError",
     "ChallengerRewardSection",

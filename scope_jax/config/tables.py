@@ -178,7 +178,17 @@ Coefficient = Annotated[float, Field(ge=0, le=100)]
 OrOff = BeforeValidator(lambda value: 0.0 if value is None else value)  # None means off, as 0 does
 
 
-class LossCard(Section):
+class AdvantageCard(Section):
+    """How an episode's reward is compared with others of its role; docs/losses.md has the equations."""
+
+    advantage: Advantage = "group-mean"
+    advantage_ddof: int = Field(default=1, ge=0, le=1)  # of the standard deviation of a group or batch
+    advantage_eps: Share = 1e-6
+    ema_decay: float = Field(default=0.7, ge=0, lt=1)  # SCORE §3.5; 0.95 in Spiral
+    ema_start: float = Field(default=0.0, ge=-1e6, le=1e6)  # b_0
+
+
+class LossCard(AdvantageCard):
     """One update's objective: four choices (advantage, policy term, aggregation, KL) with their numbers.
 
     The learner knows nothing else about a role. docs/losses.md has the equations, and the cards of the published
@@ -186,12 +196,6 @@ class LossCard(Section):
     """
 
     objective: Literal["policy", "supervised"] = "policy"
-    # advantage: how an episode's reward is compared
-    advantage: Advantage = "group-mean"
-    advantage_ddof: int = Field(default=1, ge=0, le=1)  # of the standard deviation of a group or batch
-    advantage_eps: Share = 1e-6
-    ema_decay: float = Field(default=0.7, ge=0, lt=1)  # SCORE §3.5; 0.95 in Spiral
-    ema_start: float = Field(default=0.0, ge=-1e6, le=1e6)  # b_0
     # policy term: ratio r = exp(logπ − logπ_old), what becomes of it, and how far it may go
     surrogate: Literal["clip", "weight"] = "clip"  # PPO's; CISPO's
     ratio: Literal["token", "sequence"] = "token"  # sequence: the geometric mean over the episode, GSPO

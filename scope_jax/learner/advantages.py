@@ -31,7 +31,7 @@ from functools import partial
 import numpy as np
 from jaxtyping import Float
 
-from scope_jax.config import LossCard
+from scope_jax.config import AdvantageCard
 from scope_jax.learner.types import Episode
 
 
@@ -40,7 +40,7 @@ def sampled_tokens(episode: Episode) -> int:
     return sum(int(np.count_nonzero(datum.sampled_T)) for datum in episode.datums)
 
 
-def _standardised(rewards_N: Float[np.ndarray, " N"], card: LossCard, divide: bool) -> Float[np.ndarray, " N"]:
+def _standardised(rewards_N: Float[np.ndarray, " N"], card: AdvantageCard, divide: bool) -> Float[np.ndarray, " N"]:
     """Distance from the mean of the rewards given, divided by their deviation if asked."""
     if len(rewards_N) == 1:
         return rewards_N / (1.0 + card.advantage_eps) if divide else rewards_N
@@ -64,7 +64,7 @@ def _by_group(
     return advantage_N
 
 
-def _left_out(rewards_G: Float[np.ndarray, " G"], card: LossCard) -> Float[np.ndarray, " G"]:
+def _left_out(rewards_G: Float[np.ndarray, " G"], card: AdvantageCard) -> Float[np.ndarray, " G"]:
     """Distance from the mean of the others: r − (Σ − r)/(G − 1) = (r − mean) · G/(G − 1)."""
     count = len(rewards_G)
     return _standardised(rewards_G, card, divide=False) * (count / max(count - 1, 1))
@@ -85,7 +85,7 @@ def compute(
     rewards_N: Float[np.ndarray, " N"],
     groups: Sequence[str],
     tokens_N: Float[np.ndarray, " N"],
-    card: LossCard,
+    card: AdvantageCard,
     baseline: float | None = None,
 ) -> Float[np.ndarray, " N"]:
     """Advantage of each episode from its reward, its group's name and its number of sampled tokens.
@@ -122,7 +122,7 @@ def compute(
             return rewards_N
 
 
-def next_baseline(rewards_N: Float[np.ndarray, " N"], card: LossCard, baseline: float | None) -> float | None:
+def next_baseline(rewards_N: Float[np.ndarray, " N"], card: AdvantageCard, baseline: float | None) -> float | None:
     """b_t = ema_decay · b_{t−1} + (1 − ema_decay) · mean of the update's rewards; as it was without rewards.
 
     A card without a moving baseline has none to move: it returns what it was given.
@@ -134,7 +134,7 @@ def next_baseline(rewards_N: Float[np.ndarray, " N"], card: LossCard, baseline: 
 
 
 def assign(
-    episodes: Sequence[Episode], card: LossCard, baseline: float | None = None
+    episodes: Sequence[Episode], card: AdvantageCard, baseline: float | None = None
 ) -> tuple[list[Episode], float | None]:
     """(the episodes of one role update, in the same order, the trained ones with their advantage; the new baseline).
 

@@ -36,9 +36,10 @@ class Batch(struct.PyTreeNode):
     segments: 1, 2, … for the datums of a row, 0 for padding; positions count from 0 in each. index: flat place (row · T
     + t within the shard's rows of this micro-batch) whose hidden state predicts `targets`; mask: False in empty slots.
     sequence: number of the slot's episode, from 0; length: its sampled tokens, first: True at the first of them.
-    source: which sampled token of the step it is, counted in datum order, -1 in empty slots. temperature: log-probs are
-    of softmax(logits / temperature). padding_tokens, padding_sequences: sampled tokens and number of the episodes that
-    have no row but count in the loss's divisor. sequences: room for that many episodes, a power of two.
+    source: which sampled token of the step it is, counted in datum order, -1 in empty slots. temperature: the slot's
+    log-prob is of softmax(logits / temperature). weight: factor of the slot's terms in the loss. padding_tokens,
+    padding_sequences: sampled tokens and number of the episodes that have no row but count in the loss's divisor.
+    sequences: room for that many episodes, a power of two.
     """
 
     ids_MBT: Leaf
@@ -53,8 +54,9 @@ class Batch(struct.PyTreeNode):
     length_MN: Leaf
     advantage_MN: Leaf
     behaviour_MN: Leaf
+    temperature_MN: Leaf
+    weight_MN: Leaf
     micro_batches: Leaf
-    temperature: Leaf
     padding_tokens: Leaf
     padding_sequences: Leaf
     sequences: int = struct.field(pytree_node=False)
@@ -70,6 +72,8 @@ class Piece:
     length: int  # sampled tokens of the whole episode
     opens: bool  # the episode's first datum with sampled tokens
     source: int  # number of the datum's first sampled token in the step
+    temperature: float
+    weight: float
 
 
 class _Row(NamedTuple):
@@ -110,10 +114,11 @@ def mini_batches(episodes: Sequence[Episode], parts: int) -> list[list[Episode]]
     return [part for part in split(counted, parts) if trainable(part)]
 
 
-def _pieces(episodes: Sequence[Episode], limit: int) -> list[Piece]:
+def _pieces(episodes: Sequence[Episode], limit: int, tempered: bool) -> list[Piece]:
     pieces, source = [], 0
     for number, episode in enumerate(episodes):
         length, opens = sampled_tokens(episode), True
+        temperature = episode.temperature if tempered and episode.temperature > 0 else 1.0
         for datum in episode.datums:
             count = int(np.count_nonzero(datum.sampled_T))
             if not count:
@@ -129,7 +134,7 @@ def _pieces(episodes: Sequence[Episode], limit: int) -> list[Piece]:
                     "nothing stands before it that could predict it; begin every datum with a prompt token."
                 )
             advantage = 0.0 if episode.advantage is None else episode.advantage
-            pieces.append(Piece(datum, advantage, number, length, opens, source))
+            pieces.append(Piece(datum, advantage, number, length, opens, source, temperature, episode.weight))
             source, opens = source + count, False
     return pieces
 
@@ -187,6 +192,8 @@ def _write_bin(arrays: dict[str, np.ndarray], place: int, rows: Sequence[_Row]) 
             arrays["length"][place, window] = piece.length
             arrays["advantage"][place, window] = piece.advantage
             arrays["behaviour"][place, window] = datum.logprobs_T[sampled]
+            arrays["temperature"][place, window] = piece.temperature
+            arrays["weight"][place, window] = piece.weight
             start, slot = end, window.stop
 
 
@@ -194,22 +201,24 @@ def _empty(bins: int, rows: int, width: int, slots: int) -> dict[str, np.ndarray
     arrays = {name: np.zeros((bins, rows, width), np.int32) for name in ("ids", "positions", "segments")}
     arrays |= {name: np.zeros((bins, slots), np.int32) for name in ("index", "targets", "sequence")}
     arrays |= {name: np.zeros((bins, slots), bool) for name in ("mask", "first")}
-    arrays |= {name: np.zeros((bins, slots), np.float32) for name in ("length", "advantage", "behaviour")}
+    arrays |= {name: np.zeros((bins, slots), np.float32) for name in ("length", "advantage", "behaviour", "weight")}
+    arrays["temperature"] = np.ones((bins, slots), np.float32)  # also where nothing is divided by it
     return arrays | {"source": np.full((bins, slots), -1, np.int32)}
 
 
-def pack(episodes: Sequence[Episode], section: LearnerSection, row_shards: int, temperature: float) -> Batch:
+def pack(episodes: Sequence[Episode], section: LearnerSection, row_shards: int, tempered: bool = True) -> Batch:
     """The episodes as one batch of numpy arrays, deterministically.
 
     section: buckets, packing, micro_batch_rows (rounded up to a multiple of row_shards; 0: all rows at once) and
-    logprob_chunk. row_shards: devices the rows are divided over. An episode without sampled tokens is left out; padding
-    is counted, and has no row.
+    logprob_chunk. row_shards: devices the rows are divided over. tempered: log-probs are those at the episodes' own
+    temperatures, else at 1 (as are those at 0, which samples the arg-max). An episode without sampled tokens is left
+    out; padding is counted, and has no row.
 
     Raises ValueError if nothing is left to train on, if a datum is longer than the largest bucket, or if the first
     token of a datum is marked as sampled.
     """
     chosen, padding = trainable(episodes), [episode for episode in episodes if episode.padding]
-    pieces = _pieces(chosen, max(section.buckets))
+    pieces = _pieces(chosen, max(section.buckets), tempered)
     if not pieces:
         raise ValueError("There is nothing to train on: no trained episode has a sampled token.")
     longest = max(len(piece.datum.ids_T) for piece in pieces)
@@ -233,7 +242,6 @@ def pack(episodes: Sequence[Episode], section: LearnerSection, row_shards: int, 
         **{f"{name}_MBT": laid_out(name) for name in ("ids", "positions", "segments")},
         **{f"{name}_MN": laid_out(name) for name in arrays if name not in ("ids", "positions", "segments")},
         micro_batches=np.int32(real),
-        temperature=np.float32(temperature),
         padding_tokens=np.float32(sum(map(sampled_tokens, padding))),
         padding_sequences=np.float32(sum(sampled_tokens(episode) > 0 for episode in padding)),
         sequences=_power_of_two(len(chosen)),

@@ -2,7 +2,7 @@
 
     learner = Learner(model_cfg, mesh, cfg.optimizer, cfg.learner, param_dtype=jnp.float32, compute_dtype=jnp.bfloat16)
     state = learner.init_state(params)                      # copies; reference=False where no card has a KL term
-    batches = learner.pack(episodes, card, temperature)     # one per mini-batch; advantages already assigned
+    batches = learner.pack(episodes, card)                  # one per mini-batch; advantages already assigned
     state, metrics = learner.update(state, batches, card)   # scores, then a step per mini-batch; donates
 
 Supervised training is the same with LossCard(objective="supervised") and episodes whose datums mark the tokens to be
@@ -145,12 +145,11 @@ class Learner:
         return jax.jit(build, out_shardings=self.state_shardings(reference))(params)
 
     # ------------------------------------------------------------------------------------------------------- batch
-    def pack(self, episodes: Sequence[Episode], card: LossCard, temperature: float = 1.0) -> list[Batch]:
+    def pack(self, episodes: Sequence[Episode], card: LossCard) -> list[Batch]:
         """One batch on the devices for each of the card's mini-batches; groups stay together.
 
         Episodes that are not trained or have no sampled token are left out, before the mini-batches are cut, but for
-        padding, which counts in its mini-batch's divisor; [] if nothing is left to train. temperature: of the rollout;
-        used if the card is tempered (0 samples the arg-max, whose log-probs are taken at 1). Raises ValueError as
+        padding, which counts in its mini-batch's divisor; [] if nothing is left to train. Raises ValueError as
         `batching.pack` does, and if a policy card meets an episode without advantage.
         """
         for episode in batching.trainable(episodes):
@@ -159,9 +158,8 @@ class Learner:
                     f"An episode of role {episode.role!r}, group {episode.group!r}, has no advantage; "
                     "call advantages.assign before packing."
                 )
-        tempered = temperature if card.tempered and temperature > 0 else 1.0
         parts = batching.mini_batches(episodes, card.mini_batches)
-        return [self.place(batching.pack(part, self.section, self.row_shards, tempered)) for part in parts]
+        return [self.place(batching.pack(part, self.section, self.row_shards, card.tempered)) for part in parts]
 
     def place(self, batch: Batch) -> Batch:
         """A packed batch on the devices, rows divided over data × fsdp."""
@@ -193,7 +191,7 @@ class Learner:
             hidden_ND,
             table_VD,
             micro.targets_MN,
-            micro.temperature,
+            micro.temperature_MN,
             self.section.logprob_chunk,
             self.shards,
             entropy_slope=entropy_slope,
@@ -249,6 +247,7 @@ class Learner:
             batch.length_MN,
             batch.advantage_MN,
             batch.behaviour_MN,
+            batch.weight_MN,
             scores.old_MN,
             scores.ref_MN,
         )

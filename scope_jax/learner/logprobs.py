@@ -58,7 +58,7 @@ def _logits(hidden_ND: jax.Array, words_cD: jax.Array, temperature: jax.Array) -
     """Logits of one block of words."""
     sums = _sums(words_cD)
     logits_Nc = lax.dot_general(hidden_ND, words_cD, (((1,), (1,)), ((), ())), preferred_element_type=sums)
-    return logits_Nc / temperature.astype(sums)
+    return logits_Nc / temperature.astype(sums)[..., None]
 
 
 def _forward(
@@ -148,11 +148,13 @@ def token_logprobs(
     hidden_ND: Float[Array, "N D"],
     table_VD: Float[Array, "V D"],
     targets_N: Int[Array, " N"],
-    temperature: Float[Array, ""],
+    temperature: Float[Array, ""] | Float[Array, " N"],
     chunk: int,
     shards: Shards,
 ) -> Float[Array, " N"]:
     """log softmax(hidden · tableᵀ / temperature) at the targets, float32 (float64 for weights in float64).
+
+    temperature: one for all positions, or one for each.
 
     Works through the vocabulary in blocks in both directions, all positions at a time, so that no more logits exist
     than `chunk` positions have over the whole vocabulary (`vocabulary_block`; but for a block of LANES words).
@@ -171,7 +173,7 @@ def token_logprobs_and_entropy(
     hidden_ND: Float[Array, "N D"],
     table_VD: Float[Array, "V D"],
     targets_N: Int[Array, " N"],
-    temperature: Float[Array, ""],
+    temperature: Float[Array, ""] | Float[Array, " N"],
     chunk: int,
     shards: Shards,
     *,

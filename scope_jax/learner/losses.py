@@ -34,6 +34,7 @@ class Tokens(NamedTuple):
     length_N: Float[Array, " N"]
     advantage_N: Float[Array, " N"]
     behaviour_N: Float[Array, " N"]
+    weight_N: Float[Array, " N"]
     old_N: Float[Array, " N"] | None
     ref_N: Float[Array, " N"] | None
 
@@ -60,9 +61,10 @@ class Parts(NamedTuple):
 
 # ------------------------------------------------------------------------------------------------------ aggregation
 def weights(card: LossCard, tokens: Tokens) -> Float[Array, " N"]:
-    """Weight of each position in the numerator: 1, or 1/|sequence| for sequence-mean; 0 where the slot is empty."""
-    mask_N = tokens.mask_N.astype(tokens.length_N.dtype)
-    return mask_N / jnp.maximum(tokens.length_N, 1.0) if card.aggregation == "sequence-mean" else mask_N
+    """Weight of each position in the numerator: its role's, or that over |sequence| for sequence-mean; 0 where the slot
+    is empty."""
+    weight_N = jnp.where(tokens.mask_N, tokens.weight_N, 0.0)
+    return weight_N / jnp.maximum(tokens.length_N, 1.0) if card.aggregation == "sequence-mean" else weight_N
 
 
 def denominator(card: LossCard, tokens: Float[Array, ""], sequences: Float[Array, ""]) -> Float[Array, ""]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rollouts.types import Completion
-from scope_jax.config import LossCard
+from scope_jax.config import AdvantageCard, LossCard
 
 Metrics = dict[str, float]
 
@@ -82,6 +82,8 @@ class Episode:
     parts: Mapping[str, float] = field(default_factory=dict)  # reward parts by name
     advantage: float | None = None
     trained: bool = True  # False: written to episodes.jsonl, not learned from
+    temperature: float = 1.0  # at which it was sampled
+    weight: float = 1.0  # factor of its terms in the loss of its update
     padding: bool = False
     text: Mapping[str, Any] = field(default_factory=dict)  # prompt, turns, question, answer … for people
     judgements: tuple[Judgement, ...] = ()
@@ -91,13 +93,27 @@ class Episode:
 
 
 @dataclass(frozen=True)
-class Update:
-    """One learner update of a step: the episodes of `role`, trained into `policy` with `card`.
+class RoleShare:
+    """The episodes of one role in an update.
 
-    temperature: at which those episodes were sampled.
+    advantage: how their rewards are compared, None: as the update's card says. weight: factor of all their terms in the
+    loss, whose divisor counts every episode once.
     """
 
     role: str
+    advantage: AdvantageCard | None = None
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Update:
+    """One learner update of a step: the episodes of its roles, trained together into `policy` with one loss card."""
+
     policy: str
     card: LossCard
-    temperature: float
+    roles: tuple[RoleShare, ...]
+
+    @property
+    def name(self) -> str:
+        """What its metrics are called after."""
+        return "+".join(share.role for share in self.roles)

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 LONGEST = 2_000  # characters of an answer that is looked at; a formula that is longer is no answer
 
@@ -93,7 +94,7 @@ def _work() -> None:
         print(json.dumps({"equal": bool(equal)}), flush=True)
 
 
-def _parsed(parse, text: str) -> object:
+def _parsed(parse, text: str) -> Any:
     """What Math-Verify reads; an answer without any mark-up is looked at as a formula."""
     return parse(text if "$" in text or "\\" in text else f"${text}$", parsing_timeout=None)
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import product
 
-from scope_jax.rewards import contains_words, exact_match, mean, normalise
+from scope_jax.play.rewards import contains_words, exact_match, mean, normalise
 
 TOLERANCE = 0.0015  # relative, for numbers (SPELL App. E: 0.15 %)
 _SCALES = {"hundred": 1e2, "thousand": 1e3, "million": 1e6, "billion": 1e9, "trillion": 1e12}

@@ -232,7 +232,7 @@ def check(learner, weights, episodes, update, equation, mini_batches, whole):
     nearly to nothing: the sum of their sizes is its measure.
     """
     rated, _ = advantages.assign(episodes, update.card)
-    batches = learner.pack(rated, update.card, update.temperature)
+    batches = learner.pack(rated, update.card)
     names = list(dict.fromkeys(e.group for e in episodes))
     clipped = []
     for batch, part in zip(batches, halves(names, mini_batches), strict=True):
@@ -287,7 +287,7 @@ def test_ssp(learner, weights, tmp_path, card, proposers):
     assert [e.reward for e in proposer] == [0.8, 0.6, 0.0, pytest.approx(0.2)]
     assert len(solver) == 20 and sum(e.padding for e in solver) == 5
     for update, own, equation in zip(ssp.updates(cfg), (solver, proposer), (ssp_eq_4, proposers), strict=True):
-        assert update.role == own[0].role
+        assert update.name == own[0].role
         assert min(check(learner, weights, own, update, equation, 2, whole=card != "ssp/atlas.toml")) > 0.05
 
 
@@ -296,7 +296,7 @@ def test_scope(learner, weights, tmp_path, card):
     """Table 9: β = 0.001, a batch is one mini-batch."""
     cfg, episodes = played_scope(f"scope/{card}.toml", tmp_path)
     for update in scope.updates(cfg):
-        own = harness.of(episodes, update.role)
+        own = harness.of(episodes, update.name)
         groups = {e.group: [other.reward for other in own if other.group == e.group] for e in own}
         assert len(groups) >= 2 and all(len(set(rewards)) > 2 for rewards in groups.values())
         assert min(check(learner, weights, own, update, scope_eq_3, 1, whole=card == "qwen3-8b")) > 0.05

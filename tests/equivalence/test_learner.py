@@ -3,6 +3,8 @@
 Torch runs one unpadded sequence at a time and knows no packing, no micro-batches and no chunks.
 """
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -117,7 +119,7 @@ def test_update_trajectory_equals_torch(models, episodes, tmp_path):
     learner = Learner(cfg, mesh, OPTIMIZER, section, param_dtype=jnp.float32, compute_dtype=jnp.float32)
     state = learner.init_state(params)
     state = state.replace(ref_params=ref_params)
-    batches = learner.pack(episodes, CARD, TEMPERATURE)
+    batches = learner.pack([replace(episode, temperature=TEMPERATURE) for episode in episodes], CARD)
     records = []
     for _ in range(STEPS):
         state, metrics = learner.update(state, batches, CARD)

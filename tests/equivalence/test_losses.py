@@ -134,6 +134,7 @@ def tokens_of(world, places, card, scored):
         length_N=slots(mask.sum(1)[rows].astype(world["h"].dtype), 0),
         advantage_N=slots(world["advantage"][rows], 77),
         behaviour_N=slots(world["mu"][rows, columns], 5),
+        weight_N=slots(np.ones(len(places), world["h"].dtype), 3),
         old_N=slots(world["old"][rows, columns], -9) if scored else None,
         ref_N=slots(world["ref"][rows, columns], 30) if card.kl != "none" else None,
     )
@@ -307,6 +308,7 @@ def expected_gradient(card, logits, old, ref, sampler=None):
             length_N=1 / share_V,  # sequence-mean divides by it: the token's weight is its probability
             advantage_N=zeros_V,
             behaviour_N=sampler_V,
+            weight_N=jnp.ones(count),
             old_N=old_V,
             ref_N=ref_V,
         )

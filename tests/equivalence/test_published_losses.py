@@ -114,6 +114,7 @@ def ours(card, world):
         length_N=jnp.asarray(length_B[rows]),
         advantage_N=jnp.asarray(advantage_B[rows]),
         behaviour_N=jnp.asarray(world["old"][rows, columns]),
+        weight_N=jnp.ones(len(rows)),
         old_N=jnp.asarray(world["old"][rows, columns]),
         ref_N=jnp.asarray(world["ref"][rows, columns]) if card.kl != "none" else None,
     )

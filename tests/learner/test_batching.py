@@ -21,7 +21,8 @@ def test_two_short_datums_share_a_row(make):
     datum_of, episode_of, _ = make
     first = episode_of(datum_of([5, 6, 7, 8], [0, 0, 1, 1], [0, 0, -1, -2]), advantage=3.0)
     second = episode_of(datum_of([9, 10, 11], [0, 1, 0], [0, -3, 0]), advantage=-4.0)
-    batch = batching.pack([first, second], SECTION, 1, 0.5)
+    first, second = replace(first, temperature=0.5), replace(second, temperature=0.0, weight=0.25)
+    batch = batching.pack([first, second], SECTION, 1)
     assert batch.ids_MBT.tolist() == [[[5, 6, 7, 8, 9, 10, 11, 0], [0] * 8]]
     assert batch.segments_MBT[0, 0].tolist() == [1, 1, 1, 1, 2, 2, 2, 0]
     assert batch.positions_MBT[0, 0].tolist() == [0, 1, 2, 3, 0, 1, 2, 0]
@@ -32,14 +33,18 @@ def test_two_short_datums_share_a_row(make):
     assert batch.advantage_MN[0, :3].tolist() == [3, 3, -4]
     assert batch.length_MN[0, :3].tolist() == [2, 2, 1]
     assert batch.first_MN[0, :3].tolist() == [True, False, True]
-    assert float(batch.temperature) == 0.5 and int(batch.micro_batches) == 1
+    assert batch.temperature_MN[0].tolist() == [0.5, 0.5, 1, 1, 1, 1, 1, 1]  # the arg-max has log-probs at 1
+    assert batch.weight_MN[0].tolist() == [1, 1, 0.25, 0, 0, 0, 0, 0]
+    assert int(batch.micro_batches) == 1
+    plain = batching.pack([first, second], SECTION, 1, tempered=False)
+    assert plain.temperature_MN[0].tolist() == [1] * 8
 
 
 def test_an_episode_of_several_datums_is_one_sequence(make):
     datum_of, episode_of, _ = make
     datums = datum_of([1, 2], [0, 0]), datum_of([1, 2, 3], [0, 1, 1]), datum_of([4, 5], [0, 1])
     episode = episode_of(*datums, advantage=1.0)
-    batch = batching.pack([episode], SECTION, 1, 1.0)
+    batch = batching.pack([episode], SECTION, 1)
     assert batch.length_MN[batch.mask_MN].tolist() == [3, 3, 3]
     assert batch.first_MN.sum() == 1
 
@@ -60,7 +65,7 @@ def test_an_episode_counts_once_however_its_datums_are_dealt(make, packing, shar
             values += logprobs[2:].tolist()
         episodes.append(episode_of(*datums, group=str(number), advantage=float(number)))
         by_hand.append(number * np.mean(values))
-    batch = batching.pack(episodes, with_(packing=packing, micro_batch_rows=micro), shards, 1.0)
+    batch = batching.pack(episodes, with_(packing=packing, micro_batch_rows=micro), shards)
     mask = batch.mask_MN
     each = (batch.advantage_MN * batch.behaviour_MN)[mask] / batch.length_MN[mask]
     assert batch.first_MN[mask].sum() == 7 == batch.first_MN.sum()
@@ -69,7 +74,7 @@ def test_an_episode_counts_once_however_its_datums_are_dealt(make, packing, shar
 
 
 def test_without_packing_each_datum_has_its_row(make):
-    batch = batching.pack(make[2](5, 5), with_(packing=False, micro_batch_rows=0), 1, 1.0)
+    batch = batching.pack(make[2](5, 5), with_(packing=False, micro_batch_rows=0), 1)
     assert batch.segments_MBT.shape == (1, 5, 32)
     assert set(batch.segments_MBT.max(axis=2).ravel().tolist()) == {1}
 
@@ -94,7 +99,7 @@ def test_every_token_arrives_once(lengths, packing, micro, shards, seed):
         sampled[-1] = True
         datums.append(datum_of(rng.integers(0, 9, length), sampled, rng.normal(size=length)))
     episodes = [episode_of(datum, group=str(i), advantage=float(i)) for i, datum in enumerate(datums)]
-    batch = batching.pack(episodes, with_(packing=packing, micro_batch_rows=micro), shards, 1.0)
+    batch = batching.pack(episodes, with_(packing=packing, micro_batch_rows=micro), shards)
     assert batch.ids_MBT.shape[1] % shards == 0 and batch.index_MN.shape[1] % shards == 0
     assert (batch.segments_MBT > 0).sum() == sum(lengths)
     behaviour = batching.unpack(batch, batch.behaviour_MN)
@@ -115,7 +120,7 @@ def test_ids_decide_nothing(make):
     """A datum made of nothing but the pad id is packed like any other."""
     datum_of, episode_of, _ = make
     sampled = [0, 1, 0, 1, 1]
-    zeros, others = (batching.pack([episode_of(datum_of(ids, sampled))], SECTION, 1, 1.0) for ids in ([0] * 5, [3] * 5))
+    zeros, others = (batching.pack([episode_of(datum_of(ids, sampled))], SECTION, 1) for ids in ([0] * 5, [3] * 5))
     for name in ("positions_MBT", "segments_MBT", "index_MN", "mask_MN", "first_MN", "length_MN"):
         np.testing.assert_array_equal(vars(zeros)[name], vars(others)[name])
 
@@ -125,13 +130,13 @@ def test_sizes_come_from_small_sets(make):
     shapes = {
         (batch.ids_MBT.shape, batch.index_MN.shape)
         for count in range(20, 30)
-        for batch in [batching.pack(make[2](count, count, seed=count), SECTION, 1, 1.0)]
+        for batch in [batching.pack(make[2](count, count, seed=count), SECTION, 1)]
     }
     assert len(shapes) <= 3
 
 
 def test_same_episodes_same_batch(make):
-    one, two = (batching.pack(make[2](12, 4), SECTION, 2, 1.0) for _ in range(2))
+    one, two = (batching.pack(make[2](12, 4), SECTION, 2) for _ in range(2))
     assert all(np.array_equal(a, b) for a, b in zip(vars(one).values(), vars(two).values(), strict=True))
 
 
@@ -154,7 +159,7 @@ def test_padding_is_counted_and_has_no_row(make):
     padding = [
         replace(e, trained=False, padding=True, group=g) for e, g in ((filler, "b"), (empty, "c"), (filler, "d"))
     ]
-    batch, alone = (batching.pack(episodes, SECTION, 1, 1.0) for episodes in ([real, *padding], [real]))
+    batch, alone = (batching.pack(episodes, SECTION, 1) for episodes in ([real, *padding], [real]))
     assert (batch.padding_tokens, batch.padding_sequences) == (6, 2) and batch.mask_MN.sum() == 2
     assert (alone.padding_tokens, alone.padding_sequences) == (0, 0)
     np.testing.assert_array_equal(batch.ids_MBT, alone.ids_MBT)
@@ -167,8 +172,8 @@ def test_padding_is_counted_and_has_no_row(make):
 def test_what_cannot_be_packed_is_named(make):
     datum_of, episode_of, _ = make
     with pytest.raises(ValueError, match=r"has 33 tokens, more than the largest of learner\.buckets, 32"):
-        batching.pack([episode_of(datum_of(range(33), [0] + [1] * 32))], SECTION, 1, 1.0)
+        batching.pack([episode_of(datum_of(range(33), [0] + [1] * 32))], SECTION, 1)
     with pytest.raises(ValueError, match="first token marked as sampled"):
-        batching.pack([episode_of(datum_of([1, 2], [1, 1]))], SECTION, 1, 1.0)
+        batching.pack([episode_of(datum_of([1, 2], [1, 1]))], SECTION, 1)
     with pytest.raises(ValueError, match="nothing to train on"):
-        batching.pack([episode_of(datum_of([1, 2], [0, 0]))], SECTION, 1, 1.0)
+        batching.pack([episode_of(datum_of([1, 2], [0, 0]))], SECTION, 1)

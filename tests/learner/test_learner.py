@@ -58,7 +58,8 @@ def gradient_of(after) -> dict[str, np.ndarray]:
 
 def first_step(learner, state, episodes, card, temperature=1.0):
     """(gradient, metrics, weights) of one update."""
-    after, metrics = learner.update(fresh(learner, state), learner.pack(episodes, card, temperature), card)
+    sampled = [replace(episode, temperature=temperature) for episode in episodes]
+    after, metrics = learner.update(fresh(learner, state), learner.pack(sampled, card), card)
     return gradient_of(after), metrics, jax.device_get(after.params)
 
 
@@ -195,13 +196,37 @@ def test_mini_batches_are_steps_and_later_ones_see_a_moved_policy(learner, state
 
 def test_temperature_is_used_if_the_card_is_tempered(learner, state, episodes):
     def logps(card, temperature):
-        (batch,) = learner.pack(episodes, card, temperature)
+        (batch,) = learner.pack([replace(episode, temperature=temperature) for episode in episodes], card)
         return batching.unpack(batch, learner.score(fresh(learner, state), batch, reference=False).old_MN)
 
     plain = logps(POLICY, 1.0)
     assert np.abs(logps(POLICY, 0.5) - plain).max() > 0.1
     np.testing.assert_array_equal(logps(POLICY.model_copy(update={"tempered": False}), 0.5), plain)
     np.testing.assert_array_equal(logps(POLICY, 0.0), plain)
+
+
+def test_roles_of_one_update_keep_their_temperatures(learner, state, episodes):
+    """Each token's log-prob is that of its own episode's temperature, as if its role were scored alone."""
+
+    def logps(rows):
+        (batch,) = learner.pack(rows, POLICY)
+        return batching.unpack(batch, learner.score(fresh(learner, state), batch, reference=False).old_MN)
+
+    warm = [replace(episode, temperature=1.0) for episode in episodes[:4]]
+    cool = [replace(episode, temperature=0.5) for episode in episodes[4:8]]
+    np.testing.assert_allclose(logps([*warm, *cool]), np.concatenate([logps(warm), logps(cool)]), rtol=1e-6)
+
+
+def test_a_weight_scales_the_terms_of_its_episodes_and_no_divisor(learner, state, episodes):
+    """g(a and w·b) = (|a| g(a) + w |b| g(b)) / (|a| + |b|), every term of the loss included."""
+    one, other, weight = episodes[:4], episodes[4:8], 0.25
+    both = first_step(learner, state, [*one, *(replace(episode, weight=weight) for episode in other)], POLICY)[0]
+    (first, measured), (second, counted) = (first_step(learner, state, rows, POLICY)[:2] for rows in (one, other))
+    sizes = [metrics["sequences"] for metrics in (measured, counted)]
+    total = sum(sizes)
+    for name, gradient in both.items():
+        wanted = (sizes[0] * first[name] + weight * sizes[1] * second[name]) / total
+        np.testing.assert_allclose(gradient, wanted, atol=2e-6, rtol=0, err_msg=name)
 
 
 def test_prompt_and_observation_targets_change_nothing(learner, state, make):

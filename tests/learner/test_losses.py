@@ -23,6 +23,7 @@ def tokens(**changes):
         "length_N": jnp.array([2.0, 2.0, 1.0, 0.0]),
         "advantage_N": jnp.array([2.0, 2.0, -1.0, 0.0]),
         "behaviour_N": jnp.array([math.log(0.5), math.log(0.5), math.log(0.5), 0.0]),
+        "weight_N": jnp.ones(4),
         "old_N": jnp.array(OLD),
         "ref_N": jnp.array(REF),
     }

@@ -111,7 +111,7 @@ def abstract_batch(learner: Learner):
     ids_T = np.zeros(280, np.int32)
     datum = Datum(ids_T, np.arange(280) >= 20, np.zeros(280, np.float32))
     episodes = [Episode("solver", "actor", str(i), (datum,), 0.0, advantage=1.0) for i in range(4)]
-    batch = batching.pack(episodes, learner.section, learner.row_shards, 1.0)
+    batch = batching.pack(episodes, learner.section, learner.row_shards)
     specs = learner._batch_specs(batch)
     return jax.tree.map(
         lambda x, spec: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(learner.mesh, spec)),

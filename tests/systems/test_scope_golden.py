@@ -75,7 +75,7 @@ def test_the_module_has_the_shape_of_a_game():
     assert isinstance(scope, System)
     cfg = card()
     assert scope.policies(cfg) == ("challenger", "solver")
-    assert [(u.role, u.policy) for u in scope.updates(cfg)] == [("challenger", "challenger"), ("solver", "solver")]
+    assert [(u.name, u.policy) for u in scope.updates(cfg)] == [("challenger", "challenger"), ("solver", "solver")]
     assert all(
         (u.card.advantage, u.card.aggregation, u.card.kl_coef) == ("group-zscore", "token-mean", 1e-3)
         for u in scope.updates(cfg)

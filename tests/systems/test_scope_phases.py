@@ -133,7 +133,7 @@ def test_task_generation_ends_at_its_limit_and_an_iteration_without_tasks_is_ove
 def test_curated_prompts_train_the_solver_alone():
     cfg = card(mode="curated", steps_per_iteration=2, iterations=2, solver_batch=3)
     memory = scope.start(cfg)
-    assert scope.policies(cfg) == ("solver",) and [u.role for u in scope.updates(cfg)] == ["solver"]
+    assert scope.policies(cfg) == ("solver",) and [u.name for u in scope.updates(cfg)] == ["solver"]
     assert scope.expected(cfg) == 4 and scope.source(cfg).kind == "tasks"
     rows = [{"question": f"Task {n}", "rubric": [criterion("Names alpha.")]} for n in range(3)]
     taken = []

@@ -15,7 +15,7 @@ CARD = ROOT / "configs" / "ssp" / "qwen2.5-7b.toml"
 def test_the_papers_card_is_the_defaults():
     """Its values are held against the paper in test_citations."""
     cfg = load_card(CARD)
-    assert [update.role for update in ssp.updates(cfg)] == ["solver", "proposer"]
+    assert [update.name for update in ssp.updates(cfg)] == ["solver", "proposer"]
     assert cfg.ssp.model_dump(exclude={"prompts"}) == SSPSection().model_dump(exclude={"prompts"})
 
 

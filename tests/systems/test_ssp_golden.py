@@ -197,9 +197,9 @@ def test_only_the_role_that_learns_is_trained_and_updated():
         episodes, _, _ = ssp.play(cfg, world(), {"pool": []}, ITEMS, 0)
         assert {e.role for e in episodes} == {"solver", "proposer"}
         assert {e.role for e in episodes if e.trained} == set(roles)
-        assert [update.role for update in ssp.updates(cfg)] == roles
+        assert [update.name for update in ssp.updates(cfg)] == roles
     reverse = ssp.updates(card(update_order=("proposer", "solver")))
-    assert [update.role for update in reverse] == ["proposer", "solver"]
+    assert [update.name for update in reverse] == ["proposer", "solver"]
     assert [update.card.advantage for update in reverse] == ["none", "group-mean"]
 
 

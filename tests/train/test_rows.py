@@ -240,7 +240,7 @@ def test_the_learner_says_what_the_engine_said(params, many):
     episodes = [
         Episode("solver", "actor", "g", Datum.from_completion(completion), 0.0, advantage=1.0) for completion in many
     ]
-    (batch,) = learner.pack(episodes, LossCard(kl="none"), 1.0)
+    (batch,) = learner.pack(episodes, LossCard(kl="none"))
     scores = learner.score(learner.init_state(params, reference=False), batch, reference=False)
     assert scores.old_MN is not None
     engine_N = np.concatenate([d.logprobs_T[d.sampled_T] for e in episodes for d in e.datums])

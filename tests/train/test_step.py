@@ -48,9 +48,9 @@ def test_engine_and_learner_agree_on_every_token_of_a_step(
 ) -> None:
     """Within 1e-4 in float32, over every sampled token of both roles, through searches and their observations."""
     for update in trainer.world.system.updates(trainer.world.cfg):
-        rated, _ = advantages.assign([e for e in episodes if e.role == update.role], update.card)
+        rated, _ = advantages.assign([e for e in episodes if e.role == update.name], update.card)
         for batch, part in zip(
-            trainer.learner.pack(rated, update.card, update.temperature),
+            trainer.learner.pack(rated, update.card),
             batching.mini_batches(rated, update.card.mini_batches),
             strict=True,
         ):

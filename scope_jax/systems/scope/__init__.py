@@ -52,7 +52,7 @@ from typing import Any
 
 from scope_jax.config import Config, JudgeSection
 from scope_jax.data.sources import Source
-from scope_jax.learner.types import Episode, Metrics, Update
+from scope_jax.learner.types import Episode, Metrics, RoleShare, Update
 from scope_jax.play.rewards import mean
 from scope_jax.play.system import Memory
 from scope_jax.play.tools import Tools
@@ -147,7 +147,7 @@ def takes(cfg: Config, memory: Memory, step: int) -> tuple[int, int]:
 def updates(cfg: Config) -> tuple[Update, ...]:
     """Algorithm 1 l.17 and l.33: each policy by its own role's card; a step holds episodes of one of them."""
     cards = {challenger.POLICY: cfg.scope.challenger, solver.POLICY: cfg.scope.solver}
-    return tuple(Update(name, name, cards[name].loss, cards[name].sampling.temperature) for name in policies(cfg))
+    return tuple(Update(name, cards[name].loss, (RoleShare(name),)) for name in policies(cfg))
 
 
 def play(cfg: Config, tools: Tools, memory: Memory, items: Sequence[Mapping[str, Any]], step: int) -> Played:
@@ -182,8 +182,8 @@ def challenger_step(cfg: Config, tools: Tools, memory: Memory, items: Sequence[M
     tally.add("grader", replies)
     means = {int(group.problem.name): solver.mean_score(cfg, group) for group in solved}
     # l.12, l.13, l.14, l.15: Eq. (4), of which a rejected draft has the format's part only
-    own = of_challenger(cfg, drafts, means, trained=True)
-    tried = of_solver(cfg, solved, trained=False)
+    own = of_challenger(cfg, drafts, means, card.challenger.sampling, trained=True)
+    tried = of_solver(cfg, solved, card.estimate, trained=False)
     metrics = measure_drafts(cfg, drafts, own) | measure_solved(cfg, solved, tried, "estimate")
     # l.16: what the next step needs to know
     after = advance(cfg, memory, drawn=len(items), tasks=[], measured=[])
@@ -212,8 +212,8 @@ def task_step(cfg: Config, tools: Tools, memory: Memory, items: Sequence[Mapping
     # l.24, l.25, l.26: the window of difficulty
     tasks = retain(cfg, drafts, solved)
     means = {int(group.problem.name): solver.mean_score(cfg, group) for group in solved}
-    own = of_challenger(cfg, drafts, means, trained=False)
-    tried = of_solver(cfg, solved, trained=False)
+    own = of_challenger(cfg, drafts, means, card.creation, trained=False)
+    tried = of_solver(cfg, solved, card.creation, trained=False)
     # l.27: on to the next batch, or to the solver
     after = advance(cfg, memory, drawn=len(items), tasks=tasks, measured=[])
     metrics = measure_drafts(cfg, drafts, own) | measure_solved(cfg, solved, tried, "solver")
@@ -236,7 +236,7 @@ def solver_step(cfg: Config, tools: Tools, memory: Memory, items: Sequence[Mappi
     solved, replies = grade(cfg, tools, solved)
     tally.add("grader", replies)
     # l.31, l.32: Eq. (6)
-    tried = of_solver(cfg, solved, trained=True)
+    tried = of_solver(cfg, solved, card.solver.sampling, trained=True)
     metrics = measure_solved(cfg, solved, tried, "solver") | tally.counts
     # l.33: the loop asks `updates` and trains with these episodes
     # l.34: the next step, or the next iteration

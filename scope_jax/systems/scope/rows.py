@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from scope_jax.config import Config
+from scope_jax.config import Config, SamplingSection
 from scope_jax.learner.types import Datum, Episode, Metrics
 from scope_jax.play import searching
 from scope_jax.play.rewards import mean
@@ -13,10 +14,11 @@ from scope_jax.systems.scope.records import REASONS, Attempt, Draft, Solved
 
 
 def of_challenger(
-    cfg: Config, drafts: Sequence[Draft], means: Mapping[int, float | None], trained: bool
+    cfg: Config, drafts: Sequence[Draft], means: Mapping[int, float | None], sampling: SamplingSection, trained: bool
 ) -> list[Episode]:
     """One episode for each draft; `means` holds ḡ by the draft's place, for those whose task was tried."""
-    return [_draft(cfg, draft, place, means.get(place), trained) for place, draft in enumerate(drafts)]
+    made = [_draft(cfg, draft, place, means.get(place), trained) for place, draft in enumerate(drafts)]
+    return [replace(episode, temperature=sampling.temperature) for episode in made]
 
 
 def _draft(cfg: Config, draft: Draft, place: int, solver_mean: float | None, trained: bool) -> Episode:
@@ -45,7 +47,7 @@ def _draft(cfg: Config, draft: Draft, place: int, solver_mean: float | None, tra
     )
 
 
-def of_solver(cfg: Config, solved: Sequence[Solved], trained: bool) -> list[Episode]:
+def of_solver(cfg: Config, solved: Sequence[Solved], sampling: SamplingSection, trained: bool) -> list[Episode]:
     """One episode for each attempt; attempts without a score are not learned from (see `solver.reward`).
 
     Nor is the only one of a task that has a score: nothing is left that it could be compared with.
@@ -64,6 +66,7 @@ def of_solver(cfg: Config, solved: Sequence[Solved], trained: bool) -> list[Epis
                     reward=total,
                     parts=parts,
                     trained=trained and usable and not alone,
+                    temperature=sampling.temperature,
                     text={
                         "prompt": group.prompt.text,
                         "turns": searching.transcript(attempt.completion),

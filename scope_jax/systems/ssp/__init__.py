@@ -31,7 +31,7 @@ from rollouts.types import Completion
 from scope_jax.config import Config, JudgeSection, RoleSection
 from scope_jax.data.keys import rng
 from scope_jax.data.sources import Source
-from scope_jax.learner.types import Episode, Judgement, Metrics, Update
+from scope_jax.learner.types import Episode, Judgement, Metrics, RoleShare, Update
 from scope_jax.play import grading, rewards, searching
 from scope_jax.play.system import ExamNeeds, Memory
 from scope_jax.play.tools import Prompt, Tools
@@ -103,7 +103,7 @@ def updates(cfg: Config) -> tuple[Update, ...]:
     """Algorithm 1 l.10 and l.11 in the card's order; a role that does not learn has no update."""
     cards = {"solver": cfg.ssp.solver, "proposer": cfg.ssp.proposer}
     return tuple(
-        Update(role, POLICY, cards[role].loss, cards[role].sampling.temperature)
+        Update(POLICY, cards[role].loss, (RoleShare(role),))
         for role in cfg.ssp.update_order
         if cfg.ssp.train in ("both", role)
     )

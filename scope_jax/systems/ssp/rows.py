@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from rollouts.types import Completion
 from scope_jax.config import Config
@@ -29,12 +30,17 @@ def episodes(
     proposer_learns = cfg.ssp.train in ("both", "proposer")
     last = {proposal.slot.index: proposal for proposal in proposals}
     means = {group.problem.slot: mean(group.rewards) for group in solved}
-    made = [_solver(group, j, solver_learns) for group in solved for j in range(len(group.completions))]
+    made = [
+        replace(_solver(group, j, solver_learns), temperature=cfg.ssp.solver.sampling.temperature)
+        for group in solved
+        for j in range(len(group.completions))
+    ]
     for proposal in proposals:
         index = proposal.slot.index
         counts = last[index] is proposal
         reward = rewards[index] if counts else cfg.ssp.invalid_reward
-        made.append(_proposer(proposal, reward, means.get(index), proposer_learns and counts))
+        episode = _proposer(proposal, reward, means.get(index), proposer_learns and counts)
+        made.append(replace(episode, temperature=cfg.ssp.proposer.sampling.temperature))
     return made
 
 
