@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from scope_jax.learner.types import Metrics
+from scope_jax.play.math_answers import MathAnswers
+from scope_jax.play.measures import BY_TEXT, pass_at_k, standard_error
 from scope_jax.play.rewards import mean
 from scope_jax.run.assemble import Tell, World
 from scope_jax.run.examined import assemble_exam, exam_card, find, find_base, index_folder, take
@@ -15,31 +17,80 @@ Records = list[dict[str, Any]]
 Keep = Callable[[str, Records, Metrics], None]  # told each evaluation set's name, records and metrics when it is done
 
 
+MARKS = ("accuracy", *(name for name in (*BY_TEXT, "math") if name != "f1"))  # measures that are 1 or 0
+
+
 def evaluate(world: World) -> Metrics:
     """`eval/<set>/<name>`: the game's measures as means over each of the card's evaluation sets, its counts as sums.
 
-    Every row is played once at the card's evaluation temperature. A row counts in the means of the measures it has.
+    See `scores`; a row is answered as often, and at the temperature, that the card says for its set.
     """
     return {name: value for exam, records in answered(world) for name, value in scores("eval", exam, records).items()}
 
 
 def answered(world: World) -> Iterator[tuple[str, Records]]:
-    """(set, its records) of each evaluation set of the card, one after the other."""
+    """(set, its records) of each evaluation set of the card, one after the other; see `System.answer`.
+
+    The samples of a question follow each other, each with its number as "sample".
+    """
     cfg = world.cfg
-    options: dict[str, Any] = {"temperature": cfg.evaluate.temperature, "max_tokens": cfg.evaluate.max_tokens}
-    for exam, rows in world.exams.items():
-        yield exam, world.system.answer(cfg, world.tools(f"evaluate {exam}"), rows, **options)
+    for exam in cfg.evaluate.sets:
+        rows = [row for row in world.exams[exam.name] for _ in range(exam.samples)]
+        records = world.system.answer(
+            cfg,
+            world.tools(f"evaluate {exam.name}"),
+            rows,
+            temperature=cfg.evaluate.temperature_of(exam),
+            max_tokens=exam.max_tokens or cfg.evaluate.max_tokens,
+        )
+        for place, record in enumerate(records):
+            record["sample"] = place % exam.samples
+        if exam.measures:
+            _compare(records, rows, exam.measures)
+        yield exam.name, records
+
+
+def _compare(records: Records, rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
+    """Adds the measures `names` of each record's prediction against the answers of its row."""
+    slow = MathAnswers() if "math" in names else None
+    for record, row in zip(records, rows, strict=True):
+        said, golds = record["prediction"] or "", row["answers"]
+        for name in names:
+            right = slow.equal(said, golds) if slow and name == "math" else bool(said) and BY_TEXT[name](said, golds)
+            record["measures"][name] = float(right)
+    if slow:
+        slow.close()
 
 
 def scores(kind: str, exam: str, records: Records) -> Metrics:
-    """`<kind>/<set>/<name>` for each measure and each count of the records."""
-    return {f"{kind}/{exam}/{name}": value for name, value in (means(records) | totals(records)).items()}
+    """`<kind>/<set>/<name>` for each measure and each count of the records.
+
+    A measure is the mean over the questions of the mean over the samples of a question that have it. `<measure>_se` is
+    the standard error of that mean, over questions. Of marks with several samples also `<measure>_pass@<k>`, k = 2, 4 …
+    """
+    values = means(records) | totals(records)
+    return {f"{kind}/{exam}/{name}": value for name, value in values.items()}
 
 
 def means(records: Sequence[Mapping[str, Any]]) -> Metrics:
-    """The mean of each measure over the records that have it."""
-    names = dict.fromkeys(name for record in records for name in record["measures"])
-    return {name: mean([r["measures"][name] for r in records if name in r["measures"]]) for name in names}
+    """Measures, standard errors and pass@k of the records, as `scores` has them."""
+    questions: list[list[Mapping[str, float]]] = []
+    for record in records:
+        if not record.get("sample"):
+            questions.append([])
+        questions[-1].append(record["measures"])
+    found: Metrics = {}
+    for name in dict.fromkeys(name for question in questions for sample in question for name in sample):
+        samples = [own for question in questions if (own := [s[name] for s in question if name in s])]
+        values = [mean(own) for own in samples]
+        found[name] = mean(values)
+        if (error := standard_error(values)) is not None:
+            found[f"{name}_se"] = error
+        fewest, k = min(map(len, samples)), 2
+        while name in MARKS and k <= fewest:
+            found[f"{name}_pass@{k}"] = mean([pass_at_k(len(own), round(sum(own)), k) for own in samples])
+            k *= 2
+    return found
 
 
 def totals(records: Sequence[Mapping[str, Any]]) -> Metrics:

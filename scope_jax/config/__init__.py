@@ -147,6 +147,11 @@ class Config(Section):
     def _scope_is_complete(self) -> Config:
         if self.system != "scope":
             return self
+        if measured := [exam.name for exam in self.evaluate.sets if exam.measures]:
+            raise ValueError(
+                f"evaluate.sets: {measured[0]!r} has measures that compare with right answers, but SCOPE's sets have "
+                "rubrics; remove measures"
+            )
         if self.judge is not None:
             raise ValueError(
                 "SCOPE does not read [judge]; give each job of its judge an endpoint of its own: "

@@ -286,9 +286,16 @@ class DataSection(RowsSection):
         return self
 
 
+Measure = Literal["exact-match", "cover-exact-match", "f1", "numeric", "choice", "math"]
+
+
 class EvalSet(RowsSection):
     name: str = Field(pattern=r"^[\w.-]+$")  # part of its metrics' names
     path: CardPath  # questions with answers; SCOPE: tasks with rubrics
+    samples: Count = 1  # answers to each question
+    temperature: Temperature | None = None  # evaluate.temperature otherwise
+    max_tokens: Count | None = None  # evaluate.max_tokens otherwise
+    measures: tuple[Measure, ...] = Field(default=(), strict=False)  # of answers, beside the game's own
 
 
 class EvalSection(Section):
@@ -303,7 +310,17 @@ class EvalSection(Section):
         names = [exam.name for exam in self.sets]
         if len(set(names)) < len(names):
             raise ValueError(f"two sets are called {max(names, key=names.count)!r}; give each a name of its own")
+        for exam in self.sets:
+            if exam.samples > 1 and not self.temperature_of(exam):
+                raise ValueError(
+                    f"set {exam.name!r} asks for {exam.samples} samples at temperature 0, which are all the same; "
+                    "give it a temperature above 0, or samples = 1"
+                )
         return self
+
+    def temperature_of(self, exam: EvalSet) -> float:
+        """At which a set is answered."""
+        return self.temperature if exam.temperature is None else exam.temperature
 
 
 class TrainSection(Section):

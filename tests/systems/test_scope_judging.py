@@ -275,7 +275,8 @@ def test_an_exam_without_verdicts_is_counted_and_enters_no_mean():
     rows = [{"question": f"Tell of {name}.", "rubric": [criterion("Names beta.")]} for name in ("Aare", "Delhi")]
     records = scope.answer(card(), world(Plan(judge=judge)), rows, temperature=0.0, max_tokens=99)
     assert [record["measures"].get("score") for record in records] == [1.0, None]
-    assert means(records) == {"score": 1.0, "ungraded": 0.5, "searches": 1.0, "answer_tokens": 10.0}
+    errors = {"ungraded_se": 0.5, "searches_se": 0.0, "answer_tokens_se": 0.0}
+    assert means(records) == {"score": 1.0, "ungraded": 0.5, "searches": 1.0, "answer_tokens": 10.0} | errors
     records = scope.answer(card(ungraded="zero"), world(Plan(judge=judge)), rows, temperature=0.0, max_tokens=99)
     assert means(records)["score"] == 0.5
 
