@@ -159,13 +159,19 @@ def neutralise(text: str, also: Sequence[str] = ()) -> str:
     """
     names = {*FOREIGN, *also}
 
+    seen: dict[str, str] = {}  # a text that repeats a mark has it looked at once
+
     def bracketed(mark: re.Match[str]) -> str:
+        if (known := seen.get(mark[0])) is not None:
+            return known
         inside, name, end = mark.groups()
+        safe = mark[0]
         if name is None:
             inside = inside.replace("<", "[").replace(">", "]")
-        elif name.lower() not in names and inside.lower() not in _WORD_TOKENS:
-            return mark[0]
-        return f"[{inside}]" if end else f"[{inside}"
+        if name is None or name.lower() in names or inside.lower() in _WORD_TOKENS:
+            safe = f"[{inside}]" if end else f"[{inside}"
+        seen[mark[0]] = safe
+        return safe
 
     return _MARK.sub(bracketed, text)
 
