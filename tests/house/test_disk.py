@@ -6,7 +6,6 @@ import errno
 import os
 import resource
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from scope_jax.run.indexing import open_or_build_index
 from scope_jax.run.judgements import NAME
 from scope_jax.run.metrics import RunLog, read_lines
 from tests.house.test_checkpoint import WANTED, card, same, state, targets
+from tests.train import runs
 
 FULL = Path("/dev/full")  # every write fails as on a full disk
 SENTENCE = r"could not be written \(No space left on device\); make room there and give the same command again\.$"
@@ -121,15 +121,7 @@ def test_an_index_that_cannot_be_written_costs_a_sentence(tmp_path: Path) -> Non
     assert len(open_or_build_index(cfg, run, None).corpus) == 40
 
 
-SCRIPT = """
-import sys
-sys.argv = ["scope-jax", "train", "configs/ssp/atlas.toml", "--run", sys.argv[1] + "/run"]
-for override in ("train.steps=4", "train.save_every=1", "train.batch_size=4", "evaluate.sets=[]", "rollout.slots=8",
-                 "ssp.solver.samples=2"):
-    sys.argv += ["--set", override]
-from scope_jax.cli import run
-run()
-"""
+SMALL = ("train.steps=4", "train.save_every=1", "train.batch_size=4", "evaluate.sets=[]", "rollout.slots=8")
 
 
 @pytest.mark.slow
@@ -139,15 +131,14 @@ def test_a_run_on_a_small_disk_says_one_sentence_and_goes_on_with_more_room(tmp_
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=30m", "tmpfs", str(disk)], check=False).returncode:
         pytest.skip("mounting is not allowed here")
+    command = runs.command("ssp/atlas.toml", disk / "run", (*SMALL, "ssp.solver.samples=2"))
     try:
-        first = subprocess.run([sys.executable, "-c", SCRIPT, str(disk)], capture_output=True, text=True, check=False)
-        lines = first.stderr.splitlines()
-        assert first.returncode == 2 and " could not be written (No space left" in lines[-1]
-        assert all(line.startswith(("reading", "passages", "step")) for line in lines[:-1]), first.stderr
+        *before, last = runs.end(runs.start(command), 2).splitlines()
+        assert " could not be written (No space left on device); make room there" in last
+        assert all(line.startswith(("reading", "passages", "step")) for line in before), before
         assert steps(disk / "run" / "checkpoints") == [1]
         subprocess.run(["mount", "-o", "remount,size=200m", str(disk)], check=True)
-        again = subprocess.run([sys.executable, "-c", SCRIPT, str(disk)], capture_output=True, text=True, check=False)
-        assert again.returncode == 0, again.stderr
+        runs.finish(command)
         assert [record["step"] for record in read_lines(disk / "run" / "metrics.jsonl")] == [1, 2, 3, 4]
     finally:
         subprocess.run(["umount", str(disk)], check=True)
