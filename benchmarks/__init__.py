@@ -1,0 +1,1 @@
+"""Measurements. A package of this name, so that one that a dependency ships beside its own is not taken for it."""

@@ -1,0 +1,104 @@
+"""Trains every card with every seed and writes what they came to, with standard errors, into a document.
+
+    python -m benchmarks.seeds configs/ssp/atlas.toml configs/ssp/ablations/solver-only.toml --seeds 0 1 2 \\
+        --out runs/ssp --metrics eval/held_out/accuracy solver/reward --workers 2 --document docs/results.md --table ssp
+
+The first card is the one that the others are compared with. The same command goes on where it was stopped; runs that
+are done stay as they are. A run whose card has changed is refused: take another --out, or remove the run's folder.
+Without --document the tables go to standard output. What --metrics may name beside those of metrics.jsonl: time/step,
+scope/off_target, scope/drift.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.seeds import figures, table
+from benchmarks.seeds.runner import TRAIN, Job, card_name, commit_of, done, jobs, run_all
+from scope_jax.errors import UserError, is_users, sentence
+from scope_jax.run.stopping import Stopped, listen
+
+
+def options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.seeds", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("cards", nargs="+", type=Path)
+    parser.add_argument("--seeds", nargs="+", type=int, required=True)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
+    parser.add_argument("--metrics", nargs="+", required=True, metavar="METRIC")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="for every card")
+    parser.add_argument("--document", type=Path, help="file with the place for the tables")
+    parser.add_argument("--table", metavar="NAME", help="name of that place")
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=1,
+        help="processes at a time, each on its share of the cores; with an accelerator 1 [1]",
+    )
+    parser.add_argument("--only-table", action="store_true", help="train nothing; the tables of what is done")
+    return parser
+
+
+def repeated(given: argparse.Namespace) -> str:
+    """The command that makes the same tables, whatever order its options were in."""
+    words = [*map(str, given.cards), "--seeds", *map(str, given.seeds), "--out", str(given.out)]
+    words += ["--metrics", *given.metrics, *(["--set", *given.set] if given.set else [])]
+    words += ["--document", str(given.document), "--table", given.table] if given.document else []
+    return "python -m benchmarks.seeds " + shlex.join(words)
+
+
+def results(given: argparse.Namespace, asked: Sequence[Job], failed: dict[Job, str]) -> str:
+    """The tables of the runs that are done."""
+    ended = [job for job in asked if done(job)]
+    rows = {
+        metric: [
+            table.Row(
+                card_name(card),
+                {job.seed: figures.before_after(job.run, metric) for job in ended if job.card == card},
+            )
+            for card in given.cards
+        ]
+        for metric in given.metrics
+    }
+    baseline = card_name(given.cards[0]) if len(given.cards) > 1 else None
+    left_out = [f"{job.name} ({failed.get(job, 'not finished')})" for job in asked if job not in ended]
+    return table.page(repeated(given), rows, baseline, map(commit_of, ended), left_out)
+
+
+def main(arguments: Sequence[str] | None = None, train: Sequence[str] = TRAIN) -> int:
+    """The exit code: 1 if a run failed, 2 for a mistake in the arguments."""
+    parser = options()
+    given = parser.parse_args(arguments)
+    if (given.document is None) != (given.table is None):
+        parser.error("--document and --table go together")
+    try:
+        asked = jobs(given.cards, given.seeds, given.out, given.set)
+        failed = {} if given.only_table else run_all(asked, given.workers, _say, train)
+        text = results(given, asked, failed)
+        if given.document:
+            table.place(given.document, given.table, text)
+        else:
+            print(text)
+    except Stopped as stopped:
+        _say(f"stopped by {stopped}; the same command goes on.")
+        return stopped.exit_code
+    except (UserError, OSError, ValueError) as error:
+        if not is_users(error):
+            raise
+        _say(sentence(error))
+        return 2
+    return 1 if failed else 0
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    listen()
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""What a run came to: of each metric one number before and one after, read from the run's own files.
+
+An exam's metric (`eval/…`) is that of the first and of the last exam. Any other is measured in every step, or in some:
+before is the mean of the first half of its values, after that of the rest, the middle one included. `DERIVED` are those
+that metrics.jsonl does not have.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from scope_jax.atlas.facts import load_world
+from scope_jax.atlas.tasks import Thing, things
+from scope_jax.config import load_card
+from scope_jax.play.rewards import mean
+from scope_jax.run.metrics import read_lines
+
+Values = Sequence[float]
+Ends = tuple[float | None, float | None]
+
+
+def halves(values: Values) -> Ends:
+    """(mean of the first half, mean of the rest); None for a half that is empty."""
+    middle = len(values) // 2
+    return (
+        mean(values[:middle]) if values[:middle] else None,
+        mean(values[middle:]) if values[middle:] else None,
+    )
+
+
+def ends(values: Values) -> Ends:
+    """(the first, the last); one exam alone is one before."""
+    return (values[0] if values else None, values[-1] if len(values) > 1 else None)
+
+
+def before_after(run: Path, metric: str) -> Ends:
+    """Of one metric of one run; None where the run has none."""
+    records = read_lines(run / "metrics.jsonl")
+    if metric in DERIVED:
+        return halves(DERIVED[metric](run, records))
+    values = [record[metric] for record in records if record.get(metric) is not None]
+    return ends(values) if metric.startswith("eval/") else halves(values)
+
+
+# ---------------------------------------------------------------------------------------------------------- derived
+def step_seconds(run: Path, records: Sequence[Mapping[str, Any]]) -> Values:
+    """Seconds of each step, exams and checkpoints left out."""
+    return [record["time/play"] + record["time/learn"] for record in records if "time/play" in record]
+
+
+def off_target(run: Path, records: Sequence[Mapping[str, Any]]) -> Values:
+    """Of each iteration of SCOPE: how far the solver's mean rubric score is from what the challenger aims at."""
+    target = load_card(run / "config.toml").scope.challenger_reward.target
+    return [abs(record["iteration/task_score"] - target) for record in records if "iteration/task_score" in record]
+
+
+def drift(run: Path, records: Sequence[Mapping[str, Any]]) -> Values:
+    """Of each iteration of SCOPE on Atlas: share of the accepted drafts of task generation that drifted."""
+    iterations = {int(record["step"]): record["iteration"] for record in records if "iteration" in record}
+    sources = {thing.row["id"]: thing for thing in things(load_world()).values()}
+    found: dict[float, list[float]] = defaultdict(list)
+    for episode in read_lines(run / "episodes.jsonl"):
+        text = episode["text"]
+        if episode["role"] != "challenger" or episode["trained"] or not text["task"] or text["rejected"]:
+            continue
+        away = drifted(text["task"], sources[text["document"]])
+        found[iterations[episode["step"]]].append(float(away))
+    return [mean(found[iteration]) for iteration in sorted(found)]
+
+
+def drifted(task: str, source: Thing) -> bool:
+    """True if the task names neither the source nor anything its document speaks of."""
+    return not source.names & set(task.replace(".", " ").split())
+
+
+DERIVED: dict[str, Callable[[Path, Sequence[Mapping[str, Any]]], Values]] = {
+    "time/step": step_seconds,
+    "scope/off_target": off_target,
+    "scope/drift": drift,
+}

@@ -1,0 +1,204 @@
+"""Runs training processes, some at a time, each on cores of its own; what is done stays done.
+
+    <out>/<card>/seed-<n>/        the run folder
+    <out>/<card>/seed-<n>.log     what the process said
+    <out>/<card>/seed-<n>.done    written when it ended well: the card it ended with, the commit of the code
+
+A process that was killed goes on from its last checkpoint when the same command is given again, as `scope-jax train`
+does. The cores are pinned by Linux alone; elsewhere the processes share what there is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from scope_jax.config import load_card
+from scope_jax.errors import UserError
+from scope_jax.run.metrics import to_toml
+
+TRAIN = (sys.executable, "-m", "scope_jax", "train")
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
+PAUSE = 0.2  # seconds between two looks at the processes
+
+
+@dataclass(frozen=True)
+class Job:
+    """One card with one seed, and the folder of its run."""
+
+    card: Path
+    seed: int
+    run: Path
+    overrides: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """As people read it: "ssp/atlas seed 2"."""
+        return f"{card_name(self.card)} seed {self.seed}"
+
+    @property
+    def log(self) -> Path:
+        """What the process says, of all its starts."""
+        return self.run.with_suffix(".log")
+
+    @property
+    def mark(self) -> Path:
+        """The file that is there once the run has ended well."""
+        return self.run.with_suffix(".done")
+
+    @property
+    def sets(self) -> tuple[str, ...]:
+        """The values that this run gives to keys of its card."""
+        return (*self.overrides, f"seed={self.seed}")
+
+
+def card_name(card: Path) -> str:
+    """The card's path without `configs/` and `.toml`."""
+    parts = card.with_suffix("").parts
+    return "/".join(parts[parts.index("configs") + 1 :]) if "configs" in parts else card.stem
+
+
+def jobs(cards: Sequence[Path], seeds: Sequence[int], out: Path, overrides: Sequence[str] = ()) -> list[Job]:
+    """Every card with the first seed, then with the second, and so on: what is cut short has whole pairs.
+
+    Raises UserError for two cards of one name, and CardError for a card that cannot be used.
+    """
+    names = [card_name(card) for card in cards]
+    seeds = list(dict.fromkeys(seeds))
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise UserError(f"two cards are called {min(twice)}; give each card once, or rename one of them.")
+    made = [
+        Job(card, seed, out / name / f"seed-{seed}", tuple(overrides))
+        for seed in seeds
+        for card, name in zip(cards, names, strict=True)
+    ]
+    for job in made:
+        load_card(job.card, job.sets)
+    return made
+
+
+def settled(job: Job) -> str:
+    """16 hex digits of the whole card as this job resolves it."""
+    return hashlib.sha256(to_toml(load_card(job.card, job.sets)).encode()).hexdigest()[:16]
+
+
+def done(job: Job) -> bool:
+    """True if the run has ended well, with the card as it is now."""
+    return job.mark.is_file() and json.loads(job.mark.read_text(encoding="utf-8"))["card"] == settled(job)
+
+
+def commit_of(job: Job) -> str:
+    """The commit of the code that a run ended with; "unknown" outside a checkout."""
+    return json.loads(job.mark.read_text(encoding="utf-8"))["commit"]
+
+
+def shares(cores: Sequence[int], workers: int) -> list[tuple[int, ...]]:
+    """The cores in equal parts, one for each worker; what is left over stays unused. Raises UserError if too few."""
+    if not 1 <= workers <= len(cores):
+        raise UserError(f"{workers} workers cannot have a core each of {len(cores)}; give --workers 1 to {len(cores)}.")
+    size = len(cores) // workers
+    return [tuple(cores[worker * size : (worker + 1) * size]) for worker in range(workers)]
+
+
+def run_all(
+    waiting: Sequence[Job], workers: int, say: Callable[[str], None], train: Sequence[str] = TRAIN
+) -> dict[Job, str]:
+    """Runs what is not done yet, at most `workers` at a time; why each of those that failed did.
+
+    One that fails does not keep the others. A signal that ends this process is passed on, and waited for.
+    """
+    places = deque(shares(_cores(), workers))
+    queue, failed = deque(waiting), {}
+    busy: dict[subprocess.Popen[bytes], tuple[Job, tuple[int, ...], str]] = {}
+    try:
+        while queue or busy:
+            while queue and places:
+                job = queue.popleft()
+                if done(job):
+                    say(f"{job.name}: done before")
+                    continue
+                cores = places.popleft()
+                busy[_start(job, cores, train)] = (job, cores, _commit())
+                say(f"{job.name}: started on {len(cores)} core(s), log {job.log}")
+            for process in [process for process in busy if process.poll() is not None]:
+                job, cores, commit = busy.pop(process)
+                places.append(cores)
+                if reason := _ended(job, process.returncode, commit):
+                    failed[job] = reason
+                say(f"{job.name}: {reason or 'done'}")
+            if busy:
+                time.sleep(PAUSE)
+    finally:
+        _stop(list(busy))
+    return failed
+
+
+def _cores() -> list[int]:
+    pinned = hasattr(os, "sched_getaffinity")
+    return sorted(os.sched_getaffinity(0)) if pinned else list(range(os.cpu_count() or 1))
+
+
+def _start(job: Job, cores: Sequence[int], train: Sequence[str]) -> subprocess.Popen[bytes]:
+    """The job's process, bound to these cores from its first thread on; in a session of its own, so that Ctrl-C at the
+    terminal reaches it once, through this process."""
+    job.run.parent.mkdir(parents=True, exist_ok=True)
+    job.mark.unlink(missing_ok=True)
+    sets = [part for override in job.sets for part in ("--set", override)]
+    own = dict.fromkeys(THREADS, str(len(cores))) | {"TOKENIZERS_PARALLELISM": "false"}
+    compiled = {"JAX_COMPILATION_CACHE_DIR": str(Path(".cache/jax").resolve())}  # programs that runs share
+    before = _bind(cores)
+    try:
+        with job.log.open("ab") as log:
+            return subprocess.Popen(
+                [*train, str(job.card), "--run", str(job.run), *sets],
+                env=compiled | dict(os.environ) | own,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+    finally:
+        _bind(before)
+
+
+def _bind(cores: Sequence[int]) -> Sequence[int]:
+    """Binds this thread, and what it starts, to these cores; those it was bound to before."""
+    before = _cores()
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)
+    return before
+
+
+def _ended(job: Job, code: int, commit: str) -> str | None:
+    """Marks a run that ended well; why another one did not."""
+    if code == 0:
+        partial = job.mark.with_suffix(".partial")
+        partial.write_text(json.dumps({"card": settled(job), "commit": commit}), encoding="utf-8")
+        os.replace(partial, job.mark)
+        return None
+    said = job.log.read_text(encoding="utf-8", errors="replace").split("\n")
+    last = next((line.strip() for line in reversed(said) if line.strip()), "it said nothing")
+    return f"failed with exit code {code}: {last.removeprefix('scope-jax: ')}"
+
+
+def _commit() -> str:
+    """Of the checkout in the current folder, "-dirty" behind it if its files are others."""
+    asked = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--exclude=*"], capture_output=True, text=True, check=False
+    )
+    return asked.stdout.strip() or "unknown"
+
+
+def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """SIGTERM, at which a run finishes the checkpoint that is being written."""
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.wait()

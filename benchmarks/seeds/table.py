@@ -1,0 +1,93 @@
+"""The results of cards × seeds in Markdown, and their place in a document."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.seeds.figures import Ends
+from benchmarks.seeds.statistics import BEYOND, CLAIM, LEAST, Estimate, estimate, paired, verdict
+from scope_jax.errors import UserError, writing
+
+
+@dataclass(frozen=True)
+class Row:
+    """One card: what its runs came to in one metric, by seed."""
+
+    name: str
+    runs: Mapping[int, Ends]
+
+    @property
+    def before(self) -> dict[int, float]:
+        return {seed: before for seed, (before, _) in self.runs.items() if before is not None}
+
+    @property
+    def after(self) -> dict[int, float]:
+        return {seed: after for seed, (_, after) in self.runs.items() if after is not None}
+
+
+def shown(number: Estimate | None, sign: bool = False) -> str:
+    """ "0.432 ± 0.011"; three digits behind the point, one for what is 10 or more; a dash for nothing."""
+    if number is None:
+        return "–"
+    digits = 1 if abs(number.mean) >= 10 else 3
+    mean = f"{number.mean:{'+' if sign else ''}.{digits}f}"
+    return mean if number.error is None else f"{mean} ± {number.error:.{digits}f}"
+
+
+def table(metric: str, rows: Sequence[Row], baseline: str | None) -> str:
+    """One row for each card; `baseline` names the one that the others are compared with, seed by seed."""
+    base = next((row for row in rows if row.name == baseline), None)
+    heads = ["card", "seeds", "before", "after", "gain"]
+    heads += [f"after, against `{base.name}`", ""] if base else []
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    for row in rows:
+        cells = [f"`{row.name}`", str(len(row.after)), shown(estimate(row.before.values()))]
+        cells += [shown(estimate(row.after.values())), shown(paired(row.after, row.before), sign=True)]
+        if base:
+            difference = None if row is base else paired(row.after, base.after)
+            cells += [shown(difference, sign=True), verdict(difference) if difference else "–"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return f"`{metric}`\n\n" + "\n".join(lines)
+
+
+def page(
+    command: str,
+    metrics: Mapping[str, Sequence[Row]],
+    baseline: str | None,
+    commits: Iterable[str],
+    left_out: Sequence[str],
+) -> str:
+    """The command, one table for each metric, what ± and the words mean, and which runs are not in it."""
+    named = sorted(set(commits))
+    notes = [
+        "Mean ± standard error over seeds; a difference is that of two runs with the same seed. Exams (`eval/…`): the "
+        "first and the last; other metrics: means of the first half of the steps and of the rest. *higher*, *lower*: "
+        f"more than {BEYOND:g} standard errors and at least {CLAIM} seeds; *n too small*: fewer than {CLAIM}, or than "
+        f"{LEAST} for any word; *not distinguished*: within {BEYOND:g} standard errors.",
+        f"Code: {', '.join(named)}." if named else "",
+        f"Not in the tables: {'; '.join(left_out)}." if left_out else "",
+    ]
+    parts = [f"```\n{command}\n```", *(table(metric, rows, baseline) for metric, rows in metrics.items())]
+    return "\n\n".join([*parts, " ".join(note for note in notes if note)])
+
+
+def place(document: Path, name: str, text: str) -> None:
+    """Puts the text between the document's lines `<!-- seeds: NAME -->` and `<!-- end -->`, for what stood there.
+
+    Raises UserError if the document does not have them.
+    """
+    begin, end = f"<!-- seeds: {name} -->\n", "<!-- end -->"
+    whole = document.read_text(encoding="utf-8") if document.is_file() else ""
+    head, opened, rest = whole.partition(begin)
+    _, closed, tail = rest.partition(end)
+    if not opened or not closed:
+        raise UserError(
+            f"{document} has no place for the table {name!r}; write the lines {begin.strip()} and {end} there."
+        )
+    partial = document.with_name(document.name + ".partial")
+    with writing(document):
+        partial.write_text(f"{head}{begin}\n{text}\n\n{end}{tail}", encoding="utf-8")
+    os.replace(partial, document)
