@@ -57,8 +57,9 @@ def tasks(row: Row, where: str, columns: Columns) -> Row:
 
     An item of a rubric is a criterion with a weight: `weight` or `points` (HealthBench), 1 without either; those
     without a positive weight are left out, as w_k ≥ 0 (SCOPE Eq. (1)). An `explanation` follows its criterion; a
-    `dimension` multiplies the weight by its share in the row's `dimension_weight` (DeepResearch Bench). A conversation
-    in place of a question is written out with its roles.
+    `dimension` multiplies the weight by its share in the row's `dimension_weight` (DeepResearch Bench). A criterion
+    that is a fact may say so as `fact`, [statement, value], and an exam then measures exactly whether an answer states
+    it. A conversation in place of a question is written out with its roles.
     """
     column, task = required(row, where, "question", TASK, columns)
     question = _conversation(task, where, column) if isinstance(task, list) else text_of(task, where, column)
@@ -147,4 +148,19 @@ def _criterion(item: Any, where: str, column: str, shares: Row) -> Row:
     priority = item.get("priority") or ""
     if priority:
         text_of(priority, where, f"{column}.priority")
-    return {"criterion": text, "weight": float(weight), "priority": priority}
+    criterion = {"criterion": text, "weight": float(weight), "priority": priority}
+    if item.get("fact") is not None:
+        criterion["fact"] = _fact(item["fact"], where, f"{column}.fact")
+    return criterion
+
+
+def _fact(fact: Any, where: str, column: str) -> list[str]:
+    if not isinstance(fact, list) or len(fact) != 2:
+        raise DataError(
+            f"{where}: `{column}` holds {kind_of(fact)}, not a fact; write a statement and its value, "
+            'such as ["The capital of France is", "Paris"].'
+        )
+    texts = [text_of(part, where, f"{column}[{place}]").strip() for place, part in enumerate(fact)]
+    if not all(texts):
+        raise DataError(f"{where}: `{column}` has an empty part; write a statement and its value.")
+    return texts

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
+from typing import Any
 
 from scope_jax.play.rewards import contains_words, exact_match, mean, normalise
 
@@ -101,6 +102,34 @@ def choice(prediction: str, golds: Sequence[str]) -> bool:
     """True if `prediction` chooses the letter of an accepted answer."""
     chosen = letter(prediction)
     return chosen is not None and any(letter(gold) == chosen for gold in golds)
+
+
+# -------------------------------------------------------------------------------------------------------------- facts
+def states(answer: str, statement: str, value: str) -> bool:
+    """True if what follows the first occurrence of `statement` in `answer` is `value`.
+
+    False where the answer does not hold the statement or gives another value first. Whole words; case and white space
+    do not count: states("The mouth of  Seine is Channel.", "the mouth of Seine is", "Channel").
+    """
+    found = re.search(rf"(?<!\w){_spaced(statement)}(?!\w)", answer, re.IGNORECASE)
+    return found is not None and bool(re.match(rf"\s*{_spaced(value)}(?!\w)", answer[found.end() :], re.IGNORECASE))
+
+
+def _spaced(text: str) -> str:
+    """A pattern for the words of `text` with any white space between them."""
+    return r"\s+".join(map(re.escape, text.split()))
+
+
+def facts_stated(answer: str | None, rubric: Sequence[Mapping[str, Any]]) -> float | None:
+    """Weighted share of a rubric's criteria that are facts (`fact`: statement and value) which `answer` states.
+
+    Eq. (1) of SCOPE with an exact rule as the judge, over these criteria; None if the rubric has none.
+    """
+    facts = [(item["weight"], *item["fact"]) for item in rubric if item.get("fact")]
+    if not facts:
+        return None
+    met = sum(weight for weight, statement, value in facts if states(answer or "", statement, value))
+    return met / sum(weight for weight, _, _ in facts)
 
 
 # --------------------------------------------------------------------------------------------------------- statistics

@@ -107,6 +107,15 @@ def test_rubrics_of_every_known_form() -> None:
     assert rubric({"dimension_weight": {"depth": None}, "rubric": [third]}) == [("a", 3.0)]
 
 
+def test_a_criterion_may_be_a_fact() -> None:
+    items = [{"criterion": "a", "fact": ["The mouth of Seine is", " Channel"]}, {"criterion": "b", "fact": None}]
+    first, second = tasks({"question": "Q", "rubric": items}, "a place", {})["rubric"]
+    assert first["fact"] == ["The mouth of Seine is", "Channel"] and "fact" not in second
+    for broken in ("Seine", ["Seine"], ["Seine", 3], ["Seine", " "], {"Seine": "Channel"}):
+        with pytest.raises(DataError, match=r"f, line 1: `rubric\[0\]\.fact"):
+            tasks({"question": "Q", "rubric": [{"criterion": "a", "fact": broken}]}, "f, line 1", {})
+
+
 def test_a_conversation_stands_for_a_question() -> None:
     talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
     for row in ({"question": "Q", "messages": talk}, {"prompt": talk}):

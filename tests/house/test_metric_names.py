@@ -52,7 +52,8 @@ def played_scope() -> set[str]:
         _, memory, metrics = scope.play(cfg, scope_world.world(), memory, items, step)
         names, step = names | set(metrics), step + 1
     assert step >= 3  # every stage was played
-    rows = [{"question": "Tell of Delhi.", "rubric": [{"criterion": "Names alpha.", "weight": 1.0, "priority": ""}]}]
+    item = {"criterion": "Names alpha.", "weight": 1.0, "priority": "", "fact": ["The name is", "alpha"]}
+    rows = [{"question": "Tell of Delhi.", "rubric": [item]}]
     return names | exam("scope", scope.answer(cfg, scope_world.world(), rows, temperature=0.0, max_tokens=9))
 
 

@@ -10,11 +10,13 @@ from scope_jax.play.measures import (
     choice,
     cover_exact_match,
     f1,
+    facts_stated,
     letter,
     numeric,
     pass_at_k,
     readings,
     standard_error,
+    states,
 )
 
 
@@ -32,6 +34,38 @@ from scope_jax.play.measures import (
 )
 def test_cover_exact_match(said, golds, right):
     assert cover_exact_match(said, golds) is right
+
+
+@pytest.mark.parametrize(
+    ("said", "right"),
+    [
+        ("Seine: The mouth of Seine is Channel.", True),
+        ("It flows north, and the mouth  of\nSeine is\tchannel", True),
+        ("The mouth of Seine is Rhine.", False),  # another value
+        ("Seine ends in the Channel.", False),  # does not state it
+        ("The mouth of Seine is Rhine. The mouth of Seine is Channel.", False),  # both: the first one counts
+        ("The mouth of Seine is Channel. The mouth of Seine is Rhine.", True),
+        ("The mouth of Seine is Channels.", False),
+        ("The mouth of Seine isn't Channel.", False),
+        ("Bathe mouth of Seine is Channel.", False),
+        ("The mouth of Seine is", False),
+        ("", False),
+    ],
+)
+def test_an_answer_states_a_fact_another_value_or_nothing(said, right):
+    assert states(said, "The mouth of Seine is", "Channel") is right
+
+
+def test_the_share_of_a_rubrics_facts_that_an_answer_states():
+    rubric = [
+        {"criterion": "a", "weight": 2.0, "fact": ["The mouth of Seine is", "Channel"]},
+        {"criterion": "b", "weight": 1.0, "fact": ["The capital of France is", "Paris"]},
+        {"criterion": "Is well written.", "weight": 5.0},
+    ]
+    assert facts_stated("The mouth of Seine is Channel.", rubric) == pytest.approx(2 / 3)
+    assert facts_stated("The capital of France is Paris.", rubric) == pytest.approx(1 / 3)
+    assert facts_stated(None, rubric) == 0.0
+    assert facts_stated("Anything.", rubric[2:]) is None
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import numpy as np
 from rollouts.types import Completion
 from scope_jax.config import Config, SamplingSection
 from scope_jax.play import searching
+from scope_jax.play.measures import facts_stated
 from scope_jax.play.system import ExamNeeds
 from scope_jax.play.tools import Prompt, Tools
 from scope_jax.systems.scope import instructions, judging, rules, solver, talking
@@ -38,11 +39,16 @@ def answer(
     """The solver's answer to each row with a rubric, graded by the card's grader.
 
     measures: `score`, Eq. (1), which an answer without verdicts lacks unless `ungraded = "zero"`; `ungraded`, 1 in that
-    case; `searches` and `answer_tokens`. counts: criteria put to the judge, and those without a verdict.
+    case; `searches` and `answer_tokens`; for rubrics with facts `exact`, see `facts_stated`. counts: criteria put to
+    the judge, and those without a verdict.
     """
     solved = _solve(cfg, tools, rows, temperature, max_tokens)
     graded, _ = solver.grade(cfg, tools, solved)
-    return [_record(cfg, group, rules.searches_run(group.attempts[0].said)) for group in graded]
+    records = [_record(cfg, group, rules.searches_run(group.attempts[0].said)) for group in graded]
+    for record, row in zip(records, rows, strict=True):
+        if (exact := facts_stated(record["prediction"], row["rubric"])) is not None:
+            record["measures"]["exact"] = exact
+    return records
 
 
 def _solve(
