@@ -313,17 +313,17 @@ def index(
 ) -> None:
     """Build the search index that CARD names (retrieval.index); a build that was stopped goes on."""
     cfg = _card(card, set_)
-    if cfg.retrieval.index is None:
+    if (retrieval := cfg.retrieval) is None or retrieval.index is None:
         raise UserError(f"{card} names no index folder; add retrieval.index to it or --set retrieval.index=DIR.")
     from scope_jax.report.progress import Progress
     from scope_jax.run.indexing import index_mesh, open_or_build_index
 
     began = time.monotonic()
     with Progress(_console()) as progress:
-        progress.say(f"indexing {cfg.retrieval.corpus} in {cfg.retrieval.index}")
-        retriever = open_or_build_index(cfg, Path(cfg.retrieval.index), index_mesh(), progress.part, rebuild)
+        progress.say(f"indexing {retrieval.corpus} in {retrieval.index}")
+        retriever = open_or_build_index(retrieval, Path(retrieval.index), index_mesh(), progress.part, rebuild)
     seconds = time.monotonic() - began
-    results = {"index": cfg.retrieval.index, "passages": len(retriever.corpus), "seconds": seconds}
+    results = {"index": retrieval.index, "passages": len(retriever.corpus), "seconds": seconds}
     _print(results, as_json)
 
 

@@ -114,7 +114,7 @@ def evaluate_target(
     judges = [judge] if judge else []
     with index_folder(target, cfg) as folder:
         world = assemble_exam(cfg, examined, judges, folder, tell)
-        world.voices.place({one.policy: take(world, one) for one in (examined, *judges)})
+        world.sampler.load({one.policy: take(world, one) for one in (examined, *judges)})
         metrics: Metrics = {}
         for exam, records in answered(world):
             measured = scores("eval", exam, records)

@@ -1,6 +1,6 @@
-"""The training loop: every game, every card, one straight line from items to weights.
+"""The training loop: every game, every card, one straight line from rollouts to weights.
 
-    items → play → advantages → pack → update → metrics, episodes, checkpoint
+    play → advantages → pack → update → metrics, episodes, checkpoint
 
 A step is a function of (weights, memory, seed, step). A checkpoint holds the first two (memory: of the game, and the
 roles' moving baselines), the card and the step's number name the rest: a run that was killed goes on, and ends with the
@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from scope_jax.config import Config
-from scope_jax.data import sources
 from scope_jax.errors import UserError
 from scope_jax.evaluate import evaluate
 from scope_jax.learner import advantages
@@ -56,7 +55,7 @@ def train(cfg: Config, run: Path, progress: Progress) -> dict[str, Any]:
             f"{cfg.train.origin} is where this card's run is over; let it go on longer (train.steps, iterations)."
         )
     log.rewind(None if saved is None else done)
-    world.voices.publish(states)
+    world.sampler.publish(states)
     if saved is None and cfg.evaluate.sets:
         progress.say(f"evaluating what the run begins with: {cfg.train.origin or 'the base'}")
         log.metrics(done, evaluate(world))
@@ -64,11 +63,10 @@ def train(cfg: Config, run: Path, progress: Progress) -> dict[str, Any]:
     try:
         while not over:
             clock, step, passed = time.monotonic(), done, world.system.iterations(cfg, memory)
-            items = sources.items(trainer.rows, *world.system.takes(cfg, memory, step), cfg.seed)
-            episodes, memory, metrics = world.system.play(cfg, world.tools(step), memory, items, step)
+            episodes, memory, metrics = world.system.play(cfg, world.tools(step), memory, step)
             played = time.monotonic()
             states, episodes, baselines, learned = learn(trainer, states, episodes, baselines)
-            world.voices.publish(states)
+            world.sampler.publish(states)
             metrics |= learned | {"time/play": played - clock, "time/learn": time.monotonic() - played}
 
             done = step + 1
@@ -81,7 +79,7 @@ def train(cfg: Config, run: Path, progress: Progress) -> dict[str, Any]:
                 metrics |= evaluate(world)
             log.episodes(done, episodes)
             log.metrics(done, metrics)
-            progress.step(done, world.system.expected(cfg), metrics)
+            progress.step(done, world.system.total_steps(cfg), metrics)
             if done % cfg.train.save_every == 0 or over or name:
                 with unbroken():  # a checkpoint that is begun can be finished
                     checkpoints.save(done, with_one_reference(states), {"game": memory, "baselines": baselines}, name)

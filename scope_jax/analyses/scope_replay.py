@@ -31,13 +31,13 @@ def replay(
     options: dict[str, Any] = {"temperature": cfg.evaluate.temperature, "max_tokens": cfg.evaluate.max_tokens}
     with index_folder(searcher, cfg) as folder:
         world = assemble_exam(cfg, searches, finishers, folder, tell)
-        world.voices.place({searches.policy: take(world, searches)})
+        world.sampler.load({searches.policy: take(world, searches)})
         found = {
             exam: scope.trajectories(cfg, world.tools(f"replay {exam}"), rows, **options)
             for exam, rows in world.exams.items()
         }
-        world.voices.place({})
-        world.voices.place({one.policy: take(world, one) for one in finishers})
+        world.sampler.load({})
+        world.sampler.load({one.policy: take(world, one) for one in finishers})
         metrics: Metrics = {}
         for exam, paths in found.items():
             metrics |= scores("replay", exam, scope.finish(cfg, world.tools(f"replay {exam}"), paths, **options))

@@ -78,7 +78,9 @@ def search_tool(passages: Corpus, world: World, top_k: int = TOP_K) -> Show:
 
 def shown(passages: Corpus, world: World) -> Shown:
     """The search tool as each game's card has it."""
-    return Shown(search_tool(passages, world), search_tool(passages, world, card().retrieval.top_k))
+    retrieval = card().retrieval
+    assert retrieval is not None
+    return Shown(search_tool(passages, world), search_tool(passages, world, retrieval.top_k))
 
 
 def write_tokenizer(world: World, found: Shown, out: Path) -> Tokenizer:

@@ -13,12 +13,12 @@ import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, TypeVar
 
-from pydantic import ValidationError, model_validator
+from pydantic import AfterValidator, JsonValue, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from scope_jax.config.base import CardError, Section, Seed, laid_over, one_of
+from scope_jax.config.base import CardError, CardPath, Section, Seed, merge_tables, one_of
 from scope_jax.config.scope import (
     AskSection,
     ChallengerRewardSection,
@@ -74,22 +74,38 @@ __all__ = [
     "SSPSection",
     "SamplingSection",
     "ScopeSection",
+    "Section",
     "SolverRewardSection",
     "Ungraded",
     "load_card",
     "one_of",
     "parse_config",
+    "parse_section",
 ]
+
+
+GAMES = ("ssp", "scope")
+
+
+def _a_game(name: str) -> str:
+    if name not in GAMES and not name.endswith(".py"):
+        raise ValueError(
+            f"{name!r} is no game; give one of {', '.join(map(repr, GAMES))}, or the path of a Python file (.py)"
+        )
+    return name
+
+
+GameName = Annotated[CardPath, AfterValidator(_a_game)]  # docs/configuration.md
 
 
 class Config(Section):
     """One experiment."""
 
-    system: Literal["ssp", "scope"]
+    system: GameName
     seed: Seed = 0
     model: ModelSection
     mesh: MeshSection = MeshSection()
-    retrieval: RetrievalSection
+    retrieval: RetrievalSection | None = None  # of a game that searches, and no other
     rollout: RolloutSection = RolloutSection()
     learner: LearnerSection = LearnerSection()
     optimizer: OptimizerSection = OptimizerSection()
@@ -100,6 +116,7 @@ class Config(Section):
     launch: LaunchSection = LaunchSection()
     ssp: SSPSection = SSPSection()
     scope: ScopeSection = ScopeSection()
+    game: dict[str, JsonValue] = {}  # the options of a game that is a file of one's own
 
     @model_validator(mode="after")
     def _slots_spread_over_the_mesh(self) -> Config:
@@ -118,6 +135,14 @@ class Config(Section):
             raise ValueError(
                 f"rollout.max_length is {self.rollout.max_length} but the largest of learner.buckets is "
                 f"{self.learner.buckets[-1]}; an episode must fit into a row: raise the one or lower the other"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _options_have_a_game(self) -> Config:
+        if self.game and self.system in GAMES:
+            raise ValueError(
+                f"[game] holds the options of a game of one's own; those of {self.system} stand in [{self.system}]"
             )
         return self
 
@@ -167,9 +192,9 @@ class Config(Section):
                 'data.prompts is missing; scope.mode = "curated" learns from a file of prompts with rubrics'
             )
         if self.scope.mode == "self-play" and self.data.documents is None:
-            if self.retrieval.corpus is None:
+            if self.retrieval is None or self.retrieval.corpus is None:
                 raise ValueError(
-                    "data.documents is missing; with a search server SCOPE needs a file of documents of its own"
+                    "data.documents is missing; without a corpus of its own to search SCOPE needs a file of documents"
                 )
             if self.data.columns or self.data.split or self.data.hub_config:
                 raise ValueError(
@@ -180,6 +205,9 @@ class Config(Section):
 
 
 # ---------------------------------------------------------------------------------------------------------- loading
+Parsed = TypeVar("Parsed", bound=Section)
+
+
 def _set(table: dict[str, Any], override: str, where: str) -> None:
     shown = where + ": --set " + re.sub(r"//[^/@]*@", "//…@", ascii(override))  # a password is not repeated
     key, sep, text = override.partition("=")
@@ -244,16 +272,21 @@ def _sentence(where: str, error: ValidationError) -> str:
     return f"{where}: " + "; ".join(map(_complaint, error.errors())) + "."
 
 
-def parse_config(table: dict[str, Any], where: str) -> Config:
-    """A `Config` from plain data; raises `CardError` that names `where` and every offending key."""
+def parse_section(section: type[Parsed], table: dict[str, Any], where: str) -> Parsed:
+    """A section from plain data; raises `CardError` that names `where` and every offending key."""
     try:
-        return Config.model_validate(table)
+        return section.model_validate(table)
     except ValidationError as error:
         raise CardError(_sentence(where, error)) from None
 
 
+def parse_config(table: dict[str, Any], where: str) -> Config:
+    """A `Config` from plain data; raises as `parse_section`."""
+    return parse_section(Config, table, where)
+
+
 def _table(path: Path, extended_by: tuple[Path, ...]) -> dict[str, Any]:
-    """The plain data of a card, laid over that of the card it extends."""
+    """The plain data of a card, merged into that of the card it extends."""
     if not path.is_file():
         raise CardError(
             f"{extended_by[-1]}: extends {path}, which is no card; correct it; it starts at the card's folder."
@@ -273,7 +306,7 @@ def _table(path: Path, extended_by: tuple[Path, ...]) -> dict[str, Any]:
     above = (path.parent / parent).resolve()
     if above in chain:
         raise CardError(f"{path}: extends {parent}, which extends it in turn; break the circle.")
-    return laid_over(_table(above, chain), table)
+    return merge_tables(_table(above, chain), table)
 
 
 def load_card(path: str | Path, overrides: Sequence[str] = ()) -> Config:

@@ -69,10 +69,12 @@ Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Temperature = Annotated[float, Field(ge=0, le=100)]  # 0 is greedy
 
 
-def laid_over(default: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """`default` with the keys of `given` laid over it, table by table."""
+def merge_tables(default: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """`default` with the values of `given` in place of its own, table by table."""
     both = {
-        key: laid_over(default[key], value) if isinstance(value, dict) and isinstance(default.get(key), dict) else value
+        key: merge_tables(default[key], value)
+        if isinstance(value, dict) and isinstance(default.get(key), dict)
+        else value
         for key, value in given.items()
     }
     return default | both
@@ -105,5 +107,5 @@ class GameSection(Section):
         for key, given in table.items():
             default = cls.model_fields[key].default if key in cls.model_fields else None
             if isinstance(given, dict) and isinstance(default, BaseModel | dict):
-                merged[key] = laid_over(default if isinstance(default, dict) else default.model_dump(), given)
+                merged[key] = merge_tables(default if isinstance(default, dict) else default.model_dump(), given)
         return merged

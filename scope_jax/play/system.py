@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from scope_jax.config import Config, JudgeSection
+from scope_jax.config import Config, JudgeSection, Section, parse_section
 from scope_jax.data.schemas import Kind
 from scope_jax.data.sources import Source
 from scope_jax.learner.types import Episode, Metrics, Update
 from scope_jax.play.tools import Tools
 
+Options = TypeVar("Options", bound=Section)
 Memory = dict[str, Any]  # what is carried between steps: plain JSON data, saved with every checkpoint
 
 
@@ -20,13 +21,13 @@ Memory = dict[str, Any]  # what is carried between steps: plain JSON data, saved
 class ExamNeeds:
     """What the evaluation of a game takes.
 
-    kind: of the rows of an evaluation set. policy: whose weights answer. asks_base: True if the base itself grades.
+    kind: of the rows of an evaluation set. policy: whose weights answer. uses_base: True if the base itself grades.
     judges: the outside models that grade, by name.
     """
 
     kind: Kind
     policy: str
-    asks_base: bool
+    uses_base: bool
     judges: Mapping[str, JudgeSection]
 
 
@@ -39,8 +40,12 @@ class System(Protocol):
         say otherwise."""
         ...
 
-    def asks_base(self, cfg: Config) -> bool:
-        """True if the base itself speaks in the game (a frozen judge), beside being the reference of a KL term."""
+    def uses_base(self, cfg: Config) -> bool:
+        """True if the base itself plays in the game (a frozen judge), beside being the reference of a KL term."""
+        ...
+
+    def searches(self, cfg: Config) -> bool:
+        """True if some role searches: then, and only then, the card has a [retrieval] table."""
         ...
 
     def judges(self, cfg: Config) -> Mapping[str, JudgeSection]:
@@ -63,7 +68,7 @@ class System(Protocol):
         """True if nothing is left to do after `step` steps (`train.steps` ends a run in any case)."""
         ...
 
-    def expected(self, cfg: Config) -> int | None:
+    def total_steps(self, cfg: Config) -> int | None:
         """Number of steps of a whole run, None if only the game itself will show."""
         ...
 
@@ -75,14 +80,8 @@ class System(Protocol):
         """The memory of a run under the card `before`, for one under `cfg` that goes on from there."""
         ...
 
-    def takes(self, cfg: Config, memory: Memory, step: int) -> tuple[int, int]:
-        """(first, count): the rows of the stream of data that the next step plays with."""
-        ...
-
-    def play(
-        self, cfg: Config, tools: Tools, memory: Memory, items: Sequence[Mapping[str, Any]], step: int
-    ) -> tuple[list[Episode], Memory, Metrics]:
-        """One step of the game on its items; pure in its arguments, `memory` is returned anew."""
+    def play(self, cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Episode], Memory, Metrics]:
+        """One step of the game, on the rows it asks `tools` for; pure in its arguments, `memory` is returned anew."""
         ...
 
     def updates(self, cfg: Config) -> tuple[Update, ...]:
@@ -105,3 +104,11 @@ class System(Protocol):
         A record that lacks a measure takes no part in its mean. "counts", where there are any, are added up.
         """
         ...
+
+
+def game_options(section: type[Options], cfg: Config) -> Options:
+    """The card's [game] table as the options of a game of one's own, a `Section` that its file declares.
+
+    Raises CardError that names every offending key.
+    """
+    return parse_section(section, cfg.game, f"[game], the options of {cfg.system}")

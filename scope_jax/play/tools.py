@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from retrieval.rows import Row
 from rollouts.types import Completion
 from scope_jax.learner.types import Reply
 from scope_jax.play.turns import Respond
 from scope_jax.text.messages import Messages
 
-BASE = "base"  # the name under which the weights a run began with speak
+BASE = "base"  # the policy whose weights are those that a run began with, and stay so
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,15 @@ class Prompt:
 @runtime_checkable
 class Tools(Protocol):
     """What a game may do to the world. `train.py` builds it; tests hand in scripted ones."""
+
+    def rows(self, first: int, count: int) -> list[Row]:
+        """Rows `first` to `first + count` of an endless stream: the data of the game's `source`, shuffled anew for
+        every pass by the run's seed.
+
+        The same positions give the same rows, whenever they are asked for. A game that draws until it has enough asks
+        several times in a step, and keeps the position it has come to in its memory.
+        """
+        ...
 
     def encode_prompt(self, messages: Messages) -> tuple[int, ...]:
         """Token ids of the messages through the chat template, ready for the assistant's turn."""
@@ -53,9 +63,9 @@ class Tools(Protocol):
         """`samples` completions of each prompt, in order; keys from (run seed, step, role, prompt name, sample).
 
         A prompt above max_prompt_tokens is not played: its completions have no turns. max_response_tokens: of all that
-        follows a prompt, sampled or read. policy: whose weights speak, one of the system's policies or BASE, those that
-        the run began with. respond: the text that answers a turn, or its beginning (`Cut`), or None; it becomes tokens
-        as the card's `model.turns` says.
+        follows a prompt, sampled or read. policy: whose weights are sampled from, one of the system's policies or BASE.
+        respond: the text that answers a turn, or its beginning (`Cut`), or None; it becomes tokens as the card's
+        `model.turns` says.
         """
         ...
 

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
-from scope_jax.config import load_card
+from scope_jax.config import Config, load_card
 from scope_jax.errors import writing
 from scope_jax.run.metrics import read_lines
 
@@ -62,6 +62,17 @@ PANELS: dict[str, tuple[Panel, ...]] = {  # by game; the first is the measure of
         Panel("Gradient norm before the clip", ("challenger/grad_norm", "solver/grad_norm"), False, log=True),
     ),
 }
+
+OWN_GAME = (  # of a game that is a file of its user's
+    Panel("Held-out accuracy", ("/accuracy",), True, of_exams=True),
+    Panel("Mean reward", ("/reward",), False),
+    Panel("Gradient norm before the clip", ("/grad_norm",), False, log=True),
+)
+
+
+def panels_of(cfg: Config) -> tuple[Panel, ...]:
+    """What is drawn of a run under this card."""
+    return PANELS.get(cfg.system, OWN_GAME)
 
 
 def _short(name: str, panel: Panel) -> str | None:
@@ -146,7 +157,7 @@ def draw_curves(run: Path) -> Path:
     lines = read_lines(run / "metrics.jsonl")
     if not lines:
         raise FileNotFoundError(f"{run} has no metrics.jsonl with a finished step; give the folder of a run.")
-    panels = PANELS[load_card(run / "config.toml").system]
+    panels = panels_of(load_card(run / "config.toml"))
     rows = -(-len(panels) // 2)
     with matplotlib.rc_context({"font.family": "DejaVu Sans", "svg.fonttype": "none"}):
         figure = Figure(

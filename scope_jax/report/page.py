@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from scope_jax.config import Config, load_card
 from scope_jax.errors import writing
-from scope_jax.report.curves import PANELS, draw_curves, series
+from scope_jax.report.curves import draw_curves, panels_of, series
 from scope_jax.run import judgements
 from scope_jax.run.metrics import read_lines, records, torn
 
@@ -56,7 +56,7 @@ def _facts(cfg: Config) -> dict[str, Any]:
         "system": cfg.system,
         "model": cfg.model.checkpoint,
         "begun with": cfg.train.origin,
-        "corpus": cfg.retrieval.corpus or cfg.retrieval.url,
+        "corpus": None if cfg.retrieval is None else cfg.retrieval.corpus or cfg.retrieval.url,
         "answers": cfg.data.answers,
         "documents": cfg.data.documents,
         "prompts": cfg.data.prompts,
@@ -71,7 +71,7 @@ def _scores(cfg: Config, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """First and last exam of each evaluation set."""
     return [
         {"set": name, "before": values[0], "before_step": steps[0], "after": values[-1], "after_step": steps[-1]}
-        for name, (steps, values) in sorted(series(lines, PANELS[cfg.system][0]).items())
+        for name, (steps, values) in sorted(series(lines, panels_of(cfg)[0]).items())
     ]
 
 
@@ -98,7 +98,7 @@ def write_report(run: Path) -> Path:
         steps=lines[-1]["step"],
         planned=cfg.train.steps,
         facts=_facts(cfg),
-        panels=[panel.title for panel in PANELS[cfg.system]],
+        panels=[panel.title for panel in panels_of(cfg)],
         scores=_scores(cfg, lines),
         last=lines[-1],
         torn=torn(run),

@@ -1,4 +1,4 @@
-"""From a card to what a run is made of: mesh, engine, search, judges, exams; to train, also the learner and its data.
+"""From a card to what a run is made of: mesh, engine, search, judges, exams; to train, also data and the learner.
 
 A `World` is what a game is played with, whether it trains or is evaluated; a `Trainer` is a World whose policies learn.
 `World.tools` is what a game may use in one step.
@@ -7,7 +7,7 @@ A `World` is what a game is played with, whether it trains or is evaluated; a `T
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,14 +38,14 @@ from scope_jax.run.indexing import DTYPES, Part, open_or_build_index
 from scope_jax.run.residence import (
     ACCELERATOR,
     HOST,
+    Sampler,
     States,
-    Voices,
     in_memory,
     moved,
     with_one_reference,
     with_shared_reference,
 )
-from scope_jax.systems import SYSTEMS
+from scope_jax.systems import game_of
 from scope_jax.text import dialects, parsing
 from scope_jax.text.messages import Messages
 from sharding.mesh import MeshConfig, make_mesh
@@ -60,8 +60,9 @@ CUT = "...(truncated)"
 
 @dataclass(frozen=True)
 class World:
-    """What a game is played with. Weights are not part of it: `voices` is told whose speak.
+    """What a game is played with. Weights are not part of it: `sampler` is told which to use.
 
+    search: None if the game searches nothing. rows: the data that steps are played on, none where nothing is trained.
     exams: the rows of each of the card's evaluation sets, by name.
     """
 
@@ -70,10 +71,11 @@ class World:
     mesh: Mesh
     model: ModelConfig
     tokenizer: Tokenizer
-    voices: Voices
+    sampler: Sampler
     joiner: Joiner
-    search: SearchTool
+    search: SearchTool | None
     judges: Mapping[str, JudgeClient]
+    rows: Sequence[sources.Row]
     exams: Mapping[str, Sequence[sources.Row]]
 
     def tools(self, step: int | str) -> StepTools:
@@ -83,17 +85,16 @@ class World:
 
 @dataclass(frozen=True)
 class Trainer:
-    """A World whose policies learn: the learner, and the rows that steps are played on."""
+    """A World whose policies learn."""
 
     world: World
     learner: Learner
-    rows: Sequence[sources.Row]
 
     @property
     def keeps_reference(self) -> bool:
-        """True if some update of the game has a KL term or the base speaks in it, and so the states a reference."""
+        """True if some update of the game has a KL term or the base plays in it, and so the states a reference."""
         cfg, system = self.world.cfg, self.world.system
-        return any(update.card.kl != "none" for update in system.updates(cfg)) or system.asks_base(cfg)
+        return any(update.card.kl != "none" for update in system.updates(cfg)) or system.uses_base(cfg)
 
     @property
     def resting_place(self) -> str:
@@ -142,6 +143,9 @@ class StepTools:
 
     world: World
     step: int | str
+
+    def rows(self, first: int, count: int) -> list[sources.Row]:
+        return sources.items(self.world.rows, first, count, self.world.cfg.seed)
 
     def encode_prompt(self, messages: Messages) -> tuple[int, ...]:
         return tuple(self.world.joiner.prompt(messages))
@@ -193,10 +197,12 @@ class StepTools:
             for answer in [prompt.respond or respond]
             for sample in range(samples)
         ]
-        flat = self.world.voices.speak(policy).run(requests)
+        flat = self.world.sampler.use(policy).run(requests)
         return [flat[first : first + samples] for first in range(0, len(flat), samples)]
 
     def search(self, queries: Sequence[str]) -> list[str]:
+        if self.world.search is None:
+            raise ValueError("the game searches but the card has no [retrieval] table; add one with corpus or url.")
         return self.world.search(queries)
 
     def tokens(self, text: str) -> int:
@@ -224,12 +230,12 @@ def assemble(cfg: Config, run: Path, part: Part | None = None, tell: Tell | None
     Raises ValueError, FileNotFoundError or ConnectionError subclasses with one sentence for whatever the card names and
     is missing or broken.
     """
-    system = SYSTEMS[cfg.system]
+    system = game_of(cfg)
     _check_beginnings(cfg, system)
     datasets.disable_progress_bars()  # a run shows its own progress
     rows = sources.load(system.source(cfg))
     world = assemble_world(cfg, run, cfg.model.checkpoint, system.judges(cfg), part, tell)
-    return Trainer(world, assemble_learner(cfg, world.model), rows)
+    return Trainer(replace(world, rows=rows), assemble_learner(cfg, world.model))
 
 
 def _check_beginnings(cfg: Config, system: System) -> None:
@@ -260,7 +266,7 @@ def assemble_world(
     asked. Otherwise as `assemble`.
     """
     datasets.disable_progress_bars()  # a run shows its own progress
-    system = SYSTEMS[cfg.system]
+    system = game_of(cfg)
     if cfg.evaluate.sets:
         system.read_exam_prompts(cfg)
     kind = system.exam_needs(cfg).kind
@@ -283,10 +289,11 @@ def assemble_world(
         mesh=mesh,
         model=model,
         tokenizer=tokenizer,
-        voices=Voices(_engine(cfg, model, tokenizer, mesh)),
+        sampler=Sampler(_engine(cfg, model, tokenizer, mesh)),
         joiner=joiner,
         search=_search_tool(cfg, tokenizer, run, mesh, part, tell),
         judges=clients,
+        rows=(),
         exams=exams,
     )
 
@@ -310,15 +317,17 @@ def assemble_learner(cfg: Config, model: ModelConfig) -> Learner:
 
 def _search_tool(
     cfg: Config, tokenizer: Tokenizer, run: Path, mesh: Mesh, part: Part | None, tell: Tell | None
-) -> SearchTool:
+) -> SearchTool | None:
     card = cfg.retrieval
+    if card is None:
+        return None
     if card.url is not None:
         retrieve = RemoteRetriever(
             card.url, timeout=card.timeout, retries=card.retries, first_delay=FIRST_DELAY, tell=tell
         )
         _probe(card.url, card.timeout)
     else:
-        retrieve = open_or_build_index(cfg, run, mesh if mesh.size > 1 else None, part)
+        retrieve = open_or_build_index(card, run, mesh if mesh.size > 1 else None, part)
 
     def truncate(text: str, limit: int) -> str:
         ids = tokenizer.encode(text)

@@ -21,7 +21,7 @@ from scope_jax.play.system import Memory
 from scope_jax.run.assemble import Trainer
 from scope_jax.run.checkpoint import LAYOUT, CheckpointError, found, load, locate
 from scope_jax.run.residence import States
-from scope_jax.systems import SYSTEMS
+from scope_jax.systems import game_of
 
 _PLACE = re.compile(r"(.+)@(\d+|[a-z]+-\d+)")
 
@@ -94,7 +94,7 @@ def _check_game(cfg: Config, place: Path) -> Config:
     before = _card_of(place)
     if before.system != cfg.system:
         raise OriginError(f"{place} is of a run of {before.system}, but the card is one of {cfg.system}.")
-    there, here = (SYSTEMS[cfg.system].policies(card) for card in (before, cfg))
+    there, here = (game_of(cfg).policies(card) for card in (before, cfg))
     if set(there) != set(here):
         raise OriginError(f"{place} holds the policies {', '.join(there)}, but the card trains {', '.join(here)}.")
     return before

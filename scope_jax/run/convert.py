@@ -19,7 +19,7 @@ from scope_jax.config import Config, load_card
 from scope_jax.errors import UserError
 from scope_jax.run.assemble import DTYPES
 from scope_jax.run.checkpoint import load, locate, run_of
-from scope_jax.systems import SYSTEMS
+from scope_jax.systems import game_of
 from sharding.mesh import MeshConfig, make_mesh
 from sharding.rules import TRAIN
 
@@ -125,7 +125,7 @@ def _convert_model(source: Path, folder: Path, layout: Layout, dtype: Any, repor
 def _convert_run(
     source: Path, card: Config, folder: Path, layout: Layout, dtype: Any, policy: str | None, report: Report
 ) -> tuple[ModelConfig, dict[str, Any]]:
-    policies = SYSTEMS[card.system].policies(card)
+    policies = game_of(card).policies(card)
     if policy is not None and policy not in policies:
         raise UserError(f"the run in {source} has no policy {policy!r}; it has {', '.join(policies)}.")
     cfg = weights.load_config(card.model.checkpoint)

@@ -27,7 +27,7 @@ from scope_jax.play.tools import BASE
 from scope_jax.run.assemble import Tell, World, assemble_world
 from scope_jax.run.checkpoint import load, locate, run_of, step_of
 from scope_jax.run.indexing import DTYPES
-from scope_jax.systems import SYSTEMS
+from scope_jax.systems import game_of
 from sharding.rules import DECODE
 
 SAMPLE = "Which of the two?\n\n<answer> é, 3.5 or 日本 </answer>"  # tells tokenizers and templates apart
@@ -35,7 +35,7 @@ SAMPLE = "Which of the two?\n\n<answer> é, 3.5 or 日本 </answer>"  # tells to
 
 @dataclass(frozen=True)
 class Examined:
-    """Weights to speak as `policy`: those of a model folder, or of a run's checkpoint after so many steps."""
+    """Weights that play `policy`: those of a model folder, or of a run's checkpoint after so many steps."""
 
     folder: Path
     policy: str
@@ -66,7 +66,7 @@ def find(target: Path, cfg: Config) -> Examined:
     """The weights that `target` means: of a model folder, of an export with a folder for each policy, of a checkpoint,
     or of a run's newest one. Raises UserError if it is nothing such.
     """
-    policy = SYSTEMS[cfg.system].exam_needs(cfg).policy
+    policy = game_of(cfg).exam_needs(cfg).policy
     for folder in (target, target / policy):
         if weights.is_model(folder):
             return Examined(folder, policy)
@@ -80,7 +80,7 @@ def find(target: Path, cfg: Config) -> Examined:
 
 def find_base(cfg: Config, base: Path | None) -> Examined | None:
     """The base that judges, None where the card's exam asks none. Raises UserError if it is not there, or not asked."""
-    if not SYSTEMS[cfg.system].exam_needs(cfg).asks_base:
+    if not game_of(cfg).exam_needs(cfg).uses_base:
         if base is not None:
             raise UserError("under this card no base judges the answers; leave --base out.")
         return None
@@ -96,9 +96,9 @@ def find_base(cfg: Config, base: Path | None) -> Examined | None:
 def assemble_exam(
     cfg: Config, examined: Examined, others: Sequence[Examined], run: Path, tell: Tell | None = None
 ) -> World:
-    """A World to examine in, without weights. others: further weights that will speak in it. tell: as for `assemble`.
+    """A World to examine in, without weights. others: further weights that play in it. tell: as for `assemble`.
 
-    All of them speak through one engine and one tokenizer: those of what is examined, of a checkpoint those of the
+    All of them share one engine and one tokenizer: those of what is examined, of a checkpoint those of the
     card. Raises UserError for others of another shape, or with another tokenizer or chat template, and for a card
     without evaluation sets.
     """
@@ -107,7 +107,7 @@ def assemble_exam(
     folder = _model_folder(cfg, examined)
     for other in others:
         _check_alike(cfg, folder, _model_folder(cfg, other))
-    return assemble_world(cfg, run, str(folder), SYSTEMS[cfg.system].exam_needs(cfg).judges, tell=tell)
+    return assemble_world(cfg, run, str(folder), game_of(cfg).exam_needs(cfg).judges, tell=tell)
 
 
 def _model_folder(cfg: Config, examined: Examined) -> Path:
@@ -133,7 +133,7 @@ def _check_alike(cfg: Config, one: Path, other: Path) -> None:
 
 
 def _read_dtype(cfg: Config) -> Any:
-    """The engine's; or that of training where it is narrower, so that weights have the values a run speaks with."""
+    """The engine's; or that of training where it is narrower, so that weights have the values a run samples with."""
     return min((DTYPES[cfg.model.compute_dtype], DTYPES[cfg.model.param_dtype]), key=lambda t: jnp.dtype(t).itemsize)
 
 
@@ -143,11 +143,11 @@ def targets(world: World) -> Params:
 
 
 def take(world: World, examined: Examined) -> Any:
-    """The weights in the engine's own form, to be placed among the world's voices."""
+    """The weights in the engine's own form, for `Sampler.load`."""
     if examined.step is None:
         _, params = weights.load(examined.folder, world.mesh, DECODE, _read_dtype(world.cfg))
     else:
         saved = load(examined.folder, {examined.policy: {"params": targets(world)}})
         params = saved.states[examined.policy]["params"]
         weights.check_finite(params, f"the checkpoint {examined.folder} cannot be used: ")
-    return world.voices.rollouts.take_params(params)
+    return world.sampler.rollouts.take_params(params)

@@ -22,7 +22,7 @@ from retrieval.corpus import Corpus, load_corpus
 from retrieval.embed import Embedder, HashedLexical, PrefixedEncoder
 from retrieval.scann import ScannConfig
 from retrieval.search import LocalRetriever
-from scope_jax.config import Config, EncoderSection, RetrievalSection
+from scope_jax.config import EncoderSection, RetrievalSection
 from scope_jax.errors import writing
 from sharding.mesh import MeshConfig, make_mesh
 
@@ -47,13 +47,12 @@ def index_mesh() -> Mesh | None:
 
 
 def open_or_build_index(
-    cfg: Config, run: Path, mesh: Mesh | None, part: Part | None = None, rebuild: bool = False
+    card: RetrievalSection, run: Path, mesh: Mesh | None, part: Part | None = None, rebuild: bool = False
 ) -> LocalRetriever:
     """The retriever over the card's corpus, its index built or finished first where it is not there yet.
 
     part(name, done, total) is told how far the work is. rebuild: an index that is there is deleted first.
     """
-    card = cfg.retrieval
     if card.corpus is None:
         raise ValueError("retrieval.corpus is not set, and so there is nothing to index; name a corpus.")
     folder = Path(card.index) if card.index else run / "index"

@@ -1,4 +1,4 @@
-"""Where the policies of a run lie: on the accelerator or in host memory; and whose weights the engine speaks with."""
+"""Where the policies of a run lie: on the accelerator or in host memory; and whose weights the engine samples with."""
 
 from __future__ import annotations
 
@@ -48,40 +48,40 @@ def with_shared_reference(states: Mapping[str, TrainState]) -> States:
     return {name: state.replace(ref_params=reference) for name, state in states.items()}
 
 
-class Voices:
-    """The weights that may speak, by policy; the engine holds one of them at a time."""
+class Sampler:
+    """The engine, and the weights it samples with, by policy; it holds those of one policy at a time."""
 
     def __init__(self, rollouts: Rollouts) -> None:
         self.rollouts = rollouts
-        self._bring: dict[str, Callable[[], None]] = {}  # what makes a policy's weights speak
-        self._speaking: str | None = None
+        self._bring: dict[str, Callable[[], None]] = {}  # what brings a policy's weights into the engine
+        self._policy: str | None = None  # whose weights are there
 
     def publish(self, states: Mapping[str, TrainState]) -> None:
-        """These states speak from now on, and their reference as BASE; the engine loads nothing yet.
+        """From now on samples come from these states, and from their reference as BASE; nothing is copied yet.
 
-        It will copy them from device to device, or from the host if they lie there.
+        The engine copies a policy's weights when it is asked for, from device to device or from the host.
         """
         weights = {name: state.params for name, state in states.items()}
         weights[BASE] = next(iter(states.values())).ref_params
         self._bring = {name: partial(self._copy, params) for name, params in weights.items() if params is not None}
-        self._speaking = None
+        self._policy = None
 
-    def place(self, taken: Mapping[str, Any]) -> None:
-        """These weights speak from now on: by policy, as `Rollouts.take_params` made them. Nothing is ever copied."""
+    def load(self, taken: Mapping[str, Any]) -> None:
+        """From now on samples come from these weights: by policy, as `Rollouts.take_params` made them, never copied."""
         self.rollouts.use(None)
         self._bring = {name: partial(self.rollouts.use, weights) for name, weights in taken.items()}
-        self._speaking = None
+        self._policy = None
 
-    def speak(self, policy: str) -> Rollouts:
+    def use(self, policy: str) -> Rollouts:
         """The engine with the policy's weights. Raises ValueError for a policy without weights."""
-        if policy != self._speaking:
+        if policy != self._policy:
             if policy not in self._bring:
                 raise ValueError(
                     f"no weights are there for the policy {policy!r}; the run has {', '.join(self._bring)}."
                 )
-            self._speaking = None
+            self._policy = None
             self._bring[policy]()
-            self._speaking = policy
+            self._policy = policy
         return self.rollouts
 
     def _copy(self, params: Any) -> None:

@@ -1,6 +1,55 @@
-"""The games by name: one literal dict."""
+"""The games by name: one literal dict; and games that are not in it, from a file of their user's.
 
+A card names its game as `system`: a name in `SYSTEMS`, or the path of a Python file that has the functions of
+`play.system.System`. The options of such a game stand in the card's [game] table.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from functools import cache
+from pathlib import Path
+from typing import cast
+
+from scope_jax.config import CardError, Config
 from scope_jax.play.system import System
 from scope_jax.systems import scope, ssp
 
 SYSTEMS: dict[str, System] = {"ssp": ssp, "scope": scope}
+
+
+def game_of(cfg: Config) -> System:
+    """The game that a card names, its [game] table read.
+
+    Raises CardError for a file that is not there or is no game, and for a card that has a [retrieval] table without
+    need or lacks one.
+    """
+    game = SYSTEMS[cfg.system] if cfg.system in SYSTEMS else _from_file(cfg.system)
+    if game.searches(cfg) and cfg.retrieval is None:
+        raise CardError(
+            f"the table [retrieval] is missing, but {cfg.system} searches; add it, with corpus (a file) or url (a "
+            "search server)."
+        )
+    if cfg.retrieval is not None and not game.searches(cfg):
+        raise CardError(f"{cfg.system} searches nothing; remove the table [retrieval].")
+    return game
+
+
+@cache
+def _from_file(path: str) -> System:
+    """The module in a file. What it raises while it is imported is its author's to see, and passes through."""
+    file = Path(path).resolve()
+    if not file.is_file():
+        raise CardError(f"`system` names {path}, which is no file; correct it; it starts at the current directory.")
+    name = f"scope_jax_game_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None  # the file ends in .py
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    wanted = [function for function in vars(System) if not function.startswith("_")]
+    if missing := [function for function in wanted if not hasattr(module, function)]:
+        raise CardError(f"{path} is no game: it lacks the functions {', '.join(missing)} of scope_jax.play.system.")
+    return cast(System, module)

@@ -38,7 +38,9 @@ def trained(world: World, show: Show) -> Library:
 @pytest.fixture(scope="session")
 def show_one(world: World) -> Show:
     """The search tool as SCOPE's card has it."""
-    return build.search_tool(load_corpus(ASSETS / "corpus.jsonl"), world, card().retrieval.top_k)
+    retrieval = card().retrieval
+    assert retrieval is not None
+    return build.search_tool(load_corpus(ASSETS / "corpus.jsonl"), world, retrieval.top_k)
 
 
 @pytest.fixture

@@ -105,10 +105,9 @@ def test_one_iteration_is_played_in_the_demonstrations_words(room: Newsroom, cfg
     memory = scope.start(cfg)
     stages = []
     for step in range(3):
-        first, count = scope.takes(cfg, memory, step)
         stages.append(memory["stage"])
-        tools = World(Players(room), results)
-        episodes, memory, metrics = scope.play(cfg, tools, memory, rows[first : first + count], step)
+        tools = World(Players(room), results, data=rows)
+        episodes, memory, metrics = scope.play(cfg, tools, memory, step)
         assert all(value == 0 for name, value in metrics.items() if name.endswith(("malformed", "retried")))
         prefix = {"challenger": "", "tasks": "creation/"}.get(stages[-1])
         if prefix is not None:

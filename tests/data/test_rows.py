@@ -128,6 +128,7 @@ def test_columns_stand_in_cards_and_on_the_command_line_and_are_written_to_the_r
     exam = '{name="e", path="e.jsonl", split="test", limit=9, limit_seed=4, columns={answers="answer.value"}}'
     overrides = ["data.columns.searches=hops", "retrieval.columns.text=body", f"evaluate.sets=[{exam}]"]
     cfg = load_card("configs/ssp/atlas.toml", overrides)
+    assert cfg.retrieval is not None
     assert (cfg.data.columns, cfg.retrieval.columns) == ({"searches": "hops"}, {"text": "body"})
     (tmp_path / "config.toml").write_text(to_toml(cfg), encoding="utf-8")
     assert load_card(tmp_path / "config.toml") == cfg

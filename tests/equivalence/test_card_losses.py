@@ -32,6 +32,7 @@ from sharding.collectives import LOCAL
 from sharding.mesh import MeshConfig, make_mesh
 from tests.learner.conftest import TINY, weights_of
 from tests.systems import harness, scope_world
+from tests.systems.harness import play_step
 
 torch = pytest.importorskip("torch")
 
@@ -127,7 +128,7 @@ def played_ssp(card, tmp_path):
         for item in range(4)
     }
     plan = harness.Plan(proposals={"2": ["<think>nothing comes to mind</think>"]}, solutions=solutions)
-    episodes, _, _ = ssp.play(cfg, harness.world(plan), ssp.start(cfg), harness.ITEMS, 0)
+    episodes, _, _ = play_step(ssp, cfg, harness.world(plan), ssp.start(cfg), harness.ITEMS, 0)
     return cfg, episodes
 
 
@@ -155,7 +156,7 @@ def played_scope(card, tmp_path):
     )
     memory, episodes = scope.start(cfg), []
     for step, items in enumerate((scope_world.DOCUMENTS, scope_world.DOCUMENTS, [])):
-        played, memory, _ = scope.play(cfg, scope_world.world(plan, way), memory, items, step)
+        played, memory, _ = play_step(scope, cfg, scope_world.world(plan, way), memory, items, step)
         episodes += [e for e in played if e.trained]
     return cfg, episodes
 

@@ -50,7 +50,7 @@ def test_the_arithmetic_of_a_header_is_right(path: Path) -> None:
     billions = float(re.findall(r"([\d.]+) billion weights", text)[0])
     assert cfg.model.param_dtype == "float32"
     if cfg.system == "scope":
-        assert f"{12 * billions:.0f} GB for each policy" in text and scope.asks_base(cfg)
+        assert f"{12 * billions:.0f} GB for each policy" in text and scope.uses_base(cfg)
         assert f"{4 * billions:.0f} GB for the base" in text
     else:
         assert f"KL reference take about {16 * billions:.0f} GB" in text

@@ -114,11 +114,11 @@ def test_what_is_a_fault_of_the_disk() -> None:
 def test_an_index_that_cannot_be_written_costs_a_sentence(tmp_path: Path) -> None:
     corpus, run = tmp_path / "corpus.jsonl", tmp_path / "run"
     corpus.write_text("".join(f'{{"title": "t{n}", "text": "word{n} again"}}\n' for n in range(40)))
-    cfg = card().model_copy(update={"retrieval": RetrievalSection(corpus=str(corpus))})
+    table = RetrievalSection(corpus=str(corpus))
     told = rf"{run}/index could not be written \(File too large\); make room"
     with no_file_larger_than(64 << 10), pytest.raises(UserError, match=told):
-        open_or_build_index(cfg, run, None)
-    assert len(open_or_build_index(cfg, run, None).corpus) == 40
+        open_or_build_index(table, run, None)
+    assert len(open_or_build_index(table, run, None).corpus) == 40
 
 
 SMALL = ("train.steps=4", "train.save_every=1", "train.batch_size=4", "evaluate.sets=[]", "rollout.slots=8")

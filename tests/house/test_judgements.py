@@ -17,6 +17,7 @@ from scope_jax.run import judgements
 from scope_jax.run.metrics import RunLog
 from scope_jax.systems import scope, ssp
 from tests.systems import harness, scope_world
+from tests.systems.harness import play_step
 from tests.systems.test_ssp_golden import ITEMS
 
 TABLE = {
@@ -142,7 +143,7 @@ def test_ssp_keeps_verifications_and_verdicts() -> None:
         grader="exact-match-then-judge", judge_table={"url": "http://x/v1", "model": "m"}, solver={"samples": 2}
     )
     world = harness.world(judge_reply=lambda message: "Hm" if "Paris" in message else "Wrong")
-    episodes, _, _ = ssp.play(cfg, world, ssp.start(cfg), ITEMS, 0)
+    episodes, _, _ = play_step(ssp, cfg, world, ssp.start(cfg), ITEMS, 0)
     tried = about(episodes, "solver")
     assert tried[0] == [] and tried[1] == [("grader", "", ["Hm", "Hm"], None)]
     assert tried[3] == [("grader", "", ["Wrong"], False)]
@@ -163,7 +164,7 @@ def test_scope_keeps_gates_rubrics_and_verdicts() -> None:
         judge=judge,
     )
     cfg = scope_world.card()
-    episodes, _, _ = scope.play(cfg, scope_world.world(plan), scope.start(cfg), scope_world.DOCUMENTS, 0)
+    episodes, _, _ = play_step(scope, cfg, scope_world.world(plan), scope.start(cfg), scope_world.DOCUMENTS, 0)
     drafts = {e.text["task"]: judged for e, judged in zip(episodes, about(episodes, "challenger"), strict=False)}
     passed = ("gates", "entity", ["<think>so</think>\n<score>1</score>"], True)
     assert [one[:2] for one in drafts["ALIEN"]] == [("gates", "entity"), ("gates", "relevance")]

@@ -17,6 +17,7 @@ from scope_jax.systems import SYSTEMS, scope, ssp
 from sharding.mesh import MeshConfig, make_mesh
 from tests.learner.conftest import TINY, random_episodes
 from tests.systems import harness, scope_world
+from tests.systems.harness import play_step
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -39,7 +40,7 @@ def learned() -> set[str]:
 
 def played_ssp() -> set[str]:
     cfg, tools = harness.card(), harness.world()
-    metrics = ssp.play(cfg, tools, ssp.start(cfg), harness.ITEMS, 0)[2]
+    metrics = play_step(ssp, cfg, tools, ssp.start(cfg), harness.ITEMS, 0)[2]
     rows = [{"question": harness.question_about(0), "answers": ["Paris"]}]
     return set(metrics) | exam("ssp", ssp.answer(cfg, tools, rows, temperature=0.0, max_tokens=9))
 
@@ -49,7 +50,7 @@ def played_scope() -> set[str]:
     memory, step = scope.start(cfg), 0
     while not scope.finished(cfg, memory, step):
         items = scope_world.DOCUMENTS if memory["stage"] != "solver" else []
-        _, memory, metrics = scope.play(cfg, scope_world.world(), memory, items, step)
+        _, memory, metrics = play_step(scope, cfg, scope_world.world(), memory, items, step)
         names, step = names | set(metrics), step + 1
     assert step >= 3  # every stage was played
     item = {"criterion": "Names alpha.", "weight": 1.0, "priority": "", "fact": ["The name is", "alpha"]}

@@ -20,7 +20,7 @@ from retrieval.build import IndexFolderError, build_index, open_index
 from retrieval.corpus import Corpus, Document
 from retrieval.embed import HashedLexical, PrefixedEncoder
 from scope_jax.cli import app
-from scope_jax.config import load_card
+from scope_jax.config import Config, RetrievalSection, load_card
 from scope_jax.run import indexing
 from tests.retrieval.tiny_encoders import WORDS, write_bert, write_modules
 
@@ -57,16 +57,21 @@ def index(card: Path, *sets: str) -> Any:
     return CliRunner().invoke(app, arguments)
 
 
+def table_of(cfg: Config) -> RetrievalSection:
+    assert cfg.retrieval is not None
+    return cfg.retrieval
+
+
 def test_index_and_search_from_a_card(card: Path):
     done = index(card)
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout.splitlines()[-1])["passages"] == len(DOCUMENTS)
     assert f"passages embedded {len(DOCUMENTS)}/{len(DOCUMENTS)}" in done.stderr
     cfg = load_card(card)
-    retriever = indexing.open_or_build_index(cfg, card.parent, mesh=None)
+    retriever = indexing.open_or_build_index(table_of(cfg), card.parent, mesh=None)
     # A passage without its prefix is its own nearest neighbour when queries get the passages' prefix.
     same = load_card(card, ['retrieval.encoder.query_prefix="passage: "', f"retrieval.index={card.parent / 'same'}"])
-    mirror = indexing.open_or_build_index(same, card.parent, mesh=None)
+    mirror = indexing.open_or_build_index(table_of(same), card.parent, mesh=None)
     for document in DOCUMENTS[::10]:
         hits = mirror([document.contents], 3)[0]
         assert hits[0].document == document and hits[0].score == pytest.approx(1, abs=1e-5)

@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from retrieval.rows import Row
 from retrieval.search import NOTHING_FOUND
 from rollouts.scripted import ScriptedRollouts
 from rollouts.types import Completion, Request, SamplingParams, Turn
 from scope_jax.config import Config, parse_config
-from scope_jax.learner.types import Reply
+from scope_jax.learner.types import Episode, Metrics, Reply
+from scope_jax.play.system import Memory, System
 from scope_jax.play.tools import Prompt
 from scope_jax.play.turns import Joiner, Mode, Respond
 from scope_jax.text import dialects, parsing
@@ -105,6 +107,15 @@ class ScriptedTools:
     searched: list[str] = field(default_factory=list)
     judged: list[str] = field(default_factory=list)
     options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    data: Sequence[Mapping[str, Any]] = ()  # one pass of the stream of data; every pass is in this order
+    given: Sequence[Mapping[str, Any]] | None = None  # what every call of `rows` returns, in place of the stream
+    taken: list[tuple[int, int]] = field(default_factory=list)  # (first, count) of every call of `rows`
+
+    def rows(self, first: int, count: int) -> list[Row]:
+        self.taken.append((first, count))
+        if self.given is not None:
+            return [dict(row) for row in self.given]
+        return [dict(self.data[place % len(self.data)]) for place in range(first, first + count)]
 
     def encode_prompt(self, messages: Messages) -> tuple[int, ...]:
         if self.turns == "raw":
@@ -194,6 +205,19 @@ class ScriptedTools:
         assert by == "judge"
         self.judged += messages
         return [Reply(self.judge_reply(message)) for message in messages]
+
+
+def play_step(
+    game: System,
+    cfg: Config,
+    tools: ScriptedTools,
+    memory: Memory,
+    items: Sequence[Mapping[str, Any]],
+    step: int,
+) -> tuple[list[Episode], Memory, Metrics]:
+    """One step of a game on these rows, wherever in the stream of data it looks for them."""
+    tools.given = items
+    return game.play(cfg, tools, memory, step)
 
 
 def doc(number: int, title: str, text: str) -> str:

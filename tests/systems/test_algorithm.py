@@ -29,8 +29,8 @@ def test_every_game_is_checked():
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [
-        ("rows = episodes(cfg,", "rows = list()  # episodes(cfg,", "l.9: episodes is not called there"),
-        ("rows = episodes(cfg,", 'rows = print("episodes()", ', "l.9: episodes is not called there"),
+        ("trained = episodes(cfg,", "trained = list()  # episodes(cfg,", "l.9: episodes is not called there"),
+        ("trained = episodes(cfg,", 'trained = print("episodes()", ', "l.9: episodes is not called there"),
         ("    # l.12: what", "    # what", "l.12 has no comment"),
         ("`next_memory` |", "`forget` |", "l.12: forget is not called there"),
         ("`propose` |", "`propose`, `verify` |", "l.3: verify is not called there"),

@@ -8,6 +8,7 @@ from scope_jax.config import load_card
 from scope_jax.systems import scope, ssp
 from scope_jax.systems.scope import instructions
 from tests.systems import harness, scope_world
+from tests.systems.harness import play_step
 from tests.systems.scope_world import DOCUMENTS, answer, searching_turn, task
 
 LONG_TASK = "Tell of Bern. " * 30
@@ -15,13 +16,13 @@ LONG_TASK = "Tell of Bern. " * 30
 
 def step_of_ssp(**roles):
     tools = harness.world()
-    episodes, _, metrics = ssp.play(harness.card(**roles), tools, {"pool": []}, harness.ITEMS, 0)
+    episodes, _, metrics = play_step(ssp, harness.card(**roles), tools, {"pool": []}, harness.ITEMS, 0)
     return episodes, metrics
 
 
 def step_of_scope(plan=None, **changes):
     cfg, tools = scope_world.card(**changes), scope_world.world(plan)
-    episodes, _, metrics = scope.play(cfg, tools, scope.start(cfg), DOCUMENTS, 0)
+    episodes, _, metrics = play_step(scope, cfg, tools, scope.start(cfg), DOCUMENTS, 0)
     return episodes, metrics
 
 
@@ -52,7 +53,7 @@ def test_prompts_that_are_too_long_are_not_played_and_counted():
 def test_materials_have_the_limit_of_a_solvers_prompt():
     """The verification is the solver's, so its prompt may be as long."""
     tools = harness.world()
-    _, _, metrics = ssp.play(harness.card(), tools, {"pool": []}, harness.ITEMS, 0)
+    _, _, metrics = play_step(ssp, harness.card(), tools, {"pool": []}, harness.ITEMS, 0)
     lengths = sorted(len(text) for (role, _), text in tools.prompts.items() if role == "verify")
     assert metrics["rejected/materials_too_long"] == 0 and lengths[0] < lengths[-1]
     _, metrics = step_of_ssp(solver={"max_prompt_tokens": lengths[-1] - 1})

@@ -24,6 +24,7 @@ from scope_jax.text import dialects, templates
 from scope_jax.text.dialects import Dialect, DialectError
 from scope_jax.text.messages import Messages
 from tests.systems import harness, scope_world
+from tests.systems.harness import play_step
 
 ROOT = Path(__file__).parents[2]
 ATLAS = ROOT / "assets" / "atlas" / "tokenizer"
@@ -78,14 +79,14 @@ def test_the_games_declare_the_search_to_those_who_may_search_only(way):
     cfg, name = scope_world.card(way=way), scope_world.WAYS[way][0]
     tools = scope_world.world(way=way)
     tools.script = harness.spoken_in(name, tools.script)
-    scope.play(cfg, tools, scope.start(cfg), scope_world.DOCUMENTS, 0)
+    play_step(scope, cfg, tools, scope.start(cfg), scope_world.DOCUMENTS, 0)
     judge = {"gates": False, "rubric_writer": False, "grader": False}
     assert told(tools) == {"challenger": True, "solver": True, **judge}
 
     cfg = harness.card()
     cfg = cfg.model_copy(update={"model": cfg.model.model_copy(update={"dialect": name, "turns": "chat"})})
     tools = harness.world(harness.spoken_in(name, harness.Plan()), dialect=name, turns="chat")
-    ssp.play(cfg, tools, {"pool": []}, harness.ITEMS, 0)
+    play_step(ssp, cfg, tools, {"pool": []}, harness.ITEMS, 0)
     assert told(tools) == {"proposer": True, "solver": True, "verify": False}
 
 

@@ -28,7 +28,7 @@ def test_the_papers_cards_are_the_defaults(path: Path):
     assert game.target_tasks == game.solver_batch * game.steps_per_iteration
     changed = {"prompts", "solver_stops_at_search"} | ({"gates"} if "qwen3" in path.stem else set())
     assert game.model_dump(exclude=changed) == ScopeSection().model_dump(exclude=changed)
-    assert scope.judges(cfg) == {} and scope.asks_base(cfg)
+    assert scope.judges(cfg) == {} and scope.uses_base(cfg)
 
 
 def test_each_card_speaks_its_models_dialect():

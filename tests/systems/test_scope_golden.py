@@ -10,7 +10,7 @@ from scope_jax.learner import advantages
 from scope_jax.play.system import System
 from scope_jax.systems import scope
 from scope_jax.text import dialects
-from tests.systems.harness import EOS, ROLES, of, plain
+from tests.systems.harness import EOS, ROLES, of, plain, play_step
 from tests.systems.scope_world import (
     CRITERIA,
     DOCUMENTS,
@@ -80,15 +80,16 @@ def test_the_module_has_the_shape_of_a_game():
         (u.card.advantage, u.card.aggregation, u.card.kl_coef) == ("group-zscore", "token-mean", 1e-3)
         for u in scope.updates(cfg)
     )
-    assert scope.expected(cfg) is None and scope.source(cfg).kind == "documents"
-    assert scope.takes(cfg, scope.start(cfg), 0) == (0, 4) and scope.exam_needs(cfg).kind == "tasks"
+    assert scope.total_steps(cfg) is None and scope.source(cfg).kind == "documents"
+    assert scope.exam_needs(cfg).kind == "tasks" and scope.searches(cfg)
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_challengers_step_by_hand(way: str):
     cfg, tools = game(way), world(plan(way), way)
-    episodes, memory, metrics = scope.play(cfg, tools, scope.start(cfg), DOCUMENTS, 0)
+    episodes, memory, metrics = play_step(scope, cfg, tools, scope.start(cfg), DOCUMENTS, 0)
     drafts = of(episodes, "challenger")
+    assert tools.taken == [(0, 4)]
     assert [e.text["searches_asked"] for e in drafts[::3]] == [2, 3, 1, 1]  # 4:3:2 of four: two, one and one
     expected = [
         # group, R_C, think, tool, structure, f_diff, rejected
@@ -162,7 +163,7 @@ def test_a_challengers_step_by_hand(way: str):
 def test_task_generation_and_a_solvers_step_by_hand(way: str):
     cfg = game(way)
     memory = scope.start(cfg) | {"stage": "tasks", "drawn": 4}
-    episodes, memory, metrics = scope.play(cfg, world(plan(way), way), memory, DOCUMENTS, 1)
+    episodes, memory, metrics = play_step(scope, cfg, world(plan(way), way), memory, DOCUMENTS, 1)
     rubric = [{"criterion": text, "weight": 1.0, "priority": priority} for priority, text in CRITERIA]
     made = [
         ("Tell of Aare.", "aare", 0.5),
@@ -175,8 +176,9 @@ def test_task_generation_and_a_solvers_step_by_hand(way: str):
     assert metrics["creation/gates/passed"] == 0.75 and metrics["creation/solver/task_score"] == 0.5625
     assert (memory["stage"], memory["place"], memory["drawn"]) == ("solver", 0, 8)
 
-    assert scope.takes(cfg, memory, 2) == (8, 0)
-    episodes, after, metrics = scope.play(cfg, world(plan(way), way), memory, [], 2)
+    tools = world(plan(way), way)
+    episodes, after, metrics = scope.play(cfg, tools, memory, 2)
+    assert tools.taken == [(8, 0)]
     assert {e.role for e in episodes} == {"solver"} and all(e.trained for e in episodes)
     by_task = {name: [e for e in episodes if e.text["task"] == name] for name, *_ in made}
     parts = ("rubric", "length", "format", "search")
@@ -215,7 +217,7 @@ def test_training_rows_are_what_the_engine_saw(way: str):
     cfg = game(way)
     tools = world(plan(way), way)
     memory = scope.start(cfg) | {"stage": "solver", "tasks": [{"question": "Tell of Aare.", "rubric": [CRITERION]}]}
-    episodes, _, _ = scope.play(cfg, tools, memory, [], 0)
+    episodes, _, _ = play_step(scope, cfg, tools, memory, [], 0)
     prompt, look = episodes[0].text["prompt"], searching_turn("Rhine", way)
     end, (user, assistant) = chr(EOS), (chr(ROLES["user"]), chr(ROLES["assistant"]))
     last, found = answer("alpha beta gamma delta"), f"<information>\n{RESULTS['Rhine']}\n</information>"
@@ -247,7 +249,7 @@ CRITERION = criterion("Names alpha.")
 def challenge(drafts: dict[tuple[str, int], tuple[str, ...]], **changes: Any) -> tuple[World, list[Any]]:
     """The first challenger's drafts of a step whose other drafts are the usual ones."""
     tools = world(Plan(drafts=drafts))
-    episodes, _, _ = scope.play(card(**changes), tools, scope.start(card(**changes)), DOCUMENTS, 0)
+    episodes, _, _ = play_step(scope, card(**changes), tools, scope.start(card(**changes)), DOCUMENTS, 0)
     return tools, of(episodes, "challenger")
 
 
@@ -277,7 +279,7 @@ def test_the_turns_left_are_told_in_the_message_of_the_results(way: str):
 
     drafts = {("Aare", 0): (broken(way), searching_turn("Rhine", way), task("Tell of Aare."))}  # two are expected
     cfg, tools = card(way=way, dynamic_turns=True), world(Plan(drafts=drafts), way)
-    found = of(scope.play(cfg, tools, scope.start(cfg), DOCUMENTS, 0)[0], "challenger")[0]
+    found = of(play_step(scope, cfg, tools, scope.start(cfg), DOCUMENTS, 0)[0], "challenger")[0]
     text = "".join(map(chr, found.datums[-1].ids_T))
     assert (found.text["task"], found.text["searches_asked"], found.parts["tool"]) == ("Tell of Aare.", 2, 0.5)
     over = "There are no turns left for searching. Think once more, then write the task between <task> and </task>."
@@ -302,7 +304,7 @@ def test_a_search_inside_an_answer_is_part_of_the_answer_where_turns_go_on():
     plan = Plan(attempts={("Aare", n): (searching_turn("Rhine") + " and so on", quoting) for n in (0, 1)})
     cfg = card(way="qwen2.5", mode="curated", solver_stops_at_search=False)
     tools = world(plan, "qwen2.5")
-    episodes, _, _ = scope.play(cfg, tools, scope.start(cfg), rows, 0)
+    episodes, _, _ = play_step(scope, cfg, tools, scope.start(cfg), rows, 0)
     assert tools.options["solver"]["stop"] == ("</answer>",) and tools.searched == ["Rhine", "Rhine"]
     assert [e.text["answer"] for e in episodes] == ["alpha <search>Nile</search> beta"] * 2
     assert [e.parts["rubric"] for e in episodes] == [1.0, 1.0]
@@ -310,7 +312,7 @@ def test_a_search_inside_an_answer_is_part_of_the_answer_where_turns_go_on():
     cfg = card(way="qwen2.5", mode="curated")
     tools = world(plan, "qwen2.5")
     with pytest.raises(IndexError):  # the turn ends inside the answer, and the plan has no further one
-        scope.play(cfg, tools, scope.start(cfg), rows, 0)
+        play_step(scope, cfg, tools, scope.start(cfg), rows, 0)
     assert "Nile" in tools.searched
 
 
@@ -327,7 +329,7 @@ def test_a_search_that_was_not_run_is_not_paid(way: str):
     }
     rows = [{"question": "Tell of Aare.", "rubric": [criterion("Names alpha.")]}]
     cfg = card(way=way, mode="curated", solver_stops_at_search=False, solver={"max_turns": 3})
-    episodes, _, metrics = scope.play(cfg, world(Plan(attempts=attempts), way), scope.start(cfg), rows, 0)
+    episodes, _, metrics = play_step(scope, cfg, world(Plan(attempts=attempts), way), scope.start(cfg), rows, 0)
     parts = [[e.parts[name] for name in ("search", "tool", "answer", "rubric")] for e in episodes]
     assert parts == [[pytest.approx(2 / 3), 1.0, 0.0, 0.0], [pytest.approx(1 / 3), 1.0, 1.0, 1.0]]
     assert metrics["solver/searches"] == 1.5 and episodes[0].text["turns"][-1]["text"] == look
@@ -361,7 +363,7 @@ def test_what_follows_the_search_of_a_turn_is_dropped(way: str, rest: str):
             solver={"sampling": {"max_tokens": 1500}},
         )
         tools = world(plan, way)
-        episodes, _, metrics = scope.play(cfg, tools, scope.start(cfg), rows, 0)
+        episodes, _, metrics = play_step(scope, cfg, tools, scope.start(cfg), rows, 0)
         assert tools.searched == ["Rhine"] * 4
         found.append((plain(episodes), metrics))
     assert found[0] == found[1]
@@ -427,14 +429,14 @@ def test_the_solver_never_sees_the_document():
 
 def test_each_stage_samples_as_its_table_says():
     cfg, tools = card(), world()
-    scope.play(cfg, tools, scope.start(cfg), DOCUMENTS, 0)
+    play_step(scope, cfg, tools, scope.start(cfg), DOCUMENTS, 0)
 
     def sampled(tools: World, role: str) -> tuple[float, float, int]:
         return tuple(tools.sampling[role][key] for key in ("temperature", "top_p", "max_turns"))
 
     assert sampled(tools, "challenger") == (1.0, 1.0, 10) and sampled(tools, "solver") == (0.7, 0.9, 5)
     tools = world()
-    scope.play(cfg, tools, scope.start(cfg) | {"stage": "tasks"}, DOCUMENTS, 0)
+    play_step(scope, cfg, tools, scope.start(cfg) | {"stage": "tasks"}, DOCUMENTS, 0)
     assert sampled(tools, "challenger")[:2] == sampled(tools, "solver")[:2] == (1.0, 1.0)
 
 
@@ -445,7 +447,7 @@ def test_each_stage_has_its_own_number_of_samples():
     for stage in ("challenger", "tasks", "solver"):
         tools = world()
         memory = scope.start(cfg) | {"stage": stage, "tasks": tasks if stage == "solver" else []}
-        scope.play(cfg, tools, memory, [] if stage == "solver" else DOCUMENTS[:1], 0)
+        play_step(scope, cfg, tools, memory, [] if stage == "solver" else DOCUMENTS[:1], 0)
         found[stage] = [(role, samples) for role, _, samples in tools.asked if role in ("challenger", "solver")]
     assert found == {
         "challenger": [("challenger", 5), *[("solver", 3)] * 5],  # G drafts, N attempts at each
@@ -460,7 +462,7 @@ def test_the_grader_reads_a_cut_answer_if_the_card_says_so():
     limits = {"soft_limit": 10, "hard_limit": 20}
     for cut, score in ((False, 1.0), (True, 0.0)):
         cfg = card(mode="curated", cut_answer=cut, solver_reward=limits)
-        episodes, _, _ = scope.play(cfg, world(Plan(attempts=attempts)), scope.start(cfg), rows, 0)
+        episodes, _, _ = play_step(scope, cfg, world(Plan(attempts=attempts)), scope.start(cfg), rows, 0)
         assert [e.parts["rubric"] for e in episodes] == [score, score]
 
 

@@ -10,7 +10,7 @@ import pytest
 from scope_jax.config import CardError, parse_config
 from scope_jax.systems import scope
 from scope_jax.systems.scope import drawing, phases
-from tests.systems.harness import plain
+from tests.systems.harness import plain, play_step
 from tests.systems.scope_world import DOCUMENTS, Plan, answer, card, criterion, searching_turn, task, world
 
 
@@ -92,9 +92,8 @@ def trail(cfg, plan: Plan | None = None, steps: int = 30) -> list[tuple[int, str
         if scope.finished(cfg, memory, step):
             return path
         path.append((*(memory[key] for key in ("iteration", "stage", "place", "drawn")), len(memory["tasks"])))
-        first, count = scope.takes(cfg, memory, step)
-        items = [DOCUMENTS[row % 4] | {"id": f"{row}"} for row in range(first, first + count)]
-        _, memory, _ = scope.play(cfg, world(plan), memory, items, step)
+        stream = [DOCUMENTS[row % 4] | {"id": f"{row}"} for row in range(100)]
+        _, memory, _ = scope.play(cfg, world(plan, data=stream), memory, step)
     raise AssertionError("the run does not end")
 
 
@@ -134,12 +133,13 @@ def test_curated_prompts_train_the_solver_alone():
     cfg = card(mode="curated", steps_per_iteration=2, iterations=2, solver_batch=3)
     memory = scope.start(cfg)
     assert scope.policies(cfg) == ("solver",) and [u.name for u in scope.updates(cfg)] == ["solver"]
-    assert scope.expected(cfg) == 4 and scope.source(cfg).kind == "tasks"
+    assert scope.total_steps(cfg) == 4 and scope.source(cfg).kind == "tasks"
     rows = [{"question": f"Task {n}", "rubric": [criterion("Names alpha.")]} for n in range(3)]
     taken = []
     for step in range(4):
-        taken.append(scope.takes(cfg, memory, step))
-        episodes, memory, metrics = scope.play(cfg, world(), memory, rows, step)
+        tools = world()
+        episodes, memory, metrics = play_step(scope, cfg, tools, memory, rows, step)
+        taken += tools.taken
         assert len(episodes) == 6 and metrics["solver/rubric"] == 1.0
     assert taken == [(0, 3), (3, 3), (6, 3), (9, 3)] and scope.finished(cfg, memory, 4)
 
@@ -160,11 +160,11 @@ def test_a_document_gives_one_task():
     tools = world()
     memory = scope.start(cfg) | {"stage": "tasks"}
     items = [*DOCUMENTS, DOCUMENTS[0], DOCUMENTS[1]]  # the stream began anew
-    _, memory, metrics = scope.play(cfg, tools, memory, items, 0)
+    _, memory, metrics = play_step(scope, cfg, tools, memory, items, 0)
     assert [entry["document"] for entry in memory["tasks"]] == ["aare", "bern", "cusco", "delhi"]
     assert metrics["tasks/yield"] == pytest.approx(4 / 6)
     tools = world()
-    _, memory, _ = scope.play(cfg, tools, memory, [*DOCUMENTS, {"id": "elba", "title": "Elba", "text": "x"}], 1)
+    _, memory, _ = play_step(scope, cfg, tools, memory, [*DOCUMENTS, {"id": "elba", "title": "Elba", "text": "x"}], 1)
     assert [name for role, name, _ in tools.asked if role == "challenger"] == ["4"]  # the others have theirs
     assert [entry["document"] for entry in memory["tasks"]][4:] == ["elba"]
 
@@ -176,15 +176,16 @@ def test_play_is_pure_and_goes_on_from_json_in_the_middle_of_task_generation():
     cfg = card(target_tasks=7, seed=5)
     memory = scope.start(cfg)
     for step in range(2):
-        _, memory, _ = scope.play(cfg, world(plan), memory, DOCUMENTS, step)
+        _, memory, _ = play_step(scope, cfg, world(plan), memory, DOCUMENTS, step)
     assert (memory["stage"], memory["place"], len(memory["tasks"])) == ("tasks", 1, 3)
     before = json.dumps(memory)
     items = [document | {"id": f"{place}"} for place, document in enumerate(DOCUMENTS)]
     one, two = memory, json.loads(before)
     for step in range(2, 5):
-        rows = items[: scope.takes(cfg, one, step)[1]]
-        assert scope.takes(cfg, one, step) == scope.takes(cfg, two, step)
-        (first, one, said), (second, two, told) = (scope.play(cfg, world(plan), m, rows, step) for m in (one, two))
+        here, there = world(plan, data=items), world(plan, data=items)
+        first, one, said = scope.play(cfg, here, one, step)
+        second, two, told = scope.play(cfg, there, two, step)
+        assert here.taken == there.taken
         assert plain(first) == plain(second) and one == two and said == told
     assert json.dumps(memory) == before
 

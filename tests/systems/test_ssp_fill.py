@@ -20,7 +20,7 @@ from scope_jax.systems import ssp
 from scope_jax.systems.ssp import pool
 from sharding.mesh import MeshConfig, make_mesh
 from tests.learner.conftest import TINY, weights_of
-from tests.systems.harness import ITEMS, Plan, ScriptedTools, card, good_proposal, of, question_about, world
+from tests.systems.harness import ITEMS, Plan, ScriptedTools, card, good_proposal, of, play_step, question_about, world
 
 BAD = ["no question today"]
 
@@ -31,7 +31,7 @@ def plan_with(*good: int) -> Plan:
 
 
 def step(cfg: Config, memory: Memory, number: int, *good: int) -> tuple[list[Episode], Memory, Metrics]:
-    return ssp.play(cfg, world(plan_with(*good)), memory, ITEMS, number)
+    return play_step(ssp, cfg, world(plan_with(*good)), memory, ITEMS, number)
 
 
 def problems(episodes: list[Episode]) -> list[tuple[str, str]]:
@@ -110,7 +110,7 @@ def test_a_dummy_is_never_right_and_never_judged():
     plan = Plan(proposals={"0": BAD}, solutions={ssp.DUMMY: [["<answer>none</answer>"]] * 2})
     tools = world(plan, judge_reply=lambda message: "Correct")
     table = {"url": "http://127.0.0.1:9", "model": "m"}
-    episodes, _, metrics = ssp.play(card(grader="judge", judge_table=table), tools, {"pool": []}, ITEMS[:1], 0)
+    episodes, _, metrics = play_step(ssp, card(grader="judge", judge_table=table), tools, {"pool": []}, ITEMS[:1], 0)
     assert [e.reward for e in of(episodes, "solver")] == [0.0, 0.0]
     assert tools.judged == [] and metrics["judge/asked"] == 0.0
 
@@ -145,7 +145,7 @@ def test_a_replayed_question_is_graded_with_its_own_answers():
     cfg = card(fill="replay", solver={"samples": 1})
     entry = pool.entry(question_about(1), ["Rome", "Roma"], 0, 0.5)
     plan = Plan(proposals={"0": BAD}, solutions={question_about(1): [["<answer>roma</answer>"]]})
-    episodes, _, _ = ssp.play(cfg, world(plan), {"pool": [entry]}, ITEMS[:1], 5)
+    episodes, _, _ = play_step(ssp, cfg, world(plan), {"pool": [entry]}, ITEMS[:1], 5)
     (solver,) = of(episodes, "solver")
     assert (solver.reward, solver.text["question"], solver.text["slot"]) == (1.0, question_about(1), 0)
     (proposer,) = of(episodes, "proposer")
@@ -219,7 +219,7 @@ def test_dynamic_resampling_asks_again_only_where_it_failed():
     }
     tools = world(plan)
     cfg = card(fill="resample", max_resamples=5, invalid_reward=-0.1)
-    episodes, memory, metrics = ssp.play(cfg, tools, ssp.start(cfg), ITEMS, 0)
+    episodes, memory, metrics = play_step(ssp, cfg, tools, ssp.start(cfg), ITEMS, 0)
     asked = [name for role, name, _ in tools.asked if role == "proposer"]
     assert asked == ["0", "1", "2", "3", "slot 2 attempt 1", "slot 3 attempt 1", "slot 3 attempt 2"]
     assert problems(episodes) == [("fresh", row["answers"][0]) for row in ITEMS]
@@ -243,7 +243,7 @@ def test_dynamic_resampling_gives_up():
     plan = plan_with(0)
     plan.proposals |= {f"slot {slot} attempt {attempt}": BAD for slot in range(4) for attempt in (1, 2)}
     cfg = card(fill="resample", max_resamples=2)
-    episodes, _, metrics = ssp.play(cfg, world(plan), ssp.start(cfg), ITEMS, 0)
+    episodes, _, metrics = play_step(ssp, cfg, world(plan), ssp.start(cfg), ITEMS, 0)
     assert problems(episodes) == [("fresh", "Paris"), ("dummy", None), ("dummy", None), ("dummy", None)]
     assert metrics["proposer/episodes"] == 10.0  # 4 + 3 + 3
     assert gains(episodes) == [0.5, 0.0, 0.0, 0.0]
@@ -257,10 +257,10 @@ def test_punitive_reward_and_intermediate_difficulty():
     none = [["<answer>London</answer>"]] * 4
     plan = Plan(solutions={question_about(0): four, question_about(1): none})
     options: dict[str, Any] = {"proposer_reward": "intermediate", "solver": {"samples": 4}}
-    episodes, _, _ = ssp.play(card(**options), world(plan), {"pool": []}, ITEMS[:2], 0)
+    episodes, _, _ = play_step(ssp, card(**options), world(plan), {"pool": []}, ITEMS[:2], 0)
     assert gains(episodes) == [pytest.approx(0.75), 0.0]  # 4 · ¼ · ¾; nobody solved the other
     shifted: dict[str, Any] = options | {"intermediate_left": 0.25, "intermediate_right": 0.75}
-    episodes, _, _ = ssp.play(card(**shifted), world(plan), {"pool": []}, ITEMS[:2], 0)
+    episodes, _, _ = play_step(ssp, card(**shifted), world(plan), {"pool": []}, ITEMS[:2], 0)
     assert gains(episodes) == [pytest.approx(1.0), 0.0]
 
 
@@ -268,7 +268,7 @@ def test_several_questions_for_one_answer_form_one_group():
     plan = Plan(sampled={("0", 1): BAD, ("1", 2): BAD})
     tools: ScriptedTools = world(plan)
     cfg = card(fill="dummy", proposer={"samples": 3, "loss": {"advantage": "group-zscore"}})
-    episodes, _, metrics = ssp.play(cfg, tools, {"pool": []}, ITEMS[:2], 0)
+    episodes, _, metrics = play_step(ssp, cfg, tools, {"pool": []}, ITEMS[:2], 0)
     assert [entry for entry in tools.asked if entry[0] == "proposer"] == [("proposer", "0", 3), ("proposer", "1", 3)]
     proposer = of(episodes, "proposer")
     assert [e.group for e in proposer] == ["proposer/0"] * 3 + ["proposer/1"] * 3

@@ -12,7 +12,7 @@ from scope_jax.play import searching
 from scope_jax.systems import ssp
 from scope_jax.systems.ssp import rules
 from scope_jax.text import dialects
-from tests.systems.harness import ITEMS, RESULTS, Plan, card, of, question_about, world
+from tests.systems.harness import ITEMS, RESULTS, Plan, card, of, play_step, question_about, world
 
 XML = dialects.load("xml")
 GOOD = "Which capital lies on the Tiber?"
@@ -22,7 +22,7 @@ def rejected(turns: list[str], **options: Any) -> str:
     """Why the question of a proposer for Rome is rejected; the verification is off."""
     cfg = card(verify="off", **options)
     plan = Plan(proposals={"0": turns})
-    episodes, _, metrics = ssp.play(cfg, world(plan), {"pool": []}, [ITEMS[1]], 0)
+    episodes, _, metrics = play_step(ssp, cfg, world(plan), {"pool": []}, [ITEMS[1]], 0)
     reason = of(episodes, "proposer")[0].text["rejected"]
     assert [name for name in rules.REASONS if metrics[f"rejected/{name}"] == 1.0] == ([reason] if reason else [])
     return reason
@@ -131,7 +131,7 @@ def test_what_the_solver_gets_for_what_it_says(turns: list[str], mode: str, rewa
         "<think>a</think><search>Seine</search>",
         f"<think>b</think><question>{question_about(0)}</question>",
     ]
-    episodes, _, _ = ssp.play(card(format=mode, solver={"samples": 1}), world(plan), {"pool": []}, ITEMS[:1], 0)
+    episodes, _, _ = play_step(ssp, card(format=mode, solver={"samples": 1}), world(plan), {"pool": []}, ITEMS[:1], 0)
     assert [(e.reward, e.parts["correct"]) for e in of(episodes, "solver")] == [(reward, reward)]
     assert [e.reward for e in of(episodes, "proposer")] == [1.0 - reward]
 

@@ -11,7 +11,19 @@ import pytest
 from scope_jax.systems import ssp
 from scope_jax.systems.ssp import materials
 from scope_jax.text.messages import Messages
-from tests.systems.harness import ITEMS, RESULTS, RIVERS, Plan, ScriptedTools, card, doc, of, question_about, world
+from tests.systems.harness import (
+    ITEMS,
+    RESULTS,
+    RIVERS,
+    Plan,
+    ScriptedTools,
+    card,
+    doc,
+    of,
+    play_step,
+    question_about,
+    world,
+)
 
 JUDGE = {"url": "http://127.0.0.1:9", "model": "m"}
 
@@ -31,7 +43,7 @@ def own(item: int) -> list[str]:
 
 def play(plan: Plan | None = None, step: int = 0, **options: Any) -> tuple[ScriptedTools, list[Any], dict[str, float]]:
     tools = world(plan)
-    episodes, _, metrics = ssp.play(card(**options), tools, {"pool": []}, ITEMS, step)
+    episodes, _, metrics = play_step(ssp, card(**options), tools, {"pool": []}, ITEMS, step)
     return tools, episodes, metrics
 
 
@@ -69,7 +81,7 @@ def test_a_document_the_proposer_read_itself_is_no_noise(mark: str):
     cut = doc(1, "Paris", f"Paris lies on{mark}") + "\n\n" + doc(2, "Lutetia", "An old name.")
     plan = Plan(proposals={"1": ["<search>cut</search>", f"<question>{question_about(1)}</question>"]})
     tools = ScriptedTools(plan, {**RESULTS, "cut": cut})
-    ssp.play(card(noise_documents=100), tools, {"pool": []}, ITEMS[:2], 0)
+    play_step(ssp, card(noise_documents=100), tools, {"pool": []}, ITEMS[:2], 0)
     assert sorted(titles(tools.prompts["verify", "1 attempt 0"])) == ["Lutetia", "Paris", "Rouen", "Seine"]
     assert sorted(titles(tools.prompts["verify", "0 attempt 0"])) == ["Lutetia", "Paris", "Rouen", "Seine"]
 
@@ -77,7 +89,7 @@ def test_a_document_the_proposer_read_itself_is_no_noise(mark: str):
 def test_rejected_questions_lend_their_documents_but_are_not_verified():
     plan = Plan(proposals={"1": ["<search>Tiber</search>", "<question>Rome?</question>"]})
     tools = world(plan)
-    ssp.play(card(noise_documents=100), tools, {"pool": []}, ITEMS[:2], 0)
+    play_step(ssp, card(noise_documents=100), tools, {"pool": []}, ITEMS[:2], 0)
     assert set(titles(tools.prompts["verify", "0 attempt 0"])) == set(own(0)) | set(own(1))
     assert ("verify", "1 attempt 0") not in tools.prompts
 
@@ -92,7 +104,7 @@ def test_a_resampled_question_gets_noise_of_the_whole_step():
 def test_a_slots_own_earlier_attempt_is_no_noise():
     plan = Plan(proposals={"0": ["<search>Nile</search>", "<question>Nile?</question>"]})
     tools = world(plan)
-    ssp.play(card(fill="resample", noise_documents=100), tools, {"pool": []}, ITEMS[:2], 0)
+    play_step(ssp, card(fill="resample", noise_documents=100), tools, {"pool": []}, ITEMS[:2], 0)
     assert set(titles(tools.prompts["verify", "0 attempt 1"])) == set(own(0)) | set(own(1))
     assert set(titles(tools.prompts["verify", "1 attempt 0"])) == set(own(1)) | set(own(2))  # another slot's is
 
@@ -115,7 +127,7 @@ def test_of_two_copies_the_whole_one_is_evidence(cut: str):
     assert sorted(materials.units(results[::-1], "document")) == expected
     queries = ["<search>cut</search>", "<search>whole</search>", f"<question>{question_about(0)}</question>"]
     tools = ScriptedTools(Plan(proposals={"0": queries}), {**RESULTS, "cut": results[0], "whole": results[1]})
-    ssp.play(card(noise_documents=0), tools, {"pool": []}, ITEMS[:1], 0)
+    play_step(ssp, card(noise_documents=0), tools, {"pool": []}, ITEMS[:1], 0)
     assert "Paris lies on the Seine." in shown(tools.prompts["verify", "0 attempt 0"])
 
 
@@ -178,10 +190,10 @@ def test_materials_that_do_not_fit_reject_the_question():
     room = max(len(tools.encode_prompt(Messages(p))) for p in play()[0].prompts.values())
     fits = cfg.model_copy(update={"rollout": cfg.rollout.model_copy(update={"max_length": room + 512})})
     tight = cfg.model_copy(update={"rollout": cfg.rollout.model_copy(update={"max_length": 600 + 512})})
-    episodes, _, _ = ssp.play(fits, world(), {"pool": []}, ITEMS, 0)
+    episodes, _, _ = play_step(ssp, fits, world(), {"pool": []}, ITEMS, 0)
     assert [e.text["rejected"] for e in of(episodes, "proposer")] == [""] * 4
     tools.results = RESULTS | {"Seine": doc(1, "Paris", "Paris lies on the Seine. " * 40)}
-    episodes, _, metrics = ssp.play(tight, tools, {"pool": []}, ITEMS[:1], 0)
+    episodes, _, metrics = play_step(ssp, tight, tools, {"pool": []}, ITEMS[:1], 0)
     assert [e.text["rejected"] for e in of(episodes, "proposer")] == ["materials_too_long"]
     assert "verify/passed" not in metrics and metrics["rejected/materials_too_long"] == 1.0
 
@@ -201,7 +213,7 @@ def test_the_outside_judge_answers_and_then_decides():
 
     options = {"verify": "judge", "grader": "exact-match-then-judge", "judge_table": JUDGE, "fill": "dummy"}
     tools = world(judge_reply=reply)
-    episodes, _, metrics = ssp.play(card(**options), tools, {"pool": []}, ITEMS[:3], 0)
+    episodes, _, metrics = play_step(ssp, card(**options), tools, {"pool": []}, ITEMS[:3], 0)
     assert [e.text["rejected"] for e in of(episodes, "proposer")] == ["", "", "verify_wrong"]
     assert not [name for role, name, _ in tools.asked if role == "verify"]
     assert metrics["judge/asked"] == 4.0  # verification: Paris (Lutetia), Rome for Cairo; solver: London twice
@@ -211,11 +223,11 @@ def test_the_outside_judge_answers_and_then_decides():
 def test_solver_answers_go_to_the_judge_and_unparsed_verdicts_are_counted():
     options = {"grader": "exact-match-then-judge", "judge_table": JUDGE}
     tools = world(judge_reply=lambda message: "Correct")
-    episodes, _, metrics = ssp.play(card(**options), tools, {"pool": []}, ITEMS[:1], 0)
+    episodes, _, metrics = play_step(ssp, card(**options), tools, {"pool": []}, ITEMS[:1], 0)
     assert [e.reward for e in of(episodes, "solver")] == [1.0, 1.0] and metrics["judge/asked"] == 1.0
     assert [e.reward for e in of(episodes, "proposer")] == [0.0]
     tools = world(judge_reply=lambda message: "Who knows")
-    episodes, _, metrics = ssp.play(card(**options), tools, {"pool": []}, ITEMS[:1], 0)
+    episodes, _, metrics = play_step(ssp, card(**options), tools, {"pool": []}, ITEMS[:1], 0)
     assert [e.reward for e in of(episodes, "solver")] == [1.0, 0.0]
     assert (metrics["judge/asked"], metrics["judge/unparsed"]) == (1.0, 1.0) and len(tools.judged) == 2
 
@@ -232,7 +244,7 @@ def test_every_search_of_a_turn_is_run_and_read():
 def test_a_search_in_the_last_turn_was_never_read():
     plan = Plan(proposals={"0": ["<search>Seine</search>", "<search>Nile</search>"]})
     tools = world(plan)
-    episodes, _, metrics = ssp.play(card(proposer={"max_turns": 2}), tools, {"pool": []}, ITEMS[:1], 0)
+    episodes, _, metrics = play_step(ssp, card(proposer={"max_turns": 2}), tools, {"pool": []}, ITEMS[:1], 0)
     assert metrics["proposer/searches"] == 1.0
     kinds = [turn["kind"] for turn in of(episodes, "proposer")[0].text["turns"]]
     assert kinds == ["sampled", "observation", "sampled"]

@@ -17,7 +17,20 @@ from scope_jax.systems.scope import judging, rules, talking
 from scope_jax.text import dialects, parsing
 from scope_jax.text.messages import Messages
 from tests.systems import scope_world
-from tests.systems.harness import ITEMS, Characters, Moment, Plan, Script, card, of, plain, spoke, spoken_in, world
+from tests.systems.harness import (
+    ITEMS,
+    Characters,
+    Moment,
+    Plan,
+    Script,
+    card,
+    of,
+    plain,
+    play_step,
+    spoke,
+    spoken_in,
+    world,
+)
 from tests.systems.scope_world import DOCUMENTS, WAYS
 
 
@@ -66,7 +79,7 @@ def ssp_played(name: str, mode: str, quoted: str, opened: bool = False, act: boo
     script = thinking(spoken_in(name, Plan()), quoted, opened)
     codec = Thinking() if opened else Characters()
     tools = world(script, dialect=name, turns=mode, codec=codec, thoughts_act=act)
-    return tools, *ssp.play(cfg.model_copy(update={"model": model}), tools, {"pool": []}, ITEMS, 0)
+    return tools, *play_step(ssp, cfg.model_copy(update={"model": model}), tools, {"pool": []}, ITEMS, 0)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +116,7 @@ def test_a_thought_that_is_never_closed_says_nothing():
         return text if moment.role != "solver" else f"<think>Is it {text}"
 
     tools = world(script)
-    _, _, metrics = ssp.play(card(format="lenient"), tools, {"pool": []}, ITEMS, 0)
+    _, _, metrics = play_step(ssp, card(format="lenient"), tools, {"pool": []}, ITEMS, 0)
     assert metrics["solver/reward"] == 0.0 and metrics["solver/searches"] == 0.0
 
 
@@ -114,7 +127,7 @@ def scope_played(way: str, quoted: str, opened: bool = False, **options: Any):
     codec = Thinking() if opened else Characters()
     tools = scope_world.world(plan, way, codec=codec)  # type: ignore[arg-type]
     cfg = scope_world.card(way=way, **options)
-    return tools, *scope.play(cfg, tools, scope.start(cfg), DOCUMENTS, 0)
+    return tools, *play_step(scope, cfg, tools, scope.start(cfg), DOCUMENTS, 0)
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +159,7 @@ def test_a_judge_that_was_cut_off_in_a_thought_gives_no_verdict():
 
     tools = scope_world.world(script, "qwen2.5", codec=Thinking())  # type: ignore[arg-type]
     cfg = scope_world.card(way="qwen2.5")
-    metrics = scope.play(cfg, tools, scope.start(cfg), DOCUMENTS, 0)[2]
+    metrics = play_step(scope, cfg, tools, scope.start(cfg), DOCUMENTS, 0)[2]
     assert metrics["judge/grader/malformed"] == metrics["judge/grader/asked"] > 0
     assert judging.score_of("<score>1</score>, I think") is True  # where nothing says that a thought was open
 

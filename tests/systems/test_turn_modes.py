@@ -23,6 +23,7 @@ from tests.systems.harness import (
     card,
     of,
     plain,
+    play_step,
     spoken_in,
     world,
 )
@@ -165,7 +166,7 @@ def played(name: str, mode: str):
     cfg = card()
     model = cfg.model.model_copy(update={"dialect": name, "turns": mode})
     tools: ScriptedTools = world(spoken_in(name, Plan()), dialect=name, turns=mode)
-    episodes, _, metrics = ssp.play(cfg.model_copy(update={"model": model}), tools, {"pool": []}, ITEMS, 0)
+    episodes, _, metrics = play_step(ssp, cfg.model_copy(update={"model": model}), tools, {"pool": []}, ITEMS, 0)
     return tools, episodes, metrics
 
 

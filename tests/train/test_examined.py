@@ -27,7 +27,7 @@ from scope_jax.run.assemble import World, assemble, assemble_learner
 from scope_jax.run.checkpoint import Checkpoints
 from scope_jax.run.convert import convert
 from scope_jax.run.metrics import RunLog
-from scope_jax.run.residence import Voices, with_one_reference
+from scope_jax.run.residence import Sampler, with_one_reference
 
 ASSETS = Path("assets/atlas")
 CARD = Path("configs/scope/atlas.toml")
@@ -96,14 +96,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def spoken(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     """Digests of the weights that were in the engine whenever a policy was asked to speak, by policy."""
     found: dict[str, list[str]] = {}
-    speak = Voices.speak
+    speak = Sampler.use
 
-    def noted(self: Voices, policy: str) -> Rollouts:
+    def noted(self: Sampler, policy: str) -> Rollouts:
         rollouts = speak(self, policy)
         found.setdefault(policy, []).append(digest(rollouts._params))  # type: ignore[attr-defined]
         return rollouts
 
-    monkeypatch.setattr(Voices, "speak", noted)
+    monkeypatch.setattr(Sampler, "use", noted)
     return found
 
 
@@ -202,8 +202,8 @@ def test_the_weights_are_those_that_the_run_speaks_with(
     convert(tmp_path / "run", tmp_path / "hf", "hf")
     trainer = assemble(cfg, tmp_path / "run")
     resumed = Checkpoints(tmp_path / "run" / "checkpoints", cfg).resume(trainer.targets(), pytest.fail)
-    trainer.world.voices.publish(trainer.start(resumed)[0])
-    published = trainer.world.voices.speak("actor")._params  # type: ignore[attr-defined]
+    trainer.world.sampler.publish(trainer.start(resumed)[0])
+    published = trainer.world.sampler.use("actor")._params  # type: ignore[attr-defined]
     for target in (tmp_path / "run", tmp_path / "hf"):
         place = examined.find(target, cfg)
         world = examined.assemble_exam(cfg, place, (), tmp_path / "run")
@@ -249,7 +249,7 @@ def sizes_of(world: World) -> tuple[int, int]:
 
 
 def engine_of(world: World) -> Engine:
-    return world.voices.rollouts.engine  # type: ignore[attr-defined]
+    return world.sampler.rollouts.engine  # type: ignore[attr-defined]
 
 
 def test_eight_billion_weights_are_read_once_in_the_engines_dtype(tmp_path: Path, request) -> None:

@@ -22,7 +22,7 @@ from scope_jax.run.checkpoint import Checkpoints
 from scope_jax.run.residence import (
     ACCELERATOR,
     HOST,
-    Voices,
+    Sampler,
     in_memory,
     moved,
     with_one_reference,
@@ -78,34 +78,34 @@ def states_of(*values: float) -> dict[str, TrainState]:
 
 def test_the_engine_gets_the_weights_of_whoever_speaks() -> None:
     recorder = Recorder()
-    voices = Voices(recorder)
-    voices.publish(states_of(1.0, 2.0))
+    sampler = Sampler(recorder)
+    sampler.publish(states_of(1.0, 2.0))
     for policy in ("solver", "solver", BASE, "challenger"):
-        voices.speak(policy)
+        sampler.use(policy)
     assert [float(params["w"][0]) for params in recorder.loaded] == [2.0, -1.0, 1.0]  # nothing is loaded twice
-    voices.publish(states_of(3.0, 4.0))
-    voices.speak("challenger")
+    sampler.publish(states_of(3.0, 4.0))
+    sampler.use("challenger")
     assert float(recorder.loaded[-1]["w"][0]) == 3.0  # new weights under an old name
     with pytest.raises(ValueError, match=r"'judge'.*challenger, solver, base"):
-        voices.speak("judge")
+        sampler.use("judge")
 
 
 def test_placed_weights_speak_without_being_loaded() -> None:
     recorder = Recorder()
-    voices = Voices(recorder)
-    voices.place({"solver": "its weights", BASE: "the base's"})
+    sampler = Sampler(recorder)
+    sampler.load({"solver": "its weights", BASE: "the base's"})
     for policy in ("solver", BASE, BASE, "solver"):
-        voices.speak(policy)
+        sampler.use(policy)
     assert recorder.used == [None, "its weights", "the base's", "its weights"] and recorder.loaded == []
     with pytest.raises(ValueError, match="'challenger'"):
-        voices.speak("challenger")
+        sampler.use("challenger")
 
 
 def test_a_policy_that_rests_on_the_host_speaks_from_the_accelerator() -> None:
     recorder = Recorder()
-    voices = Voices(recorder)
-    voices.publish({name: moved(state, HOST) for name, state in states_of(1.0, 2.0).items()})
-    voices.speak("solver")
+    sampler = Sampler(recorder)
+    sampler.publish({name: moved(state, HOST) for name, state in states_of(1.0, 2.0).items()})
+    sampler.use("solver")
     assert kinds(recorder.loaded[0]) == {ACCELERATOR}
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from scope_jax.config import load_card
-from scope_jax.data import sources
 from scope_jax.learner import advantages, batching
 from scope_jax.learner.state import TrainState
 from scope_jax.learner.types import Episode
@@ -30,15 +29,14 @@ def trainer(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
 def started(trainer: Trainer) -> dict[str, TrainState]:
     states, _, step = trainer.start(None)
     assert step == 0
-    trainer.world.voices.publish(states)
+    trainer.world.sampler.publish(states)
     return states
 
 
 @pytest.fixture(scope="module")
 def episodes(trainer: Trainer, started: dict[str, TrainState]) -> list[Episode]:
     world = trainer.world
-    items = sources.items(trainer.rows, *world.system.takes(world.cfg, {}, 0), world.cfg.seed)
-    played, _, metrics = world.system.play(world.cfg, world.tools(0), world.system.start(world.cfg), items, 0)
+    played, _, metrics = world.system.play(world.cfg, world.tools(0), world.system.start(world.cfg), 0)
     assert metrics["solver/searches"] > 0
     return played
 

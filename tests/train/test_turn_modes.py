@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from scope_jax.config import load_card
-from scope_jax.data import sources
 from scope_jax.run.assemble import assemble
 from scope_jax.train import learn
 
@@ -22,9 +21,8 @@ def test_a_step(tmp_path: Path, mode: str, rows: set[int]) -> None:
     world = trainer.world
     states, remembered, _ = trainer.start(None)
     memory = remembered["game"]
-    world.voices.publish(states)
-    items = sources.items(trainer.rows, *world.system.takes(world.cfg, memory, 0), world.cfg.seed)
-    episodes, _, metrics = world.system.play(world.cfg, world.tools(0), memory, items, 0)
+    world.sampler.publish(states)
+    episodes, _, metrics = world.system.play(world.cfg, world.tools(0), memory, 0)
     searched = [e for e in episodes if any(turn["kind"] == "observation" for turn in e.text["turns"])]
     assert metrics["proposer/searches"] > 0
     assert searched and {min(len(e.datums), 2) for e in episodes} == rows

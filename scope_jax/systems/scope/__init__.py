@@ -5,8 +5,8 @@ update of one policy, or one batch of task generation; the memory says which com
 
 | line | in our words | where |
 |---|---|---|
-| 1 | given: documents, the base, how long, the window | `takes`: rows of `source`; all else is the card's |
-| 2 | challenger, solver and judge begin as the base | `policies`, `asks_base` |
+| 1 | given: documents, the base, how long, the window | `next_rows`: of `source`; all else is the card's |
+| 2 | challenger, solver and judge begin as the base | `policies`, `uses_base` |
 | 3 | for each iteration | `play`, by the iteration and stage in the memory |
 | 4 | stage 1: the challenger learns | `challenger_step` |
 | 5 | for each document of a batch | `orders` |
@@ -46,10 +46,11 @@ docs/scope.md tells the game to its users, docs/fidelity.md lists what the paper
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from retrieval.rows import Row
 from scope_jax.config import Config, JudgeSection
 from scope_jax.data.sources import Source
 from scope_jax.learner.types import Episode, Metrics, RoleShare, Update
@@ -82,9 +83,14 @@ def policies(cfg: Config) -> tuple[str, ...]:
     return (solver.POLICY,) if cfg.scope.mode == "curated" else (challenger.POLICY, solver.POLICY)
 
 
-def asks_base(cfg: Config) -> bool:
+def uses_base(cfg: Config) -> bool:
     """True if some job of the judge is done by the base itself."""
     return any(card_of(cfg, job).endpoint is None for job in _jobs(cfg))
+
+
+def searches(cfg: Config) -> bool:
+    """Challenger and solver do."""
+    return True
 
 
 def judges(cfg: Config) -> dict[str, JudgeSection]:
@@ -105,6 +111,7 @@ def source(cfg: Config) -> Source:
         return Source(cfg.data.prompts or "", "tasks", cfg.data)
     if cfg.data.documents is not None:
         return Source(cfg.data.documents, "documents", cfg.data)
+    assert cfg.retrieval is not None  # Config sees to it
     where = cfg.retrieval.model_dump(include={"columns", "split", "hub_config"})
     return Source(cfg.retrieval.corpus or "", "documents", cfg.data.model_copy(update=where))
 
@@ -124,7 +131,7 @@ def finished(cfg: Config, memory: Memory, step: int) -> bool:
     return memory["iteration"] > cfg.scope.iterations
 
 
-def expected(cfg: Config) -> int | None:
+def total_steps(cfg: Config) -> int | None:
     """Known for curated prompts; in self-play nobody knows how many batches of tasks it takes."""
     return cfg.scope.iterations * cfg.scope.steps_per_iteration if cfg.scope.mode == "curated" else None
 
@@ -139,24 +146,20 @@ def adopt(cfg: Config, memory: Memory, before: Config) -> Memory:
     return phases.adopted(cfg, memory, before)
 
 
-def takes(cfg: Config, memory: Memory, step: int) -> tuple[int, int]:
-    """The next rows of the stream: no document is used twice before all were used."""
-    return memory["drawn"], phases.rows_wanted(cfg, memory)
-
-
 def updates(cfg: Config) -> tuple[Update, ...]:
     """Algorithm 1 l.17 and l.33: each policy by its own role's card; a step holds episodes of one of them."""
     cards = {challenger.POLICY: cfg.scope.challenger, solver.POLICY: cfg.scope.solver}
     return tuple(Update(name, cards[name].loss, (RoleShare(name),)) for name in policies(cfg))
 
 
-def play(cfg: Config, tools: Tools, memory: Memory, items: Sequence[Mapping[str, Any]], step: int) -> Played:
+def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> Played:
     """One step of the stage that the memory names: episodes, the memory after it, metrics.
 
     Pure: every choice is drawn from the seed and the place in the run, and `memory` is not changed.
     """
-    # l.1: `items` are the rows that `takes` asked for
-    # l.2: the loop made `policies` from the base, and keeps the base where `asks_base`
+    # l.1: the next rows of the stream; a step of the solver in self-play needs none
+    items = next_rows(cfg, tools, memory)
+    # l.2: the loop made `policies` from the base, and keeps the base where `uses_base`
     # l.3: which iteration and stage it is
     stages = {"challenger": challenger_step, "tasks": task_step, "solver": solver_step}
     episodes, after, metrics = stages[memory["stage"]](cfg, tools, memory, items)
@@ -164,7 +167,12 @@ def play(cfg: Config, tools: Tools, memory: Memory, items: Sequence[Mapping[str,
     return episodes, after, metrics
 
 
-def challenger_step(cfg: Config, tools: Tools, memory: Memory, items: Sequence[Mapping[str, Any]]) -> Played:
+def next_rows(cfg: Config, tools: Tools, memory: Memory) -> list[Row]:
+    """The rows of this step: no document is used twice before all were used."""
+    return tools.rows(memory["drawn"], phases.rows_needed(cfg, memory))
+
+
+def challenger_step(cfg: Config, tools: Tools, memory: Memory, items: Sequence[Row]) -> Played:
     """Stage 1: drafts of a batch of documents, tried by the current solver, rewarded for tasks half of it solves."""
     # l.4: stage 1
     card, tally = cfg.scope, Tally({})
@@ -191,7 +199,7 @@ def challenger_step(cfg: Config, tools: Tools, memory: Memory, items: Sequence[M
     return own + tried, after, metrics | tally.counts
 
 
-def task_step(cfg: Config, tools: Tools, memory: Memory, items: Sequence[Mapping[str, Any]]) -> Played:
+def task_step(cfg: Config, tools: Tools, memory: Memory, items: Sequence[Row]) -> Played:
     """Stage 2, first part: a batch of documents becomes tasks, of which those of the right difficulty are kept."""
     # l.18: stage 2
     card, tally = cfg.scope, Tally({})
@@ -223,7 +231,7 @@ def task_step(cfg: Config, tools: Tools, memory: Memory, items: Sequence[Mapping
     return own + tried, after, metrics
 
 
-def solver_step(cfg: Config, tools: Tools, memory: Memory, items: Sequence[Mapping[str, Any]]) -> Played:
+def solver_step(cfg: Config, tools: Tools, memory: Memory, items: Sequence[Row]) -> Played:
     """Stage 2, second part: the solver answers a batch of tasks."""
     card, tally = cfg.scope, Tally({})
     # l.28, l.29: tasks of this iteration without replacement, or the curated ones

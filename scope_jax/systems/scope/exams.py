@@ -22,7 +22,7 @@ from scope_jax.text.messages import Messages
 def exam_needs(cfg: Config) -> ExamNeeds:
     """Tasks with rubrics, and the grader: none of the judge's other jobs."""
     outside = judging.endpoints(cfg, ("grader",))
-    return ExamNeeds("tasks", solver.POLICY, asks_base=not outside, judges=outside)
+    return ExamNeeds("tasks", solver.POLICY, uses_base=not outside, judges=outside)
 
 
 def read_exam_prompts(cfg: Config) -> None:

@@ -40,7 +40,7 @@ def adopted(cfg: Config, memory: Memory, before: Config) -> Memory:
     return memory | _opened(cfg, iteration) if begins else memory
 
 
-def rows_wanted(cfg: Config, memory: Memory) -> int:
+def rows_needed(cfg: Config, memory: Memory) -> int:
     """Rows of data that the next step plays with."""
     card = cfg.scope
     if memory["stage"] == "solver":

@@ -49,9 +49,14 @@ def policies(cfg: Config) -> tuple[str, ...]:
     return (POLICY,)
 
 
-def asks_base(cfg: Config) -> bool:
+def uses_base(cfg: Config) -> bool:
     """The actor verifies its own questions."""
     return False
+
+
+def searches(cfg: Config) -> bool:
+    """Proposer and solver do."""
+    return True
 
 
 def judges(cfg: Config) -> dict[str, JudgeSection]:
@@ -80,7 +85,7 @@ def finished(cfg: Config, memory: Memory, step: int) -> bool:
     return False
 
 
-def expected(cfg: Config) -> int | None:
+def total_steps(cfg: Config) -> int | None:
     return cfg.train.steps
 
 
@@ -94,11 +99,6 @@ def adopt(cfg: Config, memory: Memory, before: Config) -> Memory:
     return memory
 
 
-def takes(cfg: Config, memory: Memory, step: int) -> tuple[int, int]:
-    """One batch of answers for each step."""
-    return step * cfg.train.batch_size, cfg.train.batch_size
-
-
 def updates(cfg: Config) -> tuple[Update, ...]:
     """Algorithm 1 l.10 and l.11 in the card's order; a role that does not learn has no update."""
     cards = {"solver": cfg.ssp.solver, "proposer": cfg.ssp.proposer}
@@ -109,9 +109,7 @@ def updates(cfg: Config) -> tuple[Update, ...]:
     )
 
 
-def play(
-    cfg: Config, tools: Tools, memory: Memory, items: Sequence[Mapping[str, Any]], step: int
-) -> tuple[list[Episode], Memory, Metrics]:
+def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Episode], Memory, Metrics]:
     """One step of Algorithm 1 up to the updates: episodes of both roles, the memory after it, metrics.
 
     Pure: every choice is drawn from (seed, step, place in the batch), and `memory` is not changed.
@@ -119,7 +117,8 @@ def play(
     tallies: list[grading.Grades] = []
     # l.1: a step is one call
     # l.2: the batch of answers, one slot for each question to be written
-    slots = open_slots(cfg, items, step)
+    rows = tools.rows(step * cfg.train.batch_size, cfg.train.batch_size)
+    slots = open_slots(cfg, rows, step)
     proposals: list[Proposal] = []
     failed = slots
     for attempt in range(attempts(cfg)):
@@ -142,7 +141,7 @@ def play(
     # l.8: the proposer gains what the solver lost
     gains = reward_proposer(cfg, slots, proposals, solved)
     # l.9: rows of both roles
-    rows = episodes(cfg, step, solved, proposals, gains)
+    trained = episodes(cfg, step, solved, proposals, gains)
     # l.10, l.11: the loop asks `updates` and does them with these rows
     # l.12: what the next step needs to know
     after = next_memory(cfg, memory, solved, step)
@@ -152,13 +151,13 @@ def play(
         "judge/unparsed": sum(g.unparsed for g in tallies),
         "judge/refused": sum(g.refused for g in tallies),
     }
-    return rows, after, metrics | {name: float(count) for name, count in asked.items()}
+    return trained, after, metrics | {name: float(count) for name, count in asked.items()}
 
 
-def open_slots(cfg: Config, items: Sequence[Mapping[str, Any]], step: int) -> list[Slot]:
+def open_slots(cfg: Config, rows: Sequence[Mapping[str, Any]], step: int) -> list[Slot]:
     """`proposer.samples` slots for each row, with the number of searches a question shall need: the row's, or drawn."""
     slots: list[Slot] = []
-    for item, row in enumerate(items):
+    for item, row in enumerate(rows):
         draw = rng("ssp searches", cfg.seed, step, item)
         drawn = int(draw.integers(cfg.data.min_searches, cfg.data.max_searches, endpoint=True))
         searches = drawn if row["searches"] is None else row["searches"]
@@ -310,7 +309,7 @@ def next_memory(cfg: Config, memory: Memory, solved: Sequence[Solved], step: int
 def exam_needs(cfg: Config) -> ExamNeeds:
     """Questions with their right answers, and the judge if the grader asks it."""
     asked = judges(cfg) if "judge" in cfg.ssp.grader else {}
-    return ExamNeeds("questions", POLICY, asks_base=False, judges=asked)
+    return ExamNeeds("questions", POLICY, uses_base=False, judges=asked)
 
 
 def read_exam_prompts(cfg: Config) -> None:
