@@ -33,13 +33,14 @@ from retrieval.embed import HashedLexical
 from retrieval.search import format_documents
 from rollouts.types import Completion, Row, Turn
 from scope_jax.config import parse_config
-from scope_jax.play import grading, rewards, searching
+from scope_jax.play import grading, measures, rewards, searching
 from scope_jax.systems.scope import drawing, judging, talking
 from scope_jax.systems.scope import rules as scope_rules
 from scope_jax.systems.ssp import materials
 from scope_jax.systems.ssp import rules as ssp_rules
 from scope_jax.text import dialects, parsing, templates
 from scope_jax.text.dialects.calls import calls
+from scope_jax.text.objects import last_object
 
 SIZES = (1 << 16, 1 << 18, 1 << 20)
 TAGS = ("think", "search", "answer", "information", "score", "rubrics", "rubric", "tool_call", "function_calls", "s")
@@ -158,6 +159,7 @@ PARSERS: dict[str, tuple[Callable[[str], Any], Wraps]] = {
     "spans": (lambda text: parsing.last([text], "answer"), FINAL),
     "well_formed": (lambda text: parsing.well_formed(text, ("think", "search", "answer")), FINAL),
     "several": (parsing.several, QUERY),
+    "last_object": (last_object, (('{"a": "', '"}'), ('{"a": ', "}"), ("```json", "```"))),
     "labelled_answer": (parsing.labelled_answer, LABEL),
     "calls, xml": (lambda text: calls(text, DIALECTS["xml"]), QUERY),
     "calls, hermes": (lambda text: calls(text, DIALECTS["hermes"]), JSON),
@@ -177,6 +179,7 @@ PARSERS: dict[str, tuple[Callable[[str], Any], Wraps]] = {
     "SSP materials": (lambda text: materials.units([text, numbered(text)], "document"), RESULTS),
     "verdict": (grading.verdict, ()),
     "exact_match": (lambda text: rewards.exact_match(text, ("Rome",)), ()),
+    "numeric": (lambda text: measures.numeric(text, ("5",)), ()),
     "contains_words": (lambda text: rewards.contains_words(text, "a b"), ()),
     "score_of": (judging.score_of, (("<score>", "</score>"),)),
     "rubric_of": (lambda text: judging.rubric_of(text, WEIGHTS, 1, 1 << 30), RUBRIC),

@@ -6,6 +6,7 @@ A schema takes a row as a file has it and returns it as the games read it, or ra
     questions   {"question": "…", "answers": [..]}            what a solver is asked, and every answer that is right
     tasks       {"question": "…", "rubric": [{"criterion": "…", "weight": w, "priority": "…"}, ..]}
     documents   {"id": "…", "title": "…", "text": "…"}        checked by retrieval.corpus
+    clusters    {"id": "…", "family": "…" or None, "documents": [a document, ..]}    documents that belong together
 
 The card may name the columns (`columns`); otherwise the names under which the data were published are recognised
 (docs/data.md).
@@ -16,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from retrieval.corpus import DOCUMENT
+from retrieval.corpus import DOCUMENT, passage
 from retrieval.rows import DataError, Row, kind_of, optional, required, text_of
 
-Kind = Literal["answers", "questions", "tasks", "documents"]
+Kind = Literal["answers", "questions", "tasks", "documents", "clusters"]
 Columns = Mapping[str, str]  # field → column, as the card has it
 
 QUESTION = ("question", "problem", "query")
@@ -35,6 +36,7 @@ FIELDS: Mapping[Kind, tuple[str, ...]] = {
     "questions": ("question", "answers", "aliases"),
     "tasks": ("question", "rubric"),
     "documents": tuple(DOCUMENT),
+    "clusters": ("id", "family", "documents"),
 }
 
 
@@ -78,10 +80,33 @@ def tasks(row: Row, where: str, columns: Columns) -> Row:
     return {"question": question, "rubric": rubric}
 
 
+def clusters(row: Row, where: str, columns: Columns) -> Row:
+    """Documents that belong together, each with an id of its own among them; what tasks the cluster is meant for."""
+    column, key = required(row, where, "id", ("id",), columns)
+    if isinstance(key, bool) or not isinstance(key, str | int):
+        raise DataError(f"{where}: `{column}` holds {kind_of(key)}; an id is a string or a whole number.")
+    key = text_of(str(key), where, column)
+    column, family = optional(row, where, "family", ("family",), columns)
+    family = None if family is None else text_of(family, where, column)
+    column, items = required(row, where, "documents", ("documents",), columns)
+    if not isinstance(items, list):
+        raise DataError(f"{where}: `{column}` holds {kind_of(items)}, not a list of documents; write a list.")
+    documents = []
+    for place, item in enumerate(items):
+        if not isinstance(item, dict):
+            raise DataError(f"{where}: `{column}[{place}]` holds {kind_of(item)}, not a document; write an object.")
+        documents.append(passage(item, f"{where}, {column}[{place}]", {}, place))
+    ids = [document["id"] for document in documents]
+    if twice := next((each for each in ids if ids.count(each) > 1), None):
+        raise DataError(f"{where}: two of its documents have the id {twice!r}; give each one of its own.")
+    return {"id": key, "family": family, "documents": documents}
+
+
 SCHEMAS: Mapping[Kind, Callable[[Row, str, Columns], Row]] = {
     "answers": answers,
     "questions": questions,
     "tasks": tasks,
+    "clusters": clusters,
 }
 
 

@@ -16,10 +16,14 @@ from typing import Any
 from scope_jax.play.rewards import contains_words, exact_match, mean, normalise
 
 TOLERANCE = 0.0015  # relative, for numbers (SPELL App. E: 0.15 %)
-_SCALES = {"hundred": 1e2, "thousand": 1e3, "million": 1e6, "billion": 1e9, "trillion": 1e12}
+_SCALES = {"hundred": 1e2, "thousand": 1e3} | {
+    name: scale
+    for names, scale in ((("million", "mn"), 1e6), (("billion", "bn"), 1e9), (("trillion", "tn"), 1e12))
+    for name in names
+}
 _NUMBER = re.compile(
     r"(?P<open>\()?\s*(?P<sign>[-−+])?\s*[$€£¥]?\s*(?P<sign2>[-−])?(?P<digits>\d[\d,]*(?:\.\d+)?|\.\d+)(?P<power>[eE][-+]?\d{1,3})?"
-    r"(?P<close>\))?\s*(?P<unit>%|per\s?cent\b|hundred\b|thousand\b|million\b|billion\b|trillion\b)?",
+    r"(?P<close>\))?\s*(?P<unit>%|per\s?cent\b|hundred\b|thousand\b|million\b|billion\b|trillion\b|[mbt]n\b)?",
     re.IGNORECASE,
 )
 _LABELLED_CHOICE = re.compile(r"\b(?:answer|choice|option)\b(?:\s+is)?\s*[:：]?\s*\(?([A-Z])\b", re.IGNORECASE)
@@ -51,7 +55,7 @@ def readings(text: str) -> tuple[tuple[float, ...], bool] | None:
     "12 %" is .12 or, in a table of percentages, 12; "3.5 million" is 3.5e6 or, in a table of millions, 3.5. Brackets as
     accountants use them make a number negative: "(1,234)" is -1234.
     """
-    found = list(_NUMBER.finditer(text))
+    found = list(_NUMBER.finditer(" ".join(text.split())))  # a run of spaces would be looked at again and again
     if len(found) != 1:
         return None
     match = found[0]

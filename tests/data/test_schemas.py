@@ -10,7 +10,7 @@ import pytest
 
 from retrieval.rows import DataError
 from scope_jax.data import sources
-from scope_jax.data.schemas import answers, questions, tasks
+from scope_jax.data.schemas import answers, clusters, questions, tasks
 from scope_jax.systems import ssp
 from tests.data.files import jsonl, source
 from tests.systems.harness import card
@@ -191,3 +191,32 @@ def test_real_documents_load_by_name(shared_data: Path, tmp_path: Path, name: st
     assert len(rows) == count and set(rows[count - 1]) == {"id", "title", "text"}
     few = sources.load(source(path, "documents", limit=5))
     assert len(few) == 5 and all(row in list(rows) for row in few)
+
+
+DOCUMENT = {"id": "a", "title": "A", "text": "About a."}
+
+
+def test_clusters_are_documents_that_belong_together() -> None:
+    row = {"id": 7, "family": "math", "documents": [DOCUMENT, {"text": "About b."}], "size": 2}
+    second = {"id": "1", "title": "", "text": "About b."}
+    assert clusters(row, "a place", {}) == {"id": "7", "family": "math", "documents": [DOCUMENT, second]}
+    assert clusters({"id": "x", "documents": [DOCUMENT]}, "a place", {})["family"] is None
+
+
+@pytest.mark.parametrize(
+    ("row", "complaint"),
+    [
+        ({"documents": [DOCUMENT]}, "has no id"),
+        ({"id": True, "documents": [DOCUMENT]}, "`id` holds true or false; an id is a string or a whole number"),
+        ({"id": "x"}, "has no documents"),
+        ({"id": "x", "documents": []}, "has no documents"),
+        ({"id": "x", "documents": "About a."}, "`documents` holds a string, not a list of documents"),
+        ({"id": "x", "documents": ["About a."]}, r"`documents\[0\]` holds a string, not a document"),
+        ({"id": "x", "documents": [{"id": "a"}]}, r"documents\[0\]: has no text"),
+        ({"id": "x", "documents": [DOCUMENT, DOCUMENT]}, "two of its documents have the id 'a'"),
+        ({"id": "x", "family": 3, "documents": [DOCUMENT]}, "`family` holds a number, not text"),
+    ],
+)
+def test_broken_clusters_are_named(row: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(DataError, match=f"^a place.*{complaint}"):
+        clusters(row, "a place", {})

@@ -104,6 +104,11 @@ def test_f1(said, golds, value):
         ("3.5 million", "3.5", True),  # the question may have asked for millions
         ("3.5 million", "3.5 thousand", False),  # but both cannot be meant
         ("3.5", "3500", False),  # nobody named a scale
+        ("$3.5bn", "3,500 million", True),
+        ("3.5 bn", "3.5 mn", False),
+        ("-12%", "12%", False),
+        ("-12%", "-0.12", True),
+        ("1,234 thousand", "1.234 million", True),
         ("1e3", "1000", True),
         ("0", "0", True),
         ("0", "0.0001", False),
@@ -115,6 +120,10 @@ def test_f1(said, golds, value):
 )
 def test_numeric(said, gold, right):
     assert numeric(said, [gold]) is right
+
+
+def test_a_long_run_of_spaces_is_read_in_no_time():
+    assert readings("(" + " " * 300_000 + "5)" + " " * 300_000) == ((-5.0,), False)
 
 
 def test_the_scale_is_part_of_a_reading():
