@@ -33,8 +33,8 @@ from retrieval.embed import HashedLexical
 from retrieval.search import format_documents
 from rollouts.types import Completion, Row, Turn
 from scope_jax.config import parse_config
-from scope_jax.play import grading, measures, rewards, searching
-from scope_jax.systems.scope import drawing, judging, talking
+from scope_jax.play import documents, grading, measures, rewards, searching
+from scope_jax.systems.scope import judging, talking
 from scope_jax.systems.scope import rules as scope_rules
 from scope_jax.systems.ssp import materials
 from scope_jax.systems.ssp import rules as ssp_rules
@@ -59,7 +59,27 @@ PIECES = (
         "<!--",
         "<!-- -->",
     ),
-    *("{", "}", '{"a":', "[", "]", '["', '"', "'", "\\", '\\"', "\\u", "(", ")", "&", "&#1", "&lt;", "&#1;"),
+    *(
+        "{",
+        "}",
+        '{"a":',
+        "[",
+        "]",
+        '["',
+        '"',
+        "'",
+        "\\",
+        '\\"',
+        "\\u",
+        "\\boxed{",
+        "\\text{",
+        "(",
+        ")",
+        "&",
+        "&#1",
+        "&lt;",
+        "&#1;",
+    ),
     *(" ", "\n", "\t", "-", "---\n", "\n---\n", "```\n", "*", ":", ".", "…", "(truncated)", "{answer}"),
     *("Answer:", "answer", "correct ", "Doc 1 (Title: ", "\nDoc 1 (Title: ", "a", "a ", "the ", "1", "é"),
 )
@@ -100,6 +120,7 @@ RUBRIC = (
     *(("<rubrics>", "</rubrics>"), ("<rubrics><rubric ", ">a</rubric></rubrics>"), ("```json\n", "\n```"), ("[", "]")),
     *(('<rubrics><rubric priority="critical">', "</rubric></rubrics>"), ('[{"criterion": "', '"}]'), ("```", "")),
 )
+BOX = ((r"\boxed{", "}"), (r"\boxed{", ""), (r"\text{", "}"))
 RESULTS = (
     *(("<information>", "</information>"), ("<information>Doc ", "</information>"), ("Doc ", "")),
     ("Doc 1 (Title: ", "x"),
@@ -178,6 +199,9 @@ PARSERS: dict[str, tuple[Callable[[str], Any], Wraps]] = {
     "SSP rules": (lambda text: ssp_rules.apply(SSP, episode(text), ("Rome", "Roma")), FINAL),
     "SSP materials": (lambda text: materials.units([text, numbered(text)], "document"), RESULTS),
     "verdict": (grading.verdict, ()),
+    "boxed": (parsing.boxed, BOX),
+    "letter": (measures.letter, LABEL),
+    "same_text": (lambda text: measures.same_text(text, ("Rome",)), BOX),
     "exact_match": (lambda text: rewards.exact_match(text, ("Rome",)), ()),
     "numeric": (lambda text: measures.numeric(text, ("5",)), ()),
     "contains_words": (lambda text: rewards.contains_words(text, "a b"), ()),
@@ -192,9 +216,13 @@ PARSERS: dict[str, tuple[Callable[[str], Any], Wraps]] = {
         ),
         FINAL,
     ),
+    "segments": (
+        lambda text: documents.segments(text, 256, lambda part: len(part) // 4),
+        (),
+    ),
     "document_of, cut": (
-        lambda text: drawing.cut(
-            drawing.document_of({"id": "a", "title": "", "text": text})[1], 256, lambda part: len(part) // 4
+        lambda text: documents.cut(
+            documents.document_of({"id": "a", "title": "", "text": text})[1], 256, lambda part: len(part) // 4
         ),
         (),
     ),

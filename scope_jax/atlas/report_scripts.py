@@ -14,9 +14,9 @@ from scope_jax.atlas.facts import ASSETS
 from scope_jax.atlas.scripts import Script, Show
 from scope_jax.atlas.tasks import PROMPTS, SENTENCE, Thing, fact_of, listed, report, rubric, task
 from scope_jax.config import Config, load_card
+from scope_jax.play.documents import document_of
 from scope_jax.play.turns import raw
 from scope_jax.systems.scope import instructions
-from scope_jax.systems.scope.drawing import document_of
 from scope_jax.systems.scope.records import Order
 from scope_jax.text import dialects
 

@@ -26,8 +26,32 @@ _NUMBER = re.compile(
     r"(?P<close>\))?\s*(?P<unit>%|per\s?cent\b|hundred\b|thousand\b|million\b|billion\b|trillion\b|[mbt]n\b)?",
     re.IGNORECASE,
 )
-_LABELLED_CHOICE = re.compile(r"\b(?:answer|choice|option)\b(?:\s+is)?\s*[:：]?\s*\(?([A-Z])\b", re.IGNORECASE)
-_LEADING_CHOICE = re.compile(r"^\W*([A-Z])(?:\s*$|\s*[).:,])")
+# an option's letter in lower case only where nothing follows: "the answer is a river" names none
+_LABELLED_CHOICE = re.compile(
+    r"\b(?i:answer|choice|option)\b(?i:\s++is\b)?+\s*+[:：]?+\s*+\(?+(?:([A-Z])\b|([a-z])(?=\W*+$))"
+)
+_DRESS = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathsf|mbox)\s*+\{([^{}]*+)\}")
+_QUOTES = " \"'`“”‘"
+_LEADING_CHOICE = re.compile(r"^\W*+([A-Z])\s*+(?:$|[).:,])")
+
+
+def undressed(text: str) -> str:
+    """`text` without the LaTeX commands that only say in which letters words are set, and without dollar signs."""
+    return _DRESS.sub(r"\1", text).replace("$", "").strip()
+
+
+def same_text(prediction: str, golds: Sequence[str]) -> bool:
+    """True if `prediction` is an accepted answer, but for case, spaces, and a full stop or quotes around it.
+
+    Unlike `exact_match` it keeps signs, decimal points and symbols: "-5" is not "5", "C++" is not "C".
+    """
+    said = _bare(prediction)
+    return bool(said) and any(said == _bare(gold) for gold in golds)
+
+
+def _bare(text: str) -> str:
+    text = undressed(text).replace("’", "'")
+    return " ".join(text.strip(_QUOTES).rstrip(". ").strip(_QUOTES).lower().split())
 
 
 def cover_exact_match(prediction: str, golds: Sequence[str]) -> bool:
@@ -94,11 +118,13 @@ def numeric(prediction: str, golds: Sequence[str], tolerance: float = TOLERANCE)
 
 # ------------------------------------------------------------------------------------------------------------ choices
 def letter(text: str) -> str | None:
-    """The option an answer chooses: "B", "(B)", "B. Paris", "the answer is (B)"; None if it names none or two."""
-    leading = _LEADING_CHOICE.match(text.strip().strip("*"))
+    r"""The option an answer chooses: "B", "(B)", "\text{B}", "B. Paris", "the answer is (B)"; None if it names none or
+    two."""
+    text = undressed(text)
+    leading = _LEADING_CHOICE.match(text.strip("*"))
     if leading:
         return leading[1]
-    labelled = {found.upper() for found in _LABELLED_CHOICE.findall(text.replace("*", ""))}
+    labelled = {(high or low).upper() for high, low in _LABELLED_CHOICE.findall(text.replace("*", ""))}
     return labelled.pop() if len(labelled) == 1 else None
 
 

@@ -48,6 +48,7 @@ _MARK = re.compile(
     r"<(\s*+/?+\s*+(\w++)(?:\s*+/?+\s*+(?=>)|\s++[\w:-]++\s*+=[^<>]*+)|[|｜][^|｜\n]{1,64}+[|｜](?=>))(>?)"
 )
 _ANSWER_LABEL = re.compile(r"\banswer\**\s*[:：]", re.IGNORECASE)
+_BOX = re.compile(r"(\\boxed\s*+\{)|\\.|([{}])", re.DOTALL)  # an escaped brace is no brace
 
 
 def spans(text: str, tag: str) -> list[str]:
@@ -141,6 +142,25 @@ def labelled_answer(text: str) -> str | None:
         return None
     rest = text[labels[-1].end() :].strip().strip("*").strip()
     return rest.splitlines()[0].strip().strip("*").strip() or None if rest else None
+
+
+def boxed(text: str) -> str | None:
+    """Content of the last `\\boxed{…}` of `text` that is closed, stripped; of nested ones the innermost.
+
+    None without one, or if it is empty. Braces inside must be paired; a box that is never closed swallows nothing.
+    """
+    opened: list[int | None] = []  # where each brace that is open begins its content, None for one without a box
+    found: tuple[int, int] | None = None
+    for match in _BOX.finditer(text):
+        if match[1]:
+            opened.append(match.end())
+        elif match[2] == "{":
+            opened.append(None)
+        elif match[2] and opened:
+            start = opened.pop()
+            if start is not None and (found is None or found[0] < start):
+                found = start, match.start()
+    return text[slice(*found)].strip() or None if found else None
 
 
 def without_thought(text: str) -> str:

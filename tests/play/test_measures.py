@@ -15,6 +15,7 @@ from scope_jax.play.measures import (
     numeric,
     pass_at_k,
     readings,
+    same_text,
     standard_error,
     states,
 )
@@ -66,6 +67,26 @@ def test_the_share_of_a_rubrics_facts_that_an_answer_states():
     assert facts_stated("The capital of France is Paris.", rubric) == pytest.approx(1 / 3)
     assert facts_stated(None, rubric) == 0.0
     assert facts_stated("Anything.", rubric[2:]) is None
+
+
+@pytest.mark.parametrize(
+    ("said", "gold", "right"),
+    [
+        ("TCP/IP", "tcp/ip", True),
+        (r"\text{Newton's  third law}.", "“Newton’s third law”", True),
+        ("$5", "5", True),
+        ("-5", "5", False),
+        ("3.14", "314", False),
+        (".5", "5", False),
+        ("C++", "C", False),
+        ("the Nile", "Nile", False),
+        ("", "", False),
+        ("''", ".", False),
+    ],
+)
+def test_same_text(said, gold, right):
+    assert same_text(said, [gold]) is right
+    assert same_text(said, ["something else", gold]) is right
 
 
 @pytest.mark.parametrize(
@@ -144,6 +165,11 @@ def test_the_scale_is_part_of_a_reading():
         ("The answer is (C).", "C"),
         ("the correct answer is C", "C"),
         ("Option: d", "D"),
+        ("option (d).", "D"),
+        (r"\text{B}", "B"),
+        (r"$\mathrm{(C)}$", "C"),
+        (r"\textbf{B) 3,475 km}", "B"),
+        ("the answer is a river", None),
         ("A cat", None),
         ("the answer is A or the answer is B", None),
         ("", None),

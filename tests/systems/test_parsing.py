@@ -68,6 +68,31 @@ def test_labelled_answer(reply: str, answer: str | None):
     assert parsing.labelled_answer(reply) == answer
 
 
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        (r"So it is \boxed{42}.", "42"),
+        (r"\boxed{1} or rather \boxed{ 2 }", "2"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),  # escaped braces need no pair
+        (r"\boxed{\}}", r"\}"),
+        (r"\boxed {B}", "B"),
+        (r"\boxed{\boxed{7}}", "7"),
+        (r"\boxed{3} and \boxed{4", "3"),  # never closed
+        (r"\boxed{ \boxed{4}", "4"),
+        (r"{ a } } \boxed{5} }", "5"),
+        (r"\\boxed{5}", None),  # a line break and a word
+        (r"\boxed{}", None),
+        (r"\boxed{1} then \boxed{ }", None),  # the last one counts, and says nothing
+        ("boxed{5}", None),
+        ("", None),
+        ("\\", None),
+    ],
+)
+def test_boxed(text: str, content: str | None):
+    assert parsing.boxed(text) == content
+
+
 def test_an_observation_gives_its_results_back():
     text = turns.raw(XML.observation(["Doc 1 (Title: A)\na", "Doc 1 (Title: B)\nb"]))
     assert text == "\n<information>\nDoc 1 (Title: A)\na\n---\nDoc 1 (Title: B)\nb\n</information>\n\n"

@@ -61,29 +61,6 @@ def test_a_task_type_can_be_left_out():
     assert Counter(order.kind for order in drawn) == {"long_form_qa": 10, "summarization": 10, "writing": 10}
 
 
-def test_a_document_is_shown_with_its_title():
-    assert drawing.document_of({"id": "7", "title": "T", "text": " a\nb "}) == ("7", "(Title: T)\na\nb")
-    assert drawing.document_of({"id": "x", "title": "", "text": "a"}) == ("x", "a")
-
-
-def test_a_document_is_cut_at_whole_words():
-    text = "one two  three\nfour"
-    assert drawing.cut(text, 100, len) == text
-    assert drawing.cut(text, 14, len) == "one two  three"
-    assert drawing.cut(text, 13, len) == "one two"
-    assert drawing.cut(text, 3, len) == "one"
-    assert drawing.cut(text, 2, len) == ""
-    for limit in range(len(text) + 1):
-        assert len(drawing.cut(text, limit, len)) <= limit
-
-
-def test_a_script_without_spaces_is_cut_at_any_character():
-    text = "(Title: 水)\n" + "水" * 300
-    assert drawing.cut(text, 200, len) == text[:200]
-    assert drawing.cut("水" * 300, 7, len) == "水" * 7
-    assert drawing.cut("a" * 100 + " b", 99, len) == ""  # still a word
-
-
 # -------------------------------------------------------------------------------------------------------------- stages
 def trail(cfg, plan: Plan | None = None, steps: int = 30) -> list[tuple[int, str, int, int, int]]:
     """(iteration, stage, place, rows taken before, tasks so far) of each step until the run is over."""

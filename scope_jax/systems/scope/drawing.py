@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from scope_jax.config import Config
 from scope_jax.data.keys import rng
+from scope_jax.play.documents import cut, document_of
 from scope_jax.systems.scope.records import Order
-
-_WORD = re.compile(r"\S+")
-_LONGEST_WORD = 100  # characters; what is longer is a script without spaces, or no language at all
 
 
 def stratify(count: int, weights: Sequence[float]) -> list[int]:
@@ -51,33 +48,3 @@ def orders(
         text = cut(text, cfg.scope.document_tokens, tokens)
         made.append(Order(index, key, text, kinds[first + index], searches[first + index]))
     return made
-
-
-def document_of(row: Mapping[str, Any]) -> tuple[str, str]:
-    """(key, text) of a document row: its id, and its text with the title in front."""
-    text = row["text"].strip()
-    return row["id"], f"(Title: {row['title']})\n{text}" if row["title"] else text
-
-
-def cut(text: str, limit: int, tokens: Callable[[str], int]) -> str:
-    """The longest beginning of whole words that has at most `limit` tokens (lengths grow with the text).
-
-    Where a script has no spaces it ends at any character.
-    """
-    if tokens(text) <= limit:
-        return text
-    ends: Sequence[int] = [0, *(match.end() for match in _WORD.finditer(text))]
-    last = _last_fitting(text, ends, limit, tokens)
-    if last + 1 < len(ends) and ends[last + 1] - ends[last] > _LONGEST_WORD:
-        ends = range(ends[last], ends[last + 1])
-        last = _last_fitting(text, ends, limit, tokens)
-    return text[: ends[last]]
-
-
-def _last_fitting(text: str, ends: Sequence[int], limit: int, tokens: Callable[[str], int]) -> int:
-    """The last place in `ends`, of which the first fits, at which the text so far has at most `limit` tokens."""
-    low, high = 0, len(ends)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if tokens(text[: ends[middle]]) <= limit else (low, middle)
-    return low

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from scope_jax.config import Config, SamplingSection
 from scope_jax.learner.types import Judgement
+from scope_jax.play import documents
 from scope_jax.play.tools import Prompt, Tools
-from scope_jax.systems.scope import drawing, instructions, judging, rules, talking
+from scope_jax.systems.scope import instructions, judging, rules, talking
 from scope_jax.systems.scope.records import Attempt, Problem, Solved
 
 POLICY = "solver"
@@ -65,7 +66,7 @@ def grade(cfg: Config, tools: Tools, solved: Sequence[Solved]) -> tuple[list[Sol
         for attempt in group.attempts:
             if attempt.answer is None:
                 continue
-            read = drawing.cut(attempt.answer, limit, tools.tokens) if cfg.scope.cut_answer else attempt.answer
+            read = documents.cut(attempt.answer, limit, tools.tokens) if cfg.scope.cut_answer else attempt.answer
             questions += [
                 instructions.for_grader(cfg, group.problem.question, read, criterion.text)
                 for criterion in group.problem.rubric

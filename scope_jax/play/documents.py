@@ -1,0 +1,71 @@
+"""Documents that a policy reads: their text, and parts of it measured in tokens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+_WORD = re.compile(r"\S+")
+_SPACE = re.compile(r"\s*")
+_LONGEST_WORD = 100  # characters; what is longer is a script without spaces, or no language at all
+_REACH = 8  # characters for a token in which the end of a segment is looked for first; more where that is not enough
+
+
+def document_of(row: Mapping[str, Any]) -> tuple[str, str]:
+    """(key, text) of a document row: its id, and its text with the title in front."""
+    text = row["text"].strip()
+    return row["id"], f"(Title: {row['title']})\n{text}" if row["title"] else text
+
+
+def cut(text: str, limit: int, tokens: Callable[[str], int]) -> str:
+    """The longest beginning of whole words that has at most `limit` tokens (lengths grow with the text).
+
+    Where a script has no spaces it ends at any character.
+    """
+    if tokens(text) <= limit:
+        return text
+    ends: Sequence[int] = [0, *(match.end() for match in _WORD.finditer(text))]
+    last = _last_fitting(text, ends, limit, tokens)
+    if last + 1 < len(ends) and ends[last + 1] - ends[last] > _LONGEST_WORD:
+        ends = range(ends[last], ends[last + 1])
+        last = _last_fitting(text, ends, limit, tokens)
+    return text[: ends[last]]
+
+
+def _last_fitting(text: str, ends: Sequence[int], limit: int, tokens: Callable[[str], int]) -> int:
+    """The last place in `ends`, of which the first fits, at which the text so far has at most `limit` tokens."""
+    low, high = 0, len(ends)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if tokens(text[: ends[middle]]) <= limit else (low, middle)
+    return low
+
+
+def segments(text: str, limit: int, tokens: Callable[[str], int]) -> list[str]:
+    """`text` in parts that follow each other, each the longest of whole words with at most `limit` tokens.
+
+    The whole text if it fits. A word that does not fit by itself is cut at any character. The time is linear in the
+    text: no part of it is measured that is much longer than a segment.
+    """
+    text = text.strip()
+    if tokens(text) <= limit:
+        return [text]
+    parts, place = [], 0
+    while place < len(text):
+        part = _first(text, place, limit, tokens)
+        parts.append(part)
+        place += len(part)
+        place += len(_SPACE.match(text, place)[0])  # type: ignore[index]
+    return parts
+
+
+def _first(text: str, place: int, limit: int, tokens: Callable[[str], int]) -> str:
+    """The segment that begins at `place`, where a word does."""
+    reach = _REACH * limit
+    while place + reach < len(text) and tokens(text[place : place + reach]) <= limit:
+        reach *= 2
+    near = text[place : place + reach]
+    if part := cut(near, limit, tokens).rstrip():
+        return part
+    return near[: max(_last_fitting(near, range(len(near) + 1), limit, tokens), 1)]
