@@ -1,5 +1,5 @@
-# The two commands of the README are `make demo` and `make test`. Stamps inside .venv keep a second call from installing
-# anything again; they are renewed when the requirement files change.
+# Start with `make demo` and `make test`. Stamp files inside .venv keep a second call from installing everything again; they
+# become stale when the requirement files change.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
@@ -8,48 +8,48 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 WORKERS ?= 2
 SEED ?= 0
 RUN ?= runs/demo-seed$(SEED)
-ROOMS := scope_jax rollouts models retrieval sharding
+PACKAGES := scope_jax rollouts models retrieval sharding
 
 .PHONY: demo test lint format slow install dev clean help
 .DELETE_ON_ERROR:
 
-help:  ## this list
+help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | sort | expand -t 10
 
-demo: $(VENV)/.installed  ## play Search Self-play on Atlas and print held-out accuracy before and after
+demo: $(VENV)/.installed  ## train Search Self-play on Atlas and print held-out accuracy before and after
 	$(BIN)/scope-jax demo --seed $(SEED) --run $(RUN)
 
-# A file's tests stay in one worker, so that what they share is made once.
-test: lint  ## style, import rules, types and every test that takes seconds
+# All tests of a file run in one worker, so that shared fixtures are built once.
+test: lint  ## run lint and every test that takes seconds
 	$(BIN)/python -m pytest -q -m "not slow" -n $(WORKERS) --dist loadfile
 
-slow: $(VENV)/.dev  ## the tests that take minutes
+slow: $(VENV)/.dev  ## run the tests that take minutes
 	$(BIN)/python -m pytest -q -m slow -n $(WORKERS) --dist loadfile
 
-lint: $(VENV)/.dev  ## style, import rules, types
+lint: $(VENV)/.dev  ## check style, import rules and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-format: $(VENV)/.dev  ## rewrite the sources in the house style
+format: $(VENV)/.dev  ## reformat the sources
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-install: $(VENV)/.installed  ## the environment, without the development tools
+install: $(VENV)/.installed  ## create the environment without the development tools
 
-dev: $(VENV)/.dev  ## the environment with the development tools
+dev: $(VENV)/.dev  ## create the environment with the development tools
 
-clean:  ## remove the environment and every cache; runs stay
+clean:  ## remove the environment and all caches; keep runs
 	rm -rf $(VENV) .cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
-	find $(ROOMS) tests benchmarks launch -name __pycache__ -type d -prune -exec rm -rf {} +
+	find $(PACKAGES) tests benchmarks launch -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.created:
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 11) <= v <= (3, 13) or sys.exit("scope-jax needs Python 3.11, 3.12 or 3.13, this is %d.%d; call make PYTHON=/path/to/python3.11" % v)'
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 11) <= v <= (3, 13) or sys.exit("scope-jax needs Python 3.11, 3.12 or 3.13, but this is %d.%d; run make PYTHON=/path/to/python3.11" % v)'
 	$(PYTHON) -m venv $(VENV)
 	touch $@
 
-# --no-deps: the file is complete, and JetStream's own list would bring TensorFlow.
+# --no-deps: the file is complete, and JetStream's dependencies would pull in TensorFlow.
 $(VENV)/.installed: requirements.txt pyproject.toml | $(VENV)/.created
 	$(PIP) install --quiet --no-deps -r requirements.txt
 	$(PIP) install --quiet --no-deps --no-build-isolation -e .
