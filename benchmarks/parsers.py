@@ -34,6 +34,7 @@ from retrieval.search import format_documents
 from rollouts.types import Completion, Row, Turn
 from scope_jax.config import parse_config
 from scope_jax.play import documents, grading, measures, rewards, searching
+from scope_jax.play.rubrics import score_of
 from scope_jax.systems.scope import judging, talking
 from scope_jax.systems.scope import rules as scope_rules
 from scope_jax.systems.ssp import materials
@@ -205,7 +206,7 @@ PARSERS: dict[str, tuple[Callable[[str], Any], Wraps]] = {
     "exact_match": (lambda text: rewards.exact_match(text, ("Rome",)), ()),
     "numeric": (lambda text: measures.numeric(text, ("5",)), ()),
     "contains_words": (lambda text: rewards.contains_words(text, "a b"), ()),
-    "score_of": (judging.score_of, (("<score>", "</score>"),)),
+    "score_of": (score_of, (("<score>", "</score>"),)),
     "rubric_of": (lambda text: judging.rubric_of(text, WEIGHTS, 1, 1 << 30), RUBRIC),
     "SCOPE turn": (lambda text: talking.heard(SCOPE, turn("sampled", text), "answer", False), (*FINAL, *QUERY)),
     "SCOPE rules": (

@@ -7,59 +7,26 @@ from pathlib import Path
 from typing import Any
 
 from scope_jax.learner.types import Metrics
-from scope_jax.play.math_answers import MathAnswers
-from scope_jax.play.measures import BY_TEXT, pass_at_k, standard_error
+from scope_jax.play import exams
+from scope_jax.play.measures import MARKS, pass_at_k, standard_error
 from scope_jax.play.rewards import mean
 from scope_jax.run.assemble import Tell, World
 from scope_jax.run.examined import assemble_exam, exam_card, find, find_base, index_folder, take
 
-Records = list[dict[str, Any]]
+Records = list[exams.Record]
 Keep = Callable[[str, Records, Metrics], None]  # told each evaluation set's name, records and metrics when it is done
 
 
-MARKS = ("accuracy", *(name for name in (*BY_TEXT, "math") if name != "f1"))  # measures that are 1 or 0
-
-
 def evaluate(world: World) -> Metrics:
-    """`eval/<set>/<name>`: the game's measures as means over each of the card's evaluation sets, its counts as sums.
-
-    See `scores`; a row is answered as often, and at the temperature, that the card says for its set.
-    """
+    """`eval/<set>/<name>`: measures as means over each of the card's evaluation sets, counts as sums; see `scores`."""
     return {name: value for exam, records in answered(world) for name, value in scores("eval", exam, records).items()}
 
 
 def answered(world: World) -> Iterator[tuple[str, Records]]:
-    """(set, its records) of each evaluation set of the card, one after the other; see `System.answer`.
-
-    The samples of a question follow each other, each with its number as "sample".
-    """
-    cfg = world.cfg
-    for exam in cfg.evaluate.sets:
-        rows = [row for row in world.exams[exam.name] for _ in range(exam.samples)]
-        records = world.system.answer(
-            cfg,
-            world.tools(f"evaluate {exam.name}"),
-            rows,
-            temperature=cfg.evaluate.temperature_of(exam),
-            max_tokens=exam.max_tokens or cfg.evaluate.max_tokens,
-        )
-        for place, record in enumerate(records):
-            record["sample"] = place % exam.samples
-        if exam.measures:
-            _compare(records, rows, exam.measures)
-        yield exam.name, records
-
-
-def _compare(records: Records, rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
-    """Adds the measures `names` of each record's prediction against the answers of its row."""
-    slow = MathAnswers() if "math" in names else None
-    for record, row in zip(records, rows, strict=True):
-        said, golds = record["prediction"] or "", row["answers"]
-        for name in names:
-            right = slow.equal(said, golds) if slow and name == "math" else bool(said) and BY_TEXT[name](said, golds)
-            record["measures"][name] = float(right)
-    if slow:
-        slow.close()
+    """(set, its records) of each evaluation set of the card, one after the other; see `exams.take`."""
+    cfg, exam = world.cfg, world.system.exam(world.cfg)
+    for card in cfg.evaluate.sets:
+        yield card.name, exams.take(cfg, exam, world.tools(f"evaluate {card.name}"), world.exams[card.name], card)
 
 
 def scores(kind: str, exam: str, records: Records) -> Metrics:

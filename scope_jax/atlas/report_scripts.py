@@ -14,6 +14,7 @@ from scope_jax.atlas.facts import ASSETS
 from scope_jax.atlas.scripts import Script, Show
 from scope_jax.atlas.tasks import PROMPTS, SENTENCE, Thing, fact_of, listed, report, rubric, task
 from scope_jax.config import Config, load_card
+from scope_jax.play import rubrics
 from scope_jax.play.documents import document_of
 from scope_jax.play.turns import raw
 from scope_jax.systems.scope import instructions
@@ -137,5 +138,5 @@ def grader(text: str, answer: str, criterion: str) -> Script:
     attribute, entity, wanted = SENTENCE.findall(sentence)[0]
     value = found(answer, sentence)
     verdict = {wanted: f"{value} here", None: "missing"}.get(value, f"{value} missing")
-    message = instructions.for_grader(card(), text, answer, criterion)
+    message = rubrics.question(card(), card().scope.prompts, text, answer, criterion)
     return _verdict(message, f"The {attribute} of {entity} is {verdict}.", value == wanted)

@@ -19,22 +19,15 @@ from pydantic import AfterValidator, JsonValue, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from scope_jax.config.base import CardError, CardPath, Section, Seed, merge_tables, one_of
-from scope_jax.config.scope import (
-    AskSection,
-    ChallengerRewardSection,
-    MissingAnswer,
-    ScopeSection,
-    SolverRewardSection,
-    Ungraded,
-)
+from scope_jax.config.exams import BY_RUBRIC, EvalSection, EvalSet, Measure
+from scope_jax.config.scope import ChallengerRewardSection, MissingAnswer, ScopeSection, SolverRewardSection
 from scope_jax.config.ssp import FormatRule, Grader, NoiseUnit, SSPSection
 from scope_jax.config.tables import (
     AdvantageCard,
+    AskSection,
     DataSection,
     EncoderSection,
     EndpointSection,
-    EvalSection,
-    EvalSet,
     JudgeSection,
     LaunchSection,
     LearnerSection,
@@ -48,9 +41,11 @@ from scope_jax.config.tables import (
     RowsSection,
     SamplingSection,
     TrainSection,
+    Ungraded,
 )
 
 __all__ = [
+    "BY_RUBRIC",
     "AdvantageCard",
     "AskSection",
     "CardError",
@@ -65,6 +60,7 @@ __all__ = [
     "LaunchSection",
     "LearnerSection",
     "LossCard",
+    "Measure",
     "MissingAnswer",
     "NoiseUnit",
     "OptimizerSection",
@@ -172,11 +168,6 @@ class Config(Section):
     def _scope_is_complete(self) -> Config:
         if self.system != "scope":
             return self
-        if measured := [exam.name for exam in self.evaluate.sets if exam.measures]:
-            raise ValueError(
-                f"evaluate.sets: {measured[0]!r} has measures that compare with right answers, but SCOPE's sets have "
-                "rubrics; remove measures"
-            )
         if self.judge is not None:
             raise ValueError(
                 "SCOPE does not read [judge]; give each job of its judge an endpoint of its own: "

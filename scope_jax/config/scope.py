@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from scope_jax.config.base import PROMPTS, CardPath, Count, GameSection, Section, Share, Temperature, Weight, Whole
-from scope_jax.config.tables import EndpointSection, LossCard, RoleSection, SamplingSection
+from scope_jax.config.base import PROMPTS, CardPath, Count, GameSection, Section, Share, Weight, Whole
+from scope_jax.config.tables import AskSection, LossCard, RoleSection, SamplingSection, Ungraded
 
 
 class ThinkingRule(Section):
@@ -47,16 +47,7 @@ class SolverRewardSection(ThinkingRule):
         return self
 
 
-class AskSection(Section):
-    """One of the judge's jobs: done by the frozen base, or by the model behind `endpoint`."""
-
-    temperature: Temperature
-    max_tokens: Count
-    endpoint: EndpointSection | None = None
-
-
 TaskType = Annotated[str, Field(pattern=r"^\w+$")]  # its description is the prompt type_<name>.txt
-Ungraded = Literal["leave-out", "zero"]
 MissingAnswer = Literal["zero", "exclude"]
 SCOPE_CARD = LossCard(advantage="group-zscore", aggregation="token-mean", kl="k3", kl_coef=1e-3)
 

@@ -134,10 +134,13 @@ class RetrievalSection(SourceSection):
 
 
 # --------------------------------------------------------------------------------------------------------- rollouts
+TopP = Annotated[float, Field(gt=0, le=1)]
+
+
 class SamplingSection(Section):
     temperature: Temperature = 1.0
     top_k: Whole = 0  # 0 = off
-    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_p: TopP = 1.0
     max_tokens: Count = 8192  # sampled tokens of one turn
     # of all that follows an episode's prompt, sampled or read; SSP Table 4, SCOPE Table 9
     max_response_tokens: Count = 8192
@@ -286,43 +289,6 @@ class DataSection(RowsSection):
         return self
 
 
-Measure = Literal["exact-match", "cover-exact-match", "f1", "numeric", "choice", "math"]
-
-
-class EvalSet(RowsSection):
-    name: str = Field(pattern=r"^[\w.-]+$")  # part of its metrics' names
-    path: CardPath  # questions with answers; SCOPE: tasks with rubrics
-    samples: Count = 1  # answers to each question
-    temperature: Temperature | None = None  # evaluate.temperature otherwise
-    max_tokens: Count | None = None  # evaluate.max_tokens otherwise
-    measures: tuple[Measure, ...] = Field(default=(), strict=False)  # of answers, beside the game's own
-
-
-class EvalSection(Section):
-    sets: tuple[EvalSet, ...] = Field(default=(), strict=False)
-    every: Whole = 0  # steps between evaluations; 0 = before the first and after the last step only
-    temperature: Temperature = 0.0  # SSP Table 4
-    max_tokens: Count = 1024  # sampled tokens of one turn
-    max_response_tokens: Count = 8192  # of an episode, as in training
-
-    @model_validator(mode="after")
-    def _names_differ(self) -> EvalSection:
-        names = [exam.name for exam in self.sets]
-        if len(set(names)) < len(names):
-            raise ValueError(f"two sets are called {max(names, key=names.count)!r}; give each a name of its own")
-        for exam in self.sets:
-            if exam.samples > 1 and not self.temperature_of(exam):
-                raise ValueError(
-                    f"set {exam.name!r} asks for {exam.samples} samples at temperature 0, which are all the same; "
-                    "give it a temperature above 0, or samples = 1"
-                )
-        return self
-
-    def temperature_of(self, exam: EvalSet) -> float:
-        """At which a set is answered."""
-        return self.temperature if exam.temperature is None else exam.temperature
-
-
 class TrainSection(Section):
     steps: Count | None = None  # the run ends after so many; None: when the game says so
     batch_size: Count = 256  # items (SSP: ground-truth answers) of one step
@@ -365,6 +331,17 @@ class JudgeSection(EndpointSection):
     timeout: Seconds = 60.0
     temperature: Temperature = 0.1  # released SSP code
     max_tokens: Count = 70
+
+
+class AskSection(Section):
+    """A job of judging: done by the frozen base, or by the model behind `endpoint`."""
+
+    temperature: Temperature
+    max_tokens: Count
+    endpoint: EndpointSection | None = None
+
+
+Ungraded = Literal["leave-out", "zero"]  # what becomes of a criterion that the judge gave no verdict on
 
 
 class LaunchSection(Section):

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scope_jax.config import Grader, one_of
 from scope_jax.learner.types import Judgement, Reply
-from scope_jax.play import rewards
-from scope_jax.play.judge_client import DEAF_AFTER, JudgeError
+from scope_jax.play import asking, rewards
 from scope_jax.text import templates
 from scope_jax.text.parsing import neutralise, spoken
 
@@ -69,18 +68,27 @@ def grade(grader: str, prompts: str, ask: Ask, cases: Sequence[Case]) -> Grades:
     ]
     if grader == "exact-match":
         return Grades(correct, [()] * len(cases))
+    open_cases = [case for case, right in zip(cases, correct, strict=True) if not right]
+    judged = judge(prompts, ask, open_cases)
+    given = iter(zip(judged.correct, judged.judgements, strict=True))
+    both = [(True, ()) if right else next(given) for right in correct]
+    return replace(judged, correct=[right for right, _ in both], judgements=[told for _, told in both])
+
+
+def judge(prompts: str, ask: Ask, cases: Sequence[Case], key: str = "judge") -> Grades:
+    """Grades by the judge alone; as `grade` otherwise. key: of the judge's table in the card."""
     template = prompt(prompts)
-    open_cases = list(
-        dict.fromkeys(case for case, right in zip(cases, correct, strict=True) if case.prediction and not right)
-    )
-    asked = dict(zip(open_cases, _judged(ask, [_message(template, case) for case in open_cases]), strict=True))
-    given = [asked.get(case) for case in cases]
+    put = [place for place, case in enumerate(cases) if case.prediction]
+    messages = [_message(template, cases[place]) for place in put]
+    replies = asking.ask(lambda asked, again: ask(asked), messages, verdict, outsider=("the judge", key))
+    told = [Judgement("grader", "", given, read) for read, given in zip(replies.read, replies.given, strict=True)]
+    given = dict(zip(put, told, strict=True))
     return Grades(
-        correct=[right or (one is not None and one.read is True) for one, right in zip(given, correct, strict=True)],
-        judgements=[() if one is None else (one,) for one in given],
-        judged=len(asked),
-        unparsed=sum(one.read is None for one in asked.values()),
-        refused=sum(bool(one.replies[-1].refused) for one in asked.values()),
+        correct=[place in given and given[place].read is True for place in range(len(cases))],
+        judgements=[(given[place],) if place in given else () for place in range(len(cases))],
+        judged=replies.asked,
+        unparsed=replies.malformed,
+        refused=replies.refused,
     )
 
 
@@ -97,23 +105,3 @@ def _message(template: str, case: Case) -> str:
         template,
         {"question": neutralise(case.question), "prediction": neutralise(case.prediction or ""), "ground_truth": truth},
     )
-
-
-def _judged(ask: Ask, messages: Sequence[str]) -> list[Judgement]:
-    """What was replied to each message; one whose reply is no verdict is asked once more, unless it was refused."""
-    if not messages:
-        return []
-    replies: list[tuple[Reply, ...]] = [(reply,) for reply in ask(messages)]
-    again = [place for place, (one,) in enumerate(replies) if verdict(one.text) is None and not one.refused]
-    if again:
-        for place, reply in zip(again, ask([messages[place] for place in again]), strict=True):
-            replies[place] = (*replies[place], reply)
-    found = [Judgement("grader", "", tuple(given), verdict(given[-1].text)) for given in replies]
-    if len(found) >= DEAF_AFTER and all(one.read is None for one in found):
-        last = replies[-1][0]
-        raise JudgeError(
-            f"none of {len(found)} replies of the judge says Correct or Wrong, the last was "
-            f"{last.refused or repr(last.text[:120])}; use a judge model that follows judge.txt, "
-            "or raise judge.max_tokens."
-        )
-    return found

@@ -187,4 +187,6 @@ BY_TEXT = {
     "f1": f1,
     "numeric": numeric,
     "choice": choice,
+    "same-text": same_text,
 }  # measures that need nothing but the two texts
+MARKS = ("accuracy", *(name for name in BY_TEXT if name != "f1"), "math", "judge")  # measures that are 1 or 0

@@ -17,6 +17,7 @@ from scope_jax.text import parsing
 from scope_jax.text.dialects import Dialect
 from scope_jax.text.dialects.calls import Call, calls
 
+Search = Callable[[Sequence[str]], list[str]]  # the result text of each query
 UNFINISHED = ("length", "overflow")  # how a turn ends that had more to say
 
 
@@ -50,7 +51,7 @@ def _begin(text: str, tag: str) -> int:
 
 
 def responder(
-    search: Callable[[Sequence[str]], list[str]],
+    search: Search,
     dialect: Dialect,
     finals: Sequence[str],
     *,

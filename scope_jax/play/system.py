@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from scope_jax.config import Config, JudgeSection, Section, parse_section
-from scope_jax.data.schemas import Kind
 from scope_jax.data.sources import Source
 from scope_jax.learner.types import Episode, Metrics, Update
+from scope_jax.play.exams import Exam
 from scope_jax.play.tools import Tools
 
 Options = TypeVar("Options", bound=Section)
 Memory = dict[str, Any]  # what is carried between steps: plain JSON data, saved with every checkpoint
-
-
-@dataclass(frozen=True)
-class ExamNeeds:
-    """What the evaluation of a game takes.
-
-    kind: of the rows of an evaluation set. policy: whose weights answer. uses_base: True if the base itself grades.
-    judges: the outside models that grade, by name.
-    """
-
-    kind: Kind
-    policy: str
-    uses_base: bool
-    judges: Mapping[str, JudgeSection]
 
 
 @runtime_checkable
@@ -88,21 +73,8 @@ class System(Protocol):
         """The learner updates a step may have, in order; one without trained episodes is left out."""
         ...
 
-    def exam_needs(self, cfg: Config) -> ExamNeeds:
-        """What evaluating takes: a part of what playing does."""
-        ...
-
-    def read_exam_prompts(self, cfg: Config) -> None:
-        """Reads the prompt files that evaluating fills; raises PromptError for one that is missing or broken."""
-        ...
-
-    def answer(
-        self, cfg: Config, tools: Tools, rows: Sequence[Mapping[str, Any]], *, temperature: float, max_tokens: int
-    ) -> list[dict[str, Any]]:
-        """Evaluation: a record for each row, for people, with "measures": numbers of which the mean is reported.
-
-        A record that lacks a measure takes no part in its mean. "counts", where there are any, are added up.
-        """
+    def exam(self, cfg: Config) -> Exam:
+        """How the game is examined."""
         ...
 
 

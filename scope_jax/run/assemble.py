@@ -26,9 +26,11 @@ from rollouts.local import LocalRollouts
 from rollouts.types import Completion, Request, SamplingParams
 from scope_jax.config import Config, JudgeSection
 from scope_jax.data import keys, sources
+from scope_jax.data.sources import Source
 from scope_jax.learner.learner import Learner
 from scope_jax.learner.state import TrainState
 from scope_jax.learner.types import Reply
+from scope_jax.play import exams
 from scope_jax.play.judge_client import JudgeClient, JudgeError
 from scope_jax.play.system import Memory, System
 from scope_jax.play.tools import Prompt
@@ -92,9 +94,10 @@ class Trainer:
 
     @property
     def keeps_reference(self) -> bool:
-        """True if some update of the game has a KL term or the base plays in it, and so the states a reference."""
+        """True if states have a reference: some update has a KL term, or the base plays in the game or grades exams."""
         cfg, system = self.world.cfg, self.world.system
-        return any(update.card.kl != "none" for update in system.updates(cfg)) or system.uses_base(cfg)
+        plays = system.uses_base(cfg) or exams.uses_base(cfg, system.exam(cfg))
+        return plays or any(update.card.kl != "none" for update in system.updates(cfg))
 
     @property
     def resting_place(self) -> str:
@@ -234,7 +237,8 @@ def assemble(cfg: Config, run: Path, part: Part | None = None, tell: Tell | None
     _check_beginnings(cfg, system)
     datasets.disable_progress_bars()  # a run shows its own progress
     rows = sources.load(system.source(cfg))
-    world = assemble_world(cfg, run, cfg.model.checkpoint, system.judges(cfg), part, tell)
+    judges = {**system.judges(cfg), **exams.judges(cfg, system.exam(cfg))}
+    world = assemble_world(cfg, run, cfg.model.checkpoint, judges, part, tell)
     return Trainer(replace(world, rows=rows), assemble_learner(cfg, world.model))
 
 
@@ -267,10 +271,9 @@ def assemble_world(
     """
     datasets.disable_progress_bars()  # a run shows its own progress
     system = game_of(cfg)
-    if cfg.evaluate.sets:
-        system.read_exam_prompts(cfg)
-    kind = system.exam_needs(cfg).kind
-    exams = {exam.name: sources.load(sources.Source(exam.path, kind, exam)) for exam in cfg.evaluate.sets}
+    exam = system.exam(cfg)
+    asked = {one.name: sources.load(Source(one.path, exams.kind_of(exam, one), one)) for one in cfg.evaluate.sets}
+    exams.check_prompts(cfg, exam, asked)
     model = weights.load_config(checkpoint)
     tokenizer = Tokenizer.load(cfg.model.tokenizer or checkpoint, cfg.model.chat_template)
     if tokenizer.vocab_size > model.vocab_size:
@@ -294,7 +297,7 @@ def assemble_world(
         search=_search_tool(cfg, tokenizer, run, mesh, part, tell),
         judges=clients,
         rows=(),
-        exams=exams,
+        exams=asked,
     )
 
 

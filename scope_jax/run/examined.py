@@ -23,6 +23,7 @@ from models.tokenizer import Tokenizer
 from models.transformer import Params
 from scope_jax.config import Config, load_card
 from scope_jax.errors import UserError
+from scope_jax.play import exams
 from scope_jax.play.tools import BASE
 from scope_jax.run.assemble import Tell, World, assemble_world
 from scope_jax.run.checkpoint import load, locate, run_of, step_of
@@ -66,7 +67,7 @@ def find(target: Path, cfg: Config) -> Examined:
     """The weights that `target` means: of a model folder, of an export with a folder for each policy, of a checkpoint,
     or of a run's newest one. Raises UserError if it is nothing such.
     """
-    policy = game_of(cfg).exam_needs(cfg).policy
+    policy = game_of(cfg).exam(cfg).policy
     for folder in (target, target / policy):
         if weights.is_model(folder):
             return Examined(folder, policy)
@@ -80,7 +81,7 @@ def find(target: Path, cfg: Config) -> Examined:
 
 def find_base(cfg: Config, base: Path | None) -> Examined | None:
     """The base that judges, None where the card's exam asks none. Raises UserError if it is not there, or not asked."""
-    if not game_of(cfg).exam_needs(cfg).uses_base:
+    if not exams.uses_base(cfg, game_of(cfg).exam(cfg)):
         if base is not None:
             raise UserError("under this card no base judges the answers; leave --base out.")
         return None
@@ -107,7 +108,7 @@ def assemble_exam(
     folder = _model_folder(cfg, examined)
     for other in others:
         _check_alike(cfg, folder, _model_folder(cfg, other))
-    return assemble_world(cfg, run, str(folder), game_of(cfg).exam_needs(cfg).judges, tell=tell)
+    return assemble_world(cfg, run, str(folder), exams.judges(cfg, game_of(cfg).exam(cfg)), tell=tell)
 
 
 def _model_folder(cfg: Config, examined: Examined) -> Path:

@@ -14,6 +14,7 @@ from scope_jax.atlas.report_demonstrations import Newsroom, ReportHabits, makers
 from scope_jax.atlas.scripts import Script
 from scope_jax.atlas.tasks import TOLD, Thing
 from scope_jax.config import load_card
+from scope_jax.play.rubrics import rubric_score, score_of
 from scope_jax.play.turns import Cut, raw
 from scope_jax.systems.scope import instructions, judging, rules, talking
 from scope_jax.systems.scope.records import Order
@@ -51,7 +52,7 @@ def _score(script: Script, room: Newsroom) -> float:
     """Eq. (1) of a solver's answer, by the rubric of its task and a grader that makes no mistake."""
     answer = rules.answer_of(_said(script)) or ""
     met = [tasks.fact_of(text) in answer for _, text in tasks.rubric(_asked(script, room))]
-    return rules.rubric_score(met, [1.0] * len(met))
+    return rubric_score(met, [1.0] * len(met))
 
 
 # ------------------------------------------------------------------------------------------------------------ policies
@@ -162,7 +163,7 @@ def test_verdicts_are_read_and_right(room: Newsroom) -> None:
         for _ in range(3 * DRAWS):
             script = getattr(room, role)()
             ((said, spoken),) = script.parts
-            verdict = judging.score_of(said)
+            verdict = score_of(said)
             assert spoken and verdict == truth(script.message), script
             verdicts.append(verdict)
         assert 0.3 < np.mean(verdicts) < 0.75, role

@@ -14,8 +14,9 @@ from typer.testing import CliRunner, Result
 from scope_jax import evaluate as evaluation
 from scope_jax.cli import app
 from scope_jax.errors import UserError
+from scope_jax.play import exams
 from scope_jax.systems import ssp
-from tests.systems.harness import card, world
+from tests.systems.harness import card, examined, world
 
 ATLAS = Path("assets/atlas")
 CARD = "configs/ssp/atlas.toml"
@@ -81,12 +82,12 @@ def test_sets_are_kept_as_they_are_done(monkeypatch: pytest.MonkeyPatch, tmp_pat
     """A judge that is lost in the second set leaves the first one's records; a whole exam replaces them."""
     lost = [True]
 
-    def answer(cfg: Any, tools: Any, rows: list[Any], **options: Any) -> list[dict[str, Any]]:
+    def answered(cfg: Any, exam: Any, tools: Any, rows: list[Any], one: Any) -> list[dict[str, Any]]:
         if len(rows) == 3 and lost:
             raise UserError("the judge is gone.")
         return [{"question": row["question"], "measures": {"accuracy": 1.0}, "counts": {}} for row in rows]
 
-    monkeypatch.setattr(ssp, "answer", answer)
+    monkeypatch.setattr(exams, "take", answered)
     found = tmp_path / "found.jsonl"
     command = ("eval", ATLAS / "base", "--card", CARD, "--set", f"evaluate.sets=[{', '.join(SETS)}]")
     result = run(*command, "--records", found)
@@ -107,7 +108,7 @@ def test_replies_without_a_verdict_are_counted() -> None:
 
     cfg = card(grader="exact-match-then-judge", judge_table={"url": "http://judge/v1", "model": "m"})
     tools = world(speak, judge_reply=lambda message: "hm" if "Rome" in message else "Wrong")
-    records = ssp.answer(cfg, tools, rows, temperature=0.0, max_tokens=99)
+    records = examined(ssp, cfg, tools, rows)
     metrics = evaluation.scores("eval", "held-out", records)
     assert metrics["eval/held-out/judge_asked"] == 2.0 and metrics["eval/held-out/judge_unparsed"] == 1.0
     assert metrics["eval/held-out/accuracy"] == pytest.approx(1 / 3)

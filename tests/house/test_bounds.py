@@ -10,6 +10,7 @@ import pytest
 
 from scope_jax.config import CardError, Config, load_card
 from scope_jax.play import grading, searching
+from scope_jax.play.rubrics import settled_score
 from scope_jax.play.tools import Prompt
 from scope_jax.systems.scope import rules
 from scope_jax.systems.ssp import materials
@@ -149,7 +150,7 @@ def test_every_table_is_closed_strict_and_finite() -> None:
 # ------------------------------------------------------------------------------------------- choices outside of a card
 def test_functions_refuse_a_choice_that_they_do_not_know() -> None:
     with pytest.raises(ValueError, match="ungraded is 'typo'; give one of 'leave-out', 'zero'"):
-        rules.settled_score([True], [1.0], ungraded="typo", min_graded=0.5)
+        settled_score([True], [1.0], ungraded="typo", min_graded=0.5)
     with pytest.raises(ValueError, match="missing is 'typo'"):
         rules.mean_score([1.0], [True], "typo")
     with pytest.raises(ValueError, match="unit is 'typo'"):

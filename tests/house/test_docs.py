@@ -14,6 +14,8 @@ from pydantic_core import PydanticUndefined
 from scope_jax.config import Config, LossCard, RoleSection, ScopeSection
 
 ROOT = Path(__file__).parents[2]
+# Tables with the keys of another one, which has them documented.
+LIKE_ANOTHER = {"evaluate.judge": "judge", "evaluate.grader": "scope.grader"}
 
 
 def inner(annotation: Any) -> type[BaseModel] | None:
@@ -62,7 +64,16 @@ def test_every_key_is_documented_with_its_default() -> None:
                 value = getattr(value, part)
             table[f"ssp.solver.{key}"] = shown(value)
     table |= {f"loss.{key}": shown(default) for key, default in keys(LossCard).items()}
+    for name in LIKE_ANOTHER:
+        table = {key: default for key, default in table.items() if not key.startswith(f"{name}.")} | {name: "none"}
     assert documented() == table
+
+
+def test_a_table_like_another_has_its_keys() -> None:
+    found = keys(Config)
+    for name, other in LIKE_ANOTHER.items():
+        own = {key.removeprefix(f"{name}.") for key in found if key.startswith(f"{name}.")}
+        assert own == {key.removeprefix(f"{other}.") for key in found if key.startswith(f"{other}.")} and own
 
 
 def test_every_key_of_the_game_is_documented() -> None:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scope_jax.play import grading, searching
+from scope_jax.play.rubrics import score_of
 from scope_jax.systems.scope import judging, rules, talking
 from scope_jax.text import parsing
 from tests.systems.harness import spoke
@@ -72,7 +73,7 @@ def test_nothing_is_asked_or_answered_that_was_not_said(pieces: list[str], opene
 def test_no_verdict_is_read_that_was_not_given(pieces: list[str]):
     text = "".join(pieces)
     said = outside(text)
-    if judging.score_of(text) is not None:
+    if score_of(text) is not None:
         assert re.search(r"<score>\s*[01]\s*</score>", said)
     if grading.verdict(text) is not None:
         assert re.search(r"correct|wrong", said, re.IGNORECASE)

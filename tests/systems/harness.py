@@ -13,10 +13,11 @@ from retrieval.rows import Row
 from retrieval.search import NOTHING_FOUND
 from rollouts.scripted import ScriptedRollouts
 from rollouts.types import Completion, Request, SamplingParams, Turn
-from scope_jax.config import Config, parse_config
+from scope_jax.config import Config, EvalSet, parse_config
 from scope_jax.learner.types import Episode, Metrics, Reply
+from scope_jax.play import exams
 from scope_jax.play.system import Memory, System
-from scope_jax.play.tools import Prompt
+from scope_jax.play.tools import Prompt, Tools
 from scope_jax.play.turns import Joiner, Mode, Respond
 from scope_jax.text import dialects, parsing
 from scope_jax.text.messages import Messages
@@ -319,6 +320,12 @@ def spoken_in(name: str, script: Script) -> Script:
 
 def world(plan: Script | None = None, **changes: Any) -> ScriptedTools:
     return ScriptedTools(plan or Plan(), RESULTS, **changes)
+
+
+def examined(game: System, cfg: Config, tools: Tools, rows: Sequence[Mapping[str, Any]], **changes: Any) -> list[Any]:
+    """Records of an exam, greedy and of short turns where `changes` to the evaluation set say nothing else."""
+    one = EvalSet(**{"name": "exam", "path": "none", "temperature": 0.0, "max_tokens": 99} | changes)
+    return exams.take(cfg, game.exam(cfg), tools, rows, one)
 
 
 def plain(episodes: Sequence[Any]) -> list[dict[str, Any]]:

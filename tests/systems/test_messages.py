@@ -13,6 +13,7 @@ import pytest
 from models.tokenizer import Tokenizer
 from rollouts.types import Continuation, Restart, Turn
 from scope_jax.config import Config, load_card
+from scope_jax.play import rubrics
 from scope_jax.play.turns import Joiner
 from scope_jax.run.assemble import assemble
 from scope_jax.systems import SYSTEMS, scope, ssp
@@ -131,7 +132,7 @@ def test_the_prompts_of_atlas_are_those_its_base_was_trained_on():
         Messages(of_ssp.for_verification(on_ssp, "Which?", "Doc 1")),
         of_scope.for_challenger(on_scope, bern),
         of_scope.for_solver(on_scope, "Tell of Bern."),
-        Messages(of_scope.for_grader(on_scope, "t", "a", "c")),
+        Messages(rubrics.question(on_scope, on_scope.scope.prompts, "t", "a", "c")),
     ]
     joiner = Joiner("raw", Tokenizer.load(ATLAS), XML)
     ids = [joiner.prompt(messages) for messages in prompts]

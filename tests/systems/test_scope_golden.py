@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 
+from scope_jax.analyses import scope_replay
+from scope_jax.config import Config, EvalSet
 from scope_jax.learner import advantages
+from scope_jax.play import exams
 from scope_jax.play.system import System
 from scope_jax.systems import scope
 from scope_jax.text import dialects
-from tests.systems.harness import EOS, ROLES, of, plain, play_step
+from tests.systems.harness import EOS, ROLES, examined, of, plain, play_step
 from tests.systems.scope_world import (
     CRITERIA,
     DOCUMENTS,
@@ -81,7 +84,7 @@ def test_the_module_has_the_shape_of_a_game():
         for u in scope.updates(cfg)
     )
     assert scope.total_steps(cfg) is None and scope.source(cfg).kind == "documents"
-    assert scope.exam_needs(cfg).kind == "tasks" and scope.searches(cfg)
+    assert scope.exam(cfg).measures == ("rubric", "exact") and scope.searches(cfg)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -333,9 +336,10 @@ def test_a_search_that_was_not_run_is_not_paid(way: str):
     parts = [[e.parts[name] for name in ("search", "tool", "answer", "rubric")] for e in episodes]
     assert parts == [[pytest.approx(2 / 3), 1.0, 0.0, 0.0], [pytest.approx(1 / 3), 1.0, 1.0, 1.0]]
     assert metrics["solver/searches"] == 1.5 and episodes[0].text["turns"][-1]["text"] == look
-    (found,) = scope.trajectories(cfg, world(Plan(attempts=attempts), way), rows, temperature=0.0, max_tokens=999)
+    one = EvalSet(name="held", path="none", max_tokens=999)
+    played = exams.play(cfg, scope.exam(cfg), world(Plan(attempts=attempts), way), rows, one)
     again = world(Plan(replies={"Tell of Aare.": f"{look} <answer>alpha</answer>"}), way)
-    (record,) = scope.finish(cfg, again, [found], temperature=0.0, max_tokens=999)
+    (record,) = ended(cfg, again, played, one)
     assert record["prediction"] is None and again.searched == []
 
 
@@ -475,7 +479,7 @@ def test_evaluation_grades_every_row():
         {"question": "Tell of Cusco.", "rubric": [criterion("Names delta.", 3.0)]},
     ]
     tools = world(Plan(attempts={("Cusco", 0): ("<think>x</think>",)}))
-    records = scope.answer(card(), tools, rows, temperature=0.0, max_tokens=99)
+    records = examined(scope, card(), tools, rows)
     assert [r["measures"] for r in records] == [
         {"score": 0.75, "ungraded": 0.0, "searches": 1.0, "answer_tokens": 10.0},
         {"score": 0.0, "ungraded": 0.0, "searches": 0.0, "answer_tokens": 0.0},
@@ -485,20 +489,28 @@ def test_evaluation_grades_every_row():
     assert (tools.sampling["eval"]["temperature"], tools.sampling["eval"]["max_tokens"]) == (0.0, 99)
 
 
+def ended(cfg: Config, tools: World, played: list[exams.Answer], one: EvalSet) -> list[exams.Record]:
+    """Records of the answers that another solver gives at the end of others' episodes."""
+    answers = scope_replay.finished(cfg, scope.exam(cfg), tools, played, one)
+    return exams.measured(cfg, scope.exam(cfg), tools, answers, ["rubric"])
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_one_solver_ends_what_another_searched_for(way: str):
     rows = [{"question": "Tell of Aare.", "rubric": [criterion(f"Names {word}.") for word in ("alpha", "beta")]}]
     look = searching_turn("Rhine", way)
     before = world(Plan(attempts={("Aare", 0): (look, look, answer("alpha"))}), way)
-    (found,) = scope.trajectories(card(way=way), before, rows, temperature=0.0, max_tokens=99)
-    text = "".join(map(chr, found.ids))
+    cfg, one = card(way=way), EvalSet(name="held", path="none", max_tokens=99)
+    played = exams.play(cfg, scope.exam(cfg), before, rows, one)
+    (found,) = played
+    text = "".join(map(chr, scope_replay.before_last_turn(found.completion)))
     assert found.searches == 2 and text.count(RESULTS["Rhine"]) == 2 and "Names" not in text
     assert "<answer>alpha" not in text and text.count('Rhine"}' if way == "qwen3" else "Rhine") >= 2
 
     after = world(Plan(replies={"Tell of Aare.": answer("alpha beta")}), way)
-    (record,) = scope.finish(card(way=way), after, [found], temperature=0.0, max_tokens=99)
+    (record,) = ended(cfg, after, played, one)
     assert after.prompts["replay", "0"] == text and after.policies["replay"] == "solver" and after.searched == []
     assert record["measures"] == {"score": 1.0, "ungraded": 0.0, "searches": 2.0, "answer_tokens": 10.0}
     again = world(Plan(replies={"Tell of Aare.": look}), way)  # it wants to go on searching
-    (record,) = scope.finish(card(way=way), again, [found], temperature=0.0, max_tokens=99)
+    (record,) = ended(cfg, again, played, one)
     assert record["prediction"] is None and record["measures"]["score"] == 0.0

@@ -8,10 +8,11 @@ import pytest
 
 from scope_jax.evaluate import means
 from scope_jax.play.judge_client import JudgeClient, JudgeError
+from scope_jax.play.rubrics import score_of
 from scope_jax.systems import scope
 from scope_jax.systems.scope import instructions, judging
 from tests.judge.endpoint import chat, endpoint
-from tests.systems.harness import Moment, plain, play_step
+from tests.systems.harness import Moment, examined, plain, play_step
 from tests.systems.scope_world import DOCUMENTS, GOOD_RUBRICS, RUBRIC, Plan, by_words, card, criterion, world
 
 WEIGHTS = {"critical": 3.0, "important": 2.0, "bonus": 1.0}
@@ -41,7 +42,7 @@ WEIGHTS = {"critical": 3.0, "important": 2.0, "bonus": 1.0}
     ],
 )
 def test_scores_are_0_or_1_and_nothing_else(reply: str, score: bool | None):
-    assert judging.score_of(reply) is score
+    assert score_of(reply) is score
 
 
 def read(reply: str) -> list[tuple[str, str, float]] | None:
@@ -275,11 +276,11 @@ def test_an_exam_without_verdicts_is_counted_and_enters_no_mean():
         return "no idea" if "Tell of Delhi." in moment.prompt else by_words(moment)
 
     rows = [{"question": f"Tell of {name}.", "rubric": [criterion("Names beta.")]} for name in ("Aare", "Delhi")]
-    records = scope.answer(card(), world(Plan(judge=judge)), rows, temperature=0.0, max_tokens=99)
+    records = examined(scope, card(), world(Plan(judge=judge)), rows)
     assert [record["measures"].get("score") for record in records] == [1.0, None]
     errors = {"ungraded_se": 0.5, "searches_se": 0.0, "answer_tokens_se": 0.0}
     assert means(records) == {"score": 1.0, "ungraded": 0.5, "searches": 1.0, "answer_tokens": 10.0} | errors
-    records = scope.answer(card(ungraded="zero"), world(Plan(judge=judge)), rows, temperature=0.0, max_tokens=99)
+    records = examined(scope, card(ungraded="zero"), world(Plan(judge=judge)), rows)
     assert means(records)["score"] == 0.5
 
 

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from scope_jax.config import ChallengerRewardSection, SolverRewardSection
+from scope_jax.play.rubrics import rubric_score, settled_score
 from scope_jax.systems.scope import rules
 from scope_jax.systems.scope.rules import Said
 from scope_jax.text import parsing
@@ -29,19 +30,19 @@ def solver(**changes: object) -> SolverRewardSection:
 
 # ---------------------------------------------------------------------------------------------------------- equations
 def test_equation_1_is_a_weighted_mean():
-    assert rules.rubric_score([True, False, True, False], [1, 1, 1, 1]) == 0.5
-    assert rules.rubric_score([True, False, True], [3, 2, 1]) == pytest.approx(4 / 6)
-    assert rules.rubric_score([False, False], [1, 1]) == 0.0
-    assert rules.rubric_score([True, False], [0, 1]) == 0.0
+    assert rubric_score([True, False, True, False], [1, 1, 1, 1]) == 0.5
+    assert rubric_score([True, False, True], [3, 2, 1]) == pytest.approx(4 / 6)
+    assert rubric_score([False, False], [1, 1]) == 0.0
+    assert rubric_score([True, False], [0, 1]) == 0.0
     with pytest.raises(ValueError, match="positive sum"):
-        rules.rubric_score([True], [0])
+        rubric_score([True], [0])
     with pytest.raises(ValueError, match="positive sum"):
-        rules.rubric_score([True, True], [2, -1])
+        rubric_score([True, True], [2, -1])
 
 
 def test_equation_1_without_every_verdict():
     def settled(verdicts: list[bool | None], ungraded: str, least: float = 0.5) -> float | None:
-        return rules.settled_score(verdicts, [1.0] * len(verdicts), ungraded=ungraded, min_graded=least)
+        return settled_score(verdicts, [1.0] * len(verdicts), ungraded=ungraded, min_graded=least)
 
     assert settled([True, False, True, None], "leave-out") == pytest.approx(2 / 3)
     assert settled([True, False, True, None], "zero") == 0.5
@@ -50,9 +51,9 @@ def test_equation_1_without_every_verdict():
     assert settled([True, None, None], "zero") is None
     assert settled([True, None, None], "leave-out", least=0.0) == 1.0
     assert settled([None, None], "leave-out", least=0.0) is None
-    weighted = rules.settled_score([None, True, False], [5.0, 3.0, 1.0], ungraded="leave-out", min_graded=0.5)
+    weighted = settled_score([None, True, False], [5.0, 3.0, 1.0], ungraded="leave-out", min_graded=0.5)
     assert weighted == pytest.approx(3 / 4)
-    assert rules.settled_score([None, True], [1.0, 0.0], ungraded="leave-out", min_graded=0.5) is None
+    assert settled_score([None, True], [1.0, 0.0], ungraded="leave-out", min_graded=0.5) is None
 
 
 @pytest.mark.parametrize(

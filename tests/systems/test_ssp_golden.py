@@ -11,7 +11,19 @@ from scope_jax.config import GAMES
 from scope_jax.play.system import System
 from scope_jax.systems import SYSTEMS, scope, ssp
 from scope_jax.text import parsing
-from tests.systems.harness import EOS, ITEMS, RESULTS, Plan, card, of, plain, play_step, question_about, world
+from tests.systems.harness import (
+    EOS,
+    ITEMS,
+    RESULTS,
+    Plan,
+    card,
+    examined,
+    of,
+    plain,
+    play_step,
+    question_about,
+    world,
+)
 
 
 def test_the_dict_of_games_is_literal_and_each_has_the_shape():
@@ -223,7 +235,7 @@ def test_evaluation_answers_every_row():
     ]
     plan = Plan(solutions={"Which capital?": [["<think>hm"]]})
     tools = world(plan)
-    records = ssp.answer(card(), tools, rows, temperature=0.0, max_tokens=99)
+    records = examined(ssp, card(), tools, rows)
     assert [(r["prediction"], r["correct"], r["measures"]) for r in records] == [
         ("Paris", True, {"accuracy": 1.0, "searches": 1.0}),
         ("Rome", True, {"accuracy": 1.0, "searches": 1.0}),

@@ -11,9 +11,10 @@ from models.tokenizer import Tokenizer
 from rollouts.episodes import Episode
 from rollouts.types import Completion, Request, SamplingParams
 from scope_jax.play import searching
+from scope_jax.play.rubrics import score_of
 from scope_jax.play.turns import Joiner
 from scope_jax.systems import scope, ssp
-from scope_jax.systems.scope import judging, rules, talking
+from scope_jax.systems.scope import rules, talking
 from scope_jax.text import dialects, parsing
 from scope_jax.text.messages import Messages
 from tests.systems import scope_world
@@ -161,7 +162,7 @@ def test_a_judge_that_was_cut_off_in_a_thought_gives_no_verdict():
     cfg = scope_world.card(way="qwen2.5")
     metrics = play_step(scope, cfg, tools, scope.start(cfg), DOCUMENTS, 0)[2]
     assert metrics["judge/grader/malformed"] == metrics["judge/grader/asked"] > 0
-    assert judging.score_of("<score>1</score>, I think") is True  # where nothing says that a thought was open
+    assert score_of("<score>1</score>, I think") is True  # where nothing says that a thought was open
 
 
 @pytest.mark.parametrize(

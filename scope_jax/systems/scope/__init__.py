@@ -59,7 +59,7 @@ from scope_jax.play.system import Memory
 from scope_jax.play.tools import Tools
 from scope_jax.systems.scope import challenger, drawing, instructions, judging, phases, rules, solver
 from scope_jax.systems.scope.challenger import Tally, propose
-from scope_jax.systems.scope.exams import answer, exam_needs, finish, read_exam_prompts, trajectories
+from scope_jax.systems.scope.exams import exam
 from scope_jax.systems.scope.judging import JOBS, card_of
 from scope_jax.systems.scope.phases import advance, sampled_tasks
 from scope_jax.systems.scope.records import Draft, Problem, Solved, problem_of
@@ -67,13 +67,7 @@ from scope_jax.systems.scope.rows import measure_drafts, measure_solved, of_chal
 from scope_jax.systems.scope.solver import grade, solve
 from scope_jax.text import templates
 
-__all__ = [
-    "answer",
-    "exam_needs",
-    "finish",
-    "read_exam_prompts",
-    "trajectories",
-]  # the exams of the game, beside the functions below
+__all__ = ["exam"]  # beside the functions below
 
 Played = tuple[list[Episode], Memory, Metrics]
 
@@ -95,7 +89,8 @@ def searches(cfg: Config) -> bool:
 
 def judges(cfg: Config) -> dict[str, JudgeSection]:
     """The models that do a job of the judge in place of the base, by job."""
-    return judging.endpoints(cfg, _jobs(cfg))
+    jobs = [judging.judge_of(cfg, job) for job in _jobs(cfg)]
+    return {name: table for job in jobs for name, table in job.outside.items()}
 
 
 def _jobs(cfg: Config) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from scope_jax.config import Config, SamplingSection
 from scope_jax.learner.types import Judgement, Metrics
+from scope_jax.play.asking import Replies
 from scope_jax.play.tools import Prompt, Tools
 from scope_jax.systems.scope import instructions, judging, rules, talking
 from scope_jax.systems.scope.records import Draft, Order
@@ -22,7 +23,7 @@ class Tally:
 
     counts: Metrics
 
-    def add(self, job: str, replies: judging.Replies) -> None:
+    def add(self, job: str, replies: Replies) -> None:
         """Adds one call's numbers."""
         for name in ("asked", "retried", "malformed", "refused"):
             key = f"judge/{job}/{name}"
@@ -63,7 +64,7 @@ def propose(cfg: Config, tools: Tools, orders: Sequence[Order], samples: int, sa
 
 def _prompt(cfg: Config, tools: Tools, order: Order, messages: Messages) -> Prompt:
     """With dynamic turns, what answers a turn depends on the searches that are expected."""
-    respond = talking.responder(cfg, tools, "task", order.searches if cfg.scope.dynamic_turns else None)
+    respond = talking.responder(cfg, tools.search, "task", order.searches if cfg.scope.dynamic_turns else None)
     return Prompt(tools.encode_prompt(messages), f"{order.index}", messages, respond)
 
 

@@ -6,47 +6,23 @@ Challenger and solver are given the search as a tool, and may have a system mess
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache, lru_cache
 
 from scope_jax.config import Config
+from scope_jax.play import prompting
+from scope_jax.play.prompting import shown
 from scope_jax.systems.scope.records import Order
-from scope_jax.text import dialects, parsing, templates
 from scope_jax.text.messages import Messages
 
 SEARCHING = ("challenger", "solver")  # roles that may search
 SOURCES = "\n\n---\n\n"  # between the documents a rubric is written from (released code)
 
 
-def shown(cfg: Config, text: str) -> str:
-    """`text` with all tags that mean something in square brackets: what is quoted asks, answers and scores nothing."""
-    return _neutral(text, dialects.load(cfg.model.dialect).tags)
-
-
-@lru_cache(maxsize=4096)  # an answer is shown once for each criterion, and may be long
-def _neutral(text: str, tags: tuple[str, ...]) -> str:
-    return parsing.neutralise(text, tags)
-
-
-def _syntax(cfg: Config) -> dict[str, str]:
-    """What a search looks like, and where its results are."""
-    words = dialects.load(cfg.model.dialect).words
-    return {"search": words.call, "results": words.results}
-
-
-@cache  # a step fills the grader's prompt many thousand times
-def _template(folder: str, name: str, known: tuple[str, ...], required: tuple[str, ...]) -> str:
-    return templates.load(folder, name, known=known, required=required)
-
-
 def _prompt(cfg: Config, name: str, values: Mapping[str, object], required: tuple[str, ...]) -> str:
-    return templates.fill(_template(cfg.scope.prompts, name, tuple(values), required), values)
+    return prompting.filled(cfg.scope.prompts, name, values, required)
 
 
 def _messages(cfg: Config, role: str, values: Mapping[str, object], required: tuple[str, ...]) -> Messages:
-    """What a role that may search is told."""
-    values, tools = {**values, **_syntax(cfg)}, dialects.load(cfg.model.dialect).tools
-    template = templates.load_messages(cfg.scope.prompts, role, known=tuple(values), required=required, tools=tools)
-    return templates.fill_messages(template, values)
+    return prompting.for_searcher(cfg, cfg.scope.prompts, role, values, required)
 
 
 def for_challenger(cfg: Config, order: Order) -> Messages:
@@ -83,12 +59,6 @@ def for_rubric_writer(cfg: Config, task: str, sources: Sequence[str]) -> str:
     return _prompt(cfg, "rubric_writer", values, ("task", "documents"))
 
 
-def for_grader(cfg: Config, task: str, answer: str, criterion: str) -> str:
-    """Does the answer meet one criterion?"""
-    values = {"task": shown(cfg, task), "answer": shown(cfg, answer), "criterion": shown(cfg, criterion)}
-    return _prompt(cfg, "grader", values, ("answer", "criterion"))
-
-
 def nudge(cfg: Config, kind: str) -> str:
     """What is added to a question whose reply could not be read; kind: "score" or "rubrics"."""
     return _prompt(cfg, f"nudge_{kind}", {}, ())
@@ -96,7 +66,7 @@ def nudge(cfg: Config, kind: str) -> str:
 
 def not_run(cfg: Config) -> str:
     """What a policy is told about a search in a wrong form."""
-    return _prompt(cfg, "search_not_run", _syntax(cfg), ())
+    return _prompt(cfg, "search_not_run", prompting.search_syntax(cfg), ())
 
 
 def turns_left(cfg: Config, left: int) -> str:

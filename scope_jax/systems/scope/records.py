@@ -8,6 +8,7 @@ from typing import Any
 
 from rollouts.types import Completion
 from scope_jax.learner.types import Judgement
+from scope_jax.play.rubrics import Criterion, rubric_of
 from scope_jax.systems.scope.rules import Format, Said
 from scope_jax.text.messages import Messages
 
@@ -21,19 +22,6 @@ class Order:
     document: str
     kind: str
     searches: int
-
-
-@dataclass(frozen=True)
-class Criterion:
-    """One item of a rubric: c_k and w_k."""
-
-    text: str
-    weight: float = 1.0
-    priority: str = ""
-
-    def plain(self) -> dict[str, Any]:
-        """As JSON data, as `schemas.tasks` has it."""
-        return {"criterion": self.text, "weight": self.weight, "priority": self.priority}
 
 
 @dataclass(frozen=True)
@@ -64,8 +52,7 @@ class Problem:
 
 def problem_of(task: Mapping[str, Any], name: str) -> Problem:
     """A task of the memory, or a row of `schemas.tasks`."""
-    rubric = tuple(Criterion(item["criterion"], item["weight"], item["priority"]) for item in task["rubric"])
-    return Problem(name, task["question"], rubric)
+    return Problem(name, task["question"], rubric_of(task))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""The equations of SCOPE and the rules of its Appendix F, as pure functions of plain values."""
+"""The equations of SCOPE and the rules of its Appendix F, as pure functions of plain values.
+
+Eq. (1), the score of a rubric, is `play.rubrics`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scope_jax.config import ChallengerRewardSection, MissingAnswer, SolverRewardSection, Ungraded, one_of
+from scope_jax.config import ChallengerRewardSection, MissingAnswer, SolverRewardSection, one_of
 from scope_jax.play.rewards import mean
 from scope_jax.text import parsing
 
@@ -26,36 +29,6 @@ class Said:
 
 
 # ---------------------------------------------------------------------------------------------------------- equations
-def rubric_score(verdicts: Sequence[bool], weights: Sequence[float]) -> float:
-    """g(o, 𝒢) = (1 / Σₖ wₖ) Σₖ wₖ bₖ (SCOPE Eq. (1)): the weighted share of criteria that are met.
-
-    Raises ValueError without a criterion of positive weight, or for a negative weight.
-    """
-    total = sum(weights)
-    if total <= 0 or min(weights) < 0:
-        raise ValueError(f"rubric weights must be 0 or more with a positive sum, got {list(weights)}")
-    return sum(weight for weight, met in zip(weights, verdicts, strict=True) if met) / total
-
-
-def settled_score(
-    verdicts: Sequence[bool | None], weights: Sequence[float], *, ungraded: str, min_graded: float
-) -> float | None:
-    """Eq. (1) where some criteria may have no verdict (None); None if fewer than `min_graded` of them have one.
-
-    ungraded: "leave-out" takes the mean over the criteria with a verdict, "zero" counts the others as not met.
-    Raises ValueError for any other word.
-    """
-    one_of("ungraded", ungraded, Ungraded)
-    known = [place for place, verdict in enumerate(verdicts) if verdict is not None]
-    if not known or len(known) < min_graded * len(verdicts):
-        return None
-    if ungraded == "zero":
-        return rubric_score([bool(verdict) for verdict in verdicts], weights)
-    if sum(weights[place] for place in known) <= 0:
-        return None
-    return rubric_score([bool(verdicts[place]) for place in known], [weights[place] for place in known])
-
-
 def challenger_reward(card: ChallengerRewardSection, format_score: float, passed: bool, difficulty: float) -> float:
     """R_C = λ_fmt · r_fmt + λ_diff · 𝟙[QG] · f_diff (SCOPE Eq. (4)), and 0 for r_fmt = 0 (App. F.1).
 

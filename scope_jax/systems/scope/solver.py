@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from scope_jax.config import Config, SamplingSection
-from scope_jax.learner.types import Judgement
-from scope_jax.play import documents
+from scope_jax.play import documents, rubrics
+from scope_jax.play.asking import Replies
+from scope_jax.play.rubrics import Case, Grader
 from scope_jax.play.tools import Prompt, Tools
 from scope_jax.systems.scope import instructions, judging, rules, talking
 from scope_jax.systems.scope.records import Attempt, Problem, Solved
@@ -21,7 +22,6 @@ def solve(
     problems: Sequence[Problem],
     samples: int,
     sampling: SamplingSection,
-    role: str = "solver",
 ) -> list[Solved]:
     """o^S_{1:N} ~ Rollout(S, q, N) for each problem, their answers extracted; not yet graded."""
     if not problems:
@@ -29,7 +29,7 @@ def solve(
     card = cfg.scope.solver
     asked = [instructions.for_solver(cfg, problem.question) for problem in problems]
     groups = tools.generate(
-        role,
+        "solver",
         [Prompt(tools.encode_prompt(said), problem.name, said) for said, problem in zip(asked, problems, strict=True)],
         samples,
         policy=POLICY,
@@ -39,9 +39,9 @@ def solve(
         top_p=sampling.top_p,
         stop=talking.stops(cfg, "answer"),
         max_turns=card.max_turns,
-        max_prompt_tokens=card.max_prompt_tokens if role == "solver" else None,  # an exam is taken as it is
+        max_prompt_tokens=card.max_prompt_tokens,
         max_response_tokens=sampling.max_response_tokens,
-        respond=talking.responder(cfg, tools, "answer"),
+        respond=talking.responder(cfg, tools.search, "answer"),
         tempered=card.loss.tempered,
     )
     solved = []
@@ -55,45 +55,30 @@ def solve(
     return solved
 
 
-def grade(cfg: Config, tools: Tools, solved: Sequence[Solved]) -> tuple[list[Solved], judging.Replies[bool]]:
-    """b(o, q, 𝒢) and g(o, 𝒢) of every attempt: one question for each criterion, all in one batch.
+def grader(cfg: Config) -> Grader:
+    """How attempts are graded."""
+    card = cfg.scope
 
-    An attempt without an answer scores 0 and is not put to the judge.
-    """
-    limit = cfg.scope.solver_reward.hard_limit
-    questions: list[str] = []
-    for group in solved:
-        for attempt in group.attempts:
-            if attempt.answer is None:
-                continue
-            read = documents.cut(attempt.answer, limit, tools.tokens) if cfg.scope.cut_answer else attempt.answer
-            questions += [
-                instructions.for_grader(cfg, group.problem.question, read, criterion.text)
-                for criterion in group.problem.rubric
-            ]
-    replies = judging.scores(cfg, tools, "grader", questions)
-    settled = zip(replies.read, replies.given, strict=True)
+    def read(tools: Tools, answer: str) -> str:
+        return documents.cut(answer, card.solver_reward.hard_limit, tools.tokens) if card.cut_answer else answer
+
+    return Grader(judging.judge_of(cfg, "grader"), card.prompts, card.ungraded, card.min_graded, read)
+
+
+def grade(cfg: Config, tools: Tools, solved: Sequence[Solved]) -> tuple[list[Solved], Replies[bool]]:
+    """b(o, q, 𝒢) and g(o, 𝒢) of every attempt: one question for each criterion, all in one batch."""
+    cases = [
+        Case(group.problem.question, attempt.answer, group.problem.rubric)
+        for group in solved
+        for attempt in group.attempts
+    ]
+    found, replies = rubrics.grade(cfg, grader(cfg), tools, cases)
+    results = iter(found)
     graded = []
     for group in solved:
-        attempts = []
-        for attempt in group.attempts:
-            rubric = () if attempt.answer is None else group.problem.rubric
-            own = [(criterion.text, *next(settled)) for criterion in rubric]
-            verdicts = tuple(verdict for _, verdict, _ in own)
-            judged = tuple(Judgement("grader", text, given, verdict) for text, verdict, given in own)
-            score = _score(cfg, group.problem, verdicts)
-            attempts.append(replace(attempt, verdicts=verdicts, score=score, judgements=judged))
+        attempts = [replace(attempt, **vars(next(results))) for attempt in group.attempts]
         graded.append(replace(group, attempts=tuple(attempts)))
     return graded, replies
-
-
-def _score(cfg: Config, problem: Problem, verdicts: Sequence[bool | None]) -> float | None:
-    """g(o, 𝒢): 0 without an answer, None where the judge failed."""
-    if not verdicts:
-        return 0.0
-    card = cfg.scope
-    weights = [criterion.weight for criterion in problem.rubric]
-    return rules.settled_score(verdicts, weights, ungraded=card.ungraded, min_graded=card.min_graded)
 
 
 def mean_score(cfg: Config, solved: Solved) -> float | None:

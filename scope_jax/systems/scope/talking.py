@@ -8,7 +8,7 @@ from dataclasses import replace
 from rollouts.types import Completion, Turn
 from scope_jax.config import Config
 from scope_jax.play import searching
-from scope_jax.play.tools import Tools
+from scope_jax.play.searching import Search
 from scope_jax.play.turns import Cut
 from scope_jax.systems.scope import instructions
 from scope_jax.systems.scope.rules import Said
@@ -28,7 +28,7 @@ def stops(cfg: Config, final: str) -> tuple[str, ...]:
 
 
 def responder(
-    cfg: Config, tools: Tools, final: str, expected: int | None = None
+    cfg: Config, search: Search, final: str, expected: int | None = None
 ) -> Callable[[Sequence[Turn]], str | Cut | None]:
     """What a turn gets: results of its first search, a note that it was not run, or None where the episode is over.
 
@@ -38,7 +38,7 @@ def responder(
     last of them is not run (the dynamic turns of the released code); None: any number of searches.
     """
     answer = searching.responder(
-        tools.search,
+        search,
         _dialect(cfg),
         (final,),
         first_only=True,

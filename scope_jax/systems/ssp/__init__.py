@@ -28,13 +28,16 @@ from pathlib import Path
 from typing import Any
 
 from rollouts.types import Completion
-from scope_jax.config import Config, JudgeSection, RoleSection
+from scope_jax.config import Config, Grader, JudgeSection, Measure, RoleSection
 from scope_jax.data.keys import rng
 from scope_jax.data.sources import Source
-from scope_jax.learner.types import Episode, Judgement, Metrics, RoleShare, Update
+from scope_jax.learner.types import Episode, Metrics, RoleShare, Update
 from scope_jax.play import grading, rewards, searching
-from scope_jax.play.system import ExamNeeds, Memory
+from scope_jax.play.exams import Exam
+from scope_jax.play.searching import Search
+from scope_jax.play.system import Memory
 from scope_jax.play.tools import Prompt, Tools
+from scope_jax.play.turns import Respond
 from scope_jax.systems.ssp import instructions, pool, rules
 from scope_jax.systems.ssp.records import Problem, Proposal, Slot, Solved
 from scope_jax.systems.ssp.rows import POLICY, episodes, measure
@@ -171,12 +174,15 @@ def attempts(cfg: Config) -> int:
     return 1 + cfg.ssp.max_resamples if cfg.ssp.fill == "resample" else 1
 
 
-def answering(cfg: Config, tools: Tools, final: str) -> dict[str, Any]:
-    """What `Tools.generate` needs to know of episodes with searches that end in `<final>`: stop strings, responder."""
-    dialect = dialects.load(cfg.model.dialect)
+def stops(cfg: Config, final: str) -> tuple[str, ...]:
+    """Strings that end a turn of an episode with searches that ends in `<final>`."""
+    return (dialects.load(cfg.model.dialect).close, f"</{final}>")
+
+
+def responder(cfg: Config, search: Search, final: str) -> Respond:
+    """What answers a turn of such an episode."""
     ends = cfg.model.turns == "raw"
-    respond = searching.responder(tools.search, dialect, (final,), end_token_ends=ends)
-    return {"stop": (dialect.close, f"</{final}>"), "respond": respond}
+    return searching.responder(search, dialects.load(cfg.model.dialect), (final,), end_token_ends=ends)
 
 
 def converse(
@@ -192,11 +198,12 @@ def converse(
         max_tokens=card.sampling.max_tokens,
         top_k=card.sampling.top_k,
         top_p=card.sampling.top_p,
+        stop=stops(cfg, final),
         max_turns=card.max_turns,
         max_prompt_tokens=card.max_prompt_tokens,
         max_response_tokens=card.sampling.max_response_tokens,
+        respond=responder(cfg, tools.search, final),
         tempered=card.loss.tempered,
-        **answering(cfg, tools, final),
     )
 
 
@@ -306,61 +313,23 @@ def next_memory(cfg: Config, memory: Memory, solved: Sequence[Solved], step: int
     return {"pool": pool.after_step(memory["pool"], new, step, period)}
 
 
-def exam_needs(cfg: Config) -> ExamNeeds:
-    """Questions with their right answers, and the judge if the grader asks it."""
-    asked = judges(cfg) if "judge" in cfg.ssp.grader else {}
-    return ExamNeeds("questions", POLICY, uses_base=False, judges=asked)
-
-
-def read_exam_prompts(cfg: Config) -> None:
-    """The solver's, and the judge's if the grader asks it."""
-    instructions.for_solver(cfg, "")
-    if "judge" in cfg.ssp.grader:
-        grading.prompt(cfg.ssp.prompts)
-
-
-def answer(
-    cfg: Config, tools: Tools, rows: Sequence[Mapping[str, Any]], *, temperature: float, max_tokens: int
-) -> list[dict[str, Any]]:
-    """The solver's answer to each question row: `prediction`, `correct`, measures, `text` with the whole episode.
-
-    Graded as in training, except that the format counts for nothing beyond the `<answer>`.
-    """
+def exam(cfg: Config) -> Exam:
+    """Questions answered as in training; graded so too, except that the format counts for nothing beyond `<answer>`."""
     dialect = dialects.load(cfg.model.dialect)
-    asked = [instructions.for_solver(cfg, row["question"]) for row in rows]
-    groups = tools.generate(
-        "eval",
-        [Prompt(tools.encode_prompt(messages), f"{place}", messages) for place, messages in enumerate(asked)],
-        1,
+    rules: dict[Grader, tuple[Measure, ...]] = {
+        "exact-match": ("exact-match",),
+        "judge": ("judge",),
+        "exact-match-then-judge": ("exact-match", "judge"),
+    }
+    return Exam(
         policy=POLICY,
-        temperature=temperature,
-        max_tokens=max_tokens,
+        prompt=lambda row, tokens: instructions.for_solver(cfg, row["question"]),
+        read=prediction_of,
+        measures=("accuracy",),
+        accuracy=rules[cfg.ssp.grader],
+        stop=stops(cfg, "answer"),
         max_turns=cfg.ssp.solver.max_turns,
-        max_response_tokens=cfg.evaluate.max_response_tokens,
-        **answering(cfg, tools, "answer"),
+        respond=lambda search: responder(cfg, search, "answer"),
+        searches=lambda completion: len(searching.queries_run(completion, dialect)),
+        prompts=cfg.ssp.prompts,
     )
-    said = [prediction_of(group[0]) for group in groups]
-    golds = [tuple(row["answers"]) for row in rows]
-    cases = [grading.Case(row["question"], p, g) for row, p, g in zip(rows, said, golds, strict=True)]
-    grades = grading.grade(cfg.ssp.grader, cfg.ssp.prompts, tools.judge, cases)
-    return [
-        {
-            "question": row["question"],
-            "answers": list(case.golds),
-            "prediction": case.prediction,
-            "correct": right,
-            "measures": {"accuracy": float(right), "searches": float(len(searching.queries_run(group[0], dialect)))},
-            "counts": _judged(cfg, told),
-            "text": {"prompt": messages.text, "turns": searching.transcript(group[0])},
-        }
-        for row, case, right, told, group, messages in zip(
-            rows, cases, grades.correct, grades.judgements, groups, asked, strict=True
-        )
-    ]
-
-
-def _judged(cfg: Config, told: Sequence[Judgement]) -> dict[str, int]:
-    """How often the judge was asked about an answer, and how often in vain; {} if the grader asks none."""
-    if "judge" not in cfg.ssp.grader:
-        return {}
-    return {"judge_asked": len(told), "judge_unparsed": sum(one.read is None for one in told)}

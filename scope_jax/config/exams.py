@@ -1,0 +1,91 @@
+"""The tables of evaluation: which sets are answered, how answers are sampled, what they are measured by."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from scope_jax.config.base import PROMPTS, CardPath, Count, Section, Temperature, Whole
+from scope_jax.config.tables import AskSection, JudgeSection, RowsSection, SamplingSection, TopP
+
+Measure = Literal[
+    "accuracy",  # the game's own rule
+    "exact-match",
+    "cover-exact-match",
+    "f1",
+    "numeric",
+    "choice",
+    "same-text",
+    "math",
+    "judge",
+    "pairwise",
+    "rubric",
+    "exact",
+]
+BY_RUBRIC = ("rubric", "exact")  # measures of rows with rubrics; all others are of rows with right answers
+
+
+class EvalSet(RowsSection):
+    name: str = Field(pattern=r"^[\w.-]+$")  # part of its metrics' names
+    path: CardPath  # questions with right answers, or tasks with rubrics
+    samples: Count = 1  # answers to each question
+    temperature: Temperature | None = None  # this key and the next three: as in [evaluate] otherwise
+    top_p: TopP | None = None
+    top_k: Whole | None = None
+    max_tokens: Count | None = None
+    measures: tuple[Measure, ...] = Field(default=(), strict=False)  # of its answers; (): those of the game
+
+    @model_validator(mode="after")
+    def _one_kind_of_rows(self) -> EvalSet:
+        graded = [name for name in self.measures if name in BY_RUBRIC]
+        compared = [name for name in self.measures if name not in BY_RUBRIC]
+        if graded and compared:
+            raise ValueError(
+                f"set {self.name!r} has the measures {graded[0]!r}, of rows with rubrics, and {compared[0]!r}, of rows "
+                "with right answers; make two sets of it"
+            )
+        if len(set(self.measures)) < len(self.measures):
+            raise ValueError(f"set {self.name!r} names a measure twice; remove one")
+        return self
+
+
+class EvalSection(Section):
+    sets: tuple[EvalSet, ...] = Field(default=(), strict=False)
+    every: Whole = 0  # steps between evaluations; 0 = before the first and after the last step only
+    temperature: Temperature = 0.0  # SSP Table 4
+    top_p: TopP = 1.0
+    top_k: Whole = 0  # 0 = off
+    max_tokens: Count = 1024  # sampled tokens of one turn
+    max_response_tokens: Count = 8192  # of an episode, as in training
+    prompts: CardPath | None = None  # judge, pairwise, grader .txt and nudges; None: those of the package
+    judge: JudgeSection | None = None  # of the measures judge, pairwise and accuracy; [judge] otherwise
+    grader: AskSection | None = None  # of the measure rubric; the game's own otherwise
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> EvalSection:
+        names = [exam.name for exam in self.sets]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two sets are called {max(names, key=names.count)!r}; give each a name of its own")
+        for exam in self.sets:
+            if exam.samples > 1 and not self.sampling_of(exam).temperature:
+                raise ValueError(
+                    f"set {exam.name!r} asks for {exam.samples} samples at temperature 0, which are all the same; "
+                    "give it a temperature above 0, or samples = 1"
+                )
+        return self
+
+    @property
+    def prompts_folder(self) -> str:
+        """Where the prompts of the measures are that the game has none for."""
+        return self.prompts or str(PROMPTS / "exams")
+
+    def sampling_of(self, exam: EvalSet) -> SamplingSection:
+        """How the answers of a set are sampled."""
+        return SamplingSection(
+            temperature=self.temperature if exam.temperature is None else exam.temperature,
+            top_p=self.top_p if exam.top_p is None else exam.top_p,
+            top_k=self.top_k if exam.top_k is None else exam.top_k,
+            max_tokens=exam.max_tokens or self.max_tokens,
+            max_response_tokens=self.max_response_tokens,
+        )

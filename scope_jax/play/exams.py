@@ -1,0 +1,313 @@
+"""Exams: the rows of an evaluation set answered, and the answers measured; all games share this.
+
+A game says in an `Exam` what is its own: who answers, what it is told, how it searches, how its answer is read, and
+which measures a set has that names none. The card says the rest in [evaluate].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from rollouts.types import Completion
+from scope_jax.config import BY_RUBRIC, Config, EvalSet, JudgeSection, Measure
+from scope_jax.data.schemas import Kind
+from scope_jax.play import grading, pairwise, rubrics, searching
+from scope_jax.play.asking import Judge
+from scope_jax.play.math_answers import MathAnswers
+from scope_jax.play.measures import BY_TEXT, facts_stated
+from scope_jax.play.rubrics import Grader
+from scope_jax.play.searching import Search
+from scope_jax.play.tools import Prompt, Tools
+from scope_jax.play.turns import Respond
+from scope_jax.text.messages import Messages
+
+Row = Mapping[str, Any]
+Record = dict[str, Any]
+JUDGE, GRADER = "exam judge", "exam grader"  # of [evaluate.judge] and [evaluate.grader], among a run's outside models
+SHOWN = ("question", "answers", "rubric")  # what a record repeats of its row
+
+
+@dataclass(frozen=True)
+class Exam:
+    """What a game adds to its exams.
+
+    policy: whose weights answer. prompt(row, tokens): what it is told of a row; `tokens` is the length of a text, for
+    prompts that have to cut what they quote. read: the answer of an episode, None without one. measures: of a set that
+    names none. accuracy: an answer is right if one of these measures says so; they are asked in turn, a judge only
+    about what the others did not find right. kind: of rows with right answers; those that are graded by rubrics are
+    always `tasks`. stop, max_turns, respond: of an episode; respond(search) is the responder of its turns. searches:
+    how many an episode ran, None in a game that does not search. prompts: the folder of the game's own judge.txt, None:
+    that of `evaluate.prompts`. grader: how the game grades by rubrics, None: it does not, and `evaluate.grader` says.
+    """
+
+    policy: str
+    prompt: Callable[[Row, Callable[[str], int]], Messages]
+    read: Callable[[Completion], str | None]
+    measures: tuple[Measure, ...]
+    accuracy: tuple[Measure, ...] = ("exact-match",)
+    kind: Kind = "questions"
+    stop: tuple[str, ...] = ()
+    max_turns: int = 1
+    respond: Callable[[Search], Respond] | None = None
+    searches: Callable[[Completion], int] | None = None
+    prompts: str | None = None
+    grader: Grader | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was answered to a row; text: the answer alone, None where there is none."""
+
+    row: Row
+    prompt: Messages
+    completion: Completion
+    text: str | None
+    searches: int | None
+    sample: int  # its number among the answers to its row
+
+
+@dataclass
+class Found:
+    """What measures say of one answer: numbers, counts, and further fields of its record for people."""
+
+    measures: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+# --------------------------------------------------------------------------------------------------- what an exam takes
+def measures_of(exam: Exam, card: EvalSet) -> tuple[Measure, ...]:
+    """The measures of a set: those it names, or the game's."""
+    return card.measures or exam.measures
+
+
+def kind_of(exam: Exam, card: EvalSet) -> Kind:
+    """Of the rows of a set."""
+    return "tasks" if any(name in BY_RUBRIC for name in measures_of(exam, card)) else exam.kind
+
+
+def _asked(cfg: Config, exam: Exam) -> set[str]:
+    """The measures of all sets of the card, without those that only stand for others."""
+    names = {name for card in cfg.evaluate.sets for name in measures_of(exam, card)}
+    return names | set(exam.accuracy) if "accuracy" in names else names
+
+
+def uses_base(cfg: Config, exam: Exam) -> bool:
+    """True if the base grades some answers of the card's exams."""
+    return "rubric" in _asked(cfg, exam) and not grader_of(cfg, exam).judge.outside
+
+
+def judges(cfg: Config, exam: Exam) -> dict[str, JudgeSection]:
+    """The outside models that the card's exams ask, by name. Raises ValueError where the card does not name one."""
+    asked = _asked(cfg, exam)
+    found = dict([judge_of(cfg)[:2]]) if asked & {"judge", "pairwise"} else {}
+    return found | grader_of(cfg, exam).judge.outside if "rubric" in asked else found
+
+
+def judge_of(cfg: Config) -> tuple[str, JudgeSection, str]:
+    """(name, table, the table's key in the card) of the outside model that says which answers are right or better."""
+    if cfg.evaluate.judge is not None:
+        return JUDGE, cfg.evaluate.judge, "evaluate.judge"
+    if cfg.judge is None:
+        raise ValueError(
+            "evaluate.sets: the measures judge and pairwise, and an accuracy that asks a judge, need an outside model; "
+            "add [evaluate.judge] with url and model to the card."
+        )
+    return "judge", cfg.judge, "judge"
+
+
+def grader_of(cfg: Config, exam: Exam) -> Grader:
+    """Who grades by rubrics: as `evaluate.grader` says, or the game's own."""
+    if cfg.evaluate.grader is not None:
+        judge = Judge(GRADER, "evaluate.grader", cfg.evaluate.grader)
+        return Grader(judge, cfg.evaluate.prompts_folder) if exam.grader is None else replace(exam.grader, judge=judge)
+    if exam.grader is None:
+        raise ValueError(
+            "evaluate.sets: the measure rubric needs a grader, and this game has none of its own; add "
+            "[evaluate.grader] with temperature and max_tokens, and an endpoint unless the base is to grade."
+        )
+    return exam.grader
+
+
+def check_prompts(cfg: Config, exam: Exam, rows: Mapping[str, Sequence[Row]]) -> None:
+    """Fills every prompt that the card's exams fill, those of the game with the first row of each set.
+
+    Raises PromptError for a file that is missing or broken.
+    """
+    for of_set in rows.values():
+        exam.prompt(of_set[0], len)
+    if exam.respond is not None:
+        exam.respond(lambda queries: [])
+    asked = _asked(cfg, exam)
+    if "judge" in asked:
+        grading.prompt(exam.prompts or cfg.evaluate.prompts_folder)
+    if "pairwise" in asked:
+        pairwise.check_prompts(cfg, cfg.evaluate.prompts_folder)
+    if "rubric" in asked:
+        rubrics.check_prompts(cfg, grader_of(cfg, exam).prompts)
+
+
+# ------------------------------------------------------------------------------------------------------------ answering
+def take(cfg: Config, exam: Exam, tools: Tools, rows: Sequence[Row], card: EvalSet) -> list[Record]:
+    """A record for each answer to each row of a set; those to one row follow each other, numbered as "sample".
+
+    A record is for people, with "measures": numbers of which means are reported, an answer that lacks one takes no part
+    in its mean; and "counts", which are added up.
+    """
+    return measured(cfg, exam, tools, play(cfg, exam, tools, rows, card), measures_of(exam, card))
+
+
+def play(cfg: Config, exam: Exam, tools: Tools, rows: Sequence[Row], card: EvalSet) -> list[Answer]:
+    """The answers to the rows of a set, those to one row after each other; not yet measured."""
+    sampling = cfg.evaluate.sampling_of(card)
+    asked = [exam.prompt(row, tools.tokens) for row in rows]
+    groups = tools.generate(
+        "eval",
+        [Prompt(tools.encode_prompt(said), f"{place}", said) for place, said in enumerate(asked)],
+        card.samples,
+        policy=exam.policy,
+        temperature=sampling.temperature,
+        max_tokens=sampling.max_tokens,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        stop=exam.stop,
+        max_turns=exam.max_turns,
+        max_response_tokens=sampling.max_response_tokens,
+        respond=None if exam.respond is None else exam.respond(tools.search),
+    )
+    return [
+        Answer(row, said, completion, exam.read(completion), exam.searches and exam.searches(completion), sample)
+        for row, said, group in zip(rows, asked, groups, strict=True)
+        for sample, completion in enumerate(group)
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------------ measuring
+def measured(
+    cfg: Config, exam: Exam, tools: Tools, answers: Sequence[Answer], measures: Sequence[Measure]
+) -> list[Record]:
+    """A record of each answer, see `take`."""
+    found = [Found() for _ in answers]
+    marks = Marks(cfg, exam, tools, answers, found)
+    everyone = range(len(answers))
+    for name in measures:
+        if name == "rubric":
+            grade(cfg, grader_of(cfg, exam), tools, answers, found)
+        elif name == "exact":
+            for one, answer in zip(found, answers, strict=True):
+                if (share := facts_stated(answer.text, answer.row["rubric"])) is not None:
+                    one.measures[name] = share
+        elif name == "pairwise":
+            compare(cfg, tools, answers, found)
+        elif name == "accuracy":
+            for one, right in zip(found, marks.accuracy(), strict=True):
+                one.fields["correct"] = right
+                one.measures[name] = float(right)
+        else:
+            for one, value in zip(found, marks.of(name, everyone), strict=True):
+                one.measures[name] = value
+    marks.close()
+    if set(measures) & {"rubric", "pairwise"}:  # judges tend to favour long answers
+        for one, answer in zip(found, answers, strict=True):
+            one.measures["answer_tokens"] = float(tools.tokens(answer.text) if answer.text else 0)
+    return [_record(answer, one) for answer, one in zip(answers, found, strict=True)]
+
+
+def _record(answer: Answer, found: Found) -> Record:
+    searches = {} if answer.searches is None else {"searches": float(answer.searches)}
+    return {
+        **{name: answer.row[name] for name in SHOWN if name in answer.row},
+        "prediction": answer.text,
+        **found.fields,
+        "measures": found.measures | searches,
+        "counts": found.counts,
+        "text": {"prompt": answer.prompt.text, "turns": searching.transcript(answer.completion)},
+        "sample": answer.sample,
+    }
+
+
+class Marks:
+    """What measures that compare with right answers say; the judge is asked once about an answer, whoever wants it."""
+
+    def __init__(
+        self, cfg: Config, exam: Exam, tools: Tools, answers: Sequence[Answer], found: Sequence[Found]
+    ) -> None:
+        self._cfg = cfg
+        self._exam = exam
+        self._tools = tools
+        self._answers = answers
+        self._found = found
+        self._judged: dict[int, bool] = {}  # by place among the answers
+        self._math: MathAnswers | None = None
+
+    def accuracy(self) -> list[bool]:
+        """Of each answer, whether one of the measures of `Exam.accuracy` says that it is right."""
+        right = [False] * len(self._answers)
+        for name in self._exam.accuracy:
+            open_places = [place for place, done in enumerate(right) if not done]
+            for place, value in zip(open_places, self.of(name, open_places), strict=True):
+                right[place] = value == 1.0
+        return right
+
+    def of(self, name: Measure, places: Sequence[int]) -> list[float]:
+        """The values 0 … 1 of one measure for the answers at these places; 0 for those without a text."""
+        if name == "judge":
+            self._ask([place for place in places if place not in self._judged])
+            return [float(self._judged[place]) for place in places]
+        if name == "math" and self._math is None:
+            self._math = MathAnswers()
+        compare = self._math.equal if name == "math" and self._math else BY_TEXT[name]
+        answers = [self._answers[place] for place in places]
+        return [float(bool(one.text) and compare(one.text or "", one.row["answers"])) for one in answers]
+
+    def _ask(self, places: Sequence[int]) -> None:
+        name, _, key = judge_of(self._cfg)
+        answers = [self._answers[place] for place in places]
+        cases = [grading.Case(one.row["question"], one.text, tuple(one.row["answers"])) for one in answers]
+        prompts = self._exam.prompts or self._cfg.evaluate.prompts_folder
+        grades = grading.judge(prompts, partial(self._tools.judge, by=name), cases, key)
+        self._judged |= dict(zip(places, grades.correct, strict=True))
+        for one in self._found:
+            one.counts.setdefault("judge_asked", 0)
+            one.counts.setdefault("judge_unparsed", 0)
+        for place, told in zip(places, grades.judgements, strict=True):
+            self._found[place].counts["judge_asked"] += len(told)
+            self._found[place].counts["judge_unparsed"] += sum(one.read is None for one in told)
+
+    def close(self) -> None:
+        """Ends what was started."""
+        if self._math is not None:
+            self._math.close()
+
+
+def grade(cfg: Config, grader: Grader, tools: Tools, answers: Sequence[Answer], found: Sequence[Found]) -> None:
+    """Adds `score`, SCOPE Eq. (1), which an answer without verdicts lacks unless `ungraded = "zero"`, and `ungraded`,
+    1 in that case. Counts: criteria put to the judge, and those without a verdict."""
+    cases = [rubrics.Case(one.row["question"], one.text, rubrics.rubric_of(one.row)) for one in answers]
+    graded, _ = rubrics.grade(cfg, grader, tools, cases)
+    for one, result in zip(found, graded, strict=True):
+        if result.score is not None or grader.ungraded == "zero":
+            one.measures["score"] = result.score or 0.0
+        one.measures["ungraded"] = float(result.score is None)
+        one.counts |= {"judge_asked": len(result.verdicts), "judge_unparsed": result.verdicts.count(None)}
+        one.fields["verdicts"] = list(result.verdicts)
+
+
+def compare(cfg: Config, tools: Tools, answers: Sequence[Answer], found: Sequence[Found]) -> None:
+    """Adds `pairwise`, the answer against the row's first one, see `pairwise.points`; an answer without both votes
+    lacks it, and no answer loses. Counts: votes asked for, and those that could not be read."""
+    name, _, key = judge_of(cfg)
+    pairs = [pairwise.Pair(one.row["question"], one.text, one.row["answers"][0]) for one in answers]
+    votes = pairwise.compare(
+        cfg, cfg.evaluate.prompts_folder, lambda asked, again: tools.judge(asked, by=name), pairs, key
+    )
+    for one, both in zip(found, votes, strict=True):
+        value = 0.0 if both is None else pairwise.points(*both)
+        if value is not None:
+            one.measures["pairwise"] = value
+        cast = both or ()
+        one.counts |= {"pairwise_asked": len(cast), "pairwise_unparsed": cast.count(None)}
+        one.fields["votes"] = list(cast)

@@ -1,0 +1,76 @@
+"""Pairwise comparison: an outside model says which of two answers is better, in both orders.
+
+Judges favour a place (Zheng et al. 2023), so each answer stands once as A and once as B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from scope_jax.config import Config
+from scope_jax.play import prompting
+from scope_jax.play.asking import Say, ask
+from scope_jax.text import parsing
+
+Vote = Literal["A", "B", "tie"]
+VOTES: dict[str, Vote] = {"a": "A", "b": "B", "tie": "tie"}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """An answer and the reference it is compared with; None where there is no answer."""
+
+    question: str
+    answer: str | None
+    reference: str
+
+
+def vote_of(reply: str) -> Vote | None:
+    """What the first <verdict> outside of thoughts says; None unless that is A, B or tie."""
+    return VOTES.get((parsing.first([parsing.spoken(reply)], "verdict") or "").lower())
+
+
+def points(as_first: Vote | None, as_second: Vote | None) -> float | None:
+    """Mean of the votes in both orders, 1 for the answer, 1/2 for a tie, 0 for the reference.
+
+    as_first: the vote where the answer stands as A. None unless both votes are there: one of them alone would favour a
+    place.
+    """
+    if as_first is None or as_second is None:
+        return None
+    return ({"A": 1.0, "tie": 0.5, "B": 0.0}[as_first] + {"A": 0.0, "tie": 0.5, "B": 1.0}[as_second]) / 2
+
+
+def compare(
+    cfg: Config, prompts: str, say: Say, pairs: Sequence[Pair], key: str
+) -> list[tuple[Vote | None, Vote | None] | None]:
+    """The votes on each pair, the answer as A and as B; None for one without an answer, which nobody is asked about.
+
+    prompts: the folder with pairwise.txt and nudge_pairwise.txt. key: of the judge's table in the card. Raises
+    JudgeError when the judge replies to many questions without a vote, and PromptError.
+    """
+    questions = [
+        question(cfg, prompts, pair.question, *order)
+        for pair in pairs
+        if pair.answer is not None
+        for order in [(pair.answer, pair.reference), (pair.reference, pair.answer)]
+    ]
+    nudge = prompting.filled(prompts, "nudge_pairwise", {}) if questions else ""
+    replies = ask(say, questions, vote_of, nudge=nudge, outsider=("the judge", key))
+    votes = iter(replies.read)
+    return [None if pair.answer is None else (next(votes), next(votes)) for pair in pairs]
+
+
+def question(cfg: Config, prompts: str, task: str, first: str, second: str) -> str:
+    """Which of two answers is better? Raises PromptError."""
+    values = {"task": task, "first": first, "second": second}
+    safe = {name: prompting.shown(cfg, text) for name, text in values.items()}
+    return prompting.filled(prompts, "pairwise", safe, ("task", "first", "second"))
+
+
+def check_prompts(cfg: Config, prompts: str) -> None:
+    """Reads what comparing asks with; raises PromptError."""
+    question(cfg, prompts, "", "", "")
+    prompting.filled(prompts, "nudge_pairwise", {})

@@ -1,0 +1,48 @@
+"""Prompt files filled in: foreign text made safe, the search in the words of the model's dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache, lru_cache
+
+from scope_jax.config import Config
+from scope_jax.text import dialects, parsing, templates
+from scope_jax.text.messages import Messages
+
+
+def shown(cfg: Config, text: str) -> str:
+    """`text` with all tags that mean something in square brackets: what is quoted asks, answers and scores nothing."""
+    return _neutral(text, dialects.load(cfg.model.dialect).tags)
+
+
+@lru_cache(maxsize=4096)  # an answer is shown once for each criterion, and may be long
+def _neutral(text: str, tags: tuple[str, ...]) -> str:
+    return parsing.neutralise(text, tags)
+
+
+def search_syntax(cfg: Config) -> dict[str, str]:
+    """The variables {search} and {results}: what a search looks like, and where its results are."""
+    words = dialects.load(cfg.model.dialect).words
+    return {"search": words.call, "results": words.results}
+
+
+@cache  # a step fills the grader's prompt many thousand times
+def _template(folder: str, name: str, known: tuple[str, ...], required: tuple[str, ...]) -> str:
+    return templates.load(folder, name, known=known, required=required)
+
+
+def filled(folder: str, name: str, values: Mapping[str, object], required: tuple[str, ...] = ()) -> str:
+    """The prompt `name`.txt of a folder with its variables filled in; raises PromptError."""
+    return templates.fill(_template(folder, name, tuple(values), required), values)
+
+
+def for_searcher(
+    cfg: Config, folder: str, role: str, values: Mapping[str, object], required: Sequence[str]
+) -> Messages:
+    """What a role that may search is told: its prompt, a system message where the folder has one, the search as a tool.
+
+    The prompt may use {search} and {results} beside `values`. Raises PromptError.
+    """
+    values, tools = {**values, **search_syntax(cfg)}, dialects.load(cfg.model.dialect).tools
+    template = templates.load_messages(folder, role, known=tuple(values), required=required, tools=tools)
+    return templates.fill_messages(template, values)

@@ -1,0 +1,145 @@
+"""Grading by rubrics: a judge says of each criterion whether an answer meets it (SCOPE section 2, App. H)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scope_jax.config import Config, Ungraded, one_of
+from scope_jax.learner.types import Judgement
+from scope_jax.play import prompting
+from scope_jax.play.asking import Judge, Replies
+from scope_jax.play.tools import Tools
+from scope_jax.text import parsing
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """One item of a rubric: c_k and w_k."""
+
+    text: str
+    weight: float = 1.0
+    priority: str = ""
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON data, as `schemas.tasks` has it."""
+        return {"criterion": self.text, "weight": self.weight, "priority": self.priority}
+
+
+def rubric_of(row: Mapping[str, Any]) -> tuple[Criterion, ...]:
+    """The rubric of a row of `schemas.tasks`."""
+    return tuple(Criterion(item["criterion"], item["weight"], item["priority"]) for item in row["rubric"])
+
+
+# ---------------------------------------------------------------------------------------------------------- equations
+def rubric_score(verdicts: Sequence[bool], weights: Sequence[float]) -> float:
+    """g(o, 𝒢) = (1 / Σₖ wₖ) Σₖ wₖ bₖ (SCOPE Eq. (1)): the weighted share of criteria that are met.
+
+    Raises ValueError without a criterion of positive weight, or for a negative weight.
+    """
+    total = sum(weights)
+    if total <= 0 or min(weights) < 0:
+        raise ValueError(f"rubric weights must be 0 or more with a positive sum, got {list(weights)}")
+    return sum(weight for weight, met in zip(weights, verdicts, strict=True) if met) / total
+
+
+def settled_score(
+    verdicts: Sequence[bool | None], weights: Sequence[float], *, ungraded: str, min_graded: float
+) -> float | None:
+    """Eq. (1) where some criteria may have no verdict (None); None if fewer than `min_graded` of them have one.
+
+    ungraded: "leave-out" takes the mean over the criteria with a verdict, "zero" counts the others as not met.
+    Raises ValueError for any other word.
+    """
+    one_of("ungraded", ungraded, Ungraded)
+    known = [place for place, verdict in enumerate(verdicts) if verdict is not None]
+    if not known or len(known) < min_graded * len(verdicts):
+        return None
+    if ungraded == "zero":
+        return rubric_score([bool(verdict) for verdict in verdicts], weights)
+    if sum(weights[place] for place in known) <= 0:
+        return None
+    return rubric_score([bool(verdicts[place]) for place in known], [weights[place] for place in known])
+
+
+# ------------------------------------------------------------------------------------------------------------ grading
+def score_of(reply: str) -> bool | None:
+    """True for <score>1</score>, False for 0, by the first score outside of thoughts; None for anything else."""
+    return {"0": False, "1": True}.get(parsing.first([parsing.spoken(reply)], "score") or "")
+
+
+@dataclass(frozen=True)
+class Grader:
+    """How answers are graded.
+
+    prompts: the folder with grader.txt and nudge_score.txt. ungraded and min_graded: as in `settled_score`. read: what
+    the judge reads of an answer.
+    """
+
+    judge: Judge
+    prompts: str
+    ungraded: Ungraded = "leave-out"
+    min_graded: float = 0.5
+    read: Callable[[Tools, str], str] = lambda tools, answer: answer
+
+
+@dataclass(frozen=True)
+class Case:
+    """An answer to grade; None where there is none."""
+
+    question: str
+    answer: str | None
+    rubric: tuple[Criterion, ...]
+
+
+@dataclass(frozen=True)
+class Graded:
+    """b(o, q, 𝒢), one verdict for each criterion (None: none was to be had), and g(o, 𝒢).
+
+    An answer that is not there has no verdicts and the score 0; None as score: the judge failed.
+    """
+
+    verdicts: tuple[bool | None, ...]
+    score: float | None
+    judgements: tuple[Judgement, ...]
+
+
+def grade(cfg: Config, grader: Grader, tools: Tools, cases: Sequence[Case]) -> tuple[list[Graded], Replies[bool]]:
+    """Each case graded, one question for each criterion, all in one batch; and how often the judge was asked."""
+    questions = [
+        question(cfg, grader.prompts, case.question, read, criterion.text)
+        for case in cases
+        if case.answer is not None
+        for read in [grader.read(tools, case.answer)]
+        for criterion in case.rubric
+    ]
+    nudge = prompting.filled(grader.prompts, "nudge_score", {}) if questions else ""
+    replies = grader.judge.ask(tools, questions, score_of, nudge)
+    settled = zip(replies.read, replies.given, strict=True)
+    return [_graded(grader, case, settled) for case in cases], replies
+
+
+def question(cfg: Config, prompts: str, task: str, answer: str, criterion: str) -> str:
+    """Does the answer meet one criterion? Raises PromptError."""
+    values = {"task": task, "answer": answer, "criterion": criterion}
+    safe = {name: prompting.shown(cfg, text) for name, text in values.items()}
+    return prompting.filled(prompts, "grader", safe, ("answer", "criterion"))
+
+
+def check_prompts(cfg: Config, prompts: str) -> None:
+    """Reads what grading asks with; raises PromptError."""
+    question(cfg, prompts, "", "", "")
+    prompting.filled(prompts, "nudge_score", {})
+
+
+def _graded(grader: Grader, case: Case, settled: Any) -> Graded:
+    """The case with the next of the settled questions."""
+    own = [(criterion, *next(settled)) for criterion in (() if case.answer is None else case.rubric)]
+    verdicts = tuple(verdict for _, verdict, _ in own)
+    judged = tuple(Judgement("grader", criterion.text, given, verdict) for criterion, verdict, given in own)
+    if not verdicts:
+        return Graded((), 0.0, ())
+    weights = [criterion.weight for criterion in case.rubric]
+    score = settled_score(verdicts, weights, ungraded=grader.ungraded, min_graded=grader.min_graded)
+    return Graded(verdicts, score, judged)

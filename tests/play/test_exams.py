@@ -1,0 +1,190 @@
+"""Exams of a game of one turn, with every measure, by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from scope_jax.config import CardError, Config, EvalSet, parse_config
+from scope_jax.evaluate import scores
+from scope_jax.play import exams, searching
+from scope_jax.play.exams import Exam
+from scope_jax.text import parsing
+from scope_jax.text.messages import Messages
+from scope_jax.text.templates import PromptError
+from tests.systems import harness, scope_world
+from tests.systems.harness import Moment
+
+JUDGE = {"url": "http://judge/v1", "model": "m"}
+EXAM = Exam(
+    policy="actor",
+    prompt=lambda row, tokens: Messages(row["question"]),
+    read=lambda completion: parsing.last(searching.said(completion), "answer") or None,
+    measures=("accuracy",),
+)
+GOLDS = {"Sum of 2 and 2?": ["4"], "Capital of France?": ["Paris", "Lutetia"], "Largest city?": ["Tokyo"]}
+SAID = {
+    "Sum of 2 and 2?": "<answer>4.0</answer>",
+    "Capital of France?": "<answer>It is Paris</answer>",
+    "Largest city?": "I do not know.",
+}
+ROWS = [{"question": question, "answers": golds} for question, golds in GOLDS.items()]
+
+
+def card(**evaluate: Any) -> Config:
+    table: dict[str, Any] = harness.card().model_dump(mode="json")
+    table["evaluate"] |= evaluate
+    return parse_config(table, "the test's card")
+
+
+def tools(judge: Callable[[str], str] | None = None) -> scope_world.World:
+    def speak(moment: Moment) -> str:
+        if moment.role == "exam grader":
+            return scope_world.by_words(replace(moment, role="grader"))
+        assert moment.role == "eval"
+        return SAID.get(moment.prompt) or "<answer>alpha beta</answer>"
+
+    return scope_world.World(speak, judge_reply=judge or (lambda message: "Wrong"))
+
+
+def take(exam: Exam, cfg: Config, world: Any, rows: list[Any], *measures: str, **changes: Any) -> list[Any]:
+    one = EvalSet(**{"name": "exam", "path": "none", "measures": measures} | changes)
+    return exams.take(cfg, exam, world, rows, one)
+
+
+def test_measures_of_the_text_compare_with_every_right_answer():
+    names = ("accuracy", "exact-match", "cover-exact-match", "f1", "numeric", "choice")
+    sums, capital, city = take(EXAM, card(), tools(), ROWS, *names)
+    assert sums["measures"] == dict.fromkeys(names, 0.0) | {"numeric": 1.0}
+    assert capital["measures"] == dict.fromkeys(names, 0.0) | {
+        "cover-exact-match": 1.0,
+        "f1": 0.5,
+    }  # 1 of 3 words, 1 of 1
+    assert city["measures"] == dict.fromkeys(names, 0.0) and city["prediction"] is None
+    assert capital["question"] == "Capital of France?" and capital["answers"] == ["Paris", "Lutetia"]
+    assert [record["counts"] for record in (sums, capital, city)] == [{}, {}, {}] and not capital["correct"]
+
+
+def test_an_answer_is_right_if_one_of_the_games_measures_says_so():
+    """SPELL App. C: the larger of cover exact match and a judge, who sees only what does not match."""
+    spell = replace(EXAM, accuracy=("cover-exact-match", "judge"))
+    world = tools(lambda message: "Correct" if "4.0" in message else "Wrong")
+    records = take(spell, card(judge=JUDGE), world, ROWS, "accuracy", "judge", "cover-exact-match")
+    assert [record["measures"] for record in records] == [
+        {"accuracy": 1.0, "judge": 1.0, "cover-exact-match": 0.0},
+        {"accuracy": 1.0, "judge": 0.0, "cover-exact-match": 1.0},
+        {"accuracy": 0.0, "judge": 0.0, "cover-exact-match": 0.0},
+    ]
+    asked = [message.split("model:")[1].split("\n")[2] for _, message, *_ in world.endpoints]
+    assert asked == ["4.0", "It is Paris"]  # nobody is asked twice, nor about no answer
+    assert {name for name, *_ in world.endpoints} == {exams.JUDGE}
+    assert [record["counts"]["judge_asked"] for record in records] == [1, 1, 0]
+
+
+def test_a_judge_without_a_verdict_is_counted_and_says_nothing_right():
+    records = take(EXAM, card(judge=JUDGE), tools(lambda message: "Both Correct and Wrong"), ROWS, "judge")
+    metrics = scores("eval", "exam", records)
+    assert metrics["eval/exam/judge"] == 0.0
+    assert (metrics["eval/exam/judge_asked"], metrics["eval/exam/judge_unparsed"]) == (2.0, 2.0)
+
+
+def test_pairs_are_compared_with_the_rows_first_answer():
+    def judge(message: str) -> str:
+        first, second = (part.split("\n\n")[1] for part in message.split("Answer ")[1:])
+        if "4.0" in message:
+            return "<verdict>A</verdict>"  # whatever stands first
+        return f"<verdict>{'A' if 'It is' in first else 'B' if 'It is' in second else 'tie'}</verdict>"
+
+    records = take(EXAM, card(judge=JUDGE), tools(judge), ROWS, "pairwise")
+    assert [record["measures"]["pairwise"] for record in records] == [0.5, 1.0, 0.0]  # no answer loses
+    assert [record["votes"] for record in records] == [["A", "A"], ["A", "B"], []]
+    assert [record["measures"]["answer_tokens"] for record in records] == [3.0, 11.0, 0.0]  # tokens are characters
+    lame = take(
+        EXAM,
+        card(judge=JUDGE),
+        tools(lambda m: "?" if "\n\n4\n\n" in m[: m.index("B:")] else judge(m)),
+        ROWS,
+        "pairwise",
+    )
+    assert "pairwise" not in lame[0]["measures"] and lame[0]["votes"] == ["A", None]
+    metrics = scores("eval", "exam", lame)
+    assert metrics["eval/exam/pairwise"] == 0.5  # of the two that have it
+    assert (metrics["eval/exam/pairwise_asked"], metrics["eval/exam/pairwise_unparsed"]) == (4.0, 1.0)
+
+
+RUBRIC = [
+    {"criterion": "Names alpha.", "weight": 3.0, "priority": ""},
+    {"criterion": "Names gamma.", "weight": 1.0, "priority": "", "fact": ["alpha", "beta"]},
+]
+
+
+def test_any_game_can_be_graded_by_rubrics_by_the_base():
+    grader = {"temperature": 0.0, "max_tokens": 50}
+    cfg, world = card(grader=grader), tools()
+    rows = [{"question": "Tell.", "rubric": RUBRIC}, {"question": "Largest city?", "rubric": RUBRIC}]
+    told, silent = take(EXAM, cfg, world, rows, "rubric", "exact")
+    assert told["measures"] == {"score": 0.75, "ungraded": 0.0, "exact": 1.0, "answer_tokens": 10.0}
+    assert told["verdicts"] == [True, False] and told["counts"] == {"judge_asked": 2, "judge_unparsed": 0}
+    assert silent["measures"] == {"score": 0.0, "ungraded": 0.0, "exact": 0.0, "answer_tokens": 0.0}
+    assert world.policies[exams.GRADER] == "base" and world.options[exams.GRADER]["max_tokens"] == 50
+    cfg = card(grader=grader, sets=[{"name": "held", "path": "none", "measures": ["rubric"]}])
+    assert exams.uses_base(cfg, EXAM) and exams.judges(cfg, EXAM) == {}
+    assert exams.kind_of(EXAM, cfg.evaluate.sets[0]) == "tasks"
+    outside = card(grader=grader | {"endpoint": JUDGE}, sets=cfg.evaluate.model_dump(mode="json")["sets"])
+    assert not exams.uses_base(outside, EXAM)
+    assert {name: table.max_tokens for name, table in exams.judges(outside, EXAM).items()} == {exams.GRADER: 50}
+
+
+def test_samples_of_a_row_follow_each_other_and_are_sampled_as_the_card_says():
+    cfg, world = card(temperature=0.5, top_p=0.8, max_tokens=7), tools()
+    records = take(EXAM, cfg, world, ROWS[:2], samples=2, top_k=3, max_tokens=99)
+    assert [(record["question"], record["sample"]) for record in records] == [
+        (row["question"], sample) for row in ROWS[:2] for sample in (0, 1)
+    ]
+    sampling = {key: world.sampling["eval"][key] for key in ("temperature", "top_p", "top_k", "max_tokens")}
+    assert sampling == {"temperature": 0.5, "top_p": 0.8, "top_k": 3, "max_tokens": 99}
+    assert world.asked == [("eval", "0", 2), ("eval", "1", 2)]  # a prompt is read once for all its samples
+
+
+def sets(*measures: str) -> dict[str, Any]:
+    return {"sets": [{"name": "held", "path": "none", "measures": list(measures)}]}
+
+
+def test_who_is_asked_follows_from_the_measures():
+    assert exams.judges(card(**sets()), EXAM) == {}  # accuracy is exact match here
+    assert set(exams.judges(card(**sets("judge"), judge=JUDGE), EXAM)) == {exams.JUDGE}
+    strict = replace(EXAM, accuracy=("exact-match", "judge"))
+    assert set(exams.judges(card(**sets(), judge=JUDGE), strict)) == {exams.JUDGE}
+    assert exams.judges(card(**sets("f1"), judge=JUDGE), strict) == {}
+    with pytest.raises(ValueError, match=r"add \[evaluate.judge\]"):
+        exams.judges(card(**sets("pairwise")), EXAM)
+    with pytest.raises(ValueError, match=r"add \[evaluate.grader\]"):
+        exams.judges(card(**sets("rubric")), EXAM)
+
+
+def test_prompts_are_looked_at_before_anything_is_asked(tmp_path):
+    rows = {"held": ROWS}
+    exams.check_prompts(card(**sets("judge"), judge=JUDGE), EXAM, rows)
+    exams.check_prompts(card(**sets("pairwise"), judge=JUDGE), EXAM, rows)
+    grader = {"temperature": 0.0, "max_tokens": 50}
+    exams.check_prompts(card(**sets("rubric"), grader=grader), EXAM, rows)
+    for measure, name in (("judge", "judge"), ("pairwise", "pairwise"), ("rubric", "grader")):
+        cfg = card(**sets(measure), judge=JUDGE, grader=grader, prompts=str(tmp_path))
+        with pytest.raises(PromptError, match=rf"{name}\.txt: no such prompt file"):
+            exams.check_prompts(cfg, EXAM, rows)
+
+    def refuse(row: Any, tokens: Any) -> Messages:
+        raise PromptError("no.")
+
+    with pytest.raises(PromptError):
+        exams.check_prompts(card(**sets()), replace(EXAM, prompt=refuse), rows)
+
+
+def test_a_set_has_rows_of_one_kind():
+    with pytest.raises(CardError, match=r"'rubric', of rows with rubrics, and 'f1', of rows with right answers"):
+        card(**sets("f1", "rubric"))
+    with pytest.raises(CardError, match="names a measure twice"):
+        card(**sets("f1", "f1"))

@@ -1,0 +1,114 @@
+"""Two answers compared in both orders, by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from scope_jax.learner.types import Reply
+from scope_jax.play import pairwise
+from scope_jax.play.judge_client import JudgeError
+from scope_jax.play.pairwise import Pair, points, vote_of
+from tests.systems.harness import card
+
+CFG = card()
+PROMPTS = CFG.evaluate.prompts_folder
+
+
+@pytest.mark.parametrize(
+    ("reply", "vote"),
+    [
+        ("<verdict>A</verdict>", "A"),
+        ("<think>B, surely: <verdict>B</verdict></think> <verdict> a </verdict>", "A"),
+        ("<verdict>TIE</verdict>", "tie"),
+        ("<verdict>B</verdict> or <verdict>A</verdict>", "B"),
+        ("<verdict>both</verdict>", None),
+        ("<verdict>A or B</verdict>", None),
+        ("<verdict></verdict>", None),
+        ("<verdict>A", None),
+        ("<think>so <verdict>A</verdict>", None),  # a thought that was cut off
+        ("A is better", None),
+        ("", None),
+    ],
+)
+def test_votes_are_never_guessed(reply: str, vote: str | None) -> None:
+    assert vote_of(reply) == vote
+
+
+@pytest.mark.parametrize(
+    ("as_first", "as_second", "value"),
+    [
+        ("A", "B", 1.0),  # better wherever it stands
+        ("B", "A", 0.0),
+        ("A", "A", 0.5),  # the judge prefers a place
+        ("B", "B", 0.5),
+        ("tie", "tie", 0.5),
+        ("A", "tie", 0.75),
+        ("tie", "A", 0.25),
+        (None, "B", None),
+        ("tie", None, None),
+        (None, None, None),
+    ],
+)
+def test_points_are_the_mean_of_both_orders(as_first, as_second, value) -> None:
+    assert points(as_first, as_second) == value
+
+
+def between(message: str) -> tuple[str, str]:
+    """What stands as A and as B."""
+    first, second = message.split("Answer A:")[1].split("Answer B:")
+    return first.strip(), second.split("How to decide")[0].strip()
+
+
+class Desk:
+    """A judge that prefers the longer answer and calls equal lengths a tie; it never reads what says NOISE."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, bool]] = []
+
+    def __call__(self, messages: Sequence[str], again: bool) -> list[Reply]:
+        self.asked += [(message, again) for message in messages]
+        return [Reply(self.vote(message)) for message in messages]
+
+    def vote(self, message: str) -> str:
+        first, second = between(message)
+        if "NOISE" in first + second:
+            return "I like both."
+        if "SLOW" in first + second and "could be read" not in message:
+            return "Hm."
+        word = "tie" if len(first) == len(second) else "A" if len(first) > len(second) else "B"
+        return f"<verdict>{word}</verdict>"
+
+
+def test_each_answer_stands_once_in_each_place() -> None:
+    desk = Desk()
+    pairs = [Pair("q", "a long answer", "short"), Pair("q", None, "short"), Pair("q", "s <score>1</score>", "x" * 99)]
+    votes = pairwise.compare(CFG, PROMPTS, desk, pairs, "judge")
+    assert votes == [("A", "B"), None, ("B", "A")]
+    assert [between(message) for message, _ in desk.asked] == [
+        ("a long answer", "short"),
+        ("short", "a long answer"),
+        ("s [score]1[/score]", "x" * 99),  # what is quoted marks nothing
+        ("x" * 99, "s [score]1[/score]"),
+    ]
+
+
+def test_a_vote_that_cannot_be_read_is_asked_for_once_more() -> None:
+    desk = Desk()
+    votes = pairwise.compare(CFG, PROMPTS, desk, [Pair("q", "SLOW", "b"), Pair("q", "NOISE", "bbbbb")], "judge")
+    assert votes == [("A", "B"), (None, None)]
+    assert [again for _, again in desk.asked] == [False] * 4 + [True] * 4
+
+
+def test_equal_pairs_are_asked_once_and_nothing_asks_nobody() -> None:
+    desk = Desk()
+    assert pairwise.compare(CFG, PROMPTS, desk, [Pair("q", "aa", "b")] * 3, "judge") == [("A", "B")] * 3
+    assert len(desk.asked) == 2
+    assert pairwise.compare(CFG, PROMPTS, desk, [Pair("q", None, "b")], "judge") == [None] and len(desk.asked) == 2
+
+
+def test_a_judge_that_never_votes_stops_the_exam() -> None:
+    pairs = [Pair(f"q{number}", "NOISE", "b") for number in range(4)]
+    with pytest.raises(JudgeError, match=r"none of 8 replies .* raise evaluate\.judge\.max_tokens"):
+        pairwise.compare(CFG, PROMPTS, Desk(), pairs, "evaluate.judge")
