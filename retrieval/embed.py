@@ -11,7 +11,7 @@ import os
 import re
 import unicodedata
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -20,10 +20,21 @@ import numpy as np
 import scipy.sparse as sp
 from jaxtyping import Float
 
-from retrieval.corpus import READ_ROWS, Corpus
+from retrieval.corpus import READ_ROWS, Document
 
 Encoder = Callable[[Sequence[str]], np.ndarray]  # texts -> float32 [N, E]
 Progress = Callable[[int, int], None]  # passages done, passages in all
+
+
+@runtime_checkable
+class Passages(Protocol):
+    """What an encoder is fitted on: a corpus, or anything else that reads documents by number from disk."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, row: int, /) -> Document: ...
+
+    def batches(self, size: int, /) -> Iterator[list[Document]]: ...
 
 
 @runtime_checkable
@@ -119,7 +130,7 @@ class HashedLexical:
         self.identity = f"hashed-lexical-{dim}-{digest.hexdigest()}"
 
     @staticmethod
-    def fit(corpus: Corpus, dim: int, progress: Progress | None = None) -> HashedLexical:
+    def fit(corpus: Passages, dim: int, progress: Progress | None = None) -> HashedLexical:
         """Weights of this corpus; two passes, the second over at most 8,192 passages spread evenly."""
         if dim < 16:
             raise ValueError(f"A hashed embedding of {dim} coordinates keeps nothing apart; use 1024 to 4096.")
@@ -285,7 +296,7 @@ def _singular(word: str) -> str:
 
 # ------------------------------------------------------------------------------------------------------------ numbers
 def _document_frequencies(
-    corpus: Corpus, progress: Progress | None
+    corpus: Passages, progress: Progress | None
 ) -> tuple[np.ndarray, np.ndarray, tuple[float, float]]:
     """(hashes of all features, in how many passages each stands, (mean words, mean trigrams) of a passage)."""
     features_F, counts_F = np.empty(0, np.uint64), np.empty(0, np.int64)

@@ -307,12 +307,18 @@ def _convert(
 @app.command()
 def index(
     card: Card,
-    rebuild: Annotated[bool, typer.Option("--rebuild", help="Delete an index that is there, and start anew.")] = False,
+    clusters: Annotated[
+        bool, typer.Option("--clusters", help="Make clusters of documents instead, as CARD's table clusters says.")
+    ] = False,
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Delete what is there, and start anew.")] = False,
     set_: Sets = None,
     as_json: Json = False,
 ) -> None:
-    """Build the search index that CARD names (retrieval.index); a build that was stopped goes on."""
+    """Build the search index that CARD names (retrieval.index), or its clusters; what was stopped goes on."""
     cfg = _card(card, set_)
+    if clusters:
+        _prepare_clusters(cfg, rebuild, as_json)
+        return
     if (retrieval := cfg.retrieval) is None or retrieval.index is None:
         raise UserError(f"{card} names no index folder; add retrieval.index to it or --set retrieval.index=DIR.")
     from scope_jax.report.progress import Progress
@@ -325,6 +331,27 @@ def index(
     seconds = time.monotonic() - began
     results = {"index": retrieval.index, "passages": len(retriever.corpus), "seconds": seconds}
     _print(results, as_json)
+
+
+def _prepare_clusters(cfg: Config, rebuild: bool, as_json: bool) -> None:
+    from scope_jax.report.progress import Progress
+    from scope_jax.run.clustering import prepare_clusters
+    from scope_jax.run.indexing import index_mesh
+
+    began = time.monotonic()
+    worked = False
+
+    def part(name: str, done: int, total: int) -> None:
+        nonlocal worked
+        worked = True
+        progress.part(name, done, total)
+
+    with Progress(_console()) as progress:
+        found = prepare_clusters(cfg, index_mesh(), part, rebuild)
+        if not worked:
+            progress.say(f"the clusters in {cfg.clusters.folder} are finished; there is nothing to do")
+    told = {key: value for key, value in found.items() if key not in ("sources", "examples")}
+    _print({"folder": cfg.clusters.folder, **told, "seconds": time.monotonic() - began}, as_json)
 
 
 @app.command()

@@ -19,6 +19,7 @@ from pydantic import AfterValidator, JsonValue, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from scope_jax.config.base import CardError, CardPath, Section, Seed, merge_tables, one_of
+from scope_jax.config.clusters import ClustersSection
 from scope_jax.config.exams import BY_RUBRIC, EvalSection, EvalSet, Measure
 from scope_jax.config.scope import ChallengerRewardSection, MissingAnswer, ScopeSection, SolverRewardSection
 from scope_jax.config.ssp import FormatRule, Grader, NoiseUnit, SSPSection
@@ -107,6 +108,7 @@ class Config(Section):
     optimizer: OptimizerSection = OptimizerSection()
     data: DataSection
     evaluate: EvalSection = EvalSection()
+    clusters: ClustersSection = ClustersSection()
     train: TrainSection
     judge: JudgeSection | None = None
     launch: LaunchSection = LaunchSection()

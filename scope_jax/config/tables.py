@@ -75,7 +75,7 @@ class MeshSection(Section):
 
 
 # ------------------------------------------------------------------------------------------------------------ sources
-Column = Literal["question", "answers", "aliases", "searches", "rubric", "id", "title", "text"]
+Column = Literal["question", "answers", "aliases", "searches", "rubric", "id", "title", "text", "quality"]
 
 
 class SourceSection(Section):

@@ -58,7 +58,7 @@ def open_or_build_index(
     folder = Path(card.index) if card.index else run / "index"
     tell = part or (lambda name, done, total: None)
     corpus = load_corpus(card.corpus, {**card.columns}, card.split, card.hub_config)
-    embedder = _neural(card.encoder, mesh) or _lexical(card, corpus, folder, tell)
+    embedder = neural(card.encoder, mesh) or _lexical(card, corpus, folder, tell)
     build = partial(build_index, corpus, embedder, folder, chunk=EMBED_CHUNK)
     with writing(folder):
         build(kind="exact", scann=None, progress=partial(tell, "passages embedded"), rebuild=rebuild)
@@ -75,7 +75,7 @@ def _lexical(card: RetrievalSection, corpus: Corpus, folder: Path, tell: Part) -
     return saved or HashedLexical.fit(corpus, card.dim, partial(tell, "passages counted"))
 
 
-def _neural(card: EncoderSection, mesh: Mesh | None) -> Embedder | None:
+def neural(card: EncoderSection, mesh: Mesh | None) -> Embedder | None:
     """The card's embedding model behind its prefixes; None where the card names none.
 
     Its identity is a hash of model, prefixes and text length. The compute dtype is not in it: like the machine, it

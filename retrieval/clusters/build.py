@@ -1,0 +1,235 @@
+"""From corpora to clusters of related documents, in three steps that survive a kill.
+
+    select    filters, near-duplicates, what evaluations hold        select.py
+    embed     a unit vector for each document that was kept          embed.py's encoders, or a model handed in
+    cluster   hierarchical k-means, families, writing                kmeans.py
+
+The first two note every chunk in the manifest; the third is done anew, it takes minutes for a million documents. So a
+preparation that was killed ends with the same bytes as one that was not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from retrieval.clusters.folder import (
+    BLOCK,
+    CLUSTERS,
+    EMBEDDER,
+    REPORT,
+    VECTORS,
+    VERSION,
+    ClustersFolderError,
+    Folder,
+    Kept,
+    State,
+    Tell,
+    input_of,
+)
+from retrieval.clusters.kmeans import clusters
+from retrieval.clusters.select import REASONS, select
+from retrieval.clusters.settings import Corpus, Neural, Preparation
+from retrieval.embed import Encoder, HashedLexical
+from retrieval.rows import DataError
+
+NOT_CHOSEN = "cluster_not_chosen"  # beyond those that a family takes
+
+
+def prepare(wanted: Preparation, path: Path, *, chunk: int, tell: Tell, rebuild: bool = False) -> dict[str, Any]:
+    """The report of the clusters in `path`, which are made or finished first; nothing is done where they are there.
+
+    chunk: rows read, or documents embedded, between two notes in the manifest. tell(name, done, total) is told how far
+    the work is. rebuild: clusters that are there are deleted first. Raises FileNotFoundError and DataError for sources
+    that cannot be used or leave too little, and then leaves nothing behind; ClustersFolderError for a folder that
+    belongs to something else or to other settings.
+    """
+    folder = Folder(path)
+    folder.check()
+    state = None if rebuild else folder.saved()
+    inputs = _inputs(wanted, state)
+    if state is not None:
+        _compare(path, state, wanted, inputs)
+    with folder.locked():
+        if state is None:
+            folder.clear()
+            zeros: dict[str, int] = dict.fromkeys(("kept", *REASONS), 0)
+            state = State(VERSION, wanted.plain(), inputs, counts=[dict(zeros) for _ in wanted.corpora])
+        if state.result is None:
+            _finish(wanted, folder, state, chunk, tell)
+        folder.clear_work()
+    return json.loads((path / REPORT).read_text(encoding="utf-8"))
+
+
+def _finish(wanted: Preparation, folder: Folder, state: State, chunk: int, tell: Tell) -> None:
+    try:
+        if not state.selected:
+            select(wanted, folder, state, chunk, tell)
+        _check_enough(wanted, state)
+    except DataError:
+        folder.clear()  # sources or filters must change first, and then nothing of this counts
+        raise
+    vectors_NE = _embed(wanted, folder, state, chunk, tell)
+    report = _cluster(wanted, folder, state, vectors_NE, tell)
+    folder.write(REPORT, json.dumps(report, indent=1, ensure_ascii=False))
+    folder.save(state)
+
+
+# ----------------------------------------------------------------------------------------------------- what was there
+def _inputs(wanted: Preparation, state: State | None) -> dict[str, dict[str, Any]]:
+    known = state.inputs if state else {}
+    sources = (*wanted.corpora, *wanted.held_out_documents, *wanted.held_out_questions)
+    return {s.name: input_of(s.path, s.split, s.hub_config, known.get(s.name)) for s in sources}
+
+
+def _compare(path: Path, state: State, wanted: Preparation, inputs: dict[str, dict[str, Any]]) -> None:
+    settings = wanted.plain()
+    for name in sorted(settings.keys() | state.settings.keys()):
+        if settings.get(name) != state.settings.get(name):
+            raise ClustersFolderError(
+                f"The clusters in {path} were made with another value of {name} ({_shown(state.settings.get(name))}, "
+                f"now {_shown(settings.get(name))}); choose another folder, or have them made anew (--rebuild)."
+            )
+    for name, found in inputs.items():
+        if found["hash"] != state.inputs[name]["hash"]:
+            raise ClustersFolderError(
+                f"{name} has changed since the clusters in {path} were made from it; choose another folder, or have "
+                "them made anew (--rebuild)."
+            )
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 200 else text[:200] + " …"
+
+
+def _check_enough(wanted: Preparation, state: State) -> None:
+    """Raises DataError if no cluster could be made of some corpora."""
+    for families, _, count in _groups(wanted, state):
+        if count >= wanted.sizes.least:
+            continue
+        sources = [place for place, corpus in enumerate(wanted.corpora) if corpus.families == families]
+        dropped = {reason: sum(state.counts[place][reason] for place in sources) for reason in REASONS}
+        told = ", ".join(f"{number} {reason}" for reason, number in dropped.items() if number) or "none dropped"
+        raise DataError(
+            f"{', '.join(wanted.corpora[place].path for place in sources)}: {count} documents are left ({told}) and a "
+            f"cluster has at least {wanted.sizes.least}; give more documents, loosen the filters or lower that number."
+        )
+
+
+def _groups(wanted: Preparation, state: State) -> Iterator[tuple[tuple[str, ...], np.ndarray, int]]:
+    """(families, numbers of the documents, how many) of the corpora that are clustered together."""
+    ends = np.cumsum([counts["kept"] for counts in state.counts])
+    spans = {place: np.arange(end - state.counts[place]["kept"], end) for place, end in enumerate(ends)}
+    for families in dict.fromkeys(corpus.families for corpus in wanted.corpora):
+        rows = np.concatenate([spans[place] for place, c in enumerate(wanted.corpora) if c.families == families])
+        yield families, rows, len(rows)
+
+
+# ---------------------------------------------------------------------------------------------------------- embedding
+def _embed(wanted: Preparation, folder: Folder, state: State, chunk: int, tell: Tell) -> np.ndarray:
+    """The vectors of all documents, memory-mapped."""
+    kept = Kept(folder, state)
+    if state.embedded < state.kept:
+        encode = _encoder(wanted, folder, kept, tell)
+        while state.embedded < state.kept:
+            numbers = range(state.embedded, min(state.embedded + chunk, state.kept))
+            documents = [kept[number] for number in numbers]
+            vectors_NE = np.asarray(encode([document.contents for document in documents]), "<f4")
+            if not np.isfinite(vectors_NE).all():
+                bad = documents[int((~np.isfinite(vectors_NE).all(axis=1)).argmax())]
+                raise ValueError(
+                    f"The encoder returned a vector that is not finite for document {bad.id}; use another."
+                )
+            state.width = vectors_NE.shape[1]
+            folder.append(VECTORS, vectors_NE.itemsize * state.width * state.embedded, vectors_NE.tobytes())
+            state.embedded = numbers.stop
+            folder.save(state)
+            tell("documents embedded", state.embedded, state.kept)
+    return folder.array(VECTORS, "<f4", (state.kept, state.width))
+
+
+def _encoder(wanted: Preparation, folder: Folder, kept: Kept, tell: Tell) -> Encoder:
+    if isinstance(wanted.encoder, Neural):
+        return wanted.encoder.load()
+    file = folder.work / EMBEDDER
+    if not file.exists():
+        HashedLexical.fit(kept, wanted.encoder, lambda done, total: tell("documents counted", done, total)).save(file)
+    return HashedLexical.load(file).passages
+
+
+# --------------------------------------------------------------------------------------------------------- clustering
+def _cluster(wanted: Preparation, folder: Folder, state: State, vectors_NE: np.ndarray, tell: Tell) -> dict[str, Any]:
+    """Writes clusters.jsonl, notes it in `state` and returns the report."""
+    chosen: list[tuple[str, np.ndarray]] = []
+    not_chosen = 0
+    for number, (families, rows, count) in enumerate(_groups(wanted, state)):
+        found = clusters(vectors_NE, rows, wanted.sizes, (wanted.seed, number),
+                         lambda done, total: tell("documents clustered", done, total))  # fmt: skip
+        taken = _some(found, wanted.per_family, len(families), (wanted.seed, number))
+        not_chosen += count - sum(map(len, taken))
+        chosen += [(families[place % len(families)], members) for place, members in enumerate(taken)]
+    state.result = _write(folder, Kept(folder, state), chosen, tell)
+    return _report(wanted, state, chosen, not_chosen)
+
+
+def _some(found: list[np.ndarray], per_family: int | None, families: int, seed: tuple[int, ...]) -> list[np.ndarray]:
+    """As many clusters as the families take, drawn at random; their order is kept."""
+    if per_family is None or len(found) <= per_family * families:
+        return found
+    order = np.random.default_rng([*(1 + s for s in seed), 1]).permutation(len(found))
+    return [found[place] for place in np.sort(order[: per_family * families])]
+
+
+def _write(folder: Folder, kept: Kept, chosen: list[tuple[str, np.ndarray]], tell: Tell) -> dict[str, Any]:
+    part = folder.path / f"{CLUSTERS}.part"
+    digest, size = hashlib.blake2b(digest_size=16), 0
+    with part.open("wb", buffering=BLOCK) as file:
+        for number, (family, members) in enumerate(chosen):
+            documents = _apart([vars(kept[int(member)]) for member in members])
+            row = {"id": f"c{number:06d}", "family": family, "documents": documents}
+            line = (json.dumps(row, ensure_ascii=False) + "\n").encode()
+            file.write(line)
+            digest.update(line)
+            size += len(line)
+            if (number + 1) % 1000 == 0 or number + 1 == len(chosen):
+                tell("clusters written", number + 1, len(chosen))
+    part.replace(folder.path / CLUSTERS)
+    return {"bytes": size, "hash": digest.hexdigest()}
+
+
+def _apart(documents: list[dict[str, str]]) -> list[dict[str, str]]:
+    """Documents of one cluster with an id each: of those that share one, the later get a number behind it."""
+    taken: set[str] = set()
+    for document in documents:
+        name, number = document["id"], 1
+        while document["id"] in taken:
+            number += 1
+            document["id"] = f"{name}-{number}"
+        taken.add(document["id"])
+    return documents
+
+
+def _report(wanted: Preparation, state: State, chosen: list[tuple[str, np.ndarray]], not_chosen: int) -> dict[str, Any]:
+    sizes = [len(members) for _, members in chosen]
+    dropped = {reason: sum(counts[reason] for counts in state.counts) for reason in REASONS} | {NOT_CHOSEN: not_chosen}
+    return {
+        "read": state.read,
+        "dropped": dropped,
+        "kept": sum(sizes),
+        "clusters": len(chosen),
+        "families": {family: len(list(group)) for family, group in groupby(sorted(family for family, _ in chosen))},
+        "documents_per_cluster": {"mean": sum(sizes) / len(sizes), "smallest": min(sizes), "largest": max(sizes)},
+        "sources": [_of_source(corpus, counts) for corpus, counts in zip(wanted.corpora, state.counts, strict=True)],
+        "examples": state.examples,
+    }
+
+
+def _of_source(corpus: Corpus, counts: dict[str, int]) -> dict[str, Any]:
+    return {"path": corpus.path, "read": sum(counts.values()), **counts}

@@ -1,0 +1,225 @@
+"""The folder of a preparation: what it holds, what it was made from, and how far it is.
+
+    clusters.jsonl     the result, there only when it is whole
+    report.json        what was read, dropped and why, kept; sizes of clusters
+    manifest.json      settings, inputs with their hashes, progress
+    work/              what the steps hand on; removed at the end
+        documents.jsonl   documents that were kept        offsets.u64      where each of them begins
+        signatures.u32    their MinHash values            vectors.f32      their embeddings
+        embedder.npz      weights of the lexical encoder
+
+Files in work/ only grow, and count as far as the manifest says; what a kill left behind that, the next write cuts off.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gzip
+import hashlib
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from retrieval.corpus import Document
+from retrieval.rows import DataError, hub_table, is_file
+
+VERSION = 1
+CLUSTERS, REPORT, MANIFEST, WORK, LOCK = "clusters.jsonl", "report.json", "manifest.json", "work", ".lock"
+DOCUMENTS, OFFSETS, SIGNATURES, VECTORS, EMBEDDER = (
+    "documents.jsonl", "offsets.u64", "signatures.u32", "vectors.f32", "embedder.npz",
+)  # fmt: skip
+BLOCK = 1 << 20  # bytes hashed at a time
+
+Tell = Callable[[str, int, int], None]  # name of some work, pieces done, pieces in all
+
+
+class ClustersFolderError(ValueError):
+    """A folder that cannot take or does not hold the clusters asked for; one sentence says why."""
+
+
+@dataclass
+class State:
+    """manifest.json."""
+
+    version: int
+    settings: dict[str, Any]  # all that changes the result, as plain JSON
+    inputs: dict[str, dict[str, Any]]  # by name: hash and rows; of a file its size and time too
+    read: int = 0  # rows of all sources
+    counts: list[dict[str, int]] = field(default_factory=list)  # of each source: rows by what became of them
+    examples: dict[str, list[str]] = field(default_factory=dict)  # by reason
+    kept: int = 0  # documents
+    document_bytes: int = 0
+    selected: bool = False
+    width: int = 0  # of a vector
+    embedded: int = 0
+    result: dict[str, Any] | None = None  # of clusters.jsonl: bytes, hash, clusters, documents
+
+
+class Folder:
+    """A folder that one process writes. Raises ClustersFolderError where it must not or cannot be used."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.work = path, path / WORK
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Makes the folder, and keeps other processes out of it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / LOCK).open("ab") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ClustersFolderError(
+                    f"Another process is working in {self.path}; wait for it or choose another folder."
+                ) from None
+            yield
+
+    # -------------------------------------------------------------------------------------------------------- state
+    def check(self) -> None:
+        """Raises ClustersFolderError for a place that is no folder or holds other things than clusters."""
+        if self.path.exists() and not self.path.is_dir():
+            raise ClustersFolderError(f"{self.path} is a file; name a folder for the clusters.")
+        if not self.path.is_dir() or (self.path / MANIFEST).exists():
+            return
+        ours = {LOCK, WORK, f"{MANIFEST}.part"}
+        if foreign := sorted(entry.name for entry in self.path.iterdir() if entry.name not in ours):
+            raise ClustersFolderError(
+                f"The folder {self.path} holds other files ({foreign[0]}) and no clusters; choose an empty or new one."
+            )
+
+    def saved(self) -> State | None:
+        """How far the folder is; None where nothing of its work counts."""
+        file = self.path / MANIFEST
+        if not file.exists():
+            return None
+        try:
+            state = State(**json.loads(file.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            raise self.damaged(f"{MANIFEST} cannot be read") from None
+        if state.version != VERSION:
+            raise ClustersFolderError(
+                f"The clusters in {self.path} have format {state.version}, not {VERSION}; have them made anew "
+                "(--rebuild)."
+            )
+        result = self.path / CLUSTERS
+        if state.result and not (result.is_file() and result.stat().st_size == state.result["bytes"]):
+            raise self.damaged(f"{CLUSTERS} is missing or was changed")
+        return state
+
+    def save(self, state: State) -> None:
+        self.write(MANIFEST, json.dumps(asdict(state), indent=1, ensure_ascii=False))
+
+    def write(self, name: str, text: str) -> None:
+        """Writes a file, whole or not at all."""
+        part = self.path / f"{name}.part"
+        part.write_text(text + "\n", encoding="utf-8")
+        os.replace(part, self.path / name)
+
+    def clear(self) -> None:
+        """Removes everything of ours, the manifest first, so that a kill leaves nothing that looks whole."""
+        for name in (MANIFEST, REPORT, CLUSTERS):
+            for path in (self.path / name, self.path / f"{name}.part"):
+                path.unlink(missing_ok=True)
+        self.clear_work()
+
+    def clear_work(self) -> None:
+        if self.work.is_dir():
+            shutil.rmtree(self.work)
+
+    def damaged(self, what: str) -> ClustersFolderError:
+        return ClustersFolderError(f"The clusters in {self.path} are damaged: {what}; have them made anew (--rebuild).")
+
+    # ------------------------------------------------------------------------------------------------- growing files
+    def append(self, name: str, committed: int, data: bytes) -> None:
+        """Writes `data` behind the first `committed` bytes of a file in work/; what stood there is cut off."""
+        self.work.mkdir(exist_ok=True)
+        with (self.work / name).open("ab") as file:
+            if file.tell() < committed:
+                raise self.damaged(f"{WORK}/{name} has {file.tell()} bytes where there were {committed}")
+            file.truncate(committed)
+            file.write(data)
+
+    def array(self, name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+        """An array in work/, memory-mapped. Raises ClustersFolderError where it is too short."""
+        file, size = self.work / name, int(np.prod(shape)) * np.dtype(dtype).itemsize
+        if not size:
+            return np.zeros(shape, dtype)
+        if not file.is_file() or file.stat().st_size < size:
+            raise self.damaged(f"{WORK}/{name} is missing or too short")
+        return np.memmap(file, dtype, "r", shape=shape)
+
+
+class Kept:
+    """The documents in work/, by number, read from disk when they are asked for."""
+
+    def __init__(self, folder: Folder, state: State) -> None:
+        self._folder, self._count = folder, state.kept
+        self._offsets = folder.array(OFFSETS, "<u8", (state.kept,))
+        self._text = folder.array(DOCUMENTS, "u1", (state.document_bytes,))
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, number: int) -> Document:
+        last = number + 1 == self._count
+        line = self._text[self._offsets[number] : None if last else self._offsets[number + 1]]
+        try:
+            return Document(**json.loads(bytes(line)))
+        except (ValueError, TypeError):
+            raise self._folder.damaged(f"{WORK}/{DOCUMENTS} cannot be read at document {number + 1}") from None
+
+    def batches(self, size: int) -> Iterator[list[Document]]:
+        """All of them in order, `size` at a time."""
+        for start in range(0, self._count, size):
+            yield [self[number] for number in range(start, min(start + size, self._count))]
+
+
+# ------------------------------------------------------------------------------------------------------------- inputs
+def input_of(source: str, split: str | None, hub_config: str | None, known: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What tells one state of a source from another: of a file a hash over its bytes, of a hub data set its
+    fingerprint; and its number of rows (blank lines count).
+
+    known: what was found before; a file of the same size and time is not read again.
+    """
+    if not is_file(source):
+        table = hub_table(source, split or "train", hub_config)
+        return {"hash": table._fingerprint, "rows": len(table)}
+    path = Path(source)
+    if not path.exists():
+        raise FileNotFoundError(f"The data file {source} does not exist; check the path.")
+    if not path.is_file():
+        raise DataError(f"{source} is not a file; give one JSONL or Parquet file, or the name of a hub data set.")
+    seen = {"bytes": path.stat().st_size, "modified": path.stat().st_mtime_ns}
+    if known is not None and all(known.get(key) == value for key, value in seen.items()):
+        return dict(known)
+    return {**seen, "hash": _hash(path), "rows": _rows(path)}
+
+
+def _hash(path: Path) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _rows(path: Path) -> int:
+    """Rows of a Parquet file, lines of any other; 0 where it is broken, which reading it will say better."""
+    try:
+        if path.suffix == ".parquet":
+            with pq.ParquetFile(path) as table:
+                return table.metadata.num_rows
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+            return sum(1 for _ in file)
+    except (OSError, EOFError, ValueError, zlib.error, pa.ArrowException):
+        return 0

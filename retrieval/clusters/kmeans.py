@@ -1,0 +1,146 @@
+"""Hierarchical k-means: many vectors into small clusters of bounded size.
+
+A node of more than `most` vectors is split by Lloyd's algorithm into at most `branching` children, and these in turn.
+Centres are found on a sample that fits in memory; the vectors themselves are read in batches, so they may lie on disk.
+Splitting ends with clusters of `least` to `most` vectors, none left over:
+
+    a child with fewer than `least` is dissolved, its vectors go to the nearest of the other centres;
+    where that leaves one child with nearly all of them, the node is cut in two equal halves instead.
+
+Everything is numpy in a fixed order: the same vectors and seed give the same clusters on the same machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.sparse as sp
+from jaxtyping import Float, Int
+
+SAMPLE = 256  # vectors for each centre on which centres are found
+ROUNDS = 25  # of Lloyd's algorithm, at most
+BATCH = 4096  # vectors read at a time
+LOPSIDED = 0.9  # share of the largest child from which on a split is no progress
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Vectors of a cluster: about `mean`, at least `least`, at most `most`; `branching`: children of one split."""
+
+    mean: int
+    least: int
+    most: int
+    branching: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.least <= self.mean <= self.most or 2 * self.least > self.most or self.branching < 2:
+            raise ValueError(f"{self} cannot be kept: least ≤ mean ≤ most, 2 · least ≤ most and branching ≥ 2.")
+
+
+def clusters(
+    vectors_NE: Float[np.ndarray, "N E"],
+    rows: Int[np.ndarray, "_"],
+    sizes: Sizes,
+    seed: tuple[int, ...],
+    tell: Callable[[int, int], None],
+) -> list[Int[np.ndarray, "_"]]:
+    """The rows of each cluster, ascending; clusters that stand near each other in the list are alike.
+
+    rows: which of the vectors (they may be memory-mapped) take part. tell(done, total) counts rows.
+    Raises ValueError for fewer rows than `sizes.least`.
+    """
+    if len(rows) < sizes.least:
+        raise ValueError(f"{len(rows)} vectors are fewer than the {sizes.least} of a cluster.")
+    found: list[np.ndarray] = []
+    nodes: list[tuple[np.ndarray, tuple[int, ...]]] = [(np.sort(rows), ())]
+    done = 0
+    while nodes:
+        node, path = nodes.pop()
+        if len(node) > sizes.most:
+            # children count from 1: a seed sequence does not tell (s,) from (s, 0)
+            parts = _split(vectors_NE, node, sizes, np.random.default_rng([*(1 + s for s in seed), 0, *path]))
+            nodes += reversed([(part, (*path, place)) for place, part in enumerate(parts, start=1)])
+            continue
+        found.append(node)
+        done += len(node)
+        tell(done, len(rows))
+    return found
+
+
+def _split(vectors_NE: np.ndarray, rows: np.ndarray, sizes: Sizes, rng: np.random.Generator) -> list[np.ndarray]:
+    count = min(sizes.branching, max(2, round(len(rows) / sizes.mean)))
+    centres_ZE = lloyd(_sample(vectors_NE, rows, count, rng), count, rng)
+    nearest = _nearest(vectors_NE, rows, centres_ZE)
+    large = np.bincount(nearest, minlength=count) >= sizes.least
+    if 0 < large.sum() < count:
+        nearest = _nearest(vectors_NE, rows, centres_ZE[large])
+    if not large.any() or np.bincount(nearest).max() > LOPSIDED * len(rows):
+        return _halves(vectors_NE, rows, rng)
+    return [rows[nearest == child] for child in range(nearest.max() + 1)]
+
+
+def _halves(vectors_NE: np.ndarray, rows: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    """Two parts of equal size, cut across the line between two centres; equal vectors stay in the order of rows."""
+    first_E, second_E = lloyd(_sample(vectors_NE, rows, 2, rng), 2, rng)
+    along = np.concatenate([batch_NE @ (first_E - second_E) for batch_NE in _batches(vectors_NE, rows)])
+    order = np.argsort(along, kind="stable")
+    return [np.sort(rows[half]) for half in np.array_split(order, 2)]
+
+
+def _sample(vectors_NE: np.ndarray, rows: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    if len(rows) > SAMPLE * count:
+        rows = np.sort(rng.choice(rows, SAMPLE * count, replace=False))
+    return np.asarray(vectors_NE[rows])
+
+
+def _batches(vectors_NE: np.ndarray, rows: np.ndarray) -> Iterator[np.ndarray]:
+    for start in range(0, len(rows), BATCH):
+        yield np.asarray(vectors_NE[rows[start : start + BATCH]])
+
+
+def _nearest(vectors_NE: np.ndarray, rows: np.ndarray, centres_ZE: np.ndarray) -> np.ndarray:
+    return np.concatenate([_closeness(batch, centres_ZE).argmax(axis=1) for batch in _batches(vectors_NE, rows)])
+
+
+def _closeness(vectors_NE: np.ndarray, centres_ZE: np.ndarray) -> np.ndarray:
+    """x·c − |c|²/2 for every pair: (|x|² − |x − c|²)/2, largest for the nearest centre."""
+    return vectors_NE @ centres_ZE.T - (centres_ZE**2).sum(axis=1) / 2
+
+
+def lloyd(vectors_NE: Float[np.ndarray, "N E"], count: int, rng: np.random.Generator) -> Float[np.ndarray, "Z E"]:
+    """`count` centres of vectors in memory: k-means++ to begin with, then Lloyd's rounds until nothing moves.
+
+    A centre that loses all its vectors goes to the vector that is farthest from its own centre.
+    """
+    centres_ZE = _scattered(vectors_NE, count, rng)
+    nearest = np.full(len(vectors_NE), -1)
+    for _ in range(ROUNDS):
+        closeness_NZ = _closeness(vectors_NE, centres_ZE)
+        before, nearest = nearest, closeness_NZ.argmax(axis=1)
+        if np.array_equal(before, nearest):
+            break
+        member_NZ = sp.csr_matrix((np.ones(len(nearest), np.float32), nearest, np.arange(len(nearest) + 1)),
+                                  shape=(len(nearest), count))  # fmt: skip
+        sizes_Z = np.bincount(nearest, minlength=count)
+        centres_ZE = np.asarray(member_NZ.T @ vectors_NE) / np.maximum(sizes_Z, 1)[:, None].astype(np.float32)
+        empty = np.flatnonzero(sizes_Z == 0)
+        if len(empty):
+            distance_N = (vectors_NE**2).sum(axis=1) - 2 * closeness_NZ.max(axis=1)
+            centres_ZE[empty] = vectors_NE[np.argsort(-distance_N, kind="stable")[: len(empty)]]
+    return centres_ZE
+
+
+def _scattered(vectors_NE: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """k-means++ (Arthur and Vassilvitskii 2007): each next centre is drawn by its squared distance to the others."""
+    chosen = [int(rng.integers(len(vectors_NE)))]
+    squares_N = (vectors_NE**2).sum(axis=1)
+    distance_N = np.full(len(vectors_NE), np.inf)
+    while len(chosen) < count:
+        last_E = vectors_NE[chosen[-1]]
+        distance_N = np.minimum(distance_N, np.maximum(squares_N - 2 * (vectors_NE @ last_E) + last_E @ last_E, 0))
+        mass_N = np.cumsum(distance_N, dtype=np.float64)
+        drawn = int(np.searchsorted(mass_N, rng.random() * mass_N[-1], side="right"))
+        chosen.append(min(drawn, len(vectors_NE) - 1))
+    return vectors_NE[chosen]

@@ -1,0 +1,91 @@
+"""What a preparation is asked for. Defaults live in the card (scope_jax/config/clusters.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from retrieval.clusters.kmeans import Sizes
+from retrieval.embed import Encoder
+from retrieval.rows import Row
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file or hub data set, and how it is read; see `rows.read` and `rows.optional`."""
+
+    path: str
+    columns: Mapping[str, str]
+    split: str | None
+    hub_config: str | None
+
+    @property
+    def name(self) -> str:
+        return " ".join(part for part in (self.path, self.hub_config, self.split) if part)
+
+
+@dataclass(frozen=True)
+class Corpus(Source):
+    """Documents to be clustered. Clusters hold documents of one or more sources with the same families, and are dealt
+    out to these families in turn."""
+
+    families: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Questions(Source):
+    """Evaluation questions that no document may hold; texts(row, where, columns) finds questions and answers."""
+
+    texts: Callable[[Row, str, Mapping[str, str]], list[str]]
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Which documents are kept; characters are those of the text without its title."""
+
+    min_characters: int
+    max_characters: int
+    min_quality: float  # of sources that name a column for it
+    prose: bool  # words.is_prose
+    similarity: float  # Jaccard, from which on two documents are near-duplicates
+    permutations: int
+    shingle: int  # words
+    phrase: int  # words
+    shortest_phrase: int
+
+
+@dataclass(frozen=True)
+class Neural:
+    """An embedding model. `identity` names it, its version and its settings; load() makes the encoder when it is
+    needed, which a folder that is finished spares."""
+
+    identity: str
+    load: Callable[[], Encoder]
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """Everything that the clusters follow from."""
+
+    corpora: tuple[Corpus, ...]
+    held_out_documents: tuple[Source, ...]
+    held_out_questions: tuple[Questions, ...]
+    filters: Filters
+    encoder: Neural | int  # int: width of the lexical encoder, fitted on the documents that are kept
+    sizes: Sizes
+    per_family: int | None  # clusters kept for each family; None: all
+    seed: int
+
+    def plain(self) -> dict[str, Any]:
+        """All of it as plain JSON, flat, by names that a message can use."""
+        plain: dict[str, Any] = {**vars(self.filters), **vars(self.sizes)}
+        plain |= {"per_family": self.per_family, "seed": self.seed}
+        plain["encoder"] = self.encoder.identity if isinstance(self.encoder, Neural) else f"lexical-{self.encoder}"
+        for name in ("corpora", "held_out_documents", "held_out_questions"):
+            plain[name] = [
+                {"path": s.path, "columns": dict(s.columns), "split": s.split, "hub_config": s.hub_config}
+                | ({"families": list(s.families)} if isinstance(s, Corpus) else {})
+                for s in getattr(self, name)
+            ]
+        return plain

@@ -1,0 +1,73 @@
+"""What filters read of a text: its words, whether it is prose, and which phrases it shares with texts held out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+_WORD = re.compile(r"\w+")
+_LETTER = re.compile(r"[^\W\d_]")
+STOP_WORDS = frozenset(("the", "be", "to", "of", "and", "that", "have", "with"))
+
+
+def words(text: str) -> list[str]:
+    """Lower-case runs of letters and digits."""
+    return _WORD.findall(text.lower())
+
+
+def is_prose(text: str) -> bool:
+    """Gopher's rules of quality for English documents (Rae et al. 2021, App. A.1.1).
+
+    50 to 100,000 words between blanks of 3 to 10 characters in the mean, four fifths of them with a letter; at most one
+    "#" and one "…" for every ten words; at most 90 % of the lines with a bullet in front and 30 % with an ellipsis at
+    the end; two different words of `STOP_WORDS`.
+    """
+    parts = text.split()
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not 50 <= len(parts) <= 100_000 or not 3 <= sum(map(len, parts)) / len(parts) <= 10:
+        return False
+    ellipses = text.count("...") + text.count("…")
+    return (
+        max(text.count("#"), ellipses) <= len(parts) / 10
+        and sum(line.startswith(("•", "-", "*")) for line in lines) <= 0.9 * len(lines)
+        and sum(line.endswith(("...", "…")) for line in lines) <= 0.3 * len(lines)
+        and sum(bool(_LETTER.search(part)) for part in parts) >= 0.8 * len(parts)
+        and len(STOP_WORDS.intersection(words(text))) >= 2
+    )
+
+
+class HeldOutPhrases:
+    """n-grams of evaluation questions and answers, and which of them stands in a text (as Brown et al. 2020, App. C).
+
+    A text of at least `length` words gives each of its n-grams of that many words; a shorter one is a phrase as a whole
+    if it has at least `shortest` words, and otherwise too common to be looked for (`skipped` counts these).
+    """
+
+    def __init__(self, length: int, shortest: int) -> None:
+        if not 1 <= shortest <= length:
+            raise ValueError(f"A shortest phrase of {shortest} words must be 1 or more and at most {length} words.")
+        self.length, self.shortest = length, shortest
+        self.skipped = 0
+        self._rests: dict[tuple[str, ...], set[tuple[str, ...]]] = {}  # first `shortest` words → the words after them
+
+    def add(self, texts: Iterable[str]) -> None:
+        for text in texts:
+            found = words(text)
+            if len(found) < self.shortest:
+                self.skipped += 1
+                continue
+            for start in range(max(1, len(found) - self.length + 1)):
+                phrase = tuple(found[start : start + self.length])
+                self._rests.setdefault(phrase[: self.shortest], set()).add(phrase[self.shortest :])
+
+    def find(self, text: str) -> str | None:
+        """The first phrase that stands in the text, in lower-case words; None if there is none."""
+        if not self._rests:
+            return None
+        found = words(text)
+        for start in range(len(found) - self.shortest + 1):
+            end = start + self.shortest
+            for rest in sorted(self._rests.get(tuple(found[start:end]), ())):
+                if tuple(found[end : end + len(rest)]) == rest:
+                    return " ".join(found[start : end + len(rest)])
+        return None

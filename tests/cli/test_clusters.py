@@ -1,0 +1,140 @@
+"""`scope-jax index CARD --clusters`: from a card to clusters, a second call, mistakes, real passages."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from scope_jax.cli import app
+from scope_jax.config import load_card
+from scope_jax.run.clustering import exam_texts
+from tests.retrieval import tiny_encoders
+from tests.retrieval.clustering import bytes_of, documents, rows_of, sentence, write
+
+ROOT = Path(__file__).parents[2]
+REAL = Path(os.environ.get("SCOPE_JAX_DATA", "/work/shared/data"))
+
+
+@pytest.fixture
+def card(tmp_path: Path) -> Path:
+    """A card of its own, over 62 documents of which one is held by an exam and one too short."""
+    asked = f"{sentence('stars', 70)} so how many rings has the planet behind the bright comet of nineteen eleven"
+    extra = [{"id": "asked", "text": asked}, {"id": "short", "text": "Nothing."}]
+    corpus = write(tmp_path / "corpus.jsonl", [*documents(15), *extra])
+    exam = write(tmp_path / "exam.jsonl", [
+        {"question": "So how many rings has the planet behind the bright comet of nineteen eleven?", "answers": ["two"]}
+    ])  # fmt: skip
+    card = tmp_path / "card.toml"
+    card.write_text(f"""
+extends = "{ROOT / "configs/ssp/atlas.toml"}"
+[[evaluate.sets]]
+name = "exam"
+path = "{exam}"
+[clusters]
+folder = "{tmp_path / "out"}"
+shingle = 3
+permutations = 64
+dim = 256
+documents = 6
+min_documents = 3
+max_documents = 12
+[[clusters.sources]]
+path = "{corpus}"
+""")
+    return card
+
+
+def index(card: Path, *words: str) -> Result:
+    return CliRunner().invoke(app, ["index", str(card), "--clusters", *words])
+
+
+def test_clusters_of_a_card_and_a_second_call(card: Path, tmp_path: Path) -> None:
+    done = index(card, "--json")
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert (told["read"], told["kept"]) == (62, 60) and told["folder"] == str(tmp_path / "out")
+    dropped = {reason: number for reason, number in told["dropped"].items() if number}
+    assert dropped == {"evaluation_question": 1, "too_short": 1}
+    rows = rows_of(tmp_path / "out")
+    assert told["clusters"] == len(rows) and {row["family"] for row in rows} == {"qa", "choice"}
+    before = bytes_of(tmp_path / "out")
+    again = index(card)
+    assert f"the clusters in {tmp_path / 'out'} are finished; there is nothing to do" in again.stderr
+    assert "dropped evaluation_question          1" in again.stdout
+    assert bytes_of(tmp_path / "out") == before
+    assert index(card, "--rebuild").exit_code == 0
+    assert bytes_of(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("clusters.sources=[]", "the card has no clusters.sources; add it"),
+        ('clusters.sources=[{path="nowhere.jsonl"}]', "nowhere.jsonl does not exist"),
+        ("clusters.min_characters=5000", "0 documents are left (62 too_short)"),
+        ("clusters.documents=50", "documents is 50; it must lie between min_documents and max_documents"),
+        ("clusters.max_documents=5", "it must lie between"),
+        ("clusters.min_documents=6", None),
+        ("clusters.min_documents=7", "documents is 6"),
+        ("clusters.shortest_phrase=14", "shortest_phrase must be at most phrase, 13"),
+        ("clusters.similarity=1.0", "at most 0.95"),
+        ('clusters.encoder.checkpoint="nowhere"', "nowhere"),
+    ],
+)
+def test_mistakes_are_one_sentence(card: Path, tmp_path: Path, override: str, said: str | None) -> None:
+    if said is None:
+        assert load_card(card, [override]).clusters.min_documents == 6
+        return
+    done = index(card, "--set", override)
+    assert done.exit_code == 2 and said in done.stderr and "Traceback" not in done.stderr
+    assert len([line for line in done.stderr.splitlines() if line.startswith("scope-jax: ")]) == 1
+    out = tmp_path / "out"
+    assert not out.exists() or [path.name for path in out.iterdir()] == [".lock"]
+
+
+def test_a_card_without_clusters_says_so() -> None:
+    done = index(ROOT / "configs/ssp/atlas.toml")
+    assert done.exit_code == 2 and "the card has no clusters.folder; add it" in done.stderr
+
+
+def test_other_settings_in_a_folder_that_is_there(card: Path, tmp_path: Path) -> None:
+    assert index(card).exit_code == 0
+    done = index(card, "--set", "clusters.seed=1")
+    assert done.exit_code == 2 and "were made with another value of seed (0, now 1)" in done.stderr
+
+
+def test_an_embedding_model_is_part_of_what_clusters_were_made_with(card: Path, tmp_path: Path) -> None:
+    first, second = (tiny_encoders.write_bert(tmp_path / f"encoder-{seed}", seed) for seed in (0, 1))
+    words = ("--set", "clusters.encoder.max_tokens=16", "--set")
+    done = index(card, *words, f"clusters.encoder.checkpoint={first}")
+    assert done.exit_code == 0, done.output
+    assert sum(len(row["documents"]) for row in rows_of(tmp_path / "out")) == 60
+    assert index(card, *words, f"clusters.encoder.checkpoint={first}").exit_code == 0
+    other = index(card, *words, f"clusters.encoder.checkpoint={second}")
+    assert other.exit_code == 2 and "were made with another value of encoder" in other.stderr
+
+
+def test_questions_and_answers_of_an_exam_in_any_form() -> None:
+    row = {"problem": "What?", "answer": "this", "aliases": ["that", "those"]}
+    assert exam_texts(row, "x", {}) == ["What?", "this", "that", "those"]
+    talk = {"prompt": [{"role": "user", "content": "Hello."}, {"role": "user", "content": "Why?"}], "answers": None}
+    assert exam_texts(talk, "x", {}) == ["Hello.", "Why?"]
+    assert exam_texts({"q": {"text": "Where?"}, "a": 3}, "x", {"question": "q.text", "answers": "a"}) == ["Where?"]
+
+
+@pytest.mark.skipif(not (REAL / "corpus/passages.jsonl").is_file(), reason="no real corpus here")
+def test_real_passages(card: Path, tmp_path: Path) -> None:
+    with (REAL / "corpus/passages.jsonl").open() as file:
+        head = [next(file).rstrip("\n") for _ in range(200)]
+    corpus = write(tmp_path / "real.jsonl", [*head, *head[:3]])
+    source = f'clusters.sources=[{{path="{corpus}"}}, {{path="{REAL / "longdoc/docs.jsonl"}"}}]'
+    done = index(card, "--json", "--set", source)
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["read"] == told["kept"] + sum(told["dropped"].values()) == 200 + 3 + 24
+    assert told["dropped"]["duplicate"] >= 3 and told["dropped"]["too_long"] >= 10
+    assert 3 <= told["documents_per_cluster"]["smallest"] <= told["documents_per_cluster"]["largest"] <= 12

@@ -1,0 +1,88 @@
+"""Hierarchical k-means: centres, bounded sizes, nothing lost, the same every time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from retrieval.clusters.kmeans import Sizes, clusters, lloyd
+
+
+def found(vectors_NE: np.ndarray, sizes: Sizes, seed: int = 0) -> list[list[int]]:
+    rows = np.arange(len(vectors_NE))
+    return [members.tolist() for members in clusters(vectors_NE, rows, sizes, (seed,), lambda done, total: None)]
+
+
+def blobs(groups: int, each: int, width: int = 8, seed: int = 0) -> np.ndarray:
+    """`each` vectors near each of `groups` centres that lie far apart; group g has the rows g, g + groups, …"""
+    rng = np.random.default_rng(seed)
+    centres = 10 * rng.standard_normal((groups, width))
+    return (np.tile(centres, (each, 1)) + 0.01 * rng.standard_normal((groups * each, width))).astype(np.float32)
+
+
+def test_centres_of_two_pairs() -> None:
+    vectors_NE = np.asarray([[0, 0], [0, 2], [9, 0], [9, 4]], np.float32)
+    centres_ZE = lloyd(vectors_NE, 2, np.random.default_rng(0))
+    assert sorted(centres_ZE.tolist()) == [[0, 1], [9, 2]]
+
+
+def test_as_many_centres_as_vectors_and_equal_vectors() -> None:
+    vectors_NE = np.eye(3, dtype=np.float32)
+    assert sorted(lloyd(vectors_NE, 3, np.random.default_rng(1)).tolist()) == sorted(vectors_NE.tolist())
+    assert np.isfinite(lloyd(np.ones((5, 2), np.float32), 3, np.random.default_rng(0))).all()
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_groups_that_lie_apart_are_found(seed: int) -> None:
+    """Where a split takes two groups together the next one tells them apart."""
+    members = found(blobs(groups=12, each=10), Sizes(mean=10, least=5, most=12, branching=4), seed)
+    assert sorted(members) == [list(range(group, 120, 12)) for group in range(12)]
+
+
+def test_equal_vectors_are_cut_in_the_order_of_rows() -> None:
+    members = found(np.ones((20, 3), np.float32), Sizes(mean=4, least=2, most=6, branching=8))
+    assert members == [list(range(first, first + 5)) for first in (0, 5, 10, 15)]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 5), st.integers(0, 8), st.integers(2, 6), st.integers(0, 3), st.integers(5, 90))
+def test_sizes_are_kept_and_nothing_is_lost(least: int, more: int, branching: int, kind: int, count: int) -> None:
+    sizes = Sizes(mean=least + more // 2, least=least, most=2 * least + more, branching=branching)
+    rng = np.random.default_rng(count)
+    vectors_NE = rng.standard_normal((count, 3)).astype(np.float32)
+    if kind == 1:  # one far away
+        vectors_NE[0] = 1000
+    if kind == 2:  # a large heap of equal ones
+        vectors_NE[count // 4 :] = 1
+    if kind == 3:
+        vectors_NE[:] = 0
+    members = found(vectors_NE, sizes)
+    assert sorted(row for cluster in members for row in cluster) == list(range(count))
+    assert all(cluster == sorted(cluster) and least <= len(cluster) <= sizes.most for cluster in members)
+
+
+def test_only_the_rows_that_take_part() -> None:
+    vectors_NE = blobs(groups=2, each=20)
+    rows = np.arange(0, 40, 2)[::-1]  # all of one group
+    told: list[tuple[int, int]] = []
+    members = clusters(vectors_NE, rows, Sizes(5, 2, 8, 4), (3,), lambda *told_: told.append(told_))
+    assert sorted(np.concatenate(members).tolist()) == list(range(0, 40, 2))
+    assert told[-1] == (20, 20) and [done for done, _ in told] == np.cumsum([len(m) for m in members]).tolist()
+    with pytest.raises(ValueError, match="fewer than the 2 of a cluster"):
+        clusters(vectors_NE, rows[:1], Sizes(5, 2, 8, 4), (3,), lambda done, total: None)
+
+
+def test_the_same_seed_gives_the_same_clusters_from_disk_too(tmp_path) -> None:
+    vectors_NE = np.random.default_rng(5).standard_normal((700, 16)).astype("<f4")
+    vectors_NE.tofile(tmp_path / "vectors")
+    sizes = Sizes(10, 4, 16, 8)
+    mapped_NE = np.memmap(tmp_path / "vectors", "<f4", "r", shape=(700, 16))
+    assert found(vectors_NE, sizes) == found(mapped_NE, sizes) != found(vectors_NE, sizes, seed=1)
+
+
+@pytest.mark.parametrize("wrong", [(5, 6, 20, 4), (30, 5, 20, 4), (5, 5, 9, 4), (5, 0, 9, 4), (5, 2, 9, 1)])
+def test_sizes_that_cannot_be_kept(wrong: tuple[int, int, int, int]) -> None:
+    with pytest.raises(ValueError, match="cannot be kept"):
+        Sizes(*wrong)
