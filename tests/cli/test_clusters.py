@@ -10,7 +10,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from scope_jax.cli import app
-from scope_jax.config import load_card
+from scope_jax.config import RowsSection, load_card
+from scope_jax.data.sources import Source, load
 from scope_jax.run.clustering import exam_texts
 from tests.retrieval import tiny_encoders
 from tests.retrieval.clustering import bytes_of, documents, rows_of, sentence, write
@@ -61,6 +62,7 @@ def test_clusters_of_a_card_and_a_second_call(card: Path, tmp_path: Path) -> Non
     assert dropped == {"evaluation_question": 1, "too_short": 1}
     rows = rows_of(tmp_path / "out")
     assert told["clusters"] == len(rows) and {row["family"] for row in rows} == {"qa", "choice"}
+    assert load(Source(str(tmp_path / "out" / "clusters.jsonl"), "clusters", RowsSection())) == rows  # as a game does
     before = bytes_of(tmp_path / "out")
     again = index(card)
     assert f"the clusters in {tmp_path / 'out'} are finished; there is nothing to do" in again.stderr
