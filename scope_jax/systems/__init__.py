@@ -1,7 +1,7 @@
 """The games by name: one literal dict; and games that are not in it, from a file of their user's.
 
-A card names its game as `system`: a name in `SYSTEMS`, or the path of a Python file that has the functions of
-`play.system.System`. The options of such a game stand in the card's [game] table.
+A card names its game as `system`: a name in `SYSTEMS`, or the path of a Python file with the functions of
+`play.system.System`. Those it lacks are taken from `play.defaults`; its options stand in the card's [game] table.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ from pathlib import Path
 from typing import cast
 
 from scope_jax.config import CardError, Config
+from scope_jax.play import defaults
 from scope_jax.play.system import System
 from scope_jax.systems import scope, ssp
 
+FUNCTIONS = [name for name in vars(System) if not name.startswith("_")]
+DEFAULTS = {name: function for name, function in vars(defaults).items() if name in FUNCTIONS}
 SYSTEMS: dict[str, System] = {"ssp": ssp, "scope": scope}
 
 
 def game_of(cfg: Config) -> System:
-    """The game that a card names, its [game] table read.
+    """The game that a card names.
 
     Raises CardError for a file that is not there or is no game, and for a card that has a [retrieval] table without
     need or lacks one.
@@ -49,7 +52,7 @@ def _from_file(path: str) -> System:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
-    wanted = [function for function in vars(System) if not function.startswith("_")]
-    if missing := [function for function in wanted if not hasattr(module, function)]:
+    vars(module).update({name: function for name, function in DEFAULTS.items() if name not in vars(module)})
+    if missing := [name for name in FUNCTIONS if name not in vars(module)]:
         raise CardError(f"{path} is no game: it lacks the functions {', '.join(missing)} of scope_jax.play.system.")
     return cast(System, module)

@@ -1,0 +1,90 @@
+"""Coordination: two players who cannot talk try to name the same letter of a list (Schelling's focal points).
+
+A caller names a letter of the row's list, a guesser tries to name the same one. Both are one policy and learn in one
+update. A caller who names none leaves nothing to guess: rows are drawn until enough of them can be played.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rollouts.types import Completion
+from scope_jax.config import Config, LossCard, Section
+from scope_jax.data.sources import Source
+from scope_jax.learner.types import Datum, Episode, Metrics, RoleShare, Update
+from scope_jax.play.exams import Exam
+from scope_jax.play.rewards import mean
+from scope_jax.play.system import Memory, game_options
+from scope_jax.play.tools import Prompt, Tools
+from scope_jax.text.messages import Messages
+
+Row = Mapping[str, Any]
+
+
+class Options(Section):
+    """The card's [game] table."""
+
+    rows: int  # that a step plays
+    most_draws: int  # of so many rows each
+    guesses: int  # at each caller's letter
+    loss: LossCard
+
+
+def source(cfg: Config) -> Source:
+    """The "answers" of a row are the letters of a list."""
+    return Source(cfg.data.answers or "", "answers", cfg.data)
+
+
+def start(cfg: Config) -> Memory:
+    return {"drawn": 0}
+
+
+def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Episode], Memory, Metrics]:
+    """Callers until `rows` of them named a letter of their list, then the guesses at what these said."""
+    options, drawn = game_options(Options, cfg), memory["drawn"]
+    called: dict[str, tuple[Row, Completion]] = {}
+    playable: dict[str, Row] = {}
+    for _ in range(options.most_draws):
+        rows = {f"{drawn + i}": row for i, row in enumerate(tools.rows(drawn, options.rows))}
+        drawn += options.rows
+        for name, (call,) in zip(rows, say(tools, "caller", rows, 1), strict=True):
+            called[name] = rows[name], call
+        playable = {name: row for name, (row, call) in called.items() if call.text in row["answers"]}
+        if len(playable) >= options.rows:
+            break
+    guesses = dict(zip(playable, say(tools, "guesser", playable, options.guesses), strict=True))
+    hits = {name: [float(guess.text == called[name][1].text) for guess in guesses[name]] for name in playable}
+    gains = {name: (1 + mean(hits[name])) / 2 for name in playable}  # half for a letter of the list
+    episodes = [episode("caller", "all", call, gains.get(name, 0.0)) for name, (_, call) in called.items()]
+    for name in playable:
+        episodes += [episode("guesser", name, g, hit) for g, hit in zip(guesses[name], hits[name], strict=True)]
+    metrics = {"caller/valid": len(playable) / len(called), "rows/drawn": float(len(called))}
+    if hits:
+        metrics["guesser/reward"] = mean([hit for own in hits.values() for hit in own])
+    return episodes, {"drawn": drawn}, metrics
+
+
+def say(tools: Tools, role: str, rows: Mapping[str, Row], samples: int) -> list[list[Completion]]:
+    told = {name: message(row) for name, row in rows.items()}
+    prompts = [Prompt(tools.encode_prompt(said), name, said) for name, said in told.items()]
+    return tools.generate(role, prompts, samples, policy="actor", temperature=1.0, max_tokens=1)
+
+
+def message(row: Row) -> Messages:
+    return Messages(f"name one of {' '.join(row['answers'])}", system="you say one letter and no more")
+
+
+def episode(role: str, group: str, said: Completion, reward: float) -> Episode:
+    return Episode(role, "actor", group, Datum.from_completion(said), reward, text={"said": said.text})
+
+
+def updates(cfg: Config) -> Sequence[Update]:
+    """One update of both roles, callers compared with all others, guessers with those at the same letter."""
+    loss = game_options(Options, cfg).loss
+    callers = RoleShare("caller", advantage=loss.model_copy(update={"advantage": "batch-mean"}), weight=0.5)
+    return (Update("actor", loss, (callers, RoleShare("guesser"))),)
+
+
+def exam(cfg: Config) -> Exam:
+    return Exam("actor", lambda row, tokens: message(row), lambda said: said.text, ("exact-match",))

@@ -1,0 +1,179 @@
+"""A game that is a file of its user's: two roles in one update, no retrieval, draws until full, an exam with pass@k."""
+
+from __future__ import annotations
+
+import json
+import string
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rich.console import Console
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from models.config import ModelConfig
+from models.rope import Rope
+from models.transformer import declare
+from models.weights import save_hf
+from scope_jax import train
+from scope_jax.config import CardError, load_card
+from scope_jax.report.page import write_report
+from scope_jax.report.progress import Progress
+from scope_jax.systems import game_of
+from sharding.spec import init_params
+from tests.systems.harness import ScriptedTools
+from tests.train import runs
+
+GAME = Path(__file__).with_name("coordination.py")
+TEMPLATE = (
+    "{% for m in messages %}<|s|>{{ m.role }} {{ m.content }}<|e|>{% endfor %}"
+    "{% if add_generation_prompt %}<|s|>assistant {% endif %}"
+)
+MODEL = ModelConfig(
+    architecture="qwen3",
+    vocab_size=272,
+    num_layers=1,
+    width=32,
+    num_heads=2,
+    num_kv_heads=2,
+    head_dim=16,
+    ffn_width=64,
+    rope=Rope(10000.0),
+    norm_eps=1e-6,
+    tie_embeddings=False,
+    qk_norm="head",
+    qkv_bias=False,
+    output_bias=False,
+    max_positions=128,
+)
+CARD = """
+system = "{game}"
+[model]
+checkpoint = "{folder}/base"
+compute_dtype = "float32"
+[rollout]
+slots = 32
+max_length = 128
+prefill_buckets = [128]
+decode_steps = 2
+[learner]
+buckets = [1024]
+micro_batch_rows = 1
+remat = "none"
+[optimizer]
+learning_rate = 0.02
+warmup_steps = 0
+[data]
+answers = "{folder}/train.jsonl"
+[[evaluate.sets]]
+name = "held_out"
+path = "{folder}/held_out.jsonl"
+samples = 4
+temperature = 1.0
+[evaluate]
+max_tokens = 1
+every = 10
+[train]
+steps = 20
+save_every = 10
+[game]
+rows = 6
+most_draws = 3
+guesses = 8
+loss = {{ advantage = "group-mean", kl = "none", aggregation = "token-mean" }}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Qwen3 that mostly says letters, lists to train on, and others to be examined on."""
+    folder = tmp_path_factory.mktemp("letters")
+    characters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(characters)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|s|>", "<|e|>", "<|p|>"])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|e|>", pad_token="<|p|>")
+    fast.chat_template = TEMPLATE
+    fast.save_pretrained(folder / "letters")
+    params = jax.jit(lambda: init_params(declare(MODEL), jax.random.key(0)))()
+    # the first coordinate is about the same after every token, and adds about 5 to the logits of letters
+    params["embed"]["table_VD"] = params["embed"]["table_VD"].at[:, 0].set(1.0)
+    ids = np.asarray(fast.convert_tokens_to_ids([*string.ascii_lowercase]))
+    params["head"]["table_VD"] = params["head"]["table_VD"].at[ids, 0].set(5 / MODEL.width**0.5)
+    save_hf(folder / "base", MODEL, params, jnp.float32, folder / "letters")
+    lists = ["abcde", "aeiou", "axyzm", "stare", "ladeg", "bacon", "fruta", "pqrsa", "aghij", "kaleb"]
+    rows = [{"question": "which", "answers": list(letters)} for letters in lists]
+    for name, own in (("train", rows[:8]), ("held_out", rows[8:])):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in own), encoding="utf-8")
+    (folder / "card.toml").write_text(CARD.format(game=GAME, folder=folder), encoding="utf-8")
+    return folder
+
+
+def run(folder: Path, name: str, *overrides: str) -> Path:
+    with Progress(Console(quiet=True)) as progress:
+        train.train(load_card(folder / "card.toml", overrides), folder / name, progress)
+    return folder / name
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> Path:
+    return run(folder, "whole")
+
+
+def test_it_learns_and_is_examined(whole: Path) -> None:
+    first, *steps = runs.lines(whole, "metrics.jsonl")
+    rewards = [line.get("guesser/reward", 0.0) for line in steps]
+    assert sum(rewards[-3:]) / 3 > 0.9 > 0.1 > rewards[0]
+    assert steps[-1]["eval/held_out/exact-match"] > 0.9 > 0.5 > first["eval/held_out/exact-match"]
+    assert first["eval/held_out/exact-match_pass@4"] >= first["eval/held_out/exact-match_pass@2"]
+    assert steps[0]["rows/drawn"] == 18 and steps[-1]["rows/drawn"] == 6  # most_draws at first, none wasted at last
+    assert {"caller+guesser/grad_norm", "caller+guesser/clip_fraction"} <= set(steps[0])
+    first_step = [e for e in runs.lines(whole, "episodes.jsonl") if e["step"] == 1]
+    assert {e["role"] for e in first_step} == {"caller", "guesser"}
+    assert write_report(whole).is_file()
+
+
+def test_it_goes_on_with_the_same_bits(folder: Path, whole: Path) -> None:
+    run(folder, "resumed", "train.steps=10")
+    runs.same(whole, run(folder, "resumed"))
+    assert runs.memory(whole, 20)["game"]["drawn"] == sum(
+        line["rows/drawn"] for line in runs.lines(whole, "metrics.jsonl")[1:]
+    )
+
+
+def test_rows_are_drawn_until_the_step_is_full(folder: Path) -> None:
+    """Every other caller passes: twelve rows for six letters."""
+    cfg = load_card(folder / "card.toml")
+    tools = ScriptedTools(
+        lambda now: "a" if now.role == "guesser" or int(now.name) % 2 else "!",
+        data=[{"answers": ["a", "b"]}, {"answers": ["a", "c"]}],
+    )
+    episodes, memory, metrics = game_of(cfg).play(cfg, tools, {"drawn": 30}, 0)
+    assert tools.taken == [(30, 6), (36, 6)] and memory == {"drawn": 42}
+    assert [e.reward for e in episodes if e.role == "caller"] == [0.0, 1.0] * 6
+    assert metrics == {"caller/valid": 0.5, "rows/drawn": 12.0, "guesser/reward": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ('system="none.py"', "names none.py, which is no file"),
+        ('system="chess"', "'chess' is no game; give one of 'ssp', 'scope'"),
+        (f'system="{__file__}"', "is no game: it lacks the functions source, play, exam"),
+        ('retrieval.corpus="c.jsonl"', r"searches nothing; remove the table \[retrieval\]"),
+        ("game.guesses=x", r"\[game\], the options of .*coordination.py: `guesses` must be a whole number"),
+        ("game.guess=3", "unknown key `guess`"),
+    ],
+)
+def test_what_does_not_fit_is_said(folder: Path, change: str, complaint: str) -> None:
+    with pytest.raises(CardError, match=complaint):
+        updates(folder / "card.toml", change)
+
+
+def updates(card: Path, change: str) -> object:
+    cfg = load_card(card, [change])
+    return game_of(cfg).updates(cfg)
