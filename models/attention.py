@@ -37,7 +37,7 @@ def resolve(choice: str, platform: str, dtype: Any) -> str:
         choice = {"tpu": "splash", "gpu": "dot_product", "cuda": "dot_product"}.get(platform, "reference")
     if choice == "splash" and platform != "tpu":
         raise ValueError(
-            f'attention = "splash" is a TPU kernel and the devices are {platform}; use "auto" or "reference".'
+            f'attention = "splash" is a TPU kernel but the devices are {platform}; use "auto" or "reference".'
         )
     if choice == "dot_product" and platform in ("gpu", "cuda") and jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16):
         return "cudnn"

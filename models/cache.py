@@ -45,7 +45,7 @@ def round_up(tokens: int) -> int:
 def init_cache(cfg: ModelConfig, slots: int, capacity: int, dtype: Any) -> Cache:
     """An empty cache. Raises ValueError if the capacity is no multiple of BLOCK."""
     if capacity % BLOCK:
-        raise ValueError(f"A cache of {capacity} columns is no multiple of {BLOCK}; take {round_up(capacity)}.")
+        raise ValueError(f"A cache of {capacity} columns is not a multiple of {BLOCK}; use {round_up(capacity)}.")
     front = (slots, cfg.num_kv_heads, capacity // BLOCK)
     k_shape, v_shape = (*front, cfg.head_dim, BLOCK), (*front, BLOCK, cfg.head_dim)
     return tuple(LayerCache(jnp.zeros(k_shape, dtype), jnp.zeros(v_shape, dtype)) for _ in range(cfg.num_layers))

@@ -99,9 +99,7 @@ class ChatTemplate:
         """What follows the content of the assistant's message that ends `before`; see Tokenizer.continuation."""
         last = before[-1] if before else {}
         if last.get("role") != "assistant" or not isinstance(last.get("content"), str) or last.get("tool_calls"):
-            raise ValueError(
-                "A continuation follows an assistant's message whose content is all that was said, without tool_calls."
-            )
+            raise ValueError("A continuation must follow an assistant message with text content and no tool_calls.")
         scene = _Scene(self, [*before, *observations], tools, forbid, trusted, options)
         here = len(before) - 1
         earlier, answer, later = scene.messages[:here], scene.messages[here], scene.messages[here + 1 :]
@@ -113,7 +111,7 @@ class ChatTemplate:
         appended = head == prompt and found and full.startswith(prompt) and full.endswith(tail) and blank not in tail
         if not appended or said.strip() != answer["content"].strip():
             raise HistoryRewritten(
-                "The chat template rewrites what was said before; encode the whole conversation anew instead of "
+                "The chat template rewrites earlier turns; encode the whole conversation again instead of "
                 "continuing it."
             )
         return self._split(tail, scene)
@@ -182,7 +180,7 @@ class _Scene:
                 **self._options,
             )
         except (TemplateError, TypeError) as error:
-            raise ValueError(f"The chat template refuses the conversation ({error}).") from None
+            raise ValueError(f"The chat template rejects the conversation ({error}).") from None
         assert isinstance(rendered, str)  # because of tokenize=False
         return rendered
 

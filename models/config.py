@@ -90,11 +90,9 @@ class ModelConfig:
                 f"ModelConfig.num_heads ({self.num_heads}) must be a multiple of num_kv_heads ({self.num_kv_heads})."
             )
         if self.head_dim % 2:
-            raise ValueError(f"ModelConfig.head_dim ({self.head_dim}) must be even: rotary positions turn pairs.")
+            raise ValueError(f"ModelConfig.head_dim ({self.head_dim}) must be even for rotary embeddings.")
         if FAMILIES[self.architecture].experts and not self.num_experts:
-            raise ValueError(
-                f"ModelConfig.num_experts is 0; a model of architecture {self.architecture!r} has experts."
-            )
+            raise ValueError(f"ModelConfig.num_experts is 0; the architecture {self.architecture!r} needs experts.")
         if self.num_experts and not 0 < self.experts_per_token <= self.num_experts:
             raise ValueError(
                 f"ModelConfig.experts_per_token ({self.experts_per_token}) must be 1 to num_experts "
@@ -349,5 +347,5 @@ def to_hf(cfg: ModelConfig) -> dict[str, Any]:
             "mlp_only_layers": [],
         }
     if from_hf(written) != cfg:
-        raise ValueError(f"A config.json of {family.hf} cannot say what this ModelConfig says: {cfg}.")
+        raise ValueError(f"A config.json of {family.hf} cannot express this ModelConfig: {cfg}.")
     return written

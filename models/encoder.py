@@ -77,7 +77,9 @@ def load_config(folder: str | Path) -> EncoderConfig:
         names = texts(contents, "architectures")
         kind = next((ARCHITECTURES[name] for name in names if name in ARCHITECTURES), None)
         if kind is None:
-            raise ValueError(f"architectures {names} is no encoder we have; supported are {', '.join(ARCHITECTURES)}.")
+            raise ValueError(
+                f"architectures {names} is not a supported encoder; supported are {', '.join(ARCHITECTURES)}."
+            )
         if kind == "bert":
             model = bert.from_hf(contents)
         else:
@@ -95,10 +97,12 @@ def _pooling(folder: Path, default: Pooling) -> tuple[Pooling, bool]:
         return default, True
     listed = read_json(path)
     if not isinstance(listed, list) or not all(isinstance(module, Mapping) for module in listed):
-        raise ValueError("modules.json is no list of modules.")
+        raise ValueError("modules.json is not a list of modules.")
     modules = {str(module.get("type", "")).rsplit(".", 1)[-1]: module for module in listed}
     if unknown := set(modules) - {"Transformer", "Pooling", "Normalize"}:
-        raise ValueError(f"modules.json has a module {min(unknown)}; only Transformer, Pooling and Normalize are read.")
+        raise ValueError(
+            f"modules.json has a module {min(unknown)}; only Transformer, Pooling and Normalize are supported."
+        )
     pooling = default
     if "Pooling" in modules:
         config = read_object(within(folder, modules["Pooling"].get("path", "1_Pooling"), path) / "config.json")
@@ -117,9 +121,9 @@ def _pooling_mode(config: Mapping[str, Any]) -> Pooling:
         named = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"}
         modes = [named.get(config["pooling_mode"], f"pooling_mode_{config['pooling_mode']}")]
     if len(modes) != 1 or modes[0] not in flags:
-        raise ValueError(f"the pooling {modes} is not supported; one of mean, cls and lasttoken is.")
+        raise ValueError(f"the pooling {modes} is not supported; use mean, cls or lasttoken.")
     if config.get("include_prompt", True) is not True:
-        raise ValueError("the pooling leaves the prompt out (include_prompt); that is not supported.")
+        raise ValueError("pooling without the prompt (include_prompt) is not supported.")
     return flags[modes[0]]
 
 

@@ -28,7 +28,7 @@ def read_object(path: Path) -> Mapping[str, Any]:
     """The contents of a JSON file that holds an object. Raises as read_json does."""
     contents = read_json(path)
     if not isinstance(contents, Mapping):
-        raise WeightsError(f"{path} holds no JSON object; copy the file again.")
+        raise WeightsError(f"{path} does not hold a JSON object; copy the file again.")
     return contents
 
 
@@ -39,7 +39,7 @@ def within(folder: Path, name: Any, said_by: Path) -> Path:
     """
     inside = isinstance(name, str) and name.isprintable() and PurePosixPath(name).name != ""
     if not inside or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-        raise WeightsError(f"{said_by} names {name!r}, which is no file of its own folder; copy the folder again.")
+        raise WeightsError(f"{said_by} names {name!r}, which is not a file in the same folder; copy the folder again.")
     return folder / name
 
 

@@ -60,7 +60,7 @@ def _header(path: Path) -> dict[str, _Stored]:
         with safe_open(path, framework="np") as file:
             file.metadata()
     except SafetensorError as error:
-        raise WeightsError(f"{path} is not a whole safetensors file ({error}); copy it again.") from None
+        raise WeightsError(f"{path} is not a complete safetensors file ({error}); copy it again.") from None
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         entries = json.loads(file.read(length))
@@ -118,10 +118,10 @@ class Checkpoint:
         for name, shape in shapes.items():
             stored = self._stored[name]
             if stored.shape != shape:
-                raise WeightsError(f"{stored.path}: {name} has shape {stored.shape}, but config.json asks for {shape}.")
+                raise WeightsError(f"{stored.path}: {name} has shape {stored.shape}, but config.json requires {shape}.")
             if stored.dtype not in READABLE:
                 raise WeightsError(
-                    f"{stored.path}: {name} is {stored.dtype}; readable are {', '.join(sorted(READABLE))}."
+                    f"{stored.path}: {name} is {stored.dtype}; supported are {', '.join(sorted(READABLE))}."
                 )
 
     def read(self, name: str, index: tuple[slice, ...], out: np.ndarray) -> None:

@@ -44,16 +44,20 @@ class TextTokenizer:
         marked = self._plain.encode("a").ids
         start = next((at for at in range(len(marked)) if marked[at : at + len(bare)] == bare), None)
         if start is None:
-            raise ValueError("The encoder's tokenizer changes a text where it adds its marks; no such one can be used.")
+            raise ValueError(
+                "The encoder's tokenizer changes the text when it adds special tokens; this is not supported."
+            )
         self.before, self.after = tuple(marked[:start]), tuple(marked[start + len(bare) :])
         if ends_with is not None and not self.after:
             end = self._plain.token_to_id(ends_with)
             if end is None:
-                raise ValueError(f"The tokenizer has no token {ends_with}, with which every text of this model ends.")
+                raise ValueError(f"The tokenizer has no token {ends_with}, which must end every text of this model.")
             self.after = (end,)
         self._room = max_tokens - len(self.before) - len(self.after)
         if self._room < 1:
-            raise ValueError(f"A text of {max_tokens} tokens has no room beside the encoder's marks; allow more.")
+            raise ValueError(
+                f"max_tokens = {max_tokens} leaves no room for text beside the encoder's special tokens; raise it."
+            )
 
     @staticmethod
     def load(folder: str | Path, max_tokens: int, ends_with: str | None) -> TextTokenizer:
@@ -65,9 +69,9 @@ class TextTokenizer:
             hf = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         except (OSError, ValueError, KeyError) as error:
             reason = str(error).strip().splitlines()[0]
-            raise ValueError(f"{folder} holds no tokenizer that can be read ({reason}).") from None
+            raise ValueError(f"{folder} has no readable tokenizer ({reason}).") from None
         if not isinstance(hf, PreTrainedTokenizerFast):
-            raise ValueError(f"{folder} holds no fast tokenizer; it needs a tokenizer.json or a vocab.txt.")
+            raise ValueError(f"{folder} has no fast tokenizer; it needs a tokenizer.json or a vocab.txt.")
         return TextTokenizer(hf, max_tokens, ends_with)
 
     def __call__(self, texts: Sequence[str]) -> list[list[int]]:
@@ -105,12 +109,12 @@ class TextEncoder:
     ) -> None:
         """rows: of one program, over the whole mesh; rounded up to a multiple of its devices."""
         if rows < 1:
-            raise ValueError(f"Embedding {rows} texts at a time never ends; choose one or more.")
+            raise ValueError(f"The batch of texts is {rows}; it must be at least 1.")
         model = cfg.model
         if max_tokens > model.max_positions:
             raise ValueError(
-                f"The encoder has {model.max_positions} positions, fewer than the {max_tokens} tokens a text may have; "
-                "allow at most so many tokens."
+                f"The encoder has {model.max_positions} positions, fewer than max_tokens = {max_tokens}; "
+                "lower max_tokens."
             )
         self.cfg, self.width = cfg, model.width
         self._params, self._tokenizer = params, tokenizer
@@ -159,8 +163,8 @@ class TextEncoder:
             lengths_B[row] = len(text_ids)
         if ids_BT.max() >= self.cfg.model.vocab_size:
             raise ValueError(
-                f"The encoder's tokenizer gives token {ids_BT.max()} but its table has {self.cfg.model.vocab_size} "
-                "rows; give the tokenizer that belongs to it."
+                f"The encoder's tokenizer gives token {ids_BT.max()} but it has only {self.cfg.model.vocab_size} "
+                "embeddings; use the encoder's own tokenizer."
             )
         if self._mesh is None:
             return self._embed(self._params, ids_BT, lengths_B)

@@ -88,8 +88,8 @@ class Tokenizer:
         tokenizer = Tokenizer(hf, ends)
         if exact and not tokenizer.exact:
             raise ValueError(
-                f"The tokenizer in {folder} does not spell texts byte by byte, so it serves text encoders only and "
-                "cannot be a policy's."
+                f"The tokenizer in {folder} does not preserve the bytes of a text, so it works for text encoders only, "
+                "not for a policy."
             )
         return tokenizer
 
@@ -142,7 +142,9 @@ class Tokenizer:
         tokenizer that is not exact.
         """
         if not self.exact:
-            raise ValueError("This tokenizer does not spell texts byte by byte, so no text can be generated with it.")
+            raise ValueError(
+                "This tokenizer does not preserve the bytes of a text, so it cannot be used for generation."
+            )
         return self._spell([int(id)])
 
     def encode_chat(
@@ -163,7 +165,7 @@ class Tokenizer:
         told chat.DATE_STRING unless date_string is among them, so that ids never depend on the clock.
 
         Where no message contains a special token's or a forbidden name the ids are those of transformers'
-        apply_chat_template. Raises ValueError if there is no chat template or it refuses the conversation.
+        apply_chat_template. Raises ValueError if there is no chat template or it rejects the conversation.
         """
         self._ban(forbid)
         stretches = self._chat.conversation(messages, tools, add_generation_prompt, forbid, trusted, template_options)
@@ -243,7 +245,7 @@ class Tokenizer:
             at = next(span[0] for id, span in zip(encoding.ids, encoding.offsets, strict=True) if id in ban.ids)
             head = fast.encode(piece[: at + 1], add_special_tokens=False).ids
             if not ban.ids.isdisjoint(head):
-                raise ValueError(f"{piece[at]!r} in a text is a forbidden token by itself; remove it from the text.")
+                raise ValueError(f"{piece[at]!r} is by itself a forbidden token; remove it from the text.")
             ids, piece, fast = ids + head, piece[at + 1 :], self._plain
 
     def _spell(self, ids: Iterable[int]) -> bytes:

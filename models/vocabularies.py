@@ -77,7 +77,7 @@ def read(folder: Path) -> tuple[PreTrainedTokenizerFast, tuple[int, ...]]:
         hf = _by_transformers(folder)
     kind = type(hf.backend_tokenizer.model).__name__
     if kind not in KINDS:
-        raise ValueError(f"{folder} holds a tokenizer of the kind {kind}; BPE, Unigram and WordPiece are known.")
+        raise ValueError(f"{folder} has a tokenizer of type {kind}; supported are BPE, Unigram and WordPiece.")
     if hf.eos_token is None:
         special = {token.content for token in hf.added_tokens_decoder.values() if token.special}
         hf.eos_token = next((name for name in USUAL_ENDS if name in special), None)
@@ -89,9 +89,9 @@ def _by_transformers(folder: Path) -> PreTrainedTokenizerFast:
         hf = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"{folder} holds no tokenizer that can be read ({reason}).") from None
+        raise ValueError(f"{folder} has no readable tokenizer ({reason}).") from None
     if not isinstance(hf, PreTrainedTokenizerFast):
-        raise ValueError(f"{folder} holds no fast tokenizer; it needs a tokenizer.json.")
+        raise ValueError(f"{folder} has no fast tokenizer; it needs a tokenizer.json.")
     return hf
 
 
@@ -100,8 +100,8 @@ def _llama3(model: Path) -> PreTrainedTokenizerFast:
     fast = TikTokenConverter(vocab_file=str(model)).converted()
     if fast.get_vocab_size() != LLAMA3_RANKS:
         raise ValueError(
-            f"{model} holds {fast.get_vocab_size()} tiktoken ranks; only Llama 3's {LLAMA3_RANKS} are known, for any "
-            "other vocabulary give a tokenizer.json."
+            f"{model} has {fast.get_vocab_size()} tiktoken ranks; only Llama 3's {LLAMA3_RANKS} are supported, for any "
+            "other vocabulary provide a tokenizer.json."
         )
     fast.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in LLAMA3_SPECIAL])
     roles = {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>", "pad_token": "<|finetune_right_pad_id|>"}
@@ -122,7 +122,7 @@ def _sentencepiece(model: Path) -> PreTrainedTokenizerFast:
         ids = {piece: id for id, (piece, _) in enumerate(scored)}
         fast = SpmConverter.build_tokenizer_from_spm_proto(proto, ids, generate_merges(ids, scored))
     else:
-        raise ValueError(f"{model} is a SentencePiece model of words or characters; BPE and unigram are known.")
+        raise ValueError(f"{model} is a word or character SentencePiece model; supported are BPE and unigram.")
     assert fast is not None
     spec = proto.normalizer_spec
     steps: list[Any] = [normalizers.Precompiled(spec.precompiled_charsmap)] if spec.precompiled_charsmap else []
@@ -147,7 +147,7 @@ def _wrap(fast: FastTokenizer, folder: Path, roles: Mapping[str, str]) -> PreTra
     for id, token in sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0])):
         fast.add_tokens([AddedToken(**{key: value for key, value in token.items() if key != "__type"})])
         if fast.token_to_id(token["content"]) != int(id):
-            raise ValueError(f"{path} gives {token['content']!r} the id {id}, which the vocabulary does not have free.")
+            raise ValueError(f"{path} gives {token['content']!r} the id {id}, which the vocabulary cannot assign.")
     named = {role: config[role] for role in USUAL_ROLES if config.get(role)}
     roles = dict(roles) | {role: name["content"] if isinstance(name, dict) else name for role, name in named.items()}
     hf = PreTrainedTokenizerFast(tokenizer_object=fast, clean_up_tokenization_spaces=False, **roles)

@@ -148,7 +148,7 @@ def stored_dtypes(folder: str | Path) -> set[str]:
     if is_orbax(folder):
         dtype = read_object(folder / "config.json").get("dtype")
         if not isinstance(dtype, str):
-            raise WeightsError(f"{folder / 'config.json'} does not say the dtype of the weights; convert them again.")
+            raise WeightsError(f"{folder / 'config.json'} does not state the dtype of the weights; convert them again.")
         return {dtype}
     with ExitStack() as stack:
         checkpoint = Checkpoint(folder, stack)
@@ -204,7 +204,7 @@ def load_orbax(
         if saved != wanted:
             name = min(path for path in saved | wanted if saved.get(path) != wanted.get(path))
             raise WeightsError(
-                f"{folder}: {name} has shape {saved.get(name)}, but config.json asks for {wanted.get(name)}."
+                f"{folder}: {name} has shape {saved.get(name)}, but config.json requires {wanted.get(name)}."
             )
         args = ocp.args.PyTreeRestore(target, restore_args=ocp.checkpoint_utils.construct_restore_args(target))
         params = checkpointer.restore(place, args=args)
@@ -237,7 +237,7 @@ def _whole(folder: Path) -> Iterator[Path]:
     that is no model folder is in the way.
     """
     if folder.exists() and not (folder.is_dir() and ((folder / "config.json").is_file() or not any(folder.iterdir()))):
-        raise FileExistsError(f"{folder} exists and is no model folder; choose another place to export to.")
+        raise FileExistsError(f"{folder} exists and is not a model folder; choose another place to export to.")
     writer, several = jax.process_index() == 0, jax.process_count() > 1
     number = int(multihost_utils.broadcast_one_to_all(np.int32(os.getpid()))) if several else os.getpid()
     new = folder.with_name(f".{folder.name}.new-{number}")
@@ -302,7 +302,7 @@ def save_hf(
         for place in np.ndindex(weight.shape[: tensor.leading]):
             sources[tensor.at(place)] = (weight, tensor, place)
     if set(shapes) != set(sources):
-        raise ValueError("save_hf: the weights are not those that the model config declares.")
+        raise ValueError("save_hf: the weights do not match the model config.")
     done = 0
 
     def blocks(name: str) -> Iterator[jax.Array]:

@@ -69,9 +69,9 @@ def build_index(
     IndexFolderError, unless `rebuild` allows to delete it. A new kind or new ScaNN settings keep the embeddings.
     """
     if kind == "scann" and scann is None:
-        raise ValueError("A ScaNN index needs its settings; hand in a ScannConfig.")
+        raise ValueError("A ScaNN index needs its settings; pass a ScannConfig.")
     if chunk < 1:
-        raise ValueError(f"Embedding {chunk} passages at a time never ends; choose a chunk of 1 or more.")
+        raise ValueError(f"chunk is {chunk}; it must be at least 1.")
     manifest = _resumable(corpus, embedder, folder, rebuild)
     if manifest is None:
         manifest = _begin(corpus, embedder, folder, chunk)
@@ -102,7 +102,7 @@ def open_index(
         )
     if kind == "scann" and manifest.scann is None:
         raise IndexFolderError(
-            f"The index in {folder} has no ScaNN part; build it with kind scann, or open it as exact."
+            f"The index in {folder} has no ScaNN part; build it with kind 'scann', or open it as exact."
         )
     try:
         corpus = Corpus.load(folder / CORPUS)
@@ -142,9 +142,7 @@ def _resumable(corpus: Corpus, embedder: Embedder, folder: Path, rebuild: bool) 
     ours = names <= {MANIFEST, CORPUS, EMBEDDER, EMBEDDINGS, SCANN}
     if not (folder / MANIFEST).exists():
         if not ours:
-            raise IndexFolderError(
-                f"The folder {folder} holds other files and no index; choose an empty or new folder."
-            )
+            raise IndexFolderError(f"The folder {folder} has other files and no index; choose an empty or new folder.")
         _clear(folder)  # killed before its manifest was written: nothing there counts
         return None
     if rebuild:
@@ -154,8 +152,8 @@ def _resumable(corpus: Corpus, embedder: Embedder, folder: Path, rebuild: bool) 
     if manifest.corpus != corpus.fingerprint or manifest.embedder != embedder.identity:
         other = "corpus" if manifest.corpus != corpus.fingerprint else "encoder"
         raise IndexFolderError(
-            f"The index in {folder} was built from another {other}; choose another folder, or have it deleted and "
-            "built anew with `scope-jax index CARD --rebuild`."
+            f"The index in {folder} was built from another {other}; choose another folder, or rebuild it with "
+            "`scope-jax index CARD --rebuild`."
         )
     return manifest
 
@@ -224,7 +222,7 @@ def _vectors(corpus: Corpus, embedder: Embedder, start: int, stop: int) -> np.nd
     bad_N = ~np.isfinite(vectors_NE).all(axis=1)
     if bad_N.any():
         raise ValueError(
-            f"The encoder {embedder.identity} returned a vector that is not finite for passage "
+            f"The encoder {embedder.identity} returned a non-finite vector for passage "
             f"{documents[int(bad_N.argmax())].id}; no such vector can be searched."
         )
     return vectors_NE
@@ -246,13 +244,13 @@ def _embedder_of(folder: Path, manifest: Manifest, embedder: Embedder | None) ->
     if embedder is None:
         if not manifest.lexical:
             raise IndexFolderError(
-                f"The index in {folder} was built with the encoder {manifest.embedder}; hand that encoder in."
+                f"The index in {folder} was built with the encoder {manifest.embedder}; pass that encoder."
             )
         embedder = HashedLexical.load(folder / EMBEDDER)
     if embedder.identity != manifest.embedder:
         raise IndexFolderError(
             f"The index in {folder} was built with the encoder {manifest.embedder}, not with {embedder.identity}; "
-            "hand in the same one, or build again."
+            "pass the same one, or rebuild the index."
         )
     return embedder
 
@@ -316,9 +314,9 @@ def _open_store(folder: Path) -> Any:
 # ----------------------------------------------------------------------------------------------------------- manifest
 def _read_manifest(folder: Path) -> Manifest:
     if not folder.is_dir():
-        raise IndexFolderError(f"There is no index folder {folder}; build the index first.")
+        raise IndexFolderError(f"The index folder {folder} does not exist; build the index first.")
     if not (folder / MANIFEST).exists():
-        raise IndexFolderError(f"The folder {folder} holds no index ({MANIFEST} is missing); build the index first.")
+        raise IndexFolderError(f"The folder {folder} has no index ({MANIFEST} is missing); build the index first.")
     try:
         manifest = Manifest(**json.loads((folder / MANIFEST).read_text()))
     except (OSError, ValueError, TypeError) as error:

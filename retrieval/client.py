@@ -51,7 +51,7 @@ class RemoteRetriever:
         try:
             replies = self._exchange.post(bodies, self._parsed)
         except BadAddress as error:
-            raise SearchServerError(f"{self._who} cannot be asked, its URL is no http address ({error}).") from error
+            raise SearchServerError(f"{self._who} has an invalid URL ({error}).") from error
         except Unanswered as error:
             raise SearchServerError(f"{self._who} {error}; start it, or correct the URL.") from error
         return [
@@ -67,12 +67,12 @@ class RemoteRetriever:
     def _parsed(self, response: Response) -> Any:
         if response.status != 200:
             raise SearchServerError(
-                f"{self._who} refused a request with HTTP {response.status}: {response.beginning()}."
+                f"{self._who} rejected a request with HTTP {response.status}: {response.beginning()}."
             )
         try:
             return response.json()
         except ValueError as error:
-            raise SearchServerError(f"{self._who} answered with something that is not JSON; check the URL.") from error
+            raise SearchServerError(f"{self._who} returned a reply that is not JSON; check the URL.") from error
 
     def _hits(self, reply: Any, queries: int, top_k: int) -> list[tuple[Hit, ...]]:
         try:

@@ -167,7 +167,7 @@ def load_corpus(
     except DatasetGenerationError as error:
         if isinstance(error.__cause__, (DataError, FileNotFoundError)):
             raise error.__cause__ from None
-        raise DataError(f"{name} cannot be kept as a corpus ({short(error.__cause__ or error)}).") from error
+        raise DataError(f"{name} cannot be saved as a corpus ({short(error.__cause__ or error)}).") from error
     assert isinstance(table, datasets.Dataset)
     return Corpus(table)
 

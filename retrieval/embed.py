@@ -133,7 +133,7 @@ class HashedLexical:
     def fit(corpus: Passages, dim: int, progress: Progress | None = None) -> HashedLexical:
         """Weights of this corpus; two passes, the second over at most 8,192 passages spread evenly."""
         if dim < 16:
-            raise ValueError(f"A hashed embedding of {dim} coordinates keeps nothing apart; use 1024 to 4096.")
+            raise ValueError(f"A hashed embedding of {dim} dimensions is too small; use 1024 to 4096.")
         features_F, counts_F, mean_lengths = _document_frequencies(corpus, progress)
         idf_F = np.log1p((len(corpus) - counts_F + 0.5) / (counts_F + 0.5)).astype(np.float32)
         free = HashedLexical(dim, features_F, idf_F, mean_lengths, 1.0)
@@ -215,7 +215,7 @@ class HashedLexical:
         except (OSError, EOFError, KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
             raise ValueError(f"The encoder weights in {file} are missing or damaged; build the index again.") from error
         if not np.array_equal(constants, _CONSTANTS):
-            raise ValueError(f"The encoder weights in {file} were fitted by another recipe; build the index again.")
+            raise ValueError(f"The encoder weights in {file} were fitted by another version; rebuild the index.")
         return HashedLexical(*loaded, (float(words), float(grams)), float(top))
 
 

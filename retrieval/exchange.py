@@ -208,7 +208,7 @@ class Exchange:
             async with asyncio.timeout(timeout), self._http.stream(method, url, json=body) as response:
                 packing = response.headers.get("content-encoding", "identity")
                 if packing != "identity":
-                    raise Trouble(f"a reply packed with {packing[:40]!r}, which was not asked for")
+                    raise Trouble(f"a reply with the unrequested encoding {packing[:40]!r}")
                 parts, size = [], 0
                 async for part in response.aiter_raw():
                     size += len(part)
@@ -217,7 +217,7 @@ class Exchange:
                     parts.append(part)
                 return Response(response.status_code, b"".join(parts))
         except TimeoutError:
-            raise Trouble(f"no whole reply within {timeout:g} s") from None
+            raise Trouble(f"no complete reply within {timeout:g} s") from None
         except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
             raise BadAddress(str(error)) from None
         except httpx.HTTPError as error:

@@ -33,9 +33,9 @@ class Index(Protocol):
 def checked_k(queries_QE: np.ndarray, k: int, size: int, width: int) -> int:
     """k cut to `size`; ValueError for a k below one or queries of another width than the index."""
     if k < 1:
-        raise ValueError(f"A search for {k} passages finds nothing; ask for one or more.")
+        raise ValueError(f"k is {k}; it must be at least 1.")
     if queries_QE.shape[1] != width:
         raise ValueError(
-            f"Queries of width {queries_QE.shape[1]} do not fit an index of width {width}; use its encoder."
+            f"Queries of width {queries_QE.shape[1]} do not match the index of width {width}; use the index's encoder."
         )
     return min(k, size)

@@ -44,9 +44,7 @@ def read(source: str, split: str | None = None, hub_config: str | None = None) -
     if is_file(source):
         path = Path(source)
         if split or hub_config:
-            raise DataError(
-                f"{source} is a file, which has no splits or configurations; leave split and hub_config out."
-            )
+            raise DataError(f"{source} is a file, which has no splits or configurations; remove split and hub_config.")
         if not path.exists():
             raise FileNotFoundError(f"The data file {source} does not exist; check the path.")
         if not path.is_file():
@@ -79,7 +77,9 @@ def _lines(path: Path) -> Iterator[bytes]:
                     raise DataError(f"{path} is not UTF-8 but UTF-16 or UTF-32; save it as UTF-8.")
                 yield line.removeprefix(UTF8_MARK) if number == 0 else line
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{path} is no whole gzip file ({short(error)}); fetch or pack it again.") from None
+        raise DataError(
+            f"{path} is not a complete gzip file ({short(error)}); download or compress it again."
+        ) from None
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}); check its permissions and its disk.") from None
 
@@ -98,7 +98,7 @@ def _pairs(pairs: list[tuple[str, Any]]) -> Row:
 
 
 def _constant(name: str) -> float:
-    raise _Refused(f"holds {name}, which is no JSON; write a number or null")
+    raise _Refused(f"holds {name}, which is not JSON; write a number or null")
 
 
 def _float(digits: str) -> float:
@@ -125,9 +125,9 @@ def _object(line: bytes, where: str) -> Row:
             f"{where}: not JSON ({what} at character {error.colno}); put one JSON object on each line."
         ) from None
     except RecursionError:
-        raise DataError(f"{where}: is nested too deep to be read; mend or remove the line.") from None
+        raise DataError(f"{where}: is nested too deeply; fix or remove the line.") from None
     except ValueError:  # Python's limit for the digits of an integer
-        raise DataError(f"{where}: holds a number of too many digits; mend or remove the line.") from None
+        raise DataError(f"{where}: holds a number with too many digits; fix or remove the line.") from None
     if not isinstance(row, dict):
         raise DataError(f"{where}: {kind_of(row)}, not an object; put one JSON object on each line.")
     return row
@@ -139,13 +139,13 @@ def _of_parquet(path: Path) -> Iterator[tuple[str, Row]]:
         with pq.ParquetFile(path) as file:
             names = file.schema_arrow.names
             if len(set(names)) < len(names):
-                raise DataError(f"{path} has two columns of one name; rename one of them.")
+                raise DataError(f"{path} has two columns with the same name; rename one of them.")
             first = 1
             for batch in file.iter_batches(BATCH):
                 yield from _of_batch(batch, path, first)
                 first += batch.num_rows
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path} cannot be read as Parquet ({short(error)}); fetch or write it again.") from None
+        raise DataError(f"{path} cannot be read as Parquet ({short(error)}); download or write it again.") from None
 
 
 def _of_batch(batch: pa.RecordBatch, path: Path, first: int) -> Iterator[tuple[str, Row]]:
@@ -158,7 +158,7 @@ def _of_batch(batch: pa.RecordBatch, path: Path, first: int) -> Iterator[tuple[s
         try:
             yield where, rows[place] if rows is not None else batch.slice(place, 1).to_pylist()[0]
         except UnicodeDecodeError:
-            raise DataError(f"{where}: holds text that is not UTF-8; mend or remove the row.") from None
+            raise DataError(f"{where}: holds text that is not UTF-8; fix or remove the row.") from None
 
 
 def _of_hub(name: str, split: str, hub_config: str | None) -> Iterator[tuple[str, Row]]:
@@ -178,10 +178,10 @@ def hub_table(name: str, split: str, hub_config: str | None) -> datasets.Dataset
     except (DatasetsError, OSError, ValueError, pa.ArrowException) as error:
         wanted = f"the split {split!r}" + (f" of its configuration {hub_config!r}" if hub_config else "")
         raise DataError(
-            f"{name} is no file here, and {wanted} cannot be had from the hub ({short(error)}); check the name."
+            f"{name} is not a local file, and {wanted} cannot be loaded from the hub ({short(error)}); check the name."
         ) from None
     if not isinstance(table, datasets.Dataset):
-        raise DataError(f"{name}: {split!r} names several splits; name one.")
+        raise DataError(f"{name}: {split!r} selects several splits; select one.")
     return table
 
 
@@ -190,8 +190,8 @@ def check_columns(source: str, columns: Mapping[str, str], fields: Collection[st
     """Raises DataError if columns are named for what the rows of a source do not have."""
     if unread := sorted(columns.keys() - set(fields)):
         raise DataError(
-            f"columns.{unread[0]} is not read from {source}, whose rows have the fields {listed(fields)}; "
-            "take it out of the card."
+            f"columns.{unread[0]} does not apply to {source}, whose rows have the fields {listed(fields)}; "
+            "remove it from the card."
         )
 
 
@@ -205,9 +205,7 @@ def optional(row: Row, where: str, name: str, known: Sequence[str], columns: Map
         column = columns[name]
         found, value = _at(row, column)
         if not found:
-            raise DataError(
-                f"{where}: has no column `{column}`, which is to hold the {name}; its columns are {listed(row)}."
-            )
+            raise DataError(f"{where}: has no column `{column}` for the {name}; its columns are {listed(row)}.")
         return column, None if value == [] else value
     for column in known:
         if row.get(column) not in (None, []):
@@ -229,7 +227,7 @@ def required(row: Row, where: str, name: str, known: Sequence[str], columns: Map
     if value is None:
         names = " or ".join(f"`{each}`" for each in ((column,) if name in columns else known))
         raise DataError(
-            f"{where}: has no {name}: {names} must hold something; its columns are {listed(row)}, "
+            f"{where}: has no {name} in {names}; its columns are {listed(row)}, "
             "and `columns` in the card can name another."
         )
     return column, value
@@ -243,7 +241,7 @@ def text_of(value: Any, where: str, column: str) -> str:
         raise DataError(f"{where}: `{column}` is empty; fill it or remove the row.")
     if not is_text(value):
         raise DataError(
-            f"{where}: `{column}` holds half of a surrogate pair, which is no text; mend or remove the row."
+            f"{where}: `{column}` holds half of a surrogate pair, which is not text; fix or remove the row."
         )
     return value
 

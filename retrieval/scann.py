@@ -65,7 +65,7 @@ class ScannIndex:
         else:
             if config.num_leaves > size:
                 raise ValueError(
-                    f"ScaNN cannot part {size} passages into {config.num_leaves} leaves; lower num_leaves to about "
+                    f"ScaNN cannot split {size} passages into {config.num_leaves} leaves; lower num_leaves to about "
                     f"{round(size**0.5)} or raise brute_force_below."
                 )
             builder = builder.tree(
@@ -129,7 +129,7 @@ def _scann() -> Any:
     try:
         import scann  # type: ignore[import-not-found]
     except ImportError as error:
-        raise ValueError('ScaNN cannot be imported here (it exists for Linux only); use kind = "exact".') from error
+        raise ValueError('ScaNN cannot be imported (it supports Linux only); use kind = "exact".') from error
     finally:
         if before is absent:
             del sys.modules["tensorflow"]

@@ -98,7 +98,7 @@ class SearchTool:
     ) -> None:
         if top_k < 1 or max_tokens < 1:
             raise ValueError(
-                f"A search result of {top_k} passages in {max_tokens} tokens is empty; ask for one or more."
+                f"A search result of {top_k} passages in {max_tokens} tokens is empty; both must be at least 1."
             )
         self._retrieve = retrieve
         self._top_k = top_k

@@ -91,7 +91,7 @@ def _wish(body: Any, top_k: int) -> tuple[list[str], int, bool]:
     try:
         "".join(queries).encode()
     except UnicodeEncodeError:
-        raise Refusal("`queries` holds half of a surrogate pair, which is no character.") from None
+        raise Refusal("`queries` has half of a surrogate pair, which is not a character.") from None
     count = top_k if count is None else count
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= TOPK_LIMIT:
         raise Refusal(f"`topk` must be a whole number from 1 to {TOPK_LIMIT}.")

@@ -152,7 +152,7 @@ class Engine:
         rows = mesh.shape["data"] * mesh.shape["fsdp"]
         if config.slots % rows:
             raise ValueError(
-                f"rollout slots={config.slots} cannot be spread over data x fsdp = {rows} devices; take a multiple."
+                f"rollout slots={config.slots} is not divisible by data x fsdp = {rows}; choose a multiple of it."
             )
         if config.max_length > model.max_positions:
             raise ValueError(

@@ -177,7 +177,7 @@ class JetStreamEngine(engine_api.Engine):
     ) -> SampledPrefix:
         """The same for num_samples samples of one prompt, to be placed by bulk_insert."""
         if existing_prefix is not None:
-            raise ValueError("existing_prefix was given, but this engine prefills a prompt as a whole; give all of it.")
+            raise ValueError("existing_prefix is not supported: this engine prefills whole prompts.")
         prompt = np.asarray(padded_tokens)[:true_length]
         own = hashlib.blake2b(prompt.astype(np.int32).tobytes(), digest_size=8).digest()
         key = np.frombuffer(own, "<u4") if key is None else np.asarray(key, np.uint32)

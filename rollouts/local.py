@@ -181,7 +181,7 @@ class _Round:
                 if finish is not None:
                     break  # what the dispatch sampled after a stop string is forgotten
             if finish is None:
-                assert live_S[slot], "the device ended a turn that the host goes on with"
+                assert live_S[slot], "the device ended a turn that the host continues"
                 continue
             del self._live[slot]
             if live_S[slot]:

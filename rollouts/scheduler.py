@@ -44,7 +44,7 @@ class Queue:
             name = episode.index if episode.request.group is None else episode.request.group
             group = groups.setdefault(name, Group(episode.prompt))
             if not np.array_equal(group.prompt, episode.prompt):
-                raise ValueError(f"Request {episode.index} has another prompt than the rest of its group {name!r}.")
+                raise ValueError(f"Request {episode.index} has a different prompt from the rest of its group {name!r}.")
             group.members.append(episode)
         self._groups = deque(groups.values())
 

@@ -63,7 +63,7 @@ class BatchedTool:
             if future.done():  # the function itself raised a TimeoutError
                 raise
             raise ToolTimeout(
-                f"The tool gave no answer within {self._timeout:g} seconds; raise the limit or look at it."
+                f"The tool did not answer within {self._timeout:g} seconds; raise the timeout or check the tool."
             ) from None
 
     def close(self) -> None:

@@ -15,5 +15,5 @@ for _room in ("models", "rollouts", "retrieval", "sharding"):
         if Path(_place).resolve().parent != _HOME:
             raise ImportError(
                 f"`import {_room}` finds {_place}, a package that is not part of scope-jax; run scope-jax in an "
-                f"environment of its own (make demo creates one) with {_HOME} before everything else on PYTHONPATH."
+                f"environment of its own (make demo creates one), with {_HOME} first on PYTHONPATH."
             )

@@ -1,6 +1,6 @@
-"""The command line: reads cards and arguments, calls one function for each command, turns errors into sentences.
+"""The command line: parses arguments, loads cards, runs commands, prints user errors in one sentence.
 
-Everything heavy is imported inside the command that needs it, so that `--help` is quick and a broken card is found
+Heavy imports are inside the commands that need them, so that `--help` is quick and an invalid card is reported
 before JAX starts.
 """
 
@@ -27,9 +27,9 @@ DEMO_CARD = Path("configs/ssp/atlas.toml")
 
 
 class Commands(TyperGroup):
-    """A mistake of the user ends in one sentence and exit code 2; --debug shows the traceback instead.
+    """Prints user errors as one sentence and exits with code 2; --debug shows the traceback instead.
 
-    Ctrl-C and SIGTERM end in one sentence and 130 or 143.
+    Ctrl-C and SIGTERM print one sentence and exit with code 130 or 143.
     """
 
     def invoke(self, ctx: Any) -> Any:
@@ -38,9 +38,9 @@ class Commands(TyperGroup):
         except KeyboardInterrupt as error:
             from retrieval.exchange import abandon
 
-            abandon()  # threads that wait for a server would keep the process
+            abandon()  # threads that wait for a server would keep the process alive
             stopped = error if isinstance(error, Stopped) else Stopped(signal.SIGINT)
-            typer.echo(f"scope-jax: stopped by {stopped}; the same command goes on from the last checkpoint.", err=True)
+            typer.echo(f"scope-jax: stopped by {stopped}; the same command resumes from the last checkpoint.", err=True)
             raise typer.Exit(stopped.exit_code) from None
         except (UserError, OSError, ValueError) as error:
             if ctx.params["debug"] or not is_users(error):
@@ -60,8 +60,8 @@ app = typer.Typer(
 Card = Annotated[
     Path, typer.Argument(metavar="CARD", help="Experiment card, a TOML file such as configs/ssp/atlas.toml.")
 ]
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
-Run = Annotated[Path, typer.Option("--run", metavar="DIR", help="Folder of the run; a run that is in there goes on.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")]
+Run = Annotated[Path, typer.Option("--run", metavar="DIR", help="Run folder; an existing run in it is resumed.")]
 Sets = Annotated[
     list[str] | None,
     typer.Option(
@@ -71,29 +71,30 @@ Sets = Annotated[
 Base = Annotated[
     Path | None,
     typer.Option(
-        metavar="DIR", help="Model folder that judges where the game's judge is the base; the card's model otherwise."
+        metavar="DIR",
+        help="Model folder of the base model that judges, if the game has one [default: the card's model].",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the results as one JSON object on the last line.")]
 
 
 def run() -> None:
-    """The program `scope-jax`."""
+    """The `scope-jax` program."""
     listen()
     app()
 
 
 @app.callback()
-def main(debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False) -> None:
-    """Options before the command."""
+def main(debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of user errors.")] = False) -> None:
+    """Self-play post-training of language models in JAX."""
     quiet_libtpu()
 
 
 def quiet_libtpu() -> None:
-    """Keeps a libtpu that is there for ahead-of-time compilation from complaining on a machine without a TPU.
+    """Silences libtpu on machines without a TPU, where it may be installed for ahead-of-time compilation.
 
-    JAX tries every platform it finds; libtpu then asks for the slice it belongs to and prints a page of errors before
-    JAX goes on with the next one. The variables answer in advance. They are set only where no TPU device file exists.
+    JAX tries every platform it finds; libtpu then queries its TPU slice and prints a page of errors before JAX tries
+    the next one. The variables answer that query. They are set only if there is no TPU device file.
     """
     if not any(any(Path("/dev").glob(pattern)) for pattern in ("accel[0-9]*", "vfio/[0-9]*")):
         os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
@@ -108,7 +109,7 @@ def _card(path: Path, overrides: list[str] | None) -> Config:
 
 
 def _console() -> Console:
-    # Results go to standard output, everything that is said on the way to standard error.
+    # Results go to standard output, progress and messages to standard error.
     return Console(stderr=True, highlight=False)
 
 
@@ -138,13 +139,15 @@ def train(
     origin: Annotated[
         str | None,
         typer.Option(
-            "--from", metavar="RUN[@STEP]", help="Begin with the state of another run, at its newest or another step."
+            "--from",
+            metavar="RUN[@STEP]",
+            help="Start from the state of another run, at its newest or the given checkpoint.",
         ),
     ] = None,
     set_: Sets = None,
     as_json: Json = False,
 ) -> None:
-    """Train the policies of CARD; the same command after a kill goes on from the last checkpoint."""
+    """Train the policies of CARD. Run the same command again to resume from the last checkpoint."""
     cfg = _card(card, [*(set_ or []), *([] if origin is None else [f"train.origin={json.dumps(origin)}"])])
     from scope_jax.report.page import write_report
     from scope_jax.report.progress import Progress
@@ -159,14 +162,14 @@ def train(
 @app.command()
 def demo(
     run: Annotated[
-        Path | None, typer.Option("--run", metavar="DIR", help="Folder of the run [runs/demo-seed<N>].")
+        Path | None, typer.Option("--run", metavar="DIR", help="Run folder [default: runs/demo-seed<N>].")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the run.")] = 0,
-    steps: Annotated[int | None, typer.Option(help="Training steps; the card's otherwise.")] = None,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    steps: Annotated[int | None, typer.Option(help="Training steps [default: the card's].")] = None,
 ) -> None:
-    """Play Search Self-play on Atlas, the embedded world; print held-out accuracy before and after."""
+    """Train Search Self-play on Atlas, the embedded world, and print held-out accuracy before and after."""
     if not DEMO_CARD.is_file():
-        raise UserError(f"there is no {DEMO_CARD} here; run the demo in the folder of the scope-jax checkout.")
+        raise UserError(f"{DEMO_CARD} does not exist here; run the demo from the root of the scope-jax checkout.")
     cfg = _card(DEMO_CARD, [f"seed={seed}"] + ([] if steps is None else [f"train.steps={steps}"]))
     from scope_jax.report.page import write_report
     from scope_jax.report.progress import Progress
@@ -193,17 +196,20 @@ def evaluate(
             metavar="CHECKPOINT_OR_RUN", help="Run folder, one of its checkpoints, or a Hugging Face folder."
         ),
     ],
-    card: Annotated[Path | None, typer.Option(help="Card with the evaluation sets; the run's own otherwise.")] = None,
+    card: Annotated[Path | None, typer.Option(help="Card with the evaluation sets [default: the run's].")] = None,
     base: Base = None,
     records: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write every question with its episode here, as JSON lines.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Write every question and its episode to this file, as JSON Lines."),
     ] = None,
     set_: Sets = None,
     as_json: Json = False,
 ) -> None:
     """Answer the card's evaluation sets with the weights of a run, a checkpoint or a Hugging Face folder."""
     if not target.is_dir():
-        raise UserError(f"there is no folder {target}; give a run, one of its checkpoints or a Hugging Face folder.")
+        raise UserError(
+            f"the folder {target} does not exist; give a run, one of its checkpoints or a Hugging Face folder."
+        )
     if records is not None:
         _check_place(records)
     from scope_jax.evaluate import evaluate_target
@@ -227,10 +233,12 @@ def evaluate(
 @app.command()
 def replay(
     searcher: Annotated[
-        Path, typer.Argument(metavar="SEARCHER", help="Run of SCOPE, checkpoint or model folder that searches.")
+        Path, typer.Argument(metavar="SEARCHER", help="SCOPE run, checkpoint or model folder that searches.")
     ],
-    writer: Annotated[Path, typer.Argument(metavar="WRITER", help="The same, that writes the answers.")],
-    card: Annotated[Path | None, typer.Option(help="Card with the evaluation sets; the searcher's otherwise.")] = None,
+    writer: Annotated[
+        Path, typer.Argument(metavar="WRITER", help="SCOPE run, checkpoint or model folder that writes the answers.")
+    ],
+    card: Annotated[Path | None, typer.Option(help="Card with the evaluation sets [default: the searcher's].")] = None,
     base: Base = None,
     set_: Sets = None,
     as_json: Json = False,
@@ -238,7 +246,9 @@ def replay(
     """Answer evaluation sets with the searches of one checkpoint and the answers of another (SCOPE Table 4)."""
     for folder in (searcher, writer):
         if not folder.is_dir():
-            raise UserError(f"there is no folder {folder}; give a run of scope, a checkpoint or a Hugging Face folder.")
+            raise UserError(
+                f"the folder {folder} does not exist; give a SCOPE run, a checkpoint or a Hugging Face folder."
+            )
     from scope_jax.analyses.scope_replay import replay as play_again
 
     _print(play_again(searcher, writer, card, base, set_ or [], _tell), as_json)
@@ -249,15 +259,15 @@ def export(
     run: RunFolder,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Hugging Face folder to write.")],
     dtype: Annotated[
-        Literal["float32", "bfloat16"], typer.Option(help="Of the written weights; float32 keeps every bit.")
+        Literal["float32", "bfloat16"], typer.Option(help="Dtype of the written weights; float32 is lossless.")
     ] = "float32",
     as_json: Json = False,
 ) -> None:
     """Write the trained weights as a Hugging Face folder: config.json, safetensors, tokenizer, chat template."""
     if not run.is_dir():
-        raise UserError(f"there is no run folder {run}; give the folder that was --run of a training.")
+        raise UserError(f"the run folder {run} does not exist; give the folder passed to train as --run.")
     if not (run / "config.toml").is_file():
-        raise UserError(f"{run} is no run folder (it has no config.toml); give the one named with --run in training.")
+        raise UserError(f"{run} is not a run folder (it has no config.toml); give the folder passed to train as --run.")
     _convert(run, folder, "hf", dtype, None, as_json)
 
 
@@ -271,20 +281,20 @@ def convert(
     ],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Model folder to write.")],
     to: Annotated[
-        Literal["hf", "orbax"], typer.Option(help="Layout: Hugging Face, or our own, from which a card starts quickly.")
+        Literal["hf", "orbax"], typer.Option(help="Layout: Hugging Face, or orbax, which starts runs faster.")
     ],
     dtype: Annotated[
         Literal["float32", "bfloat16"] | None,
-        typer.Option(help="Of the written weights; as the source has them otherwise."),
+        typer.Option(help="Dtype of the written weights [default: the source's]."),
     ] = None,
     policy: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of a run with several policies; otherwise each is written.")
+        str | None, typer.Option(metavar="NAME", help="Policy to write, of a run with several [default: all].")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write weights in another layout or dtype, with tokenizer and chat template; the same dtype keeps every bit."""
+    """Write weights in another layout or dtype, with tokenizer and chat template; lossless if the dtype stays."""
     if not source.is_dir():
-        raise UserError(f"there is no folder {source}; give a run, one of its checkpoints or a model folder.")
+        raise UserError(f"the folder {source} does not exist; give a run, one of its checkpoints or a model folder.")
     _convert(source, folder, to, dtype, policy, as_json)
 
 
@@ -308,19 +318,19 @@ def _convert(
 def index(
     card: Card,
     clusters: Annotated[
-        bool, typer.Option("--clusters", help="Make clusters of documents instead, as CARD's table clusters says.")
+        bool, typer.Option("--clusters", help="Build clusters of documents instead, as set in [clusters] of CARD.")
     ] = False,
-    rebuild: Annotated[bool, typer.Option("--rebuild", help="Delete what is there, and start anew.")] = False,
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Delete existing output and rebuild it.")] = False,
     set_: Sets = None,
     as_json: Json = False,
 ) -> None:
-    """Build the search index that CARD names (retrieval.index), or its clusters; what was stopped goes on."""
+    """Build the search index of CARD (retrieval.index), or its clusters; an interrupted build is resumed."""
     cfg = _card(card, set_)
     if clusters:
         _prepare_clusters(cfg, rebuild, as_json)
         return
     if (retrieval := cfg.retrieval) is None or retrieval.index is None:
-        raise UserError(f"{card} names no index folder; add retrieval.index to it or --set retrieval.index=DIR.")
+        raise UserError(f"{card} has no index folder; add retrieval.index to it or pass --set retrieval.index=DIR.")
     from scope_jax.report.progress import Progress
     from scope_jax.run.indexing import index_mesh, open_or_build_index
 
@@ -349,19 +359,19 @@ def _prepare_clusters(cfg: Config, rebuild: bool, as_json: bool) -> None:
     with Progress(_console()) as progress:
         found = prepare_clusters(cfg, index_mesh(), part, rebuild)
         if not worked:
-            progress.say(f"the clusters in {cfg.clusters.folder} are finished; there is nothing to do")
+            progress.say(f"the clusters in {cfg.clusters.folder} are complete; nothing to do")
     told = {key: value for key, value in found.items() if key not in ("sources", "examples")}
     _print({"folder": cfg.clusters.folder, **told, "seconds": time.monotonic() - began}, as_json)
 
 
 @app.command()
 def report(run: RunFolder, as_json: Json = False) -> None:
-    """Draw the curves of a run and write its page, report/index.html in the run folder."""
+    """Write report/index.html in the run folder, with the curves and episodes of the run."""
     from scope_jax.report.page import write_report
     from scope_jax.run.metrics import torn
 
     if not run.is_dir():
-        raise UserError(f"there is no run folder {run}; give the folder that was --run of a training.")
+        raise UserError(f"the run folder {run} does not exist; give the folder passed to train as --run.")
     page = write_report(run)
     for told in torn(run):
         _tell(f"scope-jax: {told}")
@@ -371,8 +381,8 @@ def report(run: RunFolder, as_json: Json = False) -> None:
 def _check_place(path: Path) -> None:
     """Raises UserError for a file that could not be written."""
     if path.is_dir():
-        raise UserError(f"{path} is a folder; name a file.")
+        raise UserError(f"{path} is a folder; give a file name.")
     if not os.access(path.absolute().parent, os.W_OK):
         raise UserError(
-            f"{path} cannot be written: {path.parent} is no folder, or not yours to write in; name another."
+            f"{path} cannot be written: {path.parent} does not exist or is not writable; choose another place."
         )

@@ -40,7 +40,7 @@ def train(cfg: Config, run: Path, progress: Progress) -> dict[str, Any]:
     began = time.monotonic()
     cfg = branching.settled(cfg, run)
     log = RunLog(run, cfg)
-    progress.say(f"reading {cfg.model.checkpoint} and the search index")
+    progress.say(f"loading {cfg.model.checkpoint} and the search index")
     trainer = assemble(cfg, run, progress.part, progress.say)
     world = trainer.world
     checkpoints = Checkpoints(run / "checkpoints", cfg)
@@ -52,12 +52,12 @@ def train(cfg: Config, run: Path, progress: Progress) -> dict[str, Any]:
     over = finished(world, memory, done)
     if branches and over:
         raise UserError(
-            f"{cfg.train.origin} is where this card's run is over; let it go on longer (train.steps, iterations)."
+            f"the run of this card is already complete at {cfg.train.origin}; raise train.steps or the iterations."
         )
     log.rewind(None if saved is None else done)
     world.sampler.publish(states)
     if saved is None and cfg.evaluate.sets:
-        progress.say(f"evaluating what the run begins with: {cfg.train.origin or 'the base'}")
+        progress.say(f"evaluating the initial weights: {cfg.train.origin or 'the base'}")
         log.metrics(done, evaluate(world))
 
     try:

@@ -37,13 +37,13 @@ def resolve_sizes(cfg: MeshConfig, num_devices: int) -> tuple[int, int, int]:
     sizes = [cfg.data, cfg.fsdp, cfg.tensor]
     asked = f"mesh data={cfg.data}, fsdp={cfg.fsdp}, tensor={cfg.tensor}"
     if any(size < 1 and size != -1 for size in sizes):
-        raise ValueError(f"{asked}: every size must be a positive number or -1 (the devices that are left).")
+        raise ValueError(f"{asked}: every size must be a positive number or -1 (the remaining devices).")
     if sizes.count(-1) > 1:
         raise ValueError(f"{asked}: only one size may be -1.")
     known = math.prod(size for size in sizes if size != -1)
     if -1 in sizes:
         if num_devices % known:
-            raise ValueError(f"{asked}: {num_devices} devices cannot be divided by {known}; change the sizes.")
+            raise ValueError(f"{asked}: {num_devices} devices are not divisible by {known}; change the sizes.")
         sizes[sizes.index(-1)] = num_devices // known
     elif known != num_devices:
         raise ValueError(

@@ -111,7 +111,7 @@ def shards_per_dim(spec: PartitionSpec, mesh: Mesh) -> tuple[int, ...]:
 def param_shardings(tree: Tree, mesh: Mesh, rules: Rules) -> Tree:
     """NamedSharding for each weight.
 
-    Raises ValueError naming the weight and the dimension if a dimension cannot be cut evenly.
+    Raises ValueError naming the weight and the dimension if a dimension is not divisible.
     """
 
     def sharding(path: tuple[Any, ...], param: Param) -> NamedSharding:
@@ -119,8 +119,8 @@ def param_shardings(tree: Tree, mesh: Mesh, rules: Rules) -> Tree:
         for size, axis, pieces in zip(param.shape, param.axes, shards_per_dim(spec, mesh), strict=True):
             if size % pieces:
                 raise ValueError(
-                    f"Weight {path_name(path)}: its {axis} dimension of {size} cannot be cut into {pieces} equal "
-                    f"pieces; choose mesh sizes (now {dict(mesh.shape)}) that divide it."
+                    f"Weight {path_name(path)}: its {axis} dimension of {size} is not divisible by {pieces}; "
+                    f"choose mesh sizes (now {dict(mesh.shape)}) that divide it."
                 )
         return NamedSharding(mesh, spec)
 

@@ -87,7 +87,7 @@ GAMES = ("ssp", "scope")
 def _a_game(name: str) -> str:
     if name not in GAMES and not name.endswith(".py"):
         raise ValueError(
-            f"{name!r} is no game; give one of {', '.join(map(repr, GAMES))}, or the path of a Python file (.py)"
+            f"unknown game {name!r}; give one of {', '.join(map(repr, GAMES))}, or the path of a Python file (.py)"
         )
     return name
 
@@ -122,8 +122,8 @@ class Config(Section):
         rows = self.mesh.data * self.mesh.fsdp
         if rows > 0 and self.rollout.slots % rows:
             raise ValueError(
-                f"rollout.slots is {self.rollout.slots}, which {rows} devices (mesh.data x mesh.fsdp) cannot share "
-                f"evenly; take a multiple of {rows}"
+                f"rollout.slots is {self.rollout.slots}, which is not divisible by mesh.data x mesh.fsdp = {rows}; "
+                f"choose a multiple of {rows}"
             )
         return self
 
@@ -132,7 +132,7 @@ class Config(Section):
         if self.rollout.max_length > self.learner.buckets[-1]:
             raise ValueError(
                 f"rollout.max_length is {self.rollout.max_length} but the largest of learner.buckets is "
-                f"{self.learner.buckets[-1]}; an episode must fit into a row: raise the one or lower the other"
+                f"{self.learner.buckets[-1]}; an episode must fit into a row: add a larger bucket or lower it"
             )
         return self
 
@@ -140,7 +140,7 @@ class Config(Section):
     def _options_have_a_game(self) -> Config:
         if self.game and self.system in GAMES:
             raise ValueError(
-                f"[game] holds the options of a game of one's own; those of {self.system} stand in [{self.system}]"
+                f"[game] is for games defined in a file; put the options of {self.system} into [{self.system}]"
             )
         return self
 
@@ -151,17 +151,17 @@ class Config(Section):
         if self.data.answers is None:
             raise ValueError("data.answers is missing; SSP needs a file of ground-truth answers")
         if self.train.steps is None:
-            raise ValueError("train.steps is missing; SSP goes on until the card ends it")
+            raise ValueError("train.steps is missing; SSP needs the number of steps")
         if self.data.max_searches >= self.ssp.proposer.max_turns:
             raise ValueError(
-                f"data.max_searches is {self.data.max_searches}, and so many searches and a question take "
-                f"{self.data.max_searches + 1} turns; raise ssp.proposer.max_turns or lower it"
+                f"data.max_searches is {self.data.max_searches}, which with the question takes "
+                f"{self.data.max_searches + 1} turns; lower it or raise ssp.proposer.max_turns"
             )
         if self.train.keep_iterations:
-            raise ValueError("train.keep_iterations is set, but SSP has no iterations; keep more with train.keep")
+            raise ValueError("train.keep_iterations is set, but SSP has no iterations; use train.keep instead")
         if self.judge is None and ("judge" in self.ssp.grader or self.ssp.verify == "judge"):
             raise ValueError(
-                "the card asks for a judge (ssp.grader or ssp.verify) but has no [judge] table: "
+                "the card uses a judge (ssp.grader or ssp.verify) but has no [judge] table: "
                 'add one, or set ssp.grader = "exact-match" and ssp.verify = "policy"'
             )
         return self
@@ -172,27 +172,23 @@ class Config(Section):
             return self
         if self.judge is not None:
             raise ValueError(
-                "SCOPE does not read [judge]; give each job of its judge an endpoint of its own: "
+                "SCOPE does not use [judge]; set an endpoint for each job of its judge: "
                 "[scope.gates.endpoint], [scope.rubric_writer.endpoint], [scope.grader.endpoint]"
             )
         if len(self.scope.search_turns) >= self.scope.challenger.max_turns:
             raise ValueError(
-                f"scope.search_turns asks for up to {len(self.scope.search_turns)} searches, and these and a task take "
-                f"{len(self.scope.search_turns) + 1} turns; raise scope.challenger.max_turns or shorten it"
+                f"scope.search_turns allows up to {len(self.scope.search_turns)} searches, which with the task take "
+                f"{len(self.scope.search_turns) + 1} turns; shorten it or raise scope.challenger.max_turns"
             )
         if self.scope.mode == "curated" and self.data.prompts is None:
-            raise ValueError(
-                'data.prompts is missing; scope.mode = "curated" learns from a file of prompts with rubrics'
-            )
+            raise ValueError('data.prompts is missing; scope.mode = "curated" needs a file of prompts with rubrics')
         if self.scope.mode == "self-play" and self.data.documents is None:
             if self.retrieval is None or self.retrieval.corpus is None:
-                raise ValueError(
-                    "data.documents is missing; without a corpus of its own to search SCOPE needs a file of documents"
-                )
+                raise ValueError("data.documents is missing; without retrieval.corpus SCOPE needs a file of documents")
             if self.data.columns or self.data.split or self.data.hub_config:
                 raise ValueError(
-                    "data.columns, data.split and data.hub_config say how data.documents is read, which is missing; "
-                    "how the corpus is read stands in [retrieval]"
+                    "data.columns, data.split and data.hub_config apply to data.documents, which is missing; "
+                    "set those of the corpus in [retrieval]"
                 )
         return self
 
@@ -207,7 +203,7 @@ def _set(table: dict[str, Any], override: str, where: str) -> None:
     if not sep or not key.strip():
         raise CardError(f"{shown} is not of the form a.b=value.")
     if not override.isprintable():
-        raise CardError(f"{shown} holds what cannot be printed; write a line break as \\n, in quotes.")
+        raise CardError(f"{shown} has unprintable characters; write a line break as \\n, in quotes.")
     try:
         value = tomllib.loads(f"v = {text}")["v"]
     except (ValueError, RecursionError):  # no value of TOML: a text without quotes
@@ -282,7 +278,7 @@ def _table(path: Path, extended_by: tuple[Path, ...]) -> dict[str, Any]:
     """The plain data of a card, merged into that of the card it extends."""
     if not path.is_file():
         raise CardError(
-            f"{extended_by[-1]}: extends {path}, which is no card; correct it; it starts at the card's folder."
+            f"{extended_by[-1]}: extends {path}, which does not exist; give a path relative to the card's folder."
             if extended_by
             else f"{path}: no such card; give the path of a TOML file, for example configs/ssp/atlas.toml."
         )
@@ -298,7 +294,7 @@ def _table(path: Path, extended_by: tuple[Path, ...]) -> dict[str, Any]:
     chain = (*extended_by, path.resolve())
     above = (path.parent / parent).resolve()
     if above in chain:
-        raise CardError(f"{path}: extends {parent}, which extends it in turn; break the circle.")
+        raise CardError(f"{path}: extends {parent}, which extends it in turn; remove one of the two.")
     return merge_tables(_table(above, chain), table)
 
 

@@ -27,9 +27,9 @@ def _expand(path: str) -> str:
 
     expanded = re.sub(r"\$\{(\w+)\}", value, path)
     if not expanded or "\0" in expanded:
-        raise ValueError(f"{expanded!r} is no path; correct it or leave the key out")
+        raise ValueError(f"{expanded!r} is not a valid path; correct it or remove the key")
     if re.search(r"\$\{\w+\}", expanded):
-        raise ValueError(f"the path {expanded!r} has a ${{…}} inside an environment variable; write the path out there")
+        raise ValueError(f"the path {expanded!r} has a ${{…}} inside an environment variable; write out the path there")
     return expanded
 
 
@@ -45,7 +45,7 @@ def _address(url: str) -> str:
             "(a judge's key goes into an environment variable that api_key_env names)"
         )
     if not usable or not url.isprintable() or " " in url:
-        raise ValueError("is no address of a server; give one like http://127.0.0.1:5000/v1")
+        raise ValueError("is not a server URL; give one like http://127.0.0.1:5000/v1")
     return url
 
 

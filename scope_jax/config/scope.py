@@ -102,7 +102,7 @@ class ScopeSection(GameSection):
         if self.min_rubrics > self.max_rubrics:
             raise ValueError("min_rubrics must not be larger than max_rubrics")
         if self.window[0] > self.window[1]:
-            raise ValueError("window is (lowest, highest) mean score of a task")
+            raise ValueError("window must be [lowest, highest] mean score of a task")
         for name in ("task_types", "rubric_weights"):
             weights = getattr(self, name)
             if not any(weights.values()):

@@ -65,7 +65,7 @@ class SSPSection(GameSection):
     @model_validator(mode="after")
     def _consistent(self) -> SSPSection:
         if sorted(self.update_order) != ["proposer", "solver"]:
-            raise ValueError("update_order names each of solver and proposer once")
+            raise ValueError("update_order must list solver and proposer once each")
         if self.min_chars > self.max_chars:
             raise ValueError(f"min_chars must be at most max_chars, {self.max_chars}")
         return self

@@ -32,7 +32,7 @@ def _known_dialect(name: str) -> str:
 
 def _plain(value: Any) -> bool | int | str:
     if not isinstance(value, (bool, int, str)):
-        raise ValueError("a template is handed true, false, whole numbers and text only")
+        raise ValueError("template options must be true, false, whole numbers or text")
     return value
 
 
@@ -53,7 +53,7 @@ class ModelSection(Section):
 
 def _an_axis(size: int) -> int:
     if size == 0:
-        raise ValueError("an axis has at least one device; give a number from 1, or -1 for what is left")
+        raise ValueError("must be at least 1, or -1 for the remaining devices")
     return size
 
 
@@ -70,7 +70,7 @@ class MeshSection(Section):
     @model_validator(mode="after")
     def _one_is_left_open(self) -> MeshSection:
         if (self.data, self.fsdp, self.tensor).count(-1) > 1:
-            raise ValueError("only one axis can take what is left (-1); give the others their number of devices")
+            raise ValueError("only one axis can be -1 (the remaining devices); give the others their number of devices")
         return self
 
 
@@ -159,7 +159,7 @@ class RolloutSection(Section):
         if self.prefill_buckets[-1] > self.max_length:
             raise ValueError(
                 f"prefill_buckets go up to {self.prefill_buckets[-1]} tokens but max_length is {self.max_length}; "
-                "leave out those that are longer"
+                "remove the longer ones"
             )
         return self
 
@@ -225,7 +225,9 @@ class LossCard(AdvantageCard):
         if self.dual_clip and self.dual_clip <= 1:
             raise ValueError("dual_clip bounds the loss at dual_clip · |A|: give a number above 1, or 0 for none")
         if self.dual_clip and self.surrogate == "weight" and self.objective == "policy":
-            raise ValueError('dual_clip belongs to surrogate = "clip"; set dual_clip = 0 with surrogate = "weight"')
+            raise ValueError(
+                'dual_clip only works with surrogate = "clip"; set dual_clip = 0 with surrogate = "weight"'
+            )
         if self.rollout_cap and self.old_logprobs == "rollout":
             raise ValueError(
                 'rollout_cap weighs π_old against the rollout, but with old_logprobs = "rollout" they are the same; '
@@ -304,7 +306,7 @@ OWN_FIELDS = ("model", "messages", "temperature", "max_tokens", "max_completion_
 
 def _beside_ours(fields: dict[str, Any]) -> dict[str, Any]:
     if own := sorted(set(fields) & set(OWN_FIELDS)):
-        raise ValueError(f"the fields {', '.join(own)} of a request come from keys of their own or not at all")
+        raise ValueError(f"remove {', '.join(own)}: these fields of a request are set by other keys or not supported")
     json.dumps(fields, allow_nan=False)  # a ValueError for what JSON does not have
     return fields
 

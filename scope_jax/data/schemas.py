@@ -71,12 +71,12 @@ def tasks(row: Row, where: str, columns: Columns) -> Row:
     shares = row.get("dimension_weight") or {}  # a Parquet file writes null for what a row lacks
     if not isinstance(shares, dict):
         raise DataError(
-            f"{where}: `dimension_weight` holds {kind_of(shares)}, not an object; write one share a dimension."
+            f"{where}: `dimension_weight` holds {kind_of(shares)}, not an object; write one share per dimension."
         )
     rubric = [_criterion(item, where, f"{column}[{place}]", shares) for place, item in enumerate(items)]
     rubric = [item for item in rubric if item["weight"] > 0]
     if not rubric:
-        raise DataError(f"{where}: no criterion of `{column}` has a positive weight; mend or remove the row.")
+        raise DataError(f"{where}: no criterion of `{column}` has a positive weight; fix or remove the row.")
     return {"question": question, "rubric": rubric}
 
 
@@ -98,7 +98,7 @@ def clusters(row: Row, where: str, columns: Columns) -> Row:
         documents.append(passage(item, f"{where}, {column}[{place}]", {}, place))
     ids = [document["id"] for document in documents]
     if twice := next((each for each in ids if ids.count(each) > 1), None):
-        raise DataError(f"{where}: two of its documents have the id {twice!r}; give each one of its own.")
+        raise DataError(f"{where}: two of its documents have the id {twice!r}; make ids unique.")
     return {"id": key, "family": family, "documents": documents}
 
 
@@ -121,7 +121,7 @@ def _golds(row: Row, where: str, columns: Columns) -> list[str]:
 def _texts(column: str, value: Any, where: str) -> list[str]:
     if isinstance(value, dict):
         raise DataError(
-            f"{where}: `{column}` holds an object, not answers; name what is inside it in the card, "
+            f"{where}: `{column}` holds an object, not answers; name the field inside it in the card, "
             f'such as "{column}.{next(iter(value), "value")}".'
         )
     if not isinstance(value, list):
@@ -148,7 +148,7 @@ def _conversation(messages: list[Any], where: str, column: str) -> str:
     said = []
     for place, message in enumerate(messages):
         if not isinstance(message, dict) or "role" not in message or "content" not in message:
-            raise DataError(f"{where}: `{column}[{place}]` is no message; write an object with role and content.")
+            raise DataError(f"{where}: `{column}[{place}]` is not a message; write an object with role and content.")
         said.append(
             f"{text_of(message['role'], where, f'{column}[{place}].role')}: "
             f"{text_of(message['content'], where, f'{column}[{place}].content')}"

@@ -125,13 +125,13 @@ def _pieces(episodes: Sequence[Episode], limit: int, tempered: bool) -> list[Pie
                 continue
             if len(datum.ids_T) > limit:
                 raise ValueError(
-                    f"An episode of {episode.role!r}, group {episode.group!r}, has {len(datum.ids_T)} tokens, more "
+                    f"an episode of {episode.role!r}, group {episode.group!r}, has {len(datum.ids_T)} tokens, more "
                     f"than the largest of learner.buckets, {limit}; add a larger bucket or lower rollout.max_length."
                 )
             if datum.sampled_T[0]:
                 raise ValueError(
-                    f"A datum of {episode.role!r}, group {episode.group!r}, has its first token marked as sampled, but "
-                    "nothing stands before it that could predict it; begin every datum with a prompt token."
+                    f"the first token of a datum of {episode.role!r}, group {episode.group!r}, is marked as sampled, "
+                    "but no token precedes it; start every datum with a prompt token."
                 )
             advantage = 0.0 if episode.advantage is None else episode.advantage
             pieces.append(Piece(datum, advantage, number, length, opens, source, temperature, episode.weight))
@@ -220,7 +220,7 @@ def pack(episodes: Sequence[Episode], section: LearnerSection, row_shards: int, 
     chosen, padding = trainable(episodes), [episode for episode in episodes if episode.padding]
     pieces = _pieces(chosen, max(section.buckets), tempered)
     if not pieces:
-        raise ValueError("There is nothing to train on: no trained episode has a sampled token.")
+        raise ValueError("there is nothing to train on: no trained episode has a sampled token.")
     longest = max(len(piece.datum.ids_T) for piece in pieces)
     width = min(bucket for bucket in section.buckets if bucket >= longest)
     rows = _fill_rows(pieces, width, section.packing)

@@ -231,7 +231,7 @@ class Learner:
         """
         if reference and state.ref_params is None:
             raise ValueError(
-                "The loss card has a KL term but the state keeps no reference weights; "
+                "The loss card has a KL term but the state has no reference weights; "
                 'call init_state with reference=True or set kl = "none".'
             )
         return self._score(

@@ -134,7 +134,7 @@ def _ratio(
     if card.ratio == "token":
         return jnp.exp(_bounded(logp_N - old_N, card))
     if sequences is None:
-        raise ValueError("A loss with a ratio of whole sequences needs their sums; see losses.sequence_sums.")
+        raise ValueError('ratio = "sequence" needs the sums of whole sequences; see losses.sequence_sums.')
     mean_N = sequences.ratio_Y[tokens.sequence_N] / jnp.maximum(tokens.length_N, 1.0)
     return jnp.exp(_bounded(mean_N, card)) * jnp.exp(logp_N - lax.stop_gradient(logp_N))
 
@@ -146,7 +146,7 @@ def _rollout_weight(
     log_N = old_N - tokens.behaviour_N
     if card.rollout_weight == "sequence":
         if sequences is None:
-            raise ValueError("A loss with weights of whole sequences needs their sums; see losses.sequence_sums.")
+            raise ValueError('rollout_weight = "sequence" needs the sums of whole sequences; see losses.sequence_sums.')
         log_N = sequences.rollout_Y[tokens.sequence_N]
     return lax.stop_gradient(jnp.minimum(jnp.exp(_bounded(log_N, card)), card.rollout_cap))
 

@@ -51,7 +51,7 @@ def check_sound(section: OptimizerSection, param_rms: float, skipped: int) -> No
         )
     if skipped > section.max_skipped:
         raise DivergedError(
-            f"training has diverged: {skipped} optimiser steps in a row had a gradient that is not finite, more than "
+            f"training has diverged: {skipped} optimiser steps in a row had a non-finite gradient, more than "
             f'optimizer.max_skipped = {section.max_skipped}; {remedy} or with model.compute_dtype = "float32".'
         )
 

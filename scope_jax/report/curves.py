@@ -156,7 +156,7 @@ def draw_curves(run: Path) -> Path:
     """
     lines = read_lines(run / "metrics.jsonl")
     if not lines:
-        raise FileNotFoundError(f"{run} has no metrics.jsonl with a finished step; give the folder of a run.")
+        raise FileNotFoundError(f"{run} has no metrics.jsonl with a finished step; give a run folder.")
     panels = panels_of(load_card(run / "config.toml"))
     rows = -(-len(panels) // 2)
     with matplotlib.rc_context({"font.family": "DejaVu Sans", "svg.fonttype": "none"}):

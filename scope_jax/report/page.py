@@ -81,7 +81,9 @@ def write_report(run: Path) -> Path:
     Raises FileNotFoundError for a folder that holds no run, or a run without a finished step.
     """
     if not (run / "config.toml").is_file():
-        raise FileNotFoundError(f"{run} holds no run (no config.toml); give the folder that was --run of a training.")
+        raise FileNotFoundError(
+            f"{run} is not a run folder (no config.toml); give the folder passed to train as --run."
+        )
     picture = draw_curves(run)
     lines = read_lines(run / "metrics.jsonl")
     cfg = load_card(run / "config.toml")

@@ -58,7 +58,7 @@ class Progress:
             self._bars.stop()
 
     def say(self, text: str) -> None:
-        """One line for people: what begins, what was skipped."""
+        """Prints one line: what starts, what was skipped."""
         self.console.print(text, soft_wrap=True, markup=False, highlight=False)
 
     def step(self, done: int, total: int | None, metrics: Mapping[str, float]) -> None:

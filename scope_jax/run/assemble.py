@@ -173,7 +173,7 @@ class StepTools:
     ) -> list[list[Completion]]:
         names = [prompt.name for prompt in prompts]
         if len(set(names)) != len(names):
-            raise ValueError(f"two prompts of role {role!r} share a name, and so their random numbers; name each one.")
+            raise ValueError(f"two prompts of role {role!r} have the same name; give each its own.")
         params = SamplingParams(
             temperature=temperature,
             top_k=top_k,
@@ -251,8 +251,8 @@ def _check_beginnings(cfg: Config, system: System) -> None:
         base, own = vars(weights.load_config(cfg.model.checkpoint)), vars(weights.load_config(folder))
         if others := [key for key in base if base[key] != own[key]]:
             raise ValueError(
-                f"the model in {folder}, with which {name} is to begin, is not built like the base in "
-                f"{cfg.model.checkpoint}: {', '.join(others)} differ; all policies have the base's architecture."
+                f"the model in {folder}, from which {name} starts, differs from the base in {cfg.model.checkpoint} in "
+                f"{', '.join(others)}; all policies must have the base's architecture."
             )
 
 
@@ -278,8 +278,8 @@ def assemble_world(
     tokenizer = Tokenizer.load(cfg.model.tokenizer or checkpoint, cfg.model.chat_template)
     if tokenizer.vocab_size > model.vocab_size:
         raise ValueError(
-            f"the tokenizer has {tokenizer.vocab_size} tokens but the model in {checkpoint} only "
-            f"{model.vocab_size} rows in its table; give the tokenizer that belongs to it."
+            f"the tokenizer has {tokenizer.vocab_size} tokens but the model in {checkpoint} has only "
+            f"{model.vocab_size} embeddings; use the model's own tokenizer."
         )
     joiner = _joiner(cfg, system, tokenizer)
     clients = {name: JudgeClient(card, tell) for name, card in judges.items()}

@@ -78,14 +78,14 @@ def _checkpoint(origin: str) -> Path:
         if _called(place, which):
             return place
     kept = ", ".join(place.name for place in places) or "none"
-    raise CheckpointError(f"the run in {folder} keeps no checkpoint {which}; it has: {kept}.")
+    raise CheckpointError(f"the run in {folder} has no checkpoint {which}; it has: {kept}.")
 
 
 def _card_of(place: Path) -> Config:
     """The card of the run that a checkpoint belongs to."""
     config = place.parents[1] / "config.toml"
     if not config.is_file():
-        raise OriginError(f"{place} is no checkpoint of a run (there is no {config}); give RUN or RUN@STEP.")
+        raise OriginError(f"{place} is not a checkpoint of a run ({config} is missing); give RUN or RUN@STEP.")
     return load_card(config)
 
 
@@ -93,10 +93,10 @@ def _check_game(cfg: Config, place: Path) -> Config:
     """The card of the run that `place` belongs to, if it is of the same game with the same policies."""
     before = _card_of(place)
     if before.system != cfg.system:
-        raise OriginError(f"{place} is of a run of {before.system}, but the card is one of {cfg.system}.")
+        raise OriginError(f"{place} is from a run of {before.system}, but the card is for {cfg.system}.")
     there, here = (game_of(cfg).policies(card) for card in (before, cfg))
     if set(there) != set(here):
-        raise OriginError(f"{place} holds the policies {', '.join(there)}, but the card trains {', '.join(here)}.")
+        raise OriginError(f"{place} has the policies {', '.join(there)}, but the card trains {', '.join(here)}.")
     return before
 
 
@@ -111,6 +111,6 @@ def start(trainer: Trainer) -> tuple[States, Memory, int]:
     targets = {name: state.replace(ref_params=None) for name, state in trainer.targets().items()}
     saved = load(place, targets)
     if saved.meta.get("layout") != LAYOUT:
-        raise OriginError(f"{place} was written by another version of scope-jax, whose runs this one cannot continue.")
+        raise OriginError(f"{place} was written by an incompatible version of scope-jax.")
     game = system.adopt(cfg, saved.memory["game"], before)
     return trainer.referring(saved.states), saved.memory | {"game": game}, saved.step

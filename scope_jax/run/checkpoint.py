@@ -85,15 +85,15 @@ def locate(path: Path) -> Path:
     """
     if parts(path) and not (path / "checkpoints").is_dir():
         if wrong := fault(path):
-            raise CheckpointError(f"the checkpoint {path} cannot be used: {wrong}; name another one.")
+            raise CheckpointError(f"the checkpoint {path} cannot be used: {wrong}; choose another one.")
         return path
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     for place in reversed(found(folder)):
         if fault(place) is None:
             return place
     raise CheckpointError(
-        f"{path} holds no checkpoint: give a run folder, its checkpoints folder or one folder in there "
-        "(a run writes its first one after train.save_every steps)."
+        f"{path} has no checkpoint: give a run folder, its checkpoints folder or a single checkpoint in it "
+        "(a run writes the first one after train.save_every steps)."
     )
 
 
@@ -105,7 +105,7 @@ def load(folder: Path, targets: Mapping[str, Any]) -> Saved:
     and for one that lacks what is asked for in this shape.
     """
     if wrong := fault(folder):
-        raise CheckpointError(f"the checkpoint {folder} cannot be used: {wrong}; name another one.")
+        raise CheckpointError(f"the checkpoint {folder} cannot be used: {wrong}; choose another one.")
     wanted = dict(targets)
     _check_shapes(folder, wanted)
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
@@ -129,7 +129,7 @@ def _check_shapes(folder: Path, targets: Mapping[str, Any]) -> None:
         if saved.get(name) != shape:
             found = f"{name} of shape {saved[name]}" if name in saved else f"no {name}"
             raise CheckpointError(
-                f"the checkpoint {folder} has {found} where {shape} is asked for: it is of another game or model; "
+                f"the checkpoint {folder} has {found} where {shape} is expected: it belongs to another game or model; "
                 "use the card of its run."
             )
 
@@ -161,7 +161,7 @@ class Checkpoints:
         """
         if json.loads(json.dumps(memory)) != memory:
             raise ValueError(
-                "the game's memory is not plain JSON data (tuples and number keys do not survive a restart)."
+                "the game's memory is not plain JSON data (tuples and numeric keys do not survive a resume)."
             )
         self.wait()
         place = self._saving = self.folder / (f"{step}-{name}" if name else f"{step}")
@@ -205,17 +205,17 @@ class Checkpoints:
         candidates = found(self.folder)
         for folder in reversed(candidates):
             if wrong := fault(folder):
-                warn(f"the checkpoint {folder} is skipped: {wrong}.")
+                warn(f"skipping the checkpoint {folder}: {wrong}.")
                 continue
             saved = load(folder, targets)
             if saved.meta.get("layout") != LAYOUT:
                 raise CheckpointError(
-                    f"the checkpoint {folder} was written by another version of scope-jax, whose runs this one cannot "
-                    "continue; use another run folder."
+                    f"the checkpoint {folder} was written by an incompatible version of scope-jax; use "
+                    "another run folder."
                 )
             if saved.meta["fingerprint"] != self.meta["fingerprint"]:
                 raise CheckpointError(
-                    f"the checkpoint {folder} was written under another config; use another run folder."
+                    f"the checkpoint {folder} was written with another config; use another run folder."
                 )
             return saved
         if candidates:

@@ -51,7 +51,7 @@ def convert(
     _apart(source, folder)
     if weights.is_model(source):
         if policy is not None:
-            raise UserError(f"{source} is a model folder and has no policies; leave --policy out.")
+            raise UserError(f"{source} is a model folder and has no policies; remove --policy.")
         name = dtype or _own_dtype(source)
         cfg = _convert_model(source, folder, layout, DTYPES[name], report)
         results: dict[str, Any] = {"folders": {"": str(folder)}}
@@ -79,7 +79,7 @@ def convert(
 def _apart(source: Path, folder: Path) -> None:
     inner, outer = folder.absolute().resolve(), source.absolute().resolve()
     if inner == outer or inner in outer.parents:
-        raise UserError(f"{folder} is, or holds, what is converted; choose another place.")
+        raise UserError(f"the target {folder} is the source or contains it; choose another folder.")
 
 
 def _own_dtype(source: Path) -> str:

@@ -59,7 +59,7 @@ def exam_card(target: Path, card: Path | None, overrides: Sequence[str]) -> Conf
     """The card named, or that of the run that `target` is or lies in. Raises UserError if there is none."""
     run = run_of(target)
     if card is None and run is None:
-        raise UserError(f"{target} is no run folder (it has no config.toml); name the card to use with --card.")
+        raise UserError(f"{target} is not a run folder (it has no config.toml); give a card with --card.")
     return load_card(card or (run or target) / "config.toml", overrides)
 
 
@@ -73,7 +73,7 @@ def find(target: Path, cfg: Config) -> Examined:
             return Examined(folder, policy)
     if run_of(target) is None:
         raise UserError(
-            f"{target} is neither a run or a checkpoint of one (no config.toml) nor a model folder (no config.json)."
+            f"{target} is neither a run or one of its checkpoints (no config.toml) nor a model folder (no config.json)."
         )
     checkpoint = locate(target)
     return Examined(checkpoint, policy, step_of(checkpoint))
@@ -83,13 +83,13 @@ def find_base(cfg: Config, base: Path | None) -> Examined | None:
     """The base that judges, None where the card's exam asks none. Raises UserError if it is not there, or not asked."""
     if not exams.uses_base(cfg, game_of(cfg).exam(cfg)):
         if base is not None:
-            raise UserError("under this card no base judges the answers; leave --base out.")
+            raise UserError("no base model judges the answers of this card; remove --base.")
         return None
     folder = base or Path(cfg.model.checkpoint)
     if not weights.is_model(folder):
         raise UserError(
-            f"the base judges the answers, but {folder} is no model folder (no config.json); name the base with "
-            "--base, or give the grader an endpoint."
+            f"the base model judges the answers, but {folder} is not a model folder (no config.json); give the base "
+            "with --base, or give the grader an endpoint."
         )
     return Examined(folder, BASE)
 
@@ -104,7 +104,7 @@ def assemble_exam(
     without evaluation sets.
     """
     if not cfg.evaluate.sets:
-        raise UserError("the card names no evaluation set; add an [[evaluate.sets]] table with name and path.")
+        raise UserError("the card has no evaluation set; add an [[evaluate.sets]] table with name and path.")
     folder = _model_folder(cfg, examined)
     for other in others:
         _check_alike(cfg, folder, _model_folder(cfg, other))
@@ -128,8 +128,8 @@ def _check_alike(cfg: Config, one: Path, other: Path) -> None:
     ]
     if prompts[0] != prompts[1]:
         raise UserError(
-            f"{one} and {other} differ in tokenizer or chat template, and so one would read prompts made for the "
-            "other; set model.tokenizer or model.chat_template to what both were trained with."
+            f"{one} and {other} differ in tokenizer or chat template, so one would get prompts made for the "
+            "other; set model.tokenizer or model.chat_template to those both were trained with."
         )
 
 

@@ -54,7 +54,7 @@ def open_or_build_index(
     part(name, done, total) is told how far the work is. rebuild: an index that is there is deleted first.
     """
     if card.corpus is None:
-        raise ValueError("retrieval.corpus is not set, and so there is nothing to index; name a corpus.")
+        raise ValueError("retrieval.corpus is not set, so there is nothing to index; set it to a corpus.")
     folder = Path(card.index) if card.index else run / "index"
     tell = part or (lambda name, done, total: None)
     corpus = load_corpus(card.corpus, {**card.columns}, card.split, card.hub_config)

@@ -129,7 +129,7 @@ def _whole(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
             try:
                 yield line, json.loads(line)
             except ValueError:
-                raise RunError(f"line {number} of {path} is damaged: it is not JSON; remove it.") from None
+                raise RunError(f"line {number} of {path} is not valid JSON; remove it.") from None
 
 
 def records(path: Path) -> Iterator[dict[str, Any]]:
@@ -155,9 +155,7 @@ def torn(run: Path) -> list[str]:
             with path.open("rb") as file:
                 file.seek(-1, os.SEEK_END)
                 if file.read() != b"\n":
-                    found.append(
-                        f"{path} ends within a line, as a run leaves it that is killed; this line is left out."
-                    )
+                    found.append(f"{path} ends with an incomplete line, as after a kill; the line is ignored.")
     return found
 
 
@@ -191,14 +189,14 @@ class RunLog:
         self._judgements = run / judgements.NAME
         config = run / "config.toml"
         if run.exists() and not run.is_dir():
-            raise RunError(f"the run folder {run} is a file; name a folder with --run.")
+            raise RunError(f"the run folder {run} is a file; give a folder with --run.")
         if (
             run.is_dir()
             and not config.is_file()
             and any(path.name not in (".lock", "config.toml.partial") for path in run.iterdir())
         ):
             raise RunError(
-                f"the folder {run} is not empty and holds no run (no config.toml); name another one with --run."
+                f"the folder {run} is not empty and is not a run (no config.toml); give another folder with --run."
             )
         run.mkdir(parents=True, exist_ok=True)
         self._lock()
@@ -206,7 +204,7 @@ class RunLog:
             keys = differing(load_card(config), cfg)
             if keys:
                 raise RunError(
-                    f"the run in {run} was started with other values of {', '.join(keys)}; "
+                    f"the run in {run} was started with different values of {', '.join(keys)}; "
                     "use the same values or another run folder."
                 )
         partial = run / "config.toml.partial"
@@ -226,9 +224,7 @@ class RunLog:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._close()
-            raise RunError(
-                f"another process is working in {self.run}; wait for it or use another run folder."
-            ) from None
+            raise RunError(f"another process is using {self.run}; wait for it or use another run folder.") from None
 
     def close(self) -> None:
         """Gives the folder free; also happens when the log is forgotten or the process ends."""

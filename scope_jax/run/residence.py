@@ -77,7 +77,7 @@ class Sampler:
         if policy != self._policy:
             if policy not in self._bring:
                 raise ValueError(
-                    f"no weights are there for the policy {policy!r}; the run has {', '.join(self._bring)}."
+                    f"there are no weights for the policy {policy!r}; the run has {', '.join(self._bring)}."
                 )
             self._policy = None
             self._bring[policy]()

@@ -26,7 +26,7 @@ def load(folder: str | Path, name: str, *, known: Sequence[str], required: Seque
     path = Path(folder) / f"{name}.txt"
     if not path.is_file():
         raise PromptError(
-            f"{path}: no such prompt file; write it, or point the card's `prompts` to a folder that has it."
+            f"{path}: the prompt file does not exist; create it, or set `prompts` in the card to a folder that has it."
         )
     try:
         text = path.read_text(encoding="utf-8-sig").strip()
@@ -40,7 +40,9 @@ def load(folder: str | Path, name: str, *, known: Sequence[str], required: Seque
     if missing := sorted(set(required) - used):
         raise PromptError(f"{path}: the variable {{{missing[0]}}} is missing; this prompt needs {_listed(required)}.")
     if broken := _half_braced(text, known):
-        raise PromptError(f"{path}: {broken!r} is no variable; write both braces next to its name, as in {{name}}.")
+        raise PromptError(
+            f"{path}: {broken!r} is not a variable; write it as {{name}}, with both braces and no spaces."
+        )
     return text
 
 

@@ -47,8 +47,8 @@ def refused(result: Result) -> str:
 
 
 def test_replay_wants_two_runs_of_scope(tmp_path: Path) -> None:
-    assert "there is no folder" in refused(run("replay", tmp_path / "none", tmp_path))
-    assert "is no run folder" in refused(run("replay", tmp_path, tmp_path))
+    assert "does not exist" in refused(run("replay", tmp_path / "none", tmp_path))
+    assert "is not a run folder" in refused(run("replay", tmp_path, tmp_path))
     (tmp_path / "config.toml").write_text(CARD)
     assert "the card's system is 'ssp'" in refused(run("replay", tmp_path, tmp_path))
 
@@ -77,10 +77,10 @@ def test_unknown_key(card: Path, tmp_path: Path) -> None:
 def test_cards_that_extend_nothing_or_each_other(card: Path, tmp_path: Path) -> None:
     (tmp_path / "child.toml").write_text('extends = "none.toml"\n')
     text = refused(run("train", tmp_path / "child.toml", "--run", tmp_path / "run"))
-    assert "child.toml: extends" in text and "none.toml, which is no card" in text
+    assert "child.toml: extends" in text and "none.toml, which does not exist" in text
     (tmp_path / "one.toml").write_text('extends = "two.toml"\n')
     (tmp_path / "two.toml").write_text('extends = "./one.toml"\n')
-    assert "break the circle" in refused(run("train", tmp_path / "one.toml", "--run", tmp_path / "run"))
+    assert "remove one of the two" in refused(run("train", tmp_path / "one.toml", "--run", tmp_path / "run"))
     (tmp_path / "child.toml").write_text("extends = 3\n")
     assert "`extends` must be the path of one card" in refused(
         run("train", tmp_path / "child.toml", "--run", tmp_path / "run")
@@ -118,7 +118,7 @@ def test_foreign_run_folder(card: Path, tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "chapter.tex").write_text("")
     text = refused(run("train", card, "--run", folder))
-    assert f"{folder} is not empty and holds no run" in text
+    assert f"{folder} is not empty and is not a run" in text
     assert [path.name for path in folder.iterdir()] == ["chapter.tex"]
 
 
@@ -127,7 +127,7 @@ def test_run_folder_of_another_config(card: Path, tmp_path: Path) -> None:
     log.metrics(0, {"eval/held-out/accuracy": 0.25})
     log.close()
     text = refused(run("train", card, "--run", tmp_path / "run", "--set", "seed=3"))
-    assert "was started with other values of seed" in text
+    assert "was started with different values of seed" in text
 
 
 def test_missing_model_checkpoint(card: Path, tmp_path: Path) -> None:
@@ -136,26 +136,26 @@ def test_missing_model_checkpoint(card: Path, tmp_path: Path) -> None:
 
 
 def test_nothing_to_evaluate_or_export(tmp_path: Path) -> None:
-    assert f"there is no folder {tmp_path / 'run'}" in refused(run("eval", tmp_path / "run"))
-    assert "there is no run folder" in refused(run("export", tmp_path / "run", tmp_path / "out"))
+    assert f"the folder {tmp_path / 'run'} does not exist" in refused(run("eval", tmp_path / "run"))
+    assert "does not exist" in refused(run("export", tmp_path / "run", tmp_path / "out"))
     (tmp_path / "run").mkdir()
     assert "--card" in refused(run("eval", tmp_path / "run"))
-    assert "is no run folder" in refused(run("export", tmp_path / "run", tmp_path / "out"))
+    assert "is not a run folder" in refused(run("export", tmp_path / "run", tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
 def test_report_of_nothing(tmp_path: Path) -> None:
-    assert "there is no run folder" in refused(run("report", tmp_path / "none"))
-    assert "holds no run" in refused(run("report", tmp_path))
+    assert "does not exist" in refused(run("report", tmp_path / "none"))
+    assert "is not a run folder" in refused(run("report", tmp_path))
 
 
 def test_index_without_a_folder(card: Path) -> None:
-    assert "names no index folder" in refused(run("index", card))
+    assert "has no index folder" in refused(run("index", card))
 
 
 def test_demo_outside_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert "run the demo in the folder of the scope-jax checkout" in refused(run("demo"))
+    assert "run the demo from the root of the scope-jax checkout" in refused(run("demo"))
 
 
 def test_as_a_process_without_a_traceback(tmp_path: Path) -> None:

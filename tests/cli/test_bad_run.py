@@ -60,7 +60,7 @@ def test_a_base_with_a_nan(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "change", "words"),
     [
-        ("config.json", lambda contents: [contents], "config.json holds no JSON object"),
+        ("config.json", lambda contents: [contents], "config.json does not hold a JSON object"),
         ("config.json", lambda contents: contents | {"hidden_size": "128"}, "field 'hidden_size' is \"128\""),
         ("config.json", lambda contents: contents | {"num_hidden_layers": 0}, "field 'num_hidden_layers' is 0"),
         ("config.json", lambda contents: contents | {"num_hidden_layers": -1}, "field 'num_hidden_layers' is -1"),

@@ -65,7 +65,7 @@ def test_clusters_of_a_card_and_a_second_call(card: Path, tmp_path: Path) -> Non
     assert load(Source(str(tmp_path / "out" / "clusters.jsonl"), "clusters", RowsSection())) == rows  # as a game does
     before = bytes_of(tmp_path / "out")
     again = index(card)
-    assert f"the clusters in {tmp_path / 'out'} are finished; there is nothing to do" in again.stderr
+    assert f"the clusters in {tmp_path / 'out'} are complete; nothing to do" in again.stderr
     assert "dropped evaluation_question          1" in again.stdout
     assert bytes_of(tmp_path / "out") == before
     assert index(card, "--rebuild").exit_code == 0

@@ -57,8 +57,8 @@ def test_report_leaves_out_a_line_that_was_not_written_to_its_end(tmp_path: Path
     result = CliRunner().invoke(app, ["report", str(run)])
     assert result.exit_code == 0, result.output
     for name in ("metrics.jsonl", "episodes.jsonl"):
-        assert f"{run / name} ends within a line" in result.stderr
-        assert f"{run / name} ends within a line" in (run / "report" / "index.html").read_text()
+        assert f"{run / name} ends with an incomplete line" in result.stderr
+        assert f"{run / name} ends with an incomplete line" in (run / "report" / "index.html").read_text()
     (run / "metrics.jsonl").write_text('{"step": 0, "solver\n' + whole)
     result = CliRunner().invoke(app, ["report", str(run)])
     assert result.exit_code == 2

@@ -171,14 +171,14 @@ def test_a_card_starts_from_either_layout(own: Path, base: dict[str, Any], tmp_p
 
 def test_what_cannot_be_converted(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert "there is no folder" in refused("convert", tmp_path / "none", out, "--to", "hf")
+    assert "does not exist" in refused("convert", tmp_path / "none", out, "--to", "hf")
     (tmp_path / "empty").mkdir()
     assert "neither a run" in refused("convert", tmp_path / "empty", out, "--to", "hf")
     assert "no policy 'solver'; it has actor" in refused("convert", run, out, "--to", "hf", "--policy", "solver")
-    assert "leave --policy out" in refused("convert", BASE, out, "--to", "hf", "--policy", "actor")
-    assert "choose another place" in refused("convert", BASE, BASE, "--to", "hf")
+    assert "remove --policy" in refused("convert", BASE, out, "--to", "hf", "--policy", "actor")
+    assert "choose another folder" in refused("convert", BASE, BASE, "--to", "hf")
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "draft.txt").write_text("mine")
-    assert "is no model folder" in refused("convert", BASE, tmp_path / "thesis", "--to", "orbax")
+    assert "is not a model folder" in refused("convert", BASE, tmp_path / "thesis", "--to", "orbax")
     assert not out.exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "thesis"]

@@ -50,7 +50,7 @@ def refused(model: Path, *words: object) -> str:
 
 def test_what_cannot_work_is_told_before_weights_are_read(model: Path, tmp_path: Path) -> None:
     assert "safetensors" in refused(model)
-    assert f"{tmp_path / 'none'} is no folder" in refused(model, "--records", tmp_path / "none" / "found.jsonl")
+    assert f"{tmp_path / 'none'} does not exist" in refused(model, "--records", tmp_path / "none" / "found.jsonl")
     assert f"{tmp_path} is a folder" in refused(model, "--records", tmp_path)
     second = f'{{name="second", path="{tmp_path / "gone.jsonl"}"}}'
     assert "gone.jsonl does not exist" in refused(model, "--set", f"evaluate.sets=[{SETS[0]}, {second}]")

@@ -75,7 +75,7 @@ def test_a_signal_costs_one_sentence(how: str, number: signal.Signals, code: int
     process.send_signal(number)
     _, said = process.communicate(timeout=30)
     lines = [line for line in said.splitlines() if "libtpu" not in line]
-    assert lines == [f"scope-jax: stopped by {name}; the same command goes on from the last checkpoint."]
+    assert lines == [f"scope-jax: stopped by {name}; the same command resumes from the last checkpoint."]
     assert process.returncode == code
 
 

@@ -109,8 +109,8 @@ FOUND: dict[str, Case] = {  # what was found to be believed or to end in a trace
     "broken Parquet": parquet(b"hello"),
     "no question": row("has no question", "questions", question=...),
     "question is a number": row("`question` holds a number", "questions", question=7),
-    "cut gzip": packed(GZIPPED[:-20], "is no whole gzip file"),
-    "no gzip": packed(GOOD_LINES, "is no whole gzip file (Not a gzipped file"),
+    "cut gzip": packed(GZIPPED[:-20], "is not a complete gzip file"),
+    "no gzip": packed(GOOD_LINES, "is not a complete gzip file (Not a gzipped file"),
     "NaN": line('{"answer": "Rome", "score": NaN}', words="holds NaN, which is no JSON"),
     "Infinity": line('{"answer": "Rome", "score": Infinity}', words="holds Infinity"),
     "a key twice": line('{"answer": "Rome", "answer": "Oslo"}', words="holds the key 'answer' twice"),
@@ -170,11 +170,11 @@ OWN: dict[str, Case] = {
     "searches in a list": row("`search_turns` holds a list", "answers", search_turns=[1, 2]),
     "searches beyond numbers": row("far too large", "answers", search_turns=10**400),
     # gzip
-    "gzip with a tail": packed(GZIPPED + b"tail", "is no whole gzip file"),
-    "gzip with a changed byte": packed(GZIPPED[:40] + b"\xff" + GZIPPED[41:], "is no whole gzip file"),
+    "gzip with a tail": packed(GZIPPED + b"tail", "is not a complete gzip file"),
+    "gzip with a changed byte": packed(GZIPPED[:40] + b"\xff" + GZIPPED[41:], "is not a complete gzip file"),
     "gzip of nothing": packed(b"", "is empty"),
     "gzip in gzip": packed(gzip.compress(GZIPPED), "line 1: is not UTF-8"),
-    "zip": packed(zipped(), "is no whole gzip file"),
+    "zip": packed(zipped(), "is not a complete gzip file"),
     "gzip without the ending": ("f.jsonl", GZIPPED, "answers", ", line 1", "is not UTF-8"),
     # Parquet
     "cut Parquet": parquet(whole_parquet()[:-30]),
@@ -223,16 +223,16 @@ OWN: dict[str, Case] = {
         dimension_weight={"d": "0.5"},
         rubric=[{"criterion": "c", "dimension": "d"}],
     ),
-    "a message without a role": row("`messages[0]` is no message", "tasks", messages=[{"content": "Hi"}]),
+    "a message without a role": row("`messages[0]` is not a message", "tasks", messages=[{"content": "Hi"}]),
     "a message without words": row(
         "`messages[0].content` holds null", "tasks", messages=[{"role": "user", "content": None}]
     ),
     # prompts
     "unknown variable": prompt(b"{answer} {aswer}", "unknown variable {aswer}"),
     "variable that is missing": prompt(b"Write a question.", "the variable {answer} is missing"),
-    "variable with a space": prompt(b"{answer} { n }", "'{ n }' is no variable"),
-    "variable left open": prompt(b"{answer} needs {n searches", "'{n' is no variable"),
-    "variable never opened": prompt(b"{answer} needs n} searches", "'n}' is no variable"),
+    "variable with a space": prompt(b"{answer} { n }", "'{ n }' is not a variable"),
+    "variable left open": prompt(b"{answer} needs {n searches", "'{n' is not a variable"),
+    "variable never opened": prompt(b"{answer} needs n} searches", "'n}' is not a variable"),
     "prompt in UTF-16": prompt("{answer}".encode("utf-16"), "is not UTF-8"),
     "prompt of spaces": prompt(b" \n ", "is empty"),
 }
@@ -291,7 +291,7 @@ def test_a_folder_is_no_file(tmp_path: Path, name: str, kind: str) -> None:
     folder = tmp_path / name
     folder.mkdir()
     text = refused(lambda: read(folder, kind))
-    assert ("no such prompt file" if kind == "prompt" else f"{folder} is not a file") in text
+    assert ("the prompt file does not exist" if kind == "prompt" else f"{folder} is not a file") in text
 
 
 @pytest.mark.parametrize("name", ["f.jsonl", "f.json.gz", "f.parquet"])
@@ -301,20 +301,22 @@ def test_a_file_that_is_not_there(tmp_path: Path, name: str, kind: str) -> None:
 
 
 def test_a_prompt_that_is_not_there(tmp_path: Path) -> None:
-    assert f"{tmp_path / 'role.txt'}: no such prompt file" in refused(lambda: read(tmp_path / "role.txt", "prompt"))
+    assert f"{tmp_path / 'role.txt'}: the prompt file does not exist" in refused(
+        lambda: read(tmp_path / "role.txt", "prompt")
+    )
 
 
 def test_two_columns_of_one_name(tmp_path: Path) -> None:
     path = tmp_path / "f.parquet"
     pq.write_table(pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["answer", "answer"]), path)
-    assert f"{path} has two columns of one name" in refused(lambda: read(path, "answers"))
+    assert f"{path} has two columns with the same name" in refused(lambda: read(path, "answers"))
 
 
 @pytest.mark.parametrize("kind", ["answers", "corpus"])
 def test_a_hub_set_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     text = refused(lambda: read(Path("nobody/nothing"), kind))
-    assert "nobody/nothing is no file here, and the split 'train' cannot be had from the hub" in text
+    assert "nobody/nothing is not a local file, and the split 'train' cannot be loaded from the hub" in text
 
 
 COMMANDS = {

@@ -113,7 +113,9 @@ def test_any_split_of_a_hub_set(monkeypatch: pytest.MonkeyPatch) -> None:
         return sources.load(source(name, "questions", **card))[0]["question"]
 
     assert [first(), first(split="test"), first(split="test", hub_config="nq")] == ["one", "two", "three"]
-    message = r"someone/qa is no file here, and the split 'dev' of its configuration 'nq' cannot be had from the hub"
+    message = (
+        r"someone/qa is not a local file, and the split 'dev' of its configuration 'nq' cannot be loaded from the hub"
+    )
     with pytest.raises(DataError, match=message):
         first(split="dev", hub_config="nq")
 

@@ -177,7 +177,7 @@ def test_a_damaged_checkpoint_that_was_named_is_an_error(folder: Path) -> None:
     _truncate(folder / "3")
     with pytest.raises(CheckpointError, match=r"checkpoints/3 cannot be used: .* bytes instead of"):
         locate(folder / "3")
-    with pytest.raises(CheckpointError, match="name another one"):
+    with pytest.raises(CheckpointError, match="choose another one"):
         load(folder / "3", targets(WANTED))
     assert locate(folder) == folder / "2"
     assert locate(folder.parent) == folder / "2"
@@ -191,7 +191,7 @@ def test_only_damaged_ones_is_an_error_not_a_silent_restart(folder: Path) -> Non
 
 
 def test_no_checkpoint_where_one_was_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+    with pytest.raises(CheckpointError, match="has no checkpoint"):
         locate(tmp_path / "nothing")
 
 
@@ -213,7 +213,9 @@ def test_another_layout_is_refused(folder: Path) -> None:
     del before.meta["layout"]
     before.save(4, {"actor": state(40), "other": state(41)}, {})
     before.wait()
-    with pytest.raises(CheckpointError, match=r"4 was written by another version of scope-jax.*another run folder"):
+    with pytest.raises(
+        CheckpointError, match=r"4 was written by an incompatible version of scope-jax.*another run folder"
+    ):
         Checkpoints(folder, card()).resume(targets(WANTED), pytest.fail)
 
 
@@ -228,7 +230,7 @@ def test_another_shape_is_an_error_not_a_skip(folder: Path) -> None:
         "actor": state(0).replace(params={"w": jnp.zeros((4, 4)), "b": jnp.zeros(2, jnp.bfloat16)}),
         "other": state(0),
     }
-    with pytest.raises(CheckpointError, match=r"actor.params.w of shape \(300, 200\) where \(4, 4\) is asked for"):
+    with pytest.raises(CheckpointError, match=r"actor.params.w of shape \(300, 200\) where \(4, 4\) is expected"):
         Checkpoints(folder, card()).resume(targets(wrong), pytest.fail)
 
 

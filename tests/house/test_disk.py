@@ -135,7 +135,7 @@ def test_a_run_on_a_small_disk_says_one_sentence_and_goes_on_with_more_room(tmp_
     try:
         *before, last = runs.end(runs.start(command), 2).splitlines()
         assert " could not be written (No space left on device); make room there" in last
-        assert all(line.startswith(("reading", "passages", "step")) for line in before), before
+        assert all(line.startswith(("loading", "passages", "step")) for line in before), before
         assert steps(disk / "run" / "checkpoints") == [1]
         subprocess.run(["mount", "-o", "remount,size=200m", str(disk)], check=True)
         runs.finish(command)

@@ -155,7 +155,7 @@ def test_one_more_evaluation_set_is_another_config(cfg: Config) -> None:
 
 def test_a_folder_with_other_things_is_refused(cfg: Config, tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("do not touch")
-    with pytest.raises(RunError, match=r"not empty and holds no run"):
+    with pytest.raises(RunError, match=r"not empty and is not a run"):
         RunLog(tmp_path, cfg)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
     with pytest.raises(RunError, match="is a file"):
@@ -176,7 +176,7 @@ def test_one_process_at_a_time_and_a_killed_one_leaves_no_lock(cfg: Config, tmp_
     subprocess.run([sys.executable, "-c", HOLDER, str(tmp_path), json.dumps(TABLE)], check=False, env=os.environ.copy())
     assert (tmp_path / ".lock").is_file()
     log = RunLog(tmp_path, cfg)
-    with pytest.raises(RunError, match="another process is working"):
+    with pytest.raises(RunError, match="another process is using"):
         RunLog(tmp_path, cfg)
     log.close()
     RunLog(tmp_path, cfg).close()

@@ -123,7 +123,7 @@ def test_the_picture_is_drawn(run: Path) -> None:
 def test_a_folder_without_steps_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no metrics.jsonl with a finished step"):
         draw_curves(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"holds no run"):
+    with pytest.raises(FileNotFoundError, match=r"is not a run folder"):
         write_report(tmp_path)
 
 

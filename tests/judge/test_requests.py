@@ -56,7 +56,7 @@ def test_each_job_of_scope_has_extra_fields_of_its_own():
 
 @pytest.mark.parametrize("field", ["model", "messages", "temperature", "max_tokens", "max_completion_tokens", "stream"])
 def test_a_field_that_has_a_key_of_its_own_is_refused(field: str):
-    with pytest.raises(CardError, match=rf"`judge.extra_body`: the fields {field} of a request come from keys"):
+    with pytest.raises(CardError, match=rf"`judge.extra_body`: remove {field}: these fields of a request"):
         judged_by(extra_body={"a": 1, field: 1})
 
 

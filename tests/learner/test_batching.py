@@ -173,7 +173,7 @@ def test_what_cannot_be_packed_is_named(make):
     datum_of, episode_of, _ = make
     with pytest.raises(ValueError, match=r"has 33 tokens, more than the largest of learner\.buckets, 32"):
         batching.pack([episode_of(datum_of(range(33), [0] + [1] * 32))], SECTION, 1)
-    with pytest.raises(ValueError, match="first token marked as sampled"):
+    with pytest.raises(ValueError, match="is marked as sampled"):
         batching.pack([episode_of(datum_of([1, 2], [1, 1]))], SECTION, 1)
     with pytest.raises(ValueError, match="nothing to train on"):
         batching.pack([episode_of(datum_of([1, 2], [0, 0]))], SECTION, 1)

@@ -387,7 +387,7 @@ def test_the_head_meets_trained_positions_only(tiny, state, make):
 
 def test_a_missing_reference_or_advantage_is_named(learner, tiny_params, make, episodes):
     bare = learner.init_state(tiny_params, reference=False)
-    with pytest.raises(ValueError, match="keeps no reference weights"):
+    with pytest.raises(ValueError, match="has no reference weights"):
         learner.update(bare, learner.pack(episodes, POLICY), POLICY)
     with pytest.raises(ValueError, match="no advantage"):
         learner.pack([make[1](make[0]([1, 2], [0, 1]))], POLICY)

@@ -151,7 +151,7 @@ def test_sums_of_a_sequence_that_is_cut_in_two_add_up():
     both = losses.sequence_sums(jnp.array(LOGP), whole, card, 2)
     assert (one.ratio_Y + other.ratio_Y).tolist() == both.ratio_Y.tolist()
     assert both.ratio_Y.tolist() == pytest.approx([math.log(1.5), math.log(0.5)], rel=1e-6)
-    with pytest.raises(ValueError, match="needs their sums"):
+    with pytest.raises(ValueError, match="needs the sums"):
         losses.loss_parts(jnp.array(LOGP), whole, card)
 
 

@@ -162,7 +162,7 @@ def test_an_index_names_files_of_its_own_folder(folder: Path, named: Any) -> Non
     outside = folder.parent / "model.safetensors"
     shutil.copyfile(folder / "model.safetensors", outside)
     (folder / INDEX).write_text(json.dumps({"weight_map": {"a": "model.safetensors", "b": named}}))
-    with ExitStack() as stack, pytest.raises(WeightsError, match=r"index\.json names .* no file of its own folder"):
+    with ExitStack() as stack, pytest.raises(WeightsError, match=r"index\.json names .* not a file in the same folder"):
         Checkpoint(folder, stack)
 
 

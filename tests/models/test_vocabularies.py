@@ -344,9 +344,9 @@ def test_llama3_has_the_special_tokens_of_its_releases(load):
 
 def test_inexact_tokenizers_do_not_generate(load, tmp_path):
     train_spm(tmp_path, "unigram", vocab_size=36)
-    with pytest.raises(ValueError, match="serves text encoders only"):
+    with pytest.raises(ValueError, match="works for text encoders only"):
         Tokenizer.load(tmp_path)
-    with pytest.raises(ValueError, match="no text can be generated"):
+    with pytest.raises(ValueError, match="cannot be used for generation"):
         Tokenizer.load(tmp_path, exact=False).token_bytes(3)
 
 
@@ -360,7 +360,7 @@ def test_unknown_kinds_are_refused(tmp_path):
     (tmp_path / "tokenizer.model").write_text("IQ== 0\nIg== 1\n")
     refused("2 tiktoken ranks; only Llama 3's")
     train_spm(tmp_path, "char")
-    refused("words or characters")
+    refused("word or character")
     (tmp_path / "tokenizer.model").unlink()
     words = FastTokenizer(models.WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>"))
     PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<unk>").save_pretrained(tmp_path)

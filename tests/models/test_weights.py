@@ -167,7 +167,7 @@ def test_missing_folder_and_config(tmp_path):
     with pytest.raises(WeightsError, match=r"config\.json is not JSON"):
         load_hf(tmp_path)
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(WeightsError, match="no JSON object"):
+    with pytest.raises(WeightsError, match="not hold a JSON object"):
         load_hf(tmp_path)
 
 
@@ -194,14 +194,14 @@ def test_configs_that_are_not_supported(folder, field, value, message):
 def test_truncated_file(folder, kept):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(WeightsError, match=r"model\.safetensors is not a whole safetensors file"):
+    with pytest.raises(WeightsError, match=r"model\.safetensors is not a complete safetensors file"):
         load_hf(folder)
 
 
 def test_corrupt_header(folder):
     path = folder / "model.safetensors"
     path.write_bytes(struct.pack("<Q", 8) + b"not json" + path.read_bytes())
-    with pytest.raises(WeightsError, match="not a whole safetensors file"):
+    with pytest.raises(WeightsError, match="not a complete safetensors file"):
         load_hf(folder)
 
 
@@ -235,7 +235,7 @@ def test_export_replaces_a_model_but_nothing_else(folder, tiny, params, tmp_path
     assert same(load_hf(folder)[1], other)
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "draft.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match="is no model folder"):
+    with pytest.raises(FileExistsError, match="is not a model folder"):
         save_hf(tmp_path / "thesis", tiny, params, jnp.float32, None)
     assert (tmp_path / "thesis" / "draft.txt").read_text() == "mine"
 
@@ -243,7 +243,7 @@ def test_export_replaces_a_model_but_nothing_else(folder, tiny, params, tmp_path
 def test_failed_export_leaves_nothing(folder, tiny, params, tmp_path):
     before = (folder / "model.safetensors").read_bytes()
     wrong = {name: value for name, value in params.items() if name != "head"}
-    with pytest.raises(ValueError, match="not those that the model config declares"):
+    with pytest.raises(ValueError, match="do not match the model config"):
         save_hf(folder, tiny, wrong, jnp.float32, None)
     assert (folder / "model.safetensors").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["model"]

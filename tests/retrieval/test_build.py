@@ -108,7 +108,7 @@ def test_a_stopped_build_goes_on(corpus: Corpus, embedder: HashedLexical, tmp_pa
     build(corpus, Counting(embedder, None), whole)
     with pytest.raises(Kill):
         build(corpus, Counting(embedder, limit), stopped)
-    with pytest.raises(IndexFolderError, match=r"partly built|holds no index"):
+    with pytest.raises(IndexFolderError, match=r"partly built|has no index"):
         open_index(stopped, embedder=embedder)
     rest = Counting(embedder, None)
     steps: list[tuple[int, int]] = []
@@ -167,7 +167,7 @@ def test_new_scann_settings_keep_the_embeddings(corpus: Corpus, embedder: Hashed
 
 def test_a_foreign_folder_is_left_alone(corpus: Corpus, embedder: HashedLexical, tmp_path: Path):
     (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(IndexFolderError, match="holds other files and no index"):
+    with pytest.raises(IndexFolderError, match="has other files and no index"):
         build(corpus, embedder, tmp_path, rebuild=True)
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
 
@@ -178,7 +178,7 @@ def test_an_encoder_handed_in_is_handed_in_again(corpus: Corpus, tmp_path: Path)
 
     encoder = PrefixedEncoder(encode, "letters-1", "query: ", "passage: ")
     build(corpus, encoder, tmp_path / "index")
-    with pytest.raises(IndexFolderError, match="encoder letters-1; hand that encoder in"):
+    with pytest.raises(IndexFolderError, match="encoder letters-1; pass that encoder"):
         open_index(tmp_path / "index")
     with pytest.raises(IndexFolderError, match="letters-1, not with letters-2"):
         open_index(tmp_path / "index", embedder=PrefixedEncoder(encode, "letters-2", "", ""))
@@ -201,10 +201,10 @@ def test_encoders_that_misbehave(corpus: Corpus, embedder: HashedLexical, tmp_pa
 
 
 def test_what_cannot_be_opened(corpus: Corpus, embedder: HashedLexical, copied: Path, tmp_path: Path):
-    with pytest.raises(IndexFolderError, match="There is no index folder"):
+    with pytest.raises(IndexFolderError, match=r"The index folder .* does not exist"):
         open_index(tmp_path / "none")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(IndexFolderError, match="holds no index"):
+    with pytest.raises(IndexFolderError, match="has no index"):
         open_index(tmp_path / "empty")
     build(corpus, embedder, tmp_path / "exact")
     with pytest.raises(IndexFolderError, match="has no ScaNN part"):

@@ -148,7 +148,7 @@ def test_files_that_are_no_corpus(tmp_path: Path):
 
 def test_a_hub_name_that_is_not_there(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    with pytest.raises(DataError, match="nobody/nothing is no file here, and the split 'train' cannot be had"):
+    with pytest.raises(DataError, match="nobody/nothing is not a local file, and the split 'train' cannot be loaded"):
         load_corpus("nobody/nothing")
 
 

@@ -129,12 +129,12 @@ def test_damaged_weights(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.Mon
         HashedLexical.load(tmp_path / "none.npz")
     file.write_bytes(whole)
     monkeypatch.setattr(embed, "_CONSTANTS", embed._CONSTANTS + 1)
-    with pytest.raises(ValueError, match="another recipe"):
+    with pytest.raises(ValueError, match="another version"):
         HashedLexical.load(file)
 
 
 def test_too_few_coordinates(corpus: Corpus):
-    with pytest.raises(ValueError, match="keeps nothing apart"):
+    with pytest.raises(ValueError, match="is too small"):
         HashedLexical.fit(corpus, 8)
 
 

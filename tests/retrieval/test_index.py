@@ -61,9 +61,9 @@ def test_small_indices_and_bad_questions():
     scores_Qk, rows_Qk = index.search(unit((2, 4), 6), 10)
     assert scores_Qk.shape == (2, 3) and sorted(rows_Qk[0].tolist()) == [0, 1, 2]
     assert index.search(np.empty((0, 4), np.float32), 2)[1].shape == (0, 2)
-    with pytest.raises(ValueError, match="ask for one or more"):
+    with pytest.raises(ValueError, match="must be at least 1"):
         index.search(unit((1, 4), 7), 0)
-    with pytest.raises(ValueError, match="width 5 do not fit an index of width 4"):
+    with pytest.raises(ValueError, match="width 5 do not match the index of width 4"):
         index.search(unit((1, 5), 7), 1)
 
 
@@ -168,7 +168,7 @@ def test_scann_settings_that_cannot_be():
         config(leaves_to_search=50)
     with pytest.raises(ValueError, match="reorder is 0"):
         config(reorder=0)
-    with pytest.raises(ValueError, match="cannot part 30 passages into 40 leaves"):
+    with pytest.raises(ValueError, match="cannot split 30 passages into 40 leaves"):
         ScannIndex.build(unit((30, 8), 0), config())
 
 

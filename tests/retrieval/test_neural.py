@@ -179,7 +179,7 @@ def test_what_does_not_fit_is_one_sentence(folder: Path, tmp_path: Path):
     with pytest.raises(ValueError, match="no room"):
         TextEncoder.load(folder, max_tokens=2, rows=8)
     small = write_bert(tmp_path / "small", vocab_size=20)
-    with pytest.raises(ValueError, match="its table has 20 rows"):
+    with pytest.raises(ValueError, match="it has only 20 embeddings"):
         TextEncoder.load(small, max_tokens=32, rows=8)(["xyz"])
     for changes, words in (
         ({"hidden_act": "relu"}, "hidden_act"),

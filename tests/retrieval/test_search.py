@@ -137,9 +137,9 @@ def test_many_threads_get_their_own_answers(local: LocalRetriever):
 
 
 def test_results_of_nothing_are_refused():
-    with pytest.raises(ValueError, match="ask for one or more"):
+    with pytest.raises(ValueError, match="must be at least 1"):
         tool(Recorder(), top_k=0)
-    with pytest.raises(ValueError, match="ask for one or more"):
+    with pytest.raises(ValueError, match="must be at least 1"):
         tool(Recorder(), max_tokens=0)
 
 

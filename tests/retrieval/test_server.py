@@ -162,6 +162,6 @@ def test_a_server_that_says_something_else_is_not_asked_again(
 
 def test_an_address_that_is_none():
     remote = RemoteRetriever("localhost:8000", timeout=1, retries=3, first_delay=0.001)
-    with pytest.raises(SearchServerError, match="is no http address"):
+    with pytest.raises(SearchServerError, match="has an invalid URL"):
         remote(["q"], 1)
     remote.close()

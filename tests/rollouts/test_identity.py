@@ -147,7 +147,7 @@ def test_refusals_are_clear(rollouts, engine, params):
         rollouts.run([request([])])
     with pytest.raises(ValueError, match="at most 16"):
         rollouts.run([request("x", stop_ids=tuple(range(17)))])
-    with pytest.raises(ValueError, match="another prompt"):
+    with pytest.raises(ValueError, match="different prompt"):
         rollouts.run([request("one", group="g"), request("two", group="g")])
     with pytest.raises(ValueError, match="max_length=2000 exceeds"):
         make_engine(dataclasses.replace(ENGINE, max_length=2000))

@@ -62,5 +62,5 @@ def test_folders_are_read_into_shards(facts):
 
 def test_sizes_that_do_not_fit_are_named(facts):
     assert "tensor=4" in facts["refusals"]["kv_heads"] and "num_kv_heads=2" in facts["refusals"]["kv_heads"]
-    assert "8 devices cannot be divided by 3" in facts["refusals"]["mesh"]
+    assert "8 devices are not divisible by 3" in facts["refusals"]["mesh"]
     assert "embed.table_VD" in facts["refusals"]["rows"] and "vocab" in facts["refusals"]["rows"]

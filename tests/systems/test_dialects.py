@@ -262,8 +262,8 @@ def test_a_dialect_of_ones_own(tmp_path):
     [
         (('tag = "lookup"', 'tag = "<lookup>"'), "call.tag is '<lookup>'"),
         (('tag = "found"', 'tag = "lookup"'), "call.tag and results.tag are the same"),
-        (('payload = "text"', 'payload = "json"'), "call.name and call.argument belong"),
-        (('payload = "text"', 'payload = "text"\nname = "x"\nargument = "y"'), "call.name and call.argument belong"),
+        (('payload = "text"', 'payload = "json"'), "set both call.name and call.argument"),
+        (('payload = "text"', 'payload = "text"\nname = "x"\nargument = "y"'), "set both call.name and call.argument"),
         (("{query}", "query"), "call.template lacks {query}"),
         (('role = "user"', 'role = "nobody"'), "`results.role`: Input should be 'user', 'tool' or 'environment'"),
         (("[words]", "[phrases]"), "`words`: Field required"),

@@ -153,7 +153,7 @@ STRICT = "{% if messages[0].role == 'system' %}{{ raise_exception('System role n
     ("template", "complaint"),
     [
         (CHATML + PROMPT, "leaves out the search that model.dialect declares as a tool"),
-        (NO_TOOLS, r"refuses the conversation \(Tools are not supported\) when the search is declared as a tool"),
+        (NO_TOOLS, r"rejects the conversation \(Tools are not supported\) when the search is declared as a tool"),
         (LLAMA, "declares tools without a word about <tool_call>"),
     ],
 )

@@ -178,8 +178,8 @@ def test_play_is_pure_and_goes_on_from_json_in_the_middle_of_task_generation():
         ({"scope": {"solver_reward": {"soft_limit": 9, "hard_limit": 9}}}, "hard_limit must be larger"),
         ({"scope": {"mode": "curated"}}, "data.prompts is missing"),
         ({"retrieval": {"url": "http://search"}}, "data.documents is missing"),
-        ({"data": {"columns": {"text": "body"}}}, r"how the corpus is read stands in \[retrieval\]"),
-        ({"judge": {"url": "http://judge", "model": "m"}}, r"does not read \[judge\]"),
+        ({"data": {"columns": {"text": "body"}}}, r"set those of the corpus in \[retrieval\]"),
+        ({"judge": {"url": "http://judge", "model": "m"}}, r"does not use \[judge\]"),
     ],
 )
 def test_cards_that_cannot_be_played_say_why(table: dict, complaint: str):

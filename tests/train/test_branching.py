@@ -112,9 +112,9 @@ def test_ssp_goes_on_in_another_folder(tmp_path: Path, monkeypatch: pytest.Monke
     assert load_card(branch / "config.toml").train.origin == str(whole / "checkpoints" / "2")
     # it knows where it came from: to go on, the origin need not be named again, and must be no other one
     assert run(branch, "train.steps=3")["steps"] == 3
-    with pytest.raises(RunError, match=r"other values of train\.origin"):
+    with pytest.raises(RunError, match=r"different values of train\.origin"):
         run(branch, "train.steps=3", f"train.origin={whole}@1")
-    with pytest.raises(UserError, match="where this card's run is over"):
+    with pytest.raises(UserError, match="is already complete at"):
         run(tmp_path / "done", "train.steps=3", f"train.origin={whole}")
 
 
@@ -183,14 +183,14 @@ def test_origins_are_checked_before_anything_is_written(tmp_path: Path) -> None:
     for again in ("", f"train.origin={other}", f"train.origin={other}@4", f"train.origin={other}@iteration-1"):
         cfg = load_card(CARDS / "scope" / "atlas.toml", [again] if again else [])
         assert branching.settled(cfg, tmp_path / "branch").train.origin == newest
-    with pytest.raises(CheckpointError, match=r"keeps no checkpoint 3; it has: 2, 4-iteration-1\.$"):
+    with pytest.raises(CheckpointError, match=r"has no checkpoint 3; it has: 2, 4-iteration-1\.$"):
         settled(f"{other}@3")
-    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+    with pytest.raises(CheckpointError, match="has no checkpoint"):
         settled(tmp_path / "nowhere")
-    with pytest.raises(OriginError, match=r"is of a run of scope, but the card is one of ssp\.$"):
+    with pytest.raises(OriginError, match=r"is from a run of scope, but the card is for ssp\.$"):
         settled(other, "ssp/atlas.toml")
     curated = ("scope.mode=curated", "data.prompts=assets/atlas/tasks_train.jsonl")
-    with pytest.raises(OriginError, match=r"holds the policies challenger, solver, but the card trains solver\.$"):
+    with pytest.raises(OriginError, match=r"has the policies challenger, solver, but the card trains solver\.$"):
         settled(other, "scope/atlas.toml", *curated)
     assert not (tmp_path / "run").exists()
 
@@ -201,7 +201,7 @@ def test_another_model_is_one_sentence(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, [*words, "--set", "evaluate.sets=[]"])
     assert result.exit_code == 2
     (said,) = [line for line in result.stderr.splitlines() if line.startswith("scope-jax: ")]
-    assert f"the checkpoint {other}/checkpoints/2 has no " in said and "it is of another game or model" in said
+    assert f"the checkpoint {other}/checkpoints/2 has no " in said and "it belongs to another game or model" in said
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 

@@ -151,10 +151,10 @@ def test_replay_takes_exports_and_one_base(runs: Path, spoken: dict[str, list[st
 def test_without_a_base_or_with_a_strange_one(runs: Path, tmp_path: Path) -> None:
     target, gone = runs / "two-hf" / "solver", tmp_path / "gone"
     said = refused("eval", target, "--card", CARD, "--set", f"model.checkpoint={gone}")
-    assert f"the base judges the answers, but {gone} is no model folder" in said and "--base" in said
-    assert "no model folder" in refused("replay", target, target, "--card", CARD, "--base", gone)
+    assert f"the base model judges the answers, but {gone} is not a model folder" in said and "--base" in said
+    assert "not a model folder" in refused("replay", target, target, "--card", CARD, "--base", gone)
     said = refused("eval", target, "--card", "configs/ssp/atlas.toml", "--base", ASSETS / "base")
-    assert "no base judges" in said
+    assert "no base model judges" in said
     wide = shutil.copytree(ASSETS / "base", tmp_path / "wide")
     config = json.loads((wide / "config.json").read_text())
     (wide / "config.json").write_text(json.dumps(config | {"rope_theta": 5.0, "rope_parameters": {"rope_theta": 5.0}}))

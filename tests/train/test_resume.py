@@ -85,8 +85,8 @@ def test_a_run_that_is_told_to_stop_finishes_the_checkpoint_and_goes_on(whole: P
     runs.wait_for(process, lambda: writing(run, 2))
     process.send_signal(signal.SIGTERM)
     said = runs.end(process, 143).splitlines()
-    assert said[-1] == "scope-jax: stopped by SIGTERM; the same command goes on from the last checkpoint."
-    assert not [line for line in said[:-1] if not line.startswith(("reading", "passages", "step"))]
+    assert said[-1] == "scope-jax: stopped by SIGTERM; the same command resumes from the last checkpoint."
+    assert not [line for line in said[:-1] if not line.startswith(("loading", "passages", "step"))]
     assert runs.saved(run) == [1, 2] and fault(run / "checkpoints" / "2") is None
     runs.finish(command(run))
     runs.same(whole, run)

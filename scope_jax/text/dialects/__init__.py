@@ -83,12 +83,14 @@ class Dialect(_Table):
     def _whole(self) -> Dialect:
         for key, tag in (("call.tag", self.call.tag), ("results.tag", self.results.tag)):
             if not _NAME.fullmatch(tag):
-                raise ValueError(f"{key} is {tag!r}; give a name of small letters, digits and _, without < and >")
+                raise ValueError(f"{key} is {tag!r}; use lower-case letters, digits and _, without < and >")
         if self.call.tag == self.results.tag:
             raise ValueError("call.tag and results.tag are the same; a result must not look like a search")
         named = self.call.name is not None and self.call.argument is not None
         if named != (self.call.payload != "text"):
-            raise ValueError('call.name and call.argument belong to the payloads "json" and "expression", both of them')
+            raise ValueError(
+                'set both call.name and call.argument with the payloads "json" and "expression", neither with "text"'
+            )
         if "{query}" not in self.call.template:
             raise ValueError("call.template lacks {query}")
         if self.tool is not None and not self._declares(self.tool):
@@ -185,7 +187,7 @@ def load(name: str) -> Dialect:
     path = Path(name) if name.endswith(".toml") else _FOLDER / f"{name}.toml"
     if not path.is_file():
         raise DialectError(
-            f"no such search dialect: {name}; choose one of {', '.join(names())}, or name a TOML file of your own"
+            f"unknown search dialect {name}; choose one of {', '.join(names())}, or give the path of your own TOML file"
         )
     try:
         return Dialect.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
