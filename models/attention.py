@@ -1,11 +1,11 @@
-"""Attention over packed rows: which tokens see which, and the backend that computes it.
+"""Attention over packed rows: the mask, and the backend that computes it.
 
     backend = resolve("auto", platform, dtype)                  # once, outside
     attend = make_attend(backend, segments_BT, window)          # inside the traced program
     o_BTHh = attend(q_BTHh, k_BTKh, v_BTKh)
 
 Every backend computes softmax(q kᵀ / √h) v with query head i reading kv head i // (H/K), over the tokens of the same
-segment of the same row; they differ in rounding only. docs/attention.md says which runs where and what it costs.
+segment of the same row; they differ in rounding only. docs/attention.md describes the backends and their memory.
 """
 
 from __future__ import annotations

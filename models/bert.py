@@ -1,6 +1,6 @@
-"""The BERT encoder (Devlin et al. 2019) as pure functions; layers stacked over L and scanned, like the decoder's.
+"""The BERT encoder (Devlin et al. 2019) as pure functions; layers are stacked over L and scanned, as in the decoder.
 
-E5, BGE, GTE and most sentence encoders of their size are this model with weights of their own.
+E5, BGE, GTE and most sentence encoders of their size are this model with other weights.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Keys and values of a decoder between calls, and the two ways to add to them: one token per row, or many.
+"""The KV cache of a decoder, and the two ways to extend it: one token per row, or many.
 
-A cache is a tuple of one layer each. The columns of a row lie in blocks of BLOCK: K is [S, K, b, h, t] and V
-[S, K, b, t, h], with b blocks of t columns, so that both products of attention run along contiguous memory. Everything
-here gives a row the same bits whatever stands in the other rows and however many columns beyond the row's own length
-are attended: every product, sum and exponential is taken over one block, in operations whose shape per block is fixed,
-and the blocks are added one after the other; a block without tokens that the row sees adds exact zeros. Layers with a
-sliding window keep all columns of a row and see the last ones.
+A cache is a tuple with one entry per layer. The columns of a row are split into blocks of BLOCK: K is [S, K, b, h, t]
+and V [S, K, b, t, h], with b blocks of t columns, so that both products of attention run along contiguous memory. All
+functions here give a row the same bits whatever the other rows contain and however many columns beyond its own length
+are attended to: every product, sum and exponential covers one block, in operations whose shape per block is fixed,
+and the blocks are added in order; a block without visible tokens adds exact zeros. Layers with a sliding window keep
+all columns of a row and attend to the last ones.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Conversations under a chat template, in which what messages say can never become one of the template's markers.
+"""Chat templates, applied so that the content of messages can never become a template marker.
 
-Inside every string of a message but its role, and in tools, the names of special tokens (and a beginning or an end of
-one at the string's edges, which the template might complete) are disguised with private-use characters while the
-template is rendered. Each marker in the rendered text is then the template's own, and the text between is put right.
+In every string of a message except its role, and in tools, the names of special tokens (and prefixes or suffixes of one
+at the edges of the string, which the template might complete) are masked with private-use characters while the
+template is rendered. Every marker in the rendered text is then the template's own; afterwards the masks are undone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a decoder is made of, and its Hugging Face config.json."""
+"""The configuration of a decoder, and its Hugging Face config.json."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Embedding models: a text's tokens in, one vector out, for BERT encoders (E5) and Qwen3 decoders (Qwen3-Embedding).
+"""Embedding models: tokens of a text in, one vector out, for BERT encoders (E5) and Qwen3 decoders (Qwen3-Embedding).
 
-Pure functions of a config and a tree of weights; `models/texts.py` puts tokenizer, batches and devices around them.
+Pure functions of a config and a tree of weights; `models/texts.py` adds tokenizer, batching and devices.
 """
 
 from __future__ import annotations

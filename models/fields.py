@@ -1,4 +1,4 @@
-"""JSON files of a model folder and their fields by type: whatever else stands there is refused with one sentence."""
+"""JSON files of a model folder and their typed fields; an invalid value is an error that names the field."""
 
 from __future__ import annotations
 

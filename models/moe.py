@@ -1,8 +1,8 @@
 """Mixture of experts: a router picks k of X SwiGLU experts for each token; exact, no token is dropped.
 
-Token copies are sorted by expert, so that each expert multiplies one run of rows (a grouped matmul), and are brought
-back by k gathers and a sum. Neither direction of differentiation scatters: the two movements are each other's transpose
-and say so (`_spread`, `_collect`, `_reorder`).
+Token copies are sorted by expert, so that each expert multiplies one contiguous group of rows (a grouped matmul), and
+are collected by k gathers and a sum. Neither direction of differentiation scatters: the two permutations are each
+other's transpose and are declared as such (`_spread`, `_collect`, `_reorder`).
 
     token n, pick j  --order-->  sorted row m          order_J[m] = n·k + j, place_Nk[n, j] = m
 """

@@ -1,4 +1,4 @@
-"""Rotary positions (Su et al. 2021) in the half-split order of Hugging Face checkpoints, and their stretched forms."""
+"""Rotary embeddings (Su et al. 2021) in the half-split order of Hugging Face checkpoints, and their scaled forms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A seal on a folder: size and CRC-32 of every file in it, so that damage is found before anything is read."""
+"""A seal on a folder: size and CRC-32 of every file in it, so that damage is detected before loading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Splash attention, JAX's Pallas kernel for TPU: no score leaves the chip, blocks that nobody sees are not computed.
+"""Splash attention, JAX's Pallas kernel for TPU: scores stay on chip, fully masked blocks are skipped.
 
 Memory grows with T, not T²: Qwen3-8B's heads at T = 10,240 need 0.16 GiB of temporaries forward and backward, where
 products with whole score matrices need 18.9. The backward pass is two kernels (dq; dk and dv): the fused one keeps a

@@ -1,8 +1,8 @@
-"""Weights between files and devices, block by block, so that the host holds a few blocks and never a weight.
+"""Transfers weights between files and devices block by block, so that the host holds a few blocks and never a weight.
 
-A stacked weight [L, ...] of a large model is many times the largest tensor of its checkpoint. It is therefore filled,
-and read out, on the devices: blocks of about BLOCK_BYTES go to and fro, and programs that write a block into a donated
-buffer, or cut one out of a sharded weight, transpose and cast there.
+A stacked weight [L, ...] of a large model is many times the largest tensor of its checkpoint. It is therefore assembled
+and taken apart on the devices: blocks of about BLOCK_BYTES are transferred, and programs that write a block into a
+donated buffer, or cut one out of a sharded weight, transpose and cast on the device.
 """
 
 from __future__ import annotations

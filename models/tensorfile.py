@@ -1,8 +1,8 @@
-"""Safetensors files: slices read out of them and tensors streamed into them, with a bounded part of them in memory.
+"""Safetensors files: reads slices and writes tensors with bounded host memory.
 
-The safetensors library maps a file and leaves every page it touched resident until the file is closed, and writes a
-file only from tensors that are all in memory. Here the library checks the files (both those read and those just
-written) and the bytes between go through our own map, whose pages are given back after each slice, and our own writer.
+The safetensors library maps a file and keeps every page it touched resident until the file is closed, and writes a
+file only from tensors that are all in memory. Here the library only validates the files (those read and those just
+written); the bytes go through our own map, whose pages are released after each slice, and our own writer.
 
 Format: 8 bytes with the header's length (little endian), the header (JSON: name -> dtype, shape, data_offsets), data.
 """

@@ -1,4 +1,4 @@
-"""From texts to vectors with an embedding model: tokenize, sort into lengths, spread rows over devices.
+"""From texts to vectors with an embedding model: tokenize, bucket by length, distribute rows over devices.
 
 encoder = TextEncoder.load(folder, max_tokens=256, rows=64, compute_dtype=jnp.float32)
 vectors_NE = encoder(["query: how long is the Danube"])

@@ -1,8 +1,9 @@
-"""Text to ids and back, with text that can never speak in the template's voice.
+"""Text to ids and back; text never becomes a special token.
 
-A chat template's markers are special tokens. Text from people, documents and models may contain the same characters;
-here they stay characters. "Special" is what the tokenizer itself marks so; words it adds without that mark (Qwen3's
-<think> and <tool_call>) are ordinary vocabulary, which text may use unless the caller forbids it (`forbid`).
+The markers of a chat template are special tokens. Text from people, documents and models may contain the same
+characters; here they stay characters. "Special" is what the tokenizer itself marks as such; words it adds without that
+mark (Qwen3's <think> and <tool_call>) are ordinary vocabulary, which text may use unless the caller forbids it
+(`forbid`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Tokenizer folders of every kind as one kind: a fast tokenizer, and the bytes that each of its ids stands for.
+"""Loads tokenizer folders of every kind as a fast tokenizer plus the bytes of each of its ids.
 
 Byte-level BPE (Qwen, OLMo, GPT-2) is read from tokenizer.json or vocab.json and merges.txt; Llama 3's `tokenizer.model`
-(tiktoken ranks) and SentencePiece's `tokenizer.model` are turned into fast tokenizers; WordPiece comes from vocab.txt.
+(tiktoken ranks) and SentencePiece's `tokenizer.model` are converted to fast tokenizers; WordPiece comes from vocab.txt.
 """
 
 from __future__ import annotations

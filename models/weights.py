@@ -1,8 +1,8 @@
-"""Weights of a decoder: between our tree and a folder, in Hugging Face layout or in our own.
+"""Weights of a decoder: between our parameter tree and a folder, in Hugging Face or orbax layout.
 
-Hugging Face: config.json and safetensors. Our own: config.json, the tree as orbax writes it (tensorstore) and a seal,
-which a card starts from as it does from the former. Reading and writing go block by block (models/streaming.py): a
-process reads only the slices its devices hold, and its memory beside the weights themselves stays below one tensor's.
+Hugging Face: config.json and safetensors. Orbax: config.json, the tree as orbax writes it (tensorstore) and a seal; a
+card can start from either. Reading and writing go block by block (models/streaming.py): a process reads only the
+slices its devices hold, and its host memory on top of the weights stays below the size of one tensor.
 """
 
 from __future__ import annotations

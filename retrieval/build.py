@@ -1,12 +1,12 @@
-"""An index as a folder: built in steps that survive a kill, opened whole.
+"""Index folders: built in steps that survive a kill, opened only when complete.
 
-    manifest.json      what it was built from and how far it is
+    manifest.json      what the index was built from, and its progress
     corpus/            the passages, as Arrow
-    embedder.npz       weights of the lexical encoder (an encoder handed in is handed in again)
+    embedder.npz       weights of the lexical encoder (other encoders are passed in again)
     embeddings.zarr/   float32 [N, E], chunked by passages, through tensorstore
-    scann/             ScaNN's tree and codes, where asked for
+    scann/             ScaNN's tree and codes, if requested
 
-Everything is written under a temporary name, or noted in the manifest only once it is whole.
+Everything is written under a temporary name, or recorded in the manifest only once it is complete.
 """
 
 from __future__ import annotations

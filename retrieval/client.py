@@ -1,6 +1,6 @@
-"""A search server of the Search-R1 protocol as a retriever.
+r"""A search server with the Search-R1 protocol as a retriever.
 
-POST {"queries": [..], "topk": k, "return_scores": true} → {"result": [[{"document": {"contents": "title\\ntext"},
+POST {"queries": [..], "topk": k, "return_scores": true} → {"result": [[{"document": {"contents": "title\ntext"},
 "score": s}, ..], ..]}, one list per query.
 """
 

@@ -1,6 +1,6 @@
-"""Passages to search in, read through `datasets`: memory-mapped Arrow, so that a corpus need not fit in memory.
+"""The passages to search, read through `datasets`: memory-mapped Arrow, so that a corpus need not fit in memory.
 
-A passage has an id, a title and a text. Files in the style of Search-R1 hold one field `contents` instead, whose first
+A passage has an id, a title and a text. Files in Search-R1's format have one field `contents` instead, whose first
 line is the title (in double quotes in the wiki-18 dump) and whose rest is the text.
 """
 

@@ -1,7 +1,7 @@
-"""From text to vectors: the encoder seam, and a lexical encoder that needs no weights and no download.
+"""From text to vectors: the encoder interface, and a lexical encoder that needs no weights and no download.
 
-An `Embedder` gives passages and queries separate vectors whose inner product is the score. `PrefixedEncoder` makes one
-of any function text → vector (E5 and its like tell the two apart by a prefix); `HashedLexical` is one by itself.
+An `Embedder` maps passages and queries to vectors whose inner product is the score. `PrefixedEncoder` turns any
+function text → vector into one (E5 and similar models distinguish the two by a prefix); `HashedLexical` is one itself.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The exact index: every score is computed, on one device or over the devices of a mesh.
 
-The oracle for the approximate one, and fast enough by itself for some millions of passages on an accelerator.
+The reference for the approximate index, and fast enough on its own for some millions of passages on an accelerator.
 """
 
 from __future__ import annotations

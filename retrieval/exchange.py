@@ -1,10 +1,10 @@
-"""JSON to a server over HTTP, and what comes back, with bounds on everything the server decides.
+"""JSON over HTTP, with bounds on everything the server controls.
 
-Each try has one deadline from the look-up of the name to the last byte, so that a server which drips a byte now and
-then does not hold a run. A reply is never larger than LARGEST_REPLY, comes unpacked, and from the address that was
-asked: a packed reply is refused unread, a redirect is a status like any other.
+Each attempt has one deadline, from the name look-up to the last byte, so that a server that sends a byte now and then
+does not stall a run. A reply is at most LARGEST_REPLY, uncompressed, and from the requested address: a compressed reply
+is rejected unread, and a redirect is treated like any other status.
 
-It lies here because search servers and judges both need it and `retrieval` may not import `scope_jax`.
+It is in `retrieval` because search servers and judges both need it and `retrieval` may not import `scope_jax`.
 """
 
 from __future__ import annotations

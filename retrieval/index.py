@@ -1,4 +1,4 @@
-"""What every index can do: the nearest passages of a query, by inner product."""
+"""The interface of every index: the nearest passages of a query, by inner product."""
 
 from __future__ import annotations
 

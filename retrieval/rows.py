@@ -1,8 +1,8 @@
-"""Rows of a data file or of a hub data set, one after the other, each with the place where it stands.
+"""Rows of a data file or of a hub data set, in order, each with its location.
 
-Read are JSON lines in UTF-8 (.jsonl or .json, either also with .gz), Parquet files, and one split of a data set on the
-hub. What a row must hold is for the reader to say: `optional` and `required` find a value by the names its column may
-have, `text_of` takes a string. Every complaint is one sentence with file, line or row, and what to do.
+Supported are JSON Lines in UTF-8 (.jsonl or .json, either also with .gz), Parquet files, and one split of a hub data
+set. The caller decides what a row must contain: `optional` and `required` find a value by the names its column may
+have, `text_of` takes a string. Every error is one sentence with file, line or row, and what to do.
 """
 
 from __future__ import annotations

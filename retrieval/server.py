@@ -1,6 +1,6 @@
-"""A search server of the Search-R1 protocol over any retriever (`client.py` says what it speaks).
+"""A search server with the Search-R1 protocol for any retriever (the protocol is described in `client.py`).
 
-What one request may ask for is limited, so that none can take the memory or the time of all the others.
+Requests are limited in size, so that none can take the memory or the time of all the others.
 """
 
 from __future__ import annotations

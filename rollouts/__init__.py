@@ -1,1 +1,1 @@
-"""Generation: an engine of static slots, continuous batching, episodes of many turns."""
+"""Generation: an engine with static slots, continuous batching, multi-turn episodes."""

@@ -1,12 +1,12 @@
-"""The verbs of generation over static slots: load_params, prefill, insert, extend, generate, rest.
+"""Generation on static slots as a few operations: load_params, prefill, insert, extend, generate, rest.
 
 Every program has fixed shapes: `slots` rows of decoding, `prefill_batch` rows of prefill and of extension, lengths from
-a small set of buckets. A row's numbers therefore depend on nothing but the row. What differs between requests
-(temperature, stop ids, limits, keys) is data. The order of verbs is the caller's: see `rollouts.local`.
+a small set of buckets. The numbers of a row therefore depend on that row alone. What differs between requests
+(temperature, stop ids, limits, keys) is data. The caller decides the order of operations: see `rollouts.local`.
 
-A slot's state is the tokens whose keys and values lie in its cache (`length`) and one token more (`token`) that is fed
-by the next step. So the prompt's last token is fed by `generate`, and every sampled token comes out of one program,
-with its log-prob.
+The state of a slot is the tokens whose keys and values are in its cache (`length`) and one more token (`token`) that
+the next step feeds. So `generate` feeds the last token of the prompt, and every sampled token, with its log-prob, comes
+from the same program.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One episode as it grows, token by token: where its turns end, and what comes back of it. Knows no engine."""
+"""One episode as it grows, token by token: where its turns end, and what it returns. Independent of the engine."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The engine under JetStream's interface, `jetstream.engine.engine_api.Engine` of google-jetstream 0.2.2.
+"""The engine as a JetStream engine, `jetstream.engine.engine_api.Engine` of google-jetstream 0.2.2.
 
-JetStream's orchestrators and servers drive an engine through these verbs; here each is a few lines over ours. Sampling
-parameters and key travel with the prefix. A dispatch gives up to decode_steps tokens for each slot, which JetStream
-calls speculations. The members that the archived main branch made abstract after 0.2.2 are there too, so that the class
-can be made under either; `prefill` returns what 0.2.2 asks for, the prefix alone.
+JetStream's orchestrators and servers drive an engine through these methods; each is a few lines over ours. Sampling
+parameters and key travel with the prefix. A dispatch gives up to decode_steps tokens per slot, which JetStream calls
+speculations. Members that became abstract on the archived main branch after 0.2.2 are implemented too, so that the
+class can be instantiated under either; `prefill` returns what 0.2.2 expects, the prefix alone.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The offline driver: plays requests on an engine, refilling slots as they come free.
+"""The offline driver: runs requests on an engine, refilling slots as they become free.
 
 Each round of the loop places waiting episodes in free slots, appends the observations that have arrived, decodes one
-dispatch and hands out its tokens. Responders run in threads meanwhile. An episode that starts anew gives its slot back
-and waits, first in the queue, for its new prompt to be prefilled.
+dispatch and distributes its tokens. Responders run in threads meanwhile. An episode that restarts frees its slot
+and waits at the head of the queue for its new prompt to be prefilled.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Draws tokens on the device: temperature, top-k, top-p and a key of its own for every slot.
+"""Samples tokens on the device: temperature, top-k, top-p and a separate key for every slot.
 
 A token is drawn by inverting the cumulative distribution at two levels (which column of a [rows, columns] arrangement
 of the vocabulary, then which row), with one uniform number each: less work than Gumbel noise for every token, and two
-uniform numbers resolve probabilities that one float32 could not. Every sum runs over one slot only, and a slot's choice
-is computed the same way whether or not another slot wants its distribution cut.
+uniform numbers resolve probabilities that one float32 cannot. Every sum runs over one slot only, and a slot's token is
+computed the same way whether or not another slot uses top-k or top-p.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who decodes where: a queue of requests, first in first out, and the prefilled prompts that wait for a slot."""
+"""Which episode decodes in which slot: a FIFO queue of requests, and prefilled prompts waiting for a slot."""
 
 from __future__ import annotations
 

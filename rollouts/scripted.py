@@ -1,4 +1,4 @@
-"""`Rollouts` that speak from a script, so that a game can be tested word by word without a model."""
+"""`Rollouts` that follow a script, to test a game exactly without a model."""
 
 from __future__ import annotations
 

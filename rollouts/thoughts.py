@@ -1,4 +1,4 @@
-"""Thoughts in what a policy says: what lies between an opening and a closing mark, and stop strings outside of it."""
+"""Thinking in the text of a policy: the span between an opening and a closing mark, and stop strings outside it."""
 
 from __future__ import annotations
 

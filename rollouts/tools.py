@@ -1,4 +1,4 @@
-"""From many small calls to few large ones: searches of concurrent episodes answered together."""
+"""Batches many small calls into few large ones: searches of concurrent episodes are answered together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The nouns of generation: what is asked (Request), what is said (Turn), what comes back (Completion)."""
+"""The types of generation: Request (what to sample), Turn (what was sampled), Completion (the result)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Publishes weights under other shardings, device to device."""
+"""Publishes weights to other shardings, device to device."""
 
 from __future__ import annotations
 

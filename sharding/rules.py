@@ -1,4 +1,4 @@
-"""Which logical axis of a weight lies on which mesh axes."""
+"""Which mesh axes each logical axis of a weight is sharded over."""
 
 from __future__ import annotations
 

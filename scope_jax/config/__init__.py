@@ -1,9 +1,9 @@
-"""The schema of an experiment card: the only place where a default lives.
+"""The schema of an experiment card: the only place where defaults are defined.
 
 A card is a TOML file; `load_card` reads it, applies `--set a.b=c` overrides and returns a frozen `Config`.
-Every field has a reader somewhere in the code; an unknown key is an error that names the file and the key.
-A card that begins with `extends = "other.toml"` (a path beside it) changes the keys it names of that card.
-Relative paths are taken from the current directory, `${NAME}` in a path is replaced by that environment variable.
+Every field is read somewhere in the code; an unknown key is an error that names the file and the key.
+A card with `extends = "other.toml"` (a path relative to it) overrides the keys it sets of that card.
+Relative paths are relative to the current directory; `${NAME}` in a path is replaced by that environment variable.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every table of a card is made of."""
+"""The base class and field types of all tables of a card."""
 
 from __future__ import annotations
 

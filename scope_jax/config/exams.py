@@ -1,4 +1,4 @@
-"""The tables of evaluation: which sets are answered, how answers are sampled, what they are measured by."""
+"""The evaluation tables: which sets are answered, how answers are sampled and measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of SCOPE."""
+"""The [scope] table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of Search Self-play."""
+"""The [ssp] table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables that every game has: model, mesh, retrieval, rollouts, learner, data, the run, outside models, roles."""
+"""Tables shared by all games: model, mesh, retrieval, rollouts, learner, data, run, external models, roles."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Rows of data: where they come from, how they are checked, which of them a step or an exam sees."""
+"""Rows of data: their sources and validation, and which of them a step or an exam uses."""

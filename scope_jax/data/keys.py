@@ -1,4 +1,4 @@
-"""Random numbers by name: what is drawn follows from the names of a choice, never from the order of calls."""
+"""Random numbers by name: what is drawn depends on the name of a choice, never on the order of calls."""
 
 from __future__ import annotations
 

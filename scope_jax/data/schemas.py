@@ -1,14 +1,14 @@
-"""What the rows of each kind of data must hold, and under which names: the one place where rows are checked.
+"""The fields of each kind of data and the column names they may have: the one place where rows are validated.
 
-A schema takes a row as a file has it and returns it as the games read it, or raises a DataError that names the place:
+A schema takes a row of a file and returns it in the form the games use, or raises a DataError that names the location:
 
-    answers     {"answers": [..], "searches": n or None}      what proposers are asked about, the first one is told
-    questions   {"question": "…", "answers": [..]}            what a solver is asked, and every answer that is right
+    answers     {"answers": [..], "searches": n or None}      for proposers, who are given the first one
+    questions   {"question": "…", "answers": [..]}            for solvers, with every correct answer
     tasks       {"question": "…", "rubric": [{"criterion": "…", "weight": w, "priority": "…"}, ..]}
-    documents   {"id": "…", "title": "…", "text": "…"}        checked by retrieval.corpus
-    clusters    {"id": "…", "family": "…" or None, "documents": [a document, ..]}    documents that belong together
+    documents   {"id": "…", "title": "…", "text": "…"}        validated by retrieval.corpus
+    clusters    {"id": "…", "family": "…" or None, "documents": [a document, ..]}    related documents
 
-The card may name the columns (`columns`); otherwise the names under which the data were published are recognised
+The card may name the columns (`columns`); otherwise the names used by the published data sets are recognised
 (docs/data.md).
 """
 

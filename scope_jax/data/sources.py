@@ -1,4 +1,4 @@
-"""Which rows a run has, and which of them a step sees: functions of (seed, step), no hidden cursor."""
+"""The rows of a run, and which of them a step uses: functions of (seed, step), without hidden state."""
 
 from __future__ import annotations
 

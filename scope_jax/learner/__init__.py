@@ -1,1 +1,1 @@
-"""The learner: episodes and a loss card in, moved weights and metrics out. It knows no game, prompt or paper."""
+"""The learner: episodes and a loss card in, updated weights and metrics out. Independent of games and prompts."""

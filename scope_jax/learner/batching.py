@@ -1,10 +1,10 @@
-"""Episodes as arrays of fixed shapes: packed rows, and the positions in them that are trained.
+"""Episodes as arrays of fixed shapes: packed rows, and the trained positions in them.
 
-A batch is M micro-batches of B rows of T tokens. Positions that predict a sampled token are listed beside the rows, N
-slots per micro-batch: hidden states are gathered there before the output table is touched, and everything the loss
-needs lives in that layout. All sizes come out of small sets, so that few programs are ever compiled: T from the given
-buckets, M a power of two of which `micro_batches` are real, N and (where a micro-batch is everything) B numbers with at
-most three significant bits. Masks come from lengths; which ids the tokens have decides nothing.
+A batch is M micro-batches of B rows of T tokens. Positions that predict a sampled token are listed separately, N
+slots per micro-batch: hidden states are gathered there before the output projection, and all arrays of the loss have
+that layout. All sizes come from small sets, so that few programs are ever compiled: T from the given
+buckets, M a power of two of which `micro_batches` are real, N and (if everything is one micro-batch) B numbers with at
+most three significant bits. Masks come from lengths, never from token ids.
 
 The rows of a micro-batch, and its N slots, are divided evenly over the row shards of the mesh (data × fsdp); a slot
 refers to the rows of its own shard.

@@ -1,4 +1,4 @@
-"""Log-probs of given tokens, and entropies, from hidden states, without ever holding the logits of all positions."""
+"""Log-probs of given tokens, and entropies, from hidden states, without materialising the logits of all positions."""
 
 from __future__ import annotations
 

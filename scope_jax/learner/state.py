@@ -1,4 +1,4 @@
-"""What the learner carries from update to update, one optimiser step on it, and when it is of no use any more."""
+"""The state the learner keeps between updates, one optimiser step on it, and the detection of divergence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The nouns that pass between a game, the loop and the learner: rows of tokens, episodes, updates."""
+"""The types passed between a game, the training loop and the learner: rows of tokens, episodes, updates."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What people look at: progress while a command works, the picture and the page of a run afterwards."""
+"""Output for people: progress while a command runs, curves and page of a run afterwards."""

@@ -1,4 +1,4 @@
-"""The reward-curve picture of a run, from its metrics file alone."""
+"""Plots the curves of a run from its metrics file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of a run: one HTML file that needs nothing beside it."""
+"""The report of a run: one self-contained HTML file."""
 
 from __future__ import annotations
 

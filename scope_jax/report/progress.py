@@ -1,4 +1,4 @@
-"""Progress of long work: bars on a terminal, plain lines anywhere else."""
+"""Progress of long work: bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 

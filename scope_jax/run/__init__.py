@@ -1,1 +1,1 @@
-"""What a run is made of and what it leaves behind: assembly, checkpoints, metrics, conversion."""
+"""The parts of a run and the files it writes: assembly, checkpoints, metrics, conversion."""

@@ -1,7 +1,7 @@
-"""From a card to what a run is made of: mesh, engine, search, judges, exams; to train, also data and the learner.
+"""Builds the parts of a run from its card: mesh, engine, search, judges, exams; for training, also data and learner.
 
-A `World` is what a game is played with, whether it trains or is evaluated; a `Trainer` is a World whose policies learn.
-`World.tools` is what a game may use in one step.
+A `World` is everything a game needs to generate episodes, in training or evaluation; a `Trainer` is a World with a
+learner. `World.tools` are the tools of a game in one step.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Runs that begin with the state of another run (`train.origin` of a card, `--from` of the command line).
+"""Runs that start from the state of another run (`train.origin` in a card, `--from` on the command line).
 
     RUN               the newest checkpoint of a run
     RUN@45            the one of step 45
-    RUN@iteration-1   the one that is kept under this name
+    RUN@iteration-1   the one kept under this name
 
-The new run has a folder and a card of its own. It takes over all that a checkpoint holds: weights and moments of the
-policies, the game's memory, moving baselines and the number of the step. The base (reference of the KL term, judge) is
+The new run has its own folder and card. It takes over everything a checkpoint holds: weights and moments of the
+policies, the game's memory, moving baselines and the step number. The base (reference of the KL term, judge) is
 the card's `model.checkpoint`.
 """
 

@@ -1,11 +1,11 @@
-"""Checkpoints: the state of every policy and the game's memory in one folder that is either whole or not there.
+"""Checkpoints: the state of every policy and the game's memory, in one folder that is either complete or absent.
 
     <run>/checkpoints/<step>/          states (orbax on tensorstore), memory, meta (JSON), seal.json
-    <run>/checkpoints/<step>-<name>/   the same, and it is never removed to make room
+    <run>/checkpoints/<step>-<name>/   the same, but never removed to make room
 
-Orbax writes asynchronously into a temporary folder and renames it when all is on disk; the seal, written just before
-that, holds size and CRC-32 of every file. A folder without a matching seal is never read: a truncated or changed file
-is found before any array is.
+Orbax writes asynchronously into a temporary folder and renames it when everything is on disk; the seal, written just
+before that, holds size and CRC-32 of every file. A folder without a matching seal is never read: truncated or changed
+files are detected before any array is loaded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Weights from one folder into another: runs, Hugging Face folders and our own layout (`convert`, `export`)."""
+"""Converts weights between runs, Hugging Face folders and the orbax layout (`convert`, `export`)."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Whose weights are examined, and whose judge: what `eval` and `replay` share.
+"""Which weights are evaluated, and which model judges: shared by `eval` and `replay`.
 
-Three things are told apart. What is examined is a checkpoint of a run, or a model folder. The base judges where the
-game's judge is the base: it is the folder that --base names, or else `model.checkpoint` of the card. The judges are the
-card's outside models.
+There are three kinds of models. The evaluated weights are a checkpoint of a run, or a model folder. If the game's judge
+is the base, it is the folder given by --base, or else `model.checkpoint` of the card. External judges are those of the
+card.
 
-Weights are read once, in the engine's dtype and under its shardings; there is no learner, optimiser or reference.
+Weights are loaded once, in the engine's dtype and sharding; there is no learner, optimiser or reference.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The search index of a card: which encoder it has, building it, opening it.
+"""The search index of a card: its encoder, building it, opening it.
 
-`models` knows texts and vectors, `retrieval` vectors and passages; here the one is handed to the other.
+`models` maps texts to vectors, `retrieval` searches vectors for passages; this module connects the two.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Everything judges replied in a run, beside its episodes: <run>/judgements.jsonl.gz.
+"""All replies of judges in a run: <run>/judgements.jsonl.gz.
 
     {"step": 3, "episode": 17, "role": "solver", "group": "solver/2", "job": "grader", "about": "Names the year.",
      "replies": [{"text": "…", "refused": ""}, …], "read": true}
 
-One line for each question; `episode` counts the lines of the step in episodes.jsonl from 0. Replies that could not be
-read are there too, and a reply to several equal questions is there with each. The lines of a step are one gzip member,
-so that the file can be cut after any step without being written anew, and zcat reads it.
+One line per request; `episode` counts the lines of the step in episodes.jsonl from 0. Malformed replies are included,
+and a reply to several identical requests is repeated for each. The lines of a step form one gzip member, so that the
+file can be truncated after any step without being rewritten, and zcat can read it.
 """
 
 from __future__ import annotations

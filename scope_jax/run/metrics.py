@@ -1,12 +1,12 @@
-"""What a run writes down: its config, one line of metrics per step, one line per episode.
+"""The files a run writes: its config, one line of metrics per step, one line per episode.
 
     <run>/config.toml   the resolved card; a run folder is tied to it
     <run>/metrics.jsonl {"step": 3, "solver/reward": 0.4, ...}
     <run>/episodes.jsonl {"step": 3, "role": "solver", "reward": 1.0, "text": {...}, ...}
-    <run>/judgements.jsonl.gz  what judges replied about them, see `judgements`
+    <run>/judgements.jsonl.gz  replies of judges about them, see `judgements`
 
-Lines reach the disk before the checkpoint of their step does, and `RunLog.rewind` cuts those that are later than the
-checkpoint a run goes on from: after any kill the files end up as if nothing had happened.
+Lines are on disk before the checkpoint of their step is, and `RunLog.rewind` removes those later than the
+checkpoint from which a run resumes: after any kill the files end up as if nothing had happened.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where the policies of a run lie: on the accelerator or in host memory; and whose weights the engine samples with."""
+"""Where the weights of each policy are: on the accelerator or in host memory; and which ones the engine uses."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What ends a command from outside: SIGTERM and Ctrl-C, and how it ends then.
+"""Handles SIGTERM and Ctrl-C.
 
-The first of them is an exception in the main thread: the training loop finishes the checkpoint that is being written,
-the command line prints one sentence and exits with 128 + the signal's number, as shells count. A second one ends the
-process where it stands, which a run survives like any other kill.
+The first signal raises an exception in the main thread: the training loop finishes the checkpoint being written,
+and the command line prints one sentence and exits with 128 + the signal's number, as shells do. A second signal ends
+the process at once, from which a run recovers like from any other kill.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A prompt before it becomes tokens: what the system says, what the user says, and the functions that may be called."""
+"""A prompt before tokenization: the system message, the user message, and the declared tools."""
 
 from __future__ import annotations
 

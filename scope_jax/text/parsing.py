@@ -1,7 +1,7 @@
-"""Reading what a policy wrote, and making foreign text safe to show it.
+"""Parses the text of a policy, and makes foreign text safe to show to it.
 
-A policy speaks in tags: `<think>`, `<question>`, `<answer>` and those of its search dialect (`text.dialects`).
-All extraction is by position and knows only closed pairs.
+A policy writes tags: `<think>`, `<question>`, `<answer>` and those of its search dialect (`text.dialects`).
+All extraction is by position and considers closed pairs only.
 """
 
 from __future__ import annotations

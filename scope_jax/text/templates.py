@@ -1,7 +1,7 @@
-"""Prompt files: text with `{variables}`, filled in one pass, so that braces in the filled-in text survive.
+"""Prompt files: text with `{variables}`, filled in one pass, so that braces in the filled-in text are kept.
 
-What a policy is told lies in `<role>.txt`, its user message. A file `<role>.system.txt` beside it, with the same
-variables, is its system message.
+`<role>.txt` is the user message of a role. `<role>.system.txt` next to it, with the same variables, is its
+system message.
 """
 
 from __future__ import annotations

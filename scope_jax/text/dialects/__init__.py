@@ -1,7 +1,7 @@
-"""How a model writes a search, and how results are shown to it: data, read from small TOML files.
+"""How a model writes a search, and how results are shown to it: defined in small TOML files.
 
-SCOPE's Table 11 names three ways: an XML tag, a Hermes tool call, a function call. Each is a file of this folder and a
-card chooses one by name (`model.dialect`), or names a TOML file of its own.
+SCOPE's Table 11 has three dialects: an XML tag, a Hermes tool call, a function call. Each is a file in this folder; a
+card selects one by name (`model.dialect`), or gives the path of its own TOML file.
 """
 
 from __future__ import annotations

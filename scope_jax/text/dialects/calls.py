@@ -1,4 +1,4 @@
-"""Reading the searches of a turn, by position, in any dialect. Nothing that a policy wrote is ever evaluated."""
+"""Finds the searches of a turn, by position, in any dialect. Text written by a policy is never evaluated as code."""
 
 from __future__ import annotations
 
