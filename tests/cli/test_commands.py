@@ -62,7 +62,7 @@ def test_report_leaves_out_a_line_that_was_not_written_to_its_end(tmp_path: Path
     (run / "metrics.jsonl").write_text('{"step": 0, "solver\n' + whole)
     result = CliRunner().invoke(app, ["report", str(run)])
     assert result.exit_code == 2
-    assert result.stderr.startswith(f"scope-jax: line 1 of {run / 'metrics.jsonl'} is damaged")
+    assert result.stderr.startswith(f"scope-jax: line 1 of {run / 'metrics.jsonl'} is not valid JSON")
 
 
 def test_launch_prints_the_command_of_a_card(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:

@@ -58,7 +58,7 @@ def test_what_cannot_work_is_told_before_weights_are_read(model: Path, tmp_path:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
         judged = ("--set", "ssp.grader=judge", "--set", f'judge={{url="{url}/v1", model="m"}}')
-        assert "judge.txt: no such prompt file" in refused(model, *judged)
+        assert "judge.txt: the prompt file does not exist" in refused(model, *judged)
         prompts = ("--set", "ssp.prompts=scope_jax/prompts/ssp")
         assert f"the judge at {url}/v1 cannot be reached" in refused(model, *judged, *prompts)
         # verification alone asks the judge in training; an exam does not, and so it may be away

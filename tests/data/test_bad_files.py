@@ -111,7 +111,7 @@ FOUND: dict[str, Case] = {  # what was found to be believed or to end in a trace
     "question is a number": row("`question` holds a number", "questions", question=7),
     "cut gzip": packed(GZIPPED[:-20], "is not a complete gzip file"),
     "no gzip": packed(GOOD_LINES, "is not a complete gzip file (Not a gzipped file"),
-    "NaN": line('{"answer": "Rome", "score": NaN}', words="holds NaN, which is no JSON"),
+    "NaN": line('{"answer": "Rome", "score": NaN}', words="holds NaN, which is not JSON"),
     "Infinity": line('{"answer": "Rome", "score": Infinity}', words="holds Infinity"),
     "a key twice": line('{"answer": "Rome", "answer": "Oslo"}', words="holds the key 'answer' twice"),
     "half a character in an answer": row("half of a surrogate pair", "answers", answer=HALF),

@@ -74,7 +74,7 @@ def test_a_column_that_the_card_names_must_be_there() -> None:
 def test_a_column_that_the_kind_of_rows_does_not_have_is_refused(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "a.jsonl", {"answer": "Rome"})
     with pytest.raises(
-        DataError, match=r"columns\.rubric is not read from .*a\.jsonl, whose rows have the fields `answers`"
+        DataError, match=r"columns\.rubric does not apply to .*a\.jsonl, whose rows have the fields `answers`"
     ):
         sources.load(source(path, "answers", columns={"rubric": "rubric"}))
 

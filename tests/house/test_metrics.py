@@ -106,7 +106,7 @@ def test_another_config_is_refused_with_its_keys(cfg: Config, tmp_path: Path) ->
     log.metrics(0, {"eval/held-out/accuracy": 0.25})
     log.close()
     other = override(optimizer={"learning_rate": 2e-6}, ssp={"max_chars": 500})
-    with pytest.raises(RunError, match=r"other values of optimizer.learning_rate, ssp.max_chars; use") as caught:
+    with pytest.raises(RunError, match=r"different values of optimizer.learning_rate, ssp.max_chars; use") as caught:
         RunLog(tmp_path, other)
     assert "\n" not in str(caught.value)
     assert load_card(tmp_path / "config.toml") == cfg
@@ -123,7 +123,7 @@ def test_a_folder_without_a_step_belongs_to_nobody(cfg: Config, tmp_path: Path, 
     assert load_card(tmp_path / "config.toml") == cfg
     (tmp_path / written).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / written).write_text("{}\n")
-    with pytest.raises(RunError, match=r"other values of data.answers; use"):
+    with pytest.raises(RunError, match=r"different values of data.answers; use"):
         RunLog(tmp_path, override(data={"answers": "others.jsonl"}))
 
 

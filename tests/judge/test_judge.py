@@ -225,7 +225,7 @@ def test_a_judge_that_never_gives_a_verdict_stops_the_run():
 
 
 def test_the_judge_prompt_must_be_there(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"judge\.txt: no such prompt file"):
+    with pytest.raises(ValueError, match=r"judge\.txt: the prompt file does not exist"):
         grading.grade("judge", str(tmp_path), Desk(by_paris), CASES)
 
 

@@ -128,7 +128,7 @@ def test_auto_chooses_by_platform_and_dtype():
 
 
 def test_wrong_choices_are_one_sentence():
-    with pytest.raises(ValueError, match="TPU kernel and the devices are cpu"):
+    with pytest.raises(ValueError, match="TPU kernel but the devices are cpu"):
         resolve("splash", "cpu", jnp.float32)
     with pytest.raises(ValueError, match="'flash'; it must be"):
         resolve("flash", "cpu", jnp.float32)

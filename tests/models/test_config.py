@@ -123,7 +123,7 @@ def test_written_configs_are_read_back(config):
 def test_what_a_class_cannot_say_is_not_written():
     llama = from_hf(LLAMA)
     for change in ({"norm": "post"}, {"qk_norm": "head"}, {"layer_windows": (8,) * 4}, {"qkv_bias": True}):
-        with pytest.raises(ValueError, match="LlamaForCausalLM cannot say"):
+        with pytest.raises(ValueError, match="LlamaForCausalLM cannot express"):
             to_hf(replace(llama, **change))
 
 

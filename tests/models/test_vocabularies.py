@@ -364,4 +364,4 @@ def test_unknown_kinds_are_refused(tmp_path):
     (tmp_path / "tokenizer.model").unlink()
     words = FastTokenizer(models.WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>"))
     PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<unk>").save_pretrained(tmp_path)
-    refused("of the kind WordLevel")
+    refused("of type WordLevel")

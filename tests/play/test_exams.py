@@ -173,7 +173,7 @@ def test_prompts_are_looked_at_before_anything_is_asked(tmp_path):
     exams.check_prompts(card(**sets("rubric"), grader=grader), EXAM, rows)
     for measure, name in (("judge", "judge"), ("pairwise", "pairwise"), ("rubric", "grader")):
         cfg = card(**sets(measure), judge=JUDGE, grader=grader, prompts=str(tmp_path))
-        with pytest.raises(PromptError, match=rf"{name}\.txt: no such prompt file"):
+        with pytest.raises(PromptError, match=rf"{name}\.txt: the prompt file does not exist"):
             exams.check_prompts(cfg, EXAM, rows)
 
     def refuse(row: Any, tokens: Any) -> Messages:

@@ -193,7 +193,7 @@ def test_encoders_that_misbehave(corpus: Corpus, embedder: HashedLexical, tmp_pa
             vectors[:, 0] = np.where([c.startswith("River two") for c in contents], np.nan, 0)
             return vectors
 
-    with pytest.raises(ValueError, match="not finite for passage d10;"):
+    with pytest.raises(ValueError, match="non-finite vector for passage d10;"):
         build(corpus, Broken(embedder, None), tmp_path / "a")
     with pytest.raises(ValueError, match="needs its settings"):
         build(corpus, embedder, tmp_path / "b", kind="scann")

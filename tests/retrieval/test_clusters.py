@@ -276,7 +276,7 @@ def test_bad_input_is_one_sentence_and_nothing_stays(plain: Preparation, tmp_pat
         corpus(write(tmp_path / "a.jsonl", [documents(1)[0], {"body": "x"}]))))  # fmt: skip
     refused(DataError, r"s.jsonl, line 1: `score` holds a string, not a number", wanted(
         corpus(write(tmp_path / "s.jsonl", [{"text": LONG, "score": "high"}]), quality="score")))  # fmt: skip
-    refused(DataError, r"columns.question is not read from", wanted(
+    refused(DataError, r"columns.question does not apply to", wanted(
         corpus(write(tmp_path / "c.jsonl", documents(1)), question="q")))  # fmt: skip
     refused(DataError, r"corpus.jsonl: 0 documents are left \(60 too_long\) and a cluster has at least 3; give more",
             replace(plain, filters=replace(FILTERS, max_characters=101)))  # fmt: skip

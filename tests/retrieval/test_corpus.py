@@ -66,7 +66,7 @@ def test_a_cut_gzip_file_is_named(tmp_path: Path):
     packed = tmp_path / "c.jsonl.gz"
     rows = lines(tmp_path / "c.jsonl", *[{"title": str(i), "text": str(i * i)} for i in range(2000)])
     packed.write_bytes(gzip.compress(rows.read_bytes())[:-200])
-    with pytest.raises(DataError, match=r"c\.jsonl\.gz is no whole gzip file"):
+    with pytest.raises(DataError, match=r"c\.jsonl\.gz is not a complete gzip file"):
         load_corpus(packed)
 
 

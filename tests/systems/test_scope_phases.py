@@ -172,7 +172,7 @@ def test_play_is_pure_and_goes_on_from_json_in_the_middle_of_task_generation():
     ("table", "complaint"),
     [
         ({"scope": {"min_rubrics": 6}}, "min_rubrics must not be larger"),
-        ({"scope": {"window": [0.8, 0.2]}}, "window is"),
+        ({"scope": {"window": [0.8, 0.2]}}, "window must be"),
         ({"scope": {"task_types": {"planning": -1}}}, "is -1 but must be at least 0"),
         ({"scope": {"search_turns": [0, 0]}}, "search_turns must hold at least one"),
         ({"scope": {"solver_reward": {"soft_limit": 9, "hard_limit": 9}}}, "hard_limit must be larger"),

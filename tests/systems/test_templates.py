@@ -22,7 +22,7 @@ def test_filled_in_text_is_not_searched_again(tmp_path: Path):
 
 
 def test_a_missing_file_and_wrong_variables_are_one_sentence_each(tmp_path: Path):
-    with pytest.raises(templates.PromptError, match=r"role\.txt: no such prompt file"):
+    with pytest.raises(templates.PromptError, match=r"role\.txt: the prompt file does not exist"):
         templates.load(tmp_path, "role", known=(), required=())
     folder = write(tmp_path, "{anwser}")
     with pytest.raises(

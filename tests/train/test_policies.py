@@ -155,7 +155,7 @@ def test_policies_may_begin_elsewhere_and_the_base_stays_the_reference(tmp_path:
     ("name", "layers", "sentence"),
     [
         ("judge", 0, "model.policies names 'judge', but the card trains challenger, solver; correct it."),
-        ("solver", 1, "is not built like the base in assets/atlas/base: num_layers, layer_windows differ"),
+        ("solver", 1, "differs from the base in assets/atlas/base in num_layers, layer_windows"),
     ],
 )
 def test_a_policy_that_cannot_begin_there_is_one_sentence(
