@@ -37,6 +37,7 @@ from scope_jax.play import documents, grading, measures, rewards, searching
 from scope_jax.play.rubrics import score_of
 from scope_jax.systems.scope import judging, talking
 from scope_jax.systems.scope import rules as scope_rules
+from scope_jax.systems.spice import contracts
 from scope_jax.systems.ssp import materials
 from scope_jax.systems.ssp import rules as ssp_rules
 from scope_jax.text import dialects, parsing, templates
@@ -121,6 +122,16 @@ RUBRIC = (
     *(("<rubrics>", "</rubrics>"), ("<rubrics><rubric ", ">a</rubric></rubrics>"), ("```json\n", "\n```"), ("[", "]")),
     *(('<rubrics><rubric priority="critical">', "</rubric></rubrics>"), ('[{"criterion": "', '"}]'), ("```", "")),
 )
+KINDS = ("integer", "float", "expression", "string", "boolean")
+OBJECT = (('{"suitable_for_mcq": true, "reason": "', '"}'), ('{"a":', "}"), ('{"a": [', "]}"), ("x{", "}"))
+TASK = (
+    ('{"multiple_choice_correct": "B", "multiple_choice_question": "', '"}'),
+    *(
+        (f'{{"question": "Q", "answer_type": "{kind}", "answer": {quote}', f"{quote}}}")
+        for kind in KINDS
+        for quote in ('"', "")
+    ),
+)
 BOX = ((r"\boxed{", "}"), (r"\boxed{", ""), (r"\text{", "}"))
 RESULTS = (
     *(("<information>", "</information>"), ("<information>Doc ", "</information>"), ("Doc ", "")),
@@ -146,6 +157,7 @@ def _card(system: str, **tables: Any) -> Any:
 
 SSP = _card("ssp", data={"answers": "none"}, ssp={"grader": "exact-match"})
 SCOPE = _card("scope", data={"documents": "none"})
+SPICE = _card("spice", retrieval=None, data={"documents": "none"})
 DIALECTS = {name: dialects.load(name) for name in dialects.names()}
 LEXICAL = HashedLexical.fit(Corpus.from_documents([Document("1", "the title", "a text")]), 256)
 WEIGHTS = {"critical": 3.0, "important": 2.0, "bonus": 1.0}
@@ -220,6 +232,11 @@ PARSERS: dict[str, tuple[Callable[[str], Any], Wraps]] = {
     "segments": (
         lambda text: documents.segments(text, 256, lambda part: len(part) // 4),
         (),
+    ),
+    "SPICE format": (lambda text: contracts.format_of(SPICE, text), OBJECT),
+    "SPICE task": (
+        lambda text: [contracts.task_of(text, kind, 3) for kind in ("multiple-choice", *KINDS)],
+        (*OBJECT, *TASK),
     ),
     "document_of, cut": (
         lambda text: documents.cut(

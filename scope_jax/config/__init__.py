@@ -22,6 +22,7 @@ from scope_jax.config.base import CardError, CardPath, Section, Seed, merge_tabl
 from scope_jax.config.clusters import ClustersSection
 from scope_jax.config.exams import BY_RUBRIC, EvalSection, EvalSet, Measure
 from scope_jax.config.scope import ChallengerRewardSection, MissingAnswer, ScopeSection, SolverRewardSection
+from scope_jax.config.spice import AnswerType, ChallengerReward, SpiceSection
 from scope_jax.config.ssp import FormatRule, Grader, NoiseUnit, SSPSection
 from scope_jax.config.tables import (
     AdvantageCard,
@@ -29,6 +30,7 @@ from scope_jax.config.tables import (
     DataSection,
     EncoderSection,
     EndpointSection,
+    GenerationSection,
     JudgeSection,
     LaunchSection,
     LearnerSection,
@@ -48,14 +50,17 @@ from scope_jax.config.tables import (
 __all__ = [
     "BY_RUBRIC",
     "AdvantageCard",
+    "AnswerType",
     "AskSection",
     "CardError",
+    "ChallengerReward",
     "ChallengerRewardSection",
     "Config",
     "EncoderSection",
     "EndpointSection",
     "EvalSet",
     "FormatRule",
+    "GenerationSection",
     "Grader",
     "JudgeSection",
     "LaunchSection",
@@ -73,6 +78,7 @@ __all__ = [
     "ScopeSection",
     "Section",
     "SolverRewardSection",
+    "SpiceSection",
     "Ungraded",
     "load_card",
     "one_of",
@@ -81,7 +87,7 @@ __all__ = [
 ]
 
 
-GAMES = ("ssp", "scope")
+GAMES = ("ssp", "scope", "spice")
 
 
 def _a_game(name: str) -> str:
@@ -114,6 +120,7 @@ class Config(Section):
     launch: LaunchSection = LaunchSection()
     ssp: SSPSection = SSPSection()
     scope: ScopeSection = ScopeSection()
+    spice: SpiceSection = SpiceSection()
     game: dict[str, JsonValue] = {}  # the options of a game that is a file of one's own
 
     @model_validator(mode="after")
@@ -190,6 +197,20 @@ class Config(Section):
                     "data.columns, data.split and data.hub_config apply to data.documents, which is missing; "
                     "set those of the corpus in [retrieval]"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _spice_is_complete(self) -> Config:
+        if self.system != "spice":
+            return self
+        if self.spice.corpus and self.data.documents is None:
+            raise ValueError(
+                "data.documents is missing; SPICE needs a file of documents, or spice.corpus = false to do without"
+            )
+        if self.train.steps is None:
+            raise ValueError("train.steps is missing; SPICE goes on until the card ends it")
+        if self.train.keep_iterations:
+            raise ValueError("train.keep_iterations is set, but SPICE has no iterations; keep more with train.keep")
         return self
 
 

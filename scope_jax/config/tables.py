@@ -278,7 +278,7 @@ class RowsSection(SourceSection):
 
 class DataSection(RowsSection):
     answers: CardPath | None = None  # SSP: ground-truth answers
-    documents: CardPath | None = None  # SCOPE: what tasks are written from; None: the corpus of [retrieval]
+    documents: CardPath | None = None  # SCOPE, SPICE: what tasks are written from; None: SCOPE's corpus of [retrieval]
     prompts: CardPath | None = None  # SCOPE with scope.mode = "curated": tasks with rubrics
     # a proposer is asked for n searches, n uniform in min_searches..max_searches if no column says
     max_searches: Whole = 1
@@ -352,11 +352,16 @@ class LaunchSection(Section):
 
 
 # ------------------------------------------------------------------------------------------------------------- roles
-class RoleSection(Section):
-    """How one role of a game samples and learns."""
+class GenerationSection(Section):
+    """How one role of a game samples."""
 
     samples: Count
-    max_turns: Count = 10  # SSP App. B.2
     max_prompt_tokens: Count = 4096  # a longer prompt is not played; SSP Table 4
     sampling: SamplingSection = SamplingSection()
+
+
+class RoleSection(GenerationSection):
+    """How one role of a game samples in several turns, and learns by a loss of its own."""
+
+    max_turns: Count = 10  # SSP App. B.2
     loss: LossCard

@@ -37,8 +37,8 @@ class System(Protocol):
         """The outside models the game asks, by name."""
         ...
 
-    def source(self, cfg: Config) -> Source:
-        """Where the rows of data come from."""
+    def source(self, cfg: Config) -> Source | None:
+        """Where the rows of data come from; None for a game that is played without any."""
         ...
 
     def system_messages(self, cfg: Config) -> tuple[Path, ...]:

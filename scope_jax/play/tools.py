@@ -61,6 +61,7 @@ class Tools(Protocol):
         tempered: bool = True,
     ) -> list[list[Completion]]:
         """`samples` completions of each prompt, in order; keys from (run seed, step, role, prompt name, sample).
+        Prompts of equal ids are computed once.
 
         A prompt above max_prompt_tokens is not played: its completions have no turns. max_response_tokens: of all that
         follows a prompt, sampled or read. policy: whose weights are sampled from, one of the system's policies or BASE.

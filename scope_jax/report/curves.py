@@ -61,6 +61,14 @@ PANELS: dict[str, tuple[Panel, ...]] = {  # by game; the first is the measure of
         Panel("Tokens of an answer", ("estimate/answer_tokens", "solver/answer_tokens"), False),
         Panel("Gradient norm before the clip", ("challenger/grad_norm", "solver/grad_norm"), False, log=True),
     ),
+    "spice": (
+        Panel("Held-out accuracy", ("/accuracy",), True, of_exams=True),
+        Panel("Pass rate of tasks", ("challenger/pass_rate", "reasoner/reward"), True),
+        Panel("Challenger's reward", ("challenger/reward",), False),
+        Panel("Valid attempts, documents with a task", ("challenger/valid", "challenger/documents"), True),
+        Panel("Attempts at a document", ("challenger/attempts",), False),
+        Panel("Gradient norm before the clip", ("/grad_norm",), False, log=True),
+    ),
 }
 
 OWN_GAME = (  # of a game that is a file of its user's

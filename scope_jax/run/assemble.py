@@ -185,12 +185,13 @@ class StepTools:
             thought=parsing.THOUGHT,
             thoughts_act=self.world.cfg.model.thoughts_act,
         )
+        alike: dict[tuple[int, ...], str] = {}  # by their ids, the first of the prompts that share a prefill
         requests = [
             Request(
                 prompt_ids=prompt.ids,
                 params=params,
                 key=keys.key_data(self.world.cfg.seed, self.step, role, prompt.name, sample),
-                group=prompt.name,
+                group=alike.setdefault(prompt.ids, prompt.name),
                 max_turns=max_turns,
                 respond=None if answer is None else self.world.joiner.responder(answer, prompt.messages),
                 max_prompt_tokens=max_prompt_tokens,
@@ -236,7 +237,8 @@ def assemble(cfg: Config, run: Path, part: Part | None = None, tell: Tell | None
     system = game_of(cfg)
     _check_beginnings(cfg, system)
     datasets.disable_progress_bars()  # a run shows its own progress
-    rows = sources.load(system.source(cfg))
+    source = system.source(cfg)
+    rows = () if source is None else sources.load(source)
     judges = {**system.judges(cfg), **exams.judges(cfg, system.exam(cfg))}
     world = assemble_world(cfg, run, cfg.model.checkpoint, judges, part, tell)
     return Trainer(replace(world, rows=rows), assemble_learner(cfg, world.model))

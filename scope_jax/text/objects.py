@@ -23,13 +23,17 @@ def last_object(text: str) -> dict[str, Any] | None:
     from its end, so that braces in what is said before it do no harm; in time linear in the text.
     """
     start, end = _last_braces(text)
-    if start is None:
-        return None
+    return None if start is None else whole_object(text[start:end])
+
+
+def whole_object(text: str) -> dict[str, Any] | None:
+    """The object that `text` is, white space around it aside; None if it is no object or more than one. As strict."""
     try:
-        value = _JSON.decode(text[start:end])
+        value = _JSON.decode(text.strip())
+        writable = is_text(json.dumps(value, ensure_ascii=False))
     except (ValueError, RecursionError):  # no JSON, a number of too many digits; nested too deep
         return None
-    return value if isinstance(value, dict) and is_text(json.dumps(value, ensure_ascii=False)) else None
+    return value if isinstance(value, dict) and writable else None
 
 
 def _last_braces(text: str) -> tuple[int | None, int]:

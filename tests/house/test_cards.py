@@ -8,12 +8,19 @@ from pathlib import Path
 import pytest
 
 from scope_jax.config import load_card
-from scope_jax.systems import scope
+from scope_jax.systems import scope, spice
 
 ROOT = Path(__file__).parents[2]
 CARDS = sorted((ROOT / "configs").rglob("*.toml"))
 # Where what was seen is written down, or is run and looked at.
 RECORDS = (ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "tests" / "equivalence" / "test_smoke_wikipedia.py")
+# Bytes of a token's keys and values in bfloat16: 2 · layers · key heads · head size · 2 (the models' config.json).
+CACHE = {
+    "qwen3-4b": 2 * 36 * 8 * 128 * 2,
+    "qwen3-8b": 2 * 36 * 8 * 128 * 2,
+    "octothinker-3b": 2 * 28 * 8 * 128 * 2,
+    "octothinker-8b": 2 * 32 * 8 * 128 * 2,
+}
 NOT_RUN = "This card has not been run by us."
 
 
@@ -49,7 +56,16 @@ def test_the_arithmetic_of_a_header_is_right(path: Path) -> None:
     text, cfg = header(path), load_card(path)
     billions = float(re.findall(r"([\d.]+) billion weights", text)[0])
     assert cfg.model.param_dtype == "float32"
-    if cfg.system == "scope":
+    if cfg.system == "spice":  # no KL term, and so no reference
+        tokens = cfg.rollout.slots * cfg.rollout.max_length
+        cache = tokens * CACHE[path.stem] / 1e9
+        assert not spice.uses_base(cfg) and all(update.card.kl == "none" for update in spice.updates(cfg))
+        assert (
+            f"{12 * billions:.0f} GB in float32 with Adam's moments ({12 * billions / 8:.1f} GB on each of 8)" in text
+        )
+        assert f"the engine's copy {2 * billions:.0f} GB in bfloat16 ({billions / 4:.1f})" in text
+        assert f"KV cache of 128 slots of 12,288 tokens {cache:.0f} GB ({cache / 8:.1f})" in text
+    elif cfg.system == "scope":
         assert f"{12 * billions:.0f} GB for each policy" in text and scope.uses_base(cfg)
         assert f"{4 * billions:.0f} GB for the base" in text
     else:

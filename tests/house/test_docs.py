@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from scope_jax.config import Config, LossCard, RoleSection, ScopeSection
+from scope_jax.config import Config, LossCard, RoleSection, ScopeSection, SpiceSection
 
 ROOT = Path(__file__).parents[2]
 # Tables with the keys of another one, which has them documented.
@@ -55,7 +55,9 @@ def documented() -> dict[str, str]:
 
 
 def test_every_key_is_documented_with_its_default() -> None:
-    table = {key: shown(default) for key, default in keys(Config).items() if not key.startswith(("ssp.", "scope."))}
+    table = {
+        key: shown(default) for key, default in keys(Config).items() if not key.startswith(("ssp.", "scope.", "spice."))
+    }
     solver = Config.model_fields["ssp"].default.solver
     for key in keys(RoleSection):
         if not key.startswith("loss."):
@@ -83,22 +85,29 @@ def test_every_key_of_the_game_is_documented() -> None:
     assert [key for key in own if f"`{key}`" not in text] == []
 
 
-def test_every_key_of_scope_is_documented_with_its_default() -> None:
-    text = (ROOT / "docs" / "scope.md").read_text(encoding="utf-8").split("## Options")[1].split("\n## ")[0]
+# Of each game: its section, and the tables in it that are documented as a whole.
+GAMES = {
+    "scope": (ScopeSection(), ("challenger", "solver", "estimate", "creation")),
+    "spice": (SpiceSection(), ("challenger.sampling", "reasoner.sampling", "loss")),
+}
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_every_key_of_a_game_is_documented_with_its_default(game: str) -> None:
+    section, whole = GAMES[game]
+    text = (ROOT / "docs" / f"{game}.md").read_text(encoding="utf-8").split("## Options")[1].split("\n## ")[0]
     table = dict(re.findall(r"^\| `([a-z0-9_.]+)` \| (.*?) \|", text, re.MULTILINE))
-    roles = ("challenger", "solver", "estimate", "creation")
     expected = {}
-    for key in keys(ScopeSection):
-        first, _, rest = key.partition(".")
-        if first in roles or rest.startswith("endpoint.") or key == "prompts":
+    for key in keys(type(section)):
+        if key.startswith(tuple(f"{name}." for name in whole)) or ".endpoint." in key or key == "prompts":
             continue
-        value: Any = ScopeSection()
+        value: Any = section
         for part in key.split("."):
             value = getattr(value, part)
         expected[key] = shown(value)
-    named = {key: shown for key, shown in table.items() if key not in roles and not key.endswith(".endpoint")}
+    named = {key: shown for key, shown in table.items() if key not in whole and not key.endswith(".endpoint")}
     assert named == expected
-    assert set(roles) <= set(table) and "`prompts`" in text
+    assert all(f"`{name}`" in text for name in (*whole, "prompts"))
 
 
 def test_every_key_is_read_somewhere() -> None:

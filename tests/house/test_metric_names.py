@@ -13,10 +13,10 @@ import pytest
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.evaluate import scores
 from scope_jax.learner.learner import Learner
-from scope_jax.systems import SYSTEMS, scope, ssp
+from scope_jax.systems import SYSTEMS, scope, spice, ssp
 from sharding.mesh import MeshConfig, make_mesh
 from tests.learner.conftest import TINY, random_episodes
-from tests.systems import harness, scope_world
+from tests.systems import harness, scope_world, spice_world
 from tests.systems.harness import play_step
 
 ROOT = Path(__file__).parents[2]
@@ -58,13 +58,22 @@ def played_scope() -> set[str]:
     return names | exam("scope", harness.examined(scope, cfg, scope_world.world(), rows, max_tokens=9))
 
 
+def played_spice() -> set[str]:
+    cfg, plan = spice_world.card(), spice_world.Plan(answers={"How many": [r"\boxed{7}", "", "", ""]})
+    return set(spice.play(cfg, spice_world.world(plan), spice.start(cfg), 0)[2])
+
+
 def exam(name: str, records: list[dict[str, Any]]) -> set[str]:
     return set(scores("eval", name, records))
 
 
 @cache
 def known() -> frozenset[str]:
-    games = {"ssp": (played_ssp(), ("solver", "proposer")), "scope": (played_scope(), ("solver", "challenger"))}
+    games = {
+        "ssp": (played_ssp(), ("solver", "proposer")),
+        "scope": (played_scope(), ("solver", "challenger")),
+        "spice": (played_spice(), ("challenger+reasoner",)),
+    }
     assert set(games) == set(SYSTEMS)
     own = set().union(*(names for names, _ in games.values()))
     return frozenset(own | {f"{role}/{name}" for _, roles in games.values() for role in roles for name in learned()})
@@ -107,7 +116,7 @@ def test_names_are_found_where_they_stand() -> None:
     assert not matches("challenger/grounded") and matches("rejected/<reason>") and matches("solver/grad_norm")
 
 
-@pytest.mark.parametrize("game", ["ssp", "scope"])
+@pytest.mark.parametrize("game", ["ssp", "scope", "spice"])
 def test_what_to_watch_names_the_last_part_of_a_metric(game: str) -> None:
     text = (ROOT / "docs" / f"{game}.md").read_text(encoding="utf-8").split("## What to watch")[1]
     names = set(re.findall(r"`([a-z_]+)`", text)) - {"metrics"}

@@ -3,7 +3,7 @@
 ROWS_… are tables as printed, row by row. The functions below them say which key of a card a statement is about: by the
 place it stands in, and by the key, the value that the card must have. A value may leave a choice (`OneOf`, `Between`,
 `Named`). "released code": Alibaba-Quark/SSP b4797e1, EdinburghNLP/SCOPE 337e54d, with the defaults of their forks of
-veRL where they set nothing.
+veRL where they set nothing. "Oat": the framework that SPICE, which has no released code, names; c1a074c.
 """
 
 from __future__ import annotations
@@ -341,10 +341,98 @@ def scope(card: str) -> Facts:
     }
 
 
-# Averages before and after, by card and table (SSP Table 1; SCOPE Tables 2 and 3), and SCOPE's Figure 3b.
+# --------------------------------------------------------------------------------------------------------------- SPICE
+ROWS_SPICE_5: dict[str, Any] = {  # of the methods that have a figure, SPICE first
+    "Corpus documents": (20000, 20000),
+    "Challenger sampling": (8, 4, 1),
+    "Reasoner sampling": (8, 8, 5, 1),
+    "Temperature": (1.0, 1.0, 1.0, 1.0),
+    "Invalid penalty": (-0.1, -1, -0.5, -1),
+    "Training iterations": (640, 640, 5, 640),
+}
+BASES = {
+    "qwen3-4b": "Qwen3-4B-Base",
+    "qwen3-8b": "Qwen3-8B-Base",
+    "octothinker-3b": "OctoThinker-3B-Hybrid-Base",
+    "octothinker-8b": "OctoThinker-8B-Hybrid-Base",
+}
+
+
+def spice(card: str) -> Facts:
+    """Statements about the card of one of the paper's four models. Its code is not published; it is built on Oat."""
+    rows, roles = {name: values[0] for name, values in ROWS_SPICE_5.items()}, ("challenger", "reasoner")
+    documents, trajectories = 128, 128  # of a batch; of a gradient update
+    batch = documents * (rows["Challenger sampling"] + rows["Reasoner sampling"])
+    conversation = {"model.chat_template": Named("octothinker")} if card.startswith("octothinker") else {}
+    return {
+        "Table 5": {
+            "data.limit": rows["Corpus documents"],
+            "train.steps": rows["Training iterations"],
+            "spice.train": "both",
+            "spice.challenger.samples": rows["Challenger sampling"],
+            "spice.reasoner.samples": rows["Reasoner sampling"],
+            "spice.challenger_reward": "variance",
+            "spice.invalid_reward": rows["Invalid penalty"],
+            "spice.loss.aggregation": "constant",  # DrGRPO
+            **both("spice", roles, {"sampling.temperature": rows["Temperature"]}),
+        },
+        "section 2": {"spice.challenger.model": "actor"},
+        "section 2.2": {
+            "spice.corpus": True,
+            "spice.formats": "both",
+            "spice.answer_types": ["integer", "expression", "string"],
+        },
+        "section 2.5": {"spice.reasoner_rollouts": "reuse"},
+        "section 3.1": {
+            "model.checkpoint": Named(BASES[card]),
+            "data.documents": Named("documents"),
+            "train.batch_size": documents,
+            "train.steps": 640,
+            "spice.document_tokens": 5992,
+            "spice.max_attempts": 1024,
+            "spice.valid_wanted": 1,
+            "spice.invalid_reward": -0.1,
+            **both("spice", roles, {"samples": 8, "sampling.temperature": 1.0}),
+        },
+        "Algorithm 1": {"spice.reasoner_rollouts": "fresh", "spice.loss.mini_batches": 1},
+        "Eq. (1)": {"spice.challenger_reward": "variance", "spice.reward_width": 0.01},
+        "Eq. (3)": {"spice.loss.advantage": "group-mean"},
+        "Eq. (4)": {"spice.loss.advantage": "group-mean"},
+        "Eq. (5)": {"spice.reward_width": 0.01},
+        "App. 7": {"evaluate.temperature": 0.0},
+        "App. 8": {
+            "optimizer.learning_rate": 1e-6,
+            "optimizer.schedule": "constant",
+            "optimizer.warmup_steps": 0,
+            "learner.remat": "full",
+            "mesh.fsdp": -1,
+            "spice.loss.kl": "none",
+            "spice.loss.kl_coef": 0.0,
+            "spice.loss.mini_batches": batch // trajectories,
+        },
+        "App. 11": {"spice.max_answer_words": 3, **conversation},
+        "Oat": {
+            "optimizer.beta1": 0.9,
+            "optimizer.beta2": 0.95,
+            "optimizer.weight_decay": 0.0,
+            "optimizer.max_grad_norm": 1.0,
+            "spice.loss.clip_low": 0.2,
+            "spice.loss.clip_high": 0.2,
+            "spice.loss.dual_clip": 0.0,
+            "spice.loss.rollout_cap": 2.0,
+            "spice.math_seconds": 1.0,
+        },
+    }
+
+
+# Averages before and after, by card and table (SSP and SPICE Table 1; SCOPE Tables 2 and 3), and SCOPE's Figure 3b.
 RESULTS = {
     "ssp/qwen2.5-7b": {"Table 1": (41.5, 49.5)},
     "scope/qwen2.5-7b": {"Table 2": (24.4, 34.8), "Table 3": (45.9, 59.7)},
     "scope/qwen3-8b": {"Table 2": (37.7, 43.1), "Table 3": (54.0, 61.8)},
     "scope/olmo3-7b": {"Table 2": (30.7, 38.5), "Table 3": (40.0, 49.2)},
+    "spice/qwen3-4b": {"Table 1": (35.8, 44.9)},
+    "spice/qwen3-8b": {"Table 1": (43.0, 48.7)},
+    "spice/octothinker-3b": {"Table 1": (14.7, 25.2)},
+    "spice/octothinker-8b": {"Table 1": (20.5, 32.4)},
 }

@@ -108,6 +108,8 @@ class ScriptedTools:
     searched: list[str] = field(default_factory=list)
     judged: list[str] = field(default_factory=list)
     options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    known_policies: Sequence[str] = ("actor",)  # who may be sampled from
+    known_judges: Sequence[str] = ("judge",)  # outside models that may be asked
     data: Sequence[Mapping[str, Any]] = ()  # one pass of the stream of data; every pass is in this order
     given: Sequence[Mapping[str, Any]] | None = None  # what every call of `rows` returns, in place of the stream
     taken: list[tuple[int, int]] = field(default_factory=list)  # (first, count) of every call of `rows`
@@ -147,7 +149,7 @@ class ScriptedTools:
             assert key not in self.prompts, f"{key} was used twice in a step"
             self.asked.append((role, prompt.name, samples))
             self.prompts[key] = "".join(map(chr, prompt.ids))
-        assert policy == "actor"
+        assert policy in self.known_policies
         self.options[role] = {"temperature": temperature, "max_tokens": max_tokens, "stop": tuple(stop)}
         joiner = Joiner(self.turns, self.codec, dialects.load(self.dialect))
         params = SamplingParams(
@@ -203,7 +205,7 @@ class ScriptedTools:
         temperature: float | None = None,
         max_tokens: int | None = None,
     ) -> list[Reply]:
-        assert by == "judge"
+        assert by in self.known_judges
         self.judged += messages
         return [Reply(self.judge_reply(message)) for message in messages]
 

@@ -22,11 +22,12 @@ from tests.systems.facts import Facts
 
 ROOT = Path(__file__).parents[2]
 CARDS = [ROOT / "configs" / f"{name}.toml" for name in facts.RESULTS]
-GAMES: dict[str, Callable[[str], Facts]] = {"ssp": facts.ssp, "scope": facts.scope}
+GAMES: dict[str, Callable[[str], Facts]] = {"ssp": facts.ssp, "scope": facts.scope, "spice": facts.spice}
+MAIN_TABLES = {"ssp": "Table 4", "scope": "Table 9", "spice": "Table 5"}
 NOT_STATED = "not stated"
-CODES = ("released code", "veRL", "Search-R1")  # places that are no paper
+CODES = ("released code", "veRL", "Search-R1", "Oat")  # places that are no paper
 PLACE = (
-    r"(?:Table \d+|section \d(?:\.\d)?|App\. [A-H]|[A-H]\.\d|Eq\. \(\d+\)|Algorithm 1|"
+    r"(?:Table \d+|section \d(?:\.\d)?|App\. (?:[A-H]|\d{1,2})|[A-H]\.\d|Eq\. \(\d+\)|Algorithm 1|"
     rf"{NOT_STATED}|{'|'.join(CODES)})"
 )
 CLAUSE = re.compile(rf"({PLACE}(?:, {PLACE})*)(?: \(.*?\))?(?:: (.+))?")
@@ -110,7 +111,7 @@ def test_every_value_is_what_stands_where_its_comment_says(path: Path):
 @pytest.mark.parametrize("path", CARDS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_every_number_of_the_main_table_stands_in_the_card(path: Path):
     """Nothing that the table of hyperparameters says of a key is left to a default."""
-    table = statements(path)["Table 4" if path.parent.name == "ssp" else "Table 9"]
+    table = statements(path)[MAIN_TABLES[path.parent.name]]
     assert sorted(set(table) - {key for key, _, _ in lines(path.read_text(encoding="utf-8"))}) == []
 
 
@@ -156,8 +157,12 @@ def test_a_comment_begins_behind_the_value():
 # ------------------------------------------------------------------------------------------------- as the papers print
 @pytest.mark.parametrize(
     ("paper", "rows"),
-    [("ssp.txt", facts.ROWS_SSP_4), ("scope-2605.31433.txt", facts.ROWS_SCOPE_9)],
-    ids=["ssp", "scope"],
+    [
+        ("ssp.txt", facts.ROWS_SSP_4),
+        ("scope-2605.31433.txt", facts.ROWS_SCOPE_9),
+        ("spice-2510.24684.txt", facts.ROWS_SPICE_5),
+    ],
+    ids=["ssp", "scope", "spice"],
 )
 def test_rows_are_typed_as_the_paper_prints_them(shared_data: Path, paper: str, rows: dict[str, Any]):
     path = shared_data.parent / "papers" / paper

@@ -1,0 +1,77 @@
+"""The table of SPICE."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from scope_jax.config.base import PROMPTS, CardPath, Count, GameSection, Seconds
+from scope_jax.config.tables import EndpointSection, GenerationSection, LossCard, SamplingSection
+
+ChallengerReward = Literal["variance", "absolute-zero", "threshold", "r-zero"]
+AnswerType = Literal["integer", "float", "expression", "string", "boolean"]
+SAMPLING = SamplingSection(max_tokens=4096, max_response_tokens=4096)  # one turn; lengths are not stated
+
+
+class ChallengerSection(GenerationSection):
+    """Who writes the tasks, and how; samples: G, the attempts at a document that are kept."""
+
+    model: Literal["actor", "base"] = "actor"  # "base" does not learn; Figure 4a: fixed challenger
+    endpoint: EndpointSection | None = None  # an outside model in place of both; Table 1: strong challenger
+
+
+class SpiceSection(GameSection):
+    prompts: CardPath = str(PROMPTS / "spice")  # the files are listed in docs/spice.md
+    train: Literal["both", "challenger", "reasoner"] = "both"
+    # what tasks are written from
+    corpus: bool = True  # False: from nothing, the challenger sees no document (Figure 4b)
+    document_tokens: Count = 5992  # of a segment of a document; section 3.1
+    # two stages of an attempt (section 2.2, App. 11): the format is chosen, then the task is written
+    formats: Literal["both", "multiple-choice", "free-form"] = "both"  # Table 3
+    answer_types: tuple[AnswerType, ...] = Field(default=("integer", "expression", "string"), strict=False)
+    max_answer_words: Count = 3  # of an answer of type string; App. 11
+    train_stages: Literal["both", "format", "task"] = "both"  # whose tokens learn; not stated
+    # attempts at a document: rounds of `attempts_per_round` until `valid_wanted` are valid, or there are `max_attempts`
+    max_attempts: Count = 1024  # N; section 3.1
+    attempts_per_round: Count = 8
+    valid_wanted: Count = 1  # section 3.1: at least one valid task
+    # rewards
+    challenger_reward: ChallengerReward = "variance"  # Eq. (1); the others: Table 4
+    reward_width: float = Field(default=0.01, gt=0, le=100)  # tau of Eq. (5)
+    invalid_reward: float = Field(default=-0.1, ge=-100, le=1)  # rho
+    reasoner_rollouts: Literal["reuse", "fresh"] = "reuse"  # section 2.5; Algorithm 1 l. 17: fresh
+    math_seconds: Seconds = 5.0  # for one comparison of two mathematical answers; more is unequal
+    # roles, and the loss of their one update
+    challenger: ChallengerSection = ChallengerSection(samples=8, max_prompt_tokens=8192, sampling=SAMPLING)
+    reasoner: GenerationSection = GenerationSection(samples=8, max_prompt_tokens=4096, sampling=SAMPLING)
+    loss: LossCard = LossCard(  # Eq. (3), (4), Dr. GRPO without a KL term; what is not stated as in Oat
+        advantage="group-mean",
+        aggregation="constant",
+        constant_length=4096,
+        kl="none",
+        kl_coef=0.0,
+        dual_clip=0.0,
+        rollout_cap=2.0,
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SpiceSection:
+        if not self.answer_types or len(set(self.answer_types)) < len(self.answer_types):
+            raise ValueError("answer_types names each type of a free-form answer once, and at least one")
+        if self.train != "reasoner" and (self.challenger.model == "base" or self.challenger.endpoint is not None):
+            raise ValueError(
+                "the challenger is the base or an outside model, which does not learn; "
+                'set train = "reasoner", or let the actor be the challenger'
+            )
+        if self.train_stages == "format" and self.formats == "multiple-choice":
+            raise ValueError(
+                'train_stages = "format" leaves the challenger nothing to learn, as with formats = "multiple-choice" '
+                'there is no format to choose; set train_stages = "task"'
+            )
+        if self.corpus and self.document_tokens >= self.challenger.max_prompt_tokens:
+            raise ValueError(
+                f"a document of {self.document_tokens} tokens does not fit into a prompt of "
+                f"{self.challenger.max_prompt_tokens}; raise challenger.max_prompt_tokens or lower document_tokens"
+            )
+        return self

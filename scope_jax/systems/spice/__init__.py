@@ -1,0 +1,185 @@
+"""SPICE: one policy writes tasks from documents and, without the documents, solves them.
+
+Algorithm 1 of the paper and where each of its lines happens. One call of `play` is one of its iterations.
+
+| line | in our words | where |
+|---|---|---|
+| 1 | given: the model, documents, B, G, T, the penalty | `source`; all else is the card's |
+| 2 | for each iteration | one call of `play` by the loop |
+| 3 | the challenger poses tasks | `play` |
+| 4 | for each document of a batch | `documents` |
+| 5 | draw a document | `documents` |
+| 6 | attempts at a task from it | `attempt` |
+| 7 | keep G of them, in their ratio of valid to invalid | `keep` |
+| 8 | of those that are valid | `tasks_to_try` |
+| 9 | the reasoner answers G times, without the document | `solve`, `grade` |
+| 10 | the challenger's reward by the variance, Eq. (1) | `of_challenger` |
+| 11 | of the others | `of_challenger` |
+| 12 | the penalty | `of_challenger` |
+| 13 | end if | `of_challenger` |
+| 14 | end for | `of_challenger` |
+| 15 | the reasoner solves tasks | `play` |
+| 16 | one valid task of each document, at random | `select` |
+| 17 | G answers to it | `tasks_to_learn` |
+| 18 | for each answer | `of_reasoner` |
+| 19 | 1 if it is right | `of_reasoner` |
+| 20 | end for | `of_reasoner` |
+| 21 | one update | `updates`, done by the loop |
+| 22 | for each attempt kept | `updates`, done by the loop |
+| 23 | reward minus its document's mean | `updates`, done by the loop |
+| 24 | end for | `updates`, done by the loop |
+| 25 | for each answer | `updates`, done by the loop |
+| 26 | reward minus its task's mean | `updates`, done by the loop |
+| 27 | end for | `updates`, done by the loop |
+| 28 | both roles change the one policy together | `updates`, done by the loop |
+| 29 | end for | `next_memory` |
+| 30 | the trained model | `finished` |
+
+docs/spice.md tells the game to its users, docs/fidelity.md lists what the paper leaves open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from scope_jax.config import Config, JudgeSection
+from scope_jax.data.sources import Source
+from scope_jax.learner.types import Episode, Metrics, RoleShare, Update
+from scope_jax.play.defaults import ACTOR, adopt, finished, iterations, policies, searches, total_steps
+from scope_jax.play.exams import Exam
+from scope_jax.play.system import Memory
+from scope_jax.play.tools import Tools
+from scope_jax.systems.spice import challenger, instructions
+from scope_jax.systems.spice.challenger import OUTSIDE, attempt, keep, learns, select
+from scope_jax.systems.spice.reasoner import grade, prediction_of, solve
+from scope_jax.systems.spice.records import Attempt, Document, Tried
+from scope_jax.systems.spice.rows import key_of, measure, of_challenger, of_reasoner
+from scope_jax.text import templates
+
+__all__ = [
+    "adopt",
+    "finished",
+    "iterations",
+    "policies",
+    "searches",
+    "total_steps",
+]  # as most games answer them, beside the functions below
+
+
+def uses_base(cfg: Config) -> bool:
+    """True if the base is the challenger."""
+    return cfg.spice.challenger.model == "base" and cfg.spice.challenger.endpoint is None
+
+
+def judges(cfg: Config) -> dict[str, JudgeSection]:
+    """The outside model that is the challenger, if the card has one."""
+    card = cfg.spice.challenger
+    if card.endpoint is None:
+        return {}
+    sampling = {"temperature": card.sampling.temperature, "max_tokens": card.sampling.max_tokens}
+    return {OUTSIDE: JudgeSection(**card.endpoint.model_dump(), **sampling)}
+
+
+def source(cfg: Config) -> Source | None:
+    """Documents; nothing where tasks are written without a corpus."""
+    if not cfg.spice.corpus:
+        return None
+    assert cfg.data.documents is not None  # Config sees to it
+    return Source(cfg.data.documents, "documents", cfg.data)
+
+
+def system_messages(cfg: Config) -> tuple[Path, ...]:
+    """Of both roles."""
+    return templates.system_files(cfg.spice.prompts, instructions.ROLES)
+
+
+def start(cfg: Config) -> Memory:
+    """No document was drawn yet."""
+    return {"drawn": 0}
+
+
+def updates(cfg: Config) -> tuple[Update, ...]:
+    """Algorithm 1 l.21 to l.28: one update of the actor by the roles that learn, each compared in its own groups."""
+    roles = ("challenger", "reasoner") if cfg.spice.train == "both" else (cfg.spice.train,)
+    return (Update(ACTOR, cfg.spice.loss, tuple(RoleShare(role) for role in roles)),)
+
+
+def exam(cfg: Config) -> Exam:
+    """Questions answered as the reasoner does; right is the same text or an equal mathematical answer."""
+    return Exam(
+        policy=ACTOR,
+        prompt=lambda row, tokens: instructions.for_reasoner(cfg, row["question"]),
+        read=prediction_of,
+        measures=("accuracy",),
+        accuracy=("same-text", "math"),
+    )
+
+
+def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Episode], Memory, Metrics]:
+    """One iteration of Algorithm 1 up to the update: episodes of both roles, the memory after it, metrics.
+
+    Pure: every choice is drawn from (seed, step, place in the batch), and `memory` is not changed.
+    """
+    # l.1: the loop has read what `source` names
+    # l.2: an iteration is one call
+    # l.3: the challenger's part begins
+    # l.4, l.5: the next documents of the stream, a segment of each
+    batch = documents(cfg, tools, memory)
+    # l.6: until a document has a valid task, or N attempts
+    made = attempt(cfg, tools, batch)
+    # l.7: G of each document's
+    kept = keep(cfg, made, step)
+    # l.8: the valid ones; only those that are learned from, where the challenger does not learn
+    trying = tasks_to_try(cfg, kept, step)
+    # l.9: K answers to each, graded
+    tried, given_up = grade(cfg, solve(cfg, tools, trying))
+    # l.10, l.11, l.12, l.13, l.14: Eq. (1)
+    posed = of_challenger(cfg, kept, {key_of(one.attempt): one.pass_rate for one in tried})
+    # l.15, l.16: the reasoner's part: one valid task of each document
+    chosen = select(cfg, kept, step)
+    # l.17: the answers of l.9, or new ones
+    learned, late = tasks_to_learn(cfg, tools, chosen, tried)
+    # l.18, l.19, l.20: right or wrong
+    answered = of_reasoner(cfg, learned, trained=cfg.spice.train != "challenger")
+    names = {one.name for one in learned}
+    others = of_reasoner(cfg, [one for one in tried if one.name not in names], trained=False)
+    # l.21, l.22, l.23, l.24, l.25, l.26, l.27, l.28: the loop asks `updates` and does it with these episodes
+    # l.29: where the stream of documents has come to
+    after = next_memory(cfg, memory)
+    # l.30: `finished` tells the loop
+    metrics = measure(cfg, made, posed, tried, learned)
+    return posed + answered + others, after, metrics | {"math/given_up": float(given_up + late)}
+
+
+def documents(cfg: Config, tools: Tools, memory: Memory) -> list[Document]:
+    """The batch of documents; without a corpus as many empty ones."""
+    first, count = memory["drawn"], cfg.train.batch_size
+    if not cfg.spice.corpus:
+        return [Document(place, "", "") for place in range(count)]
+    return challenger.documents(cfg, tools, tools.rows(first, count), first)
+
+
+def tasks_to_try(cfg: Config, kept: Sequence[Sequence[Attempt]], step: int) -> list[Attempt]:
+    """The valid attempts of T_C, whose pass rates reward the challenger."""
+    if not learns(cfg):
+        return select(cfg, kept, step)
+    return [one for own in kept for one in own if one.valid]
+
+
+def tasks_to_learn(
+    cfg: Config, tools: Tools, chosen: Sequence[Attempt], tried: Sequence[Tried]
+) -> tuple[list[Tried], int]:
+    """(T_R of each document, how many comparisons took too long): the answers given before, or anew (l.17).
+
+    Where the challenger does not learn, its tasks were tried for the reasoner alone, and are not tried again.
+    """
+    if cfg.spice.reasoner_rollouts == "fresh" and learns(cfg):
+        return grade(cfg, solve(cfg, tools, chosen, again=True))
+    keys = {key_of(one) for one in chosen}
+    return [one for one in tried if key_of(one.attempt) in keys], 0
+
+
+def next_memory(cfg: Config, memory: Memory) -> Memory:
+    """The position in the stream of documents after a batch."""
+    return {"drawn": memory["drawn"] + cfg.train.batch_size}

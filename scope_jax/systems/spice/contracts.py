@@ -1,0 +1,114 @@
+"""What a challenger has to write, in two stages, read strictly (App. 11). Nothing is guessed or repaired."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
+from scope_jax.config import Config
+from scope_jax.play.math_answers import LONGEST
+from scope_jax.systems.spice.records import MULTIPLE_CHOICE, Task
+from scope_jax.text.objects import last_object, whole_object
+
+_OPTION = re.compile(r"^[ \t]*+([A-Z])[).][ \t]*+(\S.*+)$", re.MULTILINE)
+_INTEGER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)")
+_DECIMAL = re.compile(r"[+-]?(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d{1,3})?")
+_LETTERS = ("A", "B", "C", "D")
+Plain = str | int | float | bool
+
+
+# ------------------------------------------------------------------------------------------------------- first stage
+def format_of(cfg: Config, reply: str) -> tuple[str, str]:
+    """(the kind of task chosen, "" if none; the reason why not, "" otherwise).
+
+    The reply is one JSON object and nothing else. Exactly one of its two flags is true, and a free-form answer has one
+    of the card's types.
+    """
+    found = whole_object(reply)
+    if found is None:
+        return "", "format_no_json"
+    choice, free = found.get("suitable_for_mcq"), found.get("suitable_for_free_form")
+    if not isinstance(choice, bool) or not isinstance(free, bool) or choice == free:
+        return "", "format_flags"
+    if choice:
+        return (MULTIPLE_CHOICE, "") if cfg.spice.formats != "free-form" else ("", "format_flags")
+    kind = _text(found.get("best_answer_type")).lower()
+    return (kind, "") if kind in cfg.spice.answer_types else ("", "format_type")
+
+
+# ------------------------------------------------------------------------------------------------------ second stage
+def task_of(reply: str, kind: str, max_words: int) -> tuple[Task | None, str]:
+    """(the task of this kind that the reply ends with, None if none; the reason why not, "" otherwise).
+
+    max_words: of an answer of type string.
+    """
+    found = last_object(reply) if reply.rstrip().endswith("}") else None
+    if found is None:
+        return None, "task_no_json"
+    return _multiple_choice(found) if kind == MULTIPLE_CHOICE else _free_form(found, kind, max_words)
+
+
+def _multiple_choice(found: Mapping[str, Any]) -> tuple[Task | None, str]:
+    question, letter = _text(found.get("multiple_choice_question")), _text(found.get("multiple_choice_correct"))
+    # the other two are to be left empty where nothing suitable can be asked
+    if not question or not _text(found.get("exam_question", question)):
+        return None, "no_question"
+    if not letter or not _text(found.get("correct_answer", letter)):
+        return None, "no_answer"
+    options = list(_OPTION.finditer(question))
+    texts = {" ".join(option[2].split()) for option in options}
+    lettered = tuple(option[1] for option in options) == _LETTERS
+    if not lettered or len(texts) < len(_LETTERS) or not question[: options[0].start()].strip():
+        return None, "options"
+    return (Task(MULTIPLE_CHOICE, question, letter), "") if letter in _LETTERS else (None, "options")
+
+
+def _free_form(found: Mapping[str, Any], kind: str, max_words: int) -> tuple[Task | None, str]:
+    question, answer = _text(found.get("question")), found.get("answer")
+    if not question:
+        return None, "no_question"
+    if not isinstance(answer, Plain) or (isinstance(answer, str) and not _text(answer)):
+        return None, "no_answer"
+    if _text(found.get("answer_type")).lower() != kind:
+        return None, "answer_type"
+    written = None if len(str(answer)) > LONGEST else _FORMS[kind](answer)
+    if written is None or (kind == "string" and len(written.split()) > max_words):
+        return None, "answer_form"
+    return Task(kind, question, written), ""
+
+
+def _text(value: Any) -> str:
+    """A text without white space around it; "" for anything else."""
+    return value.strip() if isinstance(value, str) else ""
+
+
+# --------------------------------------------------------------------------------------------------- types of answers
+def _integer(answer: Plain) -> str | None:
+    if isinstance(answer, str):
+        return answer.strip().replace(",", "") if _INTEGER.fullmatch(answer.strip()) else None
+    return str(answer) if isinstance(answer, int) and not isinstance(answer, bool) else None
+
+
+def _decimal(answer: Plain) -> str | None:
+    if isinstance(answer, bool):
+        return None
+    text = answer.strip() if isinstance(answer, str) else repr(answer)
+    return format(Decimal(text), "f") if _DECIMAL.fullmatch(text) else None
+
+
+def _expression(answer: Plain) -> str | None:
+    return None if isinstance(answer, bool) else answer.strip() if isinstance(answer, str) else _decimal(answer)
+
+
+def _string(answer: Plain) -> str | None:
+    return answer.strip() if isinstance(answer, str) else None
+
+
+def _boolean(answer: Plain) -> str | None:
+    text = answer.strip() if isinstance(answer, str) else str(answer).lower() if isinstance(answer, bool) else ""
+    return text if text in ("true", "false") else None
+
+
+_FORMS = {"integer": _integer, "float": _decimal, "expression": _expression, "string": _string, "boolean": _boolean}

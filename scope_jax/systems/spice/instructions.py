@@ -1,0 +1,54 @@
+"""The prompts of SPICE's roles (App. 11), filled in. Foreign text is made safe before it enters a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from scope_jax.config import Config
+from scope_jax.play.prompting import filled, shown
+from scope_jax.systems.spice.records import MULTIPLE_CHOICE, Document
+from scope_jax.text import templates
+from scope_jax.text.messages import Messages
+
+ROLES = ("challenger", "reasoner")  # each may have a system message
+
+
+def for_format(cfg: Config, document: Document) -> Messages:
+    """Choose the format of a task: the first stage."""
+    types = cfg.spice.answer_types
+    values = {
+        "answer_types": ", ".join(types),
+        "type_names": " or ".join(f'"{name.title()}"' for name in types),
+        **_document(cfg, document),
+    }
+    name = "format_free_form" if cfg.spice.formats == "free-form" else "format"
+    return _messages(cfg, "challenger", _variant(cfg, name), values)
+
+
+def for_task(cfg: Config, document: Document, kind: str) -> Messages:
+    """Write a task of a kind: the second stage."""
+    if kind == MULTIPLE_CHOICE:
+        return _messages(cfg, "challenger", _variant(cfg, "multiple_choice"), _document(cfg, document))
+    form = filled(cfg.spice.prompts, f"answer_{kind}", {"max_words": cfg.spice.max_answer_words})
+    values = {"answer_type": kind.title(), "answer_form": form, **_document(cfg, document)}
+    return _messages(cfg, "challenger", _variant(cfg, "free_form"), values)
+
+
+def for_reasoner(cfg: Config, question: str) -> Messages:
+    """Solve a task, of which nothing but the question is shown."""
+    return _messages(cfg, "reasoner", "reasoner", {"question": shown(cfg, question)})
+
+
+def _document(cfg: Config, document: Document) -> dict[str, str]:
+    """The document's variable; its text was made safe when it was cut."""
+    return {"document": document.text} if cfg.spice.corpus else {}
+
+
+def _variant(cfg: Config, name: str) -> str:
+    return name if cfg.spice.corpus else f"{name}_open"
+
+
+def _messages(cfg: Config, role: str, name: str, values: Mapping[str, object]) -> Messages:
+    folder, required = cfg.spice.prompts, tuple(set(values) & {"document", "question"})
+    system = [filled(folder, file.stem, {}) for file in templates.system_files(folder, [role])]
+    return Messages(filled(folder, name, values, required), system[0] if system else None)

@@ -1,0 +1,137 @@
+"""What a step of SPICE hands to the learner and to people: episodes and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from scope_jax.config import Config
+from scope_jax.learner.types import Datum, Episode, Metrics
+from scope_jax.play import searching
+from scope_jax.play.defaults import ACTOR
+from scope_jax.play.rewards import mean
+from scope_jax.systems.spice import challenger, rules
+from scope_jax.systems.spice.records import MULTIPLE_CHOICE, REASONS, Attempt, Said, Tried
+from scope_jax.text.parsing import shorten
+
+SHOWN = 2_000  # characters of a prompt with a document, for people
+Key = tuple[int, int]  # place of the document, number of the attempt
+
+
+def key_of(attempt: Attempt) -> Key:
+    return attempt.document.place, attempt.number
+
+
+def of_challenger(cfg: Config, kept: Sequence[Sequence[Attempt]], rates: Mapping[Key, float]) -> list[Episode]:
+    """One episode for each attempt of T_C: r_C by the pass rate of its task, ρ if it is not valid (Eq. (1)).
+
+    A valid attempt whose task was not tried has none; there are such where the challenger does not learn.
+    """
+    made = []
+    for attempt in (one for own in kept for one in own):
+        rate = rates.get(key_of(attempt))
+        if attempt.valid and rate is None:
+            continue
+        gain = cfg.spice.invalid_reward
+        if rate is not None:
+            gain = rules.reward(cfg.spice.challenger_reward, rate, cfg.spice.reward_width)
+        made.append(_attempt(cfg, attempt, gain, rate))
+    return made
+
+
+def _attempt(cfg: Config, attempt: Attempt, gain: float, rate: float | None) -> Episode:
+    stages = ("format", "task") if cfg.spice.train_stages == "both" else (cfg.spice.train_stages,)
+    spoken = [said for said in attempt.said if said.stage in stages and said.completion is not None]
+    return Episode(
+        role="challenger",
+        policy=challenger.speaker(cfg),
+        group=f"challenger/{attempt.document.place}",
+        datums=tuple(datum for said in spoken if said.completion for datum in Datum.from_completion(said.completion)),
+        reward=gain,
+        parts={"valid": float(attempt.valid)} | ({} if rate is None else {"pass_rate": rate}),
+        trained=challenger.learns(cfg),
+        temperature=cfg.spice.challenger.sampling.temperature,
+        text={
+            "prompt": shorten(attempt.said[0].prompt.text, SHOWN),
+            "turns": [turn for said in attempt.said for turn in _turns(said, said is attempt.said[0])],
+            "document": attempt.document.key,
+            "attempt": attempt.number,
+            "kind": attempt.task.kind if attempt.task else None,
+            "question": attempt.task.question if attempt.task else None,
+            "answer": attempt.task.answer if attempt.task else None,
+            "rejected": attempt.reason,
+        },
+    )
+
+
+def _turns(said: Said, first: bool) -> list[dict[str, str]]:
+    """A stage for people; the prompt of the second stands before it, as what the challenger read."""
+    asked = [] if first else [{"kind": "observation", "text": shorten(said.prompt.text, SHOWN)}]
+    if said.completion is None:
+        return [*asked, {"kind": "sampled", "text": said.text}]
+    return asked + searching.transcript(said.completion)
+
+
+def of_reasoner(cfg: Config, tried: Sequence[Tried], trained: bool) -> list[Episode]:
+    """One episode for each answer: r_R = 1[â = a*]."""
+    made = []
+    for group in tried:
+        for completion, prediction, right in zip(group.completions, group.predictions, group.correct, strict=True):
+            made.append(
+                Episode(
+                    role="reasoner",
+                    policy=ACTOR,
+                    group=f"reasoner/{group.name}",
+                    datums=Datum.from_completion(completion),
+                    reward=float(right),
+                    parts={"correct": float(right), "answered": float(prediction is not None)},
+                    trained=trained,
+                    temperature=cfg.spice.reasoner.sampling.temperature,
+                    text={
+                        "prompt": group.prompt.text,
+                        "turns": searching.transcript(completion),
+                        "kind": group.task.kind,
+                        "answer": group.task.answer,
+                        "prediction": prediction,
+                        "document": group.attempt.document.key,
+                        "attempt": group.attempt.number,
+                    },
+                )
+            )
+    return made
+
+
+# ------------------------------------------------------------------------------------------------------------- metrics
+def measure(
+    cfg: Config,
+    made: Sequence[Sequence[Attempt]],
+    posed: Sequence[Episode],
+    tried: Sequence[Tried],
+    learned: Sequence[Tried],
+) -> Metrics:
+    """The step in numbers; a mean over nothing is left out.
+
+    made: all attempts by document; posed: the challenger's episodes; tried: the tasks of T_C with their answers;
+    learned: those that the reasoner learns from.
+    """
+    attempts = [one for own in made for one in own]
+    spoken = [said.completion for one in attempts for said in one.said if said.completion is not None]
+    groups = {group.name: group for group in (*tried, *learned)}.values()
+    answers = [completion for group in groups for completion in group.completions]
+    values: dict[str, list[float]] = {
+        "challenger/valid": [float(one.valid) for one in attempts],
+        "challenger/attempts": [float(len(own)) for own in made],
+        "challenger/documents": [float(any(one.valid for one in own)) for own in made],
+        "challenger/reward": [episode.reward for episode in posed],
+        "challenger/pass_rate": [group.pass_rate for group in tried],
+        "reasoner/reward": [float(right) for group in learned for right in group.correct],
+        "reasoner/answered": [float(said is not None) for group in learned for said in group.predictions],
+        "reasoner/no_spread": [float(group.pass_rate in (0.0, 1.0)) for group in learned],
+        **searching.lengths("challenger", spoken),
+        **searching.lengths("reasoner", answers),
+    }
+    kinds = [one.task.kind for one in attempts if one.task is not None]
+    for kind in (MULTIPLE_CHOICE, *cfg.spice.answer_types):
+        values[f"kinds/{kind.replace('-', '_')}"] = [float(other == kind) for other in kinds]
+    reasons = [one.reason for one in attempts]
+    shares = {f"rejected/{reason}": reasons.count(reason) / len(reasons) for reason in REASONS}
+    return {name: mean(numbers) for name, numbers in values.items() if numbers} | shares

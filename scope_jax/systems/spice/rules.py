@@ -1,0 +1,82 @@
+"""Rewards, sub-sampling and grading of SPICE: pure functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from scope_jax.config import ChallengerReward, one_of
+from scope_jax.play.measures import letter, same_text
+from scope_jax.systems.spice.records import MULTIPLE_CHOICE, Attempt, Task
+
+BEST_VARIANCE = 0.25  # of right and wrong answers where half are right (Eq. (1))
+MATHEMATICAL = ("integer", "float", "expression")  # compared as values
+
+
+# ------------------------------------------------------------------------------------------------------------ rewards
+def variance(pass_rate: float, width: float) -> float:
+    """exp(−(Var − 0.25)²/(2 τ)) with Var = p (1 − p), the population variance of K answers (Eq. (1), Eq. (5))."""
+    return math.exp(-((pass_rate * (1.0 - pass_rate) - BEST_VARIANCE) ** 2) / (2.0 * width))
+
+
+def absolute_zero(pass_rate: float) -> float:
+    """1 − p, and 0 for a task that nobody solves (App. 8)."""
+    return 1.0 - pass_rate if pass_rate > 0.0 else 0.0
+
+
+def threshold(pass_rate: float) -> float:
+    """1 unless all answers are right or all are wrong (Figure 7)."""
+    return float(0.0 < pass_rate < 1.0)
+
+
+def r_zero(pass_rate: float) -> float:
+    """1 − 2 |p − 1/2| (App. 8, Figure 7)."""
+    return 1.0 - 2.0 * abs(pass_rate - 0.5)
+
+
+def reward(name: str, pass_rate: float, width: float) -> float:
+    """The challenger's reward for a valid task; raises ValueError for an unknown name."""
+    one_of("name", name, ChallengerReward)
+    if name == "variance":
+        return variance(pass_rate, width)
+    return {"absolute-zero": absolute_zero, "threshold": threshold, "r-zero": r_zero}[name](pass_rate)
+
+
+# ------------------------------------------------------------------------------------------------------- sub-sampling
+def valid_share(valid: int, total: int, size: int) -> int:
+    """How many of `size` attempts shall be valid, as `valid` of `total` are: the nearest whole number, halves up.
+
+    At least one if any is: a document without a valid attempt would train no reasoner. All, if there are not more than
+    `size`.
+    """
+    if total <= size:
+        return valid
+    return min(max((2 * size * valid + total) // (2 * total), 1), valid)
+
+
+def subsample(attempts: Sequence[Attempt], size: int, rng: np.random.Generator) -> list[Attempt]:
+    """T_C: `size` attempts in the valid:invalid ratio of all (Algorithm 1 l.7), in their order; all if no more."""
+    valid = [attempt for attempt in attempts if attempt.valid]
+    invalid = [attempt for attempt in attempts if not attempt.valid]
+    wanted = valid_share(len(valid), len(attempts), size)
+    kept = _some(valid, wanted, rng) + _some(invalid, size - wanted, rng)
+    return sorted(kept, key=lambda attempt: attempt.number)
+
+
+def _some(attempts: Sequence[Attempt], count: int, rng: np.random.Generator) -> list[Attempt]:
+    return [attempts[place] for place in rng.permutation(len(attempts))[:count]]
+
+
+# ------------------------------------------------------------------------------------------------------------ grading
+def right(task: Task, prediction: str | None, equal: Callable[[str, Sequence[str]], bool]) -> bool:
+    """1[â = a*]: the letter of a multiple-choice task; the same value of a mathematical answer, by `equal`; the same
+    text otherwise (section 2.5). Without a prediction: False."""
+    if not prediction:
+        return False
+    if task.kind == MULTIPLE_CHOICE:
+        return letter(prediction) == task.answer
+    if same_text(prediction, [task.answer]):
+        return True
+    return task.kind in MATHEMATICAL and equal(prediction, [task.answer])

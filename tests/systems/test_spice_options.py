@@ -1,0 +1,209 @@
+"""What each option of SPICE changes in a played step."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from scope_jax.config import CardError
+from scope_jax.play.tools import BASE
+from scope_jax.systems import spice
+from scope_jax.systems.spice import reasoner
+from tests.systems.harness import Moment, of
+from tests.systems.spice_world import Plan, card, chosen, open_task, options, world
+
+HALF = Plan(answers={"How many": [r"\boxed{7}", "", "", ""]})  # every task: p = 1/4
+
+
+def played(cfg: Any, plan: Any = HALF, **changes: Any) -> tuple[list[Any], dict[str, float], Any]:
+    tools = world(plan, **changes)
+    episodes, _, metrics = spice.play(cfg, tools, {"drawn": 0}, 0)
+    return episodes, metrics, tools
+
+
+@pytest.mark.parametrize(
+    ("name", "gain"), [("variance", 0.8225775623), ("absolute-zero", 0.75), ("threshold", 1.0), ("r-zero", 0.5)]
+)
+def test_challenger_reward(name: str, gain: float):
+    episodes, _, _ = played(card(challenger_reward=name))
+    assert [e.reward for e in of(episodes, "challenger")] == pytest.approx([gain] * 12, abs=1e-9)
+
+
+def test_reward_width_and_invalid_reward():
+    plan = Plan({("Aare", 0): ("no", "")}, HALF.answers)
+    episodes, _, _ = played(card(reward_width=0.00390625 / 2, invalid_reward=-2), plan)  # exp(−1)
+    assert [e.reward for e in episodes[:4]] == pytest.approx([-2.0, *[0.3678794412] * 3], abs=1e-9)
+
+
+def test_multiple_choice_only_has_one_stage():
+    def script(moment: Moment) -> str:
+        return r"\boxed{B}" if moment.role == "reasoner" else options("Which?")
+
+    episodes, metrics, tools = played(card(formats="multiple-choice"), script)
+    assert all(name.split()[1] == "task" for role, name, _ in tools.asked if role == "challenger")
+    assert metrics["kinds/multiple_choice"] == 1.0 and metrics["reasoner/reward"] == 1.0
+    assert [len(e.datums) for e in of(episodes, "challenger")] == [1] * 12
+    assert "On Aare." in tools.prompts["challenger", "0 task 0"]
+
+
+def test_free_form_only_offers_nothing_else():
+    plan = Plan({("Aare", 0): (chosen(None), options("Which?"))}, HALF.answers)
+    episodes, metrics, tools = played(card(formats="free-form", answer_types=["integer", "boolean"]), plan)
+    assert episodes[0].text["rejected"] == "format_flags" and metrics["kinds/multiple_choice"] == 0.0
+    prompt = tools.prompts["challenger", "0 format 0"]
+    assert "ultiple choice" not in prompt and '"Integer" or "Boolean"' in prompt
+
+
+def test_answer_types_and_words_are_told():
+    plan = Plan({("Aare", 0): (chosen("String"), open_task("Who?", "a b c", "String"))})
+    episodes, _, tools = played(card(max_answer_words=2), plan)
+    assert episodes[0].text["rejected"] == "answer_form"
+    assert "at most 2 words" in tools.prompts["challenger", "0 task 0"]
+    assert "type Integer: a whole number" in tools.prompts["challenger", "0 task 1"]
+
+
+@pytest.mark.parametrize(("stages", "rows"), [("both", [1, 2]), ("format", [1, 1]), ("task", [0, 1])])
+def test_which_stage_learns(stages: str, rows: list[int]):
+    plan = Plan({("Aare", 0): ("no", "")}, HALF.answers)
+    episodes, _, tools = played(card(train_stages=stages), plan)
+    assert [len(e.datums) for e in episodes[:2]] == rows
+    assert all(e.trained for e in episodes[:2])  # also without a row its reward is one of the group's
+    last = "".join(map(chr, episodes[1].datums[-1].ids_T))
+    name = "0 format 0" if stages == "format" else "0 task 1"
+    assert last.startswith(tools.prompts["challenger", name])
+
+
+def test_attempts_go_on_until_enough_are_valid():
+    only_the_third = Plan({("Aare", n): ("no", "") for n in (0, 1, 3, 4)}, HALF.answers)
+    for wanted, attempts in ((1, 4), (2, 6), (3, 8), (9, 11)):
+        cfg = card(attempts_per_round=2, max_attempts=11, valid_wanted=wanted, train_table={"batch_size": 1})
+        _, metrics, _ = played(cfg, only_the_third)
+        assert metrics["challenger/attempts"] == attempts, wanted
+
+
+def test_fresh_answers_for_the_reasoner():
+    def script(moment: Moment) -> str:
+        if moment.role == "reasoner":
+            return r"\boxed{7}" if moment.name.endswith("again") else "no idea"
+        return HALF(moment)
+
+    episodes, metrics, tools = played(card(reasoner_rollouts="fresh"), script)
+    answers = of(episodes, "reasoner")
+    assert {e.trained: e.reward for e in answers} == {True: 1.0, False: 0.0}
+    assert len([e for e in answers if e.trained]) == 12 and len([e for e in answers if not e.trained]) == 48
+    assert metrics["reasoner/reward"] == 1.0 and metrics["challenger/pass_rate"] == 0.0
+    assert sum(name.endswith("again") for _, name, _ in tools.asked) == 3
+
+
+@pytest.mark.parametrize("train", ["challenger", "reasoner"])
+def test_one_role_learns(train: str):
+    cfg = card(train=train)
+    episodes, _, _ = played(cfg)
+    assert {e.role for e in episodes if e.trained} == {train}
+    (update,) = spice.updates(cfg)
+    assert [share.role for share in update.roles] == [train]
+
+
+@pytest.mark.parametrize("rollouts", ["reuse", "fresh"])
+def test_a_fixed_challengers_tasks_are_tried_once_a_document(rollouts: str):
+    episodes, _, tools = played(card(train="reasoner", reasoner_rollouts=rollouts))
+    assert len(of(episodes, "challenger")) == 3 and len(of(episodes, "reasoner")) == 12
+    assert [samples for role, _, samples in tools.asked if role == "reasoner"] == [4, 4, 4]
+
+
+def test_the_base_as_challenger():
+    cfg = card(train="reasoner", challenger={"model": "base"})
+    assert spice.uses_base(cfg)
+    spoken: dict[str, set[str]] = {}
+    tools = world(HALF, known_policies=("actor", BASE))
+    generate = tools.generate
+
+    def heard(role: str, *args: Any, **options: Any) -> Any:
+        spoken.setdefault(role, set()).add(options["policy"])
+        return generate(role, *args, **options)
+
+    tools.generate = heard  # type: ignore[method-assign]
+    episodes, _, _ = spice.play(cfg, tools, {"drawn": 0}, 0)
+    assert spoken == {"challenger": {BASE}, "reasoner": {"actor"}}
+    assert {(e.role, e.policy, e.trained) for e in episodes} == {
+        ("challenger", BASE, False),
+        ("reasoner", "actor", True),
+    }
+
+
+def test_an_outside_challenger():
+    endpoint = {"url": "http://127.0.0.1:1/v1", "model": "strong"}
+    cfg = card(train="reasoner", challenger={"endpoint": endpoint, "sampling": {"temperature": 0.7, "max_tokens": 99}})
+    (table,) = spice.judges(cfg).values()
+    assert (table.model, table.temperature, table.max_tokens) == ("strong", 0.7, 99) and not spice.uses_base(cfg)
+
+    def reply(message: str) -> str:
+        kind = "<think>a {</think>\n" + chosen("Integer")
+        return kind if "suitable_for_mcq" in message else open_task("How many?", 7)
+
+    episodes, metrics, tools = played(cfg, HALF, judge_reply=reply, known_judges=("challenger",))
+    assert len(tools.judged) == 3 * 4 * 2 and all("On " in message for message in tools.judged)
+    assert {role for role, *_ in tools.asked} == {"reasoner"}
+    assert [(e.policy, e.trained, e.datums) for e in of(episodes, "challenger")] == [("challenger", False, ())] * 3
+    assert metrics["challenger/valid"] == 1.0 and metrics["reasoner/reward"] == 0.25
+    assert "challenger/response_tokens" not in metrics
+
+
+def test_without_a_corpus_nothing_is_read():
+    cfg = card(corpus=False, data={"documents": None})
+    assert spice.source(cfg) is None
+    _, metrics, tools = played(cfg)
+    assert tools.taken == [] and metrics["challenger/valid"] == 1.0
+    assert len(tools.prompts) > 9
+    assert not any(word in prompt for prompt in tools.prompts.values() for word in ("Document:", "{document}", "On "))
+
+
+def test_a_long_document_gives_one_of_its_segments():
+    rows = [{"id": "d", "title": "", "text": " ".join(f"word{n:03}" for n in range(100))}]
+    shown = set()
+    for first in range(12):
+        tools = world(lambda moment: "I pass.", data=rows)
+        cfg = card(document_tokens=80, train_table={"batch_size": 1}, max_attempts=1)
+        spice.play(cfg, tools, {"drawn": first}, 0)
+        prompt = tools.prompts["challenger", "0 format 0"]
+        words = re.findall(r"word\d+", prompt)
+        assert len(words) == 10 and len(" ".join(words)) <= 80
+        shown.add(words[0])
+    assert len(shown) > 3 and shown <= {f"word{n:03}" for n in range(0, 100, 10)}
+
+
+def test_the_time_of_a_comparison_is_the_cards(monkeypatch: pytest.MonkeyPatch):
+    asked = []
+
+    class Slow:
+        given_up = 0
+
+        def equal(self, prediction: str, golds: list[str]) -> bool:
+            self.given_up += 1
+            return False
+
+    monkeypatch.setattr(reasoner, "comparer", lambda seconds: asked.append(seconds) or Slow())
+    plan = Plan(answers={"How many": [r"\boxed{x}", r"\boxed{x}", r"\boxed{y}", r"\boxed{7}"]})
+    _, metrics, _ = played(card(math_seconds=0.25), plan)
+    assert set(asked) == {0.25}
+    assert metrics["math/given_up"] == 2 * 3 and metrics["reasoner/reward"] == 0.25  # equal comparisons are made once
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"challenger": {"model": "base"}}, "does not learn"),
+        ({"train_stages": "format", "formats": "multiple-choice"}, "nothing to learn"),
+        ({"answer_types": []}, "at least one"),
+        ({"answer_types": ["integer", "integer"]}, "once"),
+        ({"document_tokens": 30_000}, "does not fit"),
+        ({"data": {"documents": None}}, "data.documents is missing"),
+        ({"train_table": {"steps": None}}, "train.steps is missing"),
+        ({"train_table": {"keep_iterations": True}}, "no iterations"),
+    ],
+)
+def test_cards_that_say_what_cannot_be(changes: dict[str, Any], words: str):
+    with pytest.raises(CardError, match=words):
+        card(**changes)

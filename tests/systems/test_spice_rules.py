@@ -1,0 +1,130 @@
+"""SPICE's rewards, sub-sampling and grading, on cases worked by hand."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from scope_jax.data.keys import rng
+from scope_jax.systems.spice import rules
+from scope_jax.systems.spice.records import MULTIPLE_CHOICE, Attempt, Document, Task
+
+NEVER = lambda prediction, golds: pytest.fail("no comparison of values was needed")  # noqa: E731
+
+
+@pytest.mark.parametrize(
+    ("rate", "variance", "absolute_zero", "threshold", "r_zero"),
+    [
+        (0.0, 0.0439369336, 0.0, 0.0, 0.0),  # Var = 0: exp(−0.0625/0.02) = exp(−3.125), above the penalty
+        (0.125, 0.3720341859, 0.875, 1.0, 0.25),  # Var = 7/64: exp(−(9/64)²/0.02)
+        (0.25, 0.8225775623, 0.75, 1.0, 0.5),  # Var = 3/16: exp(−(1/16)²/0.02)
+        (0.375, 0.9878671723, 0.625, 1.0, 0.75),  # Var = 15/64: exp(−(1/64)²/0.02)
+        (0.5, 1.0, 0.5, 1.0, 1.0),
+        (0.75, 0.8225775623, 0.25, 1.0, 0.5),
+        (1.0, 0.0439369336, 0.0, 0.0, 0.0),
+    ],
+)
+def test_rewards_of_a_challenger(rate, variance, absolute_zero, threshold, r_zero):
+    wanted = {"variance": variance, "absolute-zero": absolute_zero, "threshold": threshold, "r-zero": r_zero}
+    assert {name: rules.reward(name, rate, 0.01) for name in wanted} == pytest.approx(wanted, abs=1e-9)
+
+
+def test_the_width_of_the_variance_reward():
+    assert rules.reward("variance", 0.0, 0.0625 / 2) == pytest.approx(np.exp(-1), abs=1e-12)
+    with pytest.raises(ValueError, match="name is 'gauss'"):
+        rules.reward("gauss", 0.5, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("valid", "total", "size", "wanted"),
+    [
+        (5, 10, 8, 4),
+        (7, 10, 8, 6),  # 5.6
+        (3, 16, 8, 2),  # 1.5: halves up
+        (1, 16, 8, 1),  # 0.5
+        (15, 16, 8, 8),  # 7.5
+        (1, 1024, 8, 1),  # 0.008, but a document with a valid attempt keeps one
+        (1023, 1024, 8, 8),
+        (0, 1024, 8, 0),
+        (1024, 1024, 8, 8),
+        (3, 5, 8, 3),  # all are kept
+        (0, 3, 8, 0),
+        (0, 0, 8, 0),
+        (1, 9, 1, 1),
+    ],
+)
+def test_how_many_of_a_subsample_are_valid(valid, total, size, wanted):
+    assert rules.valid_share(valid, total, size) == wanted
+
+
+def attempts(pattern: str) -> list[Attempt]:
+    """Attempts from a word of v (valid) and i (invalid)."""
+    document, task = Document(0, "d", "text"), Task("integer", "How many?", "7")
+    return [
+        Attempt(document, n, (), task if c == "v" else None, "" if c == "v" else "no_answer")
+        for n, c in enumerate(pattern)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "size", "valid", "invalid"),
+    [
+        ("vviivviivi", 4, 2, 2),
+        ("iiiiiiiiiv", 4, 1, 3),
+        ("iiiiiiiiii", 4, 0, 4),  # no valid one
+        ("vvvvvvvvvv", 4, 4, 0),  # no invalid one
+        ("vi", 4, 1, 1),
+        ("", 4, 0, 0),
+    ],
+)
+def test_a_subsample_keeps_the_ratio_in_the_order_of_the_attempts(pattern, size, valid, invalid):
+    own = attempts(pattern)
+    kept = rules.subsample(own, size, rng("test", 1))
+    assert Counter(one.valid for one in kept) == Counter({True: valid, False: invalid})
+    numbers = [one.number for one in kept]
+    assert numbers == sorted(set(numbers))
+    assert kept == rules.subsample(own, size, rng("test", 1))
+
+
+def test_every_attempt_of_a_class_is_as_likely():
+    own, drawn = attempts("vviivviivi"), Counter()
+    for seed in range(2000):
+        drawn.update(one.number for one in rules.subsample(own, 4, rng("test", seed)))
+    assert all(abs(drawn[one.number] / 2000 - 0.4) < 0.05 for one in own)  # 2 of 5 each, about 4.5 standard errors
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "prediction", "wanted"),
+    [
+        (MULTIPLE_CHOICE, "B", "B", True),
+        (MULTIPLE_CHOICE, "B", r"\text{(B)}", True),
+        (MULTIPLE_CHOICE, "B", "B) 149,600,000 km", True),
+        (MULTIPLE_CHOICE, "B", "149,600,000 km", False),  # the letter is asked for
+        (MULTIPLE_CHOICE, "B", "A or B", False),
+        (MULTIPLE_CHOICE, "A", "A river", False),
+        ("string", "Newton", r"\text{newton}", True),
+        ("string", "-5", "5", False),
+        ("string", "3/4", "0.75", False),  # text, no value
+        ("boolean", "true", "True", True),
+        ("boolean", "true", "false", False),
+        ("integer", "42", "42", True),
+        ("expression", "x+1", None, False),
+        ("integer", "42", "", False),
+    ],
+)
+def test_what_is_right_without_comparing_values(kind, answer, prediction, wanted):
+    assert rules.right(Task(kind, "q", answer), prediction, NEVER) is wanted
+
+
+@pytest.mark.parametrize("kind", ["integer", "float", "expression"])
+def test_values_are_compared_by_the_comparer(kind):
+    asked = []
+
+    def equal(prediction, golds):
+        asked.append((prediction, list(golds)))
+        return prediction == "84/2"
+
+    assert rules.right(Task(kind, "q", "42"), "84/2", equal) and not rules.right(Task(kind, "q", "42"), "43", equal)
+    assert asked == [("84/2", ["42"]), ("43", ["42"])]
