@@ -162,7 +162,7 @@ def test_rows_are_drawn_until_the_step_is_full(folder: Path) -> None:
     ("change", "complaint"),
     [
         ('system="none.py"', "names none.py, which is no file"),
-        ('system="chess"', "'chess' is no game; give one of 'ssp', 'scope'"),
+        ('system="chess"', "unknown game 'chess'; give one of 'ssp', 'scope'"),
         (f'system="{__file__}"', "is no game: it lacks the functions source, play, exam"),
         ('retrieval.corpus="c.jsonl"', r"searches nothing; remove the table \[retrieval\]"),
         ("game.guesses=x", r"\[game\], the options of .*coordination.py: `guesses` must be a whole number"),
