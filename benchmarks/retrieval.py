@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Times and recall of the retrieval room; prints one JSON line.")
+    parser = argparse.ArgumentParser(description="Measures times and recall of retrieval; prints one JSON line.")
     parser.add_argument("--corpus", required=True, help="JSONL or Parquet file, or a hub name")
     parser.add_argument("--questions", required=True, nargs="+", help="JSONL files with question and evidence_ids")
     parser.add_argument("--limit", type=int, default=500, help="questions in the comparison of the two indices")

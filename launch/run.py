@@ -32,11 +32,11 @@ def command(card: str, run: str, overrides: list[str]) -> list[str]:
 
 def main(arguments: list[str]) -> int:
     """Prints or becomes the command; returns the exit code of a mistake."""
-    parser = argparse.ArgumentParser(prog="launch/run.py", description="Start a card the way its [launch] table says.")
+    parser = argparse.ArgumentParser(prog="launch/run.py", description="Start a card according to its [launch] table.")
     parser.add_argument("card", metavar="CARD")
     parser.add_argument("--run", required=True, metavar="DIR", help="folder of the run")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
-    parser.add_argument("--print", action="store_true", dest="only_print", help="show the command and stop")
+    parser.add_argument("--print", action="store_true", dest="only_print", help="print the command without running it")
     given = parser.parse_args(arguments)
     try:
         cfg = load_card(given.card, given.overrides)

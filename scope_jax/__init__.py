@@ -1,7 +1,7 @@
 """Self-play post-training of language models in JAX: the learner, the games and the command line.
 
-The rooms `models`, `rollouts`, `retrieval` and `sharding` are top-level packages beside this one. Their names are
-common, so this guard makes sure that ours are the ones Python finds.
+The packages `models`, `rollouts`, `retrieval` and `sharding` are top-level packages beside this one. Their names are
+common, so this guard makes sure that Python imports ours.
 """
 
 from importlib.util import find_spec

@@ -1,7 +1,7 @@
-"""Which errors are the user's to mend (one sentence, exit code 2) and which are ours (a traceback).
+"""Which errors are the user's (one sentence, exit code 2) and which are bugs (a traceback).
 
-The rooms below raise ValueError, FileNotFoundError, ConnectionError or a subclass with one sentence: what, where, what
-to do. A ValueError also comes out of numpy or jax when our own code is wrong; whose line raised it tells them apart.
+Other packages raise ValueError, FileNotFoundError, ConnectionError or a subclass with one sentence: what, where, what
+to do. A ValueError also comes out of numpy or jax if our own code is wrong; the file that raised it distinguishes them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 HOME = Path(__file__).parents[1]
-ROOMS = tuple(HOME / room for room in ("scope_jax", "rollouts", "models", "retrieval", "sharding"))
+PACKAGES = tuple(HOME / name for name in ("scope_jax", "rollouts", "models", "retrieval", "sharding"))
 
 
 class UserError(Exception):
@@ -33,7 +33,7 @@ def is_users(error: BaseException) -> bool:
     while step.tb_next is not None:
         step = step.tb_next
     source = Path(step.tb_frame.f_code.co_filename)
-    return any(source.is_relative_to(room) for room in ROOMS)
+    return any(source.is_relative_to(package) for package in PACKAGES)
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -51,7 +51,7 @@ def disk_fault(error: BaseException) -> int | None:
 def unwritten(path: Path, fault: int) -> UserError:
     """What to say of a file or folder that could not be written."""
     remedy = "make room there" if fault in FULL else "see to it"
-    return UserError(f"{path} could not be written ({os.strerror(fault)}); {remedy} and give the same command again.")
+    return UserError(f"{path} could not be written ({os.strerror(fault)}); {remedy} and run the same command again.")
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""How well weights answer questions they never learned from."""
+"""Evaluation of weights on held-out questions."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The training loop: every game, every card, one straight line from rollouts to weights.
+"""The training loop of every game and card: one straight line from rollouts to weights.
 
     play → advantages → pack → update → metrics, episodes, checkpoint
 
 A step is a function of (weights, memory, seed, step). A checkpoint holds the first two (memory: of the game, and the
-roles' moving baselines), the card and the step's number name the rest: a run that was killed goes on, and ends with the
-same bits as one that was not.
+roles' moving baselines); the card and the step number determine the rest. So a killed run resumes and ends with the
+same bits as one that was never killed.
 """
 
 from __future__ import annotations

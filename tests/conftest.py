@@ -1,6 +1,6 @@
-"""What every test shares: type checks at the rooms' doors, one compilation cache, quiet threads.
+"""Shared by all tests: type checks on public functions, one compilation cache, limited threads.
 
-Runs before any room is imported, in each pytest-xdist worker anew.
+Runs before any package is imported, once in each pytest-xdist worker.
 """
 
 from __future__ import annotations

@@ -32,15 +32,17 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--metrics", nargs="+", required=True, metavar="METRIC")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="for every card")
-    parser.add_argument("--document", type=Path, help="file with the place for the tables")
-    parser.add_argument("--table", metavar="NAME", help="name of that place")
+    parser.add_argument("--document", type=Path, help="file with placeholders for the tables")
+    parser.add_argument("--table", metavar="NAME", help="name of the placeholder")
     parser.add_argument(
         "--workers",
         type=int,
         default=1,
-        help="processes at a time, each on its share of the cores; with an accelerator 1 [1]",
+        help="processes at a time, each on its share of the cores; 1 with an accelerator [1]",
     )
-    parser.add_argument("--only-table", action="store_true", help="train nothing; the tables of what is done")
+    parser.add_argument(
+        "--only-table", action="store_true", help="train nothing, only write the tables of finished runs"
+    )
     return parser
 
 
@@ -85,7 +87,7 @@ def main(arguments: Sequence[str] | None = None, train: Sequence[str] = TRAIN) -
         else:
             print(text)
     except Stopped as stopped:
-        _say(f"stopped by {stopped}; the same command goes on.")
+        _say(f"stopped by {stopped}; the same command resumes.")
         return stopped.exit_code
     except (UserError, OSError, ValueError) as error:
         if not is_users(error):

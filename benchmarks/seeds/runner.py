@@ -74,7 +74,7 @@ def jobs(cards: Sequence[Path], seeds: Sequence[int], out: Path, overrides: Sequ
     names = [card_name(card) for card in cards]
     seeds = list(dict.fromkeys(seeds))
     if twice := {name for name in names if names.count(name) > 1}:
-        raise UserError(f"two cards are called {min(twice)}; give each card once, or rename one of them.")
+        raise UserError(f"two cards have the name {min(twice)}; give each card once, or rename one.")
     made = [
         Job(card, seed, out / name / f"seed-{seed}", tuple(overrides))
         for seed in seeds
@@ -103,7 +103,7 @@ def commit_of(job: Job) -> str:
 def shares(cores: Sequence[int], workers: int) -> list[tuple[int, ...]]:
     """The cores in equal parts, one for each worker; what is left over stays unused. Raises UserError if too few."""
     if not 1 <= workers <= len(cores):
-        raise UserError(f"{workers} workers cannot have a core each of {len(cores)}; give --workers 1 to {len(cores)}.")
+        raise UserError(f"{workers} workers are more than the {len(cores)} cores; use --workers 1 to {len(cores)}.")
     size = len(cores) // workers
     return [tuple(cores[worker * size : (worker + 1) * size]) for worker in range(workers)]
 

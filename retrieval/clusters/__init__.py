@@ -1,1 +1,1 @@
-"""Corpus preparation: from corpora to clusters of related documents; knows texts and vectors, no model and no card."""
+"""Corpus preparation: from corpora to clusters of related documents; independent of models and cards."""

@@ -1,11 +1,11 @@
 """From corpora to clusters of related documents, in three steps that survive a kill.
 
-    select    filters, near-duplicates, what evaluations hold        select.py
-    embed     a unit vector for each document that was kept          embed.py's encoders, or a model handed in
-    cluster   hierarchical k-means, families, writing                kmeans.py
+    select    filters, near-duplicates, held-out data         select.py
+    embed     a unit vector for each kept document            embed.py's encoders, or a model passed in
+    cluster   hierarchical k-means, families, writing         kmeans.py
 
-The first two note every chunk in the manifest; the third is done anew, it takes minutes for a million documents. So a
-preparation that was killed ends with the same bytes as one that was not.
+The first two record every chunk in the manifest; the third starts over, as it takes minutes for a million documents.
+So a killed and resumed build produces the same bytes as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -93,14 +93,14 @@ def _compare(path: Path, state: State, wanted: Preparation, inputs: dict[str, di
     for name in sorted(settings.keys() | state.settings.keys()):
         if settings.get(name) != state.settings.get(name):
             raise ClustersFolderError(
-                f"The clusters in {path} were made with another value of {name} ({_shown(state.settings.get(name))}, "
-                f"now {_shown(settings.get(name))}); choose another folder, or have them made anew (--rebuild)."
+                f"The clusters in {path} were built with another value of {name} ({_shown(state.settings.get(name))}, "
+                f"now {_shown(settings.get(name))}); choose another folder, or use --rebuild."
             )
     for name, found in inputs.items():
         if found["hash"] != state.inputs[name]["hash"]:
             raise ClustersFolderError(
-                f"{name} has changed since the clusters in {path} were made from it; choose another folder, or have "
-                "them made anew (--rebuild)."
+                f"{name} has changed since the clusters in {path} were built from it; choose another folder, or "
+                "use --rebuild."
             )
 
 
@@ -118,8 +118,8 @@ def _check_enough(wanted: Preparation, state: State) -> None:
         dropped = {reason: sum(state.counts[place][reason] for place in sources) for reason in REASONS}
         told = ", ".join(f"{number} {reason}" for reason, number in dropped.items() if number) or "none dropped"
         raise DataError(
-            f"{', '.join(wanted.corpora[place].path for place in sources)}: {count} documents are left ({told}) and a "
-            f"cluster has at least {wanted.sizes.least}; give more documents, loosen the filters or lower that number."
+            f"{', '.join(wanted.corpora[place].path for place in sources)}: {count} documents are left ({told}), but a "
+            f"cluster needs {wanted.sizes.least}; add documents, relax the filters or lower clusters.min_documents."
         )
 
 
@@ -144,9 +144,7 @@ def _embed(wanted: Preparation, folder: Folder, state: State, chunk: int, tell: 
             vectors_NE = np.asarray(encode([document.contents for document in documents]), "<f4")
             if not np.isfinite(vectors_NE).all():
                 bad = documents[int((~np.isfinite(vectors_NE).all(axis=1)).argmax())]
-                raise ValueError(
-                    f"The encoder returned a vector that is not finite for document {bad.id}; use another."
-                )
+                raise ValueError(f"The encoder returned a non-finite vector for document {bad.id}; use another.")
             state.width = vectors_NE.shape[1]
             folder.append(VECTORS, vectors_NE.itemsize * state.width * state.embedded, vectors_NE.tobytes())
             state.embedded = numbers.stop

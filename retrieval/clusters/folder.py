@@ -1,14 +1,15 @@
-"""The folder of a preparation: what it holds, what it was made from, and how far it is.
+"""The output folder: its contents, its inputs, and its progress.
 
-    clusters.jsonl     the result, there only when it is whole
-    report.json        what was read, dropped and why, kept; sizes of clusters
+    clusters.jsonl     the result, present only when complete
+    report.json        rows read, dropped (with reasons) and kept; cluster sizes
     manifest.json      settings, inputs with their hashes, progress
-    work/              what the steps hand on; removed at the end
+    work/              intermediate data; removed at the end
         documents.jsonl   documents that were kept        offsets.u64      where each of them begins
         signatures.u32    their MinHash values            vectors.f32      their embeddings
         embedder.npz      weights of the lexical encoder
 
-Files in work/ only grow, and count as far as the manifest says; what a kill left behind that, the next write cuts off.
+Files in work/ only grow, and are valid up to the length in the manifest; the next write truncates what a kill left
+beyond it.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class Folder:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ClustersFolderError(
-                    f"Another process is working in {self.path}; wait for it or choose another folder."
+                    f"Another process is using {self.path}; wait for it or choose another folder."
                 ) from None
             yield
 
@@ -88,13 +89,13 @@ class Folder:
     def check(self) -> None:
         """Raises ClustersFolderError for a place that is no folder or holds other things than clusters."""
         if self.path.exists() and not self.path.is_dir():
-            raise ClustersFolderError(f"{self.path} is a file; name a folder for the clusters.")
+            raise ClustersFolderError(f"{self.path} is a file; give a folder for the clusters.")
         if not self.path.is_dir() or (self.path / MANIFEST).exists():
             return
         ours = {LOCK, WORK, f"{MANIFEST}.part"}
         if foreign := sorted(entry.name for entry in self.path.iterdir() if entry.name not in ours):
             raise ClustersFolderError(
-                f"The folder {self.path} holds other files ({foreign[0]}) and no clusters; choose an empty or new one."
+                f"The folder {self.path} has other files ({foreign[0]}) and no clusters; choose an empty or new one."
             )
 
     def saved(self) -> State | None:
@@ -137,7 +138,7 @@ class Folder:
             shutil.rmtree(self.work)
 
     def damaged(self, what: str) -> ClustersFolderError:
-        return ClustersFolderError(f"The clusters in {self.path} are damaged: {what}; have them made anew (--rebuild).")
+        return ClustersFolderError(f"The clusters in {self.path} are damaged: {what}; rebuild them (--rebuild).")
 
     # ------------------------------------------------------------------------------------------------- growing files
     def append(self, name: str, committed: int, data: bytes) -> None:

@@ -1,11 +1,11 @@
 """Hierarchical k-means: many vectors into small clusters of bounded size.
 
-A node of more than `most` vectors is split by Lloyd's algorithm into at most `branching` children, and these in turn.
-Centres are found on a sample that fits in memory; the vectors themselves are read in batches, so they may lie on disk.
+A node with more than `most` vectors is split by Lloyd's algorithm into at most `branching` children, recursively.
+Centres are found on a sample that fits in memory; the vectors themselves are read in batches, so they may be on disk.
 Splitting ends with clusters of `least` to `most` vectors, none left over:
 
-    a child with fewer than `least` is dissolved, its vectors go to the nearest of the other centres;
-    where that leaves one child with nearly all of them, the node is cut in two equal halves instead.
+    a child with fewer than `least` is merged: its vectors go to the nearest of the other centres;
+    if that leaves one child with nearly all of them, the node is split into two equal halves instead.
 
 Everything is numpy in a fixed order: the same vectors and seed give the same clusters on the same machine.
 """
@@ -36,7 +36,7 @@ class Sizes:
 
     def __post_init__(self) -> None:
         if not 1 <= self.least <= self.mean <= self.most or 2 * self.least > self.most or self.branching < 2:
-            raise ValueError(f"{self} cannot be kept: least ≤ mean ≤ most, 2 · least ≤ most and branching ≥ 2.")
+            raise ValueError(f"{self} is invalid: least ≤ mean ≤ most, 2 · least ≤ most and branching ≥ 2.")
 
 
 def clusters(
@@ -52,7 +52,7 @@ def clusters(
     Raises ValueError for fewer rows than `sizes.least`.
     """
     if len(rows) < sizes.least:
-        raise ValueError(f"{len(rows)} vectors are fewer than the {sizes.least} of a cluster.")
+        raise ValueError(f"{len(rows)} vectors are too few for a cluster of at least {sizes.least}.")
     found: list[np.ndarray] = []
     nodes: list[tuple[np.ndarray, tuple[int, ...]]] = [(np.sort(rows), ())]
     done = 0

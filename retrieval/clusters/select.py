@@ -1,16 +1,16 @@
-"""The first step: which documents are kept. One pass over the sources in their order, a chunk at a time.
+"""The first step: which documents are kept. One pass over the sources in order, a chunk at a time.
 
 A row is dropped for the first of these reasons:
 
-    low_quality            its score is below the smallest one that is kept
+    low_quality            its score is below the threshold
     too_short, too_long    characters of the text
     not_prose              words.is_prose
-    evaluation_question    a phrase of a held-out question or answer stands in it
-    evaluation_document    nearly equal to a held-out document
-    duplicate              nearly equal to an earlier document that was kept
+    evaluation_question    contains a phrase of a held-out question or answer
+    evaluation_document    near-duplicate of a held-out document
+    duplicate              near-duplicate of an earlier document that was kept
 
-After each chunk the documents, their offsets and MinHash values are on disk and the manifest says so. Going on, rows
-that were read are passed over, and the hash tables of near-duplicates are filled from the saved values.
+After each chunk the documents, their offsets and MinHash values are on disk and recorded in the manifest. When
+resuming, rows already processed are skipped, and the near-duplicate tables are rebuilt from the saved values.
 """
 
 from __future__ import annotations

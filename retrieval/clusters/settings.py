@@ -1,4 +1,4 @@
-"""What a preparation is asked for. Defaults live in the card (scope_jax/config/clusters.py)."""
+"""Settings of a clusters build. Defaults are in the card (scope_jax/config/clusters.py)."""
 
 from __future__ import annotations
 

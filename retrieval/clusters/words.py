@@ -1,4 +1,4 @@
-"""What filters read of a text: its words, whether it is prose, and which phrases it shares with texts held out."""
+"""Word-level properties of a text: its words, whether it is prose, and phrases it shares with held-out texts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class HeldOutPhrases:
 
     def __init__(self, length: int, shortest: int) -> None:
         if not 1 <= shortest <= length:
-            raise ValueError(f"A shortest phrase of {shortest} words must be 1 or more and at most {length} words.")
+            raise ValueError(f"shortest_phrase is {shortest}; it must be 1 to {length} words.")
         self.length, self.shortest = length, shortest
         self.skipped = 0
         self._rests: dict[tuple[str, ...], set[tuple[str, ...]]] = {}  # first `shortest` words → the words after them

@@ -1,1 +1,1 @@
-"""Analyses of single papers on trained runs."""
+"""Paper-specific analyses of trained runs."""

@@ -33,7 +33,7 @@ def replay(
     """
     cfg = exam_card(searcher, card, overrides)
     if cfg.system != "scope":
-        raise UserError(f"the card's system is {cfg.system!r}; only runs of scope can be replayed.")
+        raise UserError(f"the card's system is {cfg.system!r}; only SCOPE runs can be replayed.")
     exam = scope.exam(cfg)
     searches, writes, judge = find(searcher, cfg), find(writer, cfg), find_base(cfg, base)
     finishers = [writes, *([judge] if judge else [])]

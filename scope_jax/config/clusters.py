@@ -51,11 +51,11 @@ class ClustersSection(Section):
     @model_validator(mode="after")
     def _sizes_can_be_kept(self) -> ClustersSection:
         if not self.min_documents <= self.documents <= self.max_documents:
-            raise ValueError(f"documents is {self.documents}; it must lie between min_documents and max_documents")
+            raise ValueError(f"documents is {self.documents}; it must be between min_documents and max_documents")
         if 2 * self.min_documents > self.max_documents:
             raise ValueError(
                 f"max_documents is {self.max_documents}, which cannot be halved without going below min_documents; "
-                f"take at least {2 * self.min_documents}"
+                f"use at least {2 * self.min_documents}"
             )
         if self.min_characters > self.max_characters:
             raise ValueError(f"min_characters must be at most max_characters, {self.max_characters}")

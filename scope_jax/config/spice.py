@@ -58,16 +58,16 @@ class SpiceSection(GameSection):
     @model_validator(mode="after")
     def _consistent(self) -> SpiceSection:
         if not self.answer_types or len(set(self.answer_types)) < len(self.answer_types):
-            raise ValueError("answer_types names each type of a free-form answer once, and at least one")
+            raise ValueError("answer_types must list at least one type, each once")
         if self.train != "reasoner" and (self.challenger.model == "base" or self.challenger.endpoint is not None):
             raise ValueError(
-                "the challenger is the base or an outside model, which does not learn; "
-                'set train = "reasoner", or let the actor be the challenger'
+                "the challenger is the base or an external model, which cannot be trained; "
+                'set train = "reasoner", or use the actor as challenger'
             )
         if self.train_stages == "format" and self.formats == "multiple-choice":
             raise ValueError(
-                'train_stages = "format" leaves the challenger nothing to learn, as with formats = "multiple-choice" '
-                'there is no format to choose; set train_stages = "task"'
+                'train_stages = "format" trains nothing with formats = "multiple-choice", which has no first stage; '
+                'set train_stages = "task"'
             )
         if self.corpus and self.document_tokens >= self.challenger.max_prompt_tokens:
             raise ValueError(

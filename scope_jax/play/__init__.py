@@ -1,1 +1,1 @@
-"""What every game uses: prompts and tools, turns, searches, judges, rewards, exams."""
+"""Shared by all games: prompts and tools, turns, searches, judges, rewards, exams."""

@@ -1,6 +1,6 @@
-"""Asking a judge: each different question once, a reply that cannot be read once more; then it is counted, not guessed.
+"""Requests to a judge: identical requests are sent once; a malformed reply is requested once more, then counted.
 
-A judge is the base, which answers in a batch of the engine, or an outside model.
+The judge is the base model, batched through the engine, or an external model.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What most games answer to the loop: one actor, trained for as many steps as the card says, nobody else asked.
+"""Defaults for the functions of a game: one actor, trained for the card's number of steps, without judges.
 
-A game takes from here what it does not say otherwise: a module by importing the functions, a game that is a file of
-one's own without doing anything.
+A game in this package imports the functions it does not define itself; a game in a file of your own gets them
+automatically.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Documents that a policy reads: their text, and parts of it measured in tokens."""
+"""Documents that a policy reads: their text, and segments of it measured in tokens."""
 
 from __future__ import annotations
 

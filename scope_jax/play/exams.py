@@ -1,7 +1,7 @@
-"""Exams: the rows of an evaluation set answered, and the answers measured; all games share this.
+"""Exams, shared by all games: answer the rows of an evaluation set and measure the answers.
 
-A game says in an `Exam` what is its own: who answers, what it is told, how it searches, how its answer is read, and
-which measures a set has that names none. The card says the rest in [evaluate].
+A game's `Exam` defines its own part: the policy that answers, its prompts and searches, how an answer is parsed, and
+the default measures. The rest comes from [evaluate] in the card.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def judge_of(cfg: Config) -> tuple[str, JudgeSection, str]:
         return JUDGE, cfg.evaluate.judge, "evaluate.judge"
     if cfg.judge is None:
         raise ValueError(
-            "evaluate.sets: the measures judge and pairwise, and an accuracy that asks a judge, need an outside model; "
+            "evaluate.sets: the measures judge and pairwise, and accuracy with a judge, need an external model; "
             "add [evaluate.judge] with url and model to the card."
         )
     return "judge", cfg.judge, "judge"
@@ -126,7 +126,7 @@ def grader_of(cfg: Config, exam: Exam) -> Grader:
         return Grader(judge, cfg.evaluate.prompts_folder) if exam.grader is None else replace(exam.grader, judge=judge)
     if exam.grader is None:
         raise ValueError(
-            "evaluate.sets: the measure rubric needs a grader, and this game has none of its own; add "
+            "evaluate.sets: the measure rubric needs a grader, and this game has none; add "
             "[evaluate.grader] with temperature and max_tokens, and an endpoint unless the base is to grade."
         )
     return exam.grader

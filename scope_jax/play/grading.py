@@ -1,6 +1,6 @@
-"""Whether an answer is right: exact match, a judge that says Correct or Wrong, or both in turn.
+"""Grades answers: exact match, a judge that says Correct or Wrong, or both in turn.
 
-A reply that is no verdict is asked for once more, then counted (`Grades.unparsed`) and earns no reward.
+A reply without a verdict is requested once more, then counted (`Grades.unparsed`) and gets no reward.
 """
 
 from __future__ import annotations

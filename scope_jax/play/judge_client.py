@@ -1,6 +1,6 @@
-"""A chat model behind an OpenAI-compatible endpoint that judges: transport alone, it knows no question and no verdict.
+"""Transport to a judge behind an OpenAI-compatible endpoint; independent of prompts and verdicts.
 
-Nothing is graded by default: an endpoint that cannot be reached stops the run with one sentence.
+Nothing is graded by default: an endpoint that cannot be reached stops the run with an error.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class JudgeClient:
             key = os.environ.get(card.api_key_env)
             if not key:
                 raise JudgeError(
-                    f"{self._who} wants a key from the environment variable {card.api_key_env}, "
+                    f"{self._who} needs a key in the environment variable {card.api_key_env}, "
                     "which is not set; export it or remove api_key_env from the card."
                 )
             headers["Authorization"] = f"Bearer {key}"
@@ -73,7 +73,7 @@ class JudgeClient:
         try:
             replies = self._exchange.post(bodies, self._read, self._card.concurrency)
         except BadAddress as error:
-            raise JudgeError(f"{self._who} has no http address ({error}); correct its url in the card.") from None
+            raise JudgeError(f"{self._who} has an invalid URL ({error}); correct its url in the card.") from None
         except Unanswered as error:
             raise JudgeError(f"{self._who} {error}; start the endpoint, or correct its url in the card.") from None
         self._count(replies)
@@ -97,12 +97,12 @@ class JudgeClient:
             return Reply("", refused=f"HTTP {response.status}: {response.beginning()}")
         if response.status != 200:
             raise JudgeError(
-                f"{self._who} refused a request with HTTP {response.status}: {response.beginning()}; "
+                f"{self._who} rejected a request with HTTP {response.status}: {response.beginning()}; "
                 f"check its model in the card ({self._card.model}), its url and the key."
             )
         content = _content(response)
         if content is None:
-            raise Trouble(f"a reply that is no chat completion: {response.beginning(120)}")
+            raise Trouble(f"a reply that is not a chat completion: {response.beginning(120)}")
         return Reply(content)
 
     def _count(self, replies: Sequence[Reply]) -> None:
@@ -110,11 +110,11 @@ class JudgeClient:
         refusals = [reply.refused for reply in replies if reply.refused]
         self._understood = self._understood or len(refusals) < len(replies)
         if refusals and not self._refused and self._tell is not None:
-            self._tell(f"{self._who} refused a request with {refusals[0]}; it counts as a reply without a verdict.")
+            self._tell(f"{self._who} rejected a request with {refusals[0]}; it counts as a reply without a verdict.")
         self._refused += len(refusals)
         if self._refused >= DEAF_AFTER and not self._understood:
             raise JudgeError(
-                f"{self._who} refused all of {self._refused} requests, the last with {refusals[-1]}; "
+                f"{self._who} rejected all {self._refused} requests, the last with {refusals[-1]}; "
                 "check its model, extra_body and max_tokens_field in the card."
             )
 

@@ -1,8 +1,8 @@
-"""Whether two mathematical answers are equal, by Math-Verify, in a process of its own that is ended when it takes long.
+"""Compares mathematical answers with Math-Verify, in a separate process that is killed if it takes too long.
 
-Simplifying what a model wrote can take any time and any memory; here it takes `seconds` and then counts as unequal.
-The worker is this module run as a program: one JSON object a line in, one a line out. It imports neither JAX nor the
-project's other rooms.
+Simplifying the text of a model can take any time and any memory; here it is limited to `seconds` and then counts as
+unequal. The worker is this module run as a program: one JSON object per line in, one per line out. It imports neither
+JAX nor other packages of the project.
 """
 
 from __future__ import annotations

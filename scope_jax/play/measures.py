@@ -1,7 +1,7 @@
-"""How an answer is compared with the accepted ones, and what a set of such marks comes to: pure functions.
+"""Compares answers with the accepted ones, and summarises the marks of a set: pure functions.
 
-Every comparison takes the text of an answer, already taken out of the reply by the game's own parser, and the accepted
-answers. An empty answer is never right.
+Every comparison takes the text of an answer, already extracted from the reply by the game's parser, and the accepted
+answers. An empty answer is never correct.
 """
 
 from __future__ import annotations

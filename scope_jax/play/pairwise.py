@@ -1,6 +1,6 @@
-"""Pairwise comparison: an outside model says which of two answers is better, in both orders.
+"""Pairwise comparison: an external model says which of two answers is better, in both orders.
 
-Judges favour a place (Zheng et al. 2023), so each answer stands once as A and once as B.
+Judges have a position bias (Zheng et al. 2023), so each answer appears once as A and once as B.
 """
 
 from __future__ import annotations

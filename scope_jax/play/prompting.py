@@ -1,4 +1,4 @@
-"""Prompt files filled in: foreign text made safe, the search in the words of the model's dialect."""
+"""Fills in prompt files: foreign text is made safe, the search is described in the model's dialect."""
 
 from __future__ import annotations
 

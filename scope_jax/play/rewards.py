@@ -1,4 +1,4 @@
-"""Exact match and the rewards of the games, as pure functions."""
+"""Exact match and reward formulas shared by games, as pure functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grading by rubrics: a judge says of each criterion whether an answer meets it (SCOPE section 2, App. H)."""
+"""Grading by rubrics: a judge decides for each criterion whether an answer meets it (SCOPE section 2, App. H)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def rubric_score(verdicts: Sequence[bool], weights: Sequence[float]) -> float:
     """
     total = sum(weights)
     if total <= 0 or min(weights) < 0:
-        raise ValueError(f"rubric weights must be 0 or more with a positive sum, got {list(weights)}")
+        raise ValueError(f"rubric weights must be 0 or more with a positive sum, but are {list(weights)}")
     return sum(weight for weight, met in zip(weights, verdicts, strict=True) if met) / total
 
 

@@ -1,7 +1,7 @@
-"""Episodes of a policy that may search: the answer to a turn, and what such an episode says, asked and read.
+"""Episodes of a policy that may search: the response to a turn, and the searches and answers in an episode.
 
-Everything that depends on how a model writes a search comes from its dialect. What a turn thinks is neither asked nor
-answered: searches and final tags are looked for in what it says outside of thoughts (`Turn.spoken`).
+Everything that depends on how a model writes a search comes from its dialect. Thinking is ignored: searches and final
+tags are looked for in the rest of a turn (`Turn.spoken`).
 """
 
 from __future__ import annotations

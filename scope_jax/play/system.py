@@ -1,4 +1,4 @@
-"""The shape of a game: what the training loop and an exam ask of the module that holds it."""
+"""The interface of a game: the functions that the training loop and exams call."""
 
 from __future__ import annotations
 

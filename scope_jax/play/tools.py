@@ -1,4 +1,4 @@
-"""What a game may do to the world: prompts in, completions, search results and judgements out."""
+"""The tools of a game: generate completions, search, ask judges, get rows of data."""
 
 from __future__ import annotations
 

@@ -1,20 +1,20 @@
-"""How the turns of a conversation are joined: what a policy reads between two of its turns, as tokens.
+"""How turns of a conversation are joined: the tokens between two turns of a policy.
 
-A responder of a game answers a turn with text. Three conventions make tokens of it (`model.turns` of a card):
+A game's responder responds to a turn with text. There are three ways to turn it into tokens (`model.turns` of a card):
 
-    raw           the text, with line breaks around it, goes on where the turn ended; no message ends (SSP, Search-R1)
-    chat          the template closes the policy's message, the text is a message of its own, a new one of the policy's
-                  begins; all thinking stays visible (SCOPE with Qwen2.5 and OLMo-3)
+    raw           the text, surrounded by line breaks, continues where the turn ended; no message ends (SSP, Search-R1)
+    chat          the template ends the policy's message, the text is a separate message, and a new message of the
+                  policy begins; all thinking stays visible (SCOPE with Qwen2.5 and OLMo-3)
     chat-trimmed  the whole conversation is rendered anew, without the thinking of earlier turns, as Qwen3 is used; the
-                  next turn follows this new prompt and is a training row of its own (SCOPE App. E)
+                  next turn follows this new prompt and is a separate training row (SCOPE App. E)
 
 Raw and chat keep one sequence of tokens, exactly those that were sampled. In chat-trimmed turns the template renders
 the text of earlier turns again, and their ids may differ from the sampled ones; they are prompt there, never trained,
-and the row in which they were sampled keeps them as they were.
+and the row in which they were sampled keeps the sampled ids.
 
-What documents say was neutralised before it comes here. Beyond that, no tag of ours in an observation becomes a token
-of its own (Qwen3's vocabulary has some), except the one around the results. Only where results come in a user's message
-and everything is rendered anew does this second guard not stand, since there the prompt is a user's message too.
+Documents are neutralised before they reach this module. In addition, none of our tags in an observation becomes a
+special or single token (Qwen3's vocabulary has some), except the one around the results. This second safeguard does not
+apply where results come in a user message and everything is rendered anew, since the prompt is a user message too.
 """
 
 from __future__ import annotations
@@ -111,9 +111,7 @@ class Joiner:
 
     def _check_tools(self) -> None:
         """Raises ValueError unless a prompt with the dialect's tool tells the model of its calls."""
-        remedy = (
-            "choose the model.dialect of the model's family, or a dialect file without [tool] that says it in words."
-        )
+        remedy = "choose the model.dialect of the model's family, or a dialect file without [tool]."
         try:
             ids = self.prompt(replace(SHORT, tools=self.dialect.tools))
         except ValueError as error:
@@ -122,8 +120,8 @@ class Joiner:
             raise ValueError(f"The chat template leaves out the search that model.dialect declares as a tool; {remedy}")
         if self.dialect.open not in self.tokenizer.decode(ids):
             raise ValueError(
-                f"The chat template declares tools without a word about {self.dialect.open}, in which model.dialect "
-                f"has its calls; {remedy}"
+                f"The chat template declares tools but does not mention {self.dialect.open}, which model.dialect uses "
+                f"for calls; {remedy}"
             )
 
     def _check_results(self) -> None:
@@ -135,13 +133,13 @@ class Joiner:
             ids = self.glue(messages, message) if chat else self._rendered(messages, [ANSWER, message])
         except HistoryRewritten:
             raise ValueError(
-                'With model.turns = "chat" the chat template and its options rewrite what was said before, so that '
-                'sampled tokens would not stay as they are; choose model.turns = "chat-trimmed", which renders every '
+                'With model.turns = "chat" the chat template and its options rewrite earlier turns, so that '
+                'sampled tokens would change; choose model.turns = "chat-trimmed", which renders every '
                 "turn anew."
             ) from None
         if "probe" not in self.tokenizer.decode(ids):
             raise ValueError(
-                f"The chat template leaves out messages of role {message['role']!r}, in which the dialect gives search "
+                f"The chat template leaves out messages of role {message['role']!r}, which the dialect uses for search "
                 'results; choose another model.dialect, or model.turns = "raw".'
             )
 
@@ -153,8 +151,8 @@ class Joiner:
             shown = False
         if not shown:
             raise ValueError(
-                f"The chat template takes no system message, but {file} is one; remove it and say all in the user's, "
-                "or give another model.chat_template."
+                f"The chat template does not support system messages, but {file} exists; remove it and put its "
+                "text into the user prompt, or set another model.chat_template."
             )
 
     def prompt(self, messages: Messages) -> list[int]:

@@ -34,7 +34,7 @@ def prepare_clusters(cfg: Config, mesh: Mesh | None, part: Part, rebuild: bool =
     card = cfg.clusters
     if card.folder is None or not card.sources:
         key = "folder" if card.folder is None else "sources"
-        raise UserError(f"the card has no clusters.{key}; add it, or --set clusters.{key}=… (docs/clusters.md).")
+        raise UserError(f"the card has no clusters.{key}; add it, or pass --set clusters.{key}=… (docs/clusters.md).")
     with writing(Path(card.folder)):
         return prepare(_wanted(cfg, mesh), Path(card.folder), chunk=CHUNK, tell=part, rebuild=rebuild)
 

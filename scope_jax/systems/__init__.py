@@ -1,7 +1,7 @@
-"""The games by name: one literal dict; and games that are not in it, from a file of their user's.
+"""The games by name, in one literal dict; other games are loaded from a file.
 
-A card names its game as `system`: a name in `SYSTEMS`, or the path of a Python file with the functions of
-`play.system.System`. Those it lacks are taken from `play.defaults`; its options stand in the card's [game] table.
+A card sets its game as `system`: a name in `SYSTEMS`, or the path of a Python file with the functions of
+`play.system.System`. Missing functions are taken from `play.defaults`; its options are in the card's [game] table.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def game_of(cfg: Config) -> System:
             "search server)."
         )
     if cfg.retrieval is not None and not game.searches(cfg):
-        raise CardError(f"{cfg.system} searches nothing; remove the table [retrieval].")
+        raise CardError(f"{cfg.system} does not search; remove the table [retrieval].")
     return game
 
 
@@ -44,7 +44,7 @@ def _from_file(path: str) -> System:
     """The module in a file. What it raises while it is imported is its author's to see, and passes through."""
     file = Path(path).resolve()
     if not file.is_file():
-        raise CardError(f"`system` names {path}, which is no file; correct it; it starts at the current directory.")
+        raise CardError(f"`system` is {path}, which does not exist; give a path relative to the current directory.")
     name = f"scope_jax_game_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None  # the file ends in .py
@@ -54,5 +54,5 @@ def _from_file(path: str) -> System:
     spec.loader.exec_module(module)
     vars(module).update({name: function for name, function in DEFAULTS.items() if name not in vars(module)})
     if missing := [name for name in FUNCTIONS if name not in vars(module)]:
-        raise CardError(f"{path} is no game: it lacks the functions {', '.join(missing)} of scope_jax.play.system.")
+        raise CardError(f"{path} is not a game: it lacks the functions {', '.join(missing)} of scope_jax.play.system.")
     return cast(System, module)

@@ -78,8 +78,8 @@ def test_clusters_of_a_card_and_a_second_call(card: Path, tmp_path: Path) -> Non
         ("clusters.sources=[]", "the card has no clusters.sources; add it"),
         ('clusters.sources=[{path="nowhere.jsonl"}]', "nowhere.jsonl does not exist"),
         ("clusters.min_characters=5000", "0 documents are left (62 too_short)"),
-        ("clusters.documents=50", "documents is 50; it must lie between min_documents and max_documents"),
-        ("clusters.max_documents=5", "it must lie between"),
+        ("clusters.documents=50", "documents is 50; it must be between min_documents and max_documents"),
+        ("clusters.max_documents=5", "it must be between"),
         ("clusters.min_documents=6", None),
         ("clusters.min_documents=7", "documents is 6"),
         ("clusters.shortest_phrase=14", "shortest_phrase must be at most phrase, 13"),
@@ -106,7 +106,7 @@ def test_a_card_without_clusters_says_so() -> None:
 def test_other_settings_in_a_folder_that_is_there(card: Path, tmp_path: Path) -> None:
     assert index(card).exit_code == 0
     done = index(card, "--set", "clusters.seed=1")
-    assert done.exit_code == 2 and "were made with another value of seed (0, now 1)" in done.stderr
+    assert done.exit_code == 2 and "were built with another value of seed (0, now 1)" in done.stderr
 
 
 def test_an_embedding_model_is_part_of_what_clusters_were_made_with(card: Path, tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_an_embedding_model_is_part_of_what_clusters_were_made_with(card: Path, 
     assert sum(len(row["documents"]) for row in rows_of(tmp_path / "out")) == 60
     assert index(card, *words, f"clusters.encoder.checkpoint={first}").exit_code == 0
     other = index(card, *words, f"clusters.encoder.checkpoint={second}")
-    assert other.exit_code == 2 and "were made with another value of encoder" in other.stderr
+    assert other.exit_code == 2 and "were built with another value of encoder" in other.stderr
 
 
 def test_questions_and_answers_of_an_exam_in_any_form() -> None:

@@ -131,7 +131,7 @@ def test_a_template_that_rewrites_what_was_said_cannot_go_on(load):
     """Qwen3 without thinking prompts with an empty thought and takes it away later."""
     qwen3 = load("qwen", TEMPLATES["qwen3"])
     options = {"enable_thinking": False}
-    with pytest.raises(ValueError, match=r'rewrite what was said before.*choose model\.turns = "chat-trimmed"'):
+    with pytest.raises(ValueError, match=r'rewrite earlier turns.*choose model\.turns = "chat-trimmed"'):
         Joiner("chat", qwen3, dialects.load("hermes"), options)
     Joiner("chat-trimmed", qwen3, dialects.load("hermes"), options)
 
@@ -188,7 +188,7 @@ def test_prompts_and_turns_with_system_and_tools_are_transformers(real, system):
 @pytest.mark.parametrize(
     ("folder", "template", "complaint"),
     [
-        ("llama3", "meta-llama-Llama-3.1-8B-Instruct.jinja", "declares tools without a word about <tool_call>"),
+        ("llama3", "meta-llama-Llama-3.1-8B-Instruct.jinja", "declares tools but does not mention <tool_call>"),
         ("qwen", "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B.jinja", "leaves out the search that model.dialect declares"),
     ],
 )

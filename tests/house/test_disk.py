@@ -23,7 +23,7 @@ from tests.house.test_checkpoint import WANTED, card, same, state, targets
 from tests.train import runs
 
 FULL = Path("/dev/full")  # every write fails as on a full disk
-SENTENCE = r"could not be written \(No space left on device\); make room there and give the same command again\.$"
+SENTENCE = r"could not be written \(No space left on device\); make room there and run the same command again\.$"
 
 
 @contextmanager
@@ -69,7 +69,7 @@ def test_a_checkpoint_that_cannot_be_written_costs_a_sentence(tmp_path: Path, ca
     with no_file_larger_than(64 << 10), pytest.raises(UserError) as caught:
         write(2)
     assert str(caught.value) == (
-        f"{folder / '2'} could not be written (File too large); make room there and give the same command again."
+        f"{folder / '2'} could not be written (File too large); make room there and run the same command again."
     )
     assert caught.value.__context__ is None
     checkpoints.wait()  # it was told once
@@ -103,7 +103,7 @@ def test_what_is_a_fault_of_the_disk() -> None:
     assert disk_fault(ValueError("RESOURCE_EXHAUSTED: Failed to write \"x\" [os_error_code='28']")) == errno.ENOSPC
     assert disk_fault(ValueError("shape (3,) is not (4,)")) is None
     with (
-        pytest.raises(UserError, match=r"^f could not be written \(Input/output error\); see to it and give"),
+        pytest.raises(UserError, match=r"^f could not be written \(Input/output error\); see to it and run"),
         writing(Path("f")),
     ):
         raise OSError(errno.EIO, os.strerror(errno.EIO))

@@ -137,7 +137,7 @@ def test_links_lead_somewhere(document: str) -> None:
 
 def test_what_the_readme_names_exists() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    tree = text.split("## The house")[1].split("```")[1]
+    tree = text.split("## Repository layout")[1].split("```")[1]
     names = [name for name in re.findall(r"([a-z_]+/[a-z_/]*|[a-z_]+\.py)", tree) if not name.startswith("ssp")]
     assert len(names) > 20
     missing = [n for n in names if not any((ROOT / place / n).exists() for place in ("", "scope_jax", "tests"))]

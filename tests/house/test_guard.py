@@ -1,4 +1,4 @@
-"""A foreign package with the name of a room is an error that says so."""
+"""A foreign package with the name of one of ours is an error that says so."""
 
 from __future__ import annotations
 

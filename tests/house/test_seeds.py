@@ -213,7 +213,7 @@ def test_workers_do_not_share_cores(tmp_path: Path, train: list[str]):
             assert entry is other or apart or entry["cores"] != other["cores"]
     assert os.sched_getaffinity(0) == before
     assert shares([3, 4, 5, 6, 7], 2) == [(3, 4), (5, 6)]
-    with pytest.raises(UserError, match="give --workers 1 to 2"):
+    with pytest.raises(UserError, match="use --workers 1 to 2"):
         shares([0, 1], 3)
 
 
@@ -245,8 +245,8 @@ def test_the_whole_command(tmp_path: Path, train: list[str], capsys: pytest.Capt
     assert "--set train.steps=2" in text and "Not in the tables" not in text
     assert main([*words[:3], "0", "2", "5", *words[5:], "--only-table"], train) == 0
     assert "Not in the tables: ssp/atlas seed 5 (not finished);" in document.read_text()
-    assert main([*words, "--workers", "1000"], train) == 2 and "give --workers 1 to" in capsys.readouterr().err
-    assert main([str(WHOLE), *words], train) == 2 and "two cards are called ssp/atlas" in capsys.readouterr().err
+    assert main([*words, "--workers", "1000"], train) == 2 and "use --workers 1 to" in capsys.readouterr().err
+    assert main([str(WHOLE), *words], train) == 2 and "two cards have the name ssp/atlas" in capsys.readouterr().err
 
 
 def test_cards_are_named_by_their_place():

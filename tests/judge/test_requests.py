@@ -94,7 +94,7 @@ def test_any_other_refusal_ends_the_run_with_a_sentence(status: int):
     with endpoint(lambda number, body: (status, "no")) as (url, seen), pytest.raises(judge_client.JudgeError) as caught:
         client(url, retries=2, concurrency=1)(["a", "b"])
     assert len(seen) == 1
-    assert f"refused a request with HTTP {status}: 'no'; check its model" in str(caught.value)
+    assert f"rejected a request with HTTP {status}: 'no'; check its model" in str(caught.value)
 
 
 def test_an_endpoint_that_refuses_everything_ends_the_run():
@@ -102,7 +102,7 @@ def test_an_endpoint_that_refuses_everything_ends_the_run():
         ask = client(url)
         assert [bool(reply.refused) for reply in ask(["q"] * 7)] == [True] * 7
         with pytest.raises(
-            judge_client.JudgeError, match=r"refused all of 8 requests, the last with HTTP 400.*extra_body"
+            judge_client.JudgeError, match=r"rejected all 8 requests, the last with HTTP 400.*extra_body"
         ):
             ask(["q"])
     with endpoint(lambda number, body: chat("Wrong") if number == 0 else (400, "no")) as (url, _):

@@ -1,4 +1,4 @@
-"""Episodes by the handful and one small model for every test of this room."""
+"""Small batches of episodes and one small model, shared by the tests of this folder."""
 
 import jax
 import numpy as np

@@ -161,10 +161,10 @@ def test_rows_are_drawn_until_the_step_is_full(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ('system="none.py"', "names none.py, which is no file"),
+        ('system="none.py"', "is none.py, which does not exist"),
         ('system="chess"', "unknown game 'chess'; give one of 'ssp', 'scope'"),
-        (f'system="{__file__}"', "is no game: it lacks the functions source, play, exam"),
-        ('retrieval.corpus="c.jsonl"', r"searches nothing; remove the table \[retrieval\]"),
+        (f'system="{__file__}"', "is not a game: it lacks the functions source, play, exam"),
+        ('retrieval.corpus="c.jsonl"', r"does not search; remove the table \[retrieval\]"),
         ("game.guesses=x", r"\[game\], the options of .*coordination.py: `guesses` must be a whole number"),
         ("game.guess=3", "unknown key `guess`"),
     ],

@@ -211,7 +211,7 @@ def test_other_settings_or_inputs_are_refused_and_made_anew_on_demand(plain: Pre
     with pytest.raises(ClustersFolderError, match=r'another value of encoder \("lexical-128", now "lexical-64"\)'):
         make(replace(plain, encoder=64), folder)
     write(tmp_path / "corpus.jsonl", documents(14))
-    with pytest.raises(ClustersFolderError, match=r"corpus.jsonl has changed since the clusters in .* were made"):
+    with pytest.raises(ClustersFolderError, match=r"corpus.jsonl has changed since the clusters in .* were built"):
         make(plain, folder)
     assert bytes_of(folder) == before
     assert make(plain, folder, rebuild=True)["read"] == 56 and len(rows_of(folder)) != 60
@@ -254,7 +254,7 @@ def test_a_model_is_loaded_only_when_it_is_needed(tmp_path: Path) -> None:
     make(asked, tmp_path / "out")
     assert loaded == [True]
     broken = Neural("broken", lambda: lambda texts: np.full((len(texts), 2), np.nan))
-    with pytest.raises(ValueError, match="not finite for document rivers-0;"):
+    with pytest.raises(ValueError, match="non-finite vector for document rivers-0;"):
         make(replace(asked, encoder=broken), tmp_path / "broken")
 
 
@@ -278,7 +278,7 @@ def test_bad_input_is_one_sentence_and_nothing_stays(plain: Preparation, tmp_pat
         corpus(write(tmp_path / "s.jsonl", [{"text": LONG, "score": "high"}]), quality="score")))  # fmt: skip
     refused(DataError, r"columns.question does not apply to", wanted(
         corpus(write(tmp_path / "c.jsonl", documents(1)), question="q")))  # fmt: skip
-    refused(DataError, r"corpus.jsonl: 0 documents are left \(60 too_long\) and a cluster has at least 3; give more",
+    refused(DataError, r"corpus.jsonl: 0 documents are left \(60 too_long\), but a cluster needs 3; add",
             replace(plain, filters=replace(FILTERS, max_characters=101)))  # fmt: skip
     few = write(tmp_path / "few.jsonl", documents(1)[:2])
     refused(DataError, r"few.jsonl: 2 documents are left \(none dropped\)", wanted(corpus(few)))
@@ -290,15 +290,15 @@ def test_folders_that_are_not_ours_or_damaged(plain: Preparation, tmp_path: Path
     foreign.mkdir()
     (foreign / "report.json").write_text("{}")
     for rebuild in (False, True):
-        with pytest.raises(ClustersFolderError, match=r"holds other files \(report.json\) and no clusters"):
+        with pytest.raises(ClustersFolderError, match=r"has other files \(report.json\) and no clusters"):
             make(plain, foreign, rebuild=rebuild)
     assert [path.name for path in foreign.iterdir()] == ["report.json"]
-    with pytest.raises(ClustersFolderError, match="is a file; name a folder"):
+    with pytest.raises(ClustersFolderError, match="is a file; give a folder"):
         make(plain, tmp_path / "corpus.jsonl")
     folder = tmp_path / "out"
     make(plain, folder)
     (folder / "clusters.jsonl").write_text("{}")
-    with pytest.raises(ClustersFolderError, match=r"damaged: clusters.jsonl is missing or was changed; have them made"):
+    with pytest.raises(ClustersFolderError, match=r"damaged: clusters.jsonl is missing or was changed; rebuild them"):
         make(plain, folder)
     (folder / "manifest.json").write_text("{")
     with pytest.raises(ClustersFolderError, match=r"damaged: manifest.json cannot be read"):
@@ -309,7 +309,7 @@ def test_folders_that_are_not_ours_or_damaged(plain: Preparation, tmp_path: Path
 
 def test_two_processes_do_not_share_a_folder(plain: Preparation, tmp_path: Path) -> None:
     def meddle(name: str, done: int, total: int) -> None:
-        with pytest.raises(ClustersFolderError, match="Another process is working in"):
+        with pytest.raises(ClustersFolderError, match="Another process is using"):
             make(plain, tmp_path / "out")
 
     make(plain, tmp_path / "out", chunk=60, tell=meddle)

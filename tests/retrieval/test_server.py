@@ -140,7 +140,7 @@ def test_a_server_that_stays_down(answering: Callable):
 @pytest.mark.parametrize(
     ("status", "body", "message"),
     [
-        (400, b"no such thing", "refused a request with HTTP 400: 'no such thing'"),
+        (400, b"no such thing", "rejected a request with HTTP 400: 'no such thing'"),
         (200, b"<html>", "not JSON"),
         (200, b'{"results": []}', "does not speak the Search-R1 protocol"),
         (200, b'{"result": []}', "0 results for 1 queries"),

@@ -154,7 +154,7 @@ STRICT = "{% if messages[0].role == 'system' %}{{ raise_exception('System role n
     [
         (CHATML + PROMPT, "leaves out the search that model.dialect declares as a tool"),
         (NO_TOOLS, r"rejects the conversation \(Tools are not supported\) when the search is declared as a tool"),
-        (LLAMA, "declares tools without a word about <tool_call>"),
+        (LLAMA, "declares tools but does not mention <tool_call>"),
     ],
 )
 def test_a_template_that_cannot_declare_the_search_is_one_sentence(mode, template, complaint):
@@ -167,7 +167,9 @@ def test_a_template_that_cannot_declare_the_search_is_one_sentence(mode, templat
 @pytest.mark.parametrize("template", [USERS, STRICT])
 def test_a_template_without_a_system_role_is_one_sentence(template):
     joiner = Joiner("raw", Tokenizer.load(ATLAS, template), XML)
-    with pytest.raises(ValueError, match=r"takes no system message, but solver\.system\.txt is one; remove it"):
+    with pytest.raises(
+        ValueError, match=r"does not support system messages, but solver\.system\.txt exists; remove it"
+    ):
         joiner.check_system(Path("solver.system.txt"))
     Joiner("raw", Tokenizer.load(ATLAS), XML).check_system(Path("solver.system.txt"))
 
@@ -177,7 +179,7 @@ def test_a_run_is_refused_before_it_begins(tmp_path: Path):
     (prompts / "solver.system.txt").write_text("Search.")
     (tmp_path / "users.jinja").write_text(USERS)
     own = [f"ssp.prompts={prompts}", f"model.chat_template={tmp_path / 'users.jinja'}"]
-    with pytest.raises(ValueError, match=r"takes no system message, but .*solver\.system\.txt is one"):
+    with pytest.raises(ValueError, match=r"does not support system messages, but .*solver\.system\.txt exists"):
         assemble(load_card(ROOT / "configs" / "ssp" / "atlas.toml", own), tmp_path / "run")
     with pytest.raises(ValueError, match="leaves out the search that model"):
         assemble(load_card(ROOT / "configs" / "ssp" / "atlas.toml", ["model.dialect=hermes"]), tmp_path / "run")

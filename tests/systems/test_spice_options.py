@@ -194,8 +194,8 @@ def test_the_time_of_a_comparison_is_the_cards(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"challenger": {"model": "base"}}, "does not learn"),
-        ({"train_stages": "format", "formats": "multiple-choice"}, "nothing to learn"),
+        ({"challenger": {"model": "base"}}, "cannot be trained"),
+        ({"train_stages": "format", "formats": "multiple-choice"}, "trains nothing"),
         ({"answer_types": []}, "at least one"),
         ({"answer_types": ["integer", "integer"]}, "once"),
         ({"document_tokens": 30_000}, "does not fit"),

@@ -41,7 +41,7 @@ update of one policy, or one batch of task generation; the memory says which com
 | 34 | end for | `advance` |
 | 35 | both policies as they are then | `finished` |
 
-docs/scope.md tells the game to its users, docs/fidelity.md lists what the paper leaves open or its code does otherwise.
+See docs/scope.md for a description, and docs/fidelity.md for what the paper leaves open or its code does differently.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The challenger's side of SCOPE: drafts, quality gates and rubrics (section 3.1, stage 1; App. G)."""
+"""SCOPE's challenger: drafts, quality gates and rubrics (section 3.1, stage 1; App. G)."""
 
 from __future__ import annotations
 

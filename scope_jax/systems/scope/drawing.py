@@ -1,4 +1,4 @@
-"""Who is asked for what: documents, task types and expected searches (App. G). All drawn from named generators."""
+"""Draws documents, task types and expected searches (App. G), all from named generators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a solver of SCOPE is examined."""
+"""The exam of SCOPE's solver."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The prompts of SCOPE's roles (App. H), filled in. Foreign text is made safe before it enters a prompt.
 
-Challenger and solver are given the search as a tool, and may have a system message; the judge has neither.
+Challenger and solver get the search as a tool and may have a system message; the judge has neither.
 """
 
 from __future__ import annotations

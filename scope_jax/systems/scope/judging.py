@@ -1,6 +1,6 @@
-"""What SCOPE's judge replies, read strictly (App. F, H): gates and rubrics; grading is `play.rubrics`.
+"""Strict parsing of the replies of SCOPE's judge (App. F, H): gates and rubrics; for grading see `play.rubrics`.
 
-Each job is done by the base or by an endpoint of its own.
+Each job is done by the base or by its own endpoint.
 """
 
 from __future__ import annotations

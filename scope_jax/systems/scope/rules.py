@@ -76,7 +76,7 @@ def has_thought(text: str, rule: str) -> bool:
             return parsing.THOUGHT[0] in text
         case "starts":
             return text.lstrip().startswith(parsing.THOUGHT[0])
-    raise ValueError(f"unknown rule for thoughts {rule!r}")
+    raise ValueError(f"unknown rule for thinking {rule!r}")
 
 
 def think_reward(turns: Sequence[Said], rule: str) -> float:

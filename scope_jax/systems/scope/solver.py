@@ -1,4 +1,4 @@
-"""The solver's side of SCOPE: attempts at a task, graded criterion by criterion (section 2, section 3.1)."""
+"""SCOPE's solver: attempts at a task, graded criterion by criterion (section 2, section 3.1)."""
 
 from __future__ import annotations
 

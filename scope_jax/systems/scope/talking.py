@@ -1,4 +1,4 @@
-"""How SCOPE's policies search: the one module of the game that knows about dialects and turns."""
+"""How SCOPE's policies search: the one module of the game that depends on dialects and turns."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ Algorithm 1 of the paper and where each of its lines happens. One call of `play`
 | 29 | end for | `next_memory` |
 | 30 | the trained model | `finished` |
 
-docs/spice.md tells the game to its users, docs/fidelity.md lists what the paper leaves open.
+See docs/spice.md for a description, and docs/fidelity.md for what the paper leaves open.
 """
 
 from __future__ import annotations

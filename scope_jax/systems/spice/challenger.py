@@ -1,4 +1,4 @@
-"""The challenger's side of SPICE: documents, and attempts at tasks from them in two stages (section 2.2)."""
+"""SPICE's challenger: documents, and attempts at tasks from them in two stages (section 2.2)."""
 
 from __future__ import annotations
 

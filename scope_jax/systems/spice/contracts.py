@@ -1,4 +1,4 @@
-"""What a challenger has to write, in two stages, read strictly (App. 11). Nothing is guessed or repaired."""
+"""The output formats of the challenger, in two stages, parsed strictly (App. 11). Nothing is guessed or repaired."""
 
 from __future__ import annotations
 

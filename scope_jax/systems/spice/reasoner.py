@@ -1,4 +1,4 @@
-"""The reasoner's side of SPICE: answers to tasks without their documents, graded by rules (section 2.3)."""
+"""SPICE's reasoner: answers to tasks without their documents, graded by rules (section 2.3)."""
 
 from __future__ import annotations
 

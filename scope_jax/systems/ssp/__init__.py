@@ -17,7 +17,7 @@ Algorithm 1 of the paper and where each of its lines happens:
 | 11 | update with the proposer's episodes, by REINFORCE | `updates`, done by the loop |
 | 12 | end for | `next_memory` |
 
-docs/ssp.md tells the game to its users, docs/fidelity.md lists what the paper leaves open or its code does otherwise.
+See docs/ssp.md for a description, and docs/fidelity.md for what the paper leaves open or its code does differently.
 """
 
 from __future__ import annotations

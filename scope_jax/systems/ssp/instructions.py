@@ -1,6 +1,6 @@
 """The prompts of SSP's roles (App. D), filled in.
 
-Proposer and solver are given the search as a tool, and may have a system message; verification has neither.
+Proposer and solver get the search as a tool and may have a system message; verification has neither.
 """
 
 from __future__ import annotations

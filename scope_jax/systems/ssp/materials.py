@@ -1,6 +1,6 @@
-"""Materials for answering without a search: what one episode read, mixed with what others read (SSP §4.4).
+"""Materials for answering without a search: what one episode read, mixed with results of others (SSP §4.4).
 
-A unit is one document, or ("trajectory", as the released SSP code has it) everything one episode read.
+A unit is one document, or ("trajectory", as in the released SSP code) everything one episode read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A pool of earlier questions, to fill the places of invalid ones (App. B.1). Plain data, part of the memory."""
+"""A pool of earlier questions that fill the slots of invalid ones (App. B.1). Plain data, part of the memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules a question has to pass before it is verified (§3.3), each with the name its rejections count under."""
+"""The rules a question must pass before verification (§3.3), each with the name under which rejections are counted."""
 
 from __future__ import annotations
 

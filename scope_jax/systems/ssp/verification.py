@@ -1,4 +1,4 @@
-"""RAG verification (§3.2, §4.4): can the question be answered from what the proposer read, among noise?"""
+"""RAG verification (§3.2, §4.4): can the question be answered from what the proposer read, mixed with noise?"""
 
 from __future__ import annotations
 
