@@ -7,7 +7,6 @@ and waits at the head of the queue for its new prompt to be prefilled.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
@@ -17,16 +16,11 @@ import numpy as np
 
 from rollouts.engine import Engine, Extension, Placement, stop_row
 from rollouts.episodes import Episode
+from rollouts.keys import key_data
 from rollouts.scheduler import Queue
 from rollouts.types import Completion, Request, RolloutError, TextCodec
 
 REFILL = 8  # while others wait, a dispatch ends when slots / REFILL of its slots have come to their end
-
-
-def derived_key(seed: int, call: int, index: int) -> np.ndarray:
-    """uint32[2] key data of a request that brought none."""
-    digest = hashlib.blake2b(repr((seed, call, index)).encode(), digest_size=8).digest()
-    return np.frombuffer(digest, dtype="<u4").copy()
 
 
 def stretch_key(key: np.ndarray, stretch: int) -> np.ndarray:
@@ -38,8 +32,7 @@ def stretch_key(key: np.ndarray, stretch: int) -> np.ndarray:
     """
     if not stretch:
         return key
-    digest = hashlib.blake2b(repr((key.tolist(), stretch)).encode(), digest_size=8).digest()
-    return np.frombuffer(digest, dtype="<u4").copy()
+    return key_data(key.tolist(), stretch)
 
 
 class LocalRollouts:
@@ -84,7 +77,7 @@ class LocalRollouts:
         episodes = [Episode(request, i, self._tokenizer, limit) for i, request in enumerate(requests)]
         for request in requests:
             stop_row(request.params)
-        keys = [derived_key(self._seed, call, i) if r.key is None else r.key for i, r in enumerate(requests)]
+        keys = [key_data(self._seed, call, i) if r.key is None else r.key for i, r in enumerate(requests)]
         pool = ThreadPoolExecutor(self._threads, thread_name_prefix="responder")
         try:
             _Round(self.engine, self._params, episodes, keys, pool).play()

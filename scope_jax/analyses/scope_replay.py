@@ -16,7 +16,7 @@ from scope_jax.evaluate import scores
 from scope_jax.learner.types import Metrics
 from scope_jax.play import exams
 from scope_jax.play.exams import Answer, Exam
-from scope_jax.play.tools import Prompt, Tools
+from scope_jax.play.tools import Prompt, Tools, sample
 from scope_jax.run.assemble import Tell
 from scope_jax.run.examined import assemble_exam, exam_card, find, find_base, index_folder, take
 from scope_jax.systems import scope
@@ -73,18 +73,9 @@ def finished(cfg: Config, exam: Exam, tools: Tools, played: Sequence[Answer], ca
 
     It has this one turn: a further search instead of an answer is not run, and counts as no answer.
     """
+    prompts = [Prompt(before_last_turn(a.completion), f"{place}", a.prompt) for place, a in enumerate(played)]
     sampling = cfg.evaluate.sampling_of(card)
-    groups = tools.generate(
-        "replay",
-        [Prompt(before_last_turn(a.completion), f"{place}", a.prompt) for place, a in enumerate(played)],
-        1,
-        policy=exam.policy,
-        temperature=sampling.temperature,
-        max_tokens=sampling.max_tokens,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        stop=exam.stop,
-    )
+    groups = sample(tools, "replay", prompts, 1, sampling, policy=exam.policy, stop=exam.stop)
     return [
         replace(answer, completion=completion, text=exam.read(completion))
         for answer, (completion,) in zip(played, groups, strict=True)

@@ -20,7 +20,7 @@ from scope_jax.play.math_answers import MathAnswers
 from scope_jax.play.measures import BY_TEXT, facts_stated
 from scope_jax.play.rubrics import Grader
 from scope_jax.play.searching import Search
-from scope_jax.play.tools import Prompt, Tools
+from scope_jax.play.tools import Prompt, Tools, sample
 from scope_jax.play.turns import Respond
 from scope_jax.text.messages import Messages
 
@@ -90,7 +90,7 @@ def kind_of(exam: Exam, card: EvalSet) -> Kind:
 
 
 def _asked(cfg: Config, exam: Exam) -> set[str]:
-    """The measures of all sets of the card, without those that only stand for others."""
+    """The measures of all sets of the card, and those that `accuracy` consists of."""
     names = {name for card in cfg.evaluate.sets for name in measures_of(exam, card)}
     return names | set(exam.accuracy) if "accuracy" in names else names
 
@@ -162,26 +162,22 @@ def take(cfg: Config, exam: Exam, tools: Tools, rows: Sequence[Row], card: EvalS
 
 def play(cfg: Config, exam: Exam, tools: Tools, rows: Sequence[Row], card: EvalSet) -> list[Answer]:
     """The answers to the rows of a set, those to one row after each other; not yet measured."""
-    sampling = cfg.evaluate.sampling_of(card)
     asked = [exam.prompt(row, tools.tokens) for row in rows]
-    groups = tools.generate(
+    groups = sample(
+        tools,
         "eval",
         [Prompt(tools.encode_prompt(said), f"{place}", said) for place, said in enumerate(asked)],
         card.samples,
+        cfg.evaluate.sampling_of(card),
         policy=exam.policy,
-        temperature=sampling.temperature,
-        max_tokens=sampling.max_tokens,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
         stop=exam.stop,
         max_turns=exam.max_turns,
-        max_response_tokens=sampling.max_response_tokens,
         respond=None if exam.respond is None else exam.respond(tools.search),
     )
     return [
-        Answer(row, said, completion, exam.read(completion), exam.searches and exam.searches(completion), sample)
+        Answer(row, said, completion, exam.read(completion), exam.searches and exam.searches(completion), number)
         for row, said, group in zip(rows, asked, groups, strict=True)
-        for sample, completion in enumerate(group)
+        for number, completion in enumerate(group)
     ]
 
 

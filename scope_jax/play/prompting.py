@@ -36,13 +36,19 @@ def filled(folder: str, name: str, values: Mapping[str, object], required: tuple
     return templates.fill(_template(folder, name, tuple(values), required), values)
 
 
+def searcher_template(cfg: Config, folder: str, role: str, known: Sequence[str], required: Sequence[str]) -> Messages:
+    """What a role that may search is told: its prompt, a system message where the folder has one, the search as a tool.
+
+    It may use {search} and {results} beside `known`. Raises PromptError.
+    """
+    known = (*known, *search_syntax(cfg))
+    tools = dialects.load(cfg.model.dialect).tools
+    return templates.load_messages(folder, role, known=known, required=required, tools=tools)
+
+
 def for_searcher(
     cfg: Config, folder: str, role: str, values: Mapping[str, object], required: Sequence[str]
 ) -> Messages:
-    """What a role that may search is told: its prompt, a system message where the folder has one, the search as a tool.
-
-    The prompt may use {search} and {results} beside `values`. Raises PromptError.
-    """
-    values, tools = {**values, **search_syntax(cfg)}, dialects.load(cfg.model.dialect).tools
-    template = templates.load_messages(folder, role, known=tuple(values), required=required, tools=tools)
-    return templates.fill_messages(template, values)
+    """The same, filled in."""
+    template = searcher_template(cfg, folder, role, tuple(values), required)
+    return templates.fill_messages(template, {**values, **search_syntax(cfg)})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = re.compile(f"[{re.escape(string.punctuation)}]+")
@@ -39,6 +39,11 @@ def mean(values: Sequence[float]) -> float:
     if not values:
         raise ValueError("the mean of no values is undefined")
     return sum(values) / len(values)
+
+
+def means(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """The mean under each name; a mean over nothing is left out."""
+    return {name: mean(numbers) for name, numbers in values.items() if numbers}
 
 
 def one_minus_mean(rewards: Sequence[float]) -> float:

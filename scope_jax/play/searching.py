@@ -141,6 +141,11 @@ def tokens_sampled(completion: Completion) -> int:
     return int(sum(bool(flag) for flag in completion.sampled_T))
 
 
+def talk(role: str, completions: Sequence[Completion], searches: Sequence[int]) -> dict[str, list[float]]:
+    """Episodes with searches, by names of metrics: how many searches each ran, and `lengths`."""
+    return {f"{role}/searches": [float(count) for count in searches], **lengths(role, completions)}
+
+
 def lengths(role: str, completions: Sequence[Completion]) -> dict[str, list[float]]:
     """How long episodes are, by names of metrics: tokens said, with those read, cut off by a limit, never begun."""
     played = [completion for completion in completions if completion.turns]

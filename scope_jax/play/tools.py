@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from retrieval.rows import Row
 from rollouts.types import Completion
+from scope_jax.config import RoleSection, SamplingSection
 from scope_jax.learner.types import Reply
 from scope_jax.play.turns import Respond
 from scope_jax.text.messages import Messages
@@ -91,3 +92,66 @@ class Tools(Protocol):
         by: which of the system's `judges`. None: what the judge's table in the card says.
         """
         ...
+
+
+def sample(
+    tools: Tools,
+    role: str,
+    prompts: Sequence[Prompt],
+    samples: int,
+    sampling: SamplingSection,
+    *,
+    policy: str,
+    stop: Sequence[str] = (),
+    max_turns: int = 1,
+    max_prompt_tokens: int | None = None,
+    respond: Respond | None = None,
+    tempered: bool = True,
+) -> list[list[Completion]]:
+    """`Tools.generate` with the keys of a card's sampling table; no prompts, no completions."""
+    if not prompts:
+        return []
+    return tools.generate(
+        role,
+        prompts,
+        samples,
+        policy=policy,
+        temperature=sampling.temperature,
+        max_tokens=sampling.max_tokens,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        stop=stop,
+        max_turns=max_turns,
+        max_prompt_tokens=max_prompt_tokens,
+        max_response_tokens=sampling.max_response_tokens,
+        respond=respond,
+        tempered=tempered,
+    )
+
+
+def sample_role(
+    tools: Tools,
+    role: str,
+    card: RoleSection,
+    prompts: Sequence[Prompt],
+    samples: int,
+    *,
+    policy: str,
+    sampling: SamplingSection | None = None,
+    stop: Sequence[str] = (),
+    respond: Respond | None = None,
+) -> list[list[Completion]]:
+    """`sample`, with the limits of a role's card. sampling: in place of the card's own."""
+    return sample(
+        tools,
+        role,
+        prompts,
+        samples,
+        sampling or card.sampling,
+        policy=policy,
+        stop=stop,
+        max_turns=card.max_turns,
+        max_prompt_tokens=card.max_prompt_tokens,
+        respond=respond,
+        tempered=card.loss.tempered,
+    )

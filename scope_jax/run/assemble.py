@@ -22,10 +22,11 @@ from models.transformer import Params
 from retrieval.client import RemoteRetriever
 from retrieval.search import SearchTool
 from rollouts.engine import Engine, EngineConfig
+from rollouts.keys import key_data
 from rollouts.local import LocalRollouts
 from rollouts.types import Completion, Request, SamplingParams
 from scope_jax.config import Config, JudgeSection
-from scope_jax.data import keys, sources
+from scope_jax.data import sources
 from scope_jax.data.sources import Source
 from scope_jax.learner.learner import Learner
 from scope_jax.learner.state import TrainState
@@ -190,7 +191,7 @@ class StepTools:
             Request(
                 prompt_ids=prompt.ids,
                 params=params,
-                key=keys.key_data(self.world.cfg.seed, self.step, role, prompt.name, sample),
+                key=key_data(self.world.cfg.seed, self.step, role, prompt.name, sample),
                 group=alike.setdefault(prompt.ids, prompt.name),
                 max_turns=max_turns,
                 respond=None if answer is None else self.world.joiner.responder(answer, prompt.messages),

@@ -18,6 +18,7 @@ from scope_jax.learner.types import Episode, Metrics
 from scope_jax.play.system import Memory
 from scope_jax.systems import ssp
 from scope_jax.systems.ssp import pool
+from scope_jax.systems.ssp.solver import DUMMY
 from sharding.mesh import MeshConfig, make_mesh
 from tests.learner.conftest import TINY, weights_of
 from tests.systems.harness import ITEMS, Plan, ScriptedTools, card, good_proposal, of, play_step, question_about, world
@@ -107,7 +108,7 @@ def test_dummy_padding_earns_nothing():
 
 
 def test_a_dummy_is_never_right_and_never_judged():
-    plan = Plan(proposals={"0": BAD}, solutions={ssp.DUMMY: [["<answer>none</answer>"]] * 2})
+    plan = Plan(proposals={"0": BAD}, solutions={DUMMY: [["<answer>none</answer>"]] * 2})
     tools = world(plan, judge_reply=lambda message: "Correct")
     table = {"url": "http://127.0.0.1:9", "model": "m"}
     episodes, _, metrics = play_step(ssp, card(grader="judge", judge_table=table), tools, {"pool": []}, ITEMS[:1], 0)

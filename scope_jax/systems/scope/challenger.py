@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from scope_jax.config import Config, SamplingSection
 from scope_jax.learner.types import Judgement, Metrics
 from scope_jax.play.asking import Replies
-from scope_jax.play.tools import Prompt, Tools
+from scope_jax.play.tools import Prompt, Tools, sample_role
 from scope_jax.systems.scope import instructions, judging, rules, talking
 from scope_jax.systems.scope.records import Draft, Order
 from scope_jax.text.messages import Messages
@@ -32,24 +32,16 @@ class Tally:
 
 def propose(cfg: Config, tools: Tools, orders: Sequence[Order], samples: int, sampling: SamplingSection) -> list[Draft]:
     """(o^C, q) ~ Rollout(C, d): `samples` episodes for each order, their tasks extracted, their format scored."""
-    if not orders:
-        return []
-    card = cfg.scope.challenger
     asked = [instructions.for_challenger(cfg, order) for order in orders]
-    groups = tools.generate(
+    groups = sample_role(
+        tools,
         "challenger",
+        cfg.scope.challenger,
         [_prompt(cfg, tools, order, messages) for order, messages in zip(orders, asked, strict=True)],
         samples,
         policy=POLICY,
-        temperature=sampling.temperature,
-        max_tokens=sampling.max_tokens,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
+        sampling=sampling,
         stop=talking.stops(cfg, "task"),
-        max_turns=card.max_turns,
-        max_prompt_tokens=card.max_prompt_tokens,
-        max_response_tokens=sampling.max_response_tokens,
-        tempered=card.loss.tempered,
     )
     drafts: list[Draft] = []
     for order, messages, completions in zip(orders, asked, groups, strict=True):

@@ -8,16 +8,20 @@ from dataclasses import replace
 from scope_jax.config import Config, SamplingSection
 from scope_jax.learner.types import Datum, Episode, Metrics
 from scope_jax.play import searching
-from scope_jax.play.rewards import mean
+from scope_jax.play.rewards import means
 from scope_jax.systems.scope import challenger, rules, solver
 from scope_jax.systems.scope.records import REASONS, Attempt, Draft, Solved
 
 
 def of_challenger(
-    cfg: Config, drafts: Sequence[Draft], means: Mapping[int, float | None], sampling: SamplingSection, trained: bool
+    cfg: Config,
+    drafts: Sequence[Draft],
+    solver_means: Mapping[int, float | None],
+    sampling: SamplingSection,
+    trained: bool,
 ) -> list[Episode]:
-    """One episode for each draft; `means` holds ḡ by the draft's place, for those whose task was tried."""
-    made = [_draft(cfg, draft, place, means.get(place), trained) for place, draft in enumerate(drafts)]
+    """One episode for each draft; `solver_means` holds ḡ by the draft's place, for those whose task was tried."""
+    made = [_draft(cfg, draft, place, solver_means.get(place), trained) for place, draft in enumerate(drafts)]
     return [replace(episode, temperature=sampling.temperature) for episode in made]
 
 
@@ -101,16 +105,16 @@ def measure_drafts(cfg: Config, drafts: Sequence[Draft], episodes: Sequence[Epis
         values[f"challenger/valid/{kind}"] = [float(not d.rejected) for d in drafts if d.order.kind == kind]
     rejected = [draft.rejected for draft in drafts]
     shares = {f"rejected/{reason}": rejected.count(reason) / len(rejected) for reason in REASONS} if drafts else {}
-    return _means(values) | shares
+    return means(values) | shares
 
 
 def measure_solved(cfg: Config, solved: Sequence[Solved], episodes: Sequence[Episode], role: str) -> Metrics:
     """A step of solvers in numbers, under the name `role`; a mean over nothing is left out."""
     attempts = [attempt for group in solved for attempt in group.attempts]
     verdicts = [verdict for attempt in attempts for verdict in attempt.verdicts]
-    means = [solver.mean_score(cfg, group) for group in solved]
+    task_scores = [solver.mean_score(cfg, group) for group in solved]
     values: dict[str, list[float]] = {
-        f"{role}/task_score": [value for value in means if value is not None],
+        f"{role}/task_score": [value for value in task_scores if value is not None],
         f"{role}/answered": [float(attempt.answer is not None) for attempt in attempts],
         f"{role}/answer_tokens": [float(attempt.tokens) for attempt in attempts if attempt.answer is not None],
         f"{role}/ungraded": [float(attempt.score is None) for attempt in attempts],
@@ -118,11 +122,7 @@ def measure_solved(cfg: Config, solved: Sequence[Solved], episodes: Sequence[Epi
         **_rewards(role, episodes),
         **_talk(role, attempts),
     }
-    return _means(values)
-
-
-def _means(values: Mapping[str, list[float]]) -> Metrics:
-    return {name: mean(numbers) for name, numbers in values.items() if numbers}
+    return means(values)
 
 
 def _rewards(role: str, episodes: Sequence[Episode]) -> dict[str, list[float]]:
@@ -132,7 +132,4 @@ def _rewards(role: str, episodes: Sequence[Episode]) -> dict[str, list[float]]:
 
 
 def _talk(role: str, spoken: Sequence[Draft | Attempt]) -> dict[str, list[float]]:
-    return {
-        f"{role}/searches": [float(rules.searches_run(one.said)) for one in spoken],
-        **searching.lengths(role, [one.completion for one in spoken]),
-    }
+    return searching.talk(role, [one.completion for one in spoken], [rules.searches_run(one.said) for one in spoken])

@@ -9,7 +9,7 @@ from scope_jax.config import Config, SamplingSection
 from scope_jax.play import documents, rubrics
 from scope_jax.play.asking import Replies
 from scope_jax.play.rubrics import Case, Grader
-from scope_jax.play.tools import Prompt, Tools
+from scope_jax.play.tools import Prompt, Tools, sample_role
 from scope_jax.systems.scope import instructions, judging, rules, talking
 from scope_jax.systems.scope.records import Attempt, Problem, Solved
 
@@ -17,32 +17,20 @@ POLICY = "solver"
 
 
 def solve(
-    cfg: Config,
-    tools: Tools,
-    problems: Sequence[Problem],
-    samples: int,
-    sampling: SamplingSection,
+    cfg: Config, tools: Tools, problems: Sequence[Problem], samples: int, sampling: SamplingSection
 ) -> list[Solved]:
     """o^S_{1:N} ~ Rollout(S, q, N) for each problem, their answers extracted; not yet graded."""
-    if not problems:
-        return []
-    card = cfg.scope.solver
     asked = [instructions.for_solver(cfg, problem.question) for problem in problems]
-    groups = tools.generate(
+    groups = sample_role(
+        tools,
         "solver",
+        cfg.scope.solver,
         [Prompt(tools.encode_prompt(said), problem.name, said) for said, problem in zip(asked, problems, strict=True)],
         samples,
         policy=POLICY,
-        temperature=sampling.temperature,
-        max_tokens=sampling.max_tokens,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
+        sampling=sampling,
         stop=talking.stops(cfg, "answer"),
-        max_turns=card.max_turns,
-        max_prompt_tokens=card.max_prompt_tokens,
-        max_response_tokens=sampling.max_response_tokens,
         respond=talking.responder(cfg, tools.search, "answer"),
-        tempered=card.loss.tempered,
     )
     solved = []
     for problem, messages, completions in zip(problems, asked, groups, strict=True):

@@ -11,7 +11,7 @@ from scope_jax.play import searching
 from scope_jax.play.defaults import ACTOR
 from scope_jax.play.documents import document_of, segments
 from scope_jax.play.prompting import shown
-from scope_jax.play.tools import BASE, Prompt, Tools
+from scope_jax.play.tools import BASE, Prompt, Tools, sample
 from scope_jax.systems.spice import contracts, instructions, rules
 from scope_jax.systems.spice.records import MULTIPLE_CHOICE, Attempt, Document, Said, Stage
 from scope_jax.text import parsing
@@ -130,17 +130,14 @@ def _say(
         return []
     if card.endpoint is not None:
         return _outside(cfg, tools, stage, [prompt for _, prompt in asked], samples)
-    groups = tools.generate(
+    groups = sample(
+        tools,
         "challenger",
         [Prompt(tools.encode_prompt(prompt), name, prompt) for name, prompt in asked],
         samples,
+        card.sampling,
         policy=speaker(cfg),
-        temperature=card.sampling.temperature,
-        max_tokens=card.sampling.max_tokens,
-        top_k=card.sampling.top_k,
-        top_p=card.sampling.top_p,
         max_prompt_tokens=card.max_prompt_tokens,
-        max_response_tokens=card.sampling.max_response_tokens,
         tempered=cfg.spice.loss.tempered,
     )
     return [

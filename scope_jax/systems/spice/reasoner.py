@@ -11,7 +11,7 @@ from scope_jax.config import Config
 from scope_jax.play import searching
 from scope_jax.play.defaults import ACTOR
 from scope_jax.play.math_answers import MathAnswers
-from scope_jax.play.tools import Prompt, Tools
+from scope_jax.play.tools import Prompt, Tools, sample
 from scope_jax.systems.spice import instructions, rules
 from scope_jax.systems.spice.records import Attempt, Tried
 from scope_jax.text import parsing
@@ -21,21 +21,16 @@ def solve(cfg: Config, tools: Tools, attempts: Sequence[Attempt], again: bool = 
     """{âₖ} ~ π(q), k = 1 … K, for each valid attempt; not yet graded. again: anew, for a task that was tried before."""
     card = cfg.spice.reasoner
     tasks = [(one, one.task) for one in attempts if one.task is not None]
-    if not tasks:
-        return []
     asked = [instructions.for_reasoner(cfg, task.question) for _, task in tasks]
     names = [f"{one.document.place}.{one.number}{' again' if again else ''}" for one, _ in tasks]
-    groups = tools.generate(
+    groups = sample(
+        tools,
         "reasoner",
         [Prompt(tools.encode_prompt(said), name, said) for said, name in zip(asked, names, strict=True)],
         card.samples,
+        card.sampling,
         policy=ACTOR,
-        temperature=card.sampling.temperature,
-        max_tokens=card.sampling.max_tokens,
-        top_k=card.sampling.top_k,
-        top_p=card.sampling.top_p,
         max_prompt_tokens=card.max_prompt_tokens,
-        max_response_tokens=card.sampling.max_response_tokens,
         tempered=cfg.spice.loss.tempered,
     )
     return [

@@ -7,6 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from scope_jax.config import Config
+from scope_jax.play.rewards import mean
+from scope_jax.play.system import Memory
+from scope_jax.systems.ssp.records import Solved
+
 Entry = dict[str, Any]  # question, answers, step of its making, mean reward of the solver then
 
 
@@ -24,3 +29,17 @@ def after_step(pool: Sequence[Entry], new: Sequence[Entry], step: int, reset_eve
     if reset_every is not None and (step + 1) % reset_every == 0:
         return []
     return [*pool, *new]
+
+
+def next_memory(cfg: Config, memory: Memory, solved: Sequence[Solved], step: int) -> Memory:
+    """The pool with this step's valid questions, or emptied at the end of a period (App. B.1)."""
+    if cfg.ssp.fill not in ("replay", "replay-reset"):
+        return memory
+    kept = ("fresh", "replay") if cfg.ssp.replay_keep_reused else ("fresh",)
+    new = [
+        entry(group.problem.question, group.problem.golds, step, mean(group.rewards))
+        for group in solved
+        if group.problem.origin in kept
+    ]
+    period = cfg.ssp.replay_reset_every if cfg.ssp.fill == "replay-reset" else None
+    return {"pool": after_step(memory["pool"], new, step, period)}

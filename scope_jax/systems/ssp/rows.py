@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from rollouts.types import Completion
 from scope_jax.config import Config
 from scope_jax.learner.types import Datum, Episode, Metrics
 from scope_jax.play import searching
-from scope_jax.play.rewards import mean
+from scope_jax.play.defaults import ACTOR
+from scope_jax.play.rewards import mean, means
 from scope_jax.systems.ssp.records import Proposal, Solved
 from scope_jax.systems.ssp.rules import REASONS
 from scope_jax.text import dialects
-from scope_jax.text.dialects import Dialect
-
-POLICY = "actor"
 
 
 def episodes(
@@ -29,7 +26,7 @@ def episodes(
     solver_learns = cfg.ssp.train in ("both", "solver") and step >= cfg.ssp.proposer_warmup_steps
     proposer_learns = cfg.ssp.train in ("both", "proposer")
     last = {proposal.slot.index: proposal for proposal in proposals}
-    means = {group.problem.slot: mean(group.rewards) for group in solved}
+    solver_means = {group.problem.slot: mean(group.rewards) for group in solved}
     made = [
         replace(_solver(group, j, solver_learns), temperature=cfg.ssp.solver.sampling.temperature)
         for group in solved
@@ -39,7 +36,7 @@ def episodes(
         index = proposal.slot.index
         counts = last[index] is proposal
         reward = rewards[index] if counts else cfg.ssp.invalid_reward
-        episode = _proposer(proposal, reward, means.get(index), proposer_learns and counts)
+        episode = _proposer(proposal, reward, solver_means.get(index), proposer_learns and counts)
         made.append(replace(episode, temperature=cfg.ssp.proposer.sampling.temperature))
     return made
 
@@ -49,7 +46,7 @@ def _solver(group: Solved, j: int, learns: bool) -> Episode:
     dummy = problem.origin == "dummy"
     return Episode(
         role="solver",
-        policy=POLICY,
+        policy=ACTOR,
         group=f"solver/{problem.slot}",
         datums=Datum.from_completion(completion),
         reward=group.rewards[j],
@@ -76,7 +73,7 @@ def _proposer(proposal: Proposal, reward: float, solver_mean: float | None, trai
         parts["solver_mean"] = solver_mean
     return Episode(
         role="proposer",
-        policy=POLICY,
+        policy=ACTOR,
         group=f"proposer/{proposal.slot.item}",
         datums=Datum.from_completion(proposal.completion),
         reward=reward,
@@ -115,9 +112,14 @@ def measure(
         "proposer/reward": list(rewards.values()),
         "proposer/valid": [float(not proposal.reason) for proposal in proposals],
         "verify/passed": [float(not reason) for reason in verdicts],
-        **_talk(dialect, "solver", [completion for group in real for completion in group.completions]),
-        **_talk(dialect, "proposer", [proposal.completion for proposal in proposals]),
     }
+    spoken = {
+        "solver": [completion for group in real for completion in group.completions],
+        "proposer": [proposal.completion for proposal in proposals],
+    }
+    for role, completions in spoken.items():
+        searches = [len(searching.queries_run(completion, dialect)) for completion in completions]
+        values |= searching.talk(role, completions, searches)
     origins = [group.problem.origin for group in solved]
     counts = {
         "slots/fresh": origins.count("fresh") / slots,
@@ -128,11 +130,4 @@ def measure(
     }
     rejected = [proposal.reason for proposal in proposals]
     shares = {f"rejected/{reason}": rejected.count(reason) / len(rejected) for reason in REASONS}
-    return {name: mean(numbers) for name, numbers in values.items() if numbers} | counts | shares
-
-
-def _talk(dialect: Dialect, role: str, completions: Sequence[Completion]) -> dict[str, list[float]]:
-    return {
-        f"{role}/searches": [float(len(searching.queries_run(completion, dialect))) for completion in completions],
-        **searching.lengths(role, completions),
-    }
+    return means(values) | counts | shares

@@ -9,10 +9,10 @@ from scope_jax.config import Config
 from scope_jax.data.keys import rng
 from scope_jax.learner.types import Judgement, Reply
 from scope_jax.play import grading, searching
+from scope_jax.play.defaults import ACTOR
 from scope_jax.play.tools import Prompt, Tools
 from scope_jax.systems.ssp import instructions, materials
 from scope_jax.systems.ssp.records import Proposal
-from scope_jax.systems.ssp.rows import POLICY
 from scope_jax.text import dialects, parsing
 from scope_jax.text.messages import Messages
 
@@ -90,7 +90,7 @@ def _replies(cfg: Config, tools: Tools, prompts: Mapping[int, str], fresh: Seque
         "verify",
         list(fitting.values()),
         1,
-        policy=POLICY,
+        policy=ACTOR,
         temperature=cfg.ssp.verify_temperature,
         max_tokens=cfg.ssp.verify_max_tokens,
     )

@@ -1,0 +1,32 @@
+"""How SSP's actor is examined."""
+
+from __future__ import annotations
+
+from scope_jax.config import Config, Grader, Measure
+from scope_jax.play import searching
+from scope_jax.play.defaults import ACTOR
+from scope_jax.play.exams import Exam
+from scope_jax.systems.ssp import instructions, solver, talking
+from scope_jax.text import dialects
+
+
+def exam(cfg: Config) -> Exam:
+    """Questions answered as in training; graded so too, except that the format counts for nothing beyond `<answer>`."""
+    dialect = dialects.load(cfg.model.dialect)
+    rules: dict[Grader, tuple[Measure, ...]] = {
+        "exact-match": ("exact-match",),
+        "judge": ("judge",),
+        "exact-match-then-judge": ("exact-match", "judge"),
+    }
+    return Exam(
+        policy=ACTOR,
+        prompt=lambda row, tokens: instructions.for_solver(cfg, row["question"]),
+        read=solver.prediction_of,
+        measures=("accuracy",),
+        accuracy=rules[cfg.ssp.grader],
+        stop=talking.stops(cfg, "answer"),
+        max_turns=cfg.ssp.solver.max_turns,
+        respond=lambda search: talking.responder(cfg, search, "answer"),
+        searches=lambda completion: len(searching.queries_run(completion, dialect)),
+        prompts=cfg.ssp.prompts,
+    )

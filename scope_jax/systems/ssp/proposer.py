@@ -1,0 +1,74 @@
+"""The proposer's side of SSP: slots, questions for known answers, rewards (§3.1, §3.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scope_jax.config import Config
+from scope_jax.data.keys import rng
+from scope_jax.play import rewards
+from scope_jax.play.defaults import ACTOR
+from scope_jax.play.tools import Prompt, Tools, sample_role
+from scope_jax.systems.ssp import instructions, rules, talking
+from scope_jax.systems.ssp.records import Proposal, Slot, Solved
+
+
+def open_slots(cfg: Config, rows: Sequence[Mapping[str, Any]], step: int) -> list[Slot]:
+    """`proposer.samples` slots for each row, with the number of searches a question shall need: the row's, or drawn."""
+    slots: list[Slot] = []
+    for item, row in enumerate(rows):
+        draw = rng("ssp searches", cfg.seed, step, item)
+        drawn = int(draw.integers(cfg.data.min_searches, cfg.data.max_searches, endpoint=True))
+        searches = drawn if row["searches"] is None else row["searches"]
+        golds = tuple(row["answers"])
+        slots += [Slot(len(slots) + sample, item, golds, searches) for sample in range(cfg.ssp.proposer.samples)]
+    return slots
+
+
+def attempts(cfg: Config) -> int:
+    """How often a slot may be proposed for; more than once only with dynamic resampling (App. B.1)."""
+    return 1 + cfg.ssp.max_resamples if cfg.ssp.fill == "resample" else 1
+
+
+def propose(cfg: Config, tools: Tools, slots: Sequence[Slot], step: int, attempt: int) -> list[Proposal]:
+    """τ ~ π(· | x_propose, a*): one proposer episode for each slot, its question Q(τ) and the first rule it breaks."""
+    card = cfg.ssp.proposer
+    samples = card.samples if attempt == 0 else 1  # at first the slots of a row are samples of one prompt
+    prompts = []
+    for slot in slots[::samples]:
+        messages = instructions.for_proposer(cfg, slot, step)
+        name = f"{slot.item}" if attempt == 0 else f"slot {slot.index} attempt {attempt}"
+        prompts.append(Prompt(tools.encode_prompt(messages), name, messages))
+    groups = sample_role(
+        tools,
+        "proposer",
+        card,
+        prompts,
+        samples,
+        policy=ACTOR,
+        stop=talking.stops(cfg, "question"),
+        respond=talking.responder(cfg, tools.search, "question"),
+    )
+    completions = [completion for group in groups for completion in group]
+    proposals = []
+    for place, (slot, completion) in enumerate(zip(slots, completions, strict=True)):
+        question, reason = rules.apply(cfg, completion, slot.golds)
+        proposals.append(Proposal(slot, attempt, prompts[place // samples].messages, completion, question, reason))
+    return proposals
+
+
+def reward_proposer(
+    cfg: Config, slots: Sequence[Slot], proposals: Sequence[Proposal], solved: Sequence[Solved]
+) -> dict[int, float]:
+    """Reward by slot: Eq. (7) for a valid question, `invalid_reward` for any other, whatever filled its slot."""
+    gains = {slot.index: cfg.ssp.invalid_reward for slot in slots}
+    for group in solved:
+        if group.problem.origin != "fresh":
+            continue
+        if cfg.ssp.proposer_reward == "intermediate":
+            gain = rewards.intermediate(group.rewards, cfg.ssp.intermediate_left, cfg.ssp.intermediate_right)
+        else:
+            gain = rewards.one_minus_mean(group.rewards)
+        gains[group.problem.slot] = gain
+    return gains

@@ -1,0 +1,85 @@
+"""The solver's side of SSP: the problems of the slots, attempts at them, right or wrong (§3.1, App. B.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rollouts.types import Completion
+from scope_jax.config import Config
+from scope_jax.data.keys import rng
+from scope_jax.play import grading, searching
+from scope_jax.play.defaults import ACTOR
+from scope_jax.play.tools import Prompt, Tools, sample_role
+from scope_jax.systems.ssp import instructions, pool, talking
+from scope_jax.systems.ssp.records import Problem, Proposal, Solved
+from scope_jax.text import dialects, parsing
+
+DUMMY = "There is no question this time; reply with the word none."
+
+
+def fill_slots(cfg: Config, proposals: Sequence[Proposal], earlier: Sequence[pool.Entry], step: int) -> list[Problem]:
+    """A problem for each slot: its own valid question, else one of the pool, else the dummy (App. B.1)."""
+    last = sorted({p.slot.index: p for p in proposals}.items())
+    empty = [index for index, proposal in last if proposal.reason]
+    replays = cfg.ssp.fill in ("replay", "replay-reset")
+    drawn = pool.draw(earlier, len(empty), rng("ssp replay", cfg.seed, step)) if replays else []
+    old = dict(zip(empty, drawn, strict=False))
+    problems = []
+    for index, proposal in last:
+        if not proposal.reason:
+            problems.append(Problem(index, proposal.question or "", proposal.slot.golds, "fresh"))
+        elif index in old:
+            problems.append(Problem(index, old[index]["question"], tuple(old[index]["answers"]), "replay"))
+        elif cfg.ssp.dummy == "rollout":
+            problems.append(Problem(index, DUMMY, (), "dummy"))
+    return problems
+
+
+def solve(cfg: Config, tools: Tools, problems: Sequence[Problem]) -> list[Solved]:
+    """ρʲ ~ π(· | x_solve, q), j = 1…n, for each problem; not yet graded."""
+    card, dialect = cfg.ssp.solver, dialects.load(cfg.model.dialect)
+    asked = [instructions.for_solver(cfg, problem.question) for problem in problems]
+    prompts = [Prompt(tools.encode_prompt(said), f"{p.slot}", said) for p, said in zip(problems, asked, strict=True)]
+    groups = sample_role(
+        tools,
+        "solver",
+        card,
+        prompts,
+        card.samples,
+        policy=ACTOR,
+        stop=talking.stops(cfg, "answer"),
+        respond=talking.responder(cfg, tools.search, "answer"),
+    )
+    solved = []
+    for problem, messages, group in zip(problems, asked, groups, strict=True):
+        predictions = tuple(prediction_of(completion) for completion in group)
+        formed = tuple(searching.keeps_format(c, dialect, "answer", cfg.ssp.format) for c in group)
+        solved.append(
+            Solved(problem, messages, tuple(group), predictions, formed, (False,) * len(group), ((),) * len(group))
+        )
+    return solved
+
+
+def prediction_of(completion: Completion) -> str | None:
+    """A(ρ): content of the last `<answer>`; None without one or when it is empty."""
+    return parsing.last(searching.said(completion), "answer") or None
+
+
+def grade_solver(cfg: Config, tools: Tools, solved: Sequence[Solved]) -> tuple[list[Solved], grading.Grades]:
+    """r(A(ρʲ), a*) for every attempt; the dummy has no right answer, what is out of format is not graded."""
+    cases = [
+        grading.Case(group.problem.question, prediction if formed else None, group.problem.golds)
+        for group in solved
+        if group.problem.origin != "dummy"
+        for prediction, formed in zip(group.predictions, group.formed, strict=True)
+    ]
+    grades = grading.grade(cfg.ssp.grader, cfg.ssp.prompts, tools.judge, cases)
+    given = iter(zip(grades.correct, grades.judgements, strict=True))
+    graded = []
+    for group in solved:
+        if group.problem.origin != "dummy":
+            correct, judgements = zip(*(next(given) for _ in group.completions), strict=True)
+            group = replace(group, correct=correct, judgements=judgements)
+        graded.append(group)
+    return graded, grades
