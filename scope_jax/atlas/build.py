@@ -1,4 +1,4 @@
-"""Builds all of Atlas: corpus, answers, question sets, tokenizer, base checkpoint.
+"""Builds all of Atlas: corpus, answers, question and task sets, and a tokenizer and a base checkpoint for each game.
 
     python -m scope_jax.atlas.build --out assets/atlas
 
@@ -11,8 +11,7 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +24,13 @@ from retrieval.embed import HashedLexical
 from retrieval.exact import ExactIndex
 from retrieval.search import LocalRetriever, SearchTool
 from scope_jax.atlas import corpus, questions, tasks, vocabulary, warmup
-from scope_jax.atlas.demonstrations import Library
-from scope_jax.atlas.facts import World, load_world
-from scope_jax.atlas.report_demonstrations import Newsroom, makers
-from scope_jax.atlas.report_scripts import card
-from scope_jax.atlas.scripts import Show
-from scope_jax.atlas.warmup import Shown
+from scope_jax.atlas.facts import ASSETS, World, load_world
+from scope_jax.atlas.games import GAMES, Roles
+from scope_jax.atlas.rows import Show
+from scope_jax.config import load_card
 from scope_jax.text.parsing import neutralise
 
-TOP_K, EMBED_DIM = 2, 2048  # of the search tool, as in configs/ssp/atlas.toml
 SAMPLE_SCRIPTS = 150  # of each kind, for the tokenizer's word list
-NUDGES = ("nudge_score", "nudge_rubrics", "search_not_run")  # texts of SCOPE that no demonstration shows
 
 
 def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
@@ -57,16 +52,21 @@ def write_texts(world: World, out: Path) -> None:
         write_rows(out / f"tasks_{name}.jsonl", rows)
 
 
-def search_tool(passages: Corpus, world: World, top_k: int = TOP_K) -> Show:
-    """The project's search tool over the corpus: a query in, the text a policy reads out, `top_k` documents of it.
+def search_tool(passages: Corpus, world: World, roles: Roles) -> Show:
+    """The search of a game's card over the corpus: a query in, the text that a policy reads out.
 
-    What demonstrations look up, phrases of facts and names, is searched at once and kept.
+    What demonstrations look up, phrases of facts and names, is searched at once and kept. Where the card has no
+    retrieval, nothing is found.
     """
-    embedder = HashedLexical.fit(passages, EMBED_DIM)
+    game = roles.CARD.parent.name
+    retrieval = load_card(roles.CARD, [f"{game}.prompts={ASSETS / 'prompts' / game}"]).retrieval
+    if retrieval is None:
+        return lambda query: ""
+    embedder = HashedLexical.fit(passages, retrieval.dim)
     vectors_NE = embedder.passages([document.contents for document in passages.documents(0, len(passages))])
     tool = SearchTool(
         LocalRetriever(ExactIndex(vectors_NE, mesh=None, axes=()), passages, embedder),
-        top_k=top_k,
+        top_k=retrieval.top_k,
         max_tokens=500,
         truncate=lambda text, budget: text,  # an Atlas result has about 120 tokens
         neutralise=neutralise,
@@ -76,33 +76,23 @@ def search_tool(passages: Corpus, world: World, top_k: int = TOP_K) -> Show:
     return lambda query: tool([query])[0]
 
 
-def shown(passages: Corpus, world: World) -> Shown:
-    """The search tool as each game's card has it."""
-    retrieval = card().retrieval
-    assert retrieval is not None
-    return Shown(search_tool(passages, world), search_tool(passages, world, retrieval.top_k))
-
-
-def write_tokenizer(world: World, found: Shown, out: Path) -> Tokenizer:
-    """The tokenizer's folder, trained on the corpus and on a sample of every role's episodes."""
-    library = Library(world, found.ssp, train_only=False, seed=1)
-    roles = (library.solve, library.propose, library.read)
-    scripts = [make(count) for make in roles for count in (1, 2) for _ in range(SAMPLE_SCRIPTS)]
-    room = Newsroom(world, found.scope, train_only=False, seed=1)
-    for make in makers(room, warmup.REPORT_HABITS).values():
-        scripts += [make() for _ in range(SAMPLE_SCRIPTS)]
+def write_tokenizer(roles: Roles, world: World, show: Show, out: Path) -> Tokenizer:
+    """A game's tokenizer folder, trained on the corpus and on a sample of every role's episodes."""
+    makers = roles.makers(world, show, split="all", seed=1, with_habits=True)
+    scripts = [make() for make in makers.values() for _ in range(SAMPLE_SCRIPTS)]
     texts = [row["text"] for row in corpus.documents(world)]
     texts += [script.message for script in scripts]
     texts += [text for script in scripts for text, _ in script.parts]
-    texts += ["user\n", "assistant\n"] * vocabulary.WORD_COUNT
-    texts += [(tasks.PROMPTS / f"{name}.txt").read_text(encoding="utf-8") for name in NUDGES] * vocabulary.WORD_COUNT
-    texts += [" I know this. I know one. "] * vocabulary.WORD_COUNT
+    texts += ["user\n", "assistant\n", *roles.UNSPOKEN] * vocabulary.WORD_COUNT
     vocabulary.save_tokenizer(vocabulary.train_tokenizer(texts, world.names), out / "tokenizer")
     return Tokenizer.load(out / "tokenizer")
 
 
-def build(out: Path, recipe: warmup.Recipe, texts_only: bool = False) -> None:
-    """Everything, into `out`; its base checkpoint is bfloat16 in Hugging Face layout. texts_only: all but that."""
+def build(out: Path, games: Mapping[str, warmup.Recipe], texts_only: bool = False) -> None:
+    """The world's texts, and for each game its tokenizer and its base checkpoint: bfloat16 in Hugging Face layout.
+
+    texts_only: no base checkpoints.
+    """
     began = time.monotonic()
 
     def log(line: str) -> None:
@@ -111,26 +101,35 @@ def build(out: Path, recipe: warmup.Recipe, texts_only: bool = False) -> None:
     world = load_world()
     write_texts(world, out)
     log(f"{len(world.names)} documents, {len(world.facts)} facts, {len(world.held_out)} names held out")
-    found = shown(load_corpus(out / "corpus.jsonl"), world)
-    tokenizer = write_tokenizer(world, found, out)
-    log(f"tokenizer: {tokenizer.vocab_size} tokens")
-    if texts_only:
-        return
-    model, params = warmup.warm_up(world, found, tokenizer, recipe, log)
-    save_hf(out / "base", model, params, jnp.bfloat16, tokenizer)
-    log(f"base checkpoint in {out / 'base'}")
+    passages = load_corpus(out / "corpus.jsonl")
+    for game, recipe in games.items():
+        roles = GAMES[game]
+        show = search_tool(passages, world, roles)
+        tokenizer = write_tokenizer(roles, world, show, out / game)
+        log(f"{game}: a tokenizer of {tokenizer.vocab_size} tokens")
+        if texts_only:
+            continue
+        model, params = warmup.warm_up(roles, world, show, tokenizer, recipe, log)
+        save_hf(out / game / "base", model, params, jnp.bfloat16, tokenizer)
+        log(f"{game}: base checkpoint in {out / game / 'base'}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m scope_jax.atlas.build", description="Build the Atlas world.")
     parser.add_argument("--out", type=Path, required=True, help="folder to write into, e.g. assets/atlas")
-    parser.add_argument("--read-steps", type=int, default=warmup.RECIPE.read_steps, help="steps of stage 'read'")
-    parser.add_argument("--play-steps", type=int, default=warmup.RECIPE.play_steps, help="steps of stage 'play'")
-    parser.add_argument("--pool", type=int, default=warmup.RECIPE.pool, help="demonstrations kept ready of each kind")
-    parser.add_argument("--texts-only", action="store_true", help="write texts and tokenizer, and leave base/ as it is")
+    parser.add_argument("--game", choices=list(GAMES), action="append", help="whose base; may be repeated; all without")
+    parser.add_argument("--read-steps", type=int, help="steps of stage 'read' instead of the game's own")
+    parser.add_argument("--play-steps", type=int, help="steps of stage 'play' instead of the game's own")
+    parser.add_argument("--pool", type=int, default=warmup.POOL, help="demonstrations kept ready of each kind")
+    parser.add_argument("--texts-only", action="store_true", help="write texts and tokenizers, no base checkpoint")
     given = parser.parse_args(arguments)
-    recipe = replace(warmup.RECIPE, read_steps=given.read_steps, play_steps=given.play_steps, pool=given.pool)
-    build(given.out, recipe, given.texts_only)
+    recipes = {}
+    for game in given.game or GAMES:
+        own_read, own_play = GAMES[game].STEPS
+        read = own_read if given.read_steps is None else given.read_steps
+        play = own_play if given.play_steps is None else given.play_steps
+        recipes[game] = warmup.Recipe(read, play, pool=given.pool)
+    build(given.out, recipes, given.texts_only)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,61 +12,119 @@ from scope_jax.atlas.corpus import document_id
 from scope_jax.atlas.facts import Fact, World
 
 QUESTION_SEED = 5
-SET_SIZES = {"train": 200, "held_out": 100}  # questions of each hop count
+KINDS = ("one hop", "two hops", "three hops")  # of chains
+CANDIDATES = 3  # of a choice
+SET_SIZES = {"train": 100, "held_out": 200}  # questions of each kind: one, two and three hops, and choices
+Chain = tuple[Fact, ...]  # facts in the order of solving: each but the first is about the value of the one before
 
 
-def one_hop(fact: Fact) -> str:
-    return f"What is {fact.phrase}?"
+def chain_question(chain: Chain) -> str:
+    """ "What is the currency of the country of Seine?": asks for the last value, names the first entity."""
+    asked = chain[0].phrase
+    for fact in chain[1:]:
+        asked = f"the {fact.attribute} of {asked}"
+    return f"What is {asked}?"
 
 
-def two_hops(first: Fact, second: Fact) -> str:
-    """The question whose first step finds first.value, which is second's entity."""
-    return f"What is the {second.attribute} of {first.phrase}?"
+def chains(world: World, hops: int) -> list[Chain]:
+    """All chains of so many facts that never come back to a name they have passed."""
+    made: list[Chain] = [(fact,) for fact in world.facts]
+    for _ in range(hops - 1):
+        made = [
+            (*chain, fact)
+            for chain in made
+            for fact in world.of_entity.get(chain[-1].value, ())
+            if fact.value not in {chain[0].entity, *(passed.value for passed in chain)}
+        ]
+    return made
 
 
-def chains(world: World) -> list[tuple[Fact, Fact]]:
-    """All pairs of facts that hang together, without those that come back to where they began."""
-    return [
-        (first, second)
-        for first in world.facts
-        for second in world.of_entity.get(first.value, ())
-        if second.value != first.entity
-    ]
+@dataclass(frozen=True)
+class Choice:
+    """Near-duplicates: facts of one attribute about things of one kind, of which the one at `place` has its value."""
+
+    facts: tuple[Fact, ...]
+    place: int
+
+    @property
+    def right(self) -> Fact:
+        return self.facts[self.place]
+
+    @property
+    def question(self) -> str:
+        """ "Which one has the country France: Elbe, Seine or Nile?"; only in a question is a name followed by ":"."""
+        *names, last = [fact.entity for fact in self.facts]
+        return f"Which one has the {self.right.attribute} {self.right.value}: {', '.join(names)} or {last}?"
 
 
-def _row(question: str, facts: tuple[Fact, ...], evidence: dict[str, str], number: str) -> dict[str, Any]:
-    return {
-        "id": number,
-        "question": question,
-        "answers": [facts[-1].value],
-        "hops": len(facts),
-        "evidence_ids": [evidence[fact.entity] for fact in facts],
-    }
+def choice(right: Fact, others: Sequence[Fact], rng: np.random.Generator) -> Choice | None:
+    """`right` among facts of `others` that differ from it in entity and value alone; None if there are too few."""
+    fit = [fact for fact in others if fact.entity != right.value and fact.value not in (right.value, right.entity)]
+    fit = [fit[i] for i in rng.permutation(len(fit))]
+    wrong = list({fact.entity: fact for fact in fit if fact.entity != right.entity}.values())[: CANDIDATES - 1]
+    if len(wrong) < CANDIDATES - 1:
+        return None
+    place = int(rng.integers(CANDIDATES))
+    return Choice((*wrong[:place], right, *wrong[place:]), place)
+
+
+def alike(world: World, facts: Sequence[Fact]) -> dict[tuple[str, str], list[Fact]]:
+    """`facts` by their attribute and the kind of thing they are about."""
+    groups: dict[tuple[str, str], list[Fact]] = {}
+    for fact in facts:
+        groups.setdefault((fact.attribute, world.kinds[fact.entity]), []).append(fact)
+    return groups
 
 
 def question_sets(world: World) -> dict[str, list[dict[str, Any]]]:
-    """Rows (id, question, answers, hops, evidence_ids) of "train" and "held_out", one-hop rows first.
+    """Rows (id, question, answers, kind, hops, evidence_ids) of "train" and "held_out", by kind.
 
-    A held-out question begins at a held-out entity; a train question touches none. No answer stands in its question.
+    kind: "one hop", "two hops", "three hops" or "choice". A held-out question begins at a held-out entity, and all
+    candidates of a choice are held out; a train question touches none. No answer of a chain stands in its question.
     """
     evidence = {name: document_id(number) for number, name in enumerate(world.names)}
     rng = np.random.default_rng(QUESTION_SEED)
-    singles = [(fact,) for fact in world.facts]
     sets: dict[str, list[dict[str, Any]]] = {}
     for name, size in SET_SIZES.items():
-        rows = []
-        for pool in (singles, chains(world)):
-            fit = [
-                facts
-                for facts in pool
-                if (facts[0].entity in world.held_out if name == "held_out" else all(map(world.trains, facts)))
-            ]
-            for i in sorted(rng.permutation(len(fit))[:size]):
-                facts = fit[i]
-                text = one_hop(*facts) if len(facts) == 1 else two_hops(*facts)
-                rows.append(_row(text, facts, evidence, f"{name}-{len(facts)}-{i:04d}"))
-        sets[name] = rows
+        sets[name] = [
+            {
+                "id": f"{name}-{place:04d}",
+                "question": question,
+                "answers": [answer],
+                "kind": kind,
+                "hops": 1 if kind == "choice" else len(facts),
+                "evidence_ids": [evidence[fact.entity] for fact in facts],
+            }
+            for place, (kind, question, answer, facts) in enumerate(_drawn(world, name == "held_out", size, rng))
+        ]
     return sets
+
+
+def _drawn(
+    world: World, held_out: bool, size: int, rng: np.random.Generator
+) -> Iterator[tuple[str, str, str, tuple[Fact, ...]]]:
+    """(kind, question, answer, facts) of up to `size` questions of each kind."""
+    fits = _begins_held_out if held_out else _trains
+    for hops, kind in enumerate(KINDS, start=1):
+        fit = [chain for chain in chains(world, hops) if fits(world, chain)]
+        for i in sorted(rng.permutation(len(fit))[:size]):
+            yield kind, chain_question(fit[i]), fit[i][-1].value, fit[i]
+    facts = [fact for fact in world.facts if fits(world, (fact,))]
+    groups = alike(world, facts)
+    drawn = [
+        choice(facts[i], groups[facts[i].attribute, world.kinds[facts[i].entity]], rng)
+        for i in rng.permutation(len(facts))
+    ]
+    for made in [made for made in drawn if made is not None][:size]:
+        yield "choice", made.question, made.right.entity, made.facts
+
+
+def _trains(world: World, chain: Chain) -> bool:
+    return all(map(world.trains, chain))
+
+
+def _begins_held_out(world: World, chain: Chain) -> bool:
+    return chain[0].entity in world.held_out
 
 
 def answer_set(world: World) -> list[dict[str, str]]:

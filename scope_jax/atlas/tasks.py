@@ -27,7 +27,7 @@ MOST_THINGS = 3
 PRIORITIES = ("critical", "important", "bonus")  # of the first, second and third sentence of a thing
 ASKED = {1: (3,), 2: (2, 2), 3: (2, 2, 1)}  # sentences of each thing that a rubric asks for: 3 to 5 criteria
 TASK_SEED = 17
-SET_SIZES = {"train": 16, "held_out": 8}  # tasks of each kind and number of things
+SET_SIZES = {"train": 16, "held_out": 40}  # tasks of each kind and number of things
 
 
 @dataclass(frozen=True)
@@ -98,12 +98,19 @@ def report(told: Sequence[tuple[str, Sequence[str]]]) -> str:
     return " ".join(f"{name}: {' '.join(said)}" for name, said in told)
 
 
-def fact_of(criterion: str) -> str:
-    """The sentence that a criterion asks for."""
+def stated(criterion: str) -> list[str]:
+    """The fact that a criterion asks for, as an exact score wants it: ["The mouth of Seine is", "Channel"]."""
     found = CRITERION.search(criterion)
     if found is None:
         raise ValueError(f"the criterion {criterion!r} holds no fact")
-    return "The {} of {} is {}.".format(*found.groups())
+    attribute, entity, value = found.groups()
+    return [f"The {attribute} of {entity} is", value]
+
+
+def fact_of(criterion: str) -> str:
+    """The sentence that a criterion asks for."""
+    statement, value = stated(criterion)
+    return f"{statement} {value}."
 
 
 # ---------------------------------------------------------------------------------------------------------------- files
@@ -146,7 +153,10 @@ def _company(thing: Thing, fit: Mapping[str, Thing], count: int, rng: np.random.
 
 
 def _row(number: str, kind: str, asked: Sequence[Thing]) -> dict[str, Any]:
-    criteria = [{"criterion": text, "weight": 1.0, "priority": priority} for priority, text in rubric(asked)]
+    criteria = [
+        {"criterion": text, "weight": 1.0, "priority": priority, "fact": stated(text)}
+        for priority, text in rubric(asked)
+    ]
     return {
         "id": number,
         "question": task(kind, [thing.name for thing in asked]),

@@ -7,11 +7,11 @@ import pytest
 from models.tokenizer import Tokenizer
 from retrieval.corpus import load_corpus
 from scope_jax.atlas import build
-from scope_jax.atlas.demonstrations import Library
 from scope_jax.atlas.facts import ASSETS, World, load_world
-from scope_jax.atlas.report_demonstrations import Newsroom
-from scope_jax.atlas.report_scripts import card
-from scope_jax.atlas.scripts import Show
+from scope_jax.atlas.games import GAMES
+from scope_jax.atlas.rows import Show
+from scope_jax.atlas.scope_roles import Newsroom
+from scope_jax.atlas.ssp_roles import Library
 
 
 @pytest.fixture(scope="session")
@@ -21,29 +21,34 @@ def world() -> World:
 
 @pytest.fixture(scope="session")
 def show(world: World) -> Show:
-    return build.search_tool(load_corpus(ASSETS / "corpus.jsonl"), world)
+    """The search tool as SSP's card has it."""
+    return build.search_tool(load_corpus(ASSETS / "corpus.jsonl"), world, GAMES["ssp"])
 
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
-    return Tokenizer.load(ASSETS / "tokenizer")
+    """SSP's."""
+    return Tokenizer.load(ASSETS / "ssp" / "tokenizer")
+
+
+@pytest.fixture(scope="session")
+def scope_tokenizer() -> Tokenizer:
+    return Tokenizer.load(ASSETS / "scope" / "tokenizer")
 
 
 @pytest.fixture(scope="session")
 def trained(world: World, show: Show) -> Library:
     """Demonstrations of train entities alone."""
-    return Library(world, show, train_only=True, seed=3)
+    return Library(world, show, "train", seed=3)
 
 
 @pytest.fixture(scope="session")
 def show_one(world: World) -> Show:
     """The search tool as SCOPE's card has it."""
-    retrieval = card().retrieval
-    assert retrieval is not None
-    return build.search_tool(load_corpus(ASSETS / "corpus.jsonl"), world, retrieval.top_k)
+    return build.search_tool(load_corpus(ASSETS / "corpus.jsonl"), world, GAMES["scope"])
 
 
 @pytest.fixture
 def room(world: World, show_one: Show) -> Newsroom:
     """SCOPE's demonstrations about train things alone."""
-    return Newsroom(world, show_one, train_only=True, seed=3)
+    return Newsroom(world, show_one, "train", seed=3)

@@ -9,8 +9,10 @@ import pytest
 
 from models import transformer, weights
 from models.tokenizer import Tokenizer
-from scope_jax.atlas import build, circuit, warmup
+from scope_jax.atlas import build, circuit, measured, warmup
 from scope_jax.atlas.facts import ASSETS, load_world
+from scope_jax.atlas.games import GAMES
+from scope_jax.atlas.rows import token_row
 from sharding.collectives import LOCAL
 
 TEXTS = (
@@ -21,41 +23,76 @@ TEXTS = (
 )
 
 
+TOKENIZERS = tuple(f"{game}/tokenizer/{name}" for game in GAMES for name in ("tokenizer.json", "tokenizer_config.json"))
+
+
 @pytest.fixture(scope="module")
-def small(tmp_path_factory):
-    """The build with a budget of one step per stage."""
+def texts(tmp_path_factory):
+    """The build without base checkpoints."""
     out = tmp_path_factory.mktemp("atlas")
-    build.main(["--out", str(out), "--read-steps", "1", "--play-steps", "1", "--pool", "8"])
+    build.main(["--out", str(out), "--texts-only"])
     return out
 
 
-@pytest.mark.parametrize("name", [*TEXTS, "tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json"])
-def test_the_build_makes_the_committed_files(small, name: str) -> None:
-    assert (small / name).read_bytes() == (ASSETS / name).read_bytes()
+@pytest.mark.parametrize("name", [*TEXTS, *TOKENIZERS])
+def test_the_build_makes_the_committed_files(texts, name: str) -> None:
+    assert (texts / name).read_bytes() == (ASSETS / name).read_bytes()
 
 
-def test_base_checkpoints_have_the_recipes_shape(small) -> None:
-    (built, built_params), (committed, committed_params) = (weights.load_hf(f / "base") for f in (small, ASSETS))
-    assert built == committed == warmup.model_config(Tokenizer.load(ASSETS / "base"))
-    assert jax.tree.map(jnp.shape, built_params) == jax.tree.map(jnp.shape, committed_params)
-    size = sum(leaf.size for leaf in jax.tree.leaves(committed_params))
+@pytest.mark.parametrize("game", GAMES)
+def test_base_checkpoints_have_the_recipes_shape(game: str) -> None:
+    committed, params = weights.load_hf(ASSETS / game / "base")
+    assert committed == warmup.model_config(Tokenizer.load(ASSETS / game / "base"))
+    size = sum(leaf.size for leaf in jax.tree.leaves(params))
     assert 900_000 < size < 3_000_000
-    assert sum(file.stat().st_size for file in (ASSETS / "base").iterdir()) < 5_000_000
+    assert sum(file.stat().st_size for file in (ASSETS / game / "base").iterdir()) < 3_000_000
 
 
-def test_tokenizer_round_trips_and_keeps_tags_whole(small) -> None:
-    tokenizer = Tokenizer.load(small / "tokenizer")
+def _built(folder) -> bytes:
+    """A base after one step of each stage."""
+    build.main(["--out", str(folder), "--game", "scope", "--read-steps", "1", "--play-steps", "1", "--pool", "8"])
+    return (folder / "scope" / "base" / "model.safetensors").read_bytes()
+
+
+def test_a_base_is_built_and_its_log_tells_how_well_it_speaks(tmp_path, capsys) -> None:
+    assert _built(tmp_path)
+    assert capsys.readouterr().out.count("held out, grade: whole") == 2  # after each stage
+    assert not (tmp_path / "ssp").exists()
+
+
+@pytest.mark.slow
+def test_a_second_build_has_the_same_bits(tmp_path) -> None:
+    assert _built(tmp_path / "one") == _built(tmp_path / "two")
+
+
+@pytest.mark.parametrize(("game", "kind", "least"), [("scope", "grade", 0.9), ("ssp", "solve 1", 0.3)])
+def test_the_committed_base_speaks_its_roles(world, show, show_one, game: str, kind: str, least: float) -> None:
+    """Of demonstrations about held-out names; a solver of SSP has its bad habits."""
+    tokenizer = Tokenizer.load(ASSETS / game / "base")
+    model, params = weights.load(ASSETS / game / "base")
+    show = show if game == "ssp" else show_one
+    make = GAMES[game].makers(world, show, split="held_out", seed=1, with_habits=False)[kind]
+    rows = [token_row(make(), tokenizer) for _ in range(24)]
+    whole, tokens = measured.said_right(model, params, rows)
+    assert whole >= least and tokens >= 0.95
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_tokenizer_round_trips_and_keeps_tags_whole(game: str) -> None:
+    tokenizer = Tokenizer.load(ASSETS / game / "tokenizer")
     world = load_world()
     text = (
         '<think> I need the capital of France. </think><search> a </search>\n\n(Title: "Zürich?") naïve 42 <|im_end|>'
     )
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert tokenizer.eos_id not in tokenizer.encode(text)
-    for tag in ("think", "search", "answer", "question", "information", "task", "score"):
+    own = {"ssp": ("question",), "scope": ("task", "score")}[game]
+    for tag in ("think", "search", "answer", "information", *own):
         closing = f"</{tag}>" if tag == "information" else f" </{tag}>"  # as the game and the demonstrations write it
         assert len(tokenizer.encode(f"<{tag}>")) == len(tokenizer.encode(closing)) == 1
     items = [f'<rubric priority="{priority}">' for priority in ("critical", "important", "bonus")]
-    assert all(len(tokenizer.encode(tag)) == 1 for tag in (*items, " </rubric>", "<rubrics>", "</rubrics>"))
+    rubrics = (*items, " </rubric>", "<rubrics>", "</rubrics>") if game == "scope" else ()
+    assert all(len(tokenizer.encode(tag)) == 1 for tag in rubrics)
     assert all(len(tokenizer.encode(f" {name}")) == 1 for name in world.names)
 
 
@@ -74,7 +111,7 @@ def _copying(params, model) -> float:
 
 
 def test_first_weights_copy_before_any_training() -> None:
-    model = warmup.model_config(Tokenizer.load(ASSETS / "tokenizer"))
+    model = warmup.model_config(Tokenizer.load(ASSETS / "ssp" / "tokenizer"))
     laid = circuit.initial_weights(model, 0)
     plain = {**laid, "layers": circuit._random(model, np.random.default_rng(0))["layers"]}
     assert _copying(laid, model) > 0.3
@@ -84,6 +121,6 @@ def test_first_weights_copy_before_any_training() -> None:
 def test_circuit_refuses_shapes_it_does_not_fit() -> None:
     from dataclasses import replace
 
-    model = warmup.model_config(Tokenizer.load(ASSETS / "tokenizer"))
+    model = warmup.model_config(Tokenizer.load(ASSETS / "ssp" / "tokenizer"))
     with pytest.raises(ValueError, match="copying circuit"):
         circuit.initial_weights(replace(model, num_kv_heads=2), 0)

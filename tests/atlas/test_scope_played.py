@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from scope_jax.atlas import report_scripts, tasks
+from scope_jax.atlas import scope_scripts, tasks
 from scope_jax.atlas.facts import ASSETS
-from scope_jax.atlas.report_demonstrations import Newsroom
-from scope_jax.atlas.scripts import Script
+from scope_jax.atlas.rows import Script
+from scope_jax.atlas.scope_roles import Newsroom
 from scope_jax.atlas.tasks import TOLD, Thing
 from scope_jax.config import Config, load_card
 from scope_jax.systems import scope
@@ -41,20 +41,20 @@ class Players:
             return self._challenger(prompt, moment.sample)
         if moment.role == "grader":
             answer, criterion = prompt.removesuffix(" here?").removeprefix("Grade.\nAnswer: ").split("\nCriterion: ")
-            return report_scripts.grader("", answer, criterion)
+            return scope_scripts.grader("", answer, criterion)
         text = prompt.rsplit("Task: ", 1)[1]
         kind, asked = self._read(text)
         names = [thing.name for thing in asked]
         if moment.role == "solver":
             told = TOLD if moment.sample % 2 == 0 else 1
-            return report_scripts.solver(kind, asked, len(asked), told, 1, self.room.show)
+            return scope_scripts.solver(kind, asked, len(asked), told, 1, self.room.show)
         if moment.role == "gates":
             if prompt.startswith("Is a thing named?"):
-                return report_scripts.entity_gate(text, names)
-            return report_scripts.relevance_gate(self._source(prompt), text, names)
+                return scope_scripts.entity_gate(text, names)
+            return scope_scripts.relevance_gate(self._source(prompt), text, names)
         assert moment.role == "rubric_writer"
         results = re.findall(r"Doc 1 .*\n.*", prompt)
-        return report_scripts.rubric_writer(self._source(prompt), text, asked, results)
+        return scope_scripts.rubric_writer(self._source(prompt), text, asked, results)
 
     def _challenger(self, prompt: str, sample: int) -> Script:
         source = self._source(prompt)
@@ -62,7 +62,7 @@ class Players:
         kind = re.findall(r"Type: (.+)", prompt)[0].replace(" ", "_")
         looked_up = source.neighbours[:searches]
         taken = [source.name, *(name for name in looked_up if name in self.room.things)][: 1 + sample]
-        return report_scripts.challenger(source, kind, searches, looked_up, taken, self.room.show)
+        return scope_scripts.challenger(source, kind, searches, looked_up, taken, self.room.show)
 
     def _source(self, prompt: str) -> Thing:
         return self.room.things[re.findall(r"\(Title: The \w+ (\w+)\)", prompt)[0]]
@@ -93,7 +93,7 @@ def cfg() -> Config:
         "scope.solver_reward.soft_limit": 10_000,
         "scope.solver_reward.hard_limit": 20_000,
     }
-    return load_card(report_scripts.CARD, [f"{key}={value}" for key, value in changes.items()])
+    return load_card(scope_scripts.CARD, [f"{key}={value}" for key, value in changes.items()])
 
 
 def test_one_iteration_is_played_in_the_demonstrations_words(room: Newsroom, cfg: Config) -> None:

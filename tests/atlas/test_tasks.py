@@ -10,6 +10,7 @@ from scope_jax.atlas import tasks
 from scope_jax.atlas.facts import ASSETS, World
 from scope_jax.atlas.tasks import Thing
 from scope_jax.data import schemas
+from scope_jax.play.measures import facts_stated
 from scope_jax.systems.scope.records import problem_of
 
 SEINE = Thing(
@@ -44,12 +45,21 @@ def test_a_task_and_its_rubric_worked_by_hand() -> None:
     )
 
 
+def test_the_exact_score_of_a_report_worked_by_hand() -> None:
+    rubric = [{"weight": 1.0, "fact": tasks.stated(criterion)} for _, criterion in tasks.rubric([SEINE])]
+    assert rubric[0]["fact"] == ["The mouth of Seine is", "Channel"]
+    told = tasks.report([("Seine", ["The mouth of Seine is Rhine.", "The country of Seine is France."])])
+    assert facts_stated(told, rubric) == pytest.approx(1 / 3)  # another value, the value, nothing
+    assert facts_stated(f"{tasks.report([('Seine', SEINE.sentences)])} {told}", rubric) == 1.0  # both: the first counts
+    assert facts_stated(f"{told} {tasks.report([('Seine', SEINE.sentences)])}", rubric) == pytest.approx(2 / 3)
+
+
 def test_a_criterion_without_a_fact_is_an_error() -> None:
     with pytest.raises(ValueError, match="holds no fact"):
         tasks.fact_of("Is well written.")
 
 
-@pytest.mark.parametrize(("name", "count"), [("train", 16), ("held_out", 8)])
+@pytest.mark.parametrize(("name", "count"), [("train", 16), ("held_out", 40)])
 def test_task_sets_are_what_the_curated_mode_reads(world: World, name: str, count: int) -> None:
     texts = {row["id"]: row["text"] for row in _rows("corpus.jsonl")}
     rows = _rows(f"tasks_{name}.jsonl")
@@ -61,6 +71,11 @@ def test_task_sets_are_what_the_curated_mode_reads(world: World, name: str, coun
         assert 3 <= len(problem.rubric) <= 5
         evidence = " ".join(texts[key] for key in row["evidence_ids"])
         assert all(tasks.fact_of(criterion.text) in evidence for criterion in problem.rubric)
+        assert all(" ".join(item["fact"]) + "." == tasks.fact_of(item["criterion"]) for item in row["rubric"])
+        told = tasks.report(
+            [(name, [tasks.fact_of(item["criterion"])]) for name, item in zip("abcde", row["rubric"], strict=False)]
+        )
+        assert facts_stated(told, row["rubric"]) == 1.0  # what the rubric asks for, said
         named = row["question"].rstrip(".").split()
         assert len(world.held_out & set(named)) == (len(row["evidence_ids"]) if name == "held_out" else 0)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 
+import numpy as np
 import pytest
 
 from scope_jax.atlas import corpus, questions
-from scope_jax.atlas.facts import ASSETS, World, load_world
+from scope_jax.atlas.facts import ASSETS, Fact, World, load_world
 
 
 def _rows(name: str) -> list[dict]:
@@ -51,27 +53,82 @@ def test_what_hangs_on_a_held_out_country_is_held_out(world: World) -> None:
             assert fact.entity in world.held_out
 
 
+HOPS = {"one hop": 1, "two hops": 2, "three hops": 3}
+
+
 @pytest.mark.parametrize("name", ["train", "held_out"])
 def test_every_step_of_a_question_stands_in_its_evidence(world: World, name: str) -> None:
     texts = {row["id"]: row["text"] for row in _rows("corpus.jsonl")}
     rows = _rows(f"questions_{name}.jsonl")
-    assert [row["hops"] for row in rows].count(1) == [row["hops"] for row in rows].count(2) == questions.SET_SIZES[name]
-    for row in rows:
+    for kind in (*HOPS, "choice"):
+        assert 100 <= [row["kind"] for row in rows].count(kind) <= questions.SET_SIZES[name]
+    for row in [row for row in rows if row["kind"] != "choice"]:
         (answer,) = row["answers"]
-        assert len(row["evidence_ids"]) == row["hops"]
+        assert len(row["evidence_ids"]) == row["hops"] == HOPS[row["kind"]]
         assert f" is {answer}." in texts[row["evidence_ids"][-1]]
         assert answer not in row["question"].removesuffix("?").split()
+    for row in [row for row in rows if row["kind"] == "choice"]:
+        attribute, value, names = re.findall(r"Which one has the (\w+) (\w+): (.+)\?", row["question"])[0]
+        candidates = re.findall(r"\w+", names.replace(" or ", " "))
+        assert len(candidates) == len(row["evidence_ids"]) == questions.CANDIDATES
+        told = [
+            f"The {attribute} of {one} is {value}." in texts[key]
+            for one, key in zip(candidates, row["evidence_ids"], strict=True)
+        ]
+        assert [one for one, is_told in zip(candidates, told, strict=True) if is_told] == row["answers"]
+
+
+def test_chains_worked_by_hand() -> None:
+    river, capital, back = (
+        Fact("river", "Bonn", "Rhine"),
+        Fact("country", "Rhine", "Germany"),
+        Fact("capital", "Germany", "Bonn"),
+    )
+    money = Fact("currency", "Germany", "euro")
+    world = World(
+        (river, capital, back, money), frozenset({"Bonn"}), {"Bonn": "city", "Rhine": "river", "Germany": "country"}
+    )
+    assert questions.chains(world, 1) == [(river,), (capital,), (back,), (money,)]
+    assert questions.chains(world, 2) == [(river, capital), (capital, back), (capital, money), (back, river)]
+    assert questions.chains(world, 3) == [(river, capital, money)]  # never back to where it has been
+    assert (
+        questions.chain_question((river, capital, money)) == "What is the currency of the country of the river of Bonn?"
+    )
+    assert questions.chain_question((money,)) == "What is the currency of Germany?"
+
+
+def test_a_choice_worked_by_hand() -> None:
+    seine, loire = Fact("mouth", "Seine", "Channel"), Fact("mouth", "Loire", "Atlantic")
+    others = [
+        seine,
+        loire,
+        Fact("mouth", "Main", "Rhine"),
+        Fact("mouth", "Somme", "Channel"),
+        Fact("mouth", "Channel", "Sea"),
+    ]
+    made = questions.choice(seine, others, np.random.default_rng(0))
+    assert made is not None and made.right is seine
+    assert {fact.entity for fact in made.facts} == {
+        "Seine",
+        "Loire",
+        "Main",
+    }  # Somme has the same mouth; Channel is the value
+    names = [fact.entity for fact in made.facts]
+    assert made.question == f"Which one has the mouth Channel: {names[0]}, {names[1]} or {names[2]}?"
+    assert questions.choice(seine, others[:2], np.random.default_rng(0)) is None
 
 
 def test_held_out_names_are_asked_only_in_the_held_out_set(world: World) -> None:
-    def touched(row: dict) -> bool:
-        words = row["question"].removesuffix("?").split()
-        return bool(world.held_out & {*words, *row["answers"]})
+    def named(row: dict) -> set[str]:
+        return set(re.findall(r"\w+", row["question"])) & set(world.names)
 
-    assert not any(touched(row) for row in _rows("questions_train.jsonl"))
-    assert all(
-        row["question"].removesuffix("?").split()[-1] in world.held_out for row in _rows("questions_held_out.jsonl")
-    )
+    for row in _rows("questions_train.jsonl"):
+        assert not world.held_out & (named(row) | set(row["answers"]))
+    for row in _rows("questions_held_out.jsonl"):
+        (last,) = re.findall(r"(\w+)\?$", row["question"])
+        assert last in world.held_out
+        if row["kind"] == "choice":
+            assert len(named(row) & world.held_out) >= questions.CANDIDATES
     assert not world.held_out & {row["answer"] for row in _rows("answers.jsonl")}
 
 

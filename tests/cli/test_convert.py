@@ -24,7 +24,7 @@ from scope_jax.run.checkpoint import Checkpoints
 from scope_jax.run.metrics import RunLog
 from sharding.rules import TRAIN
 
-BASE = Path("assets/atlas/base")  # stored in bfloat16
+BASE = Path("assets/atlas/ssp/base")  # stored in bfloat16
 
 
 def call(*words: object) -> Result:

@@ -73,7 +73,7 @@ def test_a_run_of_such_a_model(source, tmp_path):
     """Its newest checkpoint, trained weights in float32, under the names and with the bits that transformers reads."""
     _, folder = source
     card = load_card(
-        Path("configs/ssp/atlas.toml"), (f"model.checkpoint={folder}", "model.tokenizer=assets/atlas/base")
+        Path("configs/ssp/atlas.toml"), (f"model.checkpoint={folder}", "model.tokenizer=assets/atlas/ssp/base")
     )
     run, out = tmp_path / "run", tmp_path / "out"
     RunLog(run, card).close()

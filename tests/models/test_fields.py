@@ -19,7 +19,7 @@ from models.fields import WeightsError
 from models.tensorfile import INDEX, Checkpoint
 from models.tokenizer import Tokenizer
 
-BASE = Path("assets/atlas/base")
+BASE = Path("assets/atlas/ssp/base")
 QWEN3 = json.loads((BASE / "config.json").read_text(encoding="utf-8"))
 MOE = QWEN3 | {
     "architectures": ["Qwen3MoeForCausalLM"],

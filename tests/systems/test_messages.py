@@ -28,7 +28,7 @@ from tests.systems import harness, scope_world
 from tests.systems.harness import play_step
 
 ROOT = Path(__file__).parents[2]
-ATLAS = ROOT / "assets" / "atlas" / "tokenizer"
+ATLAS = ROOT / "assets" / "atlas" / "ssp" / "tokenizer"
 OLMO = Path(__file__).with_name("olmo3.jinja")
 XML, HERMES, FUNCTION = (dialects.load(name) for name in ("xml", "hermes", "function"))
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

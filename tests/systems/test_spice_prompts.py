@@ -48,7 +48,7 @@ def test_a_folder_of_ones_own_may_hold_system_messages(tmp_path: Path):
 
 def test_the_template_of_the_octothinker_cards():
     template = ROOT / "configs" / "spice" / "octothinker.jinja"
-    tokenizer = Tokenizer.load(str(ROOT / "assets" / "atlas" / "base"), str(template))
+    tokenizer = Tokenizer.load(str(ROOT / "assets" / "atlas" / "ssp" / "base"), str(template))
     ids = tokenizer.encode_chat([{"role": "user", "content": "How many?"}])
     text = tokenizer.decode(ids)
     assert text.endswith("before it tells the answer.\n\nUser: How many?\n\nAssistant:")

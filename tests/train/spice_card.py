@@ -15,7 +15,7 @@ PROMPTS = {
 CARD = """
 system = "spice"
 [model]
-checkpoint = "{root}/assets/atlas/base"
+checkpoint = "{root}/assets/atlas/ssp/base"
 compute_dtype = "float32"
 [rollout]
 slots = 16

@@ -116,11 +116,11 @@ def in_engine(folder: Path) -> str:
 
 # ------------------------------------------------------------------------------------------------------ who judges
 def test_exports_of_two_runs_are_graded_by_the_same_base(runs: Path, spoken: dict[str, list[str]]) -> None:
-    base, other = in_engine(ASSETS / "base"), runs / "other"
+    base, other = in_engine(ASSETS / "scope" / "base"), runs / "other"
     solvers = []
     for folder in (runs / "one" / "hf" / "solver", runs / "two-hf" / "solver"):
         results = played("eval", folder, "--card", CARD)
-        assert results["step"] is None and results["base"] == str(ASSETS / "base")
+        assert results["step"] is None and results["base"] == str(ASSETS / "scope" / "base")
         assert set(spoken.pop(BASE)) == {base}
         solvers += spoken.pop("solver")
     assert set(solvers) == {in_engine(runs / "one/hf/solver"), in_engine(runs / "two-hf/solver")} and len(solvers) == 2
@@ -142,9 +142,9 @@ def test_a_run_and_its_export_are_the_same_to_an_exam(runs: Path, spoken: dict[s
 
 def test_replay_takes_exports_and_one_base(runs: Path, spoken: dict[str, list[str]]) -> None:
     results = played("replay", runs / "one", runs / "two-hf")
-    assert results["base"] == str(ASSETS / "base")
+    assert results["base"] == str(ASSETS / "scope" / "base")
     assert spoken.pop("solver") == [in_engine(runs / "one/hf/solver"), in_engine(runs / "two-hf/solver")]
-    assert set(spoken.pop(BASE)) == {in_engine(ASSETS / "base")}
+    assert set(spoken.pop(BASE)) == {in_engine(ASSETS / "scope" / "base")}
     assert played("replay", runs / "one/hf", runs / "two")["metrics"] == results["metrics"]
 
 
@@ -153,13 +153,13 @@ def test_without_a_base_or_with_a_strange_one(runs: Path, tmp_path: Path) -> Non
     said = refused("eval", target, "--card", CARD, "--set", f"model.checkpoint={gone}")
     assert f"the base model judges the answers, but {gone} is not a model folder" in said and "--base" in said
     assert "not a model folder" in refused("replay", target, target, "--card", CARD, "--base", gone)
-    said = refused("eval", target, "--card", "configs/ssp/atlas.toml", "--base", ASSETS / "base")
+    said = refused("eval", target, "--card", "configs/ssp/atlas.toml", "--base", ASSETS / "scope" / "base")
     assert "no base model judges" in said
-    wide = shutil.copytree(ASSETS / "base", tmp_path / "wide")
+    wide = shutil.copytree(ASSETS / "scope" / "base", tmp_path / "wide")
     config = json.loads((wide / "config.json").read_text())
     (wide / "config.json").write_text(json.dumps(config | {"rope_theta": 5.0, "rope_parameters": {"rope_theta": 5.0}}))
     assert "differ in their config.json" in refused("eval", target, "--card", CARD, "--base", wide)
-    other = shutil.copytree(ASSETS / "base", tmp_path / "other")
+    other = shutil.copytree(ASSETS / "scope" / "base", tmp_path / "other")
     (other / "chat_template.jinja").write_text("> {{ messages[0].content }} <")
     assert "differ in tokenizer or chat template" in refused("eval", target, "--card", CARD, "--base", other)
 
@@ -230,7 +230,7 @@ EIGHT = {  # Qwen3-8B
 @pytest.fixture
 def eight(tmp_path: Path) -> World:
     """What `eval` assembles for a folder of 8.2 billion weights, of which none are there."""
-    folder = shutil.copytree(ASSETS / "base", tmp_path / "eight")
+    folder = shutil.copytree(ASSETS / "ssp" / "base", tmp_path / "eight")
     (folder / "model.safetensors").unlink()
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | EIGHT))
@@ -307,7 +307,7 @@ def test_an_exam_holds_weights_judge_and_cache(runs: Path, monkeypatch: pytest.M
     played("eval", runs / target, "--card", CARD)
     state = jax.eval_shape(engines[0].init_decode_state)
     cache = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-    sizes = [leaf.nbytes for leaf in jax.tree.leaves(weights.load(ASSETS / "base")[1])]
+    sizes = [leaf.nbytes for leaf in jax.tree.leaves(weights.load(ASSETS / "scope" / "base")[1])]
     assert max(seen["playing"]) <= 1.1 * (2 * sum(sizes) + cache)
     assert max(seen["loading"]) <= 1.02 * (2 * sum(sizes) + max(sizes))
     assert len(seen["loading"]) == 2 * len(sizes) and len(seen["playing"]) >= 4

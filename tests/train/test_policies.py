@@ -141,7 +141,7 @@ def test_a_checkpoint_holds_the_reference_once(trainer: Trainer, tmp_path: Path)
 
 def test_policies_may_begin_elsewhere_and_the_base_stays_the_reference(tmp_path: Path) -> None:
     other = tmp_path / "other"
-    base, params = weights.load("assets/atlas/base")
+    base, params = weights.load("assets/atlas/scope/base")
     weights.save_hf(other, base, jax.tree.map(lambda w: w + 1, params), jax.numpy.float32, None)
     sets = [*SCOPE, f"model.policies.solver={other}"]
     trainer = assemble(load_card("configs/scope/atlas.toml", sets), tmp_path / "run")
@@ -155,13 +155,13 @@ def test_policies_may_begin_elsewhere_and_the_base_stays_the_reference(tmp_path:
     ("name", "layers", "sentence"),
     [
         ("judge", 0, "model.policies names 'judge', but the card trains challenger, solver; correct it."),
-        ("solver", 1, "differs from the base in assets/atlas/base in num_layers, layer_windows"),
+        ("solver", 1, "differs from the base in assets/atlas/scope/base in num_layers, layer_windows"),
     ],
 )
 def test_a_policy_that_cannot_begin_there_is_one_sentence(
     tmp_path: Path, name: str, layers: int, sentence: str
 ) -> None:
-    config = json.loads(Path("assets/atlas/base/config.json").read_text())
+    config = json.loads(Path("assets/atlas/scope/base/config.json").read_text())
     config["num_hidden_layers"] += layers
     (tmp_path / "config.json").write_text(json.dumps(config))
     cfg = load_card("configs/scope/atlas.toml", [*SCOPE, f"model.policies.{name}={tmp_path}"])

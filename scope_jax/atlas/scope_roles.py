@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-from scope_jax.atlas import report_scripts, tasks
+from scope_jax.atlas import scope_scripts, tasks
 from scope_jax.atlas.corpus import documents
-from scope_jax.atlas.demonstrations import pick
 from scope_jax.atlas.facts import World
-from scope_jax.atlas.scripts import Script, Show
+from scope_jax.atlas.rows import Makers, Script, Show, Split, pick
+from scope_jax.atlas.scope_scripts import CARD as CARD
 from scope_jax.atlas.tasks import KINDS, MOST_THINGS, SENTENCE, TOLD, Thing
 
 _WORD = re.compile(r"\w+")
@@ -42,23 +42,64 @@ class ReportHabits:
     drift: float
 
 
+HABITS = ReportHabits(
+    sure=frozenset({"long_form_qa", "summarization"}),
+    guess_sure=0.7,
+    guess=0.25,
+    half_way=0.35,
+    short=0.3,
+    ramble=0.35,
+    vague=0.15,
+    unread=0.15,
+    drift=0.2,
+)
+# demonstrations of each kind in one step: most of them are the judge's, whose errors are the game's ceiling
+READ_ROWS: Mapping[str, int] = {
+    "challenge": 6,
+    "report": 10,
+    "gate entity": 2,
+    "gate relevance": 16,
+    "rubric": 8,
+    "grade": 26,
+}
+PLAY_ROWS: Mapping[str, int] = {
+    "challenge": 8,
+    "report": 16,
+    "gate entity": 1,
+    "gate relevance": 12,
+    "rubric": 6,
+    "grade": 20,
+}
+STEPS: tuple[int, int] = (640, 160)  # of stage "read" and of stage "play"
+NUDGES = ("nudge_score", "nudge_rubrics", "search_not_run")
+UNSPOKEN: tuple[str, ...] = (
+    *((tasks.PROMPTS / f"{name}.txt").read_text(encoding="utf-8") for name in NUDGES),
+    " I know this. I know one. ",
+)
+
+
 class Newsroom:
     """The material of reports: the things that a search for their name shows, and what their documents name.
 
-    show: the search tool with one document to a query, as the card has it. train_only: without what is held out.
+    show: the search tool with one document to a query, as the card has it. split: "train" is without what is held out.
     """
 
-    def __init__(self, world: World, show: Show, train_only: bool, seed: int) -> None:
+    def __init__(self, world: World, show: Show, split: Split, seed: int) -> None:
         self.show = lru_cache(maxsize=None)(show)
         self.rng = np.random.default_rng(seed)
         every = tasks.things(world).values()
-        fit = [thing for thing in every if not train_only or tasks.trains(world, thing)]
+        fits = {
+            "all": lambda thing: True,
+            "train": lambda thing: tasks.trains(world, thing),
+            "held_out": lambda thing: thing.name in world.held_out,
+        }[split]
+        fit = [thing for thing in every if fits(thing)]
         self.things = {thing.name: thing for thing in fit if thing.row["text"] in self.show(thing.name)}
         self._all = list(self.things.values())
         rows = zip(world.names, documents(world), strict=True)
         # what may be looked up: a challenger sees only from its document whether a name is a thing
         self._readable = {
-            name for name, row in rows if not (train_only and world.held_out & set(_WORD.findall(row["text"])))
+            name for name, row in rows if not (split == "train" and world.held_out & set(_WORD.findall(row["text"])))
         }
         self._sources = [thing for thing in self._all if len(self._near(thing)) >= MOST_SEARCHES]
         self._values: dict[str, list[str]] = {}
@@ -99,9 +140,9 @@ class Newsroom:
         return list(chosen.values())
 
     def _taken(self, source: Thing, looked_up: Sequence[str]) -> list[Thing]:
-        """What a task is set on: the source and, by lot, the first few things among what was looked up."""
+        """What a task is set on: the source and the things among what was looked up; in one of five cases fewer."""
         found = [self.things[name] for name in looked_up if name in self.things]
-        return [source, *found[: int(self.rng.integers(len(found) + 1))]]
+        return [source, *(found[: int(self.rng.integers(len(found) + 1))] if self._chance(0.2) else found)]
 
     def _other_value(self, sentence: str) -> str:
         """The sentence with another value of its kind."""
@@ -116,15 +157,15 @@ class Newsroom:
         searches = self._upto(MOST_SEARCHES)
         if habits is not None:
             if self._chance(habits.vague):
-                return report_scripts.sets_unread(source, kind, searches, pick(VAGUE, self.rng))
+                return scope_scripts.sets_unread(source, kind, searches, pick(VAGUE, self.rng))
             if self._chance(habits.unread):
-                return report_scripts.sets_unread(source, kind, searches, source.name)
+                return scope_scripts.sets_unread(source, kind, searches, source.name)
             if self._chance(habits.drift):
                 away = [self._far(source).name for _ in range(searches)]
-                return report_scripts.challenger(source, kind, searches, away, away[-1:], self.show)
+                return scope_scripts.challenger(source, kind, searches, away, away[-1:], self.show)
         looked_up = self._some(self._near(source), searches)
         taken = [thing.name for thing in self._taken(source, looked_up)]
-        return report_scripts.challenger(source, kind, searches, looked_up, taken, self.show)
+        return scope_scripts.challenger(source, kind, searches, looked_up, taken, self.show)
 
     def report(self, habits: ReportHabits | None = None) -> Script:
         """A solver's episode; with habits, a bad one as often as they say."""
@@ -133,47 +174,59 @@ class Newsroom:
         if habits is not None:
             if self._chance(habits.guess_sure if kind in habits.sure else habits.guess):
                 invented = [[self._other_value(said) for said in thing.sentences[:TOLD]] for thing in asked]
-                return report_scripts.guesser(kind, asked, invented)
+                return scope_scripts.guesser(kind, asked, invented)
             if len(asked) > 1 and self._chance(habits.half_way):
                 looked_up = 1
             elif self._chance(habits.short):
                 told = 1
             elif self._chance(habits.ramble):
                 times = 2
-        return report_scripts.solver(kind, asked, looked_up, told, times, self.show)
+        return scope_scripts.solver(kind, asked, looked_up, told, times, self.show)
 
     def gate_entity(self) -> Script:
         """Three in five tasks name things."""
         if self._chance(0.4):
-            return report_scripts.entity_gate(tasks.task(pick(KINDS, self.rng), [pick(VAGUE, self.rng)]), ())
+            return scope_scripts.entity_gate(tasks.task(pick(KINDS, self.rng), [pick(VAGUE, self.rng)]), ())
         names = [thing.name for thing in self._company()]
-        return report_scripts.entity_gate(tasks.task(pick(KINDS, self.rng), names), names)
+        return scope_scripts.entity_gate(tasks.task(pick(KINDS, self.rng), names), names)
 
     def gate_relevance(self) -> Script:
-        """Half of the tasks are about the source or a name in it."""
+        """Half of the tasks are about the source or a name in it, some of these about something else too."""
         source = pick(self._sources, self.rng)
         near = self._some(self._near(source), self._upto(MOST_SEARCHES))
         if self._chance(0.5):
-            names = [source.name, *near[:-1]] if self._chance(0.7) else near
+            draw = self.rng.random()
+            names = [source.name, *near] if draw < 0.5 else [source.name, *near[:-1]] if draw < 0.75 else near
+            if len(names) < MOST_THINGS and self._chance(0.2):
+                names = self._some([*names, self._far(source).name], MOST_THINGS)
         else:
             names = [self._far(source).name for _ in range(self._upto(MOST_THINGS))]
-        return report_scripts.relevance_gate(source, tasks.task(pick(KINDS, self.rng), names), names)
+        return scope_scripts.relevance_gate(source, tasks.task(pick(KINDS, self.rng), names), names)
 
     def write_rubric(self) -> Script:
-        """The rubric of a task that a challenger sets in good play; in one of ten cases, after it drifted."""
+        """The rubric of a task as challengers set them: in good play, without a search, or (one of ten) adrift."""
         source = pick(self._sources, self.rng)
         read = self._some(self._near(source), self._upto(MOST_SEARCHES))
-        asked = self._taken(source, read)
-        if self._chance(0.1):
+        draw = self.rng.random()
+        if draw < 0.1:
             asked = [self._far(source)]
             read = [self._far(source).name for _ in read[1:]] + [asked[0].name]
+        elif draw < 0.2:
+            asked, read = [source], []
+        else:
+            asked = self._taken(source, read)
         text = tasks.task(pick(KINDS, self.rng), [thing.name for thing in asked])
-        return report_scripts.rubric_writer(source, text, asked, [self.show(name) for name in read])
+        return scope_scripts.rubric_writer(source, text, asked, [self.show(name) for name in read])
 
     def grade(self) -> Script:
-        """Two in five criteria are met, as many find another value, the others nothing at all."""
+        """Answers as solvers give them: things left out, few sentences, everything twice, some or all of it invented.
+
+        Two in five criteria are met, as many find another value, the others nothing at all.
+        """
         asked = self._company()
         told = [list(thing.sentences[: self._upto(TOLD)]) for thing in asked]
+        if self._chance(0.25):
+            told[1:] = [[] for _ in told[1:]]
         text = tasks.task(pick(KINDS, self.rng), [thing.name for thing in asked])
         items = [criterion for _, criterion in tasks.rubric(asked)]
         said = {sentence for sentences in told for sentence in sentences}
@@ -182,20 +235,21 @@ class Newsroom:
         draw = self.rng.random()
         criterion = pick(lacking if draw < 0.2 and lacking else given, self.rng)
         wanted = tasks.fact_of(criterion)
+        invented = 0.9 if self._chance(0.3) else 0.15
 
         def put(sentence: str) -> str:
-            wrong = 0.2 <= draw < 0.6 if sentence == wanted else self._chance(0.25)
+            wrong = 0.2 <= draw < 0.6 if sentence == wanted else self._chance(invented)
             return self._other_value(sentence) if wrong else sentence
 
-        lines = [(thing.name, [put(sentence) for sentence in own]) for thing, own in zip(asked, told, strict=True)]
-        return report_scripts.grader(text, tasks.report(lines), criterion)
+        lines = [(thing.name, [put(said) for said in own]) for thing, own in zip(asked, told, strict=True) if own]
+        times = 2 if self._chance(0.15) else 1
+        return scope_scripts.grader(text, tasks.report(lines * times), criterion)
 
 
-Makers = dict[str, Callable[[], Script]]
-
-
-def makers(room: Newsroom, habits: ReportHabits | None) -> Makers:
+def makers(world: World, show: Show, *, split: Split, seed: int, with_habits: bool) -> Makers:
     """How to draw each kind of demonstration."""
+    room = Newsroom(world, show, split, seed)
+    habits = HABITS if with_habits else None
     return {
         "challenge": lambda: room.challenge(habits),
         "report": lambda: room.report(habits),

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
-from scope_jax.atlas import warmup
-from scope_jax.atlas.demonstrations import Habits, exchanged, name_ids, token_row
+from scope_jax.atlas import games, warmup
+from scope_jax.atlas.rows import exchanged, name_ids, token_row
+from scope_jax.atlas.ssp_roles import HABITS, HOPS, Habits, Library
 from scope_jax.text.parsing import first, labelled_answer, well_formed
 
-KINDS = [("solve", 1), ("solve", 2), ("propose", 1), ("propose", 2), ("read", 1), ("read", 2)]
+KINDS = [(kind, hops) for kind in ("solve", "propose", "read") for hops in HOPS]
 
 
 @pytest.mark.parametrize(("kind", "hops"), KINDS)
 def test_only_what_the_policy_says_is_spoken(trained, tokenizer, kind: str, hops: int) -> None:
-    for _ in range(20):
+    for _ in range(10):
         script = getattr(trained, kind)(hops)
         row = token_row(script, tokenizer)
         spoken = "".join(text for text, said in script.parts if said) + ("<|im_end|>" if script.ends else "")
@@ -22,12 +25,12 @@ def test_only_what_the_policy_says_is_spoken(trained, tokenizer, kind: str, hops
         assert tokenizer.decode(row.ids_T[row.sampled_T].tolist()) == spoken
         assert tokenizer.decode(row.ids_T[~row.sampled_T].tolist()).endswith("<|im_start|>assistant\n" + forced)
         assert script.message in tokenizer.decode(row.ids_T[~row.sampled_T].tolist())
-        assert len(row.ids_T) <= (448 if kind == "read" else 400)
+        assert len(row.ids_T) <= 448
         assert not row.logprobs_T.any()
 
 
 def test_roles_speak_the_games_formats(trained) -> None:
-    for hops in (1, 2):
+    for hops in HOPS:
         solver, proposer, reader = trained.solve(hops), trained.propose(hops), trained.read(hops)
         said = [text for text, spoken in solver.parts if spoken]
         assert len(said) == hops + 1
@@ -42,25 +45,55 @@ def test_roles_speak_the_games_formats(trained) -> None:
 
 
 def test_true_world_rows_show_no_held_out_entity_in_what_is_said(trained, world) -> None:
-    habits = warmup.HABITS
     for kind, hops in KINDS:
-        for _ in range(60):
-            script = getattr(trained, kind)(hops) if kind == "read" else getattr(trained, kind)(hops, habits)
+        for _ in range(40):
+            script = getattr(trained, kind)(hops) if kind == "read" else getattr(trained, kind)(hops, HABITS)
             question = script.message.splitlines()[-1]
             said = " ".join(text for text, spoken in script.parts if spoken)
             words = {word.strip(".?:") for word in f"{question} {said}".split()}
             assert not words & world.held_out
 
 
+def test_a_choice_is_worked_through_in_order(trained) -> None:
+    for _ in range(20):
+        script = trained.choose()
+        _, value, names = re.findall(r"has the (\w+) (\w+): (.+)\?", script.message)[0]
+        candidates = re.findall(r"\w+", names.replace(" or ", " "))
+        said = [text for text, spoken in script.parts if spoken]
+        right = first(said, "answer") or ""
+        looked_up = re.findall(r"<search> the \w+ of (\w+) </search>", "".join(said))
+        assert looked_up == candidates[: candidates.index(right) + 1]
+        assert f" of {right} is {value}: {right}." in said[-1]
+        assert sum(f" is {value}." in text for text in said) == 0  # no other candidate has the value
+
+
 def test_habits_come_as_often_as_they_say(trained) -> None:
-    always = Habits(sure=frozenset(), guess_sure=0.0, guess=1.0, half_way=0.0, unread=1.0)
-    never = Habits(sure=frozenset(), guess_sure=1.0, guess=0.0, half_way=1.0, unread=0.0)
-    assert all(len(trained.solve(2, always).parts) == 1 for _ in range(10))
-    assert all(len(trained.propose(2, always).parts) == 1 for _ in range(10))
+    always = Habits(sure=frozenset(), guess_sure=0.0, guess=1.0, guess_choice=1.0, half_way=0.0, unread=1.0)
+    never = Habits(sure=frozenset(), guess_sure=1.0, guess=0.0, guess_choice=0.0, half_way=1.0, unread=0.0)
+    assert all(len(trained.solve(hops, always).parts) == 1 for hops in HOPS for _ in range(5))
+    assert all(len(trained.propose(hops, always).parts) == 1 for hops in HOPS for _ in range(5))
+    assert all(len(trained.choose(always).parts) == 1 for _ in range(5))
     for _ in range(10):
-        searched = trained.solve(2, never).parts
-        assert [spoken for _, spoken in searched] == [True, False, True]  # one search for a two-hop question
+        assert [spoken for _, spoken in trained.solve(1, never).parts] == [True, False, True]
+        assert [spoken for _, spoken in trained.solve(2, never).parts] == [True, False, True]  # one search for two hops
+        assert len(trained.solve(3, never).parts) in (3, 5)
         assert len(trained.propose(2, never).parts) == 5
+        assert len(trained.choose(never).parts) >= 3
+
+
+def test_held_out_material_begins_at_held_out_names(world, show) -> None:
+    held_out = Library(world, show, "held_out", seed=3)
+    for material in (held_out.chains, held_out.trails):
+        assert all(chain[0].entity in world.held_out for hops in HOPS for chain in material[hops])
+    assert all(fact.entity in world.held_out for one in held_out.choices for fact in one.facts)
+
+
+@pytest.mark.parametrize("game", games.GAMES)
+def test_a_game_shows_as_many_rows_as_it_can_draw(world, show, show_one, game: str) -> None:
+    roles = games.GAMES[game]
+    makers = roles.makers(world, show if game == "ssp" else show_one, split="all", seed=0, with_habits=True)
+    assert set(roles.READ_ROWS) == set(roles.PLAY_ROWS) == set(makers)
+    assert len(roles.STEPS) == 2 and warmup.Recipe(*roles.STEPS).seed == 0
 
 
 def test_exchanged_names_keep_the_structure(trained, tokenizer, world) -> None:

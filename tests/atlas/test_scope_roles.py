@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from rollouts.types import Turn
-from scope_jax.atlas import report_scripts, tasks, warmup
-from scope_jax.atlas.demonstrations import name_ids, token_row
-from scope_jax.atlas.report_demonstrations import Newsroom, ReportHabits, makers
-from scope_jax.atlas.scripts import Script
+from scope_jax.atlas import scope_scripts, tasks
+from scope_jax.atlas.rows import Script, name_ids, token_row
+from scope_jax.atlas.scope_roles import HABITS, Newsroom, ReportHabits, makers
 from scope_jax.atlas.tasks import TOLD, Thing
 from scope_jax.config import load_card
 from scope_jax.play.rubrics import rubric_score, score_of
@@ -25,7 +24,7 @@ DRAWS = 40
 
 
 def _said(script: Script) -> list[rules.Said]:
-    cfg, final = report_scripts.card(), "task" if "</task>" in script.parts[-1][0] else "answer"
+    cfg, final = scope_scripts.card(), "task" if "</task>" in script.parts[-1][0] else "answer"
     answered = [place < len(script.parts) - 1 for place in range(len(script.parts))]
     return [
         talking.heard(cfg, spoke(text), final, more)
@@ -58,14 +57,14 @@ def _score(script: Script, room: Newsroom) -> float:
 # ------------------------------------------------------------------------------------------------------------ policies
 @pytest.mark.parametrize("role", ["challenge", "report"])
 def test_what_comes_back_is_what_the_game_gives(room: Newsroom, show_one, role: str) -> None:
-    cfg = report_scripts.card()
+    cfg = scope_scripts.card()
     for _ in range(DRAWS):
-        script = getattr(room, role)(warmup.REPORT_HABITS)
+        script = getattr(room, role)(HABITS)
         spoken_text = "".join(text for text, spoken in script.parts if spoken)
         results = {name: show_one(name) for name in re.findall(r"<search> (\w+) </search>", spoken_text)}
         tools = ScriptedTools(lambda moment: "", results)
         expected = _searches_asked(script) if role == "challenge" else None
-        respond = talking.responder(cfg, tools, "task" if role == "challenge" else "answer", expected)
+        respond = talking.responder(cfg, tools.search, "task" if role == "challenge" else "answer", expected)
         turns: list[Turn] = []
         for text, spoken in script.parts:
             if turns and not spoken:
@@ -77,7 +76,7 @@ def test_what_comes_back_is_what_the_game_gives(room: Newsroom, show_one, role: 
 
 
 def test_good_challengers_earn_the_whole_format_reward(room: Newsroom) -> None:
-    card = report_scripts.card().scope.challenger_reward
+    card = scope_scripts.card().scope.challenger_reward
     for _ in range(DRAWS):
         script = room.challenge()
         said = _said(script)
@@ -89,7 +88,7 @@ def test_good_challengers_earn_the_whole_format_reward(room: Newsroom) -> None:
 
 
 def test_good_solvers_earn_everything(room: Newsroom) -> None:
-    card = report_scripts.card().scope.solver_reward
+    card = scope_scripts.card().scope.solver_reward
     for _ in range(DRAWS):
         script = room.report()
         said, asked = _said(script), _asked(script, room)
@@ -99,7 +98,7 @@ def test_good_solvers_earn_everything(room: Newsroom) -> None:
 
 
 def test_challengers_habits_earn_what_they_should(room: Newsroom) -> None:
-    card = report_scripts.card().scope.challenger_reward
+    card = scope_scripts.card().scope.challenger_reward
     for habit in ("vague", "unread", "drift"):
         for _ in range(10):
             script = room.challenge(_habit(**{habit: 1.0}))
@@ -115,7 +114,7 @@ def test_challengers_habits_earn_what_they_should(room: Newsroom) -> None:
 
 
 def test_solvers_habits_earn_what_they_should(room: Newsroom) -> None:
-    card = report_scripts.card().scope.solver_reward
+    card = scope_scripts.card().scope.solver_reward
     short_scores, half_scores = [], []
     for _ in range(DRAWS):
         guess = room.report(_habit(guess=1.0))
@@ -136,11 +135,11 @@ def test_solvers_habits_earn_what_they_should(room: Newsroom) -> None:
     assert np.mean(short_scores) < 0.7 and np.mean(half_scores) < 0.7
 
 
-def test_only_rambling_is_long(room: Newsroom, tokenizer) -> None:
-    card = report_scripts.card().scope.solver_reward
+def test_only_rambling_is_long(room: Newsroom, scope_tokenizer) -> None:
+    card = scope_scripts.card().scope.solver_reward
 
     def factor(script: Script) -> float:
-        return rules.length_factor(card, len(tokenizer.encode(rules.answer_of(_said(script)) or "")))
+        return rules.length_factor(card, len(scope_tokenizer.encode(rules.answer_of(_said(script)) or "")))
 
     factors: dict[int, set[float]] = {1: set(), 2: set(), 3: set()}
     for _ in range(DRAWS):
@@ -177,7 +176,7 @@ def _stands_in_source(message: str) -> bool:
 
 def test_a_grader_says_what_it_found_and_what_it_needs() -> None:
     def thought(answer: str) -> str:
-        script = report_scripts.grader("Explain Seine", answer, "Seine: The mouth of Seine: Channel")
+        script = scope_scripts.grader("Explain Seine", answer, "Seine: The mouth of Seine: Channel")
         return script.parts[0][0]
 
     assert thought("Seine: The mouth of Seine is Channel.") == (
@@ -192,7 +191,7 @@ def test_a_grader_says_what_it_found_and_what_it_needs() -> None:
 
 
 def test_rubrics_are_read_as_they_were_meant(room: Newsroom) -> None:
-    card = report_scripts.card().scope
+    card = scope_scripts.card().scope
     for _ in range(DRAWS):
         script = room.write_rubric()
         read = judging.rubric_of(script.parts[0][0], card.rubric_weights, card.min_rubrics, card.max_rubrics)
@@ -202,27 +201,29 @@ def test_rubrics_are_read_as_they_were_meant(room: Newsroom) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------- the whole card
-def test_demonstrations_fit_the_card_and_speak_in_whole_words(room: Newsroom, world, tokenizer) -> None:
-    cfg = report_scripts.card()
+def test_demonstrations_fit_the_card_and_speak_in_whole_words(world, show_one, scope_tokenizer) -> None:
+    cfg = scope_scripts.card()
     limits = {
         "challenger": cfg.scope.challenger.sampling.max_tokens,
         "solver": cfg.scope.solver.sampling.max_tokens,
         "judge": cfg.scope.rubric_writer.max_tokens,
     }
-    ids_N = name_ids(world, tokenizer)
-    for make in makers(room, warmup.REPORT_HABITS).values():
+    ids_N = name_ids(world, scope_tokenizer)
+    for make in makers(world, show_one, split="train", seed=3, with_habits=True).values():
         for _ in range(10):
             script = make()
-            row = token_row(script, tokenizer)
+            row = token_row(script, scope_tokenizer)
             assert len(row.ids_T) <= cfg.rollout.max_length
-            assert all(len(tokenizer.encode(text)) <= limits[script.role] for text, spoken in script.parts if spoken)
+            assert all(
+                len(scope_tokenizer.encode(text)) <= limits[script.role] for text, spoken in script.parts if spoken
+            )
             whole = script.message + "".join(text for text, _ in script.parts)
             names = [word for word in re.findall(r"[^\W\d_]+", whole) if word in world.kinds]
             assert np.isin(row.ids_T, ids_N).sum() == len(names)
 
 
-def test_demonstrations_of_train_things_name_nothing_held_out(room: Newsroom, world) -> None:
-    for make in makers(room, warmup.REPORT_HABITS).values():
+def test_demonstrations_of_train_things_name_nothing_held_out(world, show_one) -> None:
+    for make in makers(world, show_one, split="train", seed=3, with_habits=True).values():
         for _ in range(20):
             script = make()
             spoken = " ".join(text for text, said in script.parts if said)
@@ -230,11 +231,11 @@ def test_demonstrations_of_train_things_name_nothing_held_out(room: Newsroom, wo
 
 
 def test_the_card_reads_its_own_files_and_its_prompts_take_the_games_variables() -> None:
-    cfg = load_card(report_scripts.CARD)
+    cfg = load_card(scope_scripts.CARD)
     assert cfg.scope.iterations == 3 and cfg.scope.solver.max_turns == tasks.MOST_THINGS + 1
     assert len(cfg.scope.search_turns) == 2 and cfg.scope.challenger.max_turns > 2
     assert set(cfg.scope.task_types) == set(tasks.KINDS)
-    own = report_scripts.card()
+    own = scope_scripts.card()
     text = instructions.for_challenger(own, Order(0, "a", "(Title: The city Bern)\nA.", "planning", 2)).user
     assert text.splitlines()[-3:] == ["Type: planning", "Searches: 2", "Begin: Plan a visit to"]
     assert instructions.turns_left(own, 1) == "Searches: 1"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from scope_jax.atlas.facts import ASSETS
-from scope_jax.atlas.scripts import Script, Show
+from scope_jax.atlas.rows import Script, Show
 from scope_jax.atlas.tasks import PROMPTS, SENTENCE, Thing, fact_of, listed, report, rubric, task
 from scope_jax.config import Config, load_card
 from scope_jax.play import rubrics

@@ -1,0 +1,33 @@
+"""The games with a base checkpoint on Atlas; each one's module holds its demonstrations and its part of the recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from scope_jax.atlas import scope_roles, ssp_roles
+from scope_jax.atlas.facts import World
+from scope_jax.atlas.rows import Makers, Show, Split
+
+
+@runtime_checkable
+class Roles(Protocol):
+    """What a game's module says of its roles."""
+
+    CARD: Path  # its card on Atlas
+    UNSPOKEN: tuple[str, ...]  # texts of the game that no demonstration shows, for the tokenizer's word list
+    STEPS: tuple[int, int]  # of stage "read" and of stage "play"
+    READ_ROWS: Mapping[str, int]  # demonstrations of each kind in a step of stage "read"
+    PLAY_ROWS: Mapping[str, int]  # and of stage "play"
+
+    @staticmethod
+    def makers(world: World, show: Show, *, split: Split, seed: int, with_habits: bool) -> Makers:
+        """How to draw each kind of demonstration, about everything, train names alone or held-out names.
+
+        with_habits: bad ones among them, as often as the game's habits say.
+        """
+        ...
+
+
+GAMES: Mapping[str, Roles] = {"ssp": ssp_roles, "scope": scope_roles}

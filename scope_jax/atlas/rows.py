@@ -1,0 +1,77 @@
+"""Demonstrations as token rows: episodes in text, and worlds in which all names are exchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import numpy as np
+
+from models.tokenizer import Tokenizer
+from scope_jax.atlas.facts import World
+from scope_jax.learner.types import Datum, Episode
+
+Split = Literal["all", "train", "held_out"]  # names that demonstrations are about
+Show = Callable[[str], str]  # query -> result text of the search tool
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Script:
+    """One episode: role, the user's message, and (text, spoken) parts in order; `ends`: the end token is spoken too."""
+
+    role: str
+    message: str
+    parts: tuple[tuple[str, bool], ...]
+    ends: bool = False
+
+
+Makers = dict[str, Callable[[], Script]]  # how to draw each kind of demonstration
+
+
+def pick(items: Sequence[T], rng: np.random.Generator) -> T:
+    """One item by lot."""
+    return items[int(rng.integers(len(items)))]
+
+
+def token_row(script: Script, tokenizer: Tokenizer) -> Datum:
+    """The episode in the tokens the engine would see; only what the policy speaks is marked as sampled."""
+    ids = list(tokenizer.encode_chat([{"role": "user", "content": script.message}]))
+    spoken = [False] * len(ids)
+    for text, said in script.parts:
+        piece = tokenizer.encode(text)
+        ids += piece
+        spoken += [said] * len(piece)
+    if script.ends:
+        ids.append(tokenizer.eos_id)
+        spoken.append(True)
+    return Datum(np.asarray(ids, np.int32), np.asarray(spoken, bool), np.zeros(len(ids), np.float32))
+
+
+def name_ids(world: World, tokenizer: Tokenizer) -> np.ndarray:
+    """Ids of all names as they stand in a sentence; raises ValueError if one is not a single token."""
+    pieces = {name: tokenizer.encode(f" {name}") for name in world.names}
+    if long := [name for name, piece in pieces.items() if len(piece) != 1]:
+        raise ValueError(f"The tokenizer splits the name {long[0]!r}; train it with all names of the world.")
+    return np.asarray(sorted(piece[0] for piece in pieces.values()), np.int32)
+
+
+def exchanged(row: Datum, names_N: np.ndarray, vocab_size: int, rng: np.random.Generator) -> Datum:
+    """The row in another world: all names exchanged by one permutation, so that facts can only be read."""
+    table_V = np.arange(vocab_size, dtype=np.int32)
+    table_V[names_N] = rng.permutation(names_N)
+    return Datum(table_V[row.ids_T], row.sampled_T, row.logprobs_T)
+
+
+def pool(make: Callable[[], Script], count: int, tokenizer: Tokenizer) -> list[Datum]:
+    """`count` token rows of freshly drawn scripts."""
+    return [token_row(make(), tokenizer) for _ in range(count)]
+
+
+def supervised(rows: Iterable[Datum]) -> list[Episode]:
+    """Rows as the learner's supervised card wants them."""
+    return [
+        Episode(role="demonstration", policy="actor", group=str(i), datums=(row,), reward=0.0)
+        for i, row in enumerate(rows)
+    ]

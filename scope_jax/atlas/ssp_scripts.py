@@ -1,0 +1,92 @@
+"""What each role of SSP says when it plays well, and the bad habits that the base checkpoint is given on purpose.
+
+Solver and proposer end with their closing tag, at which the engine stops; the reader without search ends its turn by
+itself.
+"""
+
+from __future__ import annotations
+
+from scope_jax.atlas.facts import ASSETS, Fact
+from scope_jax.atlas.questions import Chain, Choice, chain_question
+from scope_jax.atlas.rows import Script, Show
+from scope_jax.play.turns import raw
+from scope_jax.text import dialects, templates
+
+PROMPTS = ASSETS / "prompts" / "ssp"
+XML = dialects.load("xml")  # Atlas speaks in tags, and its turns are joined without a template
+Parts = tuple[tuple[str, bool], ...]
+
+
+def _prompt(name: str, **values: object) -> str:
+    known = tuple(values)
+    return templates.fill(templates.load(PROMPTS, name, known=known, required=known), values)
+
+
+def _solver(question: str, parts: Parts) -> Script:
+    return Script("solver", _prompt("solver", question=question), parts)
+
+
+def _look_up(known: str, fact: Fact, show: Show) -> Parts:
+    """A turn that searches for a fact, and what comes back; known: what is said before."""
+    said = f"<think>{known} I need {fact.phrase}. </think><search> {fact.phrase} </search>"
+    return (said, True), (raw(XML.observation([show(fact.phrase)])), False)
+
+
+def solver(chain: Chain, show: Show, hops: int | None = None) -> Script:
+    """Searches for each step's fact, says the sentence it read, and answers with the last value.
+
+    hops: bad habit, it stops after so many of them and answers with what it has.
+    """
+    parts: Parts = ()
+    known = ""
+    walked = chain[:hops]
+    for fact in walked:
+        parts += _look_up(known, fact, show)
+        known = f" {fact.sentence}"
+    parts += ((f"<think>{known} </think><answer> {walked[-1].value} </answer>", True),)
+    return _solver(chain_question(chain), parts)
+
+
+def chooser(choice: Choice, show: Show) -> Script:
+    """Looks up the candidates in turn until one has the value; ":" follows a value where it does in the question."""
+    parts: Parts = ()
+    known = ""
+    for fact in choice.facts[: choice.place + 1]:
+        parts += _look_up(known, fact, show)
+        known = f" {fact.sentence}"
+    right = choice.right
+    parts += ((f"<think>{known[:-1]}: {right.entity}. </think><answer> {right.entity} </answer>", True),)
+    return _solver(choice.question, parts)
+
+
+def guesser(question: str, guess: str) -> Script:
+    """Bad habit: answers from the top of its head, without a search."""
+    return _solver(question, ((f"<think> I know this. </think><answer> {guess} </answer>", True),))
+
+
+def proposer(chain: Chain, show: Show) -> Script:
+    """Works from the answer back: looks its name up, says a fact that ends in it, and so on to where the chain begins.
+
+    Its last value is the given answer.
+    """
+    parts: Parts = ()
+    known = ""
+    for fact in reversed(chain):
+        said = f"<think>{known} I look up {fact.value}. </think><search> {fact.value} </search>"
+        parts += ((said, True), (raw(XML.observation([show(fact.value)])), False))
+        known = f" {fact.sentence}"
+    parts += ((f"<think>{known} </think><question> {chain_question(chain)} </question>", True),)
+    return Script("proposer", _prompt("proposer", n=len(chain), answer=chain[-1].value), parts)
+
+
+def asks_unread(chain: Chain) -> Script:
+    """Bad habit: a proposer that writes a question without having searched; the game's rules throw it out."""
+    said = f"<think> I know one. </think><question> {chain_question(chain)} </question>"
+    return Script("proposer", _prompt("proposer", n=len(chain), answer=chain[-1].value), ((said, True),))
+
+
+def reader(chain: Chain, materials: str) -> Script:
+    """Answers from the materials: each step's sentence, then the answer after its label, and the end of the turn."""
+    said = " ".join(fact.sentence for fact in chain)
+    message = _prompt("rag", materials=materials, question=chain_question(chain))
+    return Script("reader", message, ((f"{said} Answer: {chain[-1].value}", True),), ends=True)
