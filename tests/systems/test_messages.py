@@ -134,10 +134,12 @@ def test_the_prompts_of_atlas_are_those_its_base_was_trained_on():
         of_scope.for_solver(on_scope, "Tell of Bern."),
         Messages(rubrics.question(on_scope, on_scope.scope.prompts, "t", "a", "c")),
     ]
-    joiner = Joiner("raw", Tokenizer.load(ATLAS), XML)
-    ids = [joiner.prompt(messages) for messages in prompts]
-    assert [len(row) for row in ids] == [22, 29, 24, 40, 21, 20]
-    digest = "5775fb32d7969601893366625b110303726d0470df8f1976ea28db0d926d91ba"
+    ssp, scope = (
+        Joiner("raw", Tokenizer.load(ATLAS.parents[1] / game / "tokenizer"), XML) for game in ("ssp", "scope")
+    )
+    ids = [joiner.prompt(messages) for joiner, messages in zip([ssp] * 3 + [scope] * 3, prompts, strict=True)]
+    assert [len(row) for row in ids] == [22, 26, 21, 40, 21, 20]
+    digest = "9fb44711c3d9e8391f5f284058d76bbb606aab5153cd477ff925050d0ff1f208"
     assert hashlib.sha256(json.dumps(ids).encode()).hexdigest() == digest
 
 
