@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from scope_jax.data.keys import rng
-from scope_jax.systems.spice import rules
-from scope_jax.systems.spice.records import MULTIPLE_CHOICE, Attempt, Document, Task
+from scope_jax.systems.spice import reasoner, rules
+from scope_jax.systems.spice.records import MULTIPLE_CHOICE, Attempt, Document, Task, Tried
+from scope_jax.text.messages import Messages
+from tests.systems.spice_world import card
 
 NEVER = lambda prediction, golds: pytest.fail("no comparison of values was needed")  # noqa: E731
 
@@ -128,3 +130,19 @@ def test_values_are_compared_by_the_comparer(kind):
 
     assert rules.right(Task(kind, "q", "42"), "84/2", equal) and not rules.right(Task(kind, "q", "42"), "43", equal)
     assert asked == [("84/2", ["42"]), ("43", ["42"])]
+
+
+def test_answers_are_graded_by_math_verify():
+    document = Document(0, "d", "text")
+    cases = [
+        ("expression", "x^2 - 1", [r"(x-1)(x+1)", "x^2 + 1", None]),
+        ("float", "0.5", [r"\frac{1}{2}", "5", "0.50"]),
+    ]
+    tried = [
+        Tried(Attempt(document, n, (), task, ""), task, f"{n}", Messages("?"), (), tuple(said))
+        for n, (kind, answer, said) in enumerate(cases)
+        for task in [Task(kind, "q", answer)]
+    ]
+    graded, given_up = reasoner.grade(card(math_seconds=60.0), tried)
+    assert [one.correct for one in graded] == [(True, False, False), (True, False, True)] and given_up == 0
+    assert graded[0].pass_rate == pytest.approx(1 / 3)

@@ -130,10 +130,11 @@ def _say(
         return []
     if card.endpoint is not None:
         return _outside(cfg, tools, stage, [prompt for _, prompt in asked], samples)
+    ids = {prompt: tools.encode_prompt(prompt) for prompt in {prompt for _, prompt in asked}}  # long, and many alike
     groups = sample(
         tools,
         "challenger",
-        [Prompt(tools.encode_prompt(prompt), name, prompt) for name, prompt in asked],
+        [Prompt(ids[prompt], name, prompt) for name, prompt in asked],
         samples,
         card.sampling,
         policy=speaker(cfg),
