@@ -1,4 +1,4 @@
-"""Generation on static slots as a few operations: load_params, prefill, insert, extend, generate, rest.
+"""Generation on static slots as a few operations: load_params, prefill, insert, extend, generate, pause.
 
 Every program has fixed shapes: `slots` rows of decoding, `prefill_batch` rows of prefill and of extension, lengths from
 a small set of buckets. The numbers of a row therefore depend on that row alone. What differs between requests
@@ -121,7 +121,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Extension:
-    """New tokens for a slot that rests.
+    """New tokens for a paused slot.
 
     length: tokens of the episode that stay in the cache (what was sampled beyond them is forgotten). ids: the tokens
     after them, at least one; the last is fed by the next generate. key: with which the slot draws from then on.
@@ -190,7 +190,7 @@ class Engine:
         self._generate = jax.jit(
             self._generate_program, static_argnums=0, donate_argnums=2, out_shardings=(state, results)
         )
-        self._rest = jax.jit(self._rest_program, donate_argnums=0, out_shardings=state)
+        self._pause = jax.jit(self._pause_program, donate_argnums=0, out_shardings=state)
 
     # ------------------------------------------------------------------------------------------------------ weights
     def load_params(self, params: Params) -> Params:
@@ -264,7 +264,7 @@ class Engine:
         return self._insert(state, prefix, np.int32(count), slots, sources, limits, stops, sampling)
 
     def extend(self, params: Params, state: DecodeState, extensions: Sequence[Extension]) -> DecodeState:
-        """Appends tokens to slots that rest, which then decode again; all of one bucket, at most prefill_batch.
+        """Appends tokens to paused slots, which then resume decoding; all of one bucket, at most prefill_batch.
 
         Consumes `state`. The other slots keep theirs. Raises ValueError if there are too many or their buckets differ.
         """
@@ -295,11 +295,11 @@ class Engine:
         columns = config.capacity if longest is None else config.columns(longest + config.decode_steps)
         return self._generate(columns, params, state, np.int32(config.slots if patience is None else patience))
 
-    def rest(self, state: DecodeState, slots: Sequence[int]) -> DecodeState:
-        """Stops the decoding of slots; their caches stay. Consumes `state`."""
-        resting = np.zeros(self.config.slots, bool)
-        resting[list(slots)] = True
-        return self._rest(state, resting)
+    def pause(self, state: DecodeState, slots: Sequence[int]) -> DecodeState:
+        """Pauses the decoding of slots; their caches are kept. Consumes `state`."""
+        paused = np.zeros(self.config.slots, bool)
+        paused[list(slots)] = True
+        return self._pause(state, paused)
 
     def _check_prompts(self, prompts: Sequence[Sequence[int] | np.ndarray]) -> None:
         rows, longest = self.config.prefill_batch, self.config.max_length - 1
@@ -409,5 +409,5 @@ class Engine:
         state = after._replace(cache=kv.put_back(state.cache, after.cache))
         return state, result._replace(live_S=state.live_S)
 
-    def _rest_program(self, state: DecodeState, resting_S: jax.Array) -> DecodeState:
-        return state._replace(live_S=state.live_S & ~resting_S)
+    def _pause_program(self, state: DecodeState, paused_S: jax.Array) -> DecodeState:
+        return state._replace(live_S=state.live_S & ~paused_S)

@@ -26,9 +26,8 @@ REFILL = 8  # while others wait, a dispatch ends when slots / REFILL of its slot
 def stretch_key(key: np.ndarray, stretch: int) -> np.ndarray:
     """uint32[2] key data of a stretch of an episode: the request's own for the first, another for every later one.
 
-    A token's random numbers come from the key and the token's place in its row. After a restart the places count anew,
-    and where tokens were dropped their places are taken again: with the same key the policy would draw the same numbers
-    a second time.
+    A token's random numbers come from the key and the token's position in its row. Positions start over after a restart
+    and are reused where tokens were dropped: with the same key the policy would draw the same numbers twice.
     """
     if not stretch:
         return key
@@ -163,7 +162,7 @@ class _Round:
         patience = max(1, self._engine.config.slots // REFILL) if self._queue else None
         self._state, result = self._engine.generate(self._params, self._state, longest, patience)
         tokens_NS, logprobs_NS, counts_S, live_S = jax.device_get(result)
-        rest = []
+        paused = []
         for slot, episode in list(self._live.items()):
             count = counts_S[slot]
             finish = None
@@ -172,17 +171,17 @@ class _Round:
             ):
                 finish = episode.take(token, logprob)
                 if finish is not None:
-                    break  # what the dispatch sampled after a stop string is forgotten
+                    break  # tokens sampled after a stop string are discarded
             if finish is None:
                 assert live_S[slot], "the device ended a turn that the host continues"
                 continue
             del self._live[slot]
             if live_S[slot]:
-                rest.append(slot)
+                paused.append(slot)
             if episode.asks:
                 self._asked[self._pool.submit(episode.ask)] = (slot, episode)
             else:
                 episode.end()
                 self._free.append(slot)
-        if rest:
-            self._state = self._engine.rest(self._state, rest)
+        if paused:
+            self._state = self._engine.pause(self._state, paused)

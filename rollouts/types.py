@@ -14,19 +14,19 @@ Finish = Literal["stop", "eos", "length", "overflow", "cut", "turns"]
 
 
 class RolloutError(RuntimeError):
-    """An episode that could not be played: one sentence that says which request and why."""
+    """An episode that failed: one sentence with the request and the reason."""
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the tokens of a request are drawn.
+    """How the tokens of a request are sampled.
 
-    temperature 0 is greedy; top_k 0 and top_p 1 are off; both together: top_k first, top_p of what is left.
+    temperature 0 is greedy; top_k 0 and top_p 1 are off; both together: top_k first, then top_p.
     max_tokens: sampled tokens of one turn. stop: strings that end a turn with the token that completes them. stop_ids:
     ids that end a turn, themselves kept; the tokenizer's end tokens belong here. tempered_logprobs: report
     log softmax(logits / temperature) instead of log softmax(logits), never of the distribution cut by top_k or top_p.
-    thought: the opening and the closing mark of a thought, if turns may hold some; a turn begins inside one where its
-    prompt ends with the opening mark. thoughts_act: stop strings count in thoughts, too; else they do not.
+    thought: the opening and closing mark of thinking, if turns may contain any; a turn starts inside thinking if its
+    prompt ends with the opening mark. thoughts_act: stop strings also count inside thinking.
     """
 
     temperature: float
@@ -58,12 +58,12 @@ class SamplingParams:
 class Turn:
     """A piece of an episode after the prompt: tokens of the policy, or of an observation.
 
-    ids: int32; logprobs: float32, 0 in observations. text: the decoded ids without the stop id; for observations what
-    people read of them. finish: how a sampled turn ended ("stop": a stop string or stop id, "eos": an end token,
-    "length": max_tokens or max_response_tokens, "overflow": the engine's length, "cut": an answer to it kept only its
-    beginning), None for observations. restarts: True for an observation after which the policy reads another prompt
-    instead of all that came before; `ids` is that prompt, whole. opened: a thought was open when the turn began.
-    thought: marks of thoughts that are not spoken, None if everything is.
+    ids: int32; logprobs: float32, 0 in observations. text: the decoded ids without the stop id; for observations a
+    readable form. finish: how a sampled turn ended ("stop": a stop string or stop id, "eos": an end token,
+    "length": max_tokens or max_response_tokens, "overflow": the engine's length, "cut": the responder kept only its
+    beginning), None for observations. restarts: True for an observation that replaces the context by a new prompt;
+    `ids` is that whole prompt. opened: the turn started inside thinking. thought: marks of thinking to leave out of
+    `spoken`, None if nothing is left out.
     """
 
     kind: Literal["sampled", "observation"]
@@ -77,21 +77,21 @@ class Turn:
 
     @property
     def spoken(self) -> str:
-        """The text with thoughts as spaces, every other character in its place."""
+        """The text with thinking replaced by spaces; every other character keeps its position."""
         return blanked(self.text, thoughts(self.text, self.thought, self.opened)) if self.thought else self.text
 
     def first(self, count: int, decode: Callable[[list[int]], str]) -> Turn:
-        """A sampled turn without what followed its first `count` tokens; its text is that of the tokens that stay."""
+        """A sampled turn cut after its first `count` tokens, with the text of those tokens."""
         ids = self.ids[:count]
         return replace(self, ids=ids, logprobs=self.logprobs[:count], text=decode(ids.tolist()), finish="cut")
 
 
 @dataclass(frozen=True)
 class Continuation:
-    """An answer to a turn as ids: they follow the tokens so far, special tokens of a chat template among them.
+    """A response to a turn as ids, which may include special tokens of a chat template; they are appended.
 
-    text: what a person reads of it. kept: how many of the turn's tokens it answers; the others are dropped from the
-    episode (None: all stay).
+    text: a readable form. kept: how many of the turn's tokens are kept; the others are dropped from the episode (None:
+    all are kept).
     """
 
     ids: Sequence[int] | np.ndarray
@@ -101,9 +101,9 @@ class Continuation:
 
 @dataclass(frozen=True)
 class Restart:
-    """An answer to a turn as a whole new prompt: the next turn follows it, and nothing that came before is seen.
+    """A response to a turn as a whole new prompt: the next turn follows it, without the earlier context.
 
-    text: what the policy newly learned, for people. kept: as in `Continuation`.
+    text: the new information, in readable form. kept: as in `Continuation`.
     """
 
     prompt_ids: Sequence[int] | np.ndarray
@@ -117,13 +117,13 @@ Responder = Callable[[tuple[Turn, ...]], Reply]
 
 @dataclass(frozen=True)
 class Request:
-    """One episode to play.
+    """One episode to sample.
 
     key: uint32[2], raw threefry key data; None lets the driver derive one from its seed, the number of the call and the
     place in it. group: requests of one group have the same prompt and share one prefill. max_turns: sampled turns.
-    max_prompt_tokens: a longer prompt is not played. max_response_tokens: tokens by which a row may be longer than the
-    first prompt, so without restarts all that follows it, sampled or observed; None: no limit but the engine's length.
-    respond: what a turn gets; called in another thread with all turns so far, the last of which may have ended in any
+    max_prompt_tokens: a longer prompt is not sampled. max_response_tokens: tokens by which a row may be longer than the
+    first prompt, so without restarts everything after it, sampled or observed; None: no limit but the engine's length.
+    respond: the responder; called in another thread with all turns so far, the last of which may have ended in any
     way, returns an observation, as text that is encoded and appended, as a `Continuation` or as a `Restart`, or None to
     end the episode. respond None: the episode has one turn.
     """
@@ -140,9 +140,9 @@ class Request:
 
 @dataclass(frozen=True)
 class Row:
-    """A stretch of an episode that was one sequence of tokens to the engine: a prompt and everything that followed it.
+    """A part of an episode that was one sequence of tokens to the engine: a prompt and everything after it.
 
-    ids_T int32: the tokens after the prompt, in order. sampled_T bool: True where the policy chose the token.
+    ids_T int32: the tokens after the prompt, in order. sampled_T bool: True where the policy sampled the token.
     logprobs_T float32: behaviour log-probs, 0 where not sampled.
     """
 
@@ -174,7 +174,7 @@ class Completion:
 
     @property
     def ids_T(self) -> np.ndarray:
-        """int32: what followed the prompts, row after row; the prompts of later rows are not in it."""
+        """int32: the tokens after the prompts, row by row; the prompts of later rows are not included."""
         return np.concatenate([row.ids_T for row in self.rows])
 
     @property
@@ -190,7 +190,7 @@ class Completion:
 
 @runtime_checkable
 class TextCodec(Protocol):
-    """What generation asks of a tokenizer."""
+    """What generation needs from a tokenizer."""
 
     @property
     def eos_ids(self) -> Sequence[int]: ...
@@ -204,20 +204,20 @@ class TextCodec(Protocol):
 
 @runtime_checkable
 class Rollouts(Protocol):
-    """The seam that games and the loop see; `LocalRollouts` and `ScriptedRollouts` fill it."""
+    """The interface used by games and the training loop, implemented by `LocalRollouts` and `ScriptedRollouts`."""
 
     def load_params(self, params: Any) -> None:
-        """Copies stacked weights, which speak from now on."""
+        """Copies stacked weights and samples with them from now on."""
         ...
 
     def take_params(self, params: Any) -> Any:
-        """Turns stacked weights, which are given up, into the form that `use` takes."""
+        """Converts stacked weights, which are donated, into the form that `use` takes."""
         ...
 
     def use(self, taken: Any) -> None:
-        """Has weights of `take_params` speak from now on, without a copy; None: nobody's."""
+        """Samples with weights from `take_params` from now on, without a copy; None: no weights."""
         ...
 
     def run(self, requests: Sequence[Request]) -> list[Completion]:
-        """Plays every request; completions come in the order of the requests."""
+        """Runs every request; completions are in the order of the requests."""
         ...

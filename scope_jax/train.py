@@ -31,11 +31,11 @@ from scope_jax.run.stopping import unbroken
 
 
 def train(cfg: Config, run: Path, progress: Progress) -> dict[str, Any]:
-    """Trains the card's policies in the folder `run`, going on where an earlier process stopped.
+    """Trains the card's policies in the folder `run`, resuming where an earlier process stopped.
 
-    With a `train.origin` the run begins with the state, and at the step, of another one. Returns {"run", "steps",
-    "seconds" (of this process), "before", "after"}; the last two are the evaluation metrics of what the run began with
-    and of the final weights, {} if the card names no evaluation set.
+    With `train.origin` the run starts from the state and step of another run. Returns {"run", "steps",
+    "seconds" (of this process), "before", "after"}; the last two are the evaluation metrics of the initial and of the
+    final weights, {} if the card has no evaluation set.
     """
     began = time.monotonic()
     cfg = branching.settled(cfg, run)
@@ -81,10 +81,10 @@ def train(cfg: Config, run: Path, progress: Progress) -> dict[str, Any]:
             log.metrics(done, metrics)
             progress.step(done, world.system.total_steps(cfg), metrics)
             if done % cfg.train.save_every == 0 or over or name:
-                with unbroken():  # a checkpoint that is begun can be finished
+                with unbroken():  # a started checkpoint can be finished
                     checkpoints.save(done, with_one_reference(states), {"game": memory, "baselines": baselines}, name)
     finally:
-        checkpoints.wait()  # a checkpoint that was begun is finished, whatever ended the loop
+        checkpoints.wait()  # finish a started checkpoint, whatever ended the loop
     log.close()
     return {"run": str(run), "steps": done, "seconds": time.monotonic() - began} | log.before_after()
 
@@ -100,8 +100,8 @@ def learn(
 ) -> tuple[States, list[Episode], dict[str, float], Metrics]:
     """(states after the step's updates, episodes with advantages, baselines, metrics by role).
 
-    baselines: of each role whose card keeps a moving one, by "policy/role". The states given are donated. The policy
-    that learns lies on the accelerator while it does, and afterwards where all rest.
+    baselines: of each role whose card keeps a moving one, by "policy/role". The given states are donated. A policy is
+    on the accelerator while it is trained, and afterwards in the memory of idle policies.
     """
     states, episodes, baselines, metrics = dict(states), list(episodes), dict(baselines), {}
     for update in trainer.world.system.updates(trainer.world.cfg):
@@ -118,10 +118,10 @@ def learn(
                 episodes[i] = replace(episode, weight=share.weight)
             own += places
         if batches := trainer.learner.pack([episodes[i] for i in sorted(own)], update.card):
-            at_work = moved(states[update.policy], ACCELERATOR)
-            state, measured = trainer.learner.update(at_work, batches, update.card)
-            resting = moved(state.replace(ref_params=None), trainer.resting_place)
-            reference = states[update.policy].ref_params  # the buffers that all states share, never a copy of them
-            states[update.policy] = resting.replace(ref_params=reference)
+            active = moved(states[update.policy], ACCELERATOR)
+            state, measured = trainer.learner.update(active, batches, update.card)
+            idle = moved(state.replace(ref_params=None), trainer.idle_memory)
+            reference = states[update.policy].ref_params  # the buffers shared by all states, never a copy
+            states[update.policy] = idle.replace(ref_params=reference)
             metrics |= {f"{update.name}/{name}": value for name, value in measured.items()}
     return states, episodes, baselines, metrics

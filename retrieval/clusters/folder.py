@@ -109,8 +109,7 @@ class Folder:
             raise self.damaged(f"{MANIFEST} cannot be read") from None
         if state.version != VERSION:
             raise ClustersFolderError(
-                f"The clusters in {self.path} have format {state.version}, not {VERSION}; have them made anew "
-                "(--rebuild)."
+                f"The clusters in {self.path} have format {state.version}, not {VERSION}; rebuild them (--rebuild)."
             )
         result = self.path / CLUSTERS
         if state.result and not (result.is_file() and result.stat().st_size == state.result["bytes"]):

@@ -1,1 +1,1 @@
-"""Atlas: a real but tiny world in which every game runs whole on a laptop CPU (DESIGN §8)."""
+"""Atlas: a small world of true facts in which every game runs end to end on a laptop CPU (docs/atlas.md)."""

@@ -2,7 +2,7 @@
 
     python -m scope_jax.atlas.build --out assets/atlas
 
-The files of facts and the prompts are the source; everything else in the folder is made here, from fixed seeds.
+The tables of facts and the prompts are the source; everything else in the folder is built from them with fixed seeds.
 """
 
 from __future__ import annotations

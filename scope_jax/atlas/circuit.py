@@ -1,16 +1,16 @@
-"""Initial weights with a copying circuit laid into them.
+"""Initial weights with an added copying circuit.
 
-Reading an answer out of a document (in-context copying) emerges late in tiny models. It needs two kinds of heads, one
-above the other (Olsson et al. 2022, "In-context Learning and Induction Heads"): heads that look a fixed number of
-tokens back, and heads that find the earlier place whose recent tokens equal the recent tokens here. Both can be written
-down, so training starts from random weights with these two added, and the warm-up needs minutes. What is laid in knows
-no fact, no format and no language: it only makes "what followed the last time?" cheap.
+Reading an answer out of a document (in-context copying) emerges late in tiny models. It needs two kinds of heads in
+consecutive layers (Olsson et al. 2022, "In-context Learning and Induction Heads"): heads that look a fixed number of
+tokens back, and heads that find the earlier position whose recent tokens equal the current ones. Both can be written
+down, so training starts from random weights with these two added, and the warm-up takes minutes. The circuit contains
+no facts, formats or language: it only makes "what followed the last time?" cheap.
 
 Layer 1, head j (from 0): constant query and key vectors (read from coordinate 0, which is the same in every embedding),
-turned against each other by j + 1 positions on RoPE's fast planes: the score Σᵢ cos(θᵢ(Δ − j − 1)) peaks at distance
-Δ = j + 1. What it finds is stored in a subspace of the residual stream of its own.
-Layer 2, head j: the query holds what stands here (and j back), the key what stands 1 (and j + 1) back of there, on
-RoPE's slow planes, where distance hardly matters; the value is what stands there, written out unchanged.
+rotated against each other by j + 1 positions on RoPE's fast planes: the score Σᵢ cos(θᵢ(Δ − j − 1)) peaks at distance
+Δ = j + 1. Its output is stored in a separate subspace of the residual stream.
+Layer 2, head j: the query holds the current token (and the one j back), the key the token 1 (and j + 1) back, on
+RoPE's slow planes, where distance hardly matters; the value is the token at that position, written out unchanged.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The facts of the Atlas world: who is what to whom, and which of it is kept for the final examination.
+"""The facts of the Atlas world, and which of them are held out for evaluation.
 
-The tables lie in `assets/atlas/facts/*.csv`, one row per entity, one column per attribute; an empty cell is a fact we
-leave out because it is disputed or not one name. A fact reads "The <attribute> of <entity> is <value>."
+The tables are `assets/atlas/facts/*.csv`, one row per entity, one column per attribute; an empty cell is a fact that is
+left out because it is disputed or not a single name. A fact reads "The <attribute> of <entity> is <value>."
 """
 
 from __future__ import annotations

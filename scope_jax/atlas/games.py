@@ -1,4 +1,4 @@
-"""The games with a base checkpoint on Atlas; each one's module holds its demonstrations and its part of the recipe."""
+"""The games with a base checkpoint on Atlas; the module of each has its demonstrations and its part of the recipe."""
 
 from __future__ import annotations
 

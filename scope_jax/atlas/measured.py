@@ -1,4 +1,4 @@
-"""How well weights know the roles: the share of demonstrations that they would have said themselves."""
+"""Measures how well weights play the roles: the share of demonstrations that greedy decoding reproduces."""
 
 from __future__ import annotations
 

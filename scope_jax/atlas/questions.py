@@ -1,4 +1,4 @@
-"""Questions on the true world, and the answers self-play may start from."""
+"""Questions on the true world, and the known answers for self-play."""
 
 from __future__ import annotations
 

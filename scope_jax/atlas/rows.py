@@ -1,4 +1,4 @@
-"""Demonstrations as token rows: episodes in text, and worlds in which all names are exchanged."""
+"""Demonstrations as token rows: episodes in text, and worlds in which all names are permuted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Demonstrations of SCOPE's roles, drawn by lot: what is asked for, how well it is played, what the judge decides."""
+"""Random demonstrations of SCOPE's roles: the task, good and bad play, the judge's verdicts."""
 
 from __future__ import annotations
 

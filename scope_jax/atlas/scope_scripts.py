@@ -1,8 +1,8 @@
-"""What the roles of SCOPE say when they play well, and the bad habits that the base checkpoint is given on purpose.
+"""Scripts of good play for SCOPE's roles, and the bad habits that the base checkpoint gets on purpose.
 
-Prompts and observations come from the game's own functions under the card configs/scope/atlas.toml; every role ends
-with its closing tag, at which the engine stops. Whoever looks something up in a text first says its name: what followed
-the name there is then near at hand for a model that can only copy.
+Prompts and observations come from the game's own functions with the card configs/scope/atlas.toml; every role ends
+with its closing tag, at which the engine stops. Before looking something up in a text, a role writes its name, so that
+a model that can only copy finds what follows the name there.
 """
 
 from __future__ import annotations

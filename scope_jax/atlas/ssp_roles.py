@@ -1,4 +1,4 @@
-"""Demonstrations of SSP's roles, drawn by lot: what is asked, how well it is played, and how often it is shown."""
+"""Random demonstrations of SSP's roles: the questions, good and bad play, and their frequencies."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What each role of SSP says when it plays well, and the bad habits that the base checkpoint is given on purpose.
+"""Scripts of good play for SSP's roles, and the bad habits that the base checkpoint gets on purpose.
 
-Solver and proposer end with their closing tag, at which the engine stops; the reader without search ends its turn by
+Solver and proposer end with their closing tag, at which the engine stops; the reader without search ends its turn
 itself.
 """
 

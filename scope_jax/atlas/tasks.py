@@ -1,7 +1,7 @@
-"""Open-ended tasks about named things: what they ask for, their rubrics, and the sets of them that are examined on.
+"""Open-ended tasks about named subjects ("things"), their rubrics, and the training and held-out sets.
 
-A thing is a name whose document has TOLD facts or more. A task names one to three of them ("Explain Seine and
-France"); a whole report tells of each thing, under its name, the first TOLD sentences of its document, and a rubric
+A thing is a name whose document has at least TOLD facts. A task names one to three of them ("Explain Seine and
+France"); a complete report gives the first TOLD sentences of the document of each thing under its name, and a rubric
 asks for some of these.
 """
 

@@ -1,8 +1,9 @@
-"""The warm-up of a base checkpoint of Atlas: two supervised stages through the project's own learner.
+"""The warm-up of an Atlas base checkpoint: two supervised stages with the project's own learner.
 
-Stage "read" plays every role of a game well in worlds whose names are exchanged anew in every row: facts can only be
-read. Stage "play" goes on, half on such worlds and half on the true world of the train entities, with the bad habits
-that self-play is there to unlearn. Which roles there are, and how many rows of each, its game's module says.
+Stage "read" shows every role of a game played well in worlds whose names are permuted in every row: facts can only be
+read, not memorised. Stage "play" continues, half on such worlds and half on the true facts of training entities, with
+the bad habits that self-play is meant to unlearn. The roles, and the number of rows of each, are set by the game's
+module.
 """
 
 from __future__ import annotations

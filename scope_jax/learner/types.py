@@ -45,7 +45,7 @@ class Datum:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a judge said to one message; refused: why an endpoint did not take it, and the text is empty then."""
+    """A judge's reply to one message; refused: why an endpoint rejected it (the text is then empty)."""
 
     text: str
     refused: str = ""
@@ -53,9 +53,9 @@ class Reply:
 
 @dataclass(frozen=True)
 class Judgement:
-    """One question to a judge about an episode: all that was replied, and what was read from it.
+    """One request to a judge about an episode: all replies, and the parsed result.
 
-    job: such as "grader"; about: the gate or criterion it was about; replies: two where the first could not be read.
+    job: such as "grader"; about: the gate or criterion; replies: two if the first was malformed.
     """
 
     job: str
@@ -66,11 +66,11 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Episode:
-    """What one role did with one prompt: rows to train on, and text for people.
+    """One role's response to one prompt: rows to train on, and readable text.
 
-    `group` names the prompt whose completions are compared with each other; `advantage` is filled by
-    `advantages.assign`, and is one number for every sampled token of the episode (None: not yet computed). `padding`
-    fills a place of the batch and is not trained: it has no term in the loss and takes no part in a baseline, but
+    `group` names the prompt whose completions are compared with each other; `advantage` is set by
+    `advantages.assign`, one number for all sampled tokens of the episode (None: not yet computed). `padding`
+    fills a slot of the batch and is not trained: it has no term in the loss and does not enter a baseline, but
     counts in the divisor of its update's loss.
     """
 
@@ -81,7 +81,7 @@ class Episode:
     reward: float
     parts: Mapping[str, float] = field(default_factory=dict)  # reward parts by name
     advantage: float | None = None
-    trained: bool = True  # False: written to episodes.jsonl, not learned from
+    trained: bool = True  # False: written to episodes.jsonl, but not trained
     temperature: float = 1.0  # at which it was sampled
     weight: float = 1.0  # factor of its terms in the loss of its update
     padding: bool = False
@@ -96,7 +96,7 @@ class Episode:
 class RoleShare:
     """The episodes of one role in an update.
 
-    advantage: how their rewards are compared, None: as the update's card says. weight: factor of all their terms in the
+    advantage: how their advantages are computed, None: by the update's card. weight: factor of all their terms in the
     loss, whose divisor counts every episode once.
     """
 
@@ -115,5 +115,5 @@ class Update:
 
     @property
     def name(self) -> str:
-        """What its metrics are called after."""
+        """The prefix of its metrics."""
         return "+".join(share.role for share in self.roles)

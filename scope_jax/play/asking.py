@@ -23,7 +23,7 @@ Say = Callable[[Sequence[str], bool], list[Reply]]  # replies to some questions;
 
 @dataclass(frozen=True)
 class Replies(Generic[Read]):
-    """What was read from the reply to each question, in order (None: nothing), and how often the judge was asked."""
+    """The parsed reply to each request, in order (None: malformed), and the number of requests."""
 
     read: list[Read | None]
     given: list[tuple[Reply, ...]]  # to each question: what the judge said, the second time too if it was asked twice
@@ -41,10 +41,10 @@ def ask(
     nudge: str = "",
     outsider: tuple[str, str] | None = None,
 ) -> Replies[Read]:
-    """What `read` makes of the reply to each question; one that nothing is read from is asked for again with `nudge`.
+    """The reply to each request, parsed by `read`; a malformed reply is requested once more, with `nudge`.
 
-    A refused question is not asked again. outsider: (words for an outside model, its table in the card); raises
-    JudgeError when it replies to many questions and none of the replies can be read.
+    A rejected request is not repeated. outsider: (description of an external model, its table in the card); raises
+    JudgeError if it replies to many requests and all replies are malformed.
     """
     different = list(dict.fromkeys(questions))
     if not different:
@@ -79,10 +79,10 @@ def ask(
 
 @dataclass(frozen=True)
 class Judge:
-    """Who does a job of judging, and how.
+    """The judge for one job.
 
-    name: of the job: a role in the engine, or one of the outside models of `Tools.judge`. key: of the job's table in
-    the card, which `card` is.
+    name: the job, as a role in the engine or as an external model of `Tools.judge`. card: the job's table in the card.
+    key: the key of that table.
     """
 
     name: str
@@ -91,7 +91,7 @@ class Judge:
 
     @property
     def outside(self) -> dict[str, JudgeSection]:
-        """The outside model that does it, under the name of the job; {} where the base does it."""
+        """The external model under the name of the job; {} if the base does it."""
         if self.card.endpoint is None:
             return {}
         table = self.card.endpoint.model_dump()

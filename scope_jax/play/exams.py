@@ -26,21 +26,24 @@ from scope_jax.text.messages import Messages
 
 Row = Mapping[str, Any]
 Record = dict[str, Any]
-JUDGE, GRADER = "exam judge", "exam grader"  # of [evaluate.judge] and [evaluate.grader], among a run's outside models
-SHOWN = ("question", "answers", "rubric")  # what a record repeats of its row
+JUDGE, GRADER = (
+    "exam judge",
+    "exam grader",
+)  # names of [evaluate.judge] and [evaluate.grader] among a run's external models
+SHOWN = ("question", "answers", "rubric")  # fields of its row that a record repeats
 
 
 @dataclass(frozen=True)
 class Exam:
-    """What a game adds to its exams.
+    """The part of an exam that a game defines.
 
-    policy: whose weights answer. prompt(row, tokens): what it is told of a row; `tokens` is the length of a text, for
-    prompts that have to cut what they quote. read: the answer of an episode, None without one. measures: of a set that
-    names none. accuracy: an answer is right if one of these measures says so; they are asked in turn, a judge only
-    about what the others did not find right. kind: of rows with right answers; those that are graded by rubrics are
-    always `tasks`. stop, max_turns, respond: of an episode; respond(search) is the responder of its turns. searches:
-    how many an episode ran, None in a game that does not search. prompts: the folder of the game's own judge.txt, None:
-    that of `evaluate.prompts`. grader: how the game grades by rubrics, None: it does not, and `evaluate.grader` says.
+    policy: the policy that answers. prompt(row, tokens): the prompt for a row; `tokens` counts those of a text, for
+    prompts that must truncate what they quote. read: the answer of an episode, or None. measures: default measures of a
+    set. accuracy: an answer is correct if one of these measures says so; they are tried in order, a judge only for
+    answers the others did not accept. kind: of rows with correct answers; rows graded by rubrics are always `tasks`.
+    stop, max_turns, respond: of an episode; respond(search) is the responder of its turns. searches: how many an
+    episode ran, None in a game that does not search. prompts: the folder of the game's own judge.txt, None: that of
+    `evaluate.prompts`. grader: how the game grades by rubrics, None: as set in `evaluate.grader`.
     """
 
     policy: str

@@ -59,12 +59,12 @@ def responder(
     end_token_ends: bool = True,
     malformed: str | None = None,
 ) -> Callable[[Sequence[Turn]], str | Cut | None]:
-    """What a turn gets: the results of its searches, in the dialect's words.
+    """The responder of turns: the results of a turn's searches, in the dialect's format.
 
-    None, the end of the episode, after a closed tag of `finals`, without a search, and where the turn had more to say.
-    first_only: only the first search of a turn is run, if no final tag begins before it, and what the turn says behind
-    it is dropped, however the turn ended. end_token_ends: an end token that the policy said itself ends the episode;
-    right for raw turns, where nothing can follow it. malformed: what a turn reads whose searches are all malformed
+    It returns None, which ends the episode, after a closed tag of `finals`, without a search, and after a turn that was
+    cut off. first_only: only the first search of a turn is run, if no final tag begins before it, and everything after
+    it is dropped, however the turn ended. end_token_ends: an end token sampled by the policy ends the episode; needed
+    for raw turns, where nothing can follow it. malformed: the response to a turn whose searches are all malformed
     (None: the episode ends).
     """
 

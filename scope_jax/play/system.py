@@ -18,31 +18,31 @@ Memory = dict[str, Any]  # what is carried between steps: plain JSON data, saved
 
 @runtime_checkable
 class System(Protocol):
-    """The shape every module of `scope_jax.systems` has (no base class: modules are checked against it)."""
+    """The functions of every module in `scope_jax.systems` (no base class; modules are checked against it)."""
 
     def policies(self, cfg: Config) -> tuple[str, ...]:
-        """Names of the trained policies; each has an optimiser of its own, and begins as the base if the card does not
-        say otherwise."""
+        """Names of the trained policies; each has its own optimiser and starts from the base unless the card says
+        otherwise."""
         ...
 
     def uses_base(self, cfg: Config) -> bool:
-        """True if the base itself plays in the game (a frozen judge), beside being the reference of a KL term."""
+        """True if the game samples from the base (a frozen judge), apart from its use as the reference of a KL term."""
         ...
 
     def searches(self, cfg: Config) -> bool:
-        """True if some role searches: then, and only then, the card has a [retrieval] table."""
+        """True if some role searches; exactly then the card has a [retrieval] table."""
         ...
 
     def judges(self, cfg: Config) -> Mapping[str, JudgeSection]:
-        """The outside models the game asks, by name."""
+        """The external models the game uses, by name."""
         ...
 
     def source(self, cfg: Config) -> Source | None:
-        """Where the rows of data come from; None for a game that is played without any."""
+        """The source of the rows of data; None for a game without data."""
         ...
 
     def system_messages(self, cfg: Config) -> tuple[Path, ...]:
-        """Files with the system messages of its roles, where the card's folder of prompts has them."""
+        """Files with system messages of its roles, if the card's prompt folder has any."""
         ...
 
     def start(self, cfg: Config) -> Memory:
@@ -50,36 +50,36 @@ class System(Protocol):
         ...
 
     def finished(self, cfg: Config, memory: Memory, step: int) -> bool:
-        """True if nothing is left to do after `step` steps (`train.steps` ends a run in any case)."""
+        """True if the game is finished after `step` steps (`train.steps` ends a run in any case)."""
         ...
 
     def total_steps(self, cfg: Config) -> int | None:
-        """Number of steps of a whole run, None if only the game itself will show."""
+        """Number of steps of a complete run, None if it is not known in advance."""
         ...
 
     def iterations(self, cfg: Config, memory: Memory) -> int:
-        """Number of iterations that are over, 0 in a game that has none."""
+        """Number of completed iterations, 0 in a game without iterations."""
         ...
 
     def adopt(self, cfg: Config, memory: Memory, before: Config) -> Memory:
-        """The memory of a run under the card `before`, for one under `cfg` that goes on from there."""
+        """Converts the memory of a run with the card `before` for a run with `cfg` that continues from it."""
         ...
 
     def play(self, cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Episode], Memory, Metrics]:
-        """One step of the game, on the rows it asks `tools` for; pure in its arguments, `memory` is returned anew."""
+        """One step of the game, on rows it gets from `tools`; pure in its arguments, returns a new `memory`."""
         ...
 
     def updates(self, cfg: Config) -> tuple[Update, ...]:
-        """The learner updates a step may have, in order; one without trained episodes is left out."""
+        """The learner updates of a step, in order; updates without trained episodes are skipped."""
         ...
 
     def exam(self, cfg: Config) -> Exam:
-        """How the game is examined."""
+        """The exam of the game: prompts, parser and measures."""
         ...
 
 
 def game_options(section: type[Options], cfg: Config) -> Options:
-    """The card's [game] table as the options of a game of one's own, a `Section` that its file declares.
+    """The card's [game] table as the options of a game in a file, a `Section` declared there.
 
     Raises CardError that names every offending key.
     """

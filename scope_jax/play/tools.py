@@ -13,7 +13,7 @@ from scope_jax.learner.types import Reply
 from scope_jax.play.turns import Respond
 from scope_jax.text.messages import Messages
 
-BASE = "base"  # the policy whose weights are those that a run began with, and stay so
+BASE = "base"  # the policy with the initial weights of the run, never trained
 
 
 @dataclass(frozen=True)
@@ -22,20 +22,20 @@ class Prompt:
 
     ids: tuple[int, ...]
     name: str  # unique within a step and role; folded into every sample's PRNG key
-    messages: Messages  # what `ids` render; turns that are rendered anew begin with it
-    respond: Respond | None = None  # answers its turns, where the call's `respond` is not meant
+    messages: Messages  # the messages that `ids` render; also the start of turns that are rendered anew
+    respond: Respond | None = None  # responds to its turns, instead of the call's `respond`
 
 
 @runtime_checkable
 class Tools(Protocol):
-    """What a game may do to the world. `train.py` builds it; tests hand in scripted ones."""
+    """The tools of a game in one step. `train.py` builds them; tests use scripted ones."""
 
     def rows(self, first: int, count: int) -> list[Row]:
         """Rows `first` to `first + count` of an endless stream: the data of the game's `source`, shuffled anew for
         every pass by the run's seed.
 
-        The same positions give the same rows, whenever they are asked for. A game that draws until it has enough asks
-        several times in a step, and keeps the position it has come to in its memory.
+        The same positions always give the same rows. A game that draws until it has enough calls this several times in
+        a step, and keeps its position in its memory.
         """
         ...
 
@@ -62,12 +62,12 @@ class Tools(Protocol):
         tempered: bool = True,
     ) -> list[list[Completion]]:
         """`samples` completions of each prompt, in order; keys from (run seed, step, role, prompt name, sample).
-        Prompts of equal ids are computed once.
+        Prompts with equal ids are prefilled once.
 
-        A prompt above max_prompt_tokens is not played: its completions have no turns. max_response_tokens: of all that
-        follows a prompt, sampled or read. policy: whose weights are sampled from, one of the system's policies or BASE.
-        respond: the text that answers a turn, or its beginning (`Cut`), or None; it becomes tokens as the card's
-        `model.turns` says.
+        A prompt longer than max_prompt_tokens is not sampled: its completions have no turns. max_response_tokens: limit
+        on everything after a prompt, sampled or read. policy: the weights to sample from, one of the system's policies
+        or BASE. respond: the text that responds to a turn, or to its beginning (`Cut`), or None; it becomes tokens
+        according to the card's `model.turns`.
         """
         ...
 
@@ -87,9 +87,9 @@ class Tools(Protocol):
         temperature: float | None = None,
         max_tokens: int | None = None,
     ) -> list[Reply]:
-        """Replies of an outside model to single user messages, in order.
+        """Replies of an external model to single user messages, in order.
 
-        by: which of the system's `judges`. None: what the judge's table in the card says.
+        by: one of the system's `judges`. None: the value in the judge's table of the card.
         """
         ...
 

@@ -63,9 +63,9 @@ CUT = "...(truncated)"
 
 @dataclass(frozen=True)
 class World:
-    """What a game is played with. Weights are not part of it: `sampler` is told which to use.
+    """Everything a game needs to generate episodes, except weights: `sampler` selects those.
 
-    search: None if the game searches nothing. rows: the data that steps are played on, none where nothing is trained.
+    search: None if the game does not search. rows: the training data, none if nothing is trained.
     exams: the rows of each of the card's evaluation sets, by name.
     """
 
@@ -82,39 +82,39 @@ class World:
     exams: Mapping[str, Sequence[sources.Row]]
 
     def tools(self, step: int | str) -> StepTools:
-        """What a game may use; `step` enters the key of every sample."""
+        """The tools of a game in this step; `step` enters the key of every sample."""
         return StepTools(self, step)
 
 
 @dataclass(frozen=True)
 class Trainer:
-    """A World whose policies learn."""
+    """A World with a learner."""
 
     world: World
     learner: Learner
 
     @property
     def keeps_reference(self) -> bool:
-        """True if states have a reference: some update has a KL term, or the base plays in the game or grades exams."""
+        """True if states have a reference: some update has a KL term, or the game or an exam samples from the base."""
         cfg, system = self.world.cfg, self.world.system
         plays = system.uses_base(cfg) or exams.uses_base(cfg, system.exam(cfg))
         return plays or any(update.card.kl != "none" for update in system.updates(cfg))
 
     @property
-    def resting_place(self) -> str:
-        """The memory in which a policy lies while it is not trained."""
+    def idle_memory(self) -> str:
+        """The memory that holds a policy while it is not trained."""
         return HOST if self.world.cfg.train.offload else ACCELERATOR
 
     def targets(self) -> dict[str, TrainState]:
-        """Shapes, dtypes and shardings of every policy's state as saved, for a checkpoint to be read into."""
-        abstract = in_memory(self.learner.abstract_state(self.keeps_reference), self.resting_place)
+        """Shapes, dtypes and shardings of every policy's saved state, for loading a checkpoint."""
+        abstract = in_memory(self.learner.abstract_state(self.keeps_reference), self.idle_memory)
         return with_one_reference(dict.fromkeys(self.world.system.policies(self.world.cfg), abstract))
 
     def start(self, saved: Saved | None) -> tuple[States, Memory, int]:
-        """(states by policy, memory, steps done): what was saved, or the base weights and what a run begins with.
+        """(states by policy, memory, steps done): from a checkpoint, or the initial ones of a run.
 
         memory: {"game": what the game carries, "baselines": moving baselines by "policy/role"}.
-        The reference is one set of buffers that all states share.
+        All states share one set of reference buffers.
         """
         if saved is not None:
             return with_shared_reference(saved.states), saved.memory, saved.step
@@ -124,17 +124,17 @@ class Trainer:
         for name in system.policies(cfg):
             own = cfg.model.policies.get(name)
             state = self.learner.init_state(base if own is None else self._weights(own), reference=False)
-            states[name] = moved(state, self.resting_place)
+            states[name] = moved(state, self.idle_memory)
         return self.referring(states, base), {"game": system.start(cfg), "baselines": {}}, 0
 
     def referring(self, states: States, base: Params | None = None) -> States:
-        """The states with the base as their one reference, where some update or a judge asks for it.
+        """The states with the base as their shared reference, if an update or a judge needs it.
 
-        base: its weights if they were read already.
+        base: its weights, if already loaded.
         """
         if not self.keeps_reference:
             return dict(states)
-        reference = moved(self._weights(self.world.cfg.model.checkpoint) if base is None else base, self.resting_place)
+        reference = moved(self._weights(self.world.cfg.model.checkpoint) if base is None else base, self.idle_memory)
         return {name: state.replace(ref_params=reference) for name, state in states.items()}
 
     def _weights(self, folder: str) -> Params:
@@ -143,7 +143,7 @@ class Trainer:
 
 @dataclass(frozen=True)
 class StepTools:
-    """`types.Tools` over a World: what one step of a game may do."""
+    """Implements `play.tools.Tools` for one step of a game."""
 
     world: World
     step: int | str
@@ -227,12 +227,12 @@ class StepTools:
 
 
 def assemble(cfg: Config, run: Path, part: Part | None = None, tell: Tell | None = None) -> Trainer:
-    """Builds the Trainer of a card; an index that the card does not place is made in the run folder.
+    """Builds the Trainer of a card; without `retrieval.index`, the index is built in the run folder.
 
-    part(name, done, total) is told how far the index is where it must be built; tell(sentence), every few seconds, that
-    a judge or search server is away.
+    part(name, done, total) reports progress of building the index; tell(sentence) reports every few seconds that a
+    judge or search server is down.
 
-    Raises ValueError, FileNotFoundError or ConnectionError subclasses with one sentence for whatever the card names and
+    Raises ValueError, FileNotFoundError or ConnectionError subclasses with one sentence for anything in the card that
     is missing or broken.
     """
     system = game_of(cfg)
@@ -246,7 +246,7 @@ def assemble(cfg: Config, run: Path, part: Part | None = None, tell: Tell | None
 
 
 def _check_beginnings(cfg: Config, system: System) -> None:
-    """Raises ValueError where `model.policies` names no policy of the game, or a model not built like the base."""
+    """Raises ValueError if `model.policies` names an unknown policy, or a model that differs from the base."""
     trained = system.policies(cfg)
     for name, folder in cfg.model.policies.items():
         if name not in trained:
@@ -267,10 +267,10 @@ def assemble_world(
     part: Part | None = None,
     tell: Tell | None = None,
 ) -> World:
-    """Builds what a game is played with; what is quickly found missing or broken is looked at first.
+    """Builds the World of a card; cheap checks for missing or broken parts come first.
 
-    checkpoint: model folder of the policies, whose shape and tokenizer they have. judges: outside models that are
-    asked. Otherwise as `assemble`.
+    checkpoint: model folder with the architecture and tokenizer of the policies. judges: external models in use.
+    Otherwise as `assemble`.
     """
     datasets.disable_progress_bars()  # a run shows its own progress
     system = game_of(cfg)
@@ -350,7 +350,7 @@ def _search_tool(
 
 
 def _probe(url: str, timeout: float) -> None:
-    """Returns if a search is answered at the first try, so that nothing is begun without a server."""
+    """Runs one search without retries, so that a run does not start without a server."""
     once = RemoteRetriever(url, timeout=timeout, retries=0, first_delay=FIRST_DELAY)
     once([PROBE], 1)
     once.close()

@@ -1,4 +1,4 @@
-"""Where a run of SCOPE stands: iteration, stage, step within the stage. Plain data, part of the memory.
+"""The position of a SCOPE run: iteration, stage, step within the stage. Plain data, part of the memory.
 
 challenger ──► tasks ──► solver ──► next iteration          curated prompts: solver only
 """

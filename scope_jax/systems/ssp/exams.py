@@ -1,4 +1,4 @@
-"""How SSP's actor is examined."""
+"""The exam of SSP's actor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The proposer's side of SSP: slots, questions for known answers, rewards (§3.1, §3.3)."""
+"""SSP's proposer: slots, questions for known answers, rewards (§3.1, §3.3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The solver's side of SSP: the problems of the slots, attempts at them, right or wrong (§3.1, App. B.1)."""
+"""SSP's solver: the problems of the slots, attempts at them, grading (§3.1, App. B.1)."""
 
 from __future__ import annotations
 
