@@ -37,6 +37,7 @@ from scope_jax.play import documents, grading, measures, rewards, searching
 from scope_jax.play.rubrics import score_of
 from scope_jax.systems.scope import judging, talking
 from scope_jax.systems.scope import rules as scope_rules
+from scope_jax.systems.spell import rules as spell_rules
 from scope_jax.systems.spice import contracts
 from scope_jax.systems.ssp import materials
 from scope_jax.systems.ssp import rules as ssp_rules
@@ -105,7 +106,7 @@ INNER = (
 )
 # What stands before and behind the repeated piece, by what a parser looks for.
 ANYWHERE = (("", "x"), ("<", ""), ("<search a=", ""), ("<think>", "</think>"), ("<think>", ""))
-LABEL = (("Answer", ""), ("Answer:", ""))
+LABEL = (("Answer", ""), ("Answer:", ""), ("The answer is ", ""))
 FINAL = (
     ("<answer>", "</answer>"),
     ("<question>", "</question>"),
@@ -128,6 +129,10 @@ TASK = (
     ('{"question": "Q", "answer_type": "float", "answer": "', '"}'),
 )
 BOX = ((r"\boxed{", "}"), (r"\boxed{", ""), (r"\text{", "}"))
+QUESTION = tuple(
+    (f'{{"question": "Who?", {head}', f"{tail}}}")
+    for head, tail in (('"answer": ', ""), ('"answer": "', '"'), ('"answer": "B", "options": {"A": "', '"}'))
+)
 RESULTS = (
     *(("<information>", "</information>"), ("<information>Doc ", "</information>"), ("Doc ", "")),
     ("Doc 1 (Title: ", "x"),
@@ -215,6 +220,18 @@ PARSERS: dict[str, tuple[Callable[[str], Any], Wraps]] = {
     "contains_words": (lambda text: rewards.contains_words(text, "a b"), ()),
     "score_of": (score_of, (("<score>", "</score>"),)),
     "rubric_of": (lambda text: judging.rubric_of(text, WEIGHTS, 1, 1 << 30), RUBRIC),
+    "SPELL question": (
+        lambda text: [spell_rules.question_of(text, task, len, 1 << 30) for task in ("qa", "math", "choice")],
+        QUESTION,
+    ),
+    "SPELL conclusion, rule": (
+        lambda text: [
+            spell_rules.matches(task, text, spell_rules.conclusion_of(text), "5", "response")
+            for task in ("qa", "math", "choice")
+        ],
+        LABEL,
+    ),
+    "SPELL verdict": (spell_rules.verdict_of, (("[[", "]]"),)),
     "SCOPE turn": (lambda text: talking.heard(SCOPE, turn("sampled", text), "answer", False), (*FINAL, *QUERY)),
     "SCOPE rules": (
         lambda text: (

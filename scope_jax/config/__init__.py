@@ -22,6 +22,7 @@ from scope_jax.config.base import CardError, CardPath, Section, Seed, merge_tabl
 from scope_jax.config.clusters import ClustersSection
 from scope_jax.config.exams import BY_RUBRIC, EvalSection, EvalSet, Measure
 from scope_jax.config.scope import ChallengerRewardSection, MissingAnswer, ScopeSection, SolverRewardSection
+from scope_jax.config.spell import RuleText, SpellRoleSection, SpellSection, SpellTask, Vote
 from scope_jax.config.spice import AnswerType, ChallengerReward, SpiceSection
 from scope_jax.config.ssp import FormatRule, Grader, NoiseUnit, SSPSection
 from scope_jax.config.tables import (
@@ -73,13 +74,18 @@ __all__ = [
     "RetrievalSection",
     "RoleSection",
     "RowsSection",
+    "RuleText",
     "SSPSection",
     "SamplingSection",
     "ScopeSection",
     "Section",
     "SolverRewardSection",
+    "SpellRoleSection",
+    "SpellSection",
+    "SpellTask",
     "SpiceSection",
     "Ungraded",
+    "Vote",
     "load_card",
     "one_of",
     "parse_config",
@@ -87,7 +93,7 @@ __all__ = [
 ]
 
 
-GAMES = ("ssp", "scope", "spice")
+GAMES = ("ssp", "scope", "spice", "spell")
 
 
 def _a_game(name: str) -> str:
@@ -121,6 +127,7 @@ class Config(Section):
     ssp: SSPSection = SSPSection()
     scope: ScopeSection = ScopeSection()
     spice: SpiceSection = SpiceSection()
+    spell: SpellSection = SpellSection()
     game: dict[str, JsonValue] = {}  # the options of a game that is a file of one's own
 
     @model_validator(mode="after")
@@ -211,6 +218,23 @@ class Config(Section):
             raise ValueError("train.steps is missing; SPICE goes on until the card ends it")
         if self.train.keep_iterations:
             raise ValueError("train.keep_iterations is set, but SPICE has no iterations; keep more with train.keep")
+        return self
+
+    @model_validator(mode="after")
+    def _spell_is_complete(self) -> Config:
+        if self.system != "spell":
+            return self
+        if self.data.clusters is None:
+            raise ValueError("data.clusters is missing; SPELL needs a file of clusters of documents (docs/data.md)")
+        if self.train.steps is None:
+            raise ValueError("train.steps is missing; SPELL goes on until the card ends it")
+        if self.train.keep_iterations:
+            raise ValueError("train.keep_iterations is set, but SPELL has no iterations; keep more with train.keep")
+        if self.judge is None and self.spell.rule == "judge":
+            raise ValueError(
+                'spell.rule = "judge" asks an outside model, but the card has no [judge] table; add one, or set '
+                'spell.rule = "match"'
+            )
         return self
 
 

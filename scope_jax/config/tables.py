@@ -75,7 +75,22 @@ class MeshSection(Section):
 
 
 # ------------------------------------------------------------------------------------------------------------ sources
-Column = Literal["question", "answers", "aliases", "searches", "rubric", "id", "title", "text", "quality"]
+Column = Literal[
+    "question",
+    "answers",
+    "aliases",
+    "searches",
+    "rubric",
+    "id",
+    "title",
+    "text",
+    "family",
+    "documents",
+    "context",
+    "options",
+    "task",
+    "quality",
+]
 
 
 class SourceSection(Section):
@@ -280,6 +295,7 @@ class DataSection(RowsSection):
     answers: CardPath | None = None  # SSP: ground-truth answers
     documents: CardPath | None = None  # SCOPE, SPICE: what tasks are written from; None: SCOPE's corpus of [retrieval]
     prompts: CardPath | None = None  # SCOPE with scope.mode = "curated": tasks with rubrics
+    clusters: CardPath | None = None  # SPELL: documents that belong together
     # a proposer is asked for n searches, n uniform in min_searches..max_searches if no column says
     max_searches: Whole = 1
     min_searches: Whole = 1

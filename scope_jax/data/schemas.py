@@ -5,6 +5,8 @@ A schema takes a row of a file and returns it in the form the games use, or rais
     answers     {"answers": [..], "searches": n or None}      for proposers, who are given the first one
     questions   {"question": "…", "answers": [..]}            for solvers, with every correct answer
     tasks       {"question": "…", "rubric": [{"criterion": "…", "weight": w, "priority": "…"}, ..]}
+    readings    {"question": "…", "answers": [..], "options": [..], "task": "…" or None, "context": "…"}
+                a question about a text that is given, with the texts of its options where it has some
     documents   {"id": "…", "title": "…", "text": "…"}        validated by retrieval.corpus
     clusters    {"id": "…", "family": "…" or None, "documents": [a document, ..]}    related documents
 
@@ -20,7 +22,7 @@ from typing import Any, Literal
 from retrieval.corpus import DOCUMENT, passage
 from retrieval.rows import DataError, Row, kind_of, optional, required, text_of
 
-Kind = Literal["answers", "questions", "tasks", "documents", "clusters"]
+Kind = Literal["answers", "questions", "tasks", "readings", "documents", "clusters"]
 Columns = Mapping[str, str]  # field → column, as the card has it
 
 QUESTION = ("question", "problem", "query")
@@ -29,12 +31,16 @@ ALIASES = ("aliases", "answer_aliases")
 SEARCHES = ("search_turns",)
 TASK = ("messages", "question", "problem", "query", "prompt")
 RUBRIC = ("rubric", "rubrics")
+CONTEXT = ("context", "documents")
+OPTIONS = ("options", "choices")
+OPTION_COLUMNS = ("choice_A", "choice_B", "choice_C", "choice_D")  # LongBench v2
 LARGEST = 1e12  # no count or weight comes near
 
 FIELDS: Mapping[Kind, tuple[str, ...]] = {
     "answers": ("answers", "aliases", "searches"),
     "questions": ("question", "answers", "aliases"),
     "tasks": ("question", "rubric"),
+    "readings": ("question", "answers", "aliases", "options", "task", "context"),
     "documents": tuple(DOCUMENT),
     "clusters": ("id", "family", "documents"),
 }
@@ -80,6 +86,40 @@ def tasks(row: Row, where: str, columns: Columns) -> Row:
     return {"question": question, "rubric": rubric}
 
 
+def readings(row: Row, where: str, columns: Columns) -> Row:
+    """A question about a text, and every answer that is right; the options of a multiple choice, () without any.
+
+    The text may be a string or a list of documents or strings, which are put one below the other.
+    """
+    asked = questions(row, where, {field: column for field, column in columns.items() if field in FIELDS["questions"]})
+    column, context = required(row, where, "context", CONTEXT, columns)
+    parts = context if isinstance(context, list) else [context]
+    texts = [
+        _part(part, where, f"{column}[{place}]" if parts is context else column) for place, part in enumerate(parts)
+    ]
+    column, options = optional(row, where, "options", OPTIONS, columns)
+    if options is None and all(row.get(name) is not None for name in OPTION_COLUMNS):
+        column, options = OPTION_COLUMNS[0], [row[name] for name in OPTION_COLUMNS]
+    if isinstance(options, dict):
+        options = [options[letter] for letter in sorted(options)]
+    if not isinstance(options, list | None):
+        raise DataError(f"{where}: `{column}` holds {kind_of(options)}, not the options; write a list of texts.")
+    texts_of_options = [text_of(option, where, column) for option in options or ()]
+    column, task = optional(row, where, "task", ("task",), columns)
+    return asked | {
+        "options": texts_of_options,
+        "task": None if task is None else text_of(task, where, column),
+        "context": "\n\n".join(texts),
+    }
+
+
+def _part(part: Any, where: str, column: str) -> str:
+    if not isinstance(part, dict):
+        return text_of(part, where, column)
+    document = passage(part, f"{where}, {column}", {}, 0)
+    return f"Title: {document['title']}\n{document['text']}" if document["title"] else document["text"]
+
+
 def clusters(row: Row, where: str, columns: Columns) -> Row:
     """Documents that belong together, each with an id of its own among them; what tasks the cluster is meant for."""
     column, key = required(row, where, "id", ("id",), columns)
@@ -106,6 +146,7 @@ SCHEMAS: Mapping[Kind, Callable[[Row, str, Columns], Row]] = {
     "answers": answers,
     "questions": questions,
     "tasks": tasks,
+    "readings": readings,
     "clusters": clusters,
 }
 

@@ -42,6 +42,38 @@ def _last_fitting(text: str, ends: Sequence[int], limit: int, tokens: Callable[[
     return low
 
 
+GAP = "\n…\n"  # stands for what was taken out of a text
+
+
+def without_middle(text: str, limit: int, tokens: Callable[[str], int]) -> str:
+    """`text` with at most `limit` tokens: the first half of them from its beginning, the others from its end, in whole
+    words, with a mark in between; the whole text if it fits (LongBench's truncation, SPELL App. C.2).
+
+    Of a `limit` that has no room for more than the mark nothing is left.
+    """
+    if tokens(text) <= limit:
+        return text
+    room = limit - tokens(GAP)
+    if room < 2:
+        return ""
+    head = cut(text, room // 2, tokens)
+    starts: Sequence[int] = [*(match.start() for match in _WORD.finditer(text, len(head))), len(text)]
+    first = _first_fitting(text, starts, room - tokens(head), tokens)
+    if first > 0 and starts[first] - starts[first - 1] > _LONGEST_WORD:
+        starts = range(starts[first - 1], starts[first] + 1)
+        first = _first_fitting(text, starts, room - tokens(head), tokens)
+    return f"{head.rstrip()}{GAP}{text[starts[first] :].rstrip()}"
+
+
+def _first_fitting(text: str, starts: Sequence[int], limit: int, tokens: Callable[[str], int]) -> int:
+    """The first place in `starts`, of which the last fits, from which on the text has at most `limit` tokens."""
+    low, high = -1, len(starts) - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if tokens(text[starts[middle] :]) <= limit else (middle, high)
+    return high
+
+
 def segments(text: str, limit: int, tokens: Callable[[str], int]) -> list[str]:
     """`text` in parts that follow each other, each the longest of whole words with at most `limit` tokens.
 

@@ -10,7 +10,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
 from scope_jax.play.rewards import contains_words, exact_match, mean, normalise
@@ -33,6 +33,7 @@ _LABELLED_CHOICE = re.compile(
 _DRESS = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathsf|mbox)\s*+\{([^{}]*+)\}")
 _QUOTES = " \"'`“”‘"
 _LEADING_CHOICE = re.compile(r"^\W*+([A-Z])\s*+(?:$|[).:,])")
+_SEVERAL_CHOICES = re.compile(r"^\W*+[A-Z]\W{0,3}(?:[,/&+]|\b(?:and|or)\b)\W{0,3}[A-Z](?!\w)")
 
 
 def undressed(text: str) -> str:
@@ -79,7 +80,8 @@ def readings(text: str) -> tuple[tuple[float, ...], bool] | None:
     "12 %" is .12 or, in a table of percentages, 12; "3.5 million" is 3.5e6 or, in a table of millions, 3.5. Brackets as
     accountants use them make a number negative: "(1,234)" is -1234.
     """
-    found = list(_NUMBER.finditer(" ".join(text.split())))  # a run of spaces would be looked at again and again
+    # two are enough to see that it is not one; a run of spaces would be looked at again and again
+    found = list(islice(_NUMBER.finditer(" ".join(text.split())), 2))
     if len(found) != 1:
         return None
     match = found[0]
@@ -121,6 +123,8 @@ def letter(text: str) -> str | None:
     r"""The option an answer chooses: "B", "(B)", "\text{B}", "B. Paris", "the answer is (B)"; None if it names none or
     two."""
     text = undressed(text)
+    if _SEVERAL_CHOICES.match(text.replace("*", "")):
+        return None
     leading = _LEADING_CHOICE.match(text.strip("*"))
     if leading:
         return leading[1]

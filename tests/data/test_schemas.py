@@ -10,7 +10,7 @@ import pytest
 
 from retrieval.rows import DataError
 from scope_jax.data import sources
-from scope_jax.data.schemas import answers, clusters, questions, tasks
+from scope_jax.data.schemas import answers, clusters, questions, readings, tasks
 from scope_jax.systems import ssp
 from tests.data.files import jsonl, source
 from tests.systems.harness import card
@@ -218,3 +218,35 @@ def test_clusters_are_documents_that_belong_together() -> None:
 def test_broken_clusters_are_named(row: dict[str, Any], complaint: str) -> None:
     with pytest.raises(DataError, match=f"^a place.*{complaint}"):
         clusters(row, "a place", {})
+
+
+def test_readings_are_questions_about_a_text() -> None:
+    plain = {"question": "Who?", "answers": ["Ada"], "options": [], "task": None, "context": "About Ada."}
+    assert readings({"question": "Who?", "answers": ["Ada"], "context": "About Ada."}, "a place", {}) == plain
+    longbench = {"input": "Who?", "answers": ["Ada"], "context": "About Ada.", "length": 2}
+    assert readings(longbench, "a place", {"question": "input"}) == plain
+    parts = [{"id": "1", "title": "A", "text": "About a."}, "About b."]
+    row = {"question": "How much?", "answer": "5", "documents": parts, "task": "math"}
+    found = readings(row, "a place", {})
+    assert (found["context"], found["task"]) == ("Title: A\nAbout a.\n\nAbout b.", "math")
+    second = {f"choice_{letter}": f"in {letter}" for letter in "ABCD"}  # LongBench v2
+    row = {"question": "When?", "answer": "B", "context": "…", **second}
+    assert readings(row, "a place", {})["options"] == ["in A", "in B", "in C", "in D"]
+    row = {"question": "When?", "answer": "B", "context": "…", "options": {"B": "two", "A": "one"}}
+    assert readings(row, "a place", {})["options"] == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("row", "complaint"),
+    [
+        ({}, "has no context"),
+        ({"context": ""}, "`context` is empty"),
+        ({"context": [{"id": "1"}]}, r"context\[0\]: has no text"),
+        ({"context": "…", "options": "A or B"}, "`options` holds a string, not the options"),
+        ({"context": "…", "options": ["A", 2]}, "`options` holds a number, not text"),
+        ({"context": "…", "task": 1}, "`task` holds a number, not text"),
+    ],
+)
+def test_broken_readings_are_named(row: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(DataError, match=f"^a place.*{complaint}"):
+        readings({"question": "Who?", "answers": ["Ada"], **row}, "a place", {})

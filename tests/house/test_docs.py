@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from scope_jax.config import Config, LossCard, RoleSection, ScopeSection, SpiceSection
+from scope_jax.config import Config, LossCard, RoleSection, ScopeSection, SpellSection, SpiceSection
 
 ROOT = Path(__file__).parents[2]
 # Tables with the keys of another one, which has them documented.
@@ -56,7 +56,9 @@ def documented() -> dict[str, str]:
 
 def test_every_key_is_documented_with_its_default() -> None:
     table = {
-        key: shown(default) for key, default in keys(Config).items() if not key.startswith(("ssp.", "scope.", "spice."))
+        key: shown(default)
+        for key, default in keys(Config).items()
+        if not key.startswith(("ssp.", "scope.", "spice.", "spell."))
     }
     solver = Config.model_fields["ssp"].default.solver
     for key in keys(RoleSection):
@@ -108,6 +110,18 @@ def test_every_key_of_a_game_is_documented_with_its_default(game: str) -> None:
     named = {key: shown for key, shown in table.items() if key not in whole and not key.endswith(".endpoint")}
     assert named == expected
     assert all(f"`{name}`" in text for name in (*whole, "prompts"))
+
+
+def test_every_key_of_spell_is_documented_with_its_default() -> None:
+    text = (ROOT / "docs" / "spell.md").read_text(encoding="utf-8").split("## Options")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (`[a-z0-9_`, ]+) \| (.*?) \|", text, re.MULTILINE)
+    table = {name.strip("`"): default for names, default in rows for name in names.split(", ")}
+    tables = ("questioner", "responder", "verifier", "loss", "questioner_advantage")  # described in words
+    own = {key: default for key, default in keys(SpellSection).items() if key.split(".")[0] not in (*tables, "prompts")}
+    assert {key: default for key, default in table.items() if key not in tables} == {
+        key: shown(default) for key, default in own.items()
+    }
+    assert set(tables) <= set(table) and "`prompts`" in text
 
 
 def test_every_key_is_read_somewhere() -> None:

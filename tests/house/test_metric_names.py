@@ -13,10 +13,10 @@ import pytest
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.evaluate import scores
 from scope_jax.learner.learner import Learner
-from scope_jax.systems import SYSTEMS, scope, spice, ssp
+from scope_jax.systems import SYSTEMS, scope, spell, spice, ssp
 from sharding.mesh import MeshConfig, make_mesh
 from tests.learner.conftest import TINY, random_episodes
-from tests.systems import harness, scope_world, spice_world
+from tests.systems import harness, scope_world, spell_world, spice_world
 from tests.systems.harness import play_step
 
 ROOT = Path(__file__).parents[2]
@@ -63,15 +63,25 @@ def played_spice() -> set[str]:
     return set(spice.play(cfg, spice_world.world(plan), spice.start(cfg), 0)[2])
 
 
+def played_spell() -> set[str]:
+    names: set[str] = set()
+    for cfg in (spell_world.card(), spell_world.card(rule="judge", judge_table={"url": "http://judge", "model": "m"})):
+        judge = iter(["Correct"] * 99)
+        tools = spell_world.world(judge_reply=lambda message, judge=judge: next(judge))
+        names |= set(spell.play(cfg, tools, spell.start(cfg), 0)[2])
+    return names
+
+
 def exam(name: str, records: list[dict[str, Any]]) -> set[str]:
     return set(scores("eval", name, records))
 
 
 @cache
 def known() -> frozenset[str]:
-    games = {
+    games: dict[str, tuple[set[str], tuple[str, ...]]] = {
         "ssp": (played_ssp(), ("solver", "proposer")),
         "scope": (played_scope(), ("solver", "challenger")),
+        "spell": (played_spell(), ("questioner+responder+verifier",)),
         "spice": (played_spice(), ("challenger+reasoner",)),
     }
     assert set(games) == set(SYSTEMS)
@@ -116,7 +126,7 @@ def test_names_are_found_where_they_stand() -> None:
     assert not matches("challenger/grounded") and matches("rejected/<reason>") and matches("solver/grad_norm")
 
 
-@pytest.mark.parametrize("game", ["ssp", "scope", "spice"])
+@pytest.mark.parametrize("game", ["ssp", "scope", "spice", "spell"])
 def test_what_to_watch_names_the_last_part_of_a_metric(game: str) -> None:
     text = (ROOT / "docs" / f"{game}.md").read_text(encoding="utf-8").split("## What to watch")[1]
     names = set(re.findall(r"`([a-z_]+)`", text)) - {"metrics"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scope_jax.play.documents import cut, document_of, segments
+from scope_jax.play.documents import GAP, cut, document_of, segments, without_middle
 
 
 def words(text: str) -> int:
@@ -74,3 +74,21 @@ def test_the_work_grows_with_the_text_and_not_with_its_square():
         return seen
 
     assert measured(2_000_000) < 2.1 * measured(1_000_000)
+
+
+def test_a_long_text_loses_its_middle():
+    text = "one two three four five six seven"
+    assert without_middle(text, len(text), len) == text
+    assert without_middle(text, 20, len) == f"one two{GAP}six seven"  # 17 characters beside the gap, 8 of them first
+    assert without_middle(text, 4, words) == f"one{GAP}six seven"
+    assert without_middle(text, 4, len) == ""
+    assert without_middle("水" * 400, 23, len) == "水" * 10 + GAP + "水" * 10  # a script without spaces
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(st.sampled_from("ab \n水"), max_size=120), st.integers(6, 40))
+def test_what_is_left_fits_and_stood_at_both_ends(text: str, limit: int):
+    found = without_middle(text, limit, len)
+    assert len(found) <= limit
+    head, gap, tail = found.partition(GAP)
+    assert found == text or (gap and text.startswith(head) and text.rstrip().endswith(tail.rstrip()))

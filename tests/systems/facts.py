@@ -85,8 +85,8 @@ SEARCH_R1 = {
 WITH_GRADIENT_OF_KL = OneOf(("k1", "k2", "k3"))
 
 
-def both(game: str, roles: tuple[str, str], table: Mapping[str, Any]) -> dict[str, Any]:
-    """A statement about both roles, by the full keys."""
+def both(game: str, roles: tuple[str, ...], table: Mapping[str, Any]) -> dict[str, Any]:
+    """A statement about both roles, or all of these, by the full keys."""
     return {f"{game}.{role}.{key}": value for role in roles for key, value in table.items()}
 
 
@@ -425,7 +425,94 @@ def spice(card: str) -> Facts:
     }
 
 
-# Averages before and after, by card and table (SSP and SPICE Table 1; SCOPE Tables 2 and 3), and SCOPE's Figure 3b.
+# --------------------------------------------------------------------------------------------------------------- SPELL
+MODELS_SPELL_6 = {  # Table 6, by card
+    "qwen2.5-7b": "Qwen2.5-7B",
+    "qwen2.5-14b": "Qwen2.5-14B",
+    "qwen2.5-32b": "Qwen2.5-32B",
+    "qwen2.5-7b-instruct": "Qwen2.5-7B-Instruct",
+    "qwen2.5-14b-instruct": "Qwen2.5-14B-Instruct",
+    "qwen2.5-32b-instruct": "Qwen2.5-32B-Instruct",
+    "qwen3-30b-a3b-instruct": "Qwen3-30B-A3B-Instruct-2507",
+    "llama3.1-8b-instruct": "Meta-Llama-3.1-8B-Instruct",
+    "r1-distill-llama-8b": "DeepSeek-R1-Distill-Llama-8B",
+    "r1-distill-qwen-14b": "DeepSeek-R1-Distill-Qwen-14B",
+    "qwen3-4b-thinking": "Qwen3-4B-Thinking-2507",
+    "qwen3-30b-a3b-thinking": "Qwen3-30B-A3B-Thinking-2507",
+}
+SPELL_ROLES = ("questioner", "responder", "verifier")
+
+
+def spell(card: str) -> Facts:
+    """What is said of each key of a SPELL card, by place; "released code" is Tongyi-Zhiwen/Qwen-Doc 12489b0."""
+    output = 20480 if "thinking" in card or card.startswith("r1-") else 4096  # section 5.1: 4K, or 20K
+    sampling = {"temperature": 0.7, "top_p": 0.95, "max_tokens": output, "max_response_tokens": output}
+    return {
+        "section 4.1": {"spell.grounding_filter": True, "spell.verify": True},
+        "section 4.2": {
+            "spell.rule": "match",
+            "spell.rule_reads": "response",
+            "spell.target": 0.5,
+            "spell.width": 0.5 / 3,
+        },
+        "section 4.3": {"spell.consistency_check": True},
+        "section 5.1": {
+            **both("spell", SPELL_ROLES, {"max_prompt_tokens": 16384}),
+            **both("spell", SPELL_ROLES, {f"sampling.{key}": value for key, value in sampling.items()}),
+            **both("spell", SPELL_ROLES[1:], {"samples": 8}),
+            "spell.groups": 128,
+            "spell.documents": 5,
+            "spell.history": 3,
+            "spell.loss.mini_batches": 1,
+            "rollout.max_length": 16384 + output,
+            "optimizer.learning_rate": 2e-6,
+            "optimizer.schedule": "constant",
+            "optimizer.warmup_steps": 0,
+        },
+        "Algorithm 1": {"spell.history_documents": "new", "spell.history_accepts": "mixed"},
+        "Eq. (4)": {"spell.vote": "majority"},
+        "Eq. (5)": {"spell.malformed_judgment": 0.0},
+        "Eq. (7)": {"spell.ungrounded_reward": -0.5, "spell.malformed_reward": -1.0},
+        "Eq. (8)": {"spell.loss.advantage": "group-zscore"},
+        "Eq. (9)": {"spell.questioner_advantage.advantage": "batch-zscore"},
+        "C.1": {
+            "data.clusters": Named("clusters"),
+            **{f"spell.tasks.{task}": 1.0 for task in ("qa", "math", "choice")},
+        },
+        "C.2": {
+            **{f"evaluate.{key}": value for key, value in sampling.items()},
+            "evaluate.sets.samples": 8,
+            "evaluate.sets.measures": OneOf((["choice"], ["numeric"])),
+            "spell.exam_prompt_tokens": OneOf((16384, 100_000)),
+        },
+        "C.3": {"spell.loss.aggregation": "token-mean", "spell.loss.kl": "none", "spell.loss.mini_batches": 1},
+        "D.1": {"train.steps": Between(60, 75)},  # 8 hours of 7 minutes
+        "App. E": {"spell.max_answer_tokens": 20},
+        "Table 6": {"model.checkpoint": Named(MODELS_SPELL_6[card])},
+        "veRL": VERL,
+        "released code": {
+            "optimizer.weight_decay": 0.01,
+            "spell.clusters_per_round": 480,
+            "spell.max_rounds": 10,
+            "spell.all_seen": "stay",
+            "spell.history_documents": "seen",
+            "spell.history_accepts": "solved",
+            "spell.max_answer_tokens": 40,
+            "spell.rule_reads": "answer",
+            "spell.verifier_batch": "judgments",
+            "spell.malformed_judgment": -1.0,
+            "spell.loss.advantage_ddof": 1,
+            "spell.loss.aggregation": "token-mean",
+            "spell.loss.clip_low": 0.2,
+            "spell.loss.clip_high": 0.2,
+            "spell.questioner_advantage.advantage": "group-zscore",
+            "spell.questioner_advantage.advantage_ddof": 1,
+        },
+    }
+
+
+# Averages before and after, by card and table (SSP and SPICE Table 1; SCOPE Tables 2 and 3; SPELL Table 1, at 16K
+# and 100K).
 RESULTS = {
     "ssp/qwen2.5-7b": {"Table 1": (41.5, 49.5)},
     "scope/qwen2.5-7b": {"Table 2": (24.4, 34.8), "Table 3": (45.9, 59.7)},
@@ -435,4 +522,21 @@ RESULTS = {
     "spice/qwen3-8b": {"Table 1": (43.0, 48.7)},
     "spice/octothinker-3b": {"Table 1": (14.7, 25.2)},
     "spice/octothinker-8b": {"Table 1": (20.5, 32.4)},
+    **{
+        f"spell/{card}": {"Table 1": short, "100K": long}
+        for card, short, long in (
+            ("qwen2.5-7b", (26.7, 40.6), (23.6, 39.8)),
+            ("qwen2.5-14b", (37.3, 51.7), (36.1, 51.1)),
+            ("qwen2.5-32b", (43.0, 52.1), (40.4, 52.4)),
+            ("qwen2.5-7b-instruct", (38.2, 47.2), (38.4, 46.5)),
+            ("qwen2.5-14b-instruct", (50.8, 57.8), (52.5, 59.7)),
+            ("qwen2.5-32b-instruct", (51.8, 59.5), (52.5, 60.1)),
+            ("qwen3-30b-a3b-instruct", (56.3, 60.7), (58.8, 63.0)),
+            ("llama3.1-8b-instruct", (40.1, 44.5), (40.7, 44.4)),
+            ("r1-distill-llama-8b", (46.8, 50.2), (47.5, 50.7)),
+            ("r1-distill-qwen-14b", (56.4, 59.8), (56.7, 59.4)),
+            ("qwen3-4b-thinking", (54.5, 56.7), (58.1, 60.2)),
+            ("qwen3-30b-a3b-thinking", (60.7, 62.7), (63.6, 65.9)),
+        )
+    },
 }

@@ -7,13 +7,14 @@ from types import ModuleType
 
 import pytest
 
-from scope_jax.systems import SYSTEMS, scope, spice, ssp
+from scope_jax.systems import SYSTEMS, scope, spell, spice, ssp
 from tests.systems.algorithm import complaints
 
 GAMES = [
     pytest.param(ssp, ("play",), 12, id="ssp"),
     pytest.param(scope, ("play", "challenger_step", "task_step", "solver_step"), 35, id="scope"),
     pytest.param(spice, ("play",), 30, id="spice"),
+    pytest.param(spell, ("play", "draw_round", "settle"), 27, id="spell"),
 ]
 
 

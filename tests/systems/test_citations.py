@@ -22,8 +22,18 @@ from tests.systems.facts import Facts
 
 ROOT = Path(__file__).parents[2]
 CARDS = [ROOT / "configs" / f"{name}.toml" for name in facts.RESULTS]
-GAMES: dict[str, Callable[[str], Facts]] = {"ssp": facts.ssp, "scope": facts.scope, "spice": facts.spice}
-MAIN_TABLES = {"ssp": "Table 4", "scope": "Table 9", "spice": "Table 5"}
+GAMES: dict[str, Callable[[str], Facts]] = {
+    "ssp": facts.ssp,
+    "scope": facts.scope,
+    "spice": facts.spice,
+    "spell": facts.spell,
+}
+MAIN = {
+    "ssp": "Table 4",
+    "scope": "Table 9",
+    "spice": "Table 5",
+    "spell": "section 5.1",
+}  # where the hyperparameters stand
 NOT_STATED = "not stated"
 CODES = ("released code", "veRL", "Search-R1", "Oat")  # places that are no paper
 PLACE = (
@@ -93,6 +103,12 @@ def _contrast(key: str, value: Any, place: str, words: str, stated: Facts) -> st
     return f"is no other value than {place}'s" if other == value else None
 
 
+def settled(path: Path) -> dict[str, Any]:
+    """The values of a card and of the one that it extends."""
+    own = {key: value for key, value, _ in lines(path.read_text(encoding="utf-8"))}
+    return (settled(path.parent / own["extends"]) if "extends" in own else {}) | own
+
+
 def statements(path: Path) -> Facts:
     return GAMES[path.parent.name](path.stem)
 
@@ -102,7 +118,7 @@ def test_every_value_is_what_stands_where_its_comment_says(path: Path):
     found = {
         key: wrong
         for key, value, comment in lines(path.read_text(encoding="utf-8"))
-        if key not in ("system", "evaluate.sets.name", "evaluate.sets.path")
+        if key not in ("extends", "system", "evaluate.sets.name", "evaluate.sets.path")
         and (wrong := complaint(key, value, comment, statements(path)))
     }
     assert found == {}
@@ -110,13 +126,14 @@ def test_every_value_is_what_stands_where_its_comment_says(path: Path):
 
 @pytest.mark.parametrize("path", CARDS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_every_number_of_the_main_table_stands_in_the_card(path: Path):
-    """Nothing that the table of hyperparameters says of a key is left to a default."""
-    table = statements(path)[MAIN_TABLES[path.parent.name]]
-    assert sorted(set(table) - {key for key, _, _ in lines(path.read_text(encoding="utf-8"))}) == []
+    """Nothing that the table of hyperparameters says of a key is left to a default, and no other value comes of it."""
+    table, values = statements(path)[MAIN[path.parent.name]], settled(path)
+    assert sorted(set(table) - set(values)) == []
+    assert {key: values[key] for key, stated in table.items() if stated != values[key]} == {}
 
 
 def test_every_paper_card_is_checked():
-    with_paper_models = {path for path in (ROOT / "configs").glob("*/*.toml") if re.search(r"\db$", path.stem)}
+    with_paper_models = {path for path in (ROOT / "configs").glob("*/*.toml") if re.search(r"\db(-|$)", path.stem)}
     assert with_paper_models == set(CARDS)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from scope_jax.config import GAMES
 from scope_jax.play.system import System
-from scope_jax.systems import SYSTEMS, scope, spice, ssp
+from scope_jax.systems import SYSTEMS, scope, spell, spice, ssp
 from scope_jax.text import parsing
 from tests.systems.harness import (
     EOS,
@@ -27,7 +27,7 @@ from tests.systems.harness import (
 
 
 def test_the_dict_of_games_is_literal_and_each_has_the_shape():
-    assert {"ssp": ssp, "scope": scope, "spice": spice} == SYSTEMS and set(GAMES) == set(SYSTEMS)
+    assert {"ssp": ssp, "scope": scope, "spice": spice, "spell": spell} == SYSTEMS and set(GAMES) == set(SYSTEMS)
     assert isinstance(ssp, System)
     cfg = card()
     assert ssp.policies(cfg) == ("actor",)

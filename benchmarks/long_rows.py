@@ -1,0 +1,110 @@
+"""What a training row of 16,384 + 4,096 tokens takes in memory: the learner's step, compiled for TPU chips that are
+not there.
+
+    python benchmarks/long_rows.py [--model small] [--topology v5p:2x2x1]
+
+SPELL trains rows of at most 16,384 tokens of prompt, of which none is sampled, and 4,096 that are. One such row lies on
+each chip, the weights are spread over all of them (fsdp). Nothing runs: the figures are those of XLA's memory analysis,
+in GiB a chip, with the chunked log-probs (`learner.logprob_chunk`) and with the logits of all sampled positions at
+once. Arguments are weights, moments and batch. Prints one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+# Compiling for TPUs that are not there: beside other programs that do, and without looking for a slice to belong to.
+os.environ |= {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost"}
+os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-1")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import NamedSharding, PartitionSpec
+
+from models.config import from_hf
+from scope_jax.config import LearnerSection, LossCard, OptimizerSection
+from scope_jax.learner import batching
+from scope_jax.learner.learner import Learner, Scores
+from scope_jax.learner.types import Datum, Episode
+from sharding.mesh import MeshConfig, make_mesh
+
+GIB = 2**30
+PROMPT, SAMPLED = 16384, 4096
+WHOLE = 10**6  # a chunk that holds all sampled positions of a row
+QWEN = {
+    "model_type": "qwen2",
+    "architectures": ["Qwen2ForCausalLM"],
+    "rope_theta": 1000000.0,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 32768,
+    "hidden_act": "silu",
+}
+MODELS = {
+    "small": QWEN
+    | {"vocab_size": 152064, "num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 512}
+    | {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 128},
+    "qwen2.5-7b": QWEN
+    | {"vocab_size": 152064, "num_hidden_layers": 28, "hidden_size": 3584, "intermediate_size": 18944}
+    | {"num_attention_heads": 28, "num_key_value_heads": 4, "head_dim": 128},
+}
+
+
+def abstract_batch(learner: Learner, rows: int) -> Any:
+    """Shapes and shardings of `rows` full rows."""
+    sampled_T = np.arange(PROMPT + SAMPLED) >= PROMPT
+    datum = Datum(np.zeros(len(sampled_T), np.int32), sampled_T, np.zeros(len(sampled_T), np.float32))
+    episodes = [Episode("responder", "actor", str(row), (datum,), 0.0, advantage=1.0) for row in range(rows)]
+    batch = batching.pack(episodes, learner.section, learner.row_shards)
+    return jax.tree.map(
+        lambda x, spec: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(learner.mesh, spec)),
+        batch,
+        learner._batch_specs(batch),
+        is_leaf=lambda x: isinstance(x, PartitionSpec),
+    )
+
+
+def measured(model: str, topology: str, chunk: int) -> dict[str, float]:
+    """GiB a chip of one optimiser step, and the seconds its compilation took."""
+    devices = topologies.get_topology_desc(topology, platform="tpu").devices
+    mesh = make_mesh(MeshConfig(1, len(devices), 1), list(devices))
+    section = LearnerSection(buckets=(PROMPT + SAMPLED,), micro_batch_rows=len(devices), logprob_chunk=chunk)
+    learner = Learner(
+        from_hf(MODELS[model]), mesh, OptimizerSection(), section, param_dtype=jnp.float32, compute_dtype=jnp.bfloat16
+    )
+    state, batch = learner.abstract_state(reference=False), abstract_batch(learner, len(devices))
+    card = LossCard(advantage="group-zscore", aggregation="token-mean", kl="none")
+    start = time.monotonic()
+    memory = learner._step.lower(state, batch, Scores(None, None), card=card).compile().memory_analysis()
+    assert memory is not None
+    return {
+        "temporaries": round(memory.temp_size_in_bytes / GIB, 2),
+        "arguments": round(memory.argument_size_in_bytes / GIB, 2),
+        "compile_seconds": round(time.monotonic() - start, 1),
+    }
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--model", choices=MODELS, default="small")
+    options.add_argument("--topology", default="v5p:2x2x1")
+    given = options.parse_args()
+    found = {}
+    for name, chunk in (("chunked", LearnerSection().logprob_chunk), ("whole", WHOLE)):
+        found[name] = measured(given.model, given.topology, chunk)
+        print(name, found[name], file=sys.stderr, flush=True)
+    print(json.dumps({"benchmark": "long_rows", "model": given.model, "topology": given.topology, "gib": found}))
+
+
+if __name__ == "__main__":
+    main()

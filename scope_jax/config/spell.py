@@ -1,0 +1,86 @@
+"""The table of SPELL."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from scope_jax.config.base import PROMPTS, CardPath, Count, GameSection, Section, Weight, Whole
+from scope_jax.config.tables import AdvantageCard, LossCard, SamplingSection
+
+SpellTask = Literal["qa", "math", "choice"]  # document QA, financial math QA, multiple choice: section 5.1
+SpellRole = Literal["questioner", "responder", "verifier"]
+RuleText = Literal["response", "answer"]
+Vote = Literal["majority", "single"]
+Reward = Annotated[float, Field(ge=-100, le=1)]
+# section 5.1: temperature 0.7, top-p 0.95, outputs of 4K tokens
+SPELL_SAMPLING = SamplingSection(temperature=0.7, top_p=0.95, max_tokens=4096, max_response_tokens=4096)
+
+
+class SpellRoleSection(Section):
+    """How a role samples; what it learns by is common to all, see `SpellSection.loss`."""
+
+    max_prompt_tokens: Count = 16384  # a longer prompt is not played; section 5.1: 16K
+    sampling: SamplingSection = SPELL_SAMPLING
+
+
+class SpellGroupSection(SpellRoleSection):
+    """The same for a role that speaks several times to one prompt."""
+
+    samples: Count = 8  # G, section 5.1
+
+
+class SpellSection(GameSection):
+    """Defaults are the paper's; where it is silent, the released code's."""
+
+    prompts: CardPath = str(PROMPTS / "spell")
+    train: tuple[SpellRole, ...] = Field(default=("questioner", "responder", "verifier"), strict=False)  # Eq. (10)
+    # what is asked about: shares of the tasks; which of them a family of clusters is for, where its name is no task
+    tasks: dict[SpellTask, Weight] = {"qa": 1.0, "math": 1.0, "choice": 1.0}
+    families: dict[str, Annotated[tuple[SpellTask, ...], Field(strict=False, min_length=1)]] = {}
+    # a step: it draws until so many questions have answers of which some are right and some wrong
+    groups: Count = 128  # N, the batch size, section 5.1
+    clusters_per_round: Count = 480  # drawn at a time; released code
+    max_rounds: Count = 10  # then the step goes on with the questions there are; released code: the run ends
+    # the questioner
+    documents: Count = 5  # m, section 5.1
+    history: Whole = 3  # L, section 5.1; 0: without history memory, an ablation of Table 2
+    history_documents: Literal["new", "seen"] = "new"  # of an entry: C_new (Alg. 1 l.21), or all that were read; code
+    history_accepts: Literal["mixed", "solved"] = "mixed"  # 0 < mean < 1 (Alg. 1 l.20), or also 1; released code
+    all_seen: Literal["stay", "reset"] = "stay"  # no document is left unseen: add none (released code), or begin anew
+    max_answer_tokens: Count = 20  # of a reference answer, App. E; released code: 40
+    grounding_filter: bool = True  # False: an ablation of Table 2
+    questioner: SpellRoleSection = SpellRoleSection()
+    responder: SpellGroupSection = SpellGroupSection()
+    # the rule-based reward of Eq. (6)
+    rule: Literal["match", "judge"] = "match"  # judge: the outside model of [judge] in its place, Table 4
+    rule_reads: RuleText = "response"  # what cover exact match looks in, section 4.2; released code: answer
+    # the verifier
+    verify: bool = True  # False: the rule alone, an ablation of Table 2
+    vote: Vote = "majority"  # Eq. (4); single: the first judgment decides, an ablation of Table 2
+    consistency_check: bool = True  # it learns where its vote agrees with the rule; False: an ablation of Table 2
+    verifier_batch: Literal["judgments", "groups"] = "judgments"  # of which it learns from as many as of questions
+    malformed_judgment: Reward = 0.0  # reward of one without a verdict, Eq. (5); released code: -1
+    verifier: SpellGroupSection = SpellGroupSection()
+    # the questioner's reward, Eq. (7)
+    target: float = Field(default=0.5, gt=0, lt=1)  # mu
+    width: float = Field(default=0.5 / 3, gt=0, le=10)  # sigma
+    ungrounded_reward: Reward = -0.5
+    malformed_reward: Reward = -1.0  # 0: without the format penalty, an ablation of Table 2
+    exam_prompt_tokens: Count = 16384  # a longer context of an exam loses its middle, C.2: 16K, or 100K
+    # one update of all roles: Eq. (8), Eq. (10), App. C.3
+    loss: LossCard = LossCard(advantage="group-zscore", aggregation="token-mean", kl="none")
+    questioner_advantage: AdvantageCard = AdvantageCard(advantage="batch-zscore")  # Eq. (9)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SpellSection:
+        if not self.train or len(set(self.train)) < len(self.train):
+            raise ValueError("train names each role that learns once, and at least one of them")
+        if "verifier" in self.train and not self.verify:
+            raise ValueError(
+                'verify = false leaves nothing for the verifier to learn from; take "verifier" out of train'
+            )
+        if not any(self.tasks.values()):
+            raise ValueError("tasks must hold at least one share above 0")
+        return self

@@ -1,0 +1,87 @@
+"""The history memory of a cluster and a task: its latest solvable questions, and what the next one is asked from
+(section 4.1).
+
+A questioner reads the documents of the remembered questions and m new ones, so that its context grows until L questions
+are remembered. Plain data, part of the game's memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from scope_jax.config import Config
+from scope_jax.data.keys import rng
+from scope_jax.systems.spell.records import Entry, Order, Question
+from scope_jax.systems.spell.rules import allowed_tasks
+
+History = dict[str, list[dict[str, Any]]]  # entries by "cluster/task", the latest last
+
+
+def orders(cfg: Config, history: History, clusters: Sequence[Mapping[str, Any]], first: int) -> list[Order]:
+    """An order for each of the clusters from `first` on in the stream that is for some task of the card.
+
+    Raises ValueError if none of them is.
+    """
+    made = [order(cfg, history, cluster, first + place) for place, cluster in enumerate(clusters)]
+    if not any(made):
+        raise ValueError(
+            f"none of the {len(clusters)} clusters that were drawn is for a task with a share in spell.tasks; give "
+            "their tasks a share, or say in spell.families what their families are for."
+        )
+    return [one for one in made if one is not None]
+
+
+def order(cfg: Config, history: History, cluster: Mapping[str, Any], place: int) -> Order | None:
+    """What is asked of the cluster at `place` of the stream (Alg. 1 l.7, l.8): a task, and new documents.
+
+    Both are drawn from (seed, place). New documents are ones that no remembered question came from. None where the
+    cluster is for no task that has a share.
+    """
+    card = cfg.spell
+    task = _task(cfg, cluster, place)
+    if task is None:
+        return None
+    key = f"{cluster['id']}/{task}"
+    known = tuple(Entry.of(entry) for entry in history.get(key, ()))[-card.history :] if card.history else ()
+    ids = [document["id"] for document in cluster["documents"]]
+    unseen = _unseen(ids, known)
+    restarts = not unseen and card.all_seen == "reset"
+    if restarts:
+        known, unseen = (), ids
+    return Order(place, cluster, task, key, _sample(cfg, unseen, place), known, restarts)
+
+
+def _task(cfg: Config, cluster: Mapping[str, Any], place: int) -> str | None:
+    given: Mapping[str, float] = {**cfg.spell.tasks}
+    tasks = allowed_tasks(given, cfg.spell.families, cluster["family"])
+    if not tasks:
+        return None
+    shares = np.array([given[task] for task in tasks])
+    return tasks[int(rng("spell task", cfg.seed, place).choice(len(tasks), p=shares / shares.sum()))]
+
+
+def _unseen(ids: Sequence[str], known: Sequence[Entry]) -> list[str]:
+    seen = {key for entry in known for key in entry.documents}
+    return [key for key in ids if key not in seen]
+
+
+def _sample(cfg: Config, unseen: Sequence[str], place: int) -> tuple[str, ...]:
+    """m of the documents, or all where there are no more, in the cluster's order."""
+    drawn = rng("spell documents", cfg.seed, place).permutation(len(unseen))[: cfg.spell.documents]
+    return tuple(unseen[int(index)] for index in sorted(drawn))
+
+
+def accepts(cfg: Config, success: float) -> bool:
+    """True if a question with this success rate is remembered: r_que > 0 (Alg. 1 l.20), or as the card says."""
+    return cfg.spell.history > 0 and (0.0 < success < 1.0 or (success == 1.0 and cfg.spell.history_accepts == "solved"))
+
+
+def push(cfg: Config, history: History, asked: Order, question: Question) -> None:
+    """Adds the question to its memory in `history`, of which the L latest stay (Alg. 1 l.21)."""
+    read = tuple(document["id"] for document in asked.documents) if cfg.spell.history_documents == "seen" else asked.new
+    before = [] if asked.restarts else history.get(asked.key, [])
+    entry = Entry(read, question.whole, question.answer)
+    history[asked.key] = [*before, entry.plain()][-cfg.spell.history :]

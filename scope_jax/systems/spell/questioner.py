@@ -1,0 +1,44 @@
+"""The questioner: a question with its answer, written from some of a cluster's documents (section 4.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from scope_jax.config import Config
+from scope_jax.play.tools import Prompt, Tools
+from scope_jax.systems.spell import instructions, rules
+from scope_jax.systems.spell.records import Asked, Group, Order
+from scope_jax.systems.spell.talking import said, talk
+
+
+def ask(cfg: Config, tools: Tools, orders: Sequence[Order]) -> list[Asked]:
+    """(q, a) ~ π^que(· | X^que) for each order; with a reason where it is malformed, or was not played."""
+    told = [instructions.for_questioner(cfg, order) for order in orders]
+    prompts = [
+        Prompt(tools.encode_prompt(messages), f"{order.place}", messages)
+        for messages, order in zip(told, orders, strict=True)
+    ]
+    groups = talk(cfg, tools, "questioner", cfg.spell.questioner, prompts, 1)
+    found = []
+    for order, messages, (completion,) in zip(orders, told, groups, strict=True):
+        question, reason = None, "prompt_too_long"
+        if completion.turns:
+            limit = cfg.spell.max_answer_tokens
+            question, reason = rules.question_of(said(completion), order.task, tools.tokens, limit)
+        found.append(Asked(order, messages, completion, question, reason))
+    return found
+
+
+def reward(cfg: Config, asked: Sequence[Asked], groups: Sequence[Group]) -> list[Asked]:
+    """The questions with r^que (Eq. (7)), by the success of the answers to them; 0 for one that was not played."""
+    success = {group.asked.order.place: group.mean for group in groups}
+    return [replace(one, reward=_reward(cfg, one, success.get(one.order.place))) for one in asked]
+
+
+def _reward(cfg: Config, asked: Asked, success: float | None) -> float:
+    if asked.reason in rules.MALFORMED:
+        return cfg.spell.malformed_reward
+    if asked.reason == rules.UNGROUNDED:
+        return cfg.spell.ungrounded_reward
+    return 0.0 if success is None else rules.questioner_reward(success, cfg.spell.target, cfg.spell.width)

@@ -1,0 +1,168 @@
+"""What a step of SPELL hands to the learner and to people: episodes and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from scope_jax.config import Config
+from scope_jax.learner.types import Datum, Episode, Judgement, Metrics
+from scope_jax.play import searching
+from scope_jax.play.rewards import mean
+from scope_jax.systems.spell import rules
+from scope_jax.systems.spell.instructions import TASKS
+from scope_jax.systems.spell.records import Asked, Group
+from scope_jax.systems.spell.sampling import Chosen, judgment_rewards
+from scope_jax.systems.spell.talking import POLICY
+
+
+def episodes(cfg: Config, asked: Sequence[Asked], groups: Sequence[Group], chosen: Chosen) -> list[Episode]:
+    """Every question and every answer; of the judgments, those that the verifier learns from.
+
+    `trained` is True for those that were chosen, if their role learns. All judgments of an answer stand with it.
+    """
+    by_place = {group.asked.order.place: group for group in groups}
+    made = []
+    for one in asked:
+        place = one.order.place
+        group = by_place.get(place)
+        made.append(_question(cfg, one, group, place in chosen.questioner and "questioner" in cfg.spell.train))
+        if group is not None:
+            learns = place in chosen.responder and "responder" in cfg.spell.train
+            made += [_answer(cfg, group, number, learns) for number in range(len(group.responses))]
+    learns = "verifier" in cfg.spell.train
+    for place, number in sorted(chosen.verifier):
+        made += _judgments(cfg, by_place[place], number, learns)
+    return made
+
+
+def _question(cfg: Config, asked: Asked, group: Group | None, trained: bool) -> Episode:
+    order, question = asked.order, asked.question
+    return Episode(
+        role="questioner",
+        policy=POLICY,
+        group=f"questioner/{order.task}",
+        datums=Datum.from_completion(asked.completion),
+        reward=asked.reward,
+        parts={} if group is None else {"success": group.mean},
+        trained=trained,
+        temperature=cfg.spell.questioner.sampling.temperature,
+        text={
+            "prompt": asked.prompt.text,
+            "turns": searching.transcript(asked.completion),
+            "cluster": order.cluster["id"],
+            "task": order.task,
+            "documents": [document["id"] for document in order.documents],
+            "remembered": len(order.history),
+            "question": None if question is None else question.whole,
+            "answer": None if question is None else question.answer,
+            "rejected": asked.reason,
+            "without_documents": asked.blind,
+            "place": order.place,
+        },
+        judgements=asked.judged,
+    )
+
+
+def _answer(cfg: Config, group: Group, number: int, trained: bool) -> Episode:
+    """The prompt, which holds all documents, is written down with the first answer of its group alone."""
+    response = group.responses[number]
+    return Episode(
+        role="responder",
+        policy=POLICY,
+        group=f"responder/{group.asked.order.place}",
+        datums=Datum.from_completion(response.completion),
+        reward=response.reward,
+        parts={"rule": float(response.rule), "vote": float(response.vote)},
+        trained=trained,
+        temperature=cfg.spell.responder.sampling.temperature,
+        text={
+            **({"prompt": group.prompt.text} if number == 0 else {}),
+            "turns": searching.transcript(response.completion),
+            "question": group.question.whole,
+            "answer": group.question.answer,
+            "prediction": response.answer,
+            "verdicts": [judged.verdict for judged in response.judgments],
+            "place": group.asked.order.place,
+        },
+        judgements=(*response.judged, *(judged.judgement for judged in response.judgments)),
+    )
+
+
+def _judgments(cfg: Config, group: Group, number: int, trained: bool) -> list[Episode]:
+    response = group.responses[number]
+    assert response.prompt is not None  # it was judged
+    return [
+        Episode(
+            role="verifier",
+            policy=POLICY,
+            group=f"verifier/{group.asked.order.place} answer {number}",
+            datums=Datum.from_completion(judged.completion),
+            reward=reward,
+            parts={"malformed": float(judged.verdict is None)},
+            trained=trained,
+            temperature=cfg.spell.verifier.sampling.temperature,
+            text={
+                "prompt": response.prompt.text,
+                "turns": searching.transcript(judged.completion),
+                "verdict": judged.verdict,
+                "vote": response.vote,
+                "rule": response.rule,
+                "place": group.asked.order.place,
+            },
+        )
+        for judged, reward in zip(response.judgments, judgment_rewards(cfg, response), strict=True)
+    ]
+
+
+# -------------------------------------------------------------------------------------------------------------- metrics
+def measure(cfg: Config, asked: Sequence[Asked], groups: Sequence[Group], chosen: Chosen) -> Metrics:
+    """The step in numbers; a mean over nothing is left out. `difficulty/<task>` is 1 − pass@1 of its questions."""
+    responses = [response for group in groups for response in group.responses]
+    judged = [response for response in responses if response.judgments]
+    judgments = [j for response in judged for j in response.judgments]
+    played = [one for one in asked if one.reason not in rules.UNPLAYED]
+    mixed = [group for group in groups if group.mixed]
+    values: dict[str, list[float]] = {
+        "questioner/reward": [one.reward for one in played],
+        "questioner/valid": [float(one.reason not in rules.MALFORMED) for one in played],
+        "questioner/documents": [float(len(one.order.documents)) for one in asked],
+        "questioner/remembered": [float(len(one.order.history)) for one in asked],
+        "responder/reward": [response.reward for response in responses],
+        "responder/rule": [float(response.rule) for response in responses],
+        "responder/concluded": [float(response.answer is not None) for response in responses],
+        "verifier/yes": [float(response.vote) for response in judged],
+        "verifier/disagreement": [float(response.vote != response.rule) for response in judged],
+        "verifier/conflicting": [float(rules.spread(judgment_rewards(cfg, response))) for response in judged],
+        "verifier/malformed": [float(j.verdict is None) for j in judgments],
+        **{
+            f"difficulty/{task}": [1.0 - group.mean for group in groups if group.asked.order.task == task]
+            for task in TASKS
+        },
+        **searching.lengths("questioner", [one.completion for one in asked]),
+        **searching.lengths("responder", [response.completion for response in responses]),
+        **searching.lengths("verifier", [j.completion for j in judgments]),
+    }
+    rejected = [one.reason for one in asked]
+    shares = {f"rejected/{reason}": rejected.count(reason) / len(asked) for reason in rules.REASONS}
+    solvable = [group.asked.order.task for group in mixed]
+    counts = {
+        "groups/mixed": float(len(mixed)),
+        "groups/kept": float(len(chosen.responder)),
+        "groups/full": float(len(chosen.responder) == cfg.spell.groups),
+        "questions/asked": float(len(asked)),
+        "questions/trained": float(len(chosen.questioner)),
+        "verifier/groups": float(len(chosen.verifier)),
+        **({f"solvable/{task}": solvable.count(task) / len(solvable) for task in TASKS} if solvable else {}),
+    }
+    return (
+        {name: mean(numbers) for name, numbers in values.items() if numbers} | shares | counts | _asked(asked, groups)
+    )
+
+
+def _asked(asked: Sequence[Asked], groups: Sequence[Group]) -> Metrics:
+    """How often an outside judge was asked, and how often in vain; {} where there is none."""
+    told: list[Judgement] = [j for one in asked for j in one.judged]
+    told += [j for group in groups for response in group.responses for j in response.judged]
+    if not told:
+        return {}
+    return {"judge/asked": float(len(told)), "judge/unparsed": float(sum(one.read is None for one in told))}

@@ -1,0 +1,39 @@
+"""How the roles of SPELL speak: one turn each, by the one actor, as the role's table of the card says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rollouts.types import Completion
+from scope_jax.config import Config, SpellRoleSection
+from scope_jax.play import searching
+from scope_jax.play.defaults import ACTOR
+from scope_jax.play.tools import Prompt, Tools
+
+POLICY = ACTOR  # one policy plays every role
+
+
+def talk(
+    cfg: Config, tools: Tools, role: str, card: SpellRoleSection, prompts: Sequence[Prompt], samples: int
+) -> list[list[Completion]]:
+    """`samples` completions of each prompt, in order; of one above the role's limit they have no turns."""
+    if not prompts:
+        return []
+    return tools.generate(
+        role,
+        prompts,
+        samples,
+        policy=POLICY,
+        temperature=card.sampling.temperature,
+        max_tokens=card.sampling.max_tokens,
+        top_k=card.sampling.top_k,
+        top_p=card.sampling.top_p,
+        max_prompt_tokens=card.max_prompt_tokens,
+        max_response_tokens=card.sampling.max_response_tokens,
+        tempered=cfg.spell.loss.tempered,
+    )
+
+
+def said(completion: Completion) -> str:
+    """What was said outside of thoughts; "" where the prompt was not played."""
+    return "".join(searching.said(completion))

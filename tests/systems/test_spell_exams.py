@@ -1,0 +1,77 @@
+"""Exams of SPELL: long texts lose their middle, answers are read as in training (App. C.2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scope_jax.config import EvalSet
+from scope_jax.play import exams
+from scope_jax.play.documents import GAP
+from scope_jax.systems import spell
+from tests.systems.harness import Moment, ScriptedTools
+from tests.systems.spell_world import card
+
+ROW: dict[str, Any] = {"question": "Who built it?", "answers": ["Ada Berg"], "options": [], "task": None}
+
+
+def row(context: str = "Ada Berg built it.", **changes: Any) -> dict[str, Any]:
+    return ROW | {"context": context} | changes
+
+
+def take(rows: list[dict[str, Any]], replies: dict[str, str], **one: Any) -> tuple[list[dict[str, Any]], ScriptedTools]:
+    def script(moment: Moment) -> str:
+        return next(said for words, said in replies.items() if words in moment.prompt)
+
+    cfg, tools = card(), ScriptedTools(script=script)
+    return exams.take(cfg, spell.exam(cfg), tools, rows, EvalSet(name="x", path="x", **one)), tools
+
+
+def test_rows_are_answered_as_the_responder_does():
+    rows = [
+        row(),
+        row(question="How much?", answers=["12.5"], task="math"),
+        row(question="When?", answers=["B"], options=["in May", "in June"]),
+    ]
+    replies = {
+        "Who built": "It was an engineer. The correct answer is the engineer Ada Berg.",
+        "How much?": "Therefore, the answer is 12.5.",
+        "When?": "The correct answer is (A)",
+    }
+    records, tools = take(rows, replies)
+    assert [r["prediction"] for r in records] == ["the engineer Ada Berg", "12.5", "(A)"]
+    assert [r["measures"]["accuracy"] for r in records] == [1.0, 1.0, 0.0]
+    first, second, third = (tools.prompts["eval", f"{place}"] for place in range(3))
+    assert "<text>\nAda Berg built it.\n</text>" in first and "which asks for a number" in second
+    assert "When?\n(A) in May\n(B) in June" in third
+    records, _ = take(rows[2:], {"When?": "The correct answer is in June (B)."}, measures=["choice"])
+    assert [r["measures"]["choice"] for r in records] == [0.0]  # no letter by itself
+
+
+def test_a_long_text_loses_its_middle_and_nothing_else_does():
+    cfg = card(exam_prompt_tokens=600)
+    text = " ".join(f"w{n}" for n in range(400))
+    prompt = spell.exam(cfg).prompt(row(text), len).text
+    assert 590 <= len(prompt) <= 600 and GAP in prompt and "Question: Who built it?" in prompt
+    assert "<text>\nw0 w1 " in prompt and " w398 w399\n</text>" in prompt
+    short = spell.exam(cfg).prompt(row("w0 w1"), len).text
+    assert GAP not in short and "<text>\nw0 w1\n</text>" in short
+
+
+def test_a_context_is_made_safe():
+    prompt = spell.exam(card()).prompt(row("</text> <think>"), len).text
+    assert "[/text] [think]" in prompt and prompt.count("</text>") == 1
+
+
+def test_a_row_of_an_unknown_task_is_named():
+    with pytest.raises(
+        ValueError, match="a row of an evaluation set has the task 'poem'; give one of qa, math, choice"
+    ):
+        spell.exam(card()).prompt(row(task="poem"), len)
+
+
+def test_a_judge_of_the_card_is_asked_about_what_does_not_match():
+    table = {"url": "http://127.0.0.1:1/v1", "model": "m"}
+    assert spell.exam(card()).accuracy == ("cover-exact-match",)
+    assert spell.exam(card(judge_table=table)).accuracy == ("cover-exact-match", "judge")

@@ -1,0 +1,153 @@
+"""The options of SPELL's card: its paper's ablations (Table 2, Table 4), and what a card may not say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scope_jax.config import CardError
+from scope_jax.learner.types import Episode
+from scope_jax.systems import spell
+from tests.systems.harness import of
+from tests.systems.spell_world import Plan, asked, card, world
+
+WITHOUT_VERIFIER = {"verify": False, "train": ["questioner", "responder"]}
+JUDGE = {"url": "http://127.0.0.1:1/v1", "model": "m"}
+
+
+def play(**options: Any) -> tuple[list[Episode], dict[str, float], Any]:
+    cfg, tools = card(**options), world()
+    episodes, _, metrics = spell.play(cfg, tools, spell.start(cfg), 0)
+    return episodes, metrics, tools
+
+
+def rewards(episodes: list[Episode], place: int) -> list[float]:
+    return [e.reward for e in of(episodes, "responder") if e.group == f"responder/{place}"]
+
+
+def test_without_history_memory():
+    _, metrics, tools = play(history=0)
+    assert metrics["questioner/documents"] == 2.0 and metrics["questioner/remembered"] == 0.0
+    assert "Example 1" not in tools.prompts["questioner", "4"]
+
+
+def test_without_grounding_filter():
+    episodes, metrics, tools = play(grounding_filter=False)
+    assert "grounding" not in {role for role, *_ in tools.asked} and metrics["rejected/ungrounded"] == 0.0
+    assert rewards(episodes, 3) == [0.0] * 4  # the question is put to the responder
+
+
+def test_without_verifier_the_rule_decides_alone():
+    episodes, metrics, tools = play(**WITHOUT_VERIFIER)
+    assert "verifier" not in {role for role, *_ in tools.asked} and of(episodes, "verifier") == []
+    assert rewards(episodes, 0) == [1.0, 0.0, 0.0, 0.0]  # the paraphrase is lost
+    assert "verifier/yes" not in metrics and metrics["verifier/groups"] == 0.0
+    with pytest.raises(CardError, match=r'verify = false leaves nothing .*; take "verifier" out of train'):
+        card(verify=False)
+
+
+@pytest.mark.parametrize("role", ["questioner", "responder", "verifier"])
+def test_a_role_that_does_not_learn_plays_all_the_same(role: str):
+    train = [name for name in ("questioner", "responder", "verifier") if name != role]
+    episodes, _, _ = play(train=train)
+    everyone, _, _ = play()
+    assert [(e.role, e.reward) for e in episodes] == [(e.role, e.reward) for e in everyone]
+    assert {e.role for e in episodes if e.trained} == set(train) == {share.role for share in _shares(train=train)}
+
+
+def _shares(**options: Any) -> tuple[Any, ...]:
+    (update,) = spell.updates(card(**options))
+    return update.roles
+
+
+def test_without_majority_vote_the_first_judgment_decides():
+    episodes, _, _ = play(vote="single")
+    assert rewards(episodes, 0) == [1.0, 1.0, 1.0, 0.0]  # of Olaf the first judgment says yes, as the second does
+    judged = {e.group: e for e in of(episodes, "verifier")}
+    assert "verifier/0 answer 2" not in judged  # where the vote is wrong, nothing is learned from it
+
+
+def test_without_consistency_check_a_wrong_vote_is_learned_from():
+    wrong = {
+        e.group
+        for seed in range(30)
+        for e in of(play(vote="single", consistency_check=False, seed=seed)[0], "verifier")
+    }
+    assert "verifier/0 answer 2" in wrong
+
+
+def test_the_verifier_may_learn_from_as_many_groups_as_there_are_questions():
+    episodes, metrics, _ = play(verifier_batch="groups")
+    assert metrics["verifier/groups"] == 2.0 and len(of(episodes, "verifier")) == 8
+
+
+def test_a_judgment_without_a_verdict_may_cost_something():
+    found = set()
+    for seed in range(30):
+        episodes, _, _ = play(malformed_judgment=-1.0, seed=seed)
+        found |= {(e.group, e.text["verdict"], e.reward) for e in of(episodes, "verifier")}
+    assert ("verifier/5 answer 1", None, -1.0) in found and ("verifier/5 answer 1", False, 1.0) in found
+
+
+def test_without_format_penalty():
+    episodes, _, _ = play(malformed_reward=0.0, ungrounded_reward=0.0)
+    assert min(e.reward for e in of(episodes, "questioner")) == 0.0
+
+
+def test_the_width_of_equation_7():
+    narrow, _, _ = play(width=0.5 / 6)
+    wide, _, _ = play(width=0.5 / 2)
+    assert [of(found, "questioner")[5].reward for found in (narrow, wide)] == pytest.approx([0.0111090, 0.6065307])
+    assert of(narrow, "questioner")[0].reward == of(wide, "questioner")[0].reward == 1.0
+
+
+def test_an_outside_model_in_place_of_the_rule():
+    cfg = card(rule="judge", judge_table=JUDGE)
+    assert set(spell.judges(cfg)) == {"judge"}
+
+    def reply(message: str) -> str:
+        answer = message.partition("Answer of the model: ")[2].partition("\n")[0]
+        return {"Ada Berg": "Correct", "A. Berg, engineer": "Correct", "Olaf": "Well"}.get(answer, "Wrong")
+
+    tools = world(judge_reply=reply)
+    episodes, _, metrics = spell.play(cfg, tools, spell.start(cfg), 0)
+    first = [e for e in of(episodes, "responder") if e.group == "responder/0"]
+    assert [(e.parts["rule"], e.reward) for e in first] == [(1.0, 1.0), (1.0, 1.0), (0.0, 0.0), (0.0, 0.0)]
+    assert [j.job for j in first[0].judgements] == ["grader", *["verifier"] * 4]
+    assert metrics["judge/asked"] > metrics["judge/unparsed"] >= 1.0
+    assert "Nobody knows." in "".join(tools.judged)  # without a conclusion it sees all that was said
+    with pytest.raises(CardError, match=r"spell.rule = \"judge\" asks an outside model"):
+        card(rule="judge")
+
+
+def test_a_thought_is_no_question_answer_or_verdict():
+    plan = Plan(
+        {0: f"<think>{asked('Who thinks?', 'nobody')}</think> I pass.", 1: asked("How much?", "5")},
+        answers={
+            "How much?": ["<think>Therefore, the answer is 5</think> unsure", *["Therefore, the answer is 5"] * 3]
+        },
+        judgments={"5": ["<think>[[YES]]</think> [[NO]]", "[[YES]]", "<think>[[YES]]", "[[NO]]"]},
+    )
+    cfg, tools = card(clusters_per_round=2, max_rounds=1, groups=1), world(plan)
+    episodes, _, _ = spell.play(cfg, tools, spell.start(cfg), 0)
+    assert [e.text["rejected"] for e in of(episodes, "questioner")] == ["no_object", ""]
+    answers = of(episodes, "responder")
+    assert [e.text["prediction"] for e in answers] == [None, "5", "5", "5"]
+    assert answers[1].text["verdicts"] == [False, True, None, False]
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"train": []}, "at least one of them"),
+        ({"train": ["verifier", "verifier"]}, "names each role that learns once"),
+        ({"tasks": {"qa": 0, "math": 0.0, "choice": 0}}, "at least one share above 0"),
+        ({"tasks": {"poem": 1}}, "tasks"),
+        ({"families": {"web": []}}, "families"),
+        ({"groups": 0}, "groups"),
+    ],
+)
+def test_what_a_card_may_not_say(changes: dict[str, Any], complaint: str):
+    with pytest.raises(CardError, match=complaint):
+        card(**changes)
