@@ -26,7 +26,7 @@ PARSERS, PIECES = BENCHMARK["PARSERS"], BENCHMARK["PIECES"]
 def test_no_text_takes_a_parser_longer_than_its_length_does():
     """64 KiB take some hundredths of a second; time that grows with the square of the length exceeds the one allowed.
 
-    In a process of its own, whose CPU time the operating system limits: a loaded machine changes nothing.
+    In a process of its own, by a timer of its CPU time for each text: a loaded machine changes nothing.
     """
     command = [sys.executable, "benchmarks/parsers.py", "--sizes", str(1 << 16), "--limit", "1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
