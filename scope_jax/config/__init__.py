@@ -227,12 +227,12 @@ class Config(Section):
         if self.data.clusters is None:
             raise ValueError("data.clusters is missing; SPELL needs a file of clusters of documents (docs/data.md)")
         if self.train.steps is None:
-            raise ValueError("train.steps is missing; SPELL goes on until the card ends it")
+            raise ValueError("train.steps is missing; SPELL needs the number of steps")
         if self.train.keep_iterations:
-            raise ValueError("train.keep_iterations is set, but SPELL has no iterations; keep more with train.keep")
+            raise ValueError("train.keep_iterations is set, but SPELL has no iterations; use train.keep instead")
         if self.judge is None and self.spell.rule == "judge":
             raise ValueError(
-                'spell.rule = "judge" asks an outside model, but the card has no [judge] table; add one, or set '
+                'spell.rule = "judge" needs an external model, but the card has no [judge] table; add one, or set '
                 'spell.rule = "match"'
             )
         return self

@@ -76,11 +76,9 @@ class SpellSection(GameSection):
     @model_validator(mode="after")
     def _consistent(self) -> SpellSection:
         if not self.train or len(set(self.train)) < len(self.train):
-            raise ValueError("train names each role that learns once, and at least one of them")
+            raise ValueError("train must list at least one role, each once")
         if "verifier" in self.train and not self.verify:
-            raise ValueError(
-                'verify = false leaves nothing for the verifier to learn from; take "verifier" out of train'
-            )
+            raise ValueError('verify = false leaves nothing to train the verifier on; remove "verifier" from train')
         if not any(self.tasks.values()):
             raise ValueError("tasks must hold at least one share above 0")
         return self

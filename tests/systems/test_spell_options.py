@@ -43,7 +43,7 @@ def test_without_verifier_the_rule_decides_alone():
     assert "verifier" not in {role for role, *_ in tools.asked} and of(episodes, "verifier") == []
     assert rewards(episodes, 0) == [1.0, 0.0, 0.0, 0.0]  # the paraphrase is lost
     assert "verifier/yes" not in metrics and metrics["verifier/groups"] == 0.0
-    with pytest.raises(CardError, match=r'verify = false leaves nothing .*; take "verifier" out of train'):
+    with pytest.raises(CardError, match=r'verify = false leaves nothing .*; remove "verifier" from train'):
         card(verify=False)
 
 
@@ -117,7 +117,7 @@ def test_an_outside_model_in_place_of_the_rule():
     assert [j.job for j in first[0].judgements] == ["grader", *["verifier"] * 4]
     assert metrics["judge/asked"] > metrics["judge/unparsed"] >= 1.0
     assert "Nobody knows." in "".join(tools.judged)  # without a conclusion it sees all that was said
-    with pytest.raises(CardError, match=r"spell.rule = \"judge\" asks an outside model"):
+    with pytest.raises(CardError, match=r"spell.rule = \"judge\" needs an external model"):
         card(rule="judge")
 
 
@@ -140,8 +140,8 @@ def test_a_thought_is_no_question_answer_or_verdict():
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"train": []}, "at least one of them"),
-        ({"train": ["verifier", "verifier"]}, "names each role that learns once"),
+        ({"train": []}, "at least one role"),
+        ({"train": ["verifier", "verifier"]}, "each once"),
         ({"tasks": {"qa": 0, "math": 0.0, "choice": 0}}, "at least one share above 0"),
         ({"tasks": {"poem": 1}}, "tasks"),
         ({"families": {"web": []}}, "families"),

@@ -1,4 +1,4 @@
-"""How SPELL is examined: questions about long texts, answered as the responder does (App. C.2)."""
+"""SPELL's exams: questions about long texts, with the responder's prompt (App. C.2)."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ def orders(cfg: Config, history: History, clusters: Sequence[Mapping[str, Any]],
     made = [order(cfg, history, cluster, first + place) for place, cluster in enumerate(clusters)]
     if not any(made):
         raise ValueError(
-            f"none of the {len(clusters)} clusters that were drawn is for a task with a share in spell.tasks; give "
-            "their tasks a share, or say in spell.families what their families are for."
+            f"none of the {len(clusters)} drawn clusters is for a task with a share in spell.tasks; give their tasks "
+            "a share, or set the tasks of their families in spell.families."
         )
     return [one for one in made if one is not None]
 

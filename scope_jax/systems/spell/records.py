@@ -1,4 +1,4 @@
-"""What happens in one step of SPELL, as plain records."""
+"""The records of one step of SPELL, as plain data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step of SPELL hands to the learner and to people: episodes and metrics."""
+"""The results of a step of SPELL: episodes for the learner, metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The equations of SPELL, and how its roles' outputs are read, as pure functions of plain values."""
+"""The equations of SPELL, and the parsing of its roles' outputs, as pure functions of plain values."""
 
 from __future__ import annotations
 

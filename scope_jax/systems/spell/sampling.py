@@ -1,4 +1,4 @@
-"""Role-specific dynamic sampling: which of a step's episodes the update learns from (section 4.3)."""
+"""Role-specific dynamic sampling: the episodes of a step on which the update trains (section 4.3)."""
 
 from __future__ import annotations
 

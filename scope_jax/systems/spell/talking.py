@@ -1,4 +1,4 @@
-"""How the roles of SPELL speak: one turn each, by the one actor, as the role's table of the card says."""
+"""How the roles of SPELL generate: one turn each, by the shared actor, with the role's table of the card."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verifier: G judgments of each answer against the reference, and the vote they come to (section 4.1, Eq. (4))."""
+"""The verifier: G judgments of each answer against the reference, and their vote (section 4.1, Eq. (4))."""
 
 from __future__ import annotations
 
