@@ -102,5 +102,5 @@ def test_a_cluster_serves_the_tasks_of_its_family():
     assert keys == {"Oslo/qa", "Oslo/math"}  # a memory for each task
     mixed = [cluster("Oslo", "choice"), cluster("Lima", "qa"), cluster("Kyiv", "choice")]
     assert [order.place for order in history.orders(cfg, {}, mixed, 7)] == [8]
-    with pytest.raises(ValueError, match=r"none of the 1 clusters that were drawn is for a task with a share"):
+    with pytest.raises(ValueError, match=r"none of the 1 drawn clusters is for a task with a share"):
         history.orders(cfg, {}, mixed[:1], 7)
