@@ -83,7 +83,8 @@ def test_the_module_has_the_shape_of_a_game():
         (u.card.advantage, u.card.aggregation, u.card.kl_coef) == ("group-zscore", "token-mean", 1e-3)
         for u in scope.updates(cfg)
     )
-    assert scope.total_steps(cfg) is None and scope.source(cfg).kind == "documents"
+    source = scope.source(cfg)
+    assert scope.total_steps(cfg) is None and source is not None and source.kind == "documents"
     assert scope.exam(cfg).measures == ("rubric", "exact") and scope.searches(cfg)
 
 

@@ -33,7 +33,8 @@ def test_the_module_has_the_shape_of_a_game():
     ]
     assert (update.card.advantage, update.card.aggregation, update.card.kl) == ("group-zscore", "token-mean", "none")
     assert not spell.searches(cfg) and not spell.uses_base(cfg) and spell.judges(cfg) == {}
-    assert spell.source(cfg).kind == "clusters" and spell.total_steps(cfg) == 1
+    source = spell.source(cfg)
+    assert source is not None and source.kind == "clusters" and spell.total_steps(cfg) == 1
 
 
 @pytest.fixture(scope="module")

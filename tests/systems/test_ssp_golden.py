@@ -10,6 +10,7 @@ import pytest
 from scope_jax.config import GAMES
 from scope_jax.play.system import System
 from scope_jax.systems import SYSTEMS, scope, spell, spice, ssp
+from scope_jax.systems.ssp import rules
 from scope_jax.text import parsing
 from tests.systems.harness import (
     EOS,
@@ -80,7 +81,7 @@ def test_one_step_by_hand(mixed: Plan):
     ]
     rejected = {name.removeprefix("rejected/"): v for name, v in metrics.items() if name.startswith("rejected/")}
     assert {name: share for name, share in rejected.items() if share} == {"no_search": 0.25, "verify_wrong": 0.25}
-    assert tuple(rejected) == ssp.rules.REASONS
+    assert tuple(rejected) == rules.REASONS
     expected = {
         "solver/reward": 0.25,  # of the two real questions: (1 + 0 + 0 + 0)/4
         "solver/format": 0.75,
@@ -109,7 +110,7 @@ def test_one_step_by_hand(mixed: Plan):
         "proposer/response_tokens",
         "proposer/response_length",
     }
-    assert set(metrics) == set(expected) | lengths | {f"rejected/{reason}" for reason in ssp.rules.REASONS}
+    assert set(metrics) == set(expected) | lengths | {f"rejected/{reason}" for reason in rules.REASONS}
 
 
 def test_training_rows_are_what_the_engine_saw():
