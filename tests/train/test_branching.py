@@ -67,18 +67,18 @@ def made(role: str, policy: str, *seed: int) -> list[Episode]:
     ]
 
 
-def play_ssp(cfg: Config, tools: Any, memory: Any, items: Any, step: int) -> Any:
+def play_ssp(cfg: Config, tools: Any, memory: Any, step: int) -> Any:
     """A step that depends on all that a run carries: its number and its pool."""
     pool = memory["pool"]
     return made("solver", "actor", step, len(pool)), {"pool": [*pool, step]}, {"pool": float(len(pool))}
 
 
-def play_scope(cfg: Config, tools: Any, memory: Any, items: Any, step: int) -> Any:
+def play_scope(cfg: Config, tools: Any, memory: Any, step: int) -> Any:
     """The stages in their order, each of one step."""
     stage = memory["stage"]
     episodes = [] if stage == "tasks" else made(stage, stage, step, memory["drawn"])
     tasks = [f"task {step}"] if stage == "tasks" else []
-    after = phases.advance(cfg, memory, drawn=len(items), tasks=tasks, measured=[])
+    after = phases.advance(cfg, memory, drawn=phases.rows_needed(cfg, memory), tasks=tasks, measured=[])
     return episodes, after, {"iteration": float(memory["iteration"]), f"stage/{stage}": 1.0}
 
 

@@ -109,7 +109,7 @@ def test_whatever_ends_a_run_the_checkpoint_that_was_begun_is_finished(
 ) -> None:
     """One step plays nothing and is saved; then the end comes at once, while the files are being written."""
 
-    def play(cfg: Any, tools: Any, memory: Any, items: Any, step: int) -> Any:
+    def play(cfg: Any, tools: Any, memory: Any, step: int) -> Any:
         if step == 1 and "error" in end:
             raise judge_client.JudgeError("the judge is gone.")
         if step == 1:
