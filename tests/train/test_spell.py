@@ -43,7 +43,7 @@ spell.orders = orders
 CARD = """
 system = "{game}"
 [model]
-checkpoint = "assets/atlas/base"
+checkpoint = "assets/atlas/ssp/base"
 compute_dtype = "float32"
 [rollout]
 slots = 16
@@ -69,7 +69,7 @@ keep = 3
 prompts = "{prompts}"
 groups = 3
 clusters_per_round = 2
-max_rounds = 6
+max_rounds = 12
 documents = 1
 [spell.questioner.sampling]
 max_tokens = 8
