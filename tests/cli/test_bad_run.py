@@ -36,7 +36,7 @@ def refused(run: Path, *overrides: str) -> str:
 
 def test_truncated_safetensors(tmp_path: Path) -> None:
     base = tmp_path / "base"
-    shutil.copytree(ATLAS / "base", base)
+    shutil.copytree(ATLAS / "ssp" / "base", base)
     weights = base / "model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[: len(whole) // 2])
@@ -46,7 +46,7 @@ def test_truncated_safetensors(tmp_path: Path) -> None:
 
 def test_a_base_with_a_nan(tmp_path: Path) -> None:
     base = tmp_path / "base"
-    shutil.copytree(ATLAS / "base", base)
+    shutil.copytree(ATLAS / "ssp" / "base", base)
     tensors = load_file(base / "model.safetensors")
     tensors["model.norm.weight"][7] = float("nan")
     save_file(tensors, base / "model.safetensors")
@@ -72,7 +72,7 @@ def test_a_base_with_a_nan(tmp_path: Path) -> None:
 )
 def test_model_folder_that_says_nonsense(tmp_path: Path, name: str, change: Callable[[Any], Any], words: str) -> None:
     base = tmp_path / "base"
-    shutil.copytree(ATLAS / "base", base)
+    shutil.copytree(ATLAS / "ssp" / "base", base)
     contents = json.loads((base / name).read_text()) if (base / name).is_file() else {}
     (base / name).write_text(json.dumps(change(contents)))
     text = refused(tmp_path / "run", f"model.checkpoint={base}")

@@ -33,7 +33,7 @@ def run(*words: object) -> Result:
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """Atlas's base without its weights: whatever is refused here is refused before they are read."""
-    folder = shutil.copytree(ATLAS / "base", tmp_path / "model")
+    folder = shutil.copytree(ATLAS / "ssp" / "base", tmp_path / "model")
     (folder / "model.safetensors").unlink()
     return folder
 
@@ -89,7 +89,7 @@ def test_sets_are_kept_as_they_are_done(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
     monkeypatch.setattr(exams, "take", answered)
     found = tmp_path / "found.jsonl"
-    command = ("eval", ATLAS / "base", "--card", CARD, "--set", f"evaluate.sets=[{', '.join(SETS)}]")
+    command = ("eval", ATLAS / "ssp" / "base", "--card", CARD, "--set", f"evaluate.sets=[{', '.join(SETS)}]")
     result = run(*command, "--records", found)
     assert result.exit_code == 2 and "few: accuracy 1" in result.stderr and "the judge is gone" in result.stderr
     kept = [json.loads(line)["set"] for line in (tmp_path / "found.jsonl.partial").read_text().splitlines()]

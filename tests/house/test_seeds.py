@@ -229,7 +229,7 @@ def test_a_signal_ends_what_was_started(tmp_path: Path, train: list[str]):
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=20)
-    assert process.returncode == 143 and b"stopped by SIGTERM; the same command goes on." in said
+    assert process.returncode == 143 and b"stopped by SIGTERM; the same command resumes." in said
     assert [done(job) for job in jobs([WHOLE], [0, 1], out)] == [True, False]
 
 

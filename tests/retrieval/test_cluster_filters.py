@@ -82,7 +82,7 @@ def test_phrases_as_a_search_for_each_would_find_them(texts: list[str], text: st
 
 
 def test_shortest_phrase_is_bounded() -> None:
-    with pytest.raises(ValueError, match="at most 3 words"):
+    with pytest.raises(ValueError, match="1 to 3 words"):
         HeldOutPhrases(3, 4)
 
 

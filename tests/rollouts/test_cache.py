@@ -180,5 +180,5 @@ def test_a_full_row_writes_nothing(cfg, decode_params, ids):
 
 
 def test_an_odd_capacity_is_refused():
-    with pytest.raises(ValueError, match="take 128"):
+    with pytest.raises(ValueError, match="use 128"):
         kv.init_cache(CFG, 2, 100, jnp.float32)

@@ -282,6 +282,6 @@ def test_an_unknown_dialect_in_a_card_is_one_sentence():
     with pytest.raises(CardError) as caught:
         parse_config(table, "my.toml")
     assert str(caught.value) == (
-        "my.toml: `model.dialect`: no such search dialect: latin; choose one of function, hermes, xml, or name a TOML "
-        "file of your own."
+        "my.toml: `model.dialect`: unknown search dialect latin; choose one of function, hermes, xml, or give the path "
+        "of your own TOML file."
     )
