@@ -176,7 +176,7 @@ def test_real_rubrics_load_by_the_name_of_their_file(shared_data: Path, name: st
 
 @pytest.mark.parametrize("name", ["arena_hard_v2", "biggen_bench", "mt_bench"])
 def test_real_tasks_without_a_list_of_criteria_are_refused(shared_data: Path, name: str) -> None:
-    with pytest.raises(DataError, match=rf"{name}\.jsonl, line 1: has no rubric: `rubric` or `rubrics` must hold"):
+    with pytest.raises(DataError, match=rf"{name}\.jsonl, line 1: has no rubric in `rubric` or `rubrics`;"):
         sources.load(source(shared_data / "rubric_qa" / f"{name}.jsonl", "tasks"))
 
 
