@@ -108,12 +108,13 @@ def _float(digits: str) -> float:
     return number
 
 
-_JSON = json.JSONDecoder(object_pairs_hook=_pairs, parse_constant=_constant, parse_float=_float)
+# raises a ValueError for a key that stands twice, NaN, and numbers that no float holds
+STRICT_JSON = json.JSONDecoder(object_pairs_hook=_pairs, parse_constant=_constant, parse_float=_float)
 
 
 def _object(line: bytes, where: str) -> Row:
     try:
-        row = _JSON.decode(line.decode("utf-8"))
+        row = STRICT_JSON.decode(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         byte = f"byte {error.start + 1} is 0x{line[error.start]:02x}"
         raise DataError(f"{where}: is not UTF-8 ({byte}); save the file as UTF-8.") from None

@@ -7,10 +7,10 @@ Nothing is evaluated, and nothing repaired: an object that is not JSON, or says 
 from __future__ import annotations
 
 import json
-import math
 import re
 from typing import Any
 
+from retrieval.rows import STRICT_JSON
 from scope_jax.text.parsing import is_text
 
 _MARK = re.compile(r'(?<!\\)(?:\\\\)*+["{}]')  # a quote or brace before which no backslash, or an even number, stands
@@ -29,7 +29,7 @@ def last_object(text: str) -> dict[str, Any] | None:
 def whole_object(text: str) -> dict[str, Any] | None:
     """The object that `text` is, white space around it aside; None if it is no object or more than one. As strict."""
     try:
-        value = _JSON.decode(text.strip())
+        value = STRICT_JSON.decode(text.strip())
         writable = is_text(json.dumps(value, ensure_ascii=False))
     except (ValueError, RecursionError):  # no JSON, a number of too many digits; nested too deep
         return None
@@ -53,24 +53,3 @@ def _last_braces(text: str) -> tuple[int | None, int]:
             if depth <= 0:
                 return (place if depth == 0 else None), end
     return None, end
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a key stands twice in one object")
-    return found
-
-
-def _refuse(constant: str) -> float:
-    raise ValueError(f"{constant} is no JSON")
-
-
-def _finite(digits: str) -> float:
-    number = float(digits)
-    if math.isinf(number):
-        raise ValueError(f"{digits[:20]} is more than a float holds")
-    return number
-
-
-_JSON = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_refuse, parse_float=_finite)

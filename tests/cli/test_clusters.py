@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from tests.retrieval import tiny_encoders
 from tests.retrieval.clustering import bytes_of, documents, rows_of, sentence, write
 
 ROOT = Path(__file__).parents[2]
-REAL = Path(os.environ.get("SCOPE_JAX_DATA", "/work/shared/data"))
 
 
 @pytest.fixture
@@ -128,12 +126,11 @@ def test_questions_and_answers_of_an_exam_in_any_form() -> None:
     assert exam_texts({"q": {"text": "Where?"}, "a": 3}, "x", {"question": "q.text", "answers": "a"}) == ["Where?"]
 
 
-@pytest.mark.skipif(not (REAL / "corpus/passages.jsonl").is_file(), reason="no real corpus here")
-def test_real_passages(card: Path, tmp_path: Path) -> None:
-    with (REAL / "corpus/passages.jsonl").open() as file:
+def test_real_passages(card: Path, tmp_path: Path, shared_data: Path) -> None:
+    with (shared_data / "corpus/passages.jsonl").open() as file:
         head = [next(file).rstrip("\n") for _ in range(200)]
     corpus = write(tmp_path / "real.jsonl", [*head, *head[:3]])
-    source = f'clusters.sources=[{{path="{corpus}"}}, {{path="{REAL / "longdoc/docs.jsonl"}"}}]'
+    source = f'clusters.sources=[{{path="{corpus}"}}, {{path="{shared_data / "longdoc/docs.jsonl"}"}}]'
     done = index(card, "--json", "--set", source)
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout.splitlines()[-1])

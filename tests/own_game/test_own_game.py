@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import string
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -14,8 +15,6 @@ from rich.console import Console
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from models.config import ModelConfig
-from models.rope import Rope
 from models.transformer import declare
 from models.weights import save_hf
 from scope_jax import train
@@ -24,6 +23,7 @@ from scope_jax.report.page import write_report
 from scope_jax.report.progress import Progress
 from scope_jax.systems import game_of
 from sharding.spec import init_params
+from tests.learner.conftest import TINY
 from tests.systems.harness import ScriptedTools
 from tests.train import runs
 
@@ -32,23 +32,7 @@ TEMPLATE = (
     "{% for m in messages %}<|s|>{{ m.role }} {{ m.content }}<|e|>{% endfor %}"
     "{% if add_generation_prompt %}<|s|>assistant {% endif %}"
 )
-MODEL = ModelConfig(
-    architecture="qwen3",
-    vocab_size=272,
-    num_layers=1,
-    width=32,
-    num_heads=2,
-    num_kv_heads=2,
-    head_dim=16,
-    ffn_width=64,
-    rope=Rope(10000.0),
-    norm_eps=1e-6,
-    tie_embeddings=False,
-    qk_norm="head",
-    qkv_bias=False,
-    output_bias=False,
-    max_positions=128,
-)
+MODEL = replace(TINY, vocab_size=272, num_layers=1, tie_embeddings=False)
 CARD = """
 system = "{game}"
 [model]

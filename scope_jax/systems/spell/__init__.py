@@ -43,7 +43,7 @@ from pathlib import Path
 from scope_jax.config import Config, JudgeSection
 from scope_jax.data.sources import Source
 from scope_jax.learner.types import Episode, Metrics, RoleShare, Update
-from scope_jax.play.defaults import adopt, finished, iterations, policies, searches, total_steps, uses_base
+from scope_jax.play.defaults import ACTOR, adopt, finished, iterations, policies, searches, total_steps, uses_base
 from scope_jax.play.system import Memory
 from scope_jax.play.tools import Tools
 from scope_jax.systems.spell import instructions
@@ -54,7 +54,6 @@ from scope_jax.systems.spell.records import Asked, Group
 from scope_jax.systems.spell.responder import filter_grounded, respond
 from scope_jax.systems.spell.rows import episodes, measure
 from scope_jax.systems.spell.sampling import choose
-from scope_jax.systems.spell.talking import POLICY
 from scope_jax.systems.spell.verifier import verify
 from scope_jax.text import templates
 
@@ -96,7 +95,7 @@ def updates(cfg: Config) -> tuple[Update, ...]:
     those of the others in their groups, Eq. (8)."""
     own = {"questioner": cfg.spell.questioner_advantage}
     shares = tuple(RoleShare(role, own.get(role)) for role in cfg.spell.train)
-    return (Update(POLICY, cfg.spell.loss, shares),)
+    return (Update(ACTOR, cfg.spell.loss, shares),)
 
 
 def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Episode], Memory, Metrics]:

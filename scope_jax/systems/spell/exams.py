@@ -7,11 +7,12 @@ from typing import Any
 
 from rollouts.types import Completion
 from scope_jax.config import Config
+from scope_jax.play.defaults import ACTOR
 from scope_jax.play.documents import without_middle
 from scope_jax.play.exams import Exam
 from scope_jax.systems.spell import instructions, rules
 from scope_jax.systems.spell.records import Question
-from scope_jax.systems.spell.talking import POLICY, said
+from scope_jax.systems.spell.talking import said
 from scope_jax.text.messages import Messages
 
 
@@ -20,7 +21,7 @@ def exam(cfg: Config) -> Exam:
     exact match and, with a judge in the card, what the judge says."""
     judged = cfg.judge is not None or cfg.evaluate.judge is not None
     return Exam(
-        policy=POLICY,
+        policy=ACTOR,
         prompt=lambda row, tokens: prompt(cfg, row, tokens),
         read=conclusion,
         measures=("accuracy",),

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from scope_jax.config import Config
 from scope_jax.learner.types import Datum, Episode, Judgement, Metrics
 from scope_jax.play import searching
+from scope_jax.play.defaults import ACTOR
 from scope_jax.play.rewards import mean
 from scope_jax.systems.spell import rules
 from scope_jax.systems.spell.instructions import TASKS
 from scope_jax.systems.spell.records import Asked, Group
 from scope_jax.systems.spell.sampling import Chosen, judgment_rewards
-from scope_jax.systems.spell.talking import POLICY
 
 
 def episodes(cfg: Config, asked: Sequence[Asked], groups: Sequence[Group], chosen: Chosen) -> list[Episode]:
@@ -39,7 +39,7 @@ def _question(cfg: Config, asked: Asked, group: Group | None, trained: bool) -> 
     order, question = asked.order, asked.question
     return Episode(
         role="questioner",
-        policy=POLICY,
+        policy=ACTOR,
         group=f"questioner/{order.task}",
         datums=Datum.from_completion(asked.completion),
         reward=asked.reward,
@@ -68,7 +68,7 @@ def _answer(cfg: Config, group: Group, number: int, trained: bool) -> Episode:
     response = group.responses[number]
     return Episode(
         role="responder",
-        policy=POLICY,
+        policy=ACTOR,
         group=f"responder/{group.asked.order.place}",
         datums=Datum.from_completion(response.completion),
         reward=response.reward,
@@ -94,7 +94,7 @@ def _judgments(cfg: Config, group: Group, number: int, trained: bool) -> list[Ep
     return [
         Episode(
             role="verifier",
-            policy=POLICY,
+            policy=ACTOR,
             group=f"verifier/{group.asked.order.place} answer {number}",
             datums=Datum.from_completion(judged.completion),
             reward=reward,

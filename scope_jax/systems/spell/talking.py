@@ -8,28 +8,21 @@ from rollouts.types import Completion
 from scope_jax.config import Config, SpellRoleSection
 from scope_jax.play import searching
 from scope_jax.play.defaults import ACTOR
-from scope_jax.play.tools import Prompt, Tools
-
-POLICY = ACTOR  # one policy plays every role
+from scope_jax.play.tools import Prompt, Tools, sample
 
 
 def talk(
     cfg: Config, tools: Tools, role: str, card: SpellRoleSection, prompts: Sequence[Prompt], samples: int
 ) -> list[list[Completion]]:
     """`samples` completions of each prompt, in order; of one above the role's limit they have no turns."""
-    if not prompts:
-        return []
-    return tools.generate(
+    return sample(
+        tools,
         role,
         prompts,
         samples,
-        policy=POLICY,
-        temperature=card.sampling.temperature,
-        max_tokens=card.sampling.max_tokens,
-        top_k=card.sampling.top_k,
-        top_p=card.sampling.top_p,
+        card.sampling,
+        policy=ACTOR,
         max_prompt_tokens=card.max_prompt_tokens,
-        max_response_tokens=card.sampling.max_response_tokens,
         tempered=cfg.spell.loss.tempered,
     )
 
