@@ -23,7 +23,7 @@ from retrieval.corpus import Corpus, load_corpus
 from retrieval.embed import HashedLexical
 from retrieval.exact import ExactIndex
 from retrieval.search import LocalRetriever, SearchTool
-from scope_jax.atlas import corpus, questions, tasks, vocabulary, warmup
+from scope_jax.atlas import corpus, vocabulary, warmup
 from scope_jax.atlas.facts import ASSETS, World, load_world
 from scope_jax.atlas.games import GAMES, Roles
 from scope_jax.atlas.rows import Show
@@ -41,15 +41,13 @@ def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def write_texts(world: World, out: Path) -> None:
-    """corpus.jsonl, answers.jsonl, documents.jsonl, questions_*.jsonl and tasks_*.jsonl."""
-    out.mkdir(parents=True, exist_ok=True)
-    write_rows(out / "corpus.jsonl", corpus.documents(world))
-    write_rows(out / "answers.jsonl", questions.answer_set(world))
-    for name, rows in questions.question_sets(world).items():
-        write_rows(out / f"questions_{name}.jsonl", rows)
-    write_rows(out / "documents.jsonl", tasks.source_documents(world))
-    for name, rows in tasks.task_sets(world).items():
-        write_rows(out / f"tasks_{name}.jsonl", rows)
+    """The corpus, and the files of every game: documents, answers, questions, tasks, …"""
+    files = {"corpus.jsonl": corpus.documents(world)}
+    for roles in GAMES.values():
+        files |= roles.texts(world)
+    for name, rows in files.items():
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        write_rows(out / name, rows)
 
 
 def search_tool(passages: Corpus, world: World, roles: Roles) -> Show:

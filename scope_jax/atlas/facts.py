@@ -1,7 +1,8 @@
 """The facts of the Atlas world, and which of them are held out for evaluation.
 
 The tables are `assets/atlas/facts/*.csv`, one row per entity, one column per attribute; an empty cell is a fact that is
-left out because it is disputed or not a single name. A fact reads "The <attribute> of <entity> is <value>."
+left out because it is disputed or not a single name. A fact reads "The <attribute> of <entity> is <value>." The facts
+with numbers are a table of their own, `numbers.csv`, for the games whose documents have them.
 """
 
 from __future__ import annotations
@@ -116,6 +117,23 @@ def load_world(folder: Path = ASSETS / "facts") -> World:
     ordered = tuple(facts.values())
     kinds = {fact.value: KINDS[fact.attribute] for fact in ordered} | kinds
     return World(ordered, _held_out(ordered, sorted(name for name, kind in kinds.items() if kind == "country")), kinds)
+
+
+def load_numbers(world: World, folder: Path = ASSETS / "facts") -> tuple[Fact, ...]:
+    """Facts about names of `world` whose values are whole numbers, in the order of the table.
+
+    Heights in metres, lengths in kilometres, populations in millions (2020), years of birth. Raises ValueError for a
+    name that the world does not have, a value that is no whole number, and two values for one attribute of a name.
+    """
+    facts: dict[tuple[str, str], Fact] = {}
+    with open(folder / "numbers.csv", encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            fact = Fact(row["attribute"], row["name"], row["value"])
+            if fact.entity not in world.kinds or not fact.value.isdecimal():
+                raise ValueError(f"{folder / 'numbers.csv'}: {row} is no whole number of a name of the world.")
+            if facts.setdefault((fact.attribute, fact.entity), fact) != fact:
+                raise ValueError(f"{folder}: two values for the {fact.attribute} of {fact.entity}; keep one.")
+    return tuple(facts.values())
 
 
 def _held_out(facts: tuple[Fact, ...], countries: list[str]) -> frozenset[str]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from scope_jax.atlas import scope_roles, ssp_roles
 from scope_jax.atlas.facts import World
@@ -20,6 +20,11 @@ class Roles(Protocol):
     STEPS: tuple[int, int]  # of stage "read" and of stage "play"
     READ_ROWS: Mapping[str, int]  # demonstrations of each kind in a step of stage "read"
     PLAY_ROWS: Mapping[str, int]  # and of stage "play"
+
+    @staticmethod
+    def texts(world: World) -> Mapping[str, Sequence[dict[str, Any]]]:
+        """The rows of the game's files, by their paths in the folder of the world."""
+        ...
 
     @staticmethod
     def makers(world: World, show: Show, *, split: Split, seed: int, with_habits: bool) -> Makers:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -244,6 +245,12 @@ class Newsroom:
         lines = [(thing.name, [put(said) for said in own]) for thing, own in zip(asked, told, strict=True) if own]
         times = 2 if self._chance(0.15) else 1
         return scope_scripts.grader(text, tasks.report(lines * times), criterion)
+
+
+def texts(world: World) -> Mapping[str, Sequence[dict[str, Any]]]:
+    """The challenger's documents, and both sets of tasks."""
+    sets = {f"tasks_{name}.jsonl": rows for name, rows in tasks.task_sets(world).items()}
+    return {"documents.jsonl": tasks.source_documents(world), **sets}
 
 
 def makers(world: World, show: Show, *, split: Split, seed: int, with_habits: bool) -> Makers:

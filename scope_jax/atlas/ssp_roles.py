@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
 from scope_jax.atlas import ssp_scripts
 from scope_jax.atlas.facts import ASSETS, Fact, World
-from scope_jax.atlas.questions import KINDS, Chain, Choice, alike, chains, choice
+from scope_jax.atlas.questions import KINDS, Chain, Choice, alike, answer_set, chains, choice, question_sets
 from scope_jax.atlas.rows import Makers, Script, Show, Split, pick
 from scope_jax.systems.ssp import materials
 
@@ -172,6 +173,12 @@ class Library:
         ]
         mixed = materials.mix(own, others, int(self.rng.integers(NOISE + 1)), self.rng)
         return ssp_scripts.reader(chain, materials.render(mixed, "document"))
+
+
+def texts(world: World) -> Mapping[str, Sequence[dict[str, Any]]]:
+    """The answers of self-play, and both sets of questions."""
+    sets = {f"questions_{name}.jsonl": rows for name, rows in question_sets(world).items()}
+    return {"answers.jsonl": answer_set(world), **sets}
 
 
 def makers(world: World, show: Show, *, split: Split, seed: int, with_habits: bool) -> Makers:

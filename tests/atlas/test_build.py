@@ -15,14 +15,7 @@ from scope_jax.atlas.games import GAMES
 from scope_jax.atlas.rows import token_row
 from sharding.collectives import LOCAL
 
-TEXTS = (
-    "corpus.jsonl",
-    "answers.jsonl",
-    "documents.jsonl",
-    *(f"{what}_{part}.jsonl" for what in ("questions", "tasks") for part in ("train", "held_out")),
-)
-
-
+TEXTS = ("corpus.jsonl", *(name for roles in GAMES.values() for name in roles.texts(load_world())))
 TOKENIZERS = tuple(f"{game}/tokenizer/{name}" for game in GAMES for name in ("tokenizer.json", "tokenizer_config.json"))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from scope_jax.atlas import corpus, questions
-from scope_jax.atlas.facts import ASSETS, Fact, World, load_world
+from scope_jax.atlas.facts import ASSETS, Fact, World, load_numbers, load_world
 
 
 def _rows(name: str) -> list[dict]:
@@ -32,6 +32,28 @@ def test_two_values_of_one_attribute_are_refused(tmp_path) -> None:
     (tmp_path / "cities.csv").write_text("name,country\nParis,Italy\n", encoding="utf-8")
     with pytest.raises(ValueError, match="two values for the country of Paris"):
         load_world(tmp_path)
+
+
+def test_numbers_are_facts_about_names_of_the_world(world: World) -> None:
+    numbers = load_numbers(world)
+    values = {(fact.attribute, fact.entity): fact.value for fact in numbers}
+    assert values["height", "Everest"] == "8849"
+    assert values["birthyear", "Mozart"] == "1756"
+    assert len(numbers) == 242 and {fact.attribute for fact in numbers}.isdisjoint(world.attributes)
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ("height,Nowhere,3", "no whole number of a name"),
+        ("height,Everest,8849.5", "no whole number of a name"),
+        ("height,Everest,8848\nheight,Everest,8849", "two values for the height of Everest"),
+    ],
+)
+def test_numbers_that_are_refused(world: World, tmp_path, rows: str, said: str) -> None:
+    (tmp_path / "numbers.csv").write_text(f"attribute,name,value\n{rows}\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=said):
+        load_numbers(world, tmp_path)
 
 
 def test_sizes(world: World) -> None:
