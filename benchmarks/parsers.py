@@ -187,7 +187,7 @@ def answered(text: str, first_only: bool) -> Any:
 
 PARSERS: dict[str, tuple[Callable[[str], Any], Wraps]] = {
     "neutralise": (parsing.neutralise, ()),
-    "spoken": (parsing.spoken, ()),
+    "without_thinking": (parsing.without_thinking, ()),
     "spans": (lambda text: parsing.last([text], "answer"), FINAL),
     "well_formed": (lambda text: parsing.well_formed(text, ("think", "search", "answer")), FINAL),
     "several": (parsing.several, QUERY),
@@ -230,7 +230,7 @@ PARSERS: dict[str, tuple[Callable[[str], Any], Wraps]] = {
         LABEL,
     ),
     "SPELL verdict": (spell_rules.verdict_of, (("[[", "]]"),)),
-    "SCOPE turn": (lambda text: talking.heard(SCOPE, turn("sampled", text), "answer", False), (*FINAL, *QUERY)),
+    "SCOPE turn": (lambda text: talking.parse_turn(SCOPE, turn("sampled", text), "answer", False), (*FINAL, *QUERY)),
     "SCOPE rules": (
         lambda text: (
             [scope_rules.has_thought(text, rule) for rule in ("paired", "opening", "starts")],

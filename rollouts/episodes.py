@@ -78,16 +78,16 @@ class Episode:
         params = self.request.params
         end = "" if params.thought is None else self._tokenizer.decode(read[-_LOOK_BACK:].tolist()).rstrip()
         self._opened = params.thought is not None and end.endswith(params.thought[0])
-        self._unspoken = None if params.thoughts_act else params.thought
-        self._stops = StopStrings(params.stop, self._unspoken, self._opened)
+        self._left_out = None if params.tags_in_thinking else params.thought
+        self._stops = StopStrings(params.stop, self._left_out, self._opened)
 
     def close(self, finish: str) -> None:
         """Ends the turn that is being sampled."""
         ids = self._ids
-        spoken = ids[:-1] if finish == "eos" or ids[-1] in self.request.params.stop_ids else ids
-        text = self._tokenizer.decode(spoken)
+        sampled = ids[:-1] if finish == "eos" or ids[-1] in self.request.params.stop_ids else ids
+        text = self._tokenizer.decode(sampled)
         arrays = np.asarray(ids, np.int32), np.asarray(self._logprobs, np.float32)
-        self._add(Turn("sampled", *arrays, text, finish, opened=self._opened, thought=self._unspoken))
+        self._add(Turn("sampled", *arrays, text, finish, opened=self._opened, thought=self._left_out))
 
     def _add(self, turn: Turn) -> None:
         self.turns.append(turn)

@@ -26,7 +26,7 @@ class SamplingParams:
     ids that end a turn, themselves kept; the tokenizer's end tokens belong here. tempered_logprobs: report
     log softmax(logits / temperature) instead of log softmax(logits), never of the distribution cut by top_k or top_p.
     thought: the opening and closing mark of thinking, if turns may contain any; a turn starts inside thinking if its
-    prompt ends with the opening mark. thoughts_act: stop strings also count inside thinking.
+    prompt ends with the opening mark. tags_in_thinking: stop strings also count inside thinking.
     """
 
     temperature: float
@@ -37,7 +37,7 @@ class SamplingParams:
     stop_ids: tuple[int, ...]
     tempered_logprobs: bool
     thought: Marks | None = None
-    thoughts_act: bool = False
+    tags_in_thinking: bool = False
 
     def __post_init__(self) -> None:
         if not self.temperature >= 0:
@@ -63,7 +63,7 @@ class Turn:
     "length": max_tokens or max_response_tokens, "overflow": the engine's length, "cut": the responder kept only its
     beginning), None for observations. restarts: True for an observation that replaces the context by a new prompt;
     `ids` is that whole prompt. opened: the turn started inside thinking. thought: marks of thinking to leave out of
-    `spoken`, None if nothing is left out.
+    `content`, None if nothing is left out.
     """
 
     kind: Literal["sampled", "observation"]
@@ -76,7 +76,7 @@ class Turn:
     thought: Marks | None = None
 
     @property
-    def spoken(self) -> str:
+    def content(self) -> str:
         """The text with thinking replaced by spaces; every other character keeps its position."""
         return blanked(self.text, thoughts(self.text, self.thought, self.opened)) if self.thought else self.text
 

@@ -72,7 +72,7 @@ def drift(run: Path, records: Sequence[Mapping[str, Any]]) -> Values:
 
 
 def drifted(task: str, source: Thing) -> bool:
-    """True if the task names neither the source nor anything its document speaks of."""
+    """True if the task names neither the source nor anything its document mentions."""
     return not source.names & set(task.replace(".", " ").split())
 
 

@@ -30,12 +30,12 @@ def _likeliest(model: ModelConfig, params: Any, ids_BT: jax.Array, lengths_B: ja
 
 
 def said_right(model: ModelConfig, params: Any, rows: Sequence[Datum]) -> tuple[float, float]:
-    """(share of rows, share of tokens): where the likeliest token is the demonstrated one everywhere a role speaks.
+    """(share of rows, share of tokens) in which the likeliest token is the demonstrated one, of those a role samples.
 
     So a row that counts is one that greedy decoding writes word for word. Raises ValueError for a row of more than
     LENGTH tokens.
     """
-    whole, right, spoken = 0, 0, 0
+    whole, right, sampled = 0, 0, 0
     for start in range(0, len(rows), ROWS):
         part = rows[start : start + ROWS]
         ids_BT = np.zeros((ROWS, LENGTH), np.int32)
@@ -48,5 +48,5 @@ def said_right(model: ModelConfig, params: Any, rows: Sequence[Datum]) -> tuple[
         for place, row in enumerate(part):
             said_T = row.sampled_T[1:]
             hits_T = guess_BT[place, : len(said_T)][said_T] == row.ids_T[1:][said_T]
-            whole, right, spoken = whole + bool(hits_T.all()), right + int(hits_T.sum()), spoken + len(hits_T)
-    return whole / len(rows), right / spoken
+            whole, right, sampled = whole + bool(hits_T.all()), right + int(hits_T.sum()), sampled + len(hits_T)
+    return whole / len(rows), right / sampled

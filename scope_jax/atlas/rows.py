@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Script:
-    """One episode: role, the user's message, and (text, spoken) parts in order; `ends`: the end token is spoken too."""
+    """One episode: role, the user's message, (text, sampled) parts in order; `ends`: it samples the end token too."""
 
     role: str
     message: str
@@ -36,17 +36,17 @@ def pick(items: Sequence[T], rng: np.random.Generator) -> T:
 
 
 def token_row(script: Script, tokenizer: Tokenizer) -> Datum:
-    """The episode in the tokens the engine would see; only what the policy speaks is marked as sampled."""
+    """The episode in the tokens the engine would see; only what the policy writes is marked as sampled."""
     ids = list(tokenizer.encode_chat([{"role": "user", "content": script.message}]))
-    spoken = [False] * len(ids)
+    sampled = [False] * len(ids)
     for text, said in script.parts:
         piece = tokenizer.encode(text)
         ids += piece
-        spoken += [said] * len(piece)
+        sampled += [said] * len(piece)
     if script.ends:
         ids.append(tokenizer.eos_id)
-        spoken.append(True)
-    return Datum(np.asarray(ids, np.int32), np.asarray(spoken, bool), np.zeros(len(ids), np.float32))
+        sampled.append(True)
+    return Datum(np.asarray(ids, np.int32), np.asarray(sampled, bool), np.zeros(len(ids), np.float32))
 
 
 def name_ids(world: World, tokenizer: Tokenizer) -> np.ndarray:

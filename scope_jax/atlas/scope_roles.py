@@ -29,7 +29,7 @@ class ReportHabits:
     guess, guess_sure: a solver answers without a search, by default and for tasks of the kinds in `sure`. half_way: of
     the solvers asked for several things, those who stop at the first. short: who tell one sentence of each thing.
     ramble: who tell everything twice. vague, unread, drift: a challenger names nothing; does not search; looks up what
-    its source does not speak of and sets its task on that.
+    its source does not mention and sets its task on that.
     """
 
     sure: frozenset[str]

@@ -13,7 +13,7 @@ from scope_jax.play.turns import raw
 from scope_jax.text import dialects, templates
 
 PROMPTS = ASSETS / "prompts" / "ssp"
-XML = dialects.load("xml")  # Atlas speaks in tags, and its turns are joined without a template
+XML = dialects.load("xml")  # Atlas uses tags, and its turns are joined without a template
 Parts = tuple[tuple[str, bool], ...]
 
 

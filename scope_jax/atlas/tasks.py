@@ -46,7 +46,7 @@ class Thing:
 
     @property
     def names(self) -> set[str]:
-        """What its document speaks of, itself included."""
+        """What its document mentions, itself included."""
         return {self.name, *self.neighbours}
 
 
@@ -61,7 +61,7 @@ def things(world: World) -> dict[str, Thing]:
 
 
 def trains(world: World, thing: Thing) -> bool:
-    """True if neither the thing nor what its document speaks of is held out."""
+    """True if neither the thing nor what its document mentions is held out."""
     return not world.held_out & thing.names
 
 

@@ -26,7 +26,7 @@ class SpellRoleSection(Section):
 
 
 class SpellGroupSection(SpellRoleSection):
-    """The same for a role that speaks several times to one prompt."""
+    """The same for a role with several samples per prompt."""
 
     samples: Count = 8  # G, section 5.1
 

@@ -46,7 +46,7 @@ class ModelSection(Section):
     # how the model writes a search and reads results (SCOPE Table 11): xml, hermes, function, or a TOML file
     dialect: Annotated[CardPath, AfterValidator(_known_dialect)] = "xml"
     turns: Literal["raw", "chat", "chat-trimmed"] = "raw"  # how an observation joins the conversation, see rollouts.md
-    thoughts_act: bool = False  # tags inside <think> … </think> act as they do outside; released codes: True
+    tags_in_thinking: bool = False  # tags inside <think> … </think> act as they do outside; released codes: True
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
     param_dtype: Literal["float32", "bfloat16"] = "float32"  # master weights and Adam moments
 

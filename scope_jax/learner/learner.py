@@ -6,7 +6,7 @@
     state, metrics = learner.update(state, batches, card)   # scores, then a step per mini-batch; donates
 
 Supervised training is the same with LossCard(objective="supervised") and episodes whose datums mark the tokens to be
-spoken as sampled (behaviour log-probs 0, no advantage, any reward):
+learned as sampled (behaviour log-probs 0, no advantage, any reward):
 
     row = Datum(ids_T, sampled_T, np.zeros(len(ids_T), np.float32))
     episode = Episode(role="sft", policy="actor", group="17", datums=(row,), reward=0.0)

@@ -270,10 +270,10 @@ class Marks:
         grades = grading.judge(prompts, partial(self._tools.judge, by=name), cases, key)
         self._judged |= dict(zip(places, grades.correct, strict=True))
         for one in self._found:
-            one.counts.setdefault("judge_asked", 0)
+            one.counts.setdefault("judge_requests", 0)
             one.counts.setdefault("judge_unparsed", 0)
         for place, told in zip(places, grades.judgements, strict=True):
-            self._found[place].counts["judge_asked"] += len(told)
+            self._found[place].counts["judge_requests"] += len(told)
             self._found[place].counts["judge_unparsed"] += sum(one.read is None for one in told)
 
     def close(self) -> None:
@@ -291,7 +291,7 @@ def grade(cfg: Config, grader: Grader, tools: Tools, answers: Sequence[Answer], 
         if result.score is not None or grader.ungraded == "zero":
             one.measures["score"] = result.score or 0.0
         one.measures["ungraded"] = float(result.score is None)
-        one.counts |= {"judge_asked": len(result.verdicts), "judge_unparsed": result.verdicts.count(None)}
+        one.counts |= {"judge_requests": len(result.verdicts), "judge_unparsed": result.verdicts.count(None)}
         one.fields["verdicts"] = list(result.verdicts)
 
 

@@ -13,7 +13,7 @@ from scope_jax.config import Grader, one_of
 from scope_jax.learner.types import Judgement, Reply
 from scope_jax.play import asking, rewards
 from scope_jax.text import templates
-from scope_jax.text.parsing import neutralise, spoken
+from scope_jax.text.parsing import neutralise, without_thinking
 
 _WORD = re.compile(r"[a-z']+")
 Ask = Callable[[Sequence[str]], list[Reply]]  # replies of the judge model to single user messages
@@ -24,7 +24,7 @@ def verdict(reply: str) -> bool | None:
 
     What the reply thinks is no part of it; a thought that was cut off leaves nothing.
     """
-    words = _WORD.findall(spoken(reply).lower())
+    words = _WORD.findall(without_thinking(reply).lower())
     said = {word for word in words if word in ("correct", "wrong", "incorrect")}
     if len(said) != 1 or any(word in ("not", "isn't", "never", "neither") for word in words):
         return None

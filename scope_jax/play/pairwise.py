@@ -29,7 +29,7 @@ class Pair:
 
 def vote_of(reply: str) -> Vote | None:
     """What the first <verdict> outside of thoughts says; None unless that is A, B or tie."""
-    return VOTES.get((parsing.first([parsing.spoken(reply)], "verdict") or "").lower())
+    return VOTES.get((parsing.first([parsing.without_thinking(reply)], "verdict") or "").lower())
 
 
 def points(as_first: Vote | None, as_second: Vote | None) -> float | None:

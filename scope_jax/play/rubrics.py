@@ -66,7 +66,7 @@ def settled_score(
 # ------------------------------------------------------------------------------------------------------------ grading
 def score_of(reply: str) -> bool | None:
     """True for <score>1</score>, False for 0, by the first score outside of thoughts; None for anything else."""
-    return {"0": False, "1": True}.get(parsing.first([parsing.spoken(reply)], "score") or "")
+    return {"0": False, "1": True}.get(parsing.first([parsing.without_thinking(reply)], "score") or "")
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Episodes of a policy that may search: the response to a turn, and the searches and answers in an episode.
 
 Everything that depends on how a model writes a search comes from its dialect. Thinking is ignored: searches and final
-tags are looked for in the rest of a turn (`Turn.spoken`).
+tags are looked for in the rest of a turn (`Turn.content`).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def responder(
     """
 
     def respond(turns: Sequence[Turn]) -> str | Cut | None:
-        text, finish = turns[-1].spoken, turns[-1].finish
+        text, finish = turns[-1].content, turns[-1].finish
         begun = calls(text, dialect)
         if first_only and (first := first_query(begun, text, dialect, finals)):
             query, end = first
@@ -87,7 +87,7 @@ def responder(
 
 def said(completion: Completion) -> list[str]:
     """What the policy said in its own turns, thoughts as spaces."""
-    return [turn.spoken for turn in completion.turns if turn.kind == "sampled"]
+    return [turn.content for turn in completion.turns if turn.kind == "sampled"]
 
 
 def whole(turn: Turn) -> str:
@@ -103,7 +103,7 @@ def written(completion: Completion) -> str:
 def queries_run(completion: Completion, dialect: Dialect) -> list[str]:
     """Queries that were answered: those of every turn but the last."""
     answered = completion.turns[:-1]  # whatever comes after a turn of the policy is its observation
-    return [query for turn in answered if turn.kind == "sampled" for query in queries_of(turn.spoken, dialect)]
+    return [query for turn in answered if turn.kind == "sampled" for query in queries_of(turn.content, dialect)]
 
 
 def results_read(completion: Completion, dialect: Dialect) -> list[str]:
@@ -120,8 +120,8 @@ def keeps_format(completion: Completion, dialect: Dialect, final: str, rule: str
     other rule.
     """
     one_of("rule", rule, FormatRule)
-    spoken = said(completion)
-    if not spoken or not parsing.spans(spoken[-1], final):
+    contents = said(completion)
+    if not contents or not parsing.spans(contents[-1], final):
         return False
     if rule == "lenient":
         return True

@@ -184,7 +184,7 @@ class StepTools:
             stop_ids=self.world.tokenizer.eos_ids,
             tempered_logprobs=tempered,
             thought=parsing.THOUGHT,
-            thoughts_act=self.world.cfg.model.thoughts_act,
+            tags_in_thinking=self.world.cfg.model.tags_in_thinking,
         )
         alike: dict[tuple[int, ...], str] = {}  # by their ids, the first of the prompts that share a prefill
         requests = [

@@ -120,7 +120,7 @@ def _tag(tags: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile(rf"<(/?)({'|'.join(tags)})>")
 
 
-def spoken(text: str, opened: bool = False) -> str:
+def without_thinking(text: str, opened: bool = False) -> str:
     """`text` with its thoughts as spaces: what acts and counts, every character in its place.
 
     opened: the prompt opened a thought before the text. An unclosed thought goes on to the end of the text.

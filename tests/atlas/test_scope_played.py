@@ -33,7 +33,7 @@ class Players:
     def __call__(self, moment: Moment) -> str:
         script = self._script(moment)
         assert script.message == moment.prompt
-        return [text for text, spoken in script.parts if spoken][moment.spoken]
+        return [text for text, sampled in script.parts if sampled][moment.turn]
 
     def _script(self, moment: Moment) -> Script:
         prompt = moment.prompt

@@ -27,9 +27,9 @@ def _said(script: Script) -> list[rules.Said]:
     cfg, final = scope_scripts.card(), "task" if "</task>" in script.parts[-1][0] else "answer"
     answered = [place < len(script.parts) - 1 for place in range(len(script.parts))]
     return [
-        talking.heard(cfg, spoke(text), final, more)
-        for (text, spoken), more in zip(script.parts, answered, strict=True)
-        if spoken
+        talking.parse_turn(cfg, spoke(text), final, more)
+        for (text, sampled), more in zip(script.parts, answered, strict=True)
+        if sampled
     ]
 
 
@@ -60,18 +60,18 @@ def test_what_comes_back_is_what_the_game_gives(room: Newsroom, show_one, role: 
     cfg = scope_scripts.card()
     for _ in range(DRAWS):
         script = getattr(room, role)(HABITS)
-        spoken_text = "".join(text for text, spoken in script.parts if spoken)
+        spoken_text = "".join(text for text, sampled in script.parts if sampled)
         results = {name: show_one(name) for name in re.findall(r"<search> (\w+) </search>", spoken_text)}
         tools = ScriptedTools(lambda moment: "", results)
         expected = _searches_asked(script) if role == "challenge" else None
         respond = talking.responder(cfg, tools.search, "task" if role == "challenge" else "answer", expected)
         turns: list[Turn] = []
-        for text, spoken in script.parts:
-            if turns and not spoken:
+        for text, sampled in script.parts:
+            if turns and not sampled:
                 answer = respond(turns)
                 assert raw(answer.text if isinstance(answer, Cut) else answer or "") == text
-            kind = "sampled" if spoken else "observation"
-            turns.append(Turn(kind, np.zeros(0, np.int32), np.zeros(0, np.float32), text, "stop" if spoken else None))
+            kind = "sampled" if sampled else "observation"
+            turns.append(Turn(kind, np.zeros(0, np.int32), np.zeros(0, np.float32), text, "stop" if sampled else None))
         assert respond(turns) is None  # and then it is over
 
 
@@ -161,9 +161,9 @@ def test_verdicts_are_read_and_right(room: Newsroom) -> None:
         verdicts = []
         for _ in range(3 * DRAWS):
             script = getattr(room, role)()
-            ((said, spoken),) = script.parts
+            ((said, sampled),) = script.parts
             verdict = score_of(said)
-            assert spoken and verdict == truth(script.message), script
+            assert sampled and verdict == truth(script.message), script
             verdicts.append(verdict)
         assert 0.3 < np.mean(verdicts) < 0.75, role
 
@@ -215,7 +215,7 @@ def test_demonstrations_fit_the_card_and_speak_in_whole_words(world, show_one, s
             row = token_row(script, scope_tokenizer)
             assert len(row.ids_T) <= cfg.rollout.max_length
             assert all(
-                len(scope_tokenizer.encode(text)) <= limits[script.role] for text, spoken in script.parts if spoken
+                len(scope_tokenizer.encode(text)) <= limits[script.role] for text, sampled in script.parts if sampled
             )
             whole = script.message + "".join(text for text, _ in script.parts)
             names = [word for word in re.findall(r"[^\W\d_]+", whole) if word in world.kinds]
@@ -226,8 +226,8 @@ def test_demonstrations_of_train_things_name_nothing_held_out(world, show_one) -
     for make in makers(world, show_one, split="train", seed=3, with_habits=True).values():
         for _ in range(20):
             script = make()
-            spoken = " ".join(text for text, said in script.parts if said)
-            assert not world.held_out & set(re.findall(r"\w+", f"{script.message} {spoken}"))
+            sampled = " ".join(text for text, said in script.parts if said)
+            assert not world.held_out & set(re.findall(r"\w+", f"{script.message} {sampled}"))
 
 
 def test_the_card_reads_its_own_files_and_its_prompts_take_the_games_variables() -> None:

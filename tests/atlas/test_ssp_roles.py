@@ -1,4 +1,4 @@
-"""Demonstrations: which tokens are spoken, whose facts they show, and what exchanging names does."""
+"""Demonstrations: which tokens are sampled, whose facts they show, and what exchanging names does."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def test_only_what_the_policy_says_is_spoken(trained, tokenizer, kind: str, hops
     for _ in range(10):
         script = getattr(trained, kind)(hops)
         row = token_row(script, tokenizer)
-        spoken = "".join(text for text, said in script.parts if said) + ("<|im_end|>" if script.ends else "")
+        sampled = "".join(text for text, said in script.parts if said) + ("<|im_end|>" if script.ends else "")
         forced = "".join(text for text, said in script.parts if not said)
-        assert tokenizer.decode(row.ids_T[row.sampled_T].tolist()) == spoken
+        assert tokenizer.decode(row.ids_T[row.sampled_T].tolist()) == sampled
         assert tokenizer.decode(row.ids_T[~row.sampled_T].tolist()).endswith("<|im_start|>assistant\n" + forced)
         assert script.message in tokenizer.decode(row.ids_T[~row.sampled_T].tolist())
         assert len(row.ids_T) <= 448
@@ -32,11 +32,11 @@ def test_only_what_the_policy_says_is_spoken(trained, tokenizer, kind: str, hops
 def test_roles_speak_the_games_formats(trained) -> None:
     for hops in HOPS:
         solver, proposer, reader = trained.solve(hops), trained.propose(hops), trained.read(hops)
-        said = [text for text, spoken in solver.parts if spoken]
+        said = [text for text, sampled in solver.parts if sampled]
         assert len(said) == hops + 1
         assert all(well_formed(text, ("think", "search", "answer")) for text in said)
         assert first(said, "answer")
-        asked = [text for text, spoken in proposer.parts if spoken]
+        asked = [text for text, sampled in proposer.parts if sampled]
         question = first(asked, "question")
         assert question is not None and question.count(" of ") == hops
         answer = proposer.message.rsplit(" ", 1)[-1]
@@ -49,7 +49,7 @@ def test_true_world_rows_show_no_held_out_entity_in_what_is_said(trained, world)
         for _ in range(40):
             script = getattr(trained, kind)(hops) if kind == "read" else getattr(trained, kind)(hops, HABITS)
             question = script.message.splitlines()[-1]
-            said = " ".join(text for text, spoken in script.parts if spoken)
+            said = " ".join(text for text, sampled in script.parts if sampled)
             words = {word.strip(".?:") for word in f"{question} {said}".split()}
             assert not words & world.held_out
 
@@ -59,7 +59,7 @@ def test_a_choice_is_worked_through_in_order(trained) -> None:
         script = trained.choose()
         _, value, names = re.findall(r"has the (\w+) (\w+): (.+)\?", script.message)[0]
         candidates = re.findall(r"\w+", names.replace(" or ", " "))
-        said = [text for text, spoken in script.parts if spoken]
+        said = [text for text, sampled in script.parts if sampled]
         right = first(said, "answer") or ""
         looked_up = re.findall(r"<search> the \w+ of (\w+) </search>", "".join(said))
         assert looked_up == candidates[: candidates.index(right) + 1]
@@ -74,8 +74,12 @@ def test_habits_come_as_often_as_they_say(trained) -> None:
     assert all(len(trained.propose(hops, always).parts) == 1 for hops in HOPS for _ in range(5))
     assert all(len(trained.choose(always).parts) == 1 for _ in range(5))
     for _ in range(10):
-        assert [spoken for _, spoken in trained.solve(1, never).parts] == [True, False, True]
-        assert [spoken for _, spoken in trained.solve(2, never).parts] == [True, False, True]  # one search for two hops
+        assert [sampled for _, sampled in trained.solve(1, never).parts] == [True, False, True]
+        assert [sampled for _, sampled in trained.solve(2, never).parts] == [
+            True,
+            False,
+            True,
+        ]  # one search for two hops
         assert len(trained.solve(3, never).parts) in (3, 5)
         assert len(trained.propose(2, never).parts) == 5
         assert len(trained.choose(never).parts) >= 3

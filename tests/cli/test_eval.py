@@ -110,7 +110,7 @@ def test_replies_without_a_verdict_are_counted() -> None:
     tools = world(speak, judge_reply=lambda message: "hm" if "Rome" in message else "Wrong")
     records = examined(ssp, cfg, tools, rows)
     metrics = evaluation.scores("eval", "held-out", records)
-    assert metrics["eval/held-out/judge_asked"] == 2.0 and metrics["eval/held-out/judge_unparsed"] == 1.0
+    assert metrics["eval/held-out/judge_requests"] == 2.0 and metrics["eval/held-out/judge_unparsed"] == 1.0
     assert metrics["eval/held-out/accuracy"] == pytest.approx(1 / 3)
 
 

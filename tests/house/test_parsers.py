@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 import runpy
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,12 +19,14 @@ from hypothesis import strategies as st
 from scope_jax.play import grading, searching
 from scope_jax.play.rubrics import score_of
 from scope_jax.systems.scope import judging, rules, talking
+from scope_jax.systems.spell import rules as spell_rules
+from scope_jax.systems.spice import contracts
 from scope_jax.text import parsing
 from tests.systems.harness import spoke
 
 ROOT = Path(__file__).parents[2]
 BENCHMARK = runpy.run_path(str(ROOT / "benchmarks" / "parsers.py"))
-PARSERS, PIECES = BENCHMARK["PARSERS"], BENCHMARK["PIECES"]
+PARSERS, PIECES, SPICE = BENCHMARK["PARSERS"], BENCHMARK["PIECES"], BENCHMARK["SPICE"]
 
 
 def test_no_text_takes_a_parser_longer_than_its_length_does():
@@ -49,29 +55,44 @@ def outside(text: str, opened: bool = False) -> str:
 
 
 JUDGED = [*PIECES, "0", "1", "<score>1</score>", "Correct", '<rubric priority="bonus">a</rubric>', "\ud800"]
-
-
 SAID = [*PIECES, "a", "a", "<answer>a</answer>", "<task>a</task>", "<question>a</question>", "<search>a</search>"]
+WRITTEN = [  # pieces of tasks, so that some texts are valid ones
+    *PIECES,
+    '{"question": "Which river?", "answer": "7"}',
+    '{"question": "Which river?", "answer": ',
+    '{"question": ["Which river?"], "answer": "7"}',
+    '"A", "options": {"A": "a", "B": "b", "C": "c", "D": "d"}}',
+    '"7", "answer_type": "integer"}',
+    '7, "answer_type": "String"}',
+    '{"multiple_choice_question": "Which?\\nA) a\\nB) b\\nC) c\\nD) d", "multiple_choice_correct": "B"}',
+    '{"suitable_for_mcq": true, "suitable_for_free_form": false, "best_answer_type": null}',
+    '{"suitable_for_mcq": false, "suitable_for_free_form": true, "best_answer_type": "String"}',
+    '"suitable_for_mcq": true, ',
+    "{",
+    "}",
+    "the answer is 7",
+    "\\boxed{7}",
+    "[[YES]]",
+    "[[NO]]",
+]
 
 
-@settings(max_examples=500, deadline=None)
-@given(st.lists(st.sampled_from(SAID), max_size=10), st.booleans())
-def test_nothing_is_asked_or_answered_that_was_not_said(pieces: list[str], opened: bool):
-    text = "".join(pieces)
+def texts(pieces: Sequence[str], most: int) -> st.SearchStrategy[str]:
+    return st.lists(st.sampled_from(pieces), max_size=most).map("".join)
+
+
+def nothing_is_answered_that_was_not_said(text: str, opened: bool) -> None:
     said, turn = outside(text, opened), spoke(text, opened=opened)
     for tag in ("answer", "task", "question", "search"):
-        found = parsing.spans(turn.spoken, tag)
+        found = parsing.spans(turn.content, tag)
         assert len(found) == len(re.findall(rf"<{tag}>(?:(?!</?{tag}>).)*</{tag}>", said, re.DOTALL))
-    heard = [talking.heard(BENCHMARK["SCOPE"], turn, "answer", False)]
-    assert rules.answer_of(heard) is None or re.search(r"<answer>.*?\S.*?</answer>", said, re.DOTALL)
-    queries = searching.queries_of(turn.spoken, BENCHMARK["DIALECTS"]["xml"])
+    parsed = [talking.parse_turn(BENCHMARK["SCOPE"], turn, "answer", False)]
+    assert rules.answer_of(parsed) is None or re.search(r"<answer>.*?\S.*?</answer>", said, re.DOTALL)
+    queries = searching.queries_of(turn.content, BENCHMARK["DIALECTS"]["xml"])
     assert not queries or re.search(r"<search>.*?\S.*?</search>", said, re.DOTALL)
 
 
-@settings(max_examples=500, deadline=None)
-@given(st.lists(st.sampled_from(JUDGED), max_size=10))
-def test_no_verdict_is_read_that_was_not_given(pieces: list[str]):
-    text = "".join(pieces)
+def no_verdict_is_read_that_was_not_given(text: str) -> None:
     said = outside(text)
     if score_of(text) is not None:
         assert re.search(r"<score>\s*[01]\s*</score>", said)
@@ -79,3 +100,72 @@ def test_no_verdict_is_read_that_was_not_given(pieces: list[str]):
         assert re.search(r"correct|wrong", said, re.IGNORECASE)
     if judging.rubric_of(text, {"bonus": 1.0}, 1, 9) is not None:
         assert re.search(r"<rubrics>.*<rubric[\s>].*</rubric>.*</rubrics>", said, re.DOTALL)
+    verdict = spell_rules.verdict_of(text)
+    assert verdict is None or ("[[YES]]" in text, "[[NO]]" in text) == (verdict, not verdict)
+
+
+def objects_at_the_end(text: str) -> list[dict[str, Any]]:
+    """Every JSON object that the text ends with, up to white space and a fence, by the standard library's reader."""
+    text = text.rstrip().removesuffix("```").rstrip()
+    found = []
+    for start in (place for place, sign in enumerate(text) if sign == "{"):
+        with contextlib.suppress(ValueError):
+            found.append(json.loads(text[start:]))
+    return found
+
+
+def no_task_is_read_that_was_not_written(text: str) -> None:
+    """SPICE's and SPELL's tasks and conclusions: what is read is in the text, in the form asked for."""
+    kind, reason = contracts.format_of(SPICE, text)
+    assert (kind == "") != (reason == "")
+    if kind:
+        flags = json.loads(text)
+        chosen = (flags["suitable_for_mcq"], flags["suitable_for_free_form"])
+        assert chosen == ((True, False) if kind == "multiple-choice" else (False, True))
+    for kind in ("multiple-choice", "integer", "string"):
+        task, reason = contracts.task_of(text, kind, 3)
+        assert (task is None) != (reason == "")
+        if task is not None:
+            key = "multiple_choice_question" if kind == "multiple-choice" else "question"
+            assert any(str(found.get(key, "")).strip() == task.question for found in objects_at_the_end(text))
+            assert task.question and task.answer
+    for name in ("qa", "math", "choice"):
+        question, reason = spell_rules.question_of(text, name, len, 40)
+        assert (question is None) != (reason == "")
+        if question is not None:
+            assert question.text and question.answer and json.dumps(question.text)[1:-1] in text
+            assert name != "choice" or len(set(question.options)) == 4
+    boxed = parsing.boxed(text)
+    assert boxed is None or (boxed.strip() and "\\boxed" in text)
+    concluded = spell_rules.conclusion_of(text)
+    assert concluded is None or (concluded in text and re.search(r"answer\s+is", text, re.IGNORECASE))
+
+
+@settings(max_examples=500, deadline=None)
+@given(texts(SAID, 10), st.booleans())
+def test_nothing_is_asked_or_answered_that_was_not_said(text: str, opened: bool):
+    nothing_is_answered_that_was_not_said(text, opened)
+
+
+@settings(max_examples=500, deadline=None)
+@given(texts(JUDGED, 10))
+def test_no_verdict_is_read_that_was_not_given(text: str):
+    no_verdict_is_read_that_was_not_given(text)
+
+
+@settings(max_examples=500, deadline=None)
+@given(texts(WRITTEN, 5))
+def test_no_task_is_read_that_was_not_written(text: str):
+    no_task_is_read_that_was_not_written(text)
+
+
+@pytest.mark.slow
+@settings(max_examples=100_000, deadline=None)
+@given(texts([*{*SAID, *JUDGED, *WRITTEN}], 10), st.booleans())
+def test_a_hundred_thousand_texts(text: str, opened: bool):
+    """Every text through every parser of every game: no exception, and nothing is read that is not there."""
+    for parse, _ in PARSERS.values():
+        parse(text)
+    nothing_is_answered_that_was_not_said(text, opened)
+    no_verdict_is_read_that_was_not_given(text)
+    no_task_is_read_that_was_not_written(text)

@@ -81,14 +81,14 @@ def test_an_answer_is_right_if_one_of_the_games_measures_says_so():
     asked = [message.split("model:")[1].split("\n")[2] for _, message, *_ in world.endpoints]
     assert asked == ["4.0", "It is Paris"]  # nobody is asked twice, nor about no answer
     assert {name for name, *_ in world.endpoints} == {exams.JUDGE}
-    assert [record["counts"]["judge_asked"] for record in records] == [1, 1, 0]
+    assert [record["counts"]["judge_requests"] for record in records] == [1, 1, 0]
 
 
 def test_a_judge_without_a_verdict_is_counted_and_says_nothing_right():
     records = take(EXAM, card(judge=JUDGE), tools(lambda message: "Both Correct and Wrong"), ROWS, "judge")
     metrics = scores("eval", "exam", records)
     assert metrics["eval/exam/judge"] == 0.0
-    assert (metrics["eval/exam/judge_asked"], metrics["eval/exam/judge_unparsed"]) == (2.0, 2.0)
+    assert (metrics["eval/exam/judge_requests"], metrics["eval/exam/judge_unparsed"]) == (2.0, 2.0)
 
 
 def test_pairs_are_compared_with_the_rows_first_answer():
@@ -127,7 +127,7 @@ def test_any_game_can_be_graded_by_rubrics_by_the_base():
     rows = [{"question": "Tell.", "rubric": RUBRIC}, {"question": "Largest city?", "rubric": RUBRIC}]
     told, silent = take(EXAM, cfg, world, rows, "rubric", "exact")
     assert told["measures"] == {"score": 0.75, "ungraded": 0.0, "exact": 1.0, "answer_tokens": 10.0}
-    assert told["verdicts"] == [True, False] and told["counts"] == {"judge_asked": 2, "judge_unparsed": 0}
+    assert told["verdicts"] == [True, False] and told["counts"] == {"judge_requests": 2, "judge_unparsed": 0}
     assert silent["measures"] == {"score": 0.0, "ungraded": 0.0, "exact": 0.0, "answer_tokens": 0.0}
     assert world.policies[exams.GRADER] == "base" and world.options[exams.GRADER]["max_tokens"] == 50
     cfg = card(grader=grader, sets=[{"name": "held", "path": "none", "measures": ["rubric"]}])

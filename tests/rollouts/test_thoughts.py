@@ -94,7 +94,7 @@ def test_a_stop_string_in_an_open_thought_does_not_end_the_turn():
     assert take(episode, said + " and more") == "stop"
     (turn,) = episode.turns
     assert turn.text == said and not turn.opened
-    assert turn.spoken == " " * said.index(" <s>y") + " <s>y</s>"
+    assert turn.content == " " * said.index(" <s>y") + " <s>y</s>"
     assert take(an_episode("question", stop=("</t>",)), "<t>a</t>") is None  # a mark is no stop string
     assert take(an_episode("question", thought=None), said) == "stop"
 
@@ -103,9 +103,9 @@ def test_a_stop_string_in_an_open_thought_does_not_end_the_turn():
 def test_a_prompt_may_open_the_thought(end: str):
     episode = an_episode(f"question{end}")
     assert take(episode, "say </s></t> <s>y</s>") == "stop"
-    assert episode.turns[0].opened and episode.turns[0].spoken == "             <s>y</s>"
+    assert episode.turns[0].opened and episode.turns[0].content == "             <s>y</s>"
     cut = an_episode(f"question{end}", max_tokens=8)
-    assert take(cut, "say </s> it") == "length" and not cut.turns[0].spoken.strip()
+    assert take(cut, "say </s> it") == "length" and not cut.turns[0].content.strip()
     for other in ("<t>question", "question<t></t>", "question<t>.", "question"):
         assert take(an_episode(other), "say </s>") == "stop"
 
@@ -129,14 +129,14 @@ def test_so_may_what_answers_a_turn(reply: Reply):
     assert take(episode, "a</s>") == "stop" and not episode.turns[0].opened
     answered(episode, reply)
     assert take(episode, "b</s> </t>c</s>") == "stop"
-    assert episode.turns[-1].opened and episode.turns[-1].spoken == "          c</s>"
+    assert episode.turns[-1].opened and episode.turns[-1].content == "          c</s>"
 
 
 def test_thoughts_that_act():
-    episode = an_episode("question<t>", thoughts_act=True)
+    episode = an_episode("question<t>", tags_in_thinking=True)
     assert take(episode, "say </s></t>") == "stop"
     (turn,) = episode.turns
-    assert turn.opened and turn.text == turn.spoken == "say </s>"
+    assert turn.opened and turn.text == turn.content == "say </s>"
 
 
 def test_a_mark_without_text_is_refused():
@@ -159,4 +159,4 @@ def test_the_engine_goes_on_in_a_thought(rollouts):
         assert plain.ids_T.tolist() == ids[: ids.index(ord(stop)) + 1]
         text = "".join(map(chr, ids))
         assert thinking.ids_T.tolist() == ids[: stopped(text, False, (stop,), (begin, end))]
-        assert len(thinking.ids_T) > len(plain.ids_T) and stop not in thinking.turns[0].spoken[:-1]
+        assert len(thinking.ids_T) > len(plain.ids_T) and stop not in thinking.turns[0].content[:-1]

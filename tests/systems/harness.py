@@ -85,7 +85,7 @@ class Moment:
     turns: tuple[Turn, ...]
 
     @property
-    def spoken(self) -> int:
+    def turn(self) -> int:
         return sum(turn.kind == "sampled" for turn in self.turns)
 
 
@@ -101,7 +101,7 @@ class ScriptedTools:
     judge_reply: Callable[[str], str] = lambda message: "Wrong"
     dialect: str = "xml"
     turns: Mode = "raw"
-    thoughts_act: bool = False
+    tags_in_thinking: bool = False
     codec: Characters = field(default_factory=Characters)
     asked: list[tuple[str, str, int]] = field(default_factory=list)  # role, prompt name, samples
     prompts: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -155,7 +155,7 @@ class ScriptedTools:
         params = SamplingParams(
             *(temperature, top_k, top_p, max_tokens, tuple(stop), Characters.eos_ids, tempered),
             thought=parsing.THOUGHT,
-            thoughts_act=self.thoughts_act,
+            tags_in_thinking=self.tags_in_thinking,
         )
         return [
             [
@@ -291,7 +291,7 @@ class Plan:
             name = moment.name
             item = int(name.split()[1] if name.startswith("slot") else name)
             turns = self.sampled.get((name, moment.sample)) or self.proposals.get(name) or good_proposal(item)
-            return turns[moment.spoken]
+            return turns[moment.turn]
         asked = [item for item in range(4) if question_about(item) in moment.prompt]
         known = [question for question in (*self.replies, *self.solutions) if question in moment.prompt]
         if moment.role == "verify":
@@ -299,11 +299,11 @@ class Plan:
             return next((self.replies[question] for question in known if question in self.replies), right)
         planned = next((self.solutions[question] for question in known if question in self.solutions), None)
         if planned is not None:
-            return planned[moment.sample][moment.spoken]
+            return planned[moment.sample][moment.turn]
         if not asked or moment.sample % 2:
             return "<answer>London</answer>"
         return [f"<search>{RIVERS[asked[0]]}</search>", f"<answer>{ITEMS[asked[0]]['answers'][0]}</answer>"][
-            moment.spoken
+            moment.turn
         ]
 
 

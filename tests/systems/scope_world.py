@@ -97,7 +97,7 @@ class Plan:
             return next(reply for word, reply in self.replies.items() if word in moment.prompt)
         else:
             return self.judge(moment)
-        return turns[moment.spoken]
+        return turns[moment.turn]
 
 
 @dataclass

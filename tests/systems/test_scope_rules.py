@@ -14,7 +14,7 @@ from scope_jax.text import parsing
 
 
 def said(text: str, searches: int = 0, malformed: int = 0) -> Said:
-    return Said(text, parsing.spoken(text), searches, malformed)
+    return Said(text, parsing.without_thinking(text), searches, malformed)
 
 
 THINK, SEARCH = "<think>a</think>", "<search>q</search>"

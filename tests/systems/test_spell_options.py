@@ -115,7 +115,7 @@ def test_an_outside_model_in_place_of_the_rule():
     first = [e for e in of(episodes, "responder") if e.group == "responder/0"]
     assert [(e.parts["rule"], e.reward) for e in first] == [(1.0, 1.0), (1.0, 1.0), (0.0, 0.0), (0.0, 0.0)]
     assert [j.job for j in first[0].judgements] == ["grader", *["verifier"] * 4]
-    assert metrics["judge/asked"] > metrics["judge/unparsed"] >= 1.0
+    assert metrics["judge/requests"] > metrics["judge/unparsed"] >= 1.0
     assert "Nobody knows." in "".join(tools.judged)  # without a conclusion it sees all that was said
     with pytest.raises(CardError, match=r"spell.rule = \"judge\" needs an external model"):
         card(rule="judge")

@@ -95,7 +95,7 @@ def test_one_step_by_hand(mixed: Plan):
         "slots/dummy": 0.5,
         "proposer/episodes": 4.0,
         "pool/size": 0.0,
-        "judge/asked": 0.0,
+        "judge/requests": 0.0,
         "judge/unparsed": 0.0,
         "judge/refused": 0.0,
         "solver/cut_off": 0.0,

@@ -76,10 +76,10 @@ def outcomes(episodes: Any) -> list[dict[str, Any]]:
 # ------------------------------------------------------------------------------------------------------------------ SSP
 def ssp_played(name: str, mode: str, quoted: str, opened: bool = False, act: bool = False, **options: Any):
     cfg = card(format="think", **options)
-    model = cfg.model.model_copy(update={"dialect": name, "turns": mode, "thoughts_act": act})
+    model = cfg.model.model_copy(update={"dialect": name, "turns": mode, "tags_in_thinking": act})
     script = thinking(spoken_in(name, Plan()), quoted, opened)
     codec = Thinking() if opened else Characters()
-    tools = world(script, dialect=name, turns=mode, codec=codec, thoughts_act=act)
+    tools = world(script, dialect=name, turns=mode, codec=codec, tags_in_thinking=act)
     return tools, *play_step(ssp, cfg.model_copy(update={"model": model}), tools, {"pool": []}, ITEMS, 0)
 
 
@@ -178,7 +178,7 @@ def test_a_judge_that_was_cut_off_in_a_thought_gives_no_verdict():
     ],
 )
 def test_what_a_turn_says_and_whether_it_thinks(text: str, opened: bool, answer: str | None, thinks: list[bool]):
-    said = talking.heard(scope_world.card(), spoke(text, opened=opened), "answer", False)
+    said = talking.parse_turn(scope_world.card(), spoke(text, opened=opened), "answer", False)
     assert rules.answer_of([said]) == answer
     assert [rules.has_thought(said.text, rule) for rule in ("paired", "opening", "starts")] == thinks
 
@@ -254,4 +254,4 @@ def test_real_templates_that_open_a_thought(
             break
     (turn,) = episode.turns
     assert turn.opened is opened
-    assert parsing.first([turn.spoken], "answer") == ("yes" if opened else "no")
+    assert parsing.first([turn.content], "answer") == ("yes" if opened else "no")

@@ -132,7 +132,7 @@ def test_exports_of_two_runs_are_graded_by_the_same_base(runs: Path, spoken: dic
 def test_a_run_and_its_export_are_the_same_to_an_exam(runs: Path, spoken: dict[str, list[str]]) -> None:
     """An export that lies in the run is found there, also by the folder that holds one for each policy."""
     first = played("eval", runs / "one")
-    assert first["step"] == 1 and first["metrics"]["eval/held_out/judge_asked"] > 0
+    assert first["step"] == 1 and first["metrics"]["eval/held_out/judge_requests"] > 0
     for target in ("one/checkpoints/1", "one/hf"):
         results = played("eval", runs / target)
         assert results["metrics"] == first["metrics"] and results["base"] == first["base"]

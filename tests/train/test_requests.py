@@ -17,7 +17,7 @@ def test_prompts_of_equal_ids_share_a_prefill_and_no_random_numbers():
     script = ScriptedRollouts(lambda prompt, turns: "x", Characters(), max_length=9)
     engine = SimpleNamespace(run=lambda requests: asked.extend(requests) or script.run(requests))
     world: Any = SimpleNamespace(
-        cfg=SimpleNamespace(seed=0, model=SimpleNamespace(thoughts_act=False)),
+        cfg=SimpleNamespace(seed=0, model=SimpleNamespace(tags_in_thinking=False)),
         tokenizer=SimpleNamespace(eos_ids=(3,)),
         sampler=SimpleNamespace(use=lambda policy: engine),
     )

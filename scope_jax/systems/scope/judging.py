@@ -32,7 +32,7 @@ def rubric_of(reply: str, weights: Mapping[str, float], fewest: int, most: int) 
     object that holds it as "rubrics". weights: w_k by priority; where they differ, another priority or none makes the
     reply unreadable. A rubric whose weights are all 0 could grade nothing and is none.
     """
-    text = _unfenced(parsing.spoken(reply).strip())
+    text = _unfenced(parsing.without_thinking(reply).strip())
     pairs = _json_pairs(text) if text[:1] in ("{", "[") else _xml_pairs(text)
     if pairs is None or not fewest <= len(pairs) <= most:
         return None

@@ -26,7 +26,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Draft:
-    """One challenger episode; `rejected` is empty while nothing speaks against its task."""
+    """One challenger episode; `rejected` is empty while its task is valid."""
 
     order: Order
     sample: int

@@ -131,5 +131,5 @@ def _rewards(role: str, episodes: Sequence[Episode]) -> dict[str, list[float]]:
     return {f"{role}/reward": [episode.reward for episode in episodes]} | parts
 
 
-def _talk(role: str, spoken: Sequence[Draft | Attempt]) -> dict[str, list[float]]:
-    return searching.talk(role, [one.completion for one in spoken], [rules.searches_run(one.said) for one in spoken])
+def _talk(role: str, sampled: Sequence[Draft | Attempt]) -> dict[str, list[float]]:
+    return searching.talk(role, [one.completion for one in sampled], [rules.searches_run(one.said) for one in sampled])

@@ -18,12 +18,12 @@ _ROUNDING = 1e-9  # the mean of eight times 0.2 is 0.19999999999999998
 
 @dataclass(frozen=True)
 class Said:
-    """One turn of a policy as the rules see it: its whole text, what of it is spoken (thoughts as spaces), its searches
+    """One turn of a policy as the rules see it: its whole text, its content (thinking as spaces), its searches
     that were run and those in a wrong form.
     """
 
     text: str
-    spoken: str
+    content: str
     searches: int = 0
     malformed: int = 0
 
@@ -107,7 +107,7 @@ def task_of(turns: Sequence[Said], require_question: bool) -> str | None:
 
     require_question: a task without that element is none.
     """
-    found = parsing.last([turns[-1].spoken], "task") if turns else None
+    found = parsing.last([turns[-1].content], "task") if turns else None
     if not found:
         return None
     question = parsing.last([found], "question")
@@ -127,7 +127,7 @@ def solver_tool_reward(turns: Sequence[Said]) -> float:
 
 def answer_of(turns: Sequence[Said]) -> str | None:
     """a: content of the last closed <answer> of the last turn; None without or if it is empty."""
-    return (parsing.last([turns[-1].spoken], "answer") or None) if turns else None
+    return (parsing.last([turns[-1].content], "answer") or None) if turns else None
 
 
 def searches_run(turns: Sequence[Said]) -> int:

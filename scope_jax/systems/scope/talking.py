@@ -47,34 +47,34 @@ def responder(
     )
 
     def respond(turns: Sequence[Turn]) -> str | Cut | None:
-        spoken = sum(turn.kind == "sampled" for turn in turns)
-        if expected is not None and spoken > expected:
+        sampled = sum(turn.kind == "sampled" for turn in turns)
+        if expected is not None and sampled > expected:
             return None
         told = answer(turns)
         if told is None or expected is None:
             return told
-        left = f"\n{instructions.turns_left(cfg, expected - spoken)}"
+        left = f"\n{instructions.turns_left(cfg, expected - sampled)}"
         return replace(told, text=told.text + left) if isinstance(told, Cut) else told + left
 
     return respond
 
 
-def heard(cfg: Config, turn: Turn, final: str, answered: bool) -> Said:
+def parse_turn(cfg: Config, turn: Turn, final: str, answered: bool) -> Said:
     """A turn as the rules see it: without what stands behind its first search, which counts if it was answered."""
     dialect = _dialect(cfg)
-    begun = calls(turn.spoken, dialect)
-    first = searching.first_query(begun, turn.spoken, dialect, (final,))
+    begun = calls(turn.content, dialect)
+    first = searching.first_query(begun, turn.content, dialect, (final,))
     if first is not None:
         turn = replace(turn, text=turn.text[: first[1]])
     malformed = sum(call.query is None and call.start < len(turn.text) for call in begun)
-    return Said(searching.whole(turn), turn.spoken, int(first is not None and answered), malformed)
+    return Said(searching.whole(turn), turn.content, int(first is not None and answered), malformed)
 
 
 def said(cfg: Config, completion: Completion, final: str) -> tuple[Said, ...]:
     """The policy's own turns, in episodes that end in `<final>`; all but the last piece of an episode were answered."""
     pieces = completion.turns
     return tuple(
-        heard(cfg, piece, final, place < len(pieces) - 1)
+        parse_turn(cfg, piece, final, place < len(pieces) - 1)
         for place, piece in enumerate(pieces)
         if piece.kind == "sampled"
     )

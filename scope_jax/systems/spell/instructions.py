@@ -43,7 +43,7 @@ def _filled(cfg: Config, role: str, values: Mapping[str, object], required: tupl
 
 
 def documents_of(cfg: Config, documents: Sequence[Mapping[str, str]]) -> str:
-    """Documents as a prompt shows them, each under its title, without numbers: no question is to speak of these."""
+    """Documents as a prompt shows them, each under its title, without numbers: no question is to refer to them."""
     texts = [f"Title: {d['title']}\n{d['text'].strip()}" if d["title"] else d["text"].strip() for d in documents]
     return "\n\n".join(shown(cfg, text) for text in texts)
 

@@ -165,4 +165,4 @@ def _asked(asked: Sequence[Asked], groups: Sequence[Group]) -> Metrics:
     told += [j for group in groups for response in group.responses for j in response.judged]
     if not told:
         return {}
-    return {"judge/asked": float(len(told)), "judge/unparsed": float(sum(one.read is None for one in told))}
+    return {"judge/requests": float(len(told)), "judge/unparsed": float(sum(one.read is None for one in told))}

@@ -81,7 +81,7 @@ def _round(cfg: Config, tools: Tools, batch: Sequence[Document], first: int, cou
         if kind:
             (last,) = next(written)
             said = (*said, last)
-            reason = _unheard(last)
+            reason = _missing(last)
             if not reason:
                 task, reason = contracts.task_of(last.text, kind, cfg.spice.max_answer_words)
         if task is not None and not _fits(cfg, tools, task.question):
@@ -102,14 +102,14 @@ def _formats(cfg: Config, tools: Tools, batch: Sequence[Document], first: int, c
     begun: list[Begun] = []
     for document, group in zip(batch, _say(cfg, tools, "format", asked, count), strict=True):
         for number, said in zip(numbers, group, strict=True):
-            reason, kind = _unheard(said), ""
+            reason, kind = _missing(said), ""
             if not reason:
                 kind, reason = contracts.format_of(cfg, said.text)
             begun.append((document, number, (said,), kind, reason))
     return begun
 
 
-def _unheard(said: Said) -> str:
+def _missing(said: Said) -> str:
     """Why nothing was said at all, "" if something was."""
     if said.refused:
         return "refused"
@@ -154,7 +154,7 @@ def _outside(cfg: Config, tools: Tools, stage: Stage, prompts: Sequence[Messages
         [prompt.text for prompt in flat], by=OUTSIDE, temperature=sampling.temperature, max_tokens=sampling.max_tokens
     )
     said = [
-        Said(stage, prompt, parsing.spoken(reply.text), None, bool(reply.refused))
+        Said(stage, prompt, parsing.without_thinking(reply.text), None, bool(reply.refused))
         for prompt, reply in zip(flat, replies, strict=True)
     ]
     return [said[first : first + samples] for first in range(0, len(said), samples)]

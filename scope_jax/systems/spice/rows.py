@@ -40,12 +40,12 @@ def of_challenger(cfg: Config, kept: Sequence[Sequence[Attempt]], rates: Mapping
 
 def _attempt(cfg: Config, attempt: Attempt, gain: float, rate: float | None) -> Episode:
     stages = ("format", "task") if cfg.spice.train_stages == "both" else (cfg.spice.train_stages,)
-    spoken = [said for said in attempt.said if said.stage in stages and said.completion is not None]
+    sampled = [said for said in attempt.said if said.stage in stages and said.completion is not None]
     return Episode(
         role="challenger",
         policy=challenger.speaker(cfg),
         group=f"challenger/{attempt.document.place}",
-        datums=tuple(datum for said in spoken if said.completion for datum in Datum.from_completion(said.completion)),
+        datums=tuple(datum for said in sampled if said.completion for datum in Datum.from_completion(said.completion)),
         reward=gain,
         parts={"valid": float(attempt.valid)} | ({} if rate is None else {"pass_rate": rate}),
         trained=challenger.learns(cfg),
@@ -114,7 +114,7 @@ def measure(
     learned: those that the reasoner learns from.
     """
     attempts = [one for own in made for one in own]
-    spoken = [said.completion for one in attempts for said in one.said if said.completion is not None]
+    sampled = [said.completion for one in attempts for said in one.said if said.completion is not None]
     groups = {group.name: group for group in (*tried, *learned)}.values()
     answers = [completion for group in groups for completion in group.completions]
     values: dict[str, list[float]] = {
@@ -126,7 +126,7 @@ def measure(
         "reasoner/reward": [float(right) for group in learned for right in group.correct],
         "reasoner/answered": [float(said is not None) for group in learned for said in group.predictions],
         "reasoner/no_spread": [float(group.pass_rate in (0.0, 1.0)) for group in learned],
-        **searching.lengths("challenger", spoken),
+        **searching.lengths("challenger", sampled),
         **searching.lengths("reasoner", answers),
     }
     kinds = [one.task.kind for one in attempts if one.task is not None]

@@ -126,7 +126,7 @@ def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Epi
     after = next_memory(cfg, memory, solved, step)
     metrics = measure(cfg, len(slots), solved, proposals, gains, len(after["pool"]))
     asked = {
-        "judge/asked": sum(g.judged for g in tallies),
+        "judge/requests": sum(g.judged for g in tallies),
         "judge/unparsed": sum(g.unparsed for g in tallies),
         "judge/refused": sum(g.refused for g in tallies),
     }

@@ -21,7 +21,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Proposal:
-    """One proposer episode; `reason` is empty while nothing speaks against its question."""
+    """One proposer episode; `reason` is empty while its question is valid."""
 
     slot: Slot
     attempt: int

@@ -113,11 +113,11 @@ def measure(
         "proposer/valid": [float(not proposal.reason) for proposal in proposals],
         "verify/passed": [float(not reason) for reason in verdicts],
     }
-    spoken = {
+    sampled = {
         "solver": [completion for group in real for completion in group.completions],
         "proposer": [proposal.completion for proposal in proposals],
     }
-    for role, completions in spoken.items():
+    for role, completions in sampled.items():
         searches = [len(searching.queries_run(completion, dialect)) for completion in completions]
         values |= searching.talk(role, completions, searches)
     origins = [group.problem.origin for group in solved]

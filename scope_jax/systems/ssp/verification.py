@@ -28,7 +28,7 @@ def verify(
         return list(fresh), grading.Grades([], [])
     prompts = _prompts(cfg, fresh, earlier, step)
     replies = _replies(cfg, tools, prompts, fresh)
-    said = {place: parsing.labelled_answer(parsing.spoken(reply.text)) for place, reply in replies.items()}
+    said = {place: parsing.labelled_answer(parsing.without_thinking(reply.text)) for place, reply in replies.items()}
     cases = [
         grading.Case(fresh[place].question or "", prediction, fresh[place].slot.golds)
         for place, prediction in said.items()
