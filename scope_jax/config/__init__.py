@@ -207,6 +207,15 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _the_batch_size_is_used(self) -> Config:
+        own = {"scope": "scope.challenger_batch and scope.solver_batch", "spell": "spell.groups"}.get(self.system)
+        if own is not None and self.train.batch_size != TrainSection.model_fields["batch_size"].default:
+            raise ValueError(
+                f"train.batch_size is {self.train.batch_size}, but {self.system.upper()} does not use it; set {own}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _spice_is_complete(self) -> Config:
         if self.system != "spice":
             return self

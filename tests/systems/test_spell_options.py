@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scope_jax.config import CardError
+from scope_jax.config import CardError, load_card
 from scope_jax.learner.types import Episode
 from scope_jax.systems import spell
 from tests.systems.harness import of
@@ -151,3 +151,12 @@ def test_a_thought_is_no_question_answer_or_verdict():
 def test_what_a_card_may_not_say(changes: dict[str, Any], complaint: str):
     with pytest.raises(CardError, match=complaint):
         card(**changes)
+
+
+@pytest.mark.parametrize(
+    ("path", "own"),
+    [("scope/qwen3-8b", "scope.challenger_batch and scope.solver_batch"), ("spell/qwen2.5-7b", "spell.groups")],
+)
+def test_a_batch_size_that_the_game_does_not_use_is_rejected(path: str, own: str):
+    with pytest.raises(CardError, match=f"train.batch_size is 8, but S.* does not use it; set {own}"):
+        load_card(f"configs/{path}.toml", ["train.batch_size=8"])
