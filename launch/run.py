@@ -1,4 +1,4 @@
-"""Starts a card the way its [launch] table says; `--print` only shows the command.
+"""Starts training of a config card as its [launch] table says; `--print` only shows the command.
 
 python launch/run.py configs/ssp/atlas.toml --run runs/first --set train.steps=5
 """
@@ -17,7 +17,7 @@ from scope_jax.config import CardError, LaunchSection, load_card
 
 
 def environment(launch: LaunchSection) -> dict[str, str]:
-    """Variables that the processes of this launch need beside the caller's own."""
+    """Environment variables that the processes of this launch need in addition to the caller's own."""
     if not launch.fake_devices:
         return {}
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={launch.fake_devices}"
@@ -31,7 +31,7 @@ def command(card: str, run: str, overrides: list[str]) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Prints or becomes the command; returns the exit code of a mistake."""
+    """Prints the command or replaces this process with it; returns an exit code if it only prints or fails."""
     parser = argparse.ArgumentParser(prog="launch/run.py", description="Start a card according to its [launch] table.")
     parser.add_argument("card", metavar="CARD")
     parser.add_argument("--run", required=True, metavar="DIR", help="folder of the run")

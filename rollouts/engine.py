@@ -1,12 +1,12 @@
-"""Generation on static slots as a few operations: load_params, prefill, insert, extend, generate, pause.
+"""Generation on static slots through a few operations: load_params, prefill, insert, extend, generate, pause.
 
-Every program has fixed shapes: `slots` rows of decoding, `prefill_batch` rows of prefill and of extension, lengths from
-a small set of buckets. The numbers of a row therefore depend on that row alone. What differs between requests
-(temperature, stop ids, limits, keys) is data. The caller decides the order of operations: see `rollouts.local`.
+Every program has fixed shapes: `slots` rows when decoding, `prefill_batch` rows for prefill and extension, lengths from
+a small set of buckets. A row's values therefore depend on that row alone. What differs between requests (temperature,
+stop ids, limits, keys) is passed as data. The caller decides the order of operations: see `rollouts.local`.
 
-The state of a slot is the tokens whose keys and values are in its cache (`length`) and one more token (`token`) that
-the next step feeds. So `generate` feeds the last token of the prompt, and every sampled token, with its log-prob, comes
-from the same program.
+The state of a slot is the tokens whose keys and values are in its cache (`length`) plus one more token (`token`), the
+input of the next step. So `generate` starts from the last token of the prompt, and every sampled token and its log-prob
+come from the same program.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from sharding.reshard import reshard
 from sharding.rules import DECODE
 from sharding.spec import param_shardings
 
-STOP_IDS = 16  # stop ids of one request
-ROWS = ("data", "fsdp")  # mesh axes over which slots are spread
+STOP_IDS = 16  # most stop ids of one request
+ROWS = ("data", "fsdp")  # mesh axes that slots are sharded over
 
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """What is static.
+    """The engine's static settings.
 
-    slots: episodes decoded at the same time, over the whole mesh. max_length: tokens of one episode, prompt and
+    slots: episodes decoded at the same time, over the whole mesh. max_length: most tokens of one episode, prompt and
     observations included. prefill_buckets: lengths a prompt or an observation is padded to; max_length is always one.
-    prefill_batch: rows of a prefill or extension. decode_steps: tokens per dispatch at most. compute_dtype: of weights,
-    activations and cache; logits, log-probs and softmax are float32.
+    prefill_batch: rows of a prefill or extension. decode_steps: most tokens per dispatch and slot. compute_dtype: dtype
+    of weights, activations and cache; logits, log-probs and softmax are float32.
     """
 
     slots: int
@@ -65,13 +65,13 @@ class EngineConfig:
         return kv.round_up(self.max_length)
 
     def bucket(self, tokens: int) -> int:
-        """The length that so many tokens are padded to: the smallest bucket that holds them."""
+        """The length that `tokens` tokens are padded to: the smallest bucket that holds them."""
         return min(b for b in (*self.prefill_buckets, self.max_length) if b >= tokens)
 
     def columns(self, tokens: int) -> int:
-        """How many columns a dispatch attends to reach `tokens` of them: BLOCK times a power of two, or all.
+        """Number of cache columns a dispatch attends to, to cover `tokens`: BLOCK times a power of two, or all.
 
-        At least two blocks: a loop over one is no loop to XLA, which then fuses otherwise and rounds otherwise.
+        At least two blocks: XLA unrolls a loop over a single block, then fuses and rounds differently.
         """
         columns = 2 * kv.BLOCK
         while columns < tokens:
@@ -80,41 +80,41 @@ class EngineConfig:
 
 
 class DecodeState(NamedTuple):
-    """Everything that lives on the device between dispatches, one entry per slot (or where it lives: shardings)."""
+    """Everything kept on the device between dispatches, one entry per slot; leaves are arrays, or their shardings."""
 
     cache: kv.Cache
     token_S: Any  # int32, the next token to feed
     length_S: Any  # int32, tokens in the cache
-    limit_S: Any  # int32, tokens at which the turn ends (prompt included)
-    live_S: Any  # bool, decoding
-    stops_SN: Any  # int32, stop ids, -1 where there is none
+    limit_S: Any  # int32, length at which the turn ends (prompt included)
+    live_S: Any  # bool, True while decoding
+    stops_SN: Any  # int32, stop ids, padded with -1
     sampling: Sampling
 
 
 class Prefix(NamedTuple):
-    """Prefilled prompts: their keys and values, and the last token, which is not among them."""
+    """Prefilled prompts: keys and values of all tokens but the last, and that last token."""
 
     cache: kv.Cache
     token_P: Any
-    length_P: Any  # tokens in the cache: the prompt without its last
+    length_P: Any  # tokens in the cache: the prompt without its last token
 
 
 class Result(NamedTuple):
-    """What a dispatch sampled. Slot s got counts_S[s] tokens: the first so many rows of its columns."""
+    """What a dispatch sampled. The tokens of slot s are the first counts_S[s] rows of its columns."""
 
     tokens_NS: Any
     logprobs_NS: Any
     counts_S: Any
-    live_S: Any  # slots that go on
+    live_S: Any  # slots that are still decoding
 
 
 @dataclass(frozen=True)
 class Placement:
-    """One request for one slot: which row of a Prefix it starts from, and how it samples."""
+    """Places one request in a slot: the row of a Prefix it starts from, and how it is sampled."""
 
     slot: int
     row: int
-    limit: int  # tokens at which its turn ends, prompt included
+    limit: int  # length at which its turn ends, prompt included
     params: SamplingParams
     key: np.ndarray  # uint32[2]
 
@@ -123,8 +123,8 @@ class Placement:
 class Extension:
     """New tokens for a paused slot.
 
-    length: tokens of the episode that stay in the cache (what was sampled beyond them is forgotten). ids: the tokens
-    after them, at least one; the last is fed by the next generate. key: with which the slot draws from then on.
+    length: tokens of the episode that stay in the cache (tokens sampled beyond them are discarded). ids: the tokens
+    appended, at least one; the last is the input of the next generate. key: the slot's sampling key from then on.
     """
 
     slot: int
@@ -142,9 +142,9 @@ def stop_row(params: SamplingParams) -> np.ndarray:
 
 
 class Engine:
-    """Programs over one model and mesh; holds no weights and no state, both pass through the verbs.
+    """Compiled programs for one model and mesh; holds no weights and no state: both are arguments of the operations.
 
-    Raises ValueError if slots or heads cannot be spread over the mesh.
+    Raises ValueError if slots or heads cannot be sharded over the mesh.
     """
 
     def __init__(self, model: ModelConfig, config: EngineConfig, mesh: Mesh) -> None:
@@ -202,7 +202,7 @@ class Engine:
         return self._unstack(reshard(params, shardings, self.config.compute_dtype))
 
     def take_params(self, params: Params) -> Params:
-        """As load_params, but the source is given up, weight by weight: never more than one exists twice."""
+        """Like load_params, but frees the source weight by weight: at most one weight exists twice at any time."""
         shardings = param_shardings(declare(self.model), self.mesh, DECODE)
 
         def take(weight: jax.Array, sharding: NamedSharding) -> jax.Array:
@@ -220,13 +220,13 @@ class Engine:
         rest = {name: jax.tree.map(take, tree, shardings[name]) for name, tree in params.items() if name != "layers"}
         return {**rest, "layers": layers}
 
-    # ------------------------------------------------------------------------------------------------------- verbs
+    # -------------------------------------------------------------------------------------------------- operations
     def init_decode_state(self) -> DecodeState:
-        """Slots that all rest."""
+        """A state in which no slot decodes."""
         return self._init()
 
     def prefill(self, params: Params, prompts: Sequence[Sequence[int] | np.ndarray]) -> Prefix:
-        """Keys and values of at most prefill_batch prompts of one bucket.
+        """Computes keys and values of up to prefill_batch prompts, all in the same bucket.
 
         Raises ValueError if there are too many, if one is empty or too long, or if their buckets differ.
         """
@@ -242,9 +242,9 @@ class Engine:
         return self._prefill(kv.round_up(bucket), params, ids_PT, counts_P, last_P)
 
     def insert(self, state: DecodeState, prefix: Prefix, placements: Sequence[Placement]) -> DecodeState:
-        """Copies rows of a prefix into slots, which then decode; one row may go to many slots.
+        """Copies rows of a prefix into slots, which then decode; one row may be copied to many slots.
 
-        Consumes `state`. Raises ValueError if a placement's stop ids are too many.
+        Consumes `state`. Raises ValueError if a placement has too many stop ids.
         """
         count = len(placements)
         pad = self.config.slots - count
@@ -264,9 +264,9 @@ class Engine:
         return self._insert(state, prefix, np.int32(count), slots, sources, limits, stops, sampling)
 
     def extend(self, params: Params, state: DecodeState, extensions: Sequence[Extension]) -> DecodeState:
-        """Appends tokens to paused slots, which then resume decoding; all of one bucket, at most prefill_batch.
+        """Appends tokens to up to prefill_batch paused slots, which then resume decoding; all in the same bucket.
 
-        Consumes `state`. The other slots keep theirs. Raises ValueError if there are too many or their buckets differ.
+        Consumes `state`. Other slots do not change. Raises ValueError if there are too many or their buckets differ.
         """
         rows = self.config.prefill_batch
         buckets = {self.config.bucket(len(e.ids)) for e in extensions}
@@ -285,10 +285,10 @@ class Engine:
     def generate(
         self, params: Params, state: DecodeState, longest: int | None = None, patience: int | None = None
     ) -> tuple[DecodeState, Result]:
-        """Up to decode_steps tokens for every live slot.
+        """Samples up to decode_steps tokens for every live slot.
 
-        Consumes `state`. longest: tokens in the cache of the longest live slot, which bounds the columns that are
-        attended (None: all). patience: the dispatch ends early when so many slots have come to their end (None: all).
+        Consumes `state`. longest: tokens in the cache of the longest live slot, which bounds the columns attended to
+        (None: all columns). patience: the dispatch ends early once this many slots have finished (None: all of them).
         Neither changes any token or log-prob.
         """
         config = self.config
@@ -296,7 +296,7 @@ class Engine:
         return self._generate(columns, params, state, np.int32(config.slots if patience is None else patience))
 
     def pause(self, state: DecodeState, slots: Sequence[int]) -> DecodeState:
-        """Pauses the decoding of slots; their caches are kept. Consumes `state`."""
+        """Pauses slots; their caches are kept. Consumes `state`."""
         paused = np.zeros(self.config.slots, bool)
         paused[list(slots)] = True
         return self._pause(state, paused)

@@ -1,4 +1,4 @@
-"""One episode as it grows, token by token: where its turns end, and what it returns. Independent of the engine."""
+"""One episode, built token by token: where its turns end, and what it returns. Independent of the engine."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import numpy as np
 from rollouts.thoughts import StopStrings
 from rollouts.types import Completion, Continuation, Request, Restart, RolloutError, Row, TextCodec, Turn
 
-_LOOK_BACK = 64  # tokens at the end of a prompt among which the opening mark of a thought may stand
+_LOOK_BACK = 64  # tokens at the end of a prompt searched for the opening mark of thinking
 
 
 class Episode:
-    """The host's side of one request: prompt, turns so far and the turn that is being sampled.
+    """The host side of one request: prompt, turns so far and the turn that is being sampled.
 
-    max_length: tokens that the engine holds of one row. prompt: of the current row. stretch: number of the stretch of
-    tokens that is being drawn; one begins with each restart, and where tokens were dropped.
+    max_length: most tokens of one row in the engine. prompt: of the current row. stretch: counts the stretches of
+    sampled tokens; a new one begins with each restart and wherever tokens were dropped.
     """
 
     def __init__(self, request: Request, index: int, tokenizer: TextCodec, max_length: int) -> None:
         self.request = request
-        self.index = index  # place in the call
+        self.index = index  # of the request in the call
         self.prompt = np.asarray(request.prompt_ids, np.int32)
         if self.prompt.ndim != 1 or not len(self.prompt):
             raise ValueError(f"Request {index} has no prompt; give at least one token id.")
@@ -36,7 +36,7 @@ class Episode:
         self._tokenizer = tokenizer
         self._room, self._full = _room(request, len(self.prompt), max_length)
         self._first_prompt = self.prompt
-        self._before = len(self.prompt)  # tokens of the row before the current turn
+        self._before = len(self.prompt)  # length of the row before the current turn
         self._ids: list[int] = []
         self._logprobs: list[float] = []
         self._begin_turn(self.prompt)
@@ -47,16 +47,16 @@ class Episode:
 
     @property
     def length(self) -> int:
-        """Tokens of the current row so far, prompt included."""
+        """Length of the current row so far, prompt included."""
         return self._before + len(self._ids)
 
     @property
     def limit(self) -> int:
-        """Total length at which a turn that starts now ends at the latest."""
+        """The row length at which a turn that starts now must end."""
         return min(self._before + self.request.params.max_tokens, self._room)
 
     def take(self, token: int, logprob: float) -> str | None:
-        """Adds a sampled token; the reason why it is the last of its turn, or None."""
+        """Adds a sampled token; returns the finish reason if it ends the turn, else None."""
         params = self.request.params
         self._ids.append(token)
         self._logprobs.append(logprob)
@@ -74,7 +74,7 @@ class Episode:
         return finish
 
     def _begin_turn(self, read: np.ndarray) -> None:
-        """Makes ready for a turn that follows the ids `read`."""
+        """Prepares for a turn that follows the ids `read`."""
         params = self.request.params
         end = "" if params.thought is None else self._tokenizer.decode(read[-_LOOK_BACK:].tolist()).rstrip()
         self._opened = params.thought is not None and end.endswith(params.thought[0])
@@ -100,7 +100,7 @@ class Episode:
         return self.request.respond is not None
 
     def ask(self) -> object:
-        """What the responder answers to the turns so far; `observe` checks its kind."""
+        """The responder's reply to the turns so far; `observe` checks its type."""
         assert self.request.respond is not None
         return self.request.respond(tuple(self.turns))
 
@@ -109,11 +109,12 @@ class Episode:
         self.finish_reason = self.turns[-1].finish
 
     def observe(self, answer: Future[object]) -> Literal["over", "goes on", "starts anew"]:
-        """Adds the answer to a turn as an observation, and says what becomes of the episode.
+        """Adds the responder's reply as an observation, and returns how the episode continues.
 
-        What the answer does not keep of the turn is dropped, whatever becomes of the rest. The episode "goes on" with
-        `appended`, or "starts anew" from the new `prompt`. What the responder raised is raised here, with a note that
-        names the request. Raises RolloutError for an answer of another kind, or one that keeps what is not there.
+        Tokens of the turn that the reply does not keep are dropped in every case. The episode "goes on" with
+        `appended`, or "starts anew" from the new `prompt`. An exception of the responder is raised here, with a note
+        that names the request. Raises RolloutError for a reply of another type, or one that keeps more tokens than the
+        turn has.
         """
         if (error := answer.exception()) is not None:
             error.add_note(f"raised by the responder of request {self.index} after turn {len(self.turns)}")
@@ -146,7 +147,7 @@ class Episode:
         return "goes on"
 
     def _keep(self, count: int) -> None:
-        """Drops what the last turn says after its first `count` tokens."""
+        """Drops the last turn's tokens after the first `count`."""
         turn = self.turns[-1]
         if not 1 <= count <= len(turn.ids):
             raise RolloutError(
@@ -159,7 +160,7 @@ class Episode:
 
     @property
     def appended(self) -> tuple[int, list[int]]:
-        """After a turn was answered: (tokens of the row before its last token, that token and the observation)."""
+        """After a reply: (length of the row before the turn's last token, that token and the observation)."""
         turn, observation = self.turns[-2:]
         ids = [int(turn.ids[-1]), *observation.ids.tolist()]
         return self.length - len(ids), ids
@@ -196,7 +197,7 @@ class Episode:
 
 
 def _room(request: Request, prompt: int, max_length: int) -> tuple[int, str]:
-    """(tokens a row may have behind a first prompt of so many, what an episode that reaches them ends with)."""
+    """(most tokens of a row after a first prompt of this length, finish reason of an episode that reaches them)."""
     response = request.max_response_tokens
     if response is None or prompt + response >= max_length:
         return max_length, "overflow"

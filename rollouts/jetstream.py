@@ -1,9 +1,9 @@
 """The engine as a JetStream engine, `jetstream.engine.engine_api.Engine` of google-jetstream 0.2.2.
 
-JetStream's orchestrators and servers drive an engine through these methods; each is a few lines over ours. Sampling
-parameters and key travel with the prefix. A dispatch gives up to decode_steps tokens per slot, which JetStream calls
-speculations. Members that became abstract on the archived main branch after 0.2.2 are implemented too, so that the
-class can be instantiated under either; `prefill` returns what 0.2.2 expects, the prefix alone.
+JetStream's orchestrators and servers drive an engine through these methods; each is a thin wrapper around ours.
+Sampling parameters and key are carried by the prefix. A dispatch returns up to decode_steps tokens per slot, which
+JetStream calls speculations. Members that became abstract on the archived main branch after 0.2.2 are implemented too,
+so that the class can be instantiated under either; `prefill` returns what 0.2.2 expects, the prefix alone.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from rollouts.types import SamplingParams, TextCodec
 
 @contextlib.contextmanager
 def _import_guard() -> Iterator[None]:
-    """While JetStream is imported: a stand-in for seqio (which would bring TensorFlow for two class names); afterwards
-    the root logger as it was (JetStream sets it to DEBUG and adds a handler).
+    """Replaces seqio by a placeholder while JetStream is imported (seqio would import TensorFlow for two class names);
+    restores the root logger afterwards (JetStream sets it to DEBUG and adds a handler).
     """
     names = ("seqio", "seqio.vocabularies")
     before = {name: sys.modules.get(name) for name in names}
@@ -63,7 +63,7 @@ class LoggedTokens(engine_api.ResultTokens):
     logprob_idx: tuple[int, int] = struct.field(pytree_node=False, default=(0, 0))
 
     def convert_to_numpy(self) -> LoggedTokens:
-        """The same on the host; the base class would forget the log-probs here."""
+        """The same result on the host; the base class would drop the log-probs here."""
         return self.replace(data=np.asarray(self.data))  # type: ignore[attr-defined]
 
     def logprobs(self, slot: int) -> np.ndarray:
@@ -74,7 +74,7 @@ class LoggedTokens(engine_api.ResultTokens):
 
 @dataclass(frozen=True)
 class SampledPrefix:
-    """A prefilled prompt and how it goes on: one key for each sample."""
+    """A prefilled prompt and how to sample from it: one key per sample."""
 
     prefix: Prefix
     length: int
@@ -97,7 +97,7 @@ class JetStreamTokenizer(tokenizer_api.Tokenizer):
         self._pad_id = pad_id
 
     def encode(self, s: str, **kwargs: Any) -> tuple[np.ndarray, int]:
-        """(ids of plain text, their number); padding options of JetStream are taken no notice of."""
+        """(ids of plain text, their number); JetStream's padding options are ignored."""
         ids = np.asarray(self._tokenizer.encode(s), np.int32)
         return ids, len(ids)
 
@@ -114,7 +114,7 @@ class JetStreamTokenizer(tokenizer_api.Tokenizer):
 
     @property
     def bos_id(self) -> int:
-        return -1  # prompts come as they are, nothing is put before them
+        return -1  # prompts are used as given, nothing is prepended
 
     @property
     def stop_tokens(self) -> set[int]:
@@ -123,7 +123,7 @@ class JetStreamTokenizer(tokenizer_api.Tokenizer):
 
 
 class JetStreamEngine(engine_api.Engine):
-    """`engine_api.Engine` over ours. params: how a request samples that brings nothing of its own."""
+    """`engine_api.Engine` on top of ours. params: sampling parameters of requests that have none of their own."""
 
     def __init__(self, engine: Engine, tokenizer: TextCodec, pad_id: int, params: SamplingParams) -> None:
         self._engine = engine
@@ -148,9 +148,10 @@ class JetStreamEngine(engine_api.Engine):
         key: np.ndarray | None = None,
         **kwargs: Any,
     ) -> SampledPrefix:
-        """Prefills one prompt. The first token, too, comes out of `generate`.
+        """Prefills one prompt. The first token, too, is sampled by `generate`.
 
-        sampling, key: beyond JetStream's interface, how this request samples; without a key, one made of the prompt.
+        sampling, key: how this request is sampled, an extension of JetStream's interface; the default key is derived
+        from the prompt.
         Raises ValueError for an existing_prefix: this engine has no chunked prefill.
         """
         return self.prefill_multisampling(
@@ -175,7 +176,7 @@ class JetStreamEngine(engine_api.Engine):
         num_samples: int = 1,
         **kwargs: Any,
     ) -> SampledPrefix:
-        """The same for num_samples samples of one prompt, to be placed by bulk_insert."""
+        """Like prefill, for num_samples samples of one prompt, which bulk_insert places."""
         if existing_prefix is not None:
             raise ValueError("existing_prefix is not supported: this engine prefills whole prompts.")
         prompt = np.asarray(padded_tokens)[:true_length]
@@ -188,11 +189,11 @@ class JetStreamEngine(engine_api.Engine):
     def insert(
         self, prefix: SampledPrefix, decode_state: CountedState, slot: int, request_id: Any = None
     ) -> CountedState:
-        """The prompt placed in a slot, which decodes from now on. Consumes decode_state, keeps prefix."""
+        """Places the prompt in a slot, which then decodes. Consumes decode_state, keeps prefix."""
         return self.bulk_insert(prefix, decode_state, [slot])
 
     def bulk_insert(self, prefix: SampledPrefix, decode_state: CountedState, slots: Sequence[int]) -> CountedState:
-        """Sample i of the prompt placed in slots[i]."""
+        """Places sample i of the prompt in slots[i]."""
         config = self._engine.config
         limit = min(prefix.length + prefix.params.max_tokens, config.max_length)
         pairs = zip(slots, prefix.keys, strict=True)
@@ -226,7 +227,7 @@ class JetStreamEngine(engine_api.Engine):
 
     def get_tokenizer(self) -> Any:
         """Empty: `build_tokenizer` needs no file."""
-        return tokenizer_pb2.TokenizerParameters()  # pyright: ignore[reportAttributeAccessIssue]: made at run time
+        return tokenizer_pb2.TokenizerParameters()  # pyright: ignore[reportAttributeAccessIssue]: created at run time
 
     def build_tokenizer(self, metadata: Any) -> JetStreamTokenizer:
         return self._tokenizer

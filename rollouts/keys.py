@@ -1,4 +1,4 @@
-"""Keys of random numbers by name: what is drawn depends on the name of a choice, never on the order of calls."""
+"""Random keys derived from names: a draw depends on the name of what is drawn, never on the order of calls."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 
 
 def key_data(*parts: int | str | Sequence[int]) -> np.ndarray:
-    """uint32[2] threefry key data from everything that names a choice.
+    """uint32[2] threefry key data derived from `parts`, which together name what is drawn.
 
-    A hash rather than a chain of `fold_in`s: any two different tuples get unrelated keys, and no device is involved.
+    A hash rather than a chain of `fold_in`s: any two different tuples give unrelated keys, and no device is involved.
     """
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return np.frombuffer(digest, dtype="<u4").copy()

@@ -1,7 +1,7 @@
 """The offline driver: runs requests on an engine, refilling slots as they become free.
 
-Each round of the loop places waiting episodes in free slots, appends the observations that have arrived, decodes one
-dispatch and distributes its tokens. Responders run in threads meanwhile. An episode that restarts frees its slot
+Each round of the loop places waiting episodes in free slots, appends the observations that have arrived, runs one
+decode dispatch and distributes its tokens. Responders run in threads meanwhile. An episode that restarts frees its slot
 and waits at the head of the queue for its new prompt to be prefilled.
 """
 
@@ -20,14 +20,14 @@ from rollouts.keys import key_data
 from rollouts.scheduler import Queue
 from rollouts.types import Completion, Request, RolloutError, TextCodec
 
-REFILL = 8  # while others wait, a dispatch ends when slots / REFILL of its slots have come to their end
+REFILL = 8  # while episodes wait, a dispatch ends once slots / REFILL of its slots have finished
 
 
 def stretch_key(key: np.ndarray, stretch: int) -> np.ndarray:
-    """uint32[2] key data of a stretch of an episode: the request's own for the first, another for every later one.
+    """uint32[2] key data of a stretch of an episode: the request's own key for the first, a derived one for later ones.
 
-    A token's random numbers come from the key and the token's position in its row. Positions start over after a restart
-    and are reused where tokens were dropped: with the same key the policy would draw the same numbers twice.
+    A token's random numbers follow from the key and the token's position in its row. Positions start over after a
+    restart and are reused where tokens were dropped: with the same key the policy would draw the same numbers twice.
     """
     if not stretch:
         return key
@@ -38,8 +38,8 @@ class LocalRollouts:
     """`Rollouts` on this process's engine.
 
     A completion depends on the weights and its request alone: not on the other requests, their order, the slot or the
-    time a responder took. Requests without a key get one from (seed, number of the call, place in the call). threads:
-    responders that run at the same time.
+    time a responder took. Requests without a key get one from (seed, number of the call, index in the call). threads:
+    number of responders that run concurrently.
     """
 
     def __init__(self, engine: Engine, tokenizer: TextCodec, *, seed: int, threads: int) -> None:
@@ -51,23 +51,22 @@ class LocalRollouts:
         self._params: Any = None
 
     def load_params(self, params: Any) -> None:
-        """Takes a copy of stacked weights; the source may be donated afterwards."""
+        """Copies stacked weights; the source may be donated afterwards."""
         self._params = None  # frees the old copy before the new one is made
         self._params = self.engine.load_params(params)
 
     def take_params(self, params: Any) -> Any:
-        """The engine's own form of stacked weights, which are given up."""
+        """Converts stacked weights, which are freed, into the engine's own form."""
         return self.engine.take_params(params)
 
     def use(self, taken: Any) -> None:
-        """Speaks with weights of `take_params` from now on; None gives the last ones free."""
+        """Samples with weights from `take_params` from now on; None frees the current ones."""
         self._params = taken
 
     def run(self, requests: Sequence[Request]) -> list[Completion]:
-        """Plays every request; completions in the order of the requests.
+        """Runs every request; completions are in the order of the requests.
 
-        Raises RolloutError if no weights were loaded or a responder fails, ValueError for a request that cannot be
-        played.
+        Raises RolloutError if no weights were loaded or a responder fails, ValueError for an invalid request.
         """
         if self._params is None:
             raise RolloutError("The engine has no weights; call load_params before run.")
@@ -81,12 +80,12 @@ class LocalRollouts:
         try:
             _Round(self.engine, self._params, episodes, keys, pool).play()
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # an error does not wait for responders that still run
+            pool.shutdown(wait=False, cancel_futures=True)  # after an error, do not wait for running responders
         return [episode.completion() for episode in episodes]
 
 
 class _Round:
-    """One call of `run`: which episode sits in which slot, and who waits for an answer."""
+    """One call of `run`: which episode is in which slot, and which ones wait for their responder."""
 
     def __init__(
         self,
@@ -109,7 +108,7 @@ class _Round:
         self._asked: dict[Future[object], tuple[int, Episode]] = {}
 
     def play(self) -> None:
-        """Goes on until every episode has its finish_reason."""
+        """Runs until every episode has its finish_reason."""
         while self._queue or self._live or self._asked:
             self._place()
             self._answer(block=not self._live)
@@ -129,7 +128,7 @@ class _Round:
         return stretch_key(self._keys[episode.index], episode.stretch)
 
     def _answer(self, block: bool) -> None:
-        """Takes the answers that have come; with `block`, waits for one unless a slot came free meanwhile."""
+        """Handles the replies that have arrived; with `block`, waits for one unless a slot was freed meanwhile."""
         if not self._asked:
             return
         done, _ = wait(self._asked, timeout=None if block else 0, return_when=FIRST_COMPLETED)
@@ -157,7 +156,7 @@ class _Round:
                 self._state = self._engine.extend(self._params, self._state, part)
 
     def _decode(self) -> None:
-        """One dispatch, and what its tokens mean for each slot."""
+        """Runs one dispatch and processes each slot's tokens."""
         longest = max(episode.length for episode in self._live.values()) - 1
         patience = max(1, self._engine.config.slots // REFILL) if self._queue else None
         self._state, result = self._engine.generate(self._params, self._state, longest, patience)
@@ -173,7 +172,7 @@ class _Round:
                 if finish is not None:
                     break  # tokens sampled after a stop string are discarded
             if finish is None:
-                assert live_S[slot], "the device ended a turn that the host continues"
+                assert live_S[slot], "the device ended a turn that the host is continuing"
                 continue
             del self._live[slot]
             if live_S[slot]:

@@ -1,9 +1,9 @@
 """Samples tokens on the device: temperature, top-k, top-p and a separate key for every slot.
 
-A token is drawn by inverting the cumulative distribution at two levels (which column of a [rows, columns] arrangement
-of the vocabulary, then which row), with one uniform number each: less work than Gumbel noise for every token, and two
-uniform numbers resolve probabilities that one float32 cannot. Every sum runs over one slot only, and a slot's token is
-computed the same way whether or not another slot uses top-k or top-p.
+A token is drawn by inverting the cumulative distribution at two levels (first the column of a [rows, columns]
+arrangement of the vocabulary, then the row), with one uniform number each: less work than Gumbel noise for every token,
+and two uniform numbers resolve probabilities that one float32 cannot. Every sum runs over one slot only, and a slot's
+token is computed the same way whether or not another slot uses top-k or top-p.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-ONE_BITS = 0x3F800000  # float32 1.0 as an integer; for floats of one sign the order of the bits is their order
-BISECTIONS = 31  # halvings that tell apart any two of the floats in [0, 1]
+ONE_BITS = 0x3F800000  # float32 1.0 as an integer; nonnegative floats sort like their bit patterns
+BISECTIONS = 31  # enough bisection steps to separate any two floats in [0, 1]
 
 
 class Sampling(NamedTuple):
-    """How each slot draws. top_k 0 and top_p 1 are off, temperature 0 is greedy.
+    """Sampling parameters of each slot. top_k 0 and top_p 1 are off, temperature 0 is greedy.
 
-    The leaves are arrays, on the device or before they are put there, or their shardings.
+    The leaves are arrays, on the host or the device, or their shardings.
     """
 
     keys_S2: Any  # uint32, raw threefry key data
@@ -34,7 +34,7 @@ class Sampling(NamedTuple):
 
 
 def init_sampling(slots: int) -> Sampling:
-    """Greedy everywhere."""
+    """Greedy sampling in every slot."""
     return Sampling(
         jnp.zeros((slots, 2), jnp.uint32),
         jnp.zeros(slots, jnp.float32),
@@ -56,10 +56,10 @@ def uniforms(keys_S2: Array, index_S: Int[Array, " S"]) -> Float[Array, "S 2"]:
 def sample(
     logits_SV: Float[Array, "S V"], how: Sampling, index_S: Int[Array, " S"]
 ) -> tuple[Int[Array, " S"], Float[Array, " S"]]:
-    """(token, its log-prob) of each slot; logits float32, index: which token of its episode is drawn.
+    """(token, its log-prob) of each slot; logits are float32, index is the token's position in its episode.
 
     The log-prob is log softmax(logits)[token], or log softmax(logits / temperature)[token] where tempered_S (greedy
-    slots count as temperature 1); top-k and top-p cut the draw, not the log-prob.
+    slots count as temperature 1); top-k and top-p affect the draw, not the log-prob.
     """
     slots, vocab = logits_SV.shape
     greedy_S = how.temperature_S == 0
@@ -96,7 +96,7 @@ def sample(
 
 
 def _invert(mass_SN: Float[Array, "S N"], u_S: Float[Array, " S"]) -> Int[Array, " S"]:
-    """The first index with mass whose cumulative mass exceeds u · total; never one without mass, however sums round."""
+    """The first index whose cumulative mass exceeds u · total; never an index with zero mass, however sums round."""
     size = mass_SN.shape[1]
     cumulative_SN = jnp.cumsum(mass_SN, axis=1)
     target_S = u_S * cumulative_SN[:, -1]
@@ -107,10 +107,10 @@ def _invert(mass_SN: Float[Array, "S N"], u_S: Float[Array, " S"]) -> Int[Array,
 
 
 def _floor(mass_Src: jax.Array, top_k_S: jax.Array, top_p_S: jax.Array) -> jax.Array:
-    """The smallest mass that stays in the draw, 0 where nothing is cut.
+    """The smallest mass that can be drawn, 0 where neither top-k nor top-p is on.
 
-    mass: exp(z − max z), so in [0, 1]. The k-th largest mass, then the largest floor above which a share top_p of what
-    is left remains; both by halving the interval of bit patterns, without a sort. Equal masses stay or go together.
+    mass: exp(z − max z), so in [0, 1]. First the k-th largest mass, then the largest floor that keeps a share top_p of
+    the remaining mass; both by bisection over bit patterns, without a sort. Equal masses are kept or dropped together.
     """
 
     def total(values: jax.Array) -> jax.Array:
@@ -120,7 +120,7 @@ def _floor(mass_Src: jax.Array, top_k_S: jax.Array, top_p_S: jax.Array) -> jax.A
         return mass_Src >= lax.bitcast_convert_type(bits_S, jnp.float32)[:, None, None]
 
     def highest(holds, low_S: jax.Array) -> jax.Array:
-        """The largest bit pattern at which `holds` is true; it is at low_S, and at no pattern above 1."""
+        """The largest bit pattern for which `holds` is true; it is true at low_S, and false above the pattern of 1."""
 
         def halve(_: jax.Array, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             low_S, high_S = bounds

@@ -14,7 +14,7 @@ from rollouts.episodes import Episode
 
 @dataclass
 class Group:
-    """Episodes that start from one prompt, in their order, and where that prompt's keys and values are."""
+    """Episodes that start from the same prompt, in order, and where that prompt's keys and values are."""
 
     prompt: np.ndarray
     members: deque[Episode] = field(default_factory=deque)
@@ -25,8 +25,8 @@ class Group:
 class Queue:
     """Episodes that wait for a slot.
 
-    prefill makes the Prefix of some prompts of one bucket, at most `batch` of them. The order in which slots come free
-    decides who decodes when, never what anyone says. Raises ValueError if a group's prompts differ.
+    prefill(prompts) computes the Prefix of at most `batch` prompts of one bucket. The order in which slots are freed
+    decides when an episode decodes, never what it samples. Raises ValueError if a group's prompts differ.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class Queue:
         return bool(self._groups)
 
     def add(self, episode: Episode) -> None:
-        """Puts an episode with a new prompt of its own before all others."""
+        """Puts an episode with a new prompt at the head of the queue."""
         self._groups.appendleft(Group(episode.prompt, deque([episode])))
 
     def take(self, free: int) -> list[tuple[Prefix, list[tuple[int, Episode]]]]:
-        """Up to `free` episodes, the next in the queue: for each Prefix its (row, episode) pairs."""
+        """The next episodes in the queue, at most `free`: for each Prefix its (row, episode) pairs."""
         taken: list[tuple[Prefix, list[tuple[int, Episode]]]] = []
         while free and self._groups:
             group = self._groups[0]
@@ -73,7 +73,7 @@ class Queue:
         return taken
 
     def _fill(self, group: Group) -> Prefix:
-        """Prefills the group's prompt, with those of the groups right behind it that share its bucket."""
+        """Prefills the group's prompt, together with those of the groups directly behind it in the same bucket."""
         bucket = self._bucket(len(group.prompt))
         near = [self._groups[i] for i in range(min(self._batch, len(self._groups)))]
         batch = [g for g in near if g.prefix is None and self._bucket(len(g.prompt)) == bucket]

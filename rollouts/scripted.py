@@ -1,4 +1,4 @@
-"""`Rollouts` that follow a script, to test a game exactly without a model."""
+"""`Rollouts` that follow a script, to test a game deterministically without a model."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Script = Callable[[str, tuple[Turn, ...]], str]
 
 
 class ScriptedRollouts:
-    """Plays requests with `script(prompt text, turns so far) -> text of the next turn`.
+    """Runs requests with `script(prompt text, turns so far) -> text of the next turn`.
 
-    The prompt is that of the current row: after a `Restart` the new one.
+    The prompt is that of the current row: after a `Restart`, the new one.
 
     The text is tokenised and cut by the same rules as sampled tokens: stop strings, stop ids, max_tokens, max_length.
-    A text that none of them ends gets the tokenizer's first end token, as a policy would say it. Log-probs are 0: a
-    script says what it says with probability 1. Responders are called in another thread, one after the other.
+    A text that none of them ends gets the tokenizer's first end token, as a policy would sample it. Log-probs are 0: a
+    script's tokens have probability 1. Responders are called in another thread, one after the other.
     """
 
     def __init__(self, script: Script, tokenizer: TextCodec, *, max_length: int) -> None:
@@ -31,13 +31,13 @@ class ScriptedRollouts:
         """A script has no weights."""
 
     def take_params(self, params: Any) -> Any:
-        """Nothing becomes of them."""
+        """A script has no weights."""
 
     def use(self, taken: Any) -> None:
         """A script has no weights."""
 
     def run(self, requests: Sequence[Request]) -> list[Completion]:
-        """Plays every request, in order."""
+        """Runs every request, in order."""
         episodes = [Episode(request, i, self._tokenizer, self._max_length) for i, request in enumerate(requests)]
         with ThreadPoolExecutor(1, thread_name_prefix="responder") as pool:
             for episode in episodes:
@@ -56,6 +56,4 @@ class ScriptedRollouts:
                 return
         end = self._tokenizer.eos_ids[0]
         if episode.take(end, 0.0) is None:
-            episode.close(
-                "eos"
-            )  # the request does not list the end token among its stop ids; a script ends all the same
+            episode.close("eos")  # the end token ends a script's turn even if the request's stop_ids do not list it

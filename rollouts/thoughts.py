@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-Marks = tuple[str, str]  # what opens a thought, and what closes it
-Places = tuple[tuple[int, int], ...]  # [start, end) of each thought, its marks included, in order
+Marks = tuple[str, str]  # opening and closing mark of thinking, such as <think> and </think>
+Places = tuple[tuple[int, int], ...]  # [start, end) of each span of thinking, its marks included, in order
 
 
 def thoughts(text: str, marks: Marks, opened: bool = False) -> Places:
-    """Where `text` thinks. A thought ends at the first closing mark; one that is never closed goes on to the end.
+    """The spans of thinking in `text`. A span ends at the first closing mark, or at the end of the text.
 
-    opened: what stands before the text opened a thought already, as the prompts of some chat templates do. A text whose
-    first mark is a closing one is taken for such a text also without it, for whoever passes a reply on may leave the
-    opening mark out.
+    opened: thinking was opened before the text begins, as the prompts of some chat templates do. The same is assumed of
+    a text whose first mark is a closing one, since whatever passes on a reply may leave out the opening mark.
     """
     begin, end = marks
     first = text.find(end)
@@ -29,7 +28,7 @@ def thoughts(text: str, marks: Marks, opened: bool = False) -> Places:
 
 
 def blanked(text: str, places: Places) -> str:
-    """`text` with the characters of `places` as spaces; every other character stays where it was."""
+    """`text` with the characters of `places` replaced by spaces; every other character keeps its position."""
     pieces, last = [], 0
     for start, stop in places:
         pieces += [text[last:start], " " * (stop - start)]
@@ -38,9 +37,9 @@ def blanked(text: str, places: Places) -> str:
 
 
 class StopStrings:
-    """Tells where the bytes of a turn, as they come, complete a stop string outside of thoughts.
+    """Detects, as the bytes of a turn arrive, when they complete a stop string outside thinking.
 
-    marks: of thoughts; without them there are none. opened: the prompt opened a thought before the turn.
+    marks: the marks of thinking, None if there is no thinking. opened: the turn starts inside thinking.
     """
 
     def __init__(self, stops: Sequence[str], marks: Marks | None, opened: bool) -> None:
@@ -48,11 +47,11 @@ class StopStrings:
         self._begin, self._end = (mark.encode() for mark in marks or ("", ""))
         self._reach = max(map(len, (*self._stops, self._begin, self._end)))
         self._within = opened and marks is not None
-        self._seen = b""  # end of the turn's bytes, as far as a string or mark may reach back
+        self._seen = b""  # last bytes of the turn, as far back as a string or mark may begin
 
     def completed_by(self, new: bytes) -> bool:
-        """True if the next bytes of the turn complete one."""
-        # What was seen before holds nothing whole, so whatever is found reaches into the new bytes.
+        """True if the next bytes of the turn complete a stop string."""
+        # The earlier bytes contain no complete string or mark, so any match extends into the new bytes.
         seen = self._seen + new
         while True:
             sought = self._end if self._within else self._begin

@@ -1,4 +1,4 @@
-"""Batches many small calls into few large ones: searches of concurrent episodes are answered together."""
+"""Merges many small tool calls into few large ones: searches of concurrent episodes are answered together."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class ToolTimeout(TimeoutError):
 
 
 class BatchedTool:
-    """A function of many texts, called from many threads with a few texts each.
+    """A batched function, called from many threads with a few texts each.
 
-    Calls that come within `wait` seconds of each other (or until `max_batch` texts are there) become one call of
-    `function`, without repetitions. Each caller gets the answers to its own texts, in its order; as `function` answers
-    each text by itself, they do not depend on who else asked. A call that raises one of `retry_on` is made again, at
-    most `retries` times; what it raises at last is raised in every caller. timeout: seconds that a caller waits, after
-    which it gets ToolTimeout.
+    Calls that arrive within `wait` seconds of each other (or until there are `max_batch` texts) become one call of
+    `function`, with duplicate texts removed. Each caller gets the answers to its own texts, in its order; as `function`
+    answers each text independently, they do not depend on other callers. A call that raises one of `retry_on` is
+    retried at most `retries` times; the last exception is raised in every caller. timeout: seconds that a caller waits
+    before it gets ToolTimeout.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class BatchedTool:
             ) from None
 
     def close(self) -> None:
-        """Lets the thread end; calls that wait are answered first."""
+        """Stops the thread after all waiting calls have been answered."""
         self._pool.shutdown(wait=True)
 
     def _serve(self) -> None:
-        """Answers batches until nobody waits."""
+        """Answers batches until no call is waiting."""
         while True:
             with self._lock:
                 if not self._waiting:
@@ -92,7 +92,7 @@ class BatchedTool:
 
     def _answer(self, batch: list[tuple[list[str], Future[list[str]]]]) -> None:
         texts = list(dict.fromkeys(text for call, _ in batch for text in call))
-        # A future carries what the function raises, of whatever kind, to the threads that asked.
+        # A future carries any exception of the function to the calling threads.
         outcome: Future[list[str]] = Future()
         for attempt in range(self._retries + 1):
             outcome = _outcome(self._function, texts)

@@ -22,9 +22,9 @@ class SamplingParams:
     """How the tokens of a request are sampled.
 
     temperature 0 is greedy; top_k 0 and top_p 1 are off; both together: top_k first, then top_p.
-    max_tokens: sampled tokens of one turn. stop: strings that end a turn with the token that completes them. stop_ids:
-    ids that end a turn, themselves kept; the tokenizer's end tokens belong here. tempered_logprobs: report
-    log softmax(logits / temperature) instead of log softmax(logits), never of the distribution cut by top_k or top_p.
+    max_tokens: most sampled tokens of one turn. stop: strings that end a turn with the token that completes them.
+    stop_ids: ids that end a turn and are kept in it; the tokenizer's end tokens belong here. tempered_logprobs: report
+    log softmax(logits / temperature) instead of log softmax(logits); neither is renormalised after top_k or top_p.
     thought: the opening and closing mark of thinking, if turns may contain any; a turn starts inside thinking if its
     prompt ends with the opening mark. tags_in_thinking: stop strings also count inside thinking.
     """
@@ -120,9 +120,10 @@ class Request:
     """One episode to sample.
 
     key: uint32[2], raw threefry key data; None lets the driver derive one from its seed, the number of the call and the
-    place in it. group: requests of one group have the same prompt and share one prefill. max_turns: sampled turns.
-    max_prompt_tokens: a longer prompt is not sampled. max_response_tokens: tokens by which a row may be longer than the
-    first prompt, so without restarts everything after it, sampled or observed; None: no limit but the engine's length.
+    request's index in it. group: requests of one group have the same prompt and share one prefill. max_turns: most
+    sampled turns. max_prompt_tokens: no turn is sampled after a longer prompt. max_response_tokens: how much longer
+    than the first prompt a row may be: without restarts, the number of tokens after the prompt, sampled or observed;
+    None: limited by the engine's length only.
     respond: the responder; called in another thread with all turns so far, the last of which may have ended in any
     way, returns an observation, as text that is encoded and appended, as a `Continuation` or as a `Restart`, or None to
     end the episode. respond None: the episode has one turn.
@@ -140,7 +141,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Row:
-    """A part of an episode that was one sequence of tokens to the engine: a prompt and everything after it.
+    """A part of an episode that is one token sequence in the engine: a prompt and everything after it.
 
     ids_T int32: the tokens after the prompt, in order. sampled_T bool: True where the policy sampled the token.
     logprobs_T float32: behaviour log-probs, 0 where not sampled.

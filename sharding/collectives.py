@@ -1,16 +1,16 @@
-"""What one device of a shard_map does with the others: gather fsdp-sharded weights, sum over the tensor group.
+"""Collectives inside a shard_map: gather fsdp-sharded weights, sum over the tensor group.
 
 The functions are written for `jax.shard_map(..., check_vma=False)`: every device differentiates its own loss with
-respect to its own shards. There the transpose that jax gives to `psum` is `psum`, which counts a cotangent that is
-equal on all devices of the group once per device. The pair used here states both directions instead (f and g in Shoeybi
-et al. 2019, "Megatron-LM", figure 3):
+respect to its own shards. There JAX transposes `psum` to `psum`, which counts a cotangent that is equal on all devices
+of the group once per device. The pair used here defines both directions instead (f and g in Shoeybi et al. 2019,
+"Megatron-LM", figure 3):
 
     psum(x)   forward  y = Σ_t x_t     backward  ∂x_t = ∂y
     enter(x)  forward  y_t = x         backward  ∂x   = Σ_t ∂y_t
 
-Use `enter` where a value that is equal on the tensor group meets weights that differ, `psum` where their partial
-results become equal again. A gather over fsdp needs no pair: its transpose, reduce-scatter, sums over rows that differ,
-as it must.
+Use `enter` where a value that is replicated in the tensor group is multiplied by sharded weights, `psum` where the
+partial results are added up again. A gather over fsdp needs no such pair: its transpose, reduce-scatter, sums over
+different batch rows, as it must.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def mesh_axes(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
 class Shards:
     """Names of the mesh axes a shard_map body runs over.
 
-    fsdp: axes over which rows of the weights are spread, outermost first. tensor: axis of the tensor group, None if
-    there is none. data: axes over which the weights are copied. With no axes (LOCAL) every method is the identity.
+    fsdp: axes that rows of the weights are sharded over, outermost first. tensor: axis of the tensor group, None if
+    there is none. data: axes that the weights are replicated over. With no axes (LOCAL) every method is the identity.
     """
 
     fsdp: tuple[str, ...]
@@ -71,7 +71,7 @@ class Shards:
 
     @property
     def rows(self) -> tuple[str, ...]:
-        """Axes over which the rows of the batch are spread: data, then fsdp."""
+        """Axes that the rows of the batch are sharded over: data, then fsdp."""
         return self.data + self.fsdp
 
     @property
@@ -81,14 +81,14 @@ class Shards:
 
     @property
     def index(self) -> jax.Array | int:
-        """This device's place in the tensor group, from 0."""
+        """This device's index in the tensor group, from 0."""
         return 0 if self.tensor is None else lax.axis_index(self.tensor)
 
     def gather(self, w_local: jax.Array, spec: PartitionSpec, dtype: Any) -> jax.Array:
-        """The weight whole along its fsdp-sharded dimension, still a shard over tensor, in the given dtype.
+        """All-gathers a weight over fsdp, in the given dtype; it stays sharded over tensor.
 
         The cast comes before the gather (half the bytes for bfloat16). With several fsdp axes the gathers are staged,
-        innermost axis first: one gather over several torus dimensions is lowered to an all-reduce.
+        innermost axis first: a single gather over several torus dimensions is lowered to an all-reduce.
         """
         w = w_local.astype(dtype)
         for dim, entry in enumerate(spec):
@@ -105,7 +105,7 @@ class Shards:
         return x if self.tensor is None else _copy(x, self.tensor)
 
     def pmax(self, x: jax.Array) -> jax.Array:
-        """Maximum over the tensor group; takes no part in differentiation."""
+        """Maximum over the tensor group; not differentiated."""
         x = lax.stop_gradient(x)
         return x if self.tensor is None else lax.pmax(x, self.tensor)
 
@@ -115,10 +115,11 @@ class Shards:
         return lax.psum(x, self.rows) if self.rows else x
 
     def sum_gradients(self, grads: Any, specs: Any) -> Any:
-        """Gradients of the sum of all row shards' losses, from each device's own.
+        """Gradients of the sum of all row shards' losses, from each device's own gradients.
 
         Each leaf is summed over the row axes its weight is not sharded over; over the sharded ones the transpose of
-        `gather` has done so. Over tensor nothing is left to do where `enter` and `psum` were used as described above.
+        `gather` has already summed. Nothing remains to be summed over tensor if `enter` and `psum` were used as
+        described above.
         """
 
         def complete(grad: jax.Array, spec: PartitionSpec) -> jax.Array:

@@ -8,8 +8,8 @@ import jax
 def start(coordinator: str | None, process_id: int | None, num_processes: int | None) -> None:
     """Starts jax.distributed; a second call does nothing.
 
-    coordinator: "host:port" of process 0. All three None: the cluster environment (TPU pod, SLURM, ...) says them. Must
-    run before anything touches a device. Raises ValueError if only some of the three are given.
+    coordinator: "host:port" of process 0. If all three are None, JAX detects them from the cluster environment (TPU
+    pod, SLURM, ...). Must run before any device is used. Raises ValueError if only some of the three are given.
     """
     given = [value is not None for value in (coordinator, process_id, num_processes)]
     if any(given) and not all(given):

@@ -16,11 +16,11 @@ AXES = ("data", "fsdp", "tensor")
 
 @dataclass(frozen=True)
 class MeshConfig:
-    """Sizes of the mesh axes; one of them may be -1, which means "the devices that are left".
+    """Sizes of the mesh axes; one of them may be -1, which means "all remaining devices".
 
-    data: copies of the weights that read different rows (pure data parallelism).
-    fsdp: devices that share one copy of the weights and read different rows.
-    tensor: devices that share one row: heads, ffn and vocabulary are split over them.
+    data: replicas of the weights, each with different rows (pure data parallelism).
+    fsdp: devices that share one sharded copy of the weights, each with different rows.
+    tensor: devices that share the same rows: heads, ffn and vocabulary are split over them (tensor parallelism).
     """
 
     data: int
@@ -56,7 +56,8 @@ def resolve_sizes(cfg: MeshConfig, num_devices: int) -> tuple[int, int, int]:
 def make_mesh(cfg: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     """Mesh with axes ("data", "fsdp", "tensor") over the given devices (all devices if None).
 
-    tensor is the innermost axis: its devices talk most and should be nearest. Raises ValueError as resolve_sizes does.
+    tensor is the innermost axis: its devices communicate most and should be closest. Raises ValueError as resolve_sizes
+    does.
     """
     devices = list(jax.devices() if devices is None else devices)
     shape = resolve_sizes(cfg, len(devices))

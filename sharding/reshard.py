@@ -1,4 +1,4 @@
-"""Publishes weights to other shardings, device to device."""
+"""Copies weights to other shardings, device to device."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import jax
 
 
 def reshard(params: Any, shardings: Any, dtype: Any = None) -> Any:
-    """The same values under `shardings` (one for all leaves or a tree of them), cast to dtype if one is given.
+    """The same values under `shardings` (one for all leaves, or a tree of them), cast to dtype if one is given.
 
-    Always new buffers, also where a leaf already lies as asked: the source may be donated afterwards. Nothing passes
-    through the host. Source and target must be addressable as one set of devices or as two that XLA can transfer
-    between.
+    Always allocates new buffers, even where a leaf already has its sharding: the source may be donated afterwards.
+    Nothing passes through the host. Source and target must be on the same devices, or on two sets of devices that XLA
+    can transfer between.
     """
 
     def move(x: jax.Array, sharding: Any) -> jax.Array:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 Rules = tuple[tuple[str, tuple[str, ...]], ...]
 
-# Dimensions are assigned from the left and a mesh axis is given away once, so that the ROW dimension of a matrix gets
-# fsdp and the column dimension only what is left: sharding columns over fsdp makes shards narrower than a TPU lane and
-# XLA then replaces reduce-scatter by all-reduce. Where rows are tensor-sharded too, tensor comes first (tp-major): a
-# gather over fsdp then yields one contiguous tensor shard. Stacked experts are rows of a taller matrix: fsdp spreads
-# whole experts, tensor splits the width of each.
+# Dimensions are assigned from the left and each mesh axis is used once, so that the ROW dimension of a matrix gets fsdp
+# and the column dimension only what remains: sharding columns over fsdp makes shards narrower than a TPU lane, and XLA
+# then replaces reduce-scatter by all-reduce. Where rows are tensor-sharded too, tensor comes first (tp-major): a gather
+# over fsdp then yields one contiguous tensor shard. Stacked experts are rows of a taller matrix: fsdp distributes whole
+# experts, tensor splits the width of each.
 TRAIN: Rules = (
     ("layers", ()),
     ("vocab", ("tensor", "fsdp")),
@@ -20,7 +20,7 @@ TRAIN: Rules = (
     ("head_bias", ("tensor",)),
 )
 
-# Generation keeps a whole copy of the weights on each tensor group: a gather per token would cost more than the matmul.
+# Generation keeps a full copy of the weights in each tensor group: a gather per token would cost more than the matmul.
 DECODE: Rules = (
     ("layers", ()),
     ("vocab", ("tensor",)),

@@ -20,9 +20,7 @@ Tree = Any  # nested dicts with one kind of leaf
 
 @dataclass(frozen=True)
 class Param:
-    """A weight before it exists: its shape, the logical name of each axis (None: never sharded), how it starts, its
-    dtype.
-    """
+    """Declaration of a weight: shape, logical name of each axis (None: never sharded), initializer, dtype."""
 
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]
@@ -62,7 +60,8 @@ def path_name(path: tuple[Any, ...]) -> str:
 
 def init_params(tree: Tree, key: jax.Array) -> Tree:
     """Initial values. Each weight's key is `key` folded with a checksum of its path, so that adding a weight to the
-    tree changes no other, and the values do not depend on the mesh when this runs under jit with out_shardings.
+    tree does not change the others, and the values do not depend on the mesh when this runs under jit with
+    out_shardings.
     """
 
     def init(path: tuple[Any, ...], param: Param) -> jax.Array:
@@ -103,7 +102,7 @@ def partition_specs(tree: Tree, rules: Rules) -> Tree:
 
 
 def shards_per_dim(spec: PartitionSpec, mesh: Mesh) -> tuple[int, ...]:
-    """Into how many pieces the spec cuts each dimension on this mesh."""
+    """The number of shards that the spec splits each dimension into on this mesh."""
     names = [() if entry is None else (entry,) if isinstance(entry, str) else tuple(entry) for entry in spec]
     return tuple(math.prod(mesh.shape[name] for name in entry) for entry in names)
 
