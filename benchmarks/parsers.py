@@ -234,8 +234,8 @@ PARSERS: dict[str, tuple[Callable[[str], Any], Wraps]] = {
     "SCOPE rules": (
         lambda text: (
             [scope_rules.has_thought(text, rule) for rule in ("paired", "opening", "starts")],
-            scope_rules.task_of([scope_rules.Said(text, text)], False),
-            scope_rules.answer_of([scope_rules.Said(text, text)]),
+            scope_rules.task_of([scope_rules.ParsedTurn(text, text)], False),
+            scope_rules.answer_of([scope_rules.ParsedTurn(text, text)]),
         ),
         FINAL,
     ),

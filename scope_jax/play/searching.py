@@ -70,22 +70,22 @@ def responder(
 
     def respond(turns: Sequence[Turn]) -> str | Cut | None:
         text, finish = turns[-1].content, turns[-1].finish
-        begun = calls(text, dialect)
-        if first_only and (first := first_query(begun, text, dialect, finals)):
+        found = calls(text, dialect)
+        if first_only and (first := first_query(found, text, dialect, finals)):
             query, end = first
             return Cut(end, dialect.observation(search([query])))
         if finish in UNFINISHED or (end_token_ends and finish == "eos"):
             return None
         if any(parsing.first([text], final) is not None for final in finals):
             return None
-        if queries := _all_queries(begun):
+        if queries := _all_queries(found):
             return dialect.observation(search(queries))
-        return malformed if begun and not any(call.valid for call in begun) else None
+        return malformed if found and not any(call.valid for call in found) else None
 
     return respond
 
 
-def said(completion: Completion) -> list[str]:
+def contents(completion: Completion) -> list[str]:
     """What the policy said in its own turns, thoughts as spaces."""
     return [turn.content for turn in completion.turns if turn.kind == "sampled"]
 
@@ -120,8 +120,8 @@ def keeps_format(completion: Completion, dialect: Dialect, final: str, rule: str
     other rule.
     """
     one_of("rule", rule, FormatRule)
-    contents = said(completion)
-    if not contents or not parsing.spans(contents[-1], final):
+    texts = contents(completion)
+    if not texts or not parsing.spans(texts[-1], final):
         return False
     if rule == "lenient":
         return True
@@ -141,13 +141,13 @@ def tokens_sampled(completion: Completion) -> int:
     return int(sum(bool(flag) for flag in completion.sampled_T))
 
 
-def talk(role: str, completions: Sequence[Completion], searches: Sequence[int]) -> dict[str, list[float]]:
+def episode_stats(role: str, completions: Sequence[Completion], searches: Sequence[int]) -> dict[str, list[float]]:
     """Episodes with searches, by names of metrics: how many searches each ran, and `lengths`."""
     return {f"{role}/searches": [float(count) for count in searches], **lengths(role, completions)}
 
 
 def lengths(role: str, completions: Sequence[Completion]) -> dict[str, list[float]]:
-    """How long episodes are, by names of metrics: tokens said, with those read, cut off by a limit, never begun."""
+    """How long episodes are, by names of metrics: tokens said, with those read, cut off by a limit, never found."""
     played = [completion for completion in completions if completion.turns]
     return {
         f"{role}/response_tokens": [float(tokens_sampled(completion)) for completion in played],

@@ -1,7 +1,7 @@
-"""The games by name, in one literal dict; other games are loaded from a file.
+"""The built-in games by name, in one literal dict; other games are loaded from a file.
 
-A card sets its game as `system`: a name in `SYSTEMS`, or the path of a Python file with the functions of
-`play.system.System`. Missing functions are taken from `play.defaults`; its options are in the card's [game] table.
+A card selects its game with `system`: a name in `SYSTEMS`, or the path of a Python file that defines the functions of
+`play.system.System`. Missing functions are taken from `play.defaults`; the game's options are in the [game] table.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ SYSTEMS: dict[str, System] = {"ssp": ssp, "scope": scope, "spice": spice, "spell
 
 
 def game_of(cfg: Config) -> System:
-    """The game that a card names.
+    """The game that a card selects.
 
-    Raises CardError for a file that is not there or is no game, and for a card that has a [retrieval] table without
-    need or lacks one.
+    Raises CardError for a file that does not exist or is not a game, for a game that searches without a [retrieval]
+    table, and for a [retrieval] table that the game does not use.
     """
     game = SYSTEMS[cfg.system] if cfg.system in SYSTEMS else _from_file(cfg.system)
     if game.searches(cfg) and cfg.retrieval is None:
@@ -41,7 +41,7 @@ def game_of(cfg: Config) -> System:
 
 @cache
 def _from_file(path: str) -> System:
-    """The module in a file. What it raises while it is imported is its author's to see, and passes through."""
+    """Imports a game from a file. Exceptions raised during the import are passed through to the game's author."""
     file = Path(path).resolve()
     if not file.is_file():
         raise CardError(f"`system` is {path}, which does not exist; give a path relative to the current directory.")

@@ -23,7 +23,7 @@ GOOD = ReportHabits(frozenset(), *[0.0] * 8)
 DRAWS = 40
 
 
-def _said(script: Script) -> list[rules.Said]:
+def _said(script: Script) -> list[rules.ParsedTurn]:
     cfg, final = scope_scripts.card(), "task" if "</task>" in script.parts[-1][0] else "answer"
     answered = [place < len(script.parts) - 1 for place in range(len(script.parts))]
     return [

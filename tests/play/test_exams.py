@@ -22,7 +22,7 @@ JUDGE = {"url": "http://judge/v1", "model": "m"}
 EXAM = Exam(
     policy="actor",
     prompt=lambda row, tokens: Messages(row["question"]),
-    read=lambda completion: parsing.last(searching.said(completion), "answer") or None,
+    read=lambda completion: parsing.last(searching.contents(completion), "answer") or None,
     measures=("accuracy",),
 )
 GOLDS = {"Sum of 2 and 2?": ["4"], "Capital of France?": ["Paris", "Lutetia"], "Largest city?": ["Tokyo"]}

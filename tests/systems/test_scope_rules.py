@@ -9,12 +9,12 @@ import pytest
 from scope_jax.config import ChallengerRewardSection, SolverRewardSection
 from scope_jax.play.rubrics import rubric_score, settled_score
 from scope_jax.systems.scope import rules
-from scope_jax.systems.scope.rules import Said
+from scope_jax.systems.scope.rules import ParsedTurn
 from scope_jax.text import parsing
 
 
-def said(text: str, searches: int = 0, malformed: int = 0) -> Said:
-    return Said(text, parsing.without_thinking(text), searches, malformed)
+def turn(text: str, searches: int = 0, malformed: int = 0) -> ParsedTurn:
+    return ParsedTurn(text, parsing.without_thinking(text), searches, malformed)
 
 
 THINK, SEARCH = "<think>a</think>", "<search>q</search>"
@@ -146,17 +146,17 @@ def test_what_counts_as_a_thought(text: str, paired: bool, opening: bool, starts
 
 
 def test_think_reward_is_the_share_of_turns():
-    turns = [said(THINK), said("none"), said(THINK), said(THINK)]
+    turns = [turn(THINK), turn("none"), turn(THINK), turn(THINK)]
     assert rules.think_reward(turns, "paired") == 0.75
     assert rules.think_reward([], "paired") == 0.0
 
 
 # ------------------------------------------------------------------------------------------------------ challenger, F.1
 def test_challenger_tool_reward_counts_turns_against_what_was_expected():
-    def reward(turns: list[Said], expected: int, subtract: bool = False) -> float:
+    def reward(turns: list[ParsedTurn], expected: int, subtract: bool = False) -> float:
         return rules.challenger_tool_reward(turns, expected, subtract)
 
-    one, two, none, broken = said("", 1), said("", 2), said(""), said("", 0, 1)
+    one, two, none, broken = turn("", 1), turn("", 2), turn(""), turn("", 0, 1)
     assert reward([one, none], 2) == 0.5
     assert reward([one, one, none], 2) == 1.0
     assert reward([two, none], 2) == 0.5  # two calls in one turn are one turn
@@ -166,7 +166,7 @@ def test_challenger_tool_reward_counts_turns_against_what_was_expected():
     assert reward([one, broken, one, none], 2) == 1.0
     assert reward([one, broken, one, none], 2, subtract=True) == 0.5  # (2 − 1)/2
     assert reward([broken, broken, one], 2, subtract=True) == 0.0
-    assert reward([said("", 1, 1), one], 2, subtract=True) == 1.0  # a turn with a valid search is valid
+    assert reward([turn("", 1, 1), one], 2, subtract=True) == 1.0  # a turn with a valid search is valid
 
 
 @pytest.mark.parametrize(
@@ -182,17 +182,17 @@ def test_challenger_tool_reward_counts_turns_against_what_was_expected():
     ],
 )
 def test_structure_reward_and_task(last: str, task: str | None, strict: str | None):
-    turns = [said("<task>an earlier turn</task>"), said(last)]
+    turns = [turn("<task>an earlier turn</task>"), turn(last)]
     assert rules.task_of(turns, False) == task and rules.structure_reward(turns, False) == float(task is not None)
     assert rules.task_of(turns, True) == strict and rules.structure_reward(turns, True) == float(strict is not None)
 
 
 def test_challenger_format_of_a_transcript():
     turns = [
-        said(f"{THINK} {SEARCH}", 1),
-        said(f"{SEARCH}", 1),  # no thought
-        said(f"{THINK} <search>open", 0, 1),
-        said(f"{THINK} <task>Plan it.</task>"),
+        turn(f"{THINK} {SEARCH}", 1),
+        turn(f"{SEARCH}", 1),  # no thought
+        turn(f"{THINK} <search>open", 0, 1),
+        turn(f"{THINK} <task>Plan it.</task>"),
     ]
     form = rules.challenger_format(challenger(), turns, 3)
     assert (form.think, form.tool, form.result) == (0.75, pytest.approx(2 / 3), 1.0)
@@ -204,7 +204,7 @@ def test_challenger_format_of_a_transcript():
 
 # ---------------------------------------------------------------------------------------------------------- solver, F.2
 def test_solver_tool_reward_counts_calls_before_the_last_turn():
-    one, two, none = said("", 1), said("", 2), said("")
+    one, two, none = turn("", 1), turn("", 2), turn("")
     assert rules.solver_tool_reward([one, one, none]) == 1.0
     assert rules.solver_tool_reward([one, none, none]) == 0.5
     assert rules.solver_tool_reward([two, none, none]) == 1.0  # calls, not turns
@@ -225,22 +225,22 @@ def test_solver_tool_reward_counts_calls_before_the_last_turn():
     ],
 )
 def test_answers_stand_in_the_last_turn(last: str, answer: str | None):
-    assert rules.answer_of([said("<answer>early</answer>"), said(last)]) == answer
+    assert rules.answer_of([turn("<answer>early</answer>"), turn(last)]) == answer
     assert rules.answer_of([]) is None
 
 
 def test_search_reward_counts_all_turns():
-    one = said("", 1)
-    assert rules.search_reward([said("")], 3) == 0.0
+    one = turn("", 1)
+    assert rules.search_reward([turn("")], 3) == 0.0
     assert rules.search_reward([one, one], 3) == pytest.approx(2 / 3)
-    assert rules.search_reward([said("", 2), said("", 1)], 3) == 1.0  # the last turn counts here
+    assert rules.search_reward([turn("", 2), turn("", 1)], 3) == 1.0  # the last turn counts here
     assert rules.search_reward([one] * 7, 3) == 1.0
     assert rules.search_reward([one], 2) == 0.5
 
 
 def test_solver_format_and_reward_of_a_transcript():
     card = solver()
-    turns = [said(f"{THINK} {SEARCH}", 1), said(f"well {THINK} {SEARCH}", 1), said("<answer>a</answer>")]
+    turns = [turn(f"{THINK} {SEARCH}", 1), turn(f"well {THINK} {SEARCH}", 1), turn("<answer>a</answer>")]
     form = rules.solver_format(card, turns)
     assert (form.think, form.tool, form.result) == (pytest.approx(2 / 3), 1.0, 1.0)
     assert rules.solver_format(solver(think="starts"), turns).think == pytest.approx(1 / 3)

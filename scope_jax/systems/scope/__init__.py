@@ -1,47 +1,49 @@
-"""SCOPE: two policies from one checkpoint, a challenger that writes open-ended tasks and a solver; the base judges.
+"""SCOPE: two policies trained from one checkpoint, a challenger that writes open-ended tasks and a solver. The frozen
+base model is the judge.
 
-Algorithm 1 of the paper (App. C, with its line numbers) and where each of its lines happens. One call of `play` is one
+Algorithm 1 of the paper (App. C, with its line numbers) and where each line is implemented. One call of `play` is one
 update of one policy, or one batch of task generation; the memory says which comes next.
 
 | line | in our words | where |
 |---|---|---|
-| 1 | given: documents, the base, how long, the window | `next_rows`: of `source`; all else is the card's |
-| 2 | challenger, solver and judge begin as the base | `policies`, `uses_base` |
+| 1 | inputs: documents, base model, iterations, difficulty window | `next_rows`: of `source`; the rest is in the card |
+| 2 | challenger, solver and judge start from the base model | `policies`, `uses_base` |
 | 3 | for each iteration | `play`, by the iteration and stage in the memory |
-| 4 | stage 1: the challenger learns | `challenger_step` |
+| 4 | stage 1: train the challenger | `challenger_step` |
 | 5 | for each document of a batch | `orders` |
-| 6 | a document, with the type of its task | `orders` |
+| 6 | a document and a task type | `orders` |
 | 7 | the challenger searches, then writes a task | `propose` |
 | 8 | if the task passes the quality gates | `examine` |
 | 9 | the judge writes its rubric | `examine` |
-| 10 | the current solver tries it, N times | `solve` |
-| 11 | the judge grades every attempt by every criterion | `grade` |
+| 10 | the current solver attempts it N times | `solve` |
+| 11 | the judge grades every attempt on every criterion | `grade` |
 | 12 | challenger's reward, Eq. (4) | `of_challenger` |
 | 13 | otherwise | `of_challenger` |
-| 14 | the format's part of Eq. (4) alone | `of_challenger` |
+| 14 | only the format term of Eq. (4) | `of_challenger` |
 | 15 | end if | `of_challenger` |
 | 16 | end for | `advance` |
 | 17 | update the challenger by GRPO | `updates`, done by the loop |
-| 18 | stage 2: the solver learns | `task_step`, then `solver_step` |
-| 19 | no tasks yet | `start`; in a later iteration the last step of the one before |
+| 18 | stage 2: train the solver | `task_step`, then `solver_step` |
+| 19 | start with an empty task pool | `start`; in later iterations, the last step of the previous one |
 | 20 | for each document, in batches | `orders` |
 | 21 | the trained challenger writes a task | `propose` |
 | 22 | the judge writes its rubric | `examine` |
-| 23 | the solver tries it, the judge grades | `solve`, `grade` |
-| 24 | if it passes the gates and is neither too hard nor too easy | `retain` |
-| 25 | keep it | `retain` |
+| 23 | the solver attempts it, the judge grades | `solve`, `grade` |
+| 24 | if it passes the gates and its mean score is in the window | `retain` |
+| 25 | add it to the pool | `retain` |
 | 26 | end if | `retain` |
 | 27 | end for | `advance` |
 | 28 | for each task of a batch | `sampled_tasks` |
-| 29 | a task with its rubric | `sampled_tasks` |
+| 29 | a task and its rubric | `sampled_tasks` |
 | 30 | the solver searches and answers | `solve` |
 | 31 | solver's reward, Eq. (6) | `of_solver` |
 | 32 | end for | `of_solver` |
 | 33 | update the solver by GRPO | `updates`, done by the loop |
 | 34 | end for | `advance` |
-| 35 | both policies as they are then | `finished` |
+| 35 | return both policies | `finished` |
 
-See docs/scope.md for a description, and docs/fidelity.md for what the paper leaves open or its code does differently.
+See docs/scope.md for a description, and docs/fidelity.md for what the paper leaves open or the released code does
+differently.
 """
 
 from __future__ import annotations
@@ -73,51 +75,51 @@ Played = tuple[list[Episode], Memory, Metrics]
 
 
 def policies(cfg: Config) -> tuple[str, ...]:
-    """Challenger and solver; on curated prompts the solver alone."""
+    """Challenger and solver; only the solver when training on curated prompts."""
     return (solver.POLICY,) if cfg.scope.mode == "curated" else (challenger.POLICY, solver.POLICY)
 
 
 def uses_base(cfg: Config) -> bool:
-    """True if some job of the judge is done by the base itself."""
+    """True if the base model does at least one of the judge's jobs."""
     return any(card_of(cfg, job).endpoint is None for job in _jobs(cfg))
 
 
 def searches(cfg: Config) -> bool:
-    """Challenger and solver do."""
+    """True: challenger and solver both search."""
     return True
 
 
 def judges(cfg: Config) -> dict[str, JudgeSection]:
-    """The models that do a job of the judge in place of the base, by job."""
+    """External models that do a job of the judge in place of the base model, by job."""
     jobs = [judging.judge_of(cfg, job) for job in _jobs(cfg)]
     return {name: table for job in jobs for name, table in job.outside.items()}
 
 
 def _jobs(cfg: Config) -> tuple[str, ...]:
-    """What the judge has to do under this card."""
+    """The judge's jobs under this card."""
     if cfg.scope.mode == "curated":
         return ("grader",)
     return JOBS if cfg.scope.quality_gates else tuple(job for job in JOBS if job != "gates")
 
 
 def source(cfg: Config) -> Source:
-    """Documents to write tasks from, or curated prompts with rubrics."""
+    """Documents from which tasks are written, or curated prompts with rubrics."""
     if cfg.scope.mode == "curated":
         return Source(cfg.data.prompts or "", "tasks", cfg.data)
     if cfg.data.documents is not None:
         return Source(cfg.data.documents, "documents", cfg.data)
-    assert cfg.retrieval is not None  # Config sees to it
+    assert cfg.retrieval is not None  # Config has checked it
     where = cfg.retrieval.model_dump(include={"columns", "split", "hub_config"})
     return Source(cfg.retrieval.corpus or "", "documents", cfg.data.model_copy(update=where))
 
 
 def system_messages(cfg: Config) -> tuple[Path, ...]:
-    """Of the roles that search."""
+    """System message files of the roles that search."""
     return templates.system_files(cfg.scope.prompts, instructions.SEARCHING)
 
 
 def start(cfg: Config) -> Memory:
-    """The first stage of the first iteration."""
+    """The memory at the first stage of the first iteration."""
     return phases.first(cfg)
 
 
@@ -127,35 +129,35 @@ def finished(cfg: Config, memory: Memory, step: int) -> bool:
 
 
 def total_steps(cfg: Config) -> int | None:
-    """Known for curated prompts; in self-play nobody knows how many batches of tasks it takes."""
+    """Known for curated prompts; None in self-play, where the number of task batches depends on the run."""
     return cfg.scope.iterations * cfg.scope.steps_per_iteration if cfg.scope.mode == "curated" else None
 
 
 def iterations(cfg: Config, memory: Memory) -> int:
-    """Those before the one that the memory names."""
+    """Number of completed iterations."""
     return memory["iteration"] - 1
 
 
 def adopt(cfg: Config, memory: Memory, before: Config) -> Memory:
-    """At the beginning of an iteration the card decides anew whether its challenger learns."""
+    """At the start of an iteration, the new card decides whether its challenger is trained."""
     return phases.adopted(cfg, memory, before)
 
 
 def updates(cfg: Config) -> tuple[Update, ...]:
-    """Algorithm 1 l.17 and l.33: each policy by its own role's card; a step holds episodes of one of them."""
+    """Algorithm 1 l.17 and l.33: each policy has its own role's loss card; a step trains only one of them."""
     cards = {challenger.POLICY: cfg.scope.challenger, solver.POLICY: cfg.scope.solver}
     return tuple(Update(name, cards[name].loss, (RoleShare(name),)) for name in policies(cfg))
 
 
 def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> Played:
-    """One step of the stage that the memory names: episodes, the memory after it, metrics.
+    """One step of the current stage: its episodes, the memory after it, metrics.
 
-    Pure: every choice is drawn from the seed and the place in the run, and `memory` is not changed.
+    Pure: all randomness is derived from the seed and the position in the run, and `memory` is not modified.
     """
-    # l.1: the next rows of the stream; a step of the solver in self-play needs none
+    # l.1: the next rows of the stream; a solver step in self-play needs none
     items = next_rows(cfg, tools, memory)
-    # l.2: the loop made `policies` from the base, and keeps the base where `uses_base`
-    # l.3: which iteration and stage it is
+    # l.2: the training loop initialised `policies` from the base model, and keeps that model if `uses_base`
+    # l.3: the memory holds the current iteration and stage
     stages = {"challenger": challenger_step, "tasks": task_step, "solver": solver_step}
     episodes, after, metrics = stages[memory["stage"]](cfg, tools, memory, items)
     metrics["iteration"] = float(memory["iteration"])
@@ -163,73 +165,73 @@ def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> Played:
 
 
 def next_rows(cfg: Config, tools: Tools, memory: Memory) -> list[Row]:
-    """The rows of this step: no document is used twice before all were used."""
+    """The rows of this step: no document is reused before all have been used."""
     return tools.rows(memory["drawn"], phases.rows_needed(cfg, memory))
 
 
 def challenger_step(cfg: Config, tools: Tools, memory: Memory, items: Sequence[Row]) -> Played:
-    """Stage 1: drafts of a batch of documents, tried by the current solver, rewarded for tasks half of it solves."""
+    """Stage 1: the challenger writes tasks, rewarded if the current solver finds them neither too easy nor too hard."""
     # l.4: stage 1
     card, tally = cfg.scope, Tally({})
-    first, whole = memory["place"] * card.challenger_batch, card.steps_per_iteration * card.challenger_batch
-    # l.5, l.6: documents, types of task and expected searches, stratified over the iteration
-    wanted = drawing.orders(cfg, tools.tokens, items, first, whole, f"iteration {memory['iteration']}")
-    # l.7: G drafts of each
-    drafts = propose(cfg, tools, wanted, card.challenger.samples, card.challenger.sampling)
-    # l.8, l.9: the gates, and rubrics for what passes
+    first, total = memory["place"] * card.challenger_batch, card.steps_per_iteration * card.challenger_batch
+    # l.5, l.6: documents, task types and expected searches, stratified over the iteration
+    orders = drawing.orders(cfg, tools.tokens, items, first, total, f"iteration {memory['iteration']}")
+    # l.7: G drafts per document
+    drafts = propose(cfg, tools, orders, card.challenger.samples, card.challenger.sampling)
+    # l.8, l.9: the quality gates, and rubrics for the drafts that pass
     drafts = examine(cfg, tools, drafts, tally)
-    # l.10: N attempts of the current solver at each task
+    # l.10: N attempts by the current solver at each task
     solved = solve(cfg, tools, problems_of(drafts), card.n_train, card.estimate)
-    # l.11: graded
+    # l.11: grade them
     solved, replies = grade(cfg, tools, solved)
     tally.add("grader", replies)
     means = {int(group.problem.name): solver.mean_score(cfg, group) for group in solved}
-    # l.12, l.13, l.14, l.15: Eq. (4), of which a rejected draft has the format's part only
-    own = of_challenger(cfg, drafts, means, card.challenger.sampling, trained=True)
-    tried = of_solver(cfg, solved, card.estimate, trained=False)
-    metrics = measure_drafts(cfg, drafts, own) | measure_solved(cfg, solved, tried, "estimate")
-    # l.16: what the next step needs to know
+    # l.12, l.13, l.14, l.15: Eq. (4); a rejected draft gets only the format term
+    written = of_challenger(cfg, drafts, means, card.challenger.sampling, trained=True)
+    attempts = of_solver(cfg, solved, card.estimate, trained=False)
+    metrics = measure_drafts(cfg, drafts, written) | measure_solved(cfg, solved, attempts, "estimate")
+    # l.16: the memory for the next step
     after = advance(cfg, memory, drawn=len(items), tasks=[], measured=[])
-    # l.17: the loop asks `updates` and trains with the challenger's episodes
-    return own + tried, after, metrics | tally.counts
+    # l.17: the training loop calls `updates` and trains on the challenger's episodes
+    return written + attempts, after, metrics | tally.counts
 
 
 def task_step(cfg: Config, tools: Tools, memory: Memory, items: Sequence[Row]) -> Played:
-    """Stage 2, first part: a batch of documents becomes tasks, of which those of the right difficulty are kept."""
+    """Stage 2, first part: tasks are written from a batch of documents, and those of suitable difficulty are kept."""
     # l.18: stage 2
     card, tally = cfg.scope, Tally({})
-    # l.19: the memory had none when the iteration began
+    # l.19: the memory had no tasks when the iteration began
     kept = {task["document"] for task in memory["tasks"]}
     where = f"iteration {memory['iteration']} tasks {memory['place']}"
     # l.20: documents that have no task yet
-    wanted = drawing.orders(cfg, tools.tokens, items, 0, len(items), where)
-    wanted = [order for order in wanted if order.key not in kept]
-    # l.21: one draft of each
-    drafts = propose(cfg, tools, wanted, 1, card.creation)
+    orders = drawing.orders(cfg, tools.tokens, items, 0, len(items), where)
+    orders = [order for order in orders if order.key not in kept]
+    # l.21: one draft per document
+    drafts = propose(cfg, tools, orders, 1, card.creation)
     # l.22: gates and rubrics
     drafts = examine(cfg, tools, drafts, tally)
-    # l.23: a few attempts at each, graded
+    # l.23: a few attempts at each task, graded
     solved = solve(cfg, tools, problems_of(drafts), card.n_filter, card.creation)
     solved, replies = grade(cfg, tools, solved)
     tally.add("grader", replies)
-    # l.24, l.25, l.26: the window of difficulty
+    # l.24, l.25, l.26: the difficulty window
     tasks = retain(cfg, drafts, solved)
     means = {int(group.problem.name): solver.mean_score(cfg, group) for group in solved}
-    own = of_challenger(cfg, drafts, means, card.creation, trained=False)
-    tried = of_solver(cfg, solved, card.creation, trained=False)
-    # l.27: on to the next batch, or to the solver
+    written = of_challenger(cfg, drafts, means, card.creation, trained=False)
+    attempts = of_solver(cfg, solved, card.creation, trained=False)
+    # l.27: continue with the next batch, or with the solver
     after = advance(cfg, memory, drawn=len(items), tasks=tasks, measured=[])
-    metrics = measure_drafts(cfg, drafts, own) | measure_solved(cfg, solved, tried, "solver")
+    metrics = measure_drafts(cfg, drafts, written) | measure_solved(cfg, solved, attempts, "solver")
     metrics = {f"creation/{name}": value for name, value in metrics.items()} | tally.counts
     metrics["tasks/yield"] = len(tasks) / len(items)
     metrics["tasks/kept"] = float(min(len(memory["tasks"]) + len(tasks), card.target_tasks))
-    return own + tried, after, metrics
+    return written + attempts, after, metrics
 
 
 def solver_step(cfg: Config, tools: Tools, memory: Memory, items: Sequence[Row]) -> Played:
-    """Stage 2, second part: the solver answers a batch of tasks."""
+    """Stage 2, second part: the solver is trained on a batch of tasks."""
     card, tally = cfg.scope, Tally({})
-    # l.28, l.29: tasks of this iteration without replacement, or the curated ones
+    # l.28, l.29: tasks of this iteration drawn without replacement, or curated prompts
     if card.mode == "curated":
         problems = [problem_of(row, f"{place}") for place, row in enumerate(items)]
     else:
@@ -239,21 +241,21 @@ def solver_step(cfg: Config, tools: Tools, memory: Memory, items: Sequence[Row])
     solved, replies = grade(cfg, tools, solved)
     tally.add("grader", replies)
     # l.31, l.32: Eq. (6)
-    tried = of_solver(cfg, solved, card.solver.sampling, trained=True)
-    metrics = measure_solved(cfg, solved, tried, "solver") | tally.counts
-    # l.33: the loop asks `updates` and trains with these episodes
+    attempts = of_solver(cfg, solved, card.solver.sampling, trained=True)
+    metrics = measure_solved(cfg, solved, attempts, "solver") | tally.counts
+    # l.33: the training loop calls `updates` and trains on these episodes
     # l.34: the next step, or the next iteration
     means = [value for group in solved if (value := solver.mean_score(cfg, group)) is not None]
     measured = [mean(means)] if means else []
     after = advance(cfg, memory, drawn=len(items), tasks=[], measured=measured)
     if after["iteration"] > memory["iteration"] and (whole := memory["measured"] + measured):
         metrics["iteration/task_score"] = mean(whole)
-    # l.35: `finished` tells the loop
-    return tried, after, metrics
+    # l.35: the training loop calls `finished`
+    return attempts, after, metrics
 
 
 def examine(cfg: Config, tools: Tools, drafts: Sequence[Draft], tally: Tally) -> list[Draft]:
-    """Drafts with the judge's checks applied in the card's order; the first one failed is the reason of a rejection."""
+    """Drafts after the judge's checks, in the card's order; the first failed check is the reason for rejection."""
     checks = (challenger.pass_gates, challenger.write_rubrics)
     checked = list(drafts)
     for check in checks if cfg.scope.gates_first else reversed(checks):
@@ -262,14 +264,14 @@ def examine(cfg: Config, tools: Tools, drafts: Sequence[Draft], tally: Tally) ->
 
 
 def problems_of(drafts: Sequence[Draft]) -> list[Problem]:
-    """What the solver gets to see of the drafts that were not rejected, named by their places."""
+    """The problems the solver gets from the drafts that were not rejected, named by their index in `drafts`."""
     return [
         Problem(f"{place}", draft.task or "", draft.rubric) for place, draft in enumerate(drafts) if not draft.rejected
     ]
 
 
 def retain(cfg: Config, drafts: Sequence[Draft], solved: Sequence[Solved]) -> list[dict[str, Any]]:
-    """The tasks with ℓ ≤ ḡ ≤ u as plain data, one for each document (App. G)."""
+    """The tasks with ℓ ≤ ḡ ≤ u as plain data, one per document (App. G)."""
     tasks: dict[str, dict[str, Any]] = {}
     for group in solved:
         draft, score = drafts[int(group.problem.name)], solver.mean_score(cfg, group)

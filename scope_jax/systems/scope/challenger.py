@@ -19,49 +19,49 @@ GATES = ("entity", "relevance")
 
 @dataclass
 class Tally:
-    """How often the judge was asked in a step and not understood, by job."""
+    """Counts of judge requests and of replies that could not be parsed in a step, by job."""
 
     counts: Metrics
 
     def add(self, job: str, replies: Replies) -> None:
-        """Adds one call's numbers."""
+        """Adds the counts of one call."""
         for name in ("asked", "retried", "malformed", "refused"):
             key = f"judge/{job}/{name}"
             self.counts[key] = self.counts.get(key, 0.0) + getattr(replies, name)
 
 
 def propose(cfg: Config, tools: Tools, orders: Sequence[Order], samples: int, sampling: SamplingSection) -> list[Draft]:
-    """(o^C, q) ~ Rollout(C, d): `samples` episodes for each order, their tasks extracted, their format scored."""
-    asked = [instructions.for_challenger(cfg, order) for order in orders]
+    """(o^C, q) ~ Rollout(C, d): `samples` episodes for each order, with task extracted and format scored."""
+    conversations = [instructions.for_challenger(cfg, order) for order in orders]
     groups = sample_role(
         tools,
         "challenger",
         cfg.scope.challenger,
-        [_prompt(cfg, tools, order, messages) for order, messages in zip(orders, asked, strict=True)],
+        [_prompt(cfg, tools, order, messages) for order, messages in zip(orders, conversations, strict=True)],
         samples,
         policy=POLICY,
         sampling=sampling,
         stop=talking.stops(cfg, "task"),
     )
     drafts: list[Draft] = []
-    for order, messages, completions in zip(orders, asked, groups, strict=True):
+    for order, messages, completions in zip(orders, conversations, groups, strict=True):
         for sample, completion in enumerate(completions):
-            said = talking.said(cfg, completion, "task")
-            task = rules.task_of(said, cfg.scope.challenger_reward.require_question)
-            form = rules.challenger_format(cfg.scope.challenger_reward, said, order.searches)
+            turns = talking.parse_turns(cfg, completion, "task")
+            task = rules.task_of(turns, cfg.scope.challenger_reward.require_question)
+            form = rules.challenger_format(cfg.scope.challenger_reward, turns, order.searches)
             rejected = "" if task is not None else "no_task"
-            drafts.append(Draft(order, sample, messages, completion, said, form, task, rejected))
+            drafts.append(Draft(order, sample, messages, completion, turns, form, task, rejected))
     return drafts
 
 
 def _prompt(cfg: Config, tools: Tools, order: Order, messages: Messages) -> Prompt:
-    """With dynamic turns, what answers a turn depends on the searches that are expected."""
+    """The prompt of an order; with dynamic turns, its responder depends on the expected number of searches."""
     respond = talking.responder(cfg, tools.search, "task", order.searches if cfg.scope.dynamic_turns else None)
     return Prompt(tools.encode_prompt(messages), f"{order.index}", messages, respond)
 
 
 def pass_gates(cfg: Config, tools: Tools, drafts: Sequence[Draft], tally: Tally) -> list[Draft]:
-    """QG(q, d): the drafts with the verdict of every gate; both must be 1, and one without a verdict is not passed."""
+    """QG(q, d): the drafts with the verdict of each gate. Both must be 1; a gate without a verdict counts as failed."""
     if not cfg.scope.quality_gates:
         return list(drafts)
     open_drafts = [(place, draft) for place, draft in enumerate(drafts) if not draft.rejected]
@@ -74,19 +74,19 @@ def pass_gates(cfg: Config, tools: Tools, drafts: Sequence[Draft], tally: Tally)
     tally.add("gates", replies)
     checked = list(drafts)
     for number, (place, draft) in enumerate(open_drafts):
-        own = slice(len(GATES) * number, len(GATES) * (number + 1))
-        verdicts = dict(zip(GATES, replies.read[own], strict=True))
+        replied = slice(len(GATES) * number, len(GATES) * (number + 1))
+        verdicts = dict(zip(GATES, replies.read[replied], strict=True))
         rejected = next((gate for gate in GATES if not verdicts[gate]), "")
         judged = tuple(
             Judgement("gates", gate, given, verdicts[gate])
-            for gate, given in zip(GATES, replies.given[own], strict=True)
+            for gate, given in zip(GATES, replies.given[replied], strict=True)
         )
         checked[place] = replace(draft, gates=verdicts, rejected=rejected, judgements=(*draft.judgements, *judged))
     return checked
 
 
 def write_rubrics(cfg: Config, tools: Tools, drafts: Sequence[Draft], tally: Tally) -> list[Draft]:
-    """𝒢 ~ J(· | q, d): the drafts with rubrics, written from the source and everything the challenger read."""
+    """𝒢 ~ J(· | q, d): the drafts with rubrics, written from the source document and what the challenger read."""
     open_drafts = [(place, draft) for place, draft in enumerate(drafts) if not draft.rejected]
     questions = [
         instructions.for_rubric_writer(
@@ -109,7 +109,7 @@ def write_rubrics(cfg: Config, tools: Tools, drafts: Sequence[Draft], tally: Tal
 
 
 def reward(cfg: Config, draft: Draft, solver_mean: float | None) -> tuple[float, dict[str, float]]:
-    """(R_C, its parts) of a draft (Eq. (4)); solver_mean: ḡ of its task, None where there is none."""
+    """(R_C, its parts) of a draft (Eq. (4)). solver_mean: ḡ of its task, or None if it has no score."""
     card = cfg.scope.challenger_reward
     failed = draft.rejected in ("no_task", "no_rubrics")
     format_score = 0.0 if failed and card.failure_zeroes_format else draft.format.score

@@ -1,4 +1,4 @@
-"""Draws documents, task types and expected searches (App. G), all from named generators."""
+"""Draws documents, task types and expected numbers of searches (App. G), all with named random generators."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from scope_jax.systems.scope.records import Order
 
 
 def stratify(count: int, weights: Sequence[float]) -> list[int]:
-    """How many of `count` each weight gets: whole shares first, what is left to the largest remainders (ties: earlier).
+    """How many of `count` items each weight gets, by the largest-remainder method (ties go to the earlier weight).
 
-    The "4:3:2" rule of App. G; 9 items give exactly 4, 3, 2.
+    The "4:3:2" rule of App. G: 9 items give exactly 4, 3, 2.
     """
     total = sum(weights)
     exact = [count * weight / total for weight in weights]
@@ -26,7 +26,7 @@ def stratify(count: int, weights: Sequence[float]) -> list[int]:
 
 
 def spread(count: int, weights: Mapping[Any, float], *names: int | str) -> list[Any]:
-    """`count` values in the stratified shares of their weights, in an order drawn from rng(names)."""
+    """`count` values, stratified by their weights and shuffled with rng(names)."""
     shares = stratify(count, list(weights.values()))
     values = [value for value, share in zip(weights, shares, strict=True) for _ in range(share)]
     return [values[place] for place in rng(*names).permutation(count)]
@@ -35,9 +35,9 @@ def spread(count: int, weights: Mapping[Any, float], *names: int | str) -> list[
 def orders(
     cfg: Config, tokens: Callable[[str], int], rows: Sequence[Mapping[str, Any]], first: int, whole: int, where: str
 ) -> list[Order]:
-    """An order for each document row: places `first` … of the `whole` prompts that are stratified together.
+    """An order for each document row: positions `first` onwards of the `whole` prompts that are stratified together.
 
-    where: names that set of prompts ("iteration 2", say), so that every set is drawn anew.
+    where: the name of that set of prompts ("iteration 2", for example), so that each set is drawn independently.
     """
     turns = dict(enumerate(cfg.scope.search_turns, start=1))
     searches = spread(whole, turns, "scope searches", cfg.seed, where)

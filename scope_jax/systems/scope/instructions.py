@@ -1,6 +1,6 @@
-"""The prompts of SCOPE's roles (App. H), filled in. Foreign text is made safe before it enters a prompt.
+"""The prompts of SCOPE's roles (App. H), filled in. Untrusted text is neutralised before it enters a prompt.
 
-Challenger and solver get the search as a tool and may have a system message; the judge has neither.
+Challenger and solver have the search tool and an optional system message; the judge has neither.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from scope_jax.systems.scope.records import Order
 from scope_jax.text.messages import Messages
 
 SEARCHING = ("challenger", "solver")  # roles that may search
-SOURCES = "\n\n---\n\n"  # between the documents a rubric is written from (released code)
+SOURCES = "\n\n---\n\n"  # separates the documents from which a rubric is written (released code)
 
 
 def _prompt(cfg: Config, name: str, values: Mapping[str, object], required: tuple[str, ...]) -> str:
@@ -26,7 +26,7 @@ def _messages(cfg: Config, role: str, values: Mapping[str, object], required: tu
 
 
 def for_challenger(cfg: Config, order: Order) -> Messages:
-    """Write a task of one type from a document."""
+    """Prompt to write a task of one type from a document."""
     values = {
         "document": shown(cfg, order.document),
         "task_type": order.kind.replace("_", " "),
@@ -37,19 +37,19 @@ def for_challenger(cfg: Config, order: Order) -> Messages:
 
 
 def for_solver(cfg: Config, question: str) -> Messages:
-    """Answer a task with searches, of which there can be one less than turns."""
+    """Prompt to answer a task with searches, at most one fewer than the turns."""
     values = {"task": shown(cfg, question), "searches": cfg.scope.solver.max_turns - 1}
     return _messages(cfg, "solver", values, ("task",))
 
 
 def for_gate(cfg: Config, gate: str, task: str, document: str) -> str:
-    """Is the task sound? gate: "entity" or "relevance"."""
+    """Prompt of a quality gate. gate: "entity" or "relevance"."""
     required = ("task", "document") if gate == "relevance" else ("task",)
     return _prompt(cfg, f"gate_{gate}", {"task": shown(cfg, task), "document": shown(cfg, document)}, required)
 
 
 def for_rubric_writer(cfg: Config, task: str, sources: Sequence[str]) -> str:
-    """Write the rubric of a task from the source document and what the challenger read."""
+    """Prompt to write the rubric of a task from the source document and the results the challenger read."""
     values = {
         "task": shown(cfg, task),
         "documents": SOURCES.join(shown(cfg, text) for text in sources),
@@ -60,15 +60,15 @@ def for_rubric_writer(cfg: Config, task: str, sources: Sequence[str]) -> str:
 
 
 def nudge(cfg: Config, kind: str) -> str:
-    """What is added to a question whose reply could not be read; kind: "score" or "rubrics"."""
+    """Text appended to a request whose reply could not be parsed. kind: "score" or "rubrics"."""
     return _prompt(cfg, f"nudge_{kind}", {}, ())
 
 
 def not_run(cfg: Config) -> str:
-    """What a policy is told about a search in a wrong form."""
+    """Observation after a malformed search."""
     return _prompt(cfg, "search_not_run", prompting.search_syntax(cfg), ())
 
 
 def turns_left(cfg: Config, left: int) -> str:
-    """How many turns a challenger has left for searches, or that its task is due."""
+    """Tells a challenger how many turns it has left for searches, or that it must write its task now."""
     return _prompt(cfg, "turns_left", {"left": left}, ("left",)) if left > 0 else _prompt(cfg, "turns_over", {}, ())

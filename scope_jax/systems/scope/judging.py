@@ -1,6 +1,6 @@
-"""Strict parsing of the replies of SCOPE's judge (App. F, H): gates and rubrics; for grading see `play.rubrics`.
+"""Requests to SCOPE's judge and strict parsing of its replies (App. F, H): gates and rubrics; grading: `play.rubrics`.
 
-Each job is done by the base or by its own endpoint.
+Each job is done by the base model or by an endpoint of its own.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _FENCES = ("```", "```json", "```xml")
 
 # ------------------------------------------------------------------------------------------------------------- parsers
 def rubric_of(reply: str, weights: Mapping[str, float], fewest: int, most: int) -> tuple[Criterion, ...] | None:
-    """The criteria of a reply, as <rubrics> or as JSON; None unless every one is whole and their number is allowed.
+    """The criteria of a reply, in <rubrics> or as JSON; None unless each one is complete and their number is allowed.
 
-    XML: nothing but <rubric> elements and comments in <rubrics>. JSON: a list of {"criterion", "priority"}, or an
-    object that holds it as "rubrics". weights: w_k by priority; where they differ, another priority or none makes the
-    reply unreadable. A rubric whose weights are all 0 could grade nothing and is none.
+    XML: <rubrics> with only <rubric> elements and comments. JSON: a list of {"criterion", "priority"}, or an object
+    that holds such a list as "rubrics". weights: w_k by priority; if they differ, a missing or unknown priority makes
+    the reply invalid. A rubric whose weights are all 0 cannot grade anything and is rejected.
     """
     text = _unfenced(parsing.without_thinking(reply).strip())
     pairs = _json_pairs(text) if text[:1] in ("{", "[") else _xml_pairs(text)
@@ -46,19 +46,19 @@ def rubric_of(reply: str, weights: Mapping[str, float], fewest: int, most: int) 
 
 
 def _weight(priority: str, weights: Mapping[str, float]) -> float | None:
-    """w_k of a priority. One that is not among `weights` weighs as all do, where all weigh the same; else None."""
+    """w_k of a priority. An unknown priority gets the common weight if all weights are equal; otherwise None."""
     values = set(weights.values())
     return weights.get(priority, values.pop() if len(values) == 1 else None)
 
 
 def _unfenced(text: str) -> str:
-    """What stands between the lines of a Markdown fence, where `text` is one; else `text`."""
+    """The content of a Markdown code fence if `text` is one; otherwise `text`."""
     head, _, body = text.partition("\n")
     return body.removesuffix("\n```").strip() if head.rstrip() in _FENCES and body.endswith("\n```") else text
 
 
 def _xml_pairs(text: str) -> list[tuple[str, str]] | None:
-    """(priority, criterion) of each <rubric>, priority "" where it has none; None unless they are whole."""
+    """(priority, criterion) of each <rubric>, with priority "" if it has none; None if any element is incomplete."""
     block = parsing.first([text], "rubrics")
     if block is None:
         return None
@@ -109,22 +109,22 @@ JOBS = ("gates", "rubric_writer", "grader")
 
 
 def card_of(cfg: Config, job: str) -> AskSection:
-    """How a job ("gates", "rubric_writer" or "grader") is done."""
+    """The card's table for a job ("gates", "rubric_writer" or "grader")."""
     return {"gates": cfg.scope.gates, "rubric_writer": cfg.scope.rubric_writer, "grader": cfg.scope.grader}[job]
 
 
 def judge_of(cfg: Config, job: str) -> Judge:
-    """Who does a job."""
+    """The judge for a job."""
     return Judge(job, f"scope.{job}", card_of(cfg, job))
 
 
 def scores(cfg: Config, tools: Tools, job: str, questions: Sequence[str]) -> Replies[bool]:
-    """Verdicts 0 | 1 of the gates."""
+    """The gates' verdicts, 0 or 1."""
     return judge_of(cfg, job).ask(tools, questions, score_of, instructions.nudge(cfg, "score") if questions else "")
 
 
 def rubrics(cfg: Config, tools: Tools, questions: Sequence[str]) -> Replies[tuple[Criterion, ...]]:
-    """Rubrics as the writer gives them."""
+    """The rubric writer's rubrics."""
     card = cfg.scope
 
     def read(reply: str) -> tuple[Criterion, ...] | None:

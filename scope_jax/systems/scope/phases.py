@@ -13,7 +13,7 @@ from scope_jax.play.system import Memory
 
 
 def first(cfg: Config) -> Memory:
-    """Before the first step. drawn: rows of the stream used; measured: mean scores of this iteration's solver."""
+    """Before the first step. drawn: rows of the stream used; measured: the solver's mean scores in this iteration."""
     return {"drawn": 0, **_opened(cfg, 1)}
 
 
@@ -26,22 +26,22 @@ def _opened(cfg: Config, iteration: int) -> dict[str, Any]:
 
 
 def challenger_frozen(cfg: Config, iteration: int) -> bool:
-    """True if the challenger does not learn in this iteration (iterations count from 1)."""
+    """True if the challenger is not trained in this iteration (iterations count from 1)."""
     after = cfg.scope.freeze_challenger_after
     return after is not None and iteration > after
 
 
 def adopted(cfg: Config, memory: Memory, before: Config) -> Memory:
-    """The memory of a run under the card `before`, for one under `cfg`: an iteration that has not begun is opened anew,
-    any other goes on in its stage."""
+    """Converts the memory of a run with card `before` for a run with `cfg`: an iteration that has not begun is set up
+    again by `cfg`; one in progress continues in its stage."""
     iteration = memory["iteration"]
     opened = _opened(before, iteration)
-    begins = all(memory[key] == value for key, value in opened.items())
-    return memory | _opened(cfg, iteration) if begins else memory
+    not_begun = all(memory[key] == value for key, value in opened.items())
+    return memory | _opened(cfg, iteration) if not_begun else memory
 
 
 def rows_needed(cfg: Config, memory: Memory) -> int:
-    """Rows of data that the next step plays with."""
+    """Number of data rows that the next step uses."""
     card = cfg.scope
     if memory["stage"] == "solver":
         return card.solver_batch if card.mode == "curated" else 0
@@ -49,10 +49,10 @@ def rows_needed(cfg: Config, memory: Memory) -> int:
 
 
 def advance(cfg: Config, memory: Memory, *, drawn: int, tasks: list[Any], measured: list[float]) -> Memory:
-    """The memory after a step that used `drawn` rows, made `tasks` and measured the solver's mean scores `measured`.
+    """The memory after a step that used `drawn` rows, added `tasks` and measured the solver's mean scores `measured`.
 
-    Tasks are made until the target is reached or the batches are used up. An iteration for which none was found ends
-    there: its solver has nothing to learn from.
+    Task generation ends when the target or the maximum number of batches is reached. If it has found no task, the
+    iteration ends without solver steps.
     """
     card = cfg.scope
     place = memory["place"] + 1
@@ -77,15 +77,15 @@ def advance(cfg: Config, memory: Memory, *, drawn: int, tasks: list[Any], measur
 
 
 def sampled_tasks(cfg: Config, memory: Memory) -> list[Any]:
-    """(q, 𝒢) ~ 𝒯: the tasks of this solver step, drawn without replacement until all of them were used.
+    """(q, 𝒢) ~ 𝒯: the tasks of this solver step, drawn without replacement until all have been used.
 
-    A step has `solver_batch` tasks, or all of them where there are fewer.
+    A step has `solver_batch` tasks, or all tasks if there are fewer.
     """
     tasks = memory["tasks"]
     size = min(cfg.scope.solver_batch, len(tasks))
     chosen = []
     for position in range(memory["place"] * size, (memory["place"] + 1) * size):
-        turn, place = divmod(position, len(tasks))
-        order = rng("scope tasks", cfg.seed, memory["iteration"], turn).permutation(len(tasks))
+        epoch, place = divmod(position, len(tasks))
+        order = rng("scope tasks", cfg.seed, memory["iteration"], epoch).permutation(len(tasks))
         chosen.append(tasks[order[place]])
     return chosen

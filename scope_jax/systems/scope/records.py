@@ -9,16 +9,16 @@ from typing import Any
 from rollouts.types import Completion
 from scope_jax.learner.types import Judgement
 from scope_jax.play.rubrics import Criterion, rubric_of
-from scope_jax.systems.scope.rules import Format, Said
+from scope_jax.systems.scope.rules import Format, ParsedTurn
 from scope_jax.text.messages import Messages
 
 
 @dataclass(frozen=True)
 class Order:
-    """What a challenger is asked for: a task of type `kind` from a document that needs `searches` searches."""
+    """What a challenger is asked for: a task of type `kind` from a document, with `searches` searches expected."""
 
     index: int
-    key: str  # names the document
+    key: str  # identifies the document
     document: str
     kind: str
     searches: int
@@ -26,24 +26,24 @@ class Order:
 
 @dataclass(frozen=True)
 class Draft:
-    """One challenger episode; `rejected` is empty while its task is valid."""
+    """One challenger episode. rejected: why its task is invalid, "" if it is valid."""
 
     order: Order
     sample: int
     prompt: Messages
     completion: Completion
-    said: tuple[Said, ...]
+    turns: tuple[ParsedTurn, ...]
     format: Format
     task: str | None
     rejected: str = ""
-    gates: Mapping[str, bool | None] = field(default_factory=dict)  # verdict of each gate that was asked
+    gates: Mapping[str, bool | None] = field(default_factory=dict)  # verdict by gate; empty if not judged
     rubric: tuple[Criterion, ...] = ()
     judgements: tuple[Judgement, ...] = ()
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What a solver gets: a task with the rubric it will be graded by."""
+    """A task for the solver, with the rubric that grades it."""
 
     name: str
     question: str
@@ -51,16 +51,16 @@ class Problem:
 
 
 def problem_of(task: Mapping[str, Any], name: str) -> Problem:
-    """A task of the memory, or a row of `schemas.tasks`."""
+    """A problem from a task in the memory or from a row of `schemas.tasks`."""
     return Problem(name, task["question"], rubric_of(task))
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One solver episode; verdicts: one for each criterion (None: none was to be had), score: Eq. (1) or None."""
+    """One solver episode. verdicts: one per criterion (None: no valid verdict); score: Eq. (1), or None."""
 
     completion: Completion
-    said: tuple[Said, ...]
+    turns: tuple[ParsedTurn, ...]
     answer: str | None
     tokens: int  # length of the answer
     verdicts: tuple[bool | None, ...] = ()
@@ -77,4 +77,4 @@ class Solved:
     attempts: tuple[Attempt, ...]
 
 
-REASONS = ("no_task", "entity", "relevance", "no_rubrics")  # why a draft is no task, in the order of the checks
+REASONS = ("no_task", "entity", "relevance", "no_rubrics")  # for rejecting a draft, in the order of the checks

@@ -20,7 +20,7 @@ def of_challenger(
     sampling: SamplingSection,
     trained: bool,
 ) -> list[Episode]:
-    """One episode for each draft; `solver_means` holds ḡ by the draft's place, for those whose task was tried."""
+    """One episode per draft. solver_means: ḡ by the draft's index, for drafts whose task the solver attempted."""
     made = [_draft(cfg, draft, place, solver_means.get(place), trained) for place, draft in enumerate(drafts)]
     return [replace(episode, temperature=sampling.temperature) for episode in made]
 
@@ -52,9 +52,9 @@ def _draft(cfg: Config, draft: Draft, place: int, solver_mean: float | None, tra
 
 
 def of_solver(cfg: Config, solved: Sequence[Solved], sampling: SamplingSection, trained: bool) -> list[Episode]:
-    """One episode for each attempt; attempts without a score are not learned from (see `solver.reward`).
+    """One episode per attempt. Attempts without a score are not trained on (see `solver.reward`).
 
-    Nor is the only one of a task that has a score: nothing is left that it could be compared with.
+    Neither is an attempt that is the only one of its group with a score: there is nothing to compare it with.
     """
     made = []
     for group in solved:
@@ -88,7 +88,7 @@ def of_solver(cfg: Config, solved: Sequence[Solved], sampling: SamplingSection, 
 
 # ------------------------------------------------------------------------------------------------------------- metrics
 def measure_drafts(cfg: Config, drafts: Sequence[Draft], episodes: Sequence[Episode]) -> Metrics:
-    """A step of challengers in numbers; a mean over nothing is left out."""
+    """The challenger's metrics of a step; a mean over no values is left out."""
     gated = [draft for draft in drafts if draft.gates]
     written = [draft for draft in drafts if draft.rubric or draft.rejected == "no_rubrics"]
     values: dict[str, list[float]] = {
@@ -97,7 +97,7 @@ def measure_drafts(cfg: Config, drafts: Sequence[Draft], episodes: Sequence[Epis
         "challenger/rubric_items": [float(len(draft.rubric)) for draft in written if draft.rubric],
         "gates/passed": [float(all(draft.gates.values())) for draft in gated],
         **_rewards("challenger", episodes),
-        **_talk("challenger", drafts),
+        **_episode_stats("challenger", drafts),
     }
     for gate in challenger.GATES:
         values[f"gates/{gate}"] = [float(bool(draft.gates[gate])) for draft in gated]
@@ -109,7 +109,7 @@ def measure_drafts(cfg: Config, drafts: Sequence[Draft], episodes: Sequence[Epis
 
 
 def measure_solved(cfg: Config, solved: Sequence[Solved], episodes: Sequence[Episode], role: str) -> Metrics:
-    """A step of solvers in numbers, under the name `role`; a mean over nothing is left out."""
+    """The solver's metrics of a step, prefixed with `role`; a mean over no values is left out."""
     attempts = [attempt for group in solved for attempt in group.attempts]
     verdicts = [verdict for attempt in attempts for verdict in attempt.verdicts]
     task_scores = [solver.mean_score(cfg, group) for group in solved]
@@ -120,7 +120,7 @@ def measure_solved(cfg: Config, solved: Sequence[Solved], episodes: Sequence[Epi
         f"{role}/ungraded": [float(attempt.score is None) for attempt in attempts],
         f"{role}/verdicts_missing": [float(verdict is None) for verdict in verdicts],
         **_rewards(role, episodes),
-        **_talk(role, attempts),
+        **_episode_stats(role, attempts),
     }
     return means(values)
 
@@ -131,5 +131,7 @@ def _rewards(role: str, episodes: Sequence[Episode]) -> dict[str, list[float]]:
     return {f"{role}/reward": [episode.reward for episode in episodes]} | parts
 
 
-def _talk(role: str, sampled: Sequence[Draft | Attempt]) -> dict[str, list[float]]:
-    return searching.talk(role, [one.completion for one in sampled], [rules.searches_run(one.said) for one in sampled])
+def _episode_stats(role: str, sampled: Sequence[Draft | Attempt]) -> dict[str, list[float]]:
+    return searching.episode_stats(
+        role, [one.completion for one in sampled], [rules.searches_run(one.turns) for one in sampled]
+    )

@@ -19,13 +19,13 @@ POLICY = "solver"
 def solve(
     cfg: Config, tools: Tools, problems: Sequence[Problem], samples: int, sampling: SamplingSection
 ) -> list[Solved]:
-    """o^S_{1:N} ~ Rollout(S, q, N) for each problem, their answers extracted; not yet graded."""
-    asked = [instructions.for_solver(cfg, problem.question) for problem in problems]
+    """o^S_{1:N} ~ Rollout(S, q, N) for each problem, with answers extracted; not yet graded."""
+    conversations = [instructions.for_solver(cfg, problem.question) for problem in problems]
     groups = sample_role(
         tools,
         "solver",
         cfg.scope.solver,
-        [Prompt(tools.encode_prompt(said), problem.name, said) for said, problem in zip(asked, problems, strict=True)],
+        [Prompt(tools.encode_prompt(m), problem.name, m) for m, problem in zip(conversations, problems, strict=True)],
         samples,
         policy=POLICY,
         sampling=sampling,
@@ -33,18 +33,18 @@ def solve(
         respond=talking.responder(cfg, tools.search, "answer"),
     )
     solved = []
-    for problem, messages, completions in zip(problems, asked, groups, strict=True):
+    for problem, messages, completions in zip(problems, conversations, groups, strict=True):
         attempts = []
         for completion in completions:
-            said = talking.said(cfg, completion, "answer")
-            answer = rules.answer_of(said)
-            attempts.append(Attempt(completion, said, answer, tools.tokens(answer) if answer else 0))
+            turns = talking.parse_turns(cfg, completion, "answer")
+            answer = rules.answer_of(turns)
+            attempts.append(Attempt(completion, turns, answer, tools.tokens(answer) if answer else 0))
         solved.append(Solved(problem, messages, tuple(attempts)))
     return solved
 
 
 def grader(cfg: Config) -> Grader:
-    """How attempts are graded."""
+    """The grader of the solver's attempts."""
     card = cfg.scope
 
     def read(tools: Tools, answer: str) -> str:
@@ -54,14 +54,14 @@ def grader(cfg: Config) -> Grader:
 
 
 def grade(cfg: Config, tools: Tools, solved: Sequence[Solved]) -> tuple[list[Solved], Replies[bool]]:
-    """b(o, q, 𝒢) and g(o, 𝒢) of every attempt: one question for each criterion, all in one batch."""
+    """b(o, q, 𝒢) and g(o, 𝒢) of every attempt: one judge request per criterion, all in one batch."""
     cases = [
         Case(group.problem.question, attempt.answer, group.problem.rubric)
         for group in solved
         for attempt in group.attempts
     ]
-    found, replies = rubrics.grade(cfg, grader(cfg), tools, cases)
-    results = iter(found)
+    grades, replies = rubrics.grade(cfg, grader(cfg), tools, cases)
+    results = iter(grades)
     graded = []
     for group in solved:
         attempts = [replace(attempt, **vars(next(results))) for attempt in group.attempts]
@@ -70,22 +70,22 @@ def grade(cfg: Config, tools: Tools, solved: Sequence[Solved]) -> tuple[list[Sol
 
 
 def mean_score(cfg: Config, solved: Solved) -> float | None:
-    """ḡ: how well the attempts at a task did; None where none of them counts."""
+    """ḡ: the mean score of the attempts at a task; None if none of them counts."""
     scores = [attempt.score for attempt in solved.attempts]
     answered = [attempt.answer is not None for attempt in solved.attempts]
     return rules.mean_score(scores, answered, cfg.scope.missing_answer)
 
 
 def reward(cfg: Config, attempt: Attempt) -> tuple[float, dict[str, float], bool]:
-    """(R_S, its parts, whether it may be learned from) of an attempt (Eq. (6)).
+    """(R_S, its parts, whether it may be trained on) of an attempt (Eq. (6)).
 
-    An answer that the judge failed to grade has no rubric score: it counts 0 where the card says so (`ungraded`), and
-    is not learned from otherwise.
+    An answer that the judge failed to grade has no rubric score. With `ungraded` = "zero" the score counts as 0;
+    otherwise the attempt is not trained on.
     """
     card = cfg.scope.solver_reward
-    form = rules.solver_format(card, attempt.said)
+    form = rules.solver_format(card, attempt.turns)
     factor = rules.length_factor(card, attempt.tokens)
-    search = rules.search_reward(attempt.said, card.searches)
+    search = rules.search_reward(attempt.turns, card.searches)
     total = rules.solver_reward(card, attempt.score or 0.0, factor, form.score, search)
     parts = {
         "format": form.score,

@@ -1,4 +1,4 @@
-"""How SCOPE's policies search: the one module of the game that depends on dialects and turns."""
+"""How SCOPE's policies search: the only module of the game that depends on dialects and turns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scope_jax.play import searching
 from scope_jax.play.searching import Search
 from scope_jax.play.turns import Cut
 from scope_jax.systems.scope import instructions
-from scope_jax.systems.scope.rules import Said
+from scope_jax.systems.scope.rules import ParsedTurn
 from scope_jax.text import dialects
 from scope_jax.text.dialects import Dialect
 from scope_jax.text.dialects.calls import calls
@@ -30,14 +30,15 @@ def stops(cfg: Config, final: str) -> tuple[str, ...]:
 def responder(
     cfg: Config, search: Search, final: str, expected: int | None = None
 ) -> Callable[[Sequence[Turn]], str | Cut | None]:
-    """What a turn gets: results of its first search, a note that it was not run, or None where the episode is over.
+    """The responder of a turn: results of its first search, a note that the search was not run, or None to end the
+    episode.
 
-    By position: a closed `<final>` that begins before the first valid search ends the episode; what is said behind the
-    search, a `<final>` or results made up among it, is dropped.
-    expected: with a number of searches each observation says how many turns are left for them, and a search after the
-    last of them is not run (the dynamic turns of the released code); None: any number of searches.
+    Position decides: a closed `<final>` that begins before the first valid search ends the episode; all text after the
+    search is dropped, including a `<final>` or invented results.
+    expected: with a number, each observation says how many turns are left for searches, and a search after the last
+    of them is not run (the dynamic turns of the released code); None: no such limit.
     """
-    answer = searching.responder(
+    respond_to_search = searching.responder(
         search,
         _dialect(cfg),
         (final,),
@@ -50,36 +51,35 @@ def responder(
         sampled = sum(turn.kind == "sampled" for turn in turns)
         if expected is not None and sampled > expected:
             return None
-        told = answer(turns)
-        if told is None or expected is None:
-            return told
+        response = respond_to_search(turns)
+        if response is None or expected is None:
+            return response
         left = f"\n{instructions.turns_left(cfg, expected - sampled)}"
-        return replace(told, text=told.text + left) if isinstance(told, Cut) else told + left
+        return replace(response, text=response.text + left) if isinstance(response, Cut) else response + left
 
     return respond
 
 
-def parse_turn(cfg: Config, turn: Turn, final: str, answered: bool) -> Said:
-    """A turn as the rules see it: without what stands behind its first search, which counts if it was answered."""
+def parse_turn(cfg: Config, turn: Turn, final: str, answered: bool) -> ParsedTurn:
+    """A turn as the rules see it: text after its first search is dropped; the search counts if it was answered."""
     dialect = _dialect(cfg)
-    begun = calls(turn.content, dialect)
-    first = searching.first_query(begun, turn.content, dialect, (final,))
+    found = calls(turn.content, dialect)
+    first = searching.first_query(found, turn.content, dialect, (final,))
     if first is not None:
         turn = replace(turn, text=turn.text[: first[1]])
-    malformed = sum(call.query is None and call.start < len(turn.text) for call in begun)
-    return Said(searching.whole(turn), turn.content, int(first is not None and answered), malformed)
+    malformed = sum(call.query is None and call.start < len(turn.text) for call in found)
+    return ParsedTurn(searching.whole(turn), turn.content, int(first is not None and answered), malformed)
 
 
-def said(cfg: Config, completion: Completion, final: str) -> tuple[Said, ...]:
-    """The policy's own turns, in episodes that end in `<final>`; all but the last piece of an episode were answered."""
-    pieces = completion.turns
+def parse_turns(cfg: Config, completion: Completion, final: str) -> tuple[ParsedTurn, ...]:
+    """The sampled turns of an episode that ends in `<final>`; every turn but the episode's last one was answered."""
     return tuple(
-        parse_turn(cfg, piece, final, place < len(pieces) - 1)
-        for place, piece in enumerate(pieces)
-        if piece.kind == "sampled"
+        parse_turn(cfg, turn, final, place < len(completion.turns) - 1)
+        for place, turn in enumerate(completion.turns)
+        if turn.kind == "sampled"
     )
 
 
 def evidence(cfg: Config, completion: Completion) -> list[str]:
-    """The result texts that the policy read, each once."""
+    """The search result texts that the policy read, without duplicates."""
     return list(dict.fromkeys(searching.results_read(completion, _dialect(cfg))))

@@ -29,4 +29,4 @@ def talk(
 
 def said(completion: Completion) -> str:
     """What was said outside of thoughts; "" where the prompt was not played."""
-    return "".join(searching.said(completion))
+    return "".join(searching.contents(completion))

@@ -142,7 +142,7 @@ def _say(
         tempered=cfg.spice.loss.tempered,
     )
     return [
-        [Said(stage, prompt, "".join(searching.said(completion)), completion) for completion in group]
+        [Said(stage, prompt, "".join(searching.contents(completion)), completion) for completion in group]
         for (_, prompt), group in zip(asked, groups, strict=True)
     ]
 

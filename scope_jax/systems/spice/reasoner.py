@@ -41,7 +41,7 @@ def solve(cfg: Config, tools: Tools, attempts: Sequence[Attempt], again: bool = 
 
 def prediction_of(completion: Completion) -> str | None:
     r"""Content of the last `\boxed{…}` outside of thoughts; None without one or when it is empty."""
-    return parsing.boxed("".join(searching.said(completion)))
+    return parsing.boxed("".join(searching.contents(completion)))
 
 
 def grade(cfg: Config, tried: Sequence[Tried]) -> tuple[list[Tried], int]:

@@ -119,7 +119,7 @@ def measure(
     }
     for role, completions in sampled.items():
         searches = [len(searching.queries_run(completion, dialect)) for completion in completions]
-        values |= searching.talk(role, completions, searches)
+        values |= searching.episode_stats(role, completions, searches)
     origins = [group.problem.origin for group in solved]
     counts = {
         "slots/fresh": origins.count("fresh") / slots,

@@ -30,7 +30,7 @@ REASONS = (
 
 def apply(cfg: Config, completion: Completion, golds: Sequence[str]) -> tuple[str | None, str]:
     """The question of a proposer episode (None without one) and the first rule that it breaks ("" if none)."""
-    question = parsing.first(searching.said(completion), "question")
+    question = parsing.first(searching.contents(completion), "question")
     if question is None:
         return None, "no_question"
     return question, _broken(cfg, question, completion, golds)

@@ -63,7 +63,7 @@ def solve(cfg: Config, tools: Tools, problems: Sequence[Problem]) -> list[Solved
 
 def prediction_of(completion: Completion) -> str | None:
     """A(ρ): content of the last `<answer>`; None without one or when it is empty."""
-    return parsing.last(searching.said(completion), "answer") or None
+    return parsing.last(searching.contents(completion), "answer") or None
 
 
 def grade_solver(cfg: Config, tools: Tools, solved: Sequence[Solved]) -> tuple[list[Solved], grading.Grades]:
