@@ -1,39 +1,40 @@
 """SPELL: one model asks questions about long documents, answers them, and verifies its answers.
 
-Algorithm 1 of the paper (App. B, with its line numbers) and where each of its lines happens. A step draws clusters of
-documents in rounds, until it has N questions of which some answers are right and some wrong.
+Algorithm 1 of the paper (App. B, with its line numbers) and where each line is implemented. A step draws clusters of
+documents in rounds until it has N questions with both correct and wrong answers.
 
 | line | in our words | where |
 |---|---|---|
-| 1 | given: the model, clusters with tasks, m, L, N, G | `policies`, `source`; all else is the card's |
+| 1 | inputs: the model, clusters with tasks, m, L, N, G | `policies`, `source`; the rest is in the card |
 | 2 | for each cluster and task | `start` |
 | 3 | a history memory of L questions, empty at first | `start` |
 | 4 | for each step | one call of `play` by the loop |
-| 5 | no samples of any role yet | `play` |
-| 6 | while there are fewer than N groups for the responder | `play` |
+| 5 | start with no samples of any role | `play` |
+| 6 | while the responder has fewer than N groups | `play` |
 | 7 | a cluster and a task | `orders` |
 | 8 | m of its documents | `orders` |
-| 9 | with the documents and questions of its history: what the questioner reads | `ask` |
+| 9 | the questioner's context: these and the documents and questions of its history | `ask` |
 | 10 | the questioner writes a question and its answer | `ask` |
 | 11 | the responder answers it without any document | `filter_grounded` |
-| 12 | if the rule finds that answer right | `filter_grounded` |
-| 13 | the question is kept for its penalty | `filter_grounded` |
-| 14 | and goes no further | `respond` |
+| 12 | if that answer is correct by the rule | `filter_grounded` |
+| 13 | keep the question for its penalty | `filter_grounded` |
+| 14 | and skip the remaining steps for it | `respond` |
 | 15 | the responder answers from the whole cluster, G times | `respond` |
 | 16 | for each answer | `verify` |
 | 17 | the verifier compares it with the reference, G times | `verify` |
 | 18 | rewards of all three roles | `reward` |
 | 19 | by Eq. (4) to Eq. (7) | `reward` |
 | 20 | if the question is solvable | `accepts` |
-| 21 | the history memory takes it in | `push` |
+| 21 | add it to the history memory | `push` |
 | 22 | keep the question | `draw_round` |
 | 23 | keep the answers | `draw_round` |
 | 24 | keep the judgments | `draw_round` |
-| 25 | choose what each role learns from | `choose` |
+| 25 | choose each role's training samples | `choose` |
 | 26 | one update of all roles | `updates`, done by the loop |
-| 27 | the policy as it is then | `finished` |
+| 27 | return the policy | `finished` |
 
-docs/spell.md tells the game to its users, docs/fidelity.md lists what the paper leaves open or its code does otherwise.
+See docs/spell.md for a description, and docs/fidelity.md for what the paper leaves open or the released code does
+differently.
 """
 
 from __future__ import annotations
@@ -66,91 +67,91 @@ __all__ = [
     "searches",
     "total_steps",
     "uses_base",
-]  # of the game, beside the functions below; the history is good under any card, as its latest questions count
+]  # part of the game's interface, with the functions below; the history memory is valid under any card
 
 
 def judges(cfg: Config) -> dict[str, JudgeSection]:
-    """The outside model in place of the rule, if the card has it so."""
+    """The external judge, if the card uses it in place of the rule."""
     return {"judge": cfg.judge} if cfg.judge is not None and cfg.spell.rule == "judge" else {}
 
 
 def source(cfg: Config) -> Source:
     """Clusters of documents."""
-    assert cfg.data.clusters is not None  # Config sees to it
+    assert cfg.data.clusters is not None  # Config has checked it
     return Source(cfg.data.clusters, "clusters", cfg.data)
 
 
 def system_messages(cfg: Config) -> tuple[Path, ...]:
-    """Of those roles that have one."""
+    """System message files of the roles that have one."""
     return templates.system_files(cfg.spell.prompts, instructions.ROLES)
 
 
 def start(cfg: Config) -> Memory:
-    """The beginning of the stream, and no history: a cluster's memory is there as soon as a question enters it."""
+    """The start of the stream and an empty history; a cluster's entry is created when its first question is added."""
     return {"position": 0, "history": {}}
 
 
 def updates(cfg: Config) -> tuple[Update, ...]:
-    """Alg. 1 l.26: one update of the roles that learn; the questioner's rewards are compared over the batch, Eq. (9),
-    those of the others in their groups, Eq. (8)."""
-    own = {"questioner": cfg.spell.questioner_advantage}
-    shares = tuple(RoleShare(role, own.get(role)) for role in cfg.spell.train)
+    """Alg. 1 l.26: one update of the trained roles; advantages over the batch for the questioner, Eq. (9), and within
+    groups for the others, Eq. (8)."""
+    overrides = {"questioner": cfg.spell.questioner_advantage}
+    shares = tuple(RoleShare(role, overrides.get(role)) for role in cfg.spell.train)
     return (Update(ACTOR, cfg.spell.loss, shares),)
 
 
 def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Episode], Memory, Metrics]:
     """One step of Algorithm 1 up to the update: episodes of all roles, the memory after it, metrics.
 
-    Pure: every choice is drawn from the seed and the place in the stream of clusters, or the step, and `memory` is not
-    changed.
+    Pure: all randomness is derived from the seed and the position in the stream of clusters, or the step, and `memory`
+    is not modified.
     """
-    # l.1: the loop made `policies` from the base, and reads `source`
-    # l.2, l.3: the run began with the memory that `start` gives
+    # l.1: the training loop initialised `policies` from the base model, and reads `source`
+    # l.2, l.3: the run began with the memory returned by `start`
     # l.4: a step is one call
-    # l.5: nothing is kept from the step before but the place in the stream and the history
+    # l.5: only the position in the stream and the history are carried over from the previous step
     position, history = memory["position"], memory["history"]
     asked: list[Asked] = []
     groups: list[Group] = []
     rounds = 0
-    # l.6: in rounds, until the step is full or the card says that it is enough
+    # l.6: in rounds, until the step is full or the card's maximum is reached
     while rounds < cfg.spell.max_rounds and sum(group.mixed for group in groups) < cfg.spell.groups:
-        fresh, answered, history = draw_round(cfg, tools, position, history)
-        asked, groups = asked + fresh, groups + answered
+        new_questions, new_groups, history = draw_round(cfg, tools, position, history)
+        asked, groups = asked + new_questions, groups + new_groups
         position, rounds = position + cfg.spell.clusters_per_round, rounds + 1
     rows, metrics = settle(cfg, asked, groups, step)
     return rows, {"position": position, "history": history}, metrics | {"groups/rounds": float(rounds)}
 
 
 def draw_round(cfg: Config, tools: Tools, position: int, history: History) -> tuple[list[Asked], list[Group], History]:
-    """The clusters from `position` on, each played once: questions, the groups of answers to those that were put to the
-    responder, and the history after them. Clusters of a round see the history before it."""
+    """Plays one round, each cluster from `position` onwards once: returns the questions, the groups of answers to those
+    that reached the responder, and the updated history. All clusters of a round see the history before it."""
     clusters = tools.rows(position, cfg.spell.clusters_per_round)
-    # l.7, l.8: a cluster, its task, some of its documents
+    # l.7, l.8: a cluster, its task and some of its documents
     drawn = orders(cfg, history, clusters, position)
-    # l.9, l.10: questions from these and what is remembered
+    # l.9, l.10: questions written from these documents and the history
     asked = ask(cfg, tools, drawn)
-    # l.11, l.12, l.13: those that need no document
+    # l.11, l.12, l.13: mark those that can be answered without documents
     asked = filter_grounded(cfg, tools, asked)
-    # l.14, l.15: G answers to each of the others, from all documents
+    # l.14, l.15: G answers to each of the others, from all documents of the cluster
     groups, asked = respond(cfg, tools, asked)
     # l.16, l.17: G judgments of each answer
     groups = verify(cfg, tools, groups)
-    # l.18, l.19: answers and judgments know theirs
+    # l.18, l.19: the questioner's rewards; those of answers and judgments are already known
     asked = reward(cfg, asked, groups)
-    # l.20, l.21: what is solvable is remembered
+    # l.20, l.21: add solvable questions to the history
     after = dict(history)
     for group in groups:
         if accepts(cfg, group.mean):
             push(cfg, after, group.asked.order, group.question)
-    # l.22, l.23, l.24: all of it, for the sampling of the roles
+    # l.22, l.23, l.24: keep everything for the role-specific sampling
     return asked, groups, after
 
 
 def settle(cfg: Config, asked: list[Asked], groups: list[Group], step: int) -> tuple[list[Episode], Metrics]:
-    """The step's episodes, those that the update learns from marked as trained, and its metrics."""
+    """The step's episodes, with those used by the update marked as trained, and its metrics."""
     # l.25: role-specific dynamic sampling
     chosen = choose(cfg, asked, groups, step)
     rows = episodes(cfg, asked, groups, chosen)
-    # l.26: the loop asks `updates` and does it with these rows
-    # l.27: `finished` tells the loop
+    # l.26: the training loop calls `updates` and trains on these episodes
+    # l.27: the training loop calls `finished`
     return rows, measure(cfg, asked, groups, chosen)

@@ -12,13 +12,13 @@ from scope_jax.play.documents import without_middle
 from scope_jax.play.exams import Exam
 from scope_jax.systems.spell import instructions, rules
 from scope_jax.systems.spell.records import Question
-from scope_jax.systems.spell.talking import said
+from scope_jax.systems.spell.talking import reply_text
 from scope_jax.text.messages import Messages
 
 
 def exam(cfg: Config) -> Exam:
-    """Rows with a text, of which the middle is left out where the prompt is too long. `accuracy` is the larger of cover
-    exact match and, with a judge in the card, what the judge says."""
+    """Rows with a long context, whose middle is cut out if the prompt is too long. `accuracy` is cover exact match or,
+    if the card has a judge, the larger of cover exact match and the judge's verdict."""
     judged = cfg.judge is not None or cfg.evaluate.judge is not None
     return Exam(
         policy=ACTOR,
@@ -32,10 +32,11 @@ def exam(cfg: Config) -> Exam:
 
 
 def prompt(cfg: Config, row: Mapping[str, Any], tokens: Callable[[str], int]) -> Messages:
-    """The responder's prompt for a row, in at most `exam_prompt_tokens` of text: its context loses its middle.
+    """The responder's prompt for a row, with at most `exam_prompt_tokens` tokens of text: the middle of the context is
+    cut out if needed.
 
-    The task is the row's, or multiple choice where it has options, or else document QA. Raises ValueError for a task
-    that is none.
+    The task is the row's, else multiple choice if it has options, else document QA. Raises ValueError for an unknown
+    task.
     """
     task = row["task"] or ("choice" if row["options"] else "qa")
     if task not in instructions.TASKS:
@@ -43,11 +44,11 @@ def prompt(cfg: Config, row: Mapping[str, Any], tokens: Callable[[str], int]) ->
             f"a row of an evaluation set has the task {task!r}; give one of {', '.join(instructions.TASKS)}, or none."
         )
     question = Question(row["question"], "", tuple(row["options"]))
-    bare = tokens(instructions.for_responder(cfg, task, question, "").text)
-    context = without_middle(row["context"], max(cfg.spell.exam_prompt_tokens - bare, 0), tokens)
+    overhead = tokens(instructions.for_responder(cfg, task, question, "").text)
+    context = without_middle(row["context"], max(cfg.spell.exam_prompt_tokens - overhead, 0), tokens)
     return instructions.for_responder(cfg, task, question, instructions.shown(cfg, context))
 
 
 def conclusion(completion: Completion) -> str | None:
-    """The answer that is compared: what the responder concludes with."""
-    return rules.conclusion_of(said(completion))
+    """The answer that is graded: the responder's conclusion."""
+    return rules.conclusion_of(reply_text(completion))

@@ -1,7 +1,7 @@
-"""The history memory of a cluster and a task: its latest solvable questions, and what the next one is asked from
+"""The history memory of a cluster and task: its latest solvable questions, and the documents for the next question
 (section 4.1).
 
-A questioner reads the documents of the remembered questions and m new ones, so that its context grows until L questions
+A questioner reads the documents of the remembered questions and m new ones, so its context grows until L questions
 are remembered. Plain data, part of the game's memory.
 """
 
@@ -21,24 +21,24 @@ History = dict[str, list[dict[str, Any]]]  # entries by "cluster/task", the late
 
 
 def orders(cfg: Config, history: History, clusters: Sequence[Mapping[str, Any]], first: int) -> list[Order]:
-    """An order for each of the clusters from `first` on in the stream that is for some task of the card.
+    """An order for each cluster, at positions `first` onwards of the stream, that suits a task of the card.
 
-    Raises ValueError if none of them is.
+    Raises ValueError if none does.
     """
-    made = [order(cfg, history, cluster, first + place) for place, cluster in enumerate(clusters)]
-    if not any(made):
+    found = [order(cfg, history, cluster, first + place) for place, cluster in enumerate(clusters)]
+    if not any(found):
         raise ValueError(
             f"none of the {len(clusters)} drawn clusters is for a task with a share in spell.tasks; give their tasks "
             "a share, or set the tasks of their families in spell.families."
         )
-    return [one for one in made if one is not None]
+    return [one for one in found if one is not None]
 
 
 def order(cfg: Config, history: History, cluster: Mapping[str, Any], place: int) -> Order | None:
-    """What is asked of the cluster at `place` of the stream (Alg. 1 l.7, l.8): a task, and new documents.
+    """The order for the cluster at position `place` of the stream (Alg. 1 l.7, l.8): a task and new documents.
 
-    Both are drawn from (seed, place). New documents are ones that no remembered question came from. None where the
-    cluster is for no task that has a share.
+    Both are drawn with (seed, place). New documents are those from which no remembered question was written. None if
+    the cluster suits no task with a share above 0.
     """
     card = cfg.spell
     task = _task(cfg, cluster, place)
@@ -55,11 +55,11 @@ def order(cfg: Config, history: History, cluster: Mapping[str, Any], place: int)
 
 
 def _task(cfg: Config, cluster: Mapping[str, Any], place: int) -> str | None:
-    given: Mapping[str, float] = {**cfg.spell.tasks}
-    tasks = allowed_tasks(given, cfg.spell.families, cluster["family"])
+    weights: Mapping[str, float] = {**cfg.spell.tasks}
+    tasks = allowed_tasks(weights, cfg.spell.families, cluster["family"])
     if not tasks:
         return None
-    shares = np.array([given[task] for task in tasks])
+    shares = np.array([weights[task] for task in tasks])
     return tasks[int(rng("spell task", cfg.seed, place).choice(len(tasks), p=shares / shares.sum()))]
 
 
@@ -69,18 +69,19 @@ def _unseen(ids: Sequence[str], known: Sequence[Entry]) -> list[str]:
 
 
 def _sample(cfg: Config, unseen: Sequence[str], place: int) -> tuple[str, ...]:
-    """m of the documents, or all where there are no more, in the cluster's order."""
+    """m of the documents, or all if there are fewer, in the cluster's order."""
     drawn = rng("spell documents", cfg.seed, place).permutation(len(unseen))[: cfg.spell.documents]
     return tuple(unseen[int(index)] for index in sorted(drawn))
 
 
 def accepts(cfg: Config, success: float) -> bool:
-    """True if a question with this success rate is remembered: r_que > 0 (Alg. 1 l.20), or as the card says."""
+    """True if a question with this success rate is added to the history: r_que > 0 (Alg. 1 l.20), or also at rate 1 if
+    `history_accepts` is "solved"."""
     return cfg.spell.history > 0 and (0.0 < success < 1.0 or (success == 1.0 and cfg.spell.history_accepts == "solved"))
 
 
 def push(cfg: Config, history: History, asked: Order, question: Question) -> None:
-    """Adds the question to its memory in `history`, of which the L latest stay (Alg. 1 l.21)."""
+    """Adds the question to its entry in `history`, which keeps the latest L questions (Alg. 1 l.21)."""
     read = tuple(document["id"] for document in asked.documents) if cfg.spell.history_documents == "seen" else asked.new
     before = [] if asked.restarts else history.get(asked.key, [])
     entry = Entry(read, question.whole, question.answer)

@@ -1,4 +1,4 @@
-"""The prompts of SPELL's roles (App. E), filled in. Foreign text is made safe before it enters a prompt."""
+"""The prompts of SPELL's roles (App. E), filled in. Untrusted text is neutralised before it enters a prompt."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from scope_jax.text.messages import Messages
 
 TASKS = ("qa", "math", "choice")
 ROLES = (*(f"{role}_{task}" for role in ("questioner", "responder") for task in TASKS), "verifier")
-OWN_TAGS = ("text",)  # around the documents of a prompt
+OWN_TAGS = ("text",)  # enclose the documents in a prompt
 
 
 def shown(cfg: Config, text: str) -> str:
-    """`text` with all tags that mean something in square brackets."""
+    """`text` with all reserved tags neutralised (in square brackets)."""
     return _neutral(text, (*dialects.load(cfg.model.dialect).tags, *OWN_TAGS))
 
 
@@ -26,7 +26,7 @@ def _neutral(text: str, tags: tuple[str, ...]) -> str:
 
 
 def quoted(cfg: Config, text: str) -> str:
-    """The same without double brackets: a decision that an answer quotes is none, and names none to the verifier."""
+    """`shown`, without double brackets: an answer must not show the verifier a decision such as [[YES]]."""
     while "[[" in text or "]]" in text:
         text = text.replace("[[", "[").replace("]]", "]")
     return shown(cfg, text)
@@ -43,13 +43,13 @@ def _filled(cfg: Config, role: str, values: Mapping[str, object], required: tupl
 
 
 def documents_of(cfg: Config, documents: Sequence[Mapping[str, str]]) -> str:
-    """Documents as a prompt shows them, each under its title, without numbers: no question is to refer to them."""
+    """Documents as shown in a prompt, each under its title; not numbered, since questions must not refer to numbers."""
     texts = [f"Title: {d['title']}\n{d['text'].strip()}" if d["title"] else d["text"].strip() for d in documents]
     return "\n\n".join(shown(cfg, text) for text in texts)
 
 
 def for_questioner(cfg: Config, order: Order) -> Messages:
-    """Write a question about documents, and one that is harder than those remembered, if there are any."""
+    """Prompt to write a question about documents, harder than the remembered ones if there are any."""
     role = f"questioner_{order.task}"
     values = {
         "documents": documents_of(cfg, order.documents),
@@ -71,18 +71,18 @@ def _example(cfg: Config, number: int, entry: Entry) -> str:
 
 
 def for_responder(cfg: Config, task: str, question: Question, documents: str) -> Messages:
-    """Answer a question about documents."""
+    """Prompt to answer a question about documents."""
     values = {"documents": documents, "question": shown(cfg, question.whole)}
     return _filled(cfg, f"responder_{task}", values, ("documents", "question"))
 
 
 def nothing(cfg: Config) -> str:
-    """What stands in place of the documents where the responder has to answer without them."""
+    """The placeholder for the documents when the responder has to answer without them."""
     return _filled(cfg, "nothing", {}, ()).user
 
 
 def for_verifier(cfg: Config, question: Question, answer: str, reference: str) -> Messages:
-    """Say whether an answer is equivalent to the reference."""
+    """Prompt to decide whether an answer is equivalent to the reference."""
     values = {
         "problem": quoted(cfg, question.whole),
         "answer": quoted(cfg, answer),

@@ -1,4 +1,4 @@
-"""The questioner: a question with its answer, written from some of a cluster's documents (section 4.1)."""
+"""The questioner: writes a question and its answer from some of a cluster's documents (section 4.1)."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from scope_jax.config import Config
 from scope_jax.play.tools import Prompt, Tools
 from scope_jax.systems.spell import instructions, rules
 from scope_jax.systems.spell.records import Asked, Group, Order
-from scope_jax.systems.spell.talking import said, talk
+from scope_jax.systems.spell.talking import generate, reply_text
 
 
 def ask(cfg: Config, tools: Tools, orders: Sequence[Order]) -> list[Asked]:
-    """(q, a) ~ π^que(· | X^que) for each order; with a reason where it is malformed, or was not played."""
-    told = [instructions.for_questioner(cfg, order) for order in orders]
+    """(q, a) ~ π^que(· | X^que) for each order, with a reason if it is malformed or its prompt was too long."""
+    conversations = [instructions.for_questioner(cfg, order) for order in orders]
     prompts = [
         Prompt(tools.encode_prompt(messages), f"{order.place}", messages)
-        for messages, order in zip(told, orders, strict=True)
+        for messages, order in zip(conversations, orders, strict=True)
     ]
-    groups = talk(cfg, tools, "questioner", cfg.spell.questioner, prompts, 1)
+    groups = generate(cfg, tools, "questioner", cfg.spell.questioner, prompts, 1)
     found = []
-    for order, messages, (completion,) in zip(orders, told, groups, strict=True):
+    for order, messages, (completion,) in zip(orders, conversations, groups, strict=True):
         question, reason = None, "prompt_too_long"
         if completion.turns:
             limit = cfg.spell.max_answer_tokens
-            question, reason = rules.question_of(said(completion), order.task, tools.tokens, limit)
+            question, reason = rules.question_of(reply_text(completion), order.task, tools.tokens, limit)
         found.append(Asked(order, messages, completion, question, reason))
     return found
 
 
 def reward(cfg: Config, asked: Sequence[Asked], groups: Sequence[Group]) -> list[Asked]:
-    """The questions with r^que (Eq. (7)), by the success of the answers to them; 0 for one that was not played."""
+    """The questions with r^que (Eq. (7)), by the success rate of their answers; 0 for a question without answers."""
     success = {group.asked.order.place: group.mean for group in groups}
     return [replace(one, reward=_reward(cfg, one, success.get(one.order.place))) for one in asked]
 

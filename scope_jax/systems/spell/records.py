@@ -12,12 +12,12 @@ from scope_jax.learner.types import Judgement, Reply
 from scope_jax.play.rewards import mean
 from scope_jax.text.messages import Messages
 
-LETTERS = ("A", "B", "C", "D")  # of the options that a questioner gives
+LETTERS = ("A", "B", "C", "D")  # labels of a questioner's options
 
 
 @dataclass(frozen=True)
 class Question:
-    """What the questioner wrote: a question, its reference answer, and the options of a multiple choice."""
+    """The questioner's output: a question, its reference answer, and the options if it is multiple choice."""
 
     text: str
     answer: str
@@ -32,7 +32,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Entry:
-    """A solvable question of the history memory, and the ids of its source documents (C_l, q_l, a_l)."""
+    """A solvable question in the history memory, with the ids of its source documents (C_l, q_l, a_l)."""
 
     documents: tuple[str, ...]
     question: str
@@ -50,9 +50,9 @@ class Entry:
 class Order:
     """What the questioner is asked for: a question of one task from documents of a cluster.
 
-    place: in the stream of clusters, names the order. key: of the cluster's history memory for this task. new: ids of
-    the documents drawn for this question. restarts: the history was left behind, and is forgotten if this question
-    enters it.
+    place: position in the stream of clusters, identifies the order. key: key of the history memory for this cluster
+    and task. new: ids of the documents drawn for this question. restarts: the history is not used, and is cleared when
+    this question is added to it.
     """
 
     place: int
@@ -74,9 +74,9 @@ class Order:
 class Asked:
     """One episode of the questioner.
 
-    reason: why its question is not put to the responder, "" if it is. blind: what the responder replied without the
-    documents, None where it was not asked; judged: what an outside judge said of that reply. reward: of Eq. (7), once
-    it is known.
+    reason: why its question is rejected, "" if the responder gets it. blind: the responder's reply without the
+    documents, None if not requested. judged: an external judge's judgements of that reply. reward: Eq. (7), once it is
+    known.
     """
 
     order: Order
@@ -91,7 +91,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Judged:
-    """One judgment of the verifier, v_ij: True, False, None where it gave no verdict."""
+    """One judgment of the verifier, v_ij: True, False, or None without a valid verdict."""
 
     completion: Completion
     verdict: bool | None
@@ -106,8 +106,8 @@ class Judged:
 class Response:
     """One answer of the responder, y_i.
 
-    answer: what it concludes with, None without that. rule: R_rule(y_i, a). judgments: of the verifier, none where it
-    was not asked. vote: v_i, of Eq. (4). judged: what an outside judge said in place of the rule.
+    answer: its conclusion, or None. rule: R_rule(y_i, a). judgments: the verifier's, empty if it was not asked.
+    vote: v_i of Eq. (4). judged: an external judge's judgements, used in place of the rule.
     """
 
     completion: Completion
@@ -148,5 +148,5 @@ class Group:
 
     @property
     def mixed(self) -> bool:
-        """True if some answers are right and some wrong: std({r_i}) > 0."""
+        """True if some answers are correct and some wrong: std({r_i}) > 0."""
         return 0.0 < self.mean < 1.0

@@ -1,5 +1,5 @@
-"""The responder: without the documents, to find out whether a question needs them; then with all of the cluster, of
-which those that the questioner did not read distract (section 4.1)."""
+"""The responder answers a question without documents, to test whether the question needs them, and then with all
+documents of the cluster, where those that the questioner did not read are distractors (section 4.1)."""
 
 from __future__ import annotations
 
@@ -13,48 +13,49 @@ from scope_jax.play.tools import Prompt, Tools
 from scope_jax.systems.spell import instructions, rules
 from scope_jax.systems.spell.records import Asked, Group, Question, Response
 from scope_jax.systems.spell.rules import UNGROUNDED
-from scope_jax.systems.spell.talking import said, talk
+from scope_jax.systems.spell.talking import generate, reply_text
 
 
 @dataclass(frozen=True)
 class Case:
-    """One reply to one question, to be checked by the rule."""
+    """One reply to a question, to be checked by the rule."""
 
     task: str
     question: Question
-    said: str
+    reply: str
 
 
 def check(cfg: Config, tools: Tools, cases: Sequence[Case]) -> list[tuple[bool, tuple[Judgement, ...]]]:
-    """(R_rule(y, a), what an outside judge said) of each case: by the rule, or by [judge] in its place (section 5.6).
+    """(R_rule(y, a), judgements of an external judge) of each case: by the rule, or by [judge] in its place
+    (section 5.6).
 
-    The judge sees the conclusion, or all that was said where there is none; of nothing it is not asked.
+    The judge sees the conclusion, or the whole reply if there is none; it gets no request for an empty reply.
     """
     if cfg.spell.rule == "match":
         return [
             (
-                rules.matches(c.task, c.said, rules.conclusion_of(c.said), c.question.answer, cfg.spell.rule_reads),
+                rules.matches(c.task, c.reply, rules.conclusion_of(c.reply), c.question.answer, cfg.spell.rule_reads),
                 (),
             )
             for c in cases
         ]
-    put = [
-        grading.Case(c.question.whole, rules.conclusion_of(c.said) or c.said.strip() or None, (c.question.answer,))
+    to_grade = [
+        grading.Case(c.question.whole, rules.conclusion_of(c.reply) or c.reply.strip() or None, (c.question.answer,))
         for c in cases
     ]
-    grades = grading.grade("judge", cfg.spell.prompts, tools.judge, put)
+    grades = grading.grade("judge", cfg.spell.prompts, tools.judge, to_grade)
     return list(zip(grades.correct, grades.judgements, strict=True))
 
 
 def filter_grounded(cfg: Config, tools: Tools, asked: Sequence[Asked]) -> list[Asked]:
-    """`asked` with a reason on each question that is answered rightly without any document (Alg. 1 l.11, l.12)."""
+    """`asked`, with a reason on each question that is answered correctly without documents (Alg. 1 l.11, l.12)."""
     places = [place for place, one in enumerate(asked) if not one.reason]
     if not cfg.spell.grounding_filter or not places:
         return list(asked)
     nothing = instructions.nothing(cfg)
     prompts = [_prompt(cfg, tools, asked[place], nothing) for place in places]
-    groups = talk(cfg, tools, "grounding", cfg.spell.responder, prompts, 1)
-    replies = [said(completion) for (completion,) in groups]
+    groups = generate(cfg, tools, "grounding", cfg.spell.responder, prompts, 1)
+    replies = [reply_text(completion) for (completion,) in groups]
     checked = check(cfg, tools, [_case(asked[place], reply) for place, reply in zip(places, replies, strict=True)])
     filtered = list(asked)
     for place, reply, (right, judged) in zip(places, replies, checked, strict=True):
@@ -63,9 +64,9 @@ def filter_grounded(cfg: Config, tools: Tools, asked: Sequence[Asked]) -> list[A
 
 
 def respond(cfg: Config, tools: Tools, asked: Sequence[Asked]) -> tuple[list[Group], list[Asked]]:
-    """({y_i} ~ π^res(· | C, q), i = 1…G, for each question without a reason, checked by the rule; `asked` anew).
+    """({y_i} ~ π^res(· | C, q), i = 1…G, for each question without a reason, checked by the rule; the updated `asked`).
 
-    A question whose documents do not fit into the responder's prompt is not answered, and gets that for its reason.
+    A question whose documents do not fit into the responder's prompt gets no answers, and a reason that says so.
     """
     places = [place for place, one in enumerate(asked) if not one.reason]
     prompts = [
@@ -73,25 +74,25 @@ def respond(cfg: Config, tools: Tools, asked: Sequence[Asked]) -> tuple[list[Gro
         for place in places
     ]
     card = cfg.spell.responder
-    answered = talk(cfg, tools, "responder", card, prompts, card.samples)
-    cases = [_case(asked[place], said(c)) for place, own in zip(places, answered, strict=True) for c in own]
+    answered = generate(cfg, tools, "responder", card, prompts, card.samples)
+    cases = [_case(asked[place], reply_text(c)) for place, group in zip(places, answered, strict=True) for c in group]
     checked = iter(check(cfg, tools, cases))
     groups, after = [], list(asked)
-    for place, prompt, own in zip(places, prompts, answered, strict=True):
-        marks = [next(checked) for _ in own]
-        if not own[0].turns:
+    for place, prompt, completions in zip(places, prompts, answered, strict=True):
+        grades = [next(checked) for _ in completions]
+        if not completions[0].turns:
             after[place] = replace(asked[place], reason="documents_too_long")
             continue
         responses = [
-            Response(completion, rules.conclusion_of(said(completion)), rule=right, judged=judged)
-            for completion, (right, judged) in zip(own, marks, strict=True)
+            Response(completion, rules.conclusion_of(reply_text(completion)), rule=right, judged=judged)
+            for completion, (right, judged) in zip(completions, grades, strict=True)
         ]
         groups.append(Group(asked[place], prompt.messages, tuple(responses)))
     return groups, after
 
 
 def _prompt(cfg: Config, tools: Tools, asked: Asked, documents: str) -> Prompt:
-    assert asked.question is not None  # it has no reason
+    assert asked.question is not None  # since it has no reason for rejection
     messages = instructions.for_responder(cfg, asked.order.task, asked.question, documents)
     return Prompt(tools.encode_prompt(messages), f"{asked.order.place}", messages)
 

@@ -16,9 +16,9 @@ from scope_jax.systems.spell.sampling import Chosen, judgment_rewards
 
 
 def episodes(cfg: Config, asked: Sequence[Asked], groups: Sequence[Group], chosen: Chosen) -> list[Episode]:
-    """Every question and every answer; of the judgments, those that the verifier learns from.
+    """One episode per question and per answer, and per judgment that was chosen for the verifier.
 
-    `trained` is True for those that were chosen, if their role learns. All judgments of an answer stand with it.
+    `trained` is True for the chosen episodes of a trained role. All judgments of an answer are recorded with it.
     """
     by_place = {group.asked.order.place: group for group in groups}
     made = []
@@ -64,7 +64,7 @@ def _question(cfg: Config, asked: Asked, group: Group | None, trained: bool) -> 
 
 
 def _answer(cfg: Config, group: Group, number: int, trained: bool) -> Episode:
-    """The prompt, which holds all documents, is written down with the first answer of its group alone."""
+    """Only the first answer of a group records the prompt, which holds all documents."""
     response = group.responses[number]
     return Episode(
         role="responder",
@@ -116,7 +116,7 @@ def _judgments(cfg: Config, group: Group, number: int, trained: bool) -> list[Ep
 
 # -------------------------------------------------------------------------------------------------------------- metrics
 def measure(cfg: Config, asked: Sequence[Asked], groups: Sequence[Group], chosen: Chosen) -> Metrics:
-    """The step in numbers; a mean over nothing is left out. `difficulty/<task>` is 1 − pass@1 of its questions."""
+    """The step's metrics; a mean over no values is left out. `difficulty/<task>` is 1 − pass@1 of its questions."""
     responses = [response for group in groups for response in group.responses]
     judged = [response for response in responses if response.judgments]
     judgments = [j for response in judged for j in response.judgments]
@@ -160,9 +160,9 @@ def measure(cfg: Config, asked: Sequence[Asked], groups: Sequence[Group], chosen
 
 
 def _asked(asked: Sequence[Asked], groups: Sequence[Group]) -> Metrics:
-    """How often an outside judge was asked, and how often in vain; {} where there is none."""
-    told: list[Judgement] = [j for one in asked for j in one.judged]
-    told += [j for group in groups for response in group.responses for j in response.judged]
-    if not told:
+    """Number of requests to an external judge, and of those without a verdict; {} without any request."""
+    judged: list[Judgement] = [j for one in asked for j in one.judged]
+    judged += [j for group in groups for response in group.responses for j in response.judged]
+    if not judged:
         return {}
-    return {"judge/requests": float(len(told)), "judge/unparsed": float(sum(one.read is None for one in told))}
+    return {"judge/requests": float(len(judged)), "judge/unparsed": float(sum(j.read is None for j in judged))}

@@ -1,4 +1,4 @@
-"""The equations of SPELL, and the parsing of its roles' outputs, as pure functions of plain values."""
+"""The equations of SPELL and the parsers of its roles' outputs, as pure functions of plain values."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from scope_jax.play import measures
 from scope_jax.systems.spell.records import LETTERS, Question
 from scope_jax.text.objects import last_object
 
-# Why a question is malformed (−1 in Eq. (7)): what is asked of the questioner's reply and it does not have.
+# Why a question is malformed (−1 in Eq. (7)): the requirement that the questioner's reply fails.
 MALFORMED = (
     "no_object",  # no JSON object at the end
     "wrong_keys",
-    "no_text",  # a value that is no text, or blank
-    "wrong_options",  # not four different ones
-    "no_letter",  # the answer names none of the options
+    "no_text",  # a value that is not text, or is blank
+    "wrong_options",  # not four distinct options
+    "no_letter",  # the answer does not name an option
     "no_number",  # the answer is not exactly one number
     "zero",  # that number is 0
     "answer_too_long",
 )
-UNGROUNDED = "ungrounded"  # answered without the documents
-# Questions that are not played at all, and that no role learns from.
+UNGROUNDED = "ungrounded"  # answered correctly without the documents
+# Prompts too long to be sampled: no role is trained on these questions.
 UNPLAYED = ("prompt_too_long", "documents_too_long")
 REASONS = (*MALFORMED, UNGROUNDED, *UNPLAYED)
 
@@ -37,9 +37,9 @@ _VERDICT = re.compile(r"\[\[\s{0,8}(YES|NO)\s{0,8}\]\]", re.IGNORECASE)
 def question_of(
     text: str, task: str, tokens: Callable[[str], int], max_answer_tokens: int
 ) -> tuple[Question | None, str]:
-    """(question, ""), or (None, the reason of `MALFORMED`), of what a questioner says outside of thoughts (App. E).
+    """(question, ""), or (None, a reason from `MALFORMED`), parsed from a questioner's reply without thinking (App. E).
 
-    Raises ValueError for another `task`.
+    Raises ValueError for an unknown `task`.
     """
     one_of("task", task, SpellTask)
     found = last_object(text)
@@ -65,7 +65,7 @@ def question_of(
 
 
 def _text(value: Any, numbers: bool = False) -> str | None:
-    """A value that is text, stripped, None if it is blank or something else. numbers: a JSON number is text, too."""
+    """A text value, stripped; None if it is blank or not text. numbers: JSON numbers are accepted as text."""
     if numbers and isinstance(value, int | float) and not isinstance(value, bool):
         value = repr(value)
     return value.strip() or None if isinstance(value, str) else None
@@ -75,17 +75,17 @@ def _choice(question: str, answer: str, options: Any) -> tuple[Question | None, 
     if not isinstance(options, dict) or tuple(sorted(options)) != LETTERS:
         return None, "wrong_options"
     texts = [_text(options[letter], numbers=True) for letter in LETTERS]
-    whole = tuple(text for text in texts if text is not None)
-    if len({" ".join(text.lower().split()) for text in whole}) < len(LETTERS):
+    present = tuple(text for text in texts if text is not None)
+    if len({" ".join(text.lower().split()) for text in present}) < len(LETTERS):
         return None, "wrong_options"
     chosen = measures.letter(answer)
-    return (Question(question, chosen, whole), "") if chosen in LETTERS else (None, "no_letter")
+    return (Question(question, chosen, present), "") if chosen in LETTERS else (None, "no_letter")
 
 
 def conclusion_of(text: str) -> str | None:
-    """What a responder concludes with: the rest of the line behind its last "answer is"; None without that.
+    """A responder's conclusion: the rest of the line after its last "answer is"; None if it has none.
 
-    Asterisks around it and a full stop behind it are no part of it. Brackets are: (1,234) may be a negative number.
+    Surrounding asterisks and a final full stop are removed. Brackets are kept: (1,234) may be a negative number.
     """
     marks = deque(_CONCLUSION.finditer(text), maxlen=1)
     if not marks:
@@ -95,17 +95,17 @@ def conclusion_of(text: str) -> str | None:
 
 
 def verdict_of(text: str) -> bool | None:
-    """True for [[YES]], False for [[NO]], outside of thoughts; None for both or neither (App. E)."""
-    said = {match[1].upper() for match in _VERDICT.finditer(text)}
-    return said == {"YES"} if len(said) == 1 else None
+    """True for [[YES]], False for [[NO]], in a reply without thinking; None for both or neither (App. E)."""
+    verdicts = {match[1].upper() for match in _VERDICT.finditer(text)}
+    return verdicts == {"YES"} if len(verdicts) == 1 else None
 
 
 # ------------------------------------------------------------------------------------------------------------- rewards
 def matches(task: str, response: str, conclusion: str | None, reference: str, reads: str) -> bool:
-    """R_rule(y, a): cover exact match, a number within 0.15 %, or the letter of an option, as the task asks.
+    """R_rule(y, a), by task: cover exact match (qa), a number within 0.15 % (math), or an option's letter (choice).
 
-    Numbers and letters are read from the conclusion alone. reads: "response", cover exact match looks in all that the
-    responder says (section 4.2), or "answer", in its conclusion. Raises ValueError for other words.
+    Numbers and letters are read from the conclusion only. reads: where cover exact match searches, "response" for the
+    whole response (section 4.2) or "answer" for its conclusion. Raises ValueError for unknown values.
     """
     one_of("task", task, SpellTask)
     one_of("reads", reads, RuleText)
@@ -117,9 +117,10 @@ def matches(task: str, response: str, conclusion: str | None, reference: str, re
 
 
 def vote(verdicts: Sequence[bool | None], rule: str) -> bool:
-    """v_i: "majority", 1(Σ_j v_ij > G/2) (Eq. (4)), or "single", the first judgment. What is no verdict is no yes.
+    """v_i: "majority", 1(Σ_j v_ij > G/2) (Eq. (4)), or "single", the first judgment.
 
-    So a tie is a no. Without judgments it is False. Raises ValueError for another `rule`.
+    A judgment without a verdict does not count as a yes; a tie or no judgments at all give False. Raises ValueError
+    for an unknown `rule`.
     """
     one_of("vote", rule, Vote)
     if rule == "single":
@@ -128,7 +129,7 @@ def vote(verdicts: Sequence[bool | None], rule: str) -> bool:
 
 
 def verifier_rewards(verdicts: Sequence[bool | None], decided: bool, malformed: float) -> tuple[float, ...]:
-    """r_ij = 1(v_ij = v_i) (Eq. (5)); `malformed` for what is no verdict."""
+    """r_ij = 1(v_ij = v_i) (Eq. (5)); `malformed` for a judgment without a verdict."""
     return tuple(malformed if verdict is None else float(verdict == decided) for verdict in verdicts)
 
 
@@ -140,12 +141,12 @@ def questioner_reward(success: float, target: float, width: float) -> float:
 
 
 def spread(rewards: Sequence[float]) -> bool:
-    """True if they are not all the same: only then does a comparison among them say anything (App. C.3)."""
+    """True if the rewards are not all equal; otherwise the group gives no learning signal (App. C.3)."""
     return max(rewards) > min(rewards)
 
 
 def allowed_tasks(shares: Mapping[str, float], families: Mapping[str, Sequence[str]], family: str | None) -> list[str]:
-    """The tasks a cluster is for, of those with a share above 0: what `families` says of its family, or the task that
-    is called like it, or else all."""
+    """The tasks with a share above 0 that a cluster suits: those `families` lists for its family, or the task with the
+    family's name, or else all."""
     listed = families.get(family or "", (family,) if family in shares else tuple(shares))
     return [task for task, share in shares.items() if share > 0 and task in listed]

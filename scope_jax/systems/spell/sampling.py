@@ -1,4 +1,4 @@
-"""Role-specific dynamic sampling: the episodes of a step on which the update trains (section 4.3)."""
+"""Role-specific dynamic sampling: the episodes of a step that the update trains on (section 4.3)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Chosen:
-    """Places in the stream (of questions and their groups), and (place, number of the answer) of the verifier's."""
+    """The samples to train on; questions and their groups are identified by their position in the stream."""
 
-    responder: frozenset[int]  # groups with right and wrong answers, the first N of them
-    questioner: frozenset[int]  # their questions, and as many that earned nothing
-    verifier: frozenset[tuple[int, int]]
+    responder: frozenset[int]  # the first N groups with both correct and wrong answers
+    questioner: frozenset[int]  # their questions, and as many questions without a positive reward
+    verifier: frozenset[tuple[int, int]]  # (position, number of the answer)
 
 
 def judgment_rewards(cfg: Config, response: Response) -> tuple[float, ...]:
@@ -30,12 +30,12 @@ def judgment_rewards(cfg: Config, response: Response) -> tuple[float, ...]:
 
 
 def choose(cfg: Config, asked: Sequence[Asked], groups: Sequence[Group], step: int) -> Chosen:
-    """What the step's update learns from (Alg. 1 l.25).
+    """Chooses the samples the step's update trains on (Alg. 1 l.25).
 
-    The responder: the first N groups with right and wrong answers. The questioner: their questions, and as many drawn
-    from those that earned 0 or less, whatever the reason; all where there are fewer. The verifier: groups of judgments
-    that are not all worth the same, of answers about which vote and rule agree (consistency check), drawn until it has
-    as many judgments, or groups, as there are questions; all where there are fewer.
+    Responder: the first N groups with both correct and wrong answers. Questioner: their questions, and an equal number
+    drawn from the questions with a reward of 0 or less, for whatever reason (all if there are fewer). Verifier: groups
+    of judgments with unequal rewards, on answers where vote and rule agree (consistency check), drawn until there are
+    as many judgments, or groups, as responder groups (all if there are fewer).
     """
     kept = [group.asked.order.place for group in groups if group.mixed][: cfg.spell.groups]
     mixed = {group.asked.order.place for group in groups if group.mixed}
@@ -57,6 +57,6 @@ def choose(cfg: Config, asked: Sequence[Asked], groups: Sequence[Group], step: i
 
 
 def _drawn(items: Sequence[Item], count: int, cfg: Config, name: str, step: int) -> list[Item]:
-    """`count` of the items without replacement, all where there are no more."""
+    """`count` items drawn without replacement, or all if there are fewer."""
     order = rng(name, cfg.seed, step).permutation(len(items))
     return [items[int(place)] for place in order[:count]]

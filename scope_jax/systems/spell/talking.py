@@ -1,4 +1,4 @@
-"""How the roles of SPELL generate: one turn each, by the shared actor, with the role's table of the card."""
+"""How SPELL's roles generate: single turns of the shared actor, with the sampling settings of the role's table."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from scope_jax.play.defaults import ACTOR
 from scope_jax.play.tools import Prompt, Tools, sample
 
 
-def talk(
+def generate(
     cfg: Config, tools: Tools, role: str, card: SpellRoleSection, prompts: Sequence[Prompt], samples: int
 ) -> list[list[Completion]]:
-    """`samples` completions of each prompt, in order; of one above the role's limit they have no turns."""
+    """`samples` completions of each prompt, in order; they have no turns if the prompt exceeds the role's limit."""
     return sample(
         tools,
         role,
@@ -27,6 +27,6 @@ def talk(
     )
 
 
-def said(completion: Completion) -> str:
-    """What was said outside of thoughts; "" where the prompt was not played."""
+def reply_text(completion: Completion) -> str:
+    """The completion's text without thinking; "" if the prompt was too long to be sampled."""
     return "".join(searching.contents(completion))

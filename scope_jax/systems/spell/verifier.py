@@ -1,4 +1,4 @@
-"""The verifier: G judgments of each answer against the reference, and their vote (section 4.1, Eq. (4))."""
+"""The verifier: G judgments of each answer against the reference, and their majority vote (section 4.1, Eq. (4))."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from scope_jax.config import Config
 from scope_jax.play.tools import Prompt, Tools
 from scope_jax.systems.spell import instructions, rules
 from scope_jax.systems.spell.records import Group, Judged
-from scope_jax.systems.spell.talking import said, talk
+from scope_jax.systems.spell.talking import generate, reply_text
 
 
 def verify(cfg: Config, tools: Tools, groups: Sequence[Group]) -> list[Group]:
     """The groups with {v_ij} ~ π^ver(· | q, y_i, a) and v_i on every answer that has a conclusion (Alg. 1 l.16, l.17).
 
-    One without is not put to the verifier: the rule alone decides. A prompt that does not fit has no judgments.
+    An answer without a conclusion is not verified: the rule alone decides. A prompt that is too long has no judgments.
     """
     if not cfg.spell.verify:
         return list(groups)
-    told = {
+    conversations = {
         (g, i): instructions.for_verifier(cfg, group.question, response.answer, group.question.answer)
         for g, group in enumerate(groups)
         for i, response in enumerate(group.responses)
@@ -27,18 +27,18 @@ def verify(cfg: Config, tools: Tools, groups: Sequence[Group]) -> list[Group]:
     }
     prompts = [
         Prompt(tools.encode_prompt(messages), f"{groups[g].asked.order.place} answer {i}", messages)
-        for (g, i), messages in told.items()
+        for (g, i), messages in conversations.items()
     ]
     card = cfg.spell.verifier
-    replies = dict(zip(told, talk(cfg, tools, "verifier", card, prompts, card.samples), strict=True))
+    replies = dict(zip(conversations, generate(cfg, tools, "verifier", card, prompts, card.samples), strict=True))
     verified = []
     for g, group in enumerate(groups):
         responses = list(group.responses)
         for i, response in enumerate(responses):
-            if (g, i) in told:
-                own = [c for c in replies[g, i] if c.turns]
-                judgments = tuple(Judged(c, rules.verdict_of(said(c))) for c in own)
+            if (g, i) in conversations:
+                sampled = [c for c in replies[g, i] if c.turns]
+                judgments = tuple(Judged(c, rules.verdict_of(reply_text(c))) for c in sampled)
                 decided = rules.vote([j.verdict for j in judgments], cfg.spell.vote)
-                responses[i] = replace(response, prompt=told[g, i], judgments=judgments, vote=decided)
+                responses[i] = replace(response, prompt=conversations[g, i], judgments=judgments, vote=decided)
         verified.append(replace(group, responses=tuple(responses)))
     return verified

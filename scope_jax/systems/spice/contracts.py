@@ -1,4 +1,4 @@
-"""The output formats of the challenger, in two stages, parsed strictly (App. 11). Nothing is guessed or repaired."""
+"""Strict parsers for the challenger's output formats in its two stages (App. 11). Nothing is guessed or repaired."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Plain = str | int | float | bool
 
 # ------------------------------------------------------------------------------------------------------- first stage
 def format_of(cfg: Config, reply: str) -> tuple[str, str]:
-    """(the kind of task chosen, "" if none; the reason why not, "" otherwise).
+    """(the kind of task chosen, "" if none; the reason for rejection, "" if valid).
 
-    The reply is one JSON object and nothing else. Exactly one of its two flags is true, and a free-form answer has one
-    of the card's types.
+    The reply must be a single JSON object with exactly one of its two flags true; a free-form answer must have one of
+    the card's types.
     """
     found = whole_object(reply)
     if found is None:
@@ -40,9 +40,9 @@ def format_of(cfg: Config, reply: str) -> tuple[str, str]:
 
 # ------------------------------------------------------------------------------------------------------ second stage
 def task_of(reply: str, kind: str, max_words: int) -> tuple[Task | None, str]:
-    """(the task of this kind that the reply ends with, None if none; the reason why not, "" otherwise).
+    """(the task of this kind at the end of the reply, None if invalid; the reason for rejection, "" if valid).
 
-    max_words: of an answer of type string.
+    max_words: maximum length of an answer of type string.
     """
     found = last_object(reply) if reply.rstrip().endswith("}") else None
     if found is None:
@@ -52,15 +52,15 @@ def task_of(reply: str, kind: str, max_words: int) -> tuple[Task | None, str]:
 
 def _multiple_choice(found: Mapping[str, Any]) -> tuple[Task | None, str]:
     question, letter = _text(found.get("multiple_choice_question")), _text(found.get("multiple_choice_correct"))
-    # the other two are to be left empty where nothing suitable can be asked
+    # the prompt tells the challenger to leave the other two fields empty if the document suits no question
     if not question or not _text(found.get("exam_question", question)):
         return None, "no_question"
     if not letter or not _text(found.get("correct_answer", letter)):
         return None, "no_answer"
     options = list(_OPTION.finditer(question))
     texts = {" ".join(option[2].split()) for option in options}
-    lettered = tuple(option[1] for option in options) == _LETTERS
-    if not lettered or len(texts) < len(_LETTERS) or not question[: options[0].start()].strip():
+    labelled = tuple(option[1] for option in options) == _LETTERS
+    if not labelled or len(texts) < len(_LETTERS) or not question[: options[0].start()].strip():
         return None, "options"
     return (Task(MULTIPLE_CHOICE, question, letter), "") if letter in _LETTERS else (None, "options")
 
@@ -80,7 +80,7 @@ def _free_form(found: Mapping[str, Any], kind: str, max_words: int) -> tuple[Tas
 
 
 def _text(value: Any) -> str:
-    """A text without white space around it; "" for anything else."""
+    """A stripped string; "" for any other value."""
     return value.strip() if isinstance(value, str) else ""
 
 

@@ -1,4 +1,4 @@
-"""The prompts of SPICE's roles (App. 11), filled in. Foreign text is made safe before it enters a prompt."""
+"""The prompts of SPICE's roles (App. 11), filled in. Untrusted text is neutralised before it enters a prompt."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROLES = ("challenger", "reasoner")  # each may have a system message
 
 
 def for_format(cfg: Config, document: Document) -> Messages:
-    """Choose the format of a task: the first stage."""
+    """First stage: prompt to choose the format of a task."""
     types = cfg.spice.answer_types
     values = {
         "answer_types": ", ".join(types),
@@ -26,7 +26,7 @@ def for_format(cfg: Config, document: Document) -> Messages:
 
 
 def for_task(cfg: Config, document: Document, kind: str) -> Messages:
-    """Write a task of a kind: the second stage."""
+    """Second stage: prompt to write a task of this kind."""
     if kind == MULTIPLE_CHOICE:
         return _messages(cfg, "challenger", _variant(cfg, "multiple_choice"), _document(cfg, document))
     form = filled(cfg.spice.prompts, f"answer_{kind}", {"max_words": cfg.spice.max_answer_words})
@@ -35,12 +35,12 @@ def for_task(cfg: Config, document: Document, kind: str) -> Messages:
 
 
 def for_reasoner(cfg: Config, question: str) -> Messages:
-    """Solve a task, of which nothing but the question is shown."""
+    """Prompt to solve a task, which shows only the question."""
     return _messages(cfg, "reasoner", "reasoner", {"question": shown(cfg, question)})
 
 
 def _document(cfg: Config, document: Document) -> dict[str, str]:
-    """The document's variable; its text was made safe when it was cut."""
+    """The template variable of the document, whose text was neutralised before it was cut into segments."""
     return {"document": document.text} if cfg.spice.corpus else {}
 
 

@@ -1,4 +1,4 @@
-"""SPICE's reasoner: answers to tasks without their documents, graded by rules (section 2.3)."""
+"""SPICE's reasoner: answers tasks without their documents; the answers are graded by rules (section 2.3)."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ from scope_jax.text import parsing
 
 
 def solve(cfg: Config, tools: Tools, attempts: Sequence[Attempt], again: bool = False) -> list[Tried]:
-    """{âₖ} ~ π(q), k = 1 … K, for each valid attempt; not yet graded. again: anew, for a task that was tried before."""
+    """{âₖ} ~ π(q), k = 1 … K, for each valid attempt; not yet graded. again: new answers to a task answered before."""
     card = cfg.spice.reasoner
     tasks = [(one, one.task) for one in attempts if one.task is not None]
-    asked = [instructions.for_reasoner(cfg, task.question) for _, task in tasks]
+    conversations = [instructions.for_reasoner(cfg, task.question) for _, task in tasks]
     names = [f"{one.document.place}.{one.number}{' again' if again else ''}" for one, _ in tasks]
     groups = sample(
         tools,
         "reasoner",
-        [Prompt(tools.encode_prompt(said), name, said) for said, name in zip(asked, names, strict=True)],
+        [
+            Prompt(tools.encode_prompt(messages), name, messages)
+            for messages, name in zip(conversations, names, strict=True)
+        ],
         card.samples,
         card.sampling,
         policy=ACTOR,
@@ -34,19 +37,19 @@ def solve(cfg: Config, tools: Tools, attempts: Sequence[Attempt], again: bool = 
         tempered=cfg.spice.loss.tempered,
     )
     return [
-        Tried(one, task, name, said, tuple(group), tuple(map(prediction_of, group)))
-        for (one, task), name, said, group in zip(tasks, names, asked, groups, strict=True)
+        Tried(one, task, name, messages, tuple(group), tuple(map(prediction_of, group)))
+        for (one, task), name, messages, group in zip(tasks, names, conversations, groups, strict=True)
     ]
 
 
 def prediction_of(completion: Completion) -> str | None:
-    r"""Content of the last `\boxed{…}` outside of thoughts; None without one or when it is empty."""
+    r"""Content of the last `\boxed{…}` outside of thinking; None if missing or empty."""
     return parsing.boxed("".join(searching.contents(completion)))
 
 
 def grade(cfg: Config, tried: Sequence[Tried]) -> tuple[list[Tried], int]:
-    """(1[âₖ = a*] of every answer; how many comparisons took too long and count as unequal). Equal ones are made
-    once."""
+    """(1[âₖ = a*] of every answer; number of comparisons that timed out, which count as unequal). Identical comparisons
+    are made once."""
     answers = comparer(cfg.spice.math_seconds)
     given_up = answers.given_up
     compare = cache(lambda task, prediction: rules.right(task, prediction, answers.equal))
@@ -58,5 +61,5 @@ def grade(cfg: Config, tried: Sequence[Tried]) -> tuple[list[Tried], int]:
 
 @cache
 def comparer(seconds: float) -> MathAnswers:
-    """The process that compares mathematical answers; it is started at the first question and ends with the run."""
+    """The process that compares mathematical answers; it starts at the first comparison and ends with the run."""
     return MathAnswers(seconds)

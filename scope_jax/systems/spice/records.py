@@ -14,25 +14,25 @@ MULTIPLE_CHOICE = "multiple-choice"
 
 REASONS = (
     "prompt_too_long",
-    "refused",  # by an endpoint
+    "refused",  # the endpoint rejected the request
     # first stage:
-    "format_no_json",  # the reply is no JSON object, or more than that
-    "format_flags",  # not exactly one of the two formats, or one that the card leaves out
-    "format_type",  # of a free-form answer: none, or one that the card leaves out
+    "format_no_json",  # the reply is not a single JSON object
+    "format_flags",  # not exactly one of the two formats, or a format that the card excludes
+    "format_type",  # a free-form answer without a type, or of a type that the card excludes
     # second stage:
     "task_no_json",  # the reply does not end with a JSON object
-    "no_question",  # missing, empty, or no text
+    "no_question",  # missing, empty, or not text
     "no_answer",  # missing, empty, a list or an object
-    "options",  # not A to D, each once and all different, or the right one is none of them
-    "answer_type",  # another one than was asked for
-    "answer_form",  # not written as its type is
-    "question_too_long",  # for the reasoner's prompt
+    "options",  # not A to D, each once and all different, or the correct letter is not one of them
+    "answer_type",  # not the requested type
+    "answer_form",  # not in the format of its type
+    "question_too_long",  # the question does not fit into the reasoner's prompt
 )
 
 
 @dataclass(frozen=True)
 class Document:
-    """A segment of a document that tasks are written from; `place` in the batch. Without a corpus its text is empty."""
+    """A document segment from which tasks are written. place: index in the batch. Without a corpus, text is empty."""
 
     place: int
     key: str
@@ -41,7 +41,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Task:
-    """What the reasoner is to solve; kind: MULTIPLE_CHOICE (the question holds the options) or a type of answer."""
+    """A task for the reasoner. kind: MULTIPLE_CHOICE (the question includes the options) or an answer type."""
 
     kind: str
     question: str
@@ -49,8 +49,8 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Said:
-    """What a challenger said in one stage; text: outside of its thoughts. An outside model has no completion."""
+class StageReply:
+    """A challenger's reply in one stage; text: without thinking. completion: None for an external model."""
 
     stage: Stage
     prompt: Messages
@@ -61,11 +61,11 @@ class Said:
 
 @dataclass(frozen=True)
 class Attempt:
-    """The `number`-th attempt at a task from a document: valid, or the reason why it is not."""
+    """The `number`-th attempt to write a task from a document; reason: why it is invalid, "" if valid."""
 
     document: Document
     number: int
-    said: tuple[Said, ...]
+    replies: tuple[StageReply, ...]
     task: Task | None
     reason: str
 
@@ -76,7 +76,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Tried:
-    """The reasoner's answers to the task of an attempt: completion, prediction, right or wrong, each of length K."""
+    """The reasoner's K answers to the task of an attempt; completions, predictions and correct have length K."""
 
     attempt: Attempt
     task: Task
@@ -88,5 +88,5 @@ class Tried:
 
     @property
     def pass_rate(self) -> float:
-        """p, the share of right answers."""
+        """p, the share of correct answers."""
         return mean([float(right) for right in self.correct])

@@ -10,11 +10,11 @@ from scope_jax.play import searching
 from scope_jax.play.defaults import ACTOR
 from scope_jax.play.rewards import means
 from scope_jax.systems.spice import challenger, rules
-from scope_jax.systems.spice.records import MULTIPLE_CHOICE, REASONS, Attempt, Said, Tried
+from scope_jax.systems.spice.records import MULTIPLE_CHOICE, REASONS, Attempt, StageReply, Tried
 from scope_jax.text.parsing import shorten
 
-SHOWN = 2_000  # characters of a prompt with a document, for people
-Key = tuple[int, int]  # place of the document, number of the attempt
+SHOWN = 2_000  # characters of a prompt with a document, as recorded in episodes.jsonl
+Key = tuple[int, int]  # index of the document, number of the attempt
 
 
 def key_of(attempt: Attempt) -> Key:
@@ -22,37 +22,37 @@ def key_of(attempt: Attempt) -> Key:
 
 
 def of_challenger(cfg: Config, kept: Sequence[Sequence[Attempt]], rates: Mapping[Key, float]) -> list[Episode]:
-    """One episode for each attempt of T_C: r_C by the pass rate of its task, ρ if it is not valid (Eq. (1)).
+    """One episode per attempt of T_C: r_C by the pass rate of its task, ρ if it is invalid (Eq. (1)).
 
-    A valid attempt whose task was not tried has none; there are such where the challenger does not learn.
+    A valid attempt whose task was not answered has no episode; this occurs only if the challenger is not trained.
     """
     made = []
-    for attempt in (one for own in kept for one in own):
+    for attempt in (one for attempts in kept for one in attempts):
         rate = rates.get(key_of(attempt))
         if attempt.valid and rate is None:
             continue
-        gain = cfg.spice.invalid_reward
+        reward = cfg.spice.invalid_reward
         if rate is not None:
-            gain = rules.reward(cfg.spice.challenger_reward, rate, cfg.spice.reward_width)
-        made.append(_attempt(cfg, attempt, gain, rate))
+            reward = rules.reward(cfg.spice.challenger_reward, rate, cfg.spice.reward_width)
+        made.append(_attempt(cfg, attempt, reward, rate))
     return made
 
 
-def _attempt(cfg: Config, attempt: Attempt, gain: float, rate: float | None) -> Episode:
+def _attempt(cfg: Config, attempt: Attempt, reward: float, rate: float | None) -> Episode:
     stages = ("format", "task") if cfg.spice.train_stages == "both" else (cfg.spice.train_stages,)
-    sampled = [said for said in attempt.said if said.stage in stages and said.completion is not None]
+    sampled = [reply.completion for reply in attempt.replies if reply.stage in stages and reply.completion is not None]
     return Episode(
         role="challenger",
         policy=challenger.speaker(cfg),
         group=f"challenger/{attempt.document.place}",
-        datums=tuple(datum for said in sampled if said.completion for datum in Datum.from_completion(said.completion)),
-        reward=gain,
+        datums=tuple(datum for completion in sampled for datum in Datum.from_completion(completion)),
+        reward=reward,
         parts={"valid": float(attempt.valid)} | ({} if rate is None else {"pass_rate": rate}),
         trained=challenger.learns(cfg),
         temperature=cfg.spice.challenger.sampling.temperature,
         text={
-            "prompt": shorten(attempt.said[0].prompt.text, SHOWN),
-            "turns": [turn for said in attempt.said for turn in _turns(said, said is attempt.said[0])],
+            "prompt": shorten(attempt.replies[0].prompt.text, SHOWN),
+            "turns": [turn for reply in attempt.replies for turn in _turns(reply, reply is attempt.replies[0])],
             "document": attempt.document.key,
             "attempt": attempt.number,
             "kind": attempt.task.kind if attempt.task else None,
@@ -63,16 +63,16 @@ def _attempt(cfg: Config, attempt: Attempt, gain: float, rate: float | None) -> 
     )
 
 
-def _turns(said: Said, first: bool) -> list[dict[str, str]]:
-    """A stage for people; the prompt of the second stands before it, as what the challenger read."""
-    asked = [] if first else [{"kind": "observation", "text": shorten(said.prompt.text, SHOWN)}]
-    if said.completion is None:
-        return [*asked, {"kind": "sampled", "text": said.text}]
-    return asked + searching.transcript(said.completion)
+def _turns(reply: StageReply, first: bool) -> list[dict[str, str]]:
+    """The turns of a stage for the episode record; the second stage's prompt precedes it as an observation."""
+    prompt = [] if first else [{"kind": "observation", "text": shorten(reply.prompt.text, SHOWN)}]
+    if reply.completion is None:
+        return [*prompt, {"kind": "sampled", "text": reply.text}]
+    return prompt + searching.transcript(reply.completion)
 
 
 def of_reasoner(cfg: Config, tried: Sequence[Tried], trained: bool) -> list[Episode]:
-    """One episode for each answer: r_R = 1[â = a*]."""
+    """One episode per answer: r_R = 1[â = a*]."""
     made = []
     for group in tried:
         for completion, prediction, right in zip(group.completions, group.predictions, group.correct, strict=True):
@@ -108,23 +108,23 @@ def measure(
     tried: Sequence[Tried],
     learned: Sequence[Tried],
 ) -> Metrics:
-    """The step in numbers; a mean over nothing is left out.
+    """The step's metrics; a mean over no values is left out.
 
     made: all attempts by document; posed: the challenger's episodes; tried: the tasks of T_C with their answers;
-    learned: those that the reasoner learns from.
+    learned: the tasks the reasoner is trained on.
     """
-    attempts = [one for own in made for one in own]
-    sampled = [said.completion for one in attempts for said in one.said if said.completion is not None]
+    attempts = [one for group in made for one in group]
+    sampled = [reply.completion for one in attempts for reply in one.replies if reply.completion is not None]
     groups = {group.name: group for group in (*tried, *learned)}.values()
     answers = [completion for group in groups for completion in group.completions]
     values: dict[str, list[float]] = {
         "challenger/valid": [float(one.valid) for one in attempts],
-        "challenger/attempts": [float(len(own)) for own in made],
-        "challenger/documents": [float(any(one.valid for one in own)) for own in made],
+        "challenger/attempts": [float(len(group)) for group in made],
+        "challenger/documents": [float(any(one.valid for one in group)) for group in made],
         "challenger/reward": [episode.reward for episode in posed],
         "challenger/pass_rate": [group.pass_rate for group in tried],
         "reasoner/reward": [float(right) for group in learned for right in group.correct],
-        "reasoner/answered": [float(said is not None) for group in learned for said in group.predictions],
+        "reasoner/answered": [float(prediction is not None) for group in learned for prediction in group.predictions],
         "reasoner/no_spread": [float(group.pass_rate in (0.0, 1.0)) for group in learned],
         **searching.lengths("challenger", sampled),
         **searching.lengths("reasoner", answers),

@@ -1,4 +1,4 @@
-"""Rewards, sub-sampling and grading of SPICE: pure functions."""
+"""SPICE's rewards, sub-sampling and grading, as pure functions."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from scope_jax.config import ChallengerReward, one_of
 from scope_jax.play.measures import letter, same_text
 from scope_jax.systems.spice.records import MULTIPLE_CHOICE, Attempt, Task
 
-BEST_VARIANCE = 0.25  # of right and wrong answers where half are right (Eq. (1))
-MATHEMATICAL = ("integer", "float", "expression")  # compared as values
+BEST_VARIANCE = 0.25  # of 0/1 correctness at a pass rate of one half (Eq. (1))
+MATHEMATICAL = ("integer", "float", "expression")  # answer types compared by value
 
 
 # ------------------------------------------------------------------------------------------------------------ rewards
@@ -22,12 +22,12 @@ def variance(pass_rate: float, width: float) -> float:
 
 
 def absolute_zero(pass_rate: float) -> float:
-    """1 − p, and 0 for a task that nobody solves (App. 8)."""
+    """1 − p, and 0 for a task with no correct answer (App. 8)."""
     return 1.0 - pass_rate if pass_rate > 0.0 else 0.0
 
 
 def threshold(pass_rate: float) -> float:
-    """1 unless all answers are right or all are wrong (Figure 7)."""
+    """1 unless all answers are correct or all are wrong (Figure 7)."""
     return float(0.0 < pass_rate < 1.0)
 
 
@@ -46,10 +46,10 @@ def reward(name: str, pass_rate: float, width: float) -> float:
 
 # ------------------------------------------------------------------------------------------------------- sub-sampling
 def valid_share(valid: int, total: int, size: int) -> int:
-    """How many of `size` attempts shall be valid, as `valid` of `total` are: the nearest whole number, halves up.
+    """How many of `size` attempts should be valid if `valid` of `total` are: proportional, rounded half up.
 
-    At least one if any is: a document without a valid attempt would train no reasoner. All, if there are not more than
-    `size`.
+    At least one if any is valid, since a document without a valid attempt gives the reasoner no task. All valid ones if
+    `total` is not above `size`.
     """
     if total <= size:
         return valid
@@ -57,7 +57,7 @@ def valid_share(valid: int, total: int, size: int) -> int:
 
 
 def subsample(attempts: Sequence[Attempt], size: int, rng: np.random.Generator) -> list[Attempt]:
-    """T_C: `size` attempts in the valid:invalid ratio of all (Algorithm 1 l.7), in their order; all if no more."""
+    """T_C: `size` attempts in the overall valid:invalid ratio (Algorithm 1 l.7), in order; all if there are fewer."""
     valid = [attempt for attempt in attempts if attempt.valid]
     invalid = [attempt for attempt in attempts if not attempt.valid]
     wanted = valid_share(len(valid), len(attempts), size)
@@ -71,8 +71,8 @@ def _some(attempts: Sequence[Attempt], count: int, rng: np.random.Generator) -> 
 
 # ------------------------------------------------------------------------------------------------------------ grading
 def right(task: Task, prediction: str | None, equal: Callable[[str, Sequence[str]], bool]) -> bool:
-    """1[â = a*]: the letter of a multiple-choice task; the same value of a mathematical answer, by `equal`; the same
-    text otherwise (section 2.5). Without a prediction: False."""
+    """1[â = a*]: the same letter for a multiple-choice task; the same text or, for mathematical answers, an equal value
+    by `equal` otherwise (section 2.5). False without a prediction."""
     if not prediction:
         return False
     if task.kind == MULTIPLE_CHOICE:

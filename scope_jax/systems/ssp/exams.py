@@ -1,4 +1,4 @@
-"""The exam of SSP's actor."""
+"""The exam of SSP's solver."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scope_jax.text import dialects
 
 
 def exam(cfg: Config) -> Exam:
-    """Questions answered as in training; graded so too, except that the format counts for nothing beyond `<answer>`."""
+    """Questions answered and graded as in training, except that the only format requirement is an `<answer>`."""
     dialect = dialects.load(cfg.model.dialect)
     rules: dict[Grader, tuple[Measure, ...]] = {
         "exact-match": ("exact-match",),

@@ -1,6 +1,6 @@
 """The prompts of SSP's roles (App. D), filled in.
 
-Proposer and solver get the search as a tool and may have a system message; verification has neither.
+Proposer and solver have the search tool and an optional system message; verification has neither.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EXAMPLES = ("example1", "example2", "example3")
 
 
 def for_proposer(cfg: Config, slot: Slot, step: int) -> Messages:
-    """Write a question for the slot's answer; the example questions are drawn anew for each row of each step."""
+    """Prompt to write a question for the slot's answer; example questions are redrawn for each row of each step."""
     known = ("answer", "n", *EXAMPLES)
     template = prompting.searcher_template(cfg, cfg.ssp.prompts, "proposer", known, ("answer",))
     values: dict[str, Any] = {"answer": shown(cfg, slot.golds[0]), "n": slot.searches}
@@ -32,11 +32,11 @@ def for_proposer(cfg: Config, slot: Slot, step: int) -> Messages:
 
 
 def for_solver(cfg: Config, question: str) -> Messages:
-    """Answer a question with searches."""
+    """Prompt to answer a question with searches."""
     return prompting.for_searcher(cfg, cfg.ssp.prompts, "solver", {"question": shown(cfg, question)}, ("question",))
 
 
 def for_verification(cfg: Config, question: str, materials: str) -> str:
-    """Answer a question from materials, without a search."""
+    """Prompt to answer a question from materials, without searching."""
     values = {"materials": materials, "question": shown(cfg, question)}
     return prompting.filled(cfg.ssp.prompts, "rag", values, tuple(values))

@@ -1,6 +1,6 @@
-"""Materials for answering without a search: what one episode read, mixed with results of others (SSP §4.4).
+"""Materials for answering without searching: an episode's search results, mixed with those of others (SSP §4.4).
 
-A unit is one document, or ("trajectory", as in the released SSP code) everything one episode read.
+A unit is one document, or ("trajectory", as in the released SSP code) all results of one episode.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import numpy as np
 from scope_jax.config import NoiseUnit, one_of
 
 _HEAD = re.compile(r"^Doc \d+ ?(?=\(Title: )", re.MULTILINE)
-_LOOSE = string.whitespace + ".…"  # what may stand at the end of a text that was cut short
+_LOOSE = string.whitespace + ".…"  # possible characters at the end of a truncated text
 
 
 def units(results: Sequence[str], unit: str) -> list[str]:
-    """The units of an episode's result texts: its documents, each once and without number, or one joined text.
+    """The units of an episode's result texts: its distinct documents without their numbers, or one joined text.
 
-    Of several copies of a document, the longest; it stands where the first one did. Raises ValueError for any other
+    Of several copies of a document the longest is kept, at the position of the first. Raises ValueError for any other
     `unit`.
     """
     one_of("unit", unit, NoiseUnit)
@@ -31,11 +31,11 @@ def units(results: Sequence[str], unit: str) -> list[str]:
 
 
 def _distinct(texts: Sequence[str]) -> list[str]:
-    """Each text once; of copies of which some were cut short the longest, where the first one stands."""
-    copies: dict[str, tuple[int, str]] = {}  # what is sure of a text: where it first stands, and the text
+    """The distinct texts; of copies that were truncated differently the longest, at the position of the first."""
+    copies: dict[str, tuple[int, str]] = {}  # text without truncation marks → (first position, text)
     for place, text in enumerate(texts):
-        copies.setdefault(_sure(text), (place, text))
-    # In alphabetical order a copy that was cut short comes right before one that goes on from it.
+        copies.setdefault(_untruncated(text), (place, text))
+    # In alphabetical order a truncated copy comes directly before a longer one.
     for short, long in pairwise(sorted(copies)):
         if long.startswith(short):
             place, text = copies[long]
@@ -43,21 +43,21 @@ def _distinct(texts: Sequence[str]) -> list[str]:
     return [text for _, text in sorted(copies.values())]
 
 
-def _sure(text: str) -> str:
-    """`text` without the marks of a cut at its end."""
+def _untruncated(text: str) -> str:
+    """`text` without truncation marks at its end."""
     return text.removesuffix("(truncated)").rstrip(_LOOSE)
 
 
 def _same(one: str, other: str) -> bool:
-    """True if both are the same text; a search result may have been cut short by its token budget."""
-    short, long = sorted((_sure(one), _sure(other)), key=len)
+    """True if both are the same text; a search result may have been truncated to its token budget."""
+    short, long = sorted((_untruncated(one), _untruncated(other)), key=len)
     return long.startswith(short)
 
 
 def mix(own: Sequence[str], others: Sequence[str], count: int, rng: np.random.Generator) -> list[str]:
-    """`own` and `count` units of `others` that are not among `own`, each once, in random order.
+    """`own` and `count` distinct units of `others` that are not among `own`, in random order.
 
-    Fewer where `others` has not so many. A function of the arguments and of the state of `rng`.
+    Fewer if `others` has too few. Deterministic given the arguments and the state of `rng`.
     """
     noise: list[str] = []
     for index in rng.permutation(len(others)):
@@ -65,12 +65,12 @@ def mix(own: Sequence[str], others: Sequence[str], count: int, rng: np.random.Ge
             break
         if not any(_same(others[int(index)], known) for known in (*own, *noise)):
             noise.append(others[int(index)])
-    everything = [*own, *noise]
-    return [everything[int(index)] for index in rng.permutation(len(everything))]
+    mixed = [*own, *noise]
+    return [mixed[int(index)] for index in rng.permutation(len(mixed))]
 
 
 def render(texts: Sequence[str], unit: str) -> str:
-    """Documents numbered anew in the format of a search result; whole trajectories one below the other.
+    """Documents renumbered in the format of a search result; whole trajectories separated by blank lines.
 
     Raises ValueError for any other `unit`.
     """

@@ -1,4 +1,4 @@
-"""A pool of earlier questions that fill the slots of invalid ones (App. B.1). Plain data, part of the memory."""
+"""Replay pool of earlier questions, which fill the slots of invalid ones (App. B.1). Plain data, part of the memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scope_jax.play.rewards import mean
 from scope_jax.play.system import Memory
 from scope_jax.systems.ssp.records import Solved
 
-Entry = dict[str, Any]  # question, answers, step of its making, mean reward of the solver then
+Entry = dict[str, Any]  # question, answers, the step that created it, the solver's mean reward at that step
 
 
 def entry(question: str, golds: Sequence[str], step: int, solved: float) -> Entry:
@@ -20,12 +20,15 @@ def entry(question: str, golds: Sequence[str], step: int, solved: float) -> Entr
 
 
 def draw(pool: Sequence[Entry], count: int, rng: np.random.Generator) -> list[Entry]:
-    """`count` entries without replacement, the whole pool in random order where it has fewer."""
+    """`count` entries drawn without replacement; the whole pool in random order if it has fewer."""
     return [pool[index] for index in rng.permutation(len(pool))[:count]]
 
 
 def after_step(pool: Sequence[Entry], new: Sequence[Entry], step: int, reset_every: int | None) -> list[Entry]:
-    """The pool with the step's entries; empty after every `reset_every`-th step (`step` counts from 0; None: never)."""
+    """The pool with the step's entries added; emptied after every `reset_every`-th step (None: never).
+
+    `step` counts from 0.
+    """
     if reset_every is not None and (step + 1) % reset_every == 0:
         return []
     return [*pool, *new]

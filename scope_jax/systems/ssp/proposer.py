@@ -15,11 +15,11 @@ from scope_jax.systems.ssp.records import Proposal, Slot, Solved
 
 
 def open_slots(cfg: Config, rows: Sequence[Mapping[str, Any]], step: int) -> list[Slot]:
-    """`proposer.samples` slots for each row, with the number of searches a question shall need: the row's, or drawn."""
+    """`proposer.samples` slots per row, with the number of searches a question should need: the row's, or random."""
     slots: list[Slot] = []
     for item, row in enumerate(rows):
-        draw = rng("ssp searches", cfg.seed, step, item)
-        drawn = int(draw.integers(cfg.data.min_searches, cfg.data.max_searches, endpoint=True))
+        generator = rng("ssp searches", cfg.seed, step, item)
+        drawn = int(generator.integers(cfg.data.min_searches, cfg.data.max_searches, endpoint=True))
         searches = drawn if row["searches"] is None else row["searches"]
         golds = tuple(row["answers"])
         slots += [Slot(len(slots) + sample, item, golds, searches) for sample in range(cfg.ssp.proposer.samples)]
@@ -27,14 +27,14 @@ def open_slots(cfg: Config, rows: Sequence[Mapping[str, Any]], step: int) -> lis
 
 
 def attempts(cfg: Config) -> int:
-    """How often a slot may be proposed for; more than once only with dynamic resampling (App. B.1)."""
+    """Maximum number of proposals per slot; more than one only with dynamic resampling (App. B.1)."""
     return 1 + cfg.ssp.max_resamples if cfg.ssp.fill == "resample" else 1
 
 
 def propose(cfg: Config, tools: Tools, slots: Sequence[Slot], step: int, attempt: int) -> list[Proposal]:
-    """τ ~ π(· | x_propose, a*): one proposer episode for each slot, its question Q(τ) and the first rule it breaks."""
+    """τ ~ π(· | x_propose, a*): one proposer episode per slot, with its question Q(τ) and the first rule it breaks."""
     card = cfg.ssp.proposer
-    samples = card.samples if attempt == 0 else 1  # at first the slots of a row are samples of one prompt
+    samples = card.samples if attempt == 0 else 1  # in the first attempt the slots of a row share a prompt
     prompts = []
     for slot in slots[::samples]:
         messages = instructions.for_proposer(cfg, slot, step)
@@ -61,14 +61,14 @@ def propose(cfg: Config, tools: Tools, slots: Sequence[Slot], step: int, attempt
 def reward_proposer(
     cfg: Config, slots: Sequence[Slot], proposals: Sequence[Proposal], solved: Sequence[Solved]
 ) -> dict[int, float]:
-    """Reward by slot: Eq. (7) for a valid question, `invalid_reward` for any other, whatever filled its slot."""
-    gains = {slot.index: cfg.ssp.invalid_reward for slot in slots}
+    """Reward by slot: Eq. (7) for a valid question, otherwise `invalid_reward`, even if the slot was filled."""
+    by_slot = {slot.index: cfg.ssp.invalid_reward for slot in slots}
     for group in solved:
         if group.problem.origin != "fresh":
             continue
         if cfg.ssp.proposer_reward == "intermediate":
-            gain = rewards.intermediate(group.rewards, cfg.ssp.intermediate_left, cfg.ssp.intermediate_right)
+            reward = rewards.intermediate(group.rewards, cfg.ssp.intermediate_left, cfg.ssp.intermediate_right)
         else:
-            gain = rewards.one_minus_mean(group.rewards)
-        gains[group.problem.slot] = gain
-    return gains
+            reward = rewards.one_minus_mean(group.rewards)
+        by_slot[group.problem.slot] = reward
+    return by_slot

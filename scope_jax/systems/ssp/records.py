@@ -11,17 +11,17 @@ from scope_jax.text.messages import Messages
 
 @dataclass(frozen=True)
 class Slot:
-    """A place in the batch: the `index`-th question, to be proposed for the answer of row `item`."""
+    """A place in the batch for the `index`-th question, whose answer is that of row `item`."""
 
     index: int
     item: int
     golds: tuple[str, ...]
-    searches: int  # how many the question shall need
+    searches: int  # how many the question should need
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """One proposer episode; `reason` is empty while its question is valid."""
+    """One proposer episode. reason: why its question is invalid, "" if it is valid."""
 
     slot: Slot
     attempt: int
@@ -35,7 +35,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Problem:
-    """What the solver gets in a slot."""
+    """The solver's problem in a slot."""
 
     slot: int
     question: str
@@ -45,8 +45,8 @@ class Problem:
 
 @dataclass(frozen=True)
 class Solved:
-    """The solver's attempts at one problem: completion, prediction, format kept, answer right, what a judge said of
-    it, each of length n."""
+    """The solver's n attempts at one problem. formed: whether an attempt keeps the format; correct: whether its answer
+    is correct; judgements: an external judge's. All tuples have length n."""
 
     problem: Problem
     prompt: Messages
@@ -58,5 +58,5 @@ class Solved:
 
     @property
     def rewards(self) -> tuple[float, ...]:
-        """r_solve = 1(a = a*) (Eq. (6)); an attempt out of format never counts as right (A.2)."""
+        """r_solve = 1(a = a*) (Eq. (6)); an attempt that violates the format is never correct (A.2)."""
         return tuple(map(float, self.correct))

@@ -18,10 +18,10 @@ from scope_jax.text import dialects
 def episodes(
     cfg: Config, step: int, solved: Sequence[Solved], proposals: Sequence[Proposal], rewards: Mapping[int, float]
 ) -> list[Episode]:
-    """Every episode of both roles; `trained` is False for the role that does not learn and for replaced proposals.
+    """All episodes of both roles; `trained` is False for a role that is not trained and for replaced proposals.
 
-    `rewards` holds the proposer's reward by slot; the last proposal of a slot counts, earlier ones were replaced. A
-    dummy is padding of the solver's batch: no signal (App. B.1), but one of the B of Eq. (4).
+    rewards: the proposer's reward by slot. Only the last proposal of a slot counts, since it replaced the earlier ones.
+    A dummy pads the solver's batch: it has no gradient (App. B.1), but counts in the B of Eq. (4).
     """
     solver_learns = cfg.ssp.train in ("both", "solver") and step >= cfg.ssp.proposer_warmup_steps
     proposer_learns = cfg.ssp.train in ("both", "proposer")
@@ -102,7 +102,7 @@ def measure(
     rewards: Mapping[int, float],
     pool_size: int,
 ) -> Metrics:
-    """The step in numbers; a mean over nothing (no valid question, say) is left out."""
+    """The step's metrics; a mean over no values (without a valid question, for example) is left out."""
     dialect = dialects.load(cfg.model.dialect)
     real = [group for group in solved if group.problem.origin != "dummy"]
     verdicts = [p.reason for p in proposals if not p.reason or p.reason.startswith("verify_")]

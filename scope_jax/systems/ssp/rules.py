@@ -1,4 +1,4 @@
-"""The rules a question must pass before verification (§3.3), each with the name under which rejections are counted."""
+"""The rules that a question must pass before verification (§3.3), and the names of the reasons for rejection."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from scope_jax.play import rewards, searching
 from scope_jax.text import dialects, parsing
 
 REASONS = (
-    "no_question",  # no closed <question> (also: cut off, or out of turns)
+    "no_question",  # no closed <question> (possibly because the episode was cut off or ran out of turns)
     "empty_question",
-    "format",  # deviates from the tag format (A.2)
+    "format",  # violates the tag format (A.2)
     "no_search",
-    "no_materials",  # searches that found nothing
+    "no_materials",  # no search found anything
     "too_short",
     "too_long",
     "contains_answer",
     "too_few_searches",
     "repeated_search",
     "answer_in_search",
-    # of the verification:
+    # from verification:
     "materials_too_long",
     "verify_no_answer",
     "verify_wrong",
@@ -29,7 +29,7 @@ REASONS = (
 
 
 def apply(cfg: Config, completion: Completion, golds: Sequence[str]) -> tuple[str | None, str]:
-    """The question of a proposer episode (None without one) and the first rule that it breaks ("" if none)."""
+    """The question of a proposer episode, or None, and the first rule that it breaks ("" if none)."""
     question = parsing.first(searching.contents(completion), "question")
     if question is None:
         return None, "no_question"
@@ -56,5 +56,5 @@ def _broken(cfg: Config, question: str, completion: Completion, golds: Sequence[
 
 
 def reveals(question: str, golds: Sequence[str]) -> bool:
-    """True if the question holds the answer (as a substring, any case) or, as whole words, one of its aliases."""
+    """True if the question contains the answer (as a substring in any case) or one of its aliases (as whole words)."""
     return golds[0].lower() in question.lower() or any(rewards.contains_words(question, gold) for gold in golds[1:])

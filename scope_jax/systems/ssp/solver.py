@@ -1,4 +1,4 @@
-"""SSP's solver: the problems of the slots, attempts at them, grading (§3.1, App. B.1)."""
+"""SSP's solver: problems for the slots, attempts at them, grading (§3.1, App. B.1)."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ DUMMY = "There is no question this time; reply with the word none."
 
 
 def fill_slots(cfg: Config, proposals: Sequence[Proposal], earlier: Sequence[pool.Entry], step: int) -> list[Problem]:
-    """A problem for each slot: its own valid question, else one of the pool, else the dummy (App. B.1)."""
+    """A problem for each slot: its own valid question, else one from the pool, else the dummy (App. B.1)."""
     last = sorted({p.slot.index: p for p in proposals}.items())
     empty = [index for index, proposal in last if proposal.reason]
     replays = cfg.ssp.fill in ("replay", "replay-reset")
     drawn = pool.draw(earlier, len(empty), rng("ssp replay", cfg.seed, step)) if replays else []
-    old = dict(zip(empty, drawn, strict=False))
+    replayed = dict(zip(empty, drawn, strict=False))
     problems = []
     for index, proposal in last:
         if not proposal.reason:
             problems.append(Problem(index, proposal.question or "", proposal.slot.golds, "fresh"))
-        elif index in old:
-            problems.append(Problem(index, old[index]["question"], tuple(old[index]["answers"]), "replay"))
+        elif index in replayed:
+            problems.append(Problem(index, replayed[index]["question"], tuple(replayed[index]["answers"]), "replay"))
         elif cfg.ssp.dummy == "rollout":
             problems.append(Problem(index, DUMMY, (), "dummy"))
     return problems
@@ -39,8 +39,11 @@ def fill_slots(cfg: Config, proposals: Sequence[Proposal], earlier: Sequence[poo
 def solve(cfg: Config, tools: Tools, problems: Sequence[Problem]) -> list[Solved]:
     """ρʲ ~ π(· | x_solve, q), j = 1…n, for each problem; not yet graded."""
     card, dialect = cfg.ssp.solver, dialects.load(cfg.model.dialect)
-    asked = [instructions.for_solver(cfg, problem.question) for problem in problems]
-    prompts = [Prompt(tools.encode_prompt(said), f"{p.slot}", said) for p, said in zip(problems, asked, strict=True)]
+    conversations = [instructions.for_solver(cfg, problem.question) for problem in problems]
+    prompts = [
+        Prompt(tools.encode_prompt(messages), f"{problem.slot}", messages)
+        for problem, messages in zip(problems, conversations, strict=True)
+    ]
     groups = sample_role(
         tools,
         "solver",
@@ -52,7 +55,7 @@ def solve(cfg: Config, tools: Tools, problems: Sequence[Problem]) -> list[Solved
         respond=talking.responder(cfg, tools.search, "answer"),
     )
     solved = []
-    for problem, messages, group in zip(problems, asked, groups, strict=True):
+    for problem, messages, group in zip(problems, conversations, groups, strict=True):
         predictions = tuple(prediction_of(completion) for completion in group)
         formed = tuple(searching.keeps_format(c, dialect, "answer", cfg.ssp.format) for c in group)
         solved.append(
@@ -62,12 +65,12 @@ def solve(cfg: Config, tools: Tools, problems: Sequence[Problem]) -> list[Solved
 
 
 def prediction_of(completion: Completion) -> str | None:
-    """A(ρ): content of the last `<answer>`; None without one or when it is empty."""
+    """A(ρ): content of the last `<answer>`; None if missing or empty."""
     return parsing.last(searching.contents(completion), "answer") or None
 
 
 def grade_solver(cfg: Config, tools: Tools, solved: Sequence[Solved]) -> tuple[list[Solved], grading.Grades]:
-    """r(A(ρʲ), a*) for every attempt; the dummy has no right answer, what is out of format is not graded."""
+    """r(A(ρʲ), a*) for every attempt; dummies, and attempts that violate the format, are not graded."""
     cases = [
         grading.Case(group.problem.question, prediction if formed else None, group.problem.golds)
         for group in solved
@@ -75,11 +78,11 @@ def grade_solver(cfg: Config, tools: Tools, solved: Sequence[Solved]) -> tuple[l
         for prediction, formed in zip(group.predictions, group.formed, strict=True)
     ]
     grades = grading.grade(cfg.ssp.grader, cfg.ssp.prompts, tools.judge, cases)
-    given = iter(zip(grades.correct, grades.judgements, strict=True))
+    results = iter(zip(grades.correct, grades.judgements, strict=True))
     graded = []
     for group in solved:
         if group.problem.origin != "dummy":
-            correct, judgements = zip(*(next(given) for _ in group.completions), strict=True)
+            correct, judgements = zip(*(next(results) for _ in group.completions), strict=True)
             group = replace(group, correct=correct, judgements=judgements)
         graded.append(group)
     return graded, grades

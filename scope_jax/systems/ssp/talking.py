@@ -10,11 +10,11 @@ from scope_jax.text import dialects
 
 
 def stops(cfg: Config, final: str) -> tuple[str, ...]:
-    """Strings that end a turn of an episode with searches that ends in `<final>`."""
+    """Strings that end a turn: the closing tags of a search and of `<final>`, which ends the episode."""
     return (dialects.load(cfg.model.dialect).close, f"</{final}>")
 
 
 def responder(cfg: Config, search: Search, final: str) -> Respond:
-    """What answers a turn of such an episode."""
+    """The responder of the turns of such an episode."""
     ends = cfg.model.turns == "raw"
     return searching.responder(search, dialects.load(cfg.model.dialect), (final,), end_token_ends=ends)

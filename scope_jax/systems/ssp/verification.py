@@ -1,4 +1,4 @@
-"""RAG verification (§3.2, §4.4): can the question be answered from what the proposer read, mixed with noise?"""
+"""RAG verification (§3.2, §4.4): can the question be answered from the proposer's search results mixed with noise?"""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from scope_jax.text.messages import Messages
 def verify(
     cfg: Config, tools: Tools, fresh: Sequence[Proposal], earlier: Sequence[Proposal], step: int
 ) -> tuple[list[Proposal], grading.Grades]:
-    """`fresh` with a reason on those whose answer σ ~ π(· | q, O(τ) ∪ noise) is not a*; and the judge's tallies.
+    """`fresh`, with a reason on proposals whose answer σ ~ π(· | q, O(τ) ∪ noise) is not a*; and the judge's counts.
 
-    Noise comes from the other slots' episodes of this step, those of `earlier` attempts included.
+    The noise comes from the step's episodes for other slots, including those of `earlier` attempts.
     """
     if cfg.ssp.verify == "off":
         return list(fresh), grading.Grades([], [])
     prompts = _prompts(cfg, fresh, earlier, step)
     replies = _replies(cfg, tools, prompts, fresh)
-    said = {place: parsing.labelled_answer(parsing.without_thinking(reply.text)) for place, reply in replies.items()}
+    answers = {place: parsing.labelled_answer(parsing.without_thinking(reply.text)) for place, reply in replies.items()}
     cases = [
         grading.Case(fresh[place].question or "", prediction, fresh[place].slot.golds)
-        for place, prediction in said.items()
+        for place, prediction in answers.items()
     ]
     grades = grading.grade(cfg.ssp.grader, cfg.ssp.prompts, tools.judge, cases)
-    graded = dict(zip(said, zip(grades.correct, grades.judgements, strict=True), strict=True))
+    graded = dict(zip(answers, zip(grades.correct, grades.judgements, strict=True), strict=True))
     checked = []
     for place, proposal in enumerate(fresh):
         if place in graded:
             right, judgements = graded[place]
-            reply, answer = replies[place], said[place]
+            reply, answer = replies[place], answers[place]
             proposal = replace(
                 proposal,
                 reason="" if right else "verify_no_answer" if answer is None else "verify_wrong",
@@ -53,36 +53,36 @@ def verify(
 
 
 def _prompts(cfg: Config, fresh: Sequence[Proposal], earlier: Sequence[Proposal], step: int) -> dict[int, str]:
-    """Verification prompt of each proposal that passed the rules, by its place in `fresh`."""
+    """Verification prompt of each proposal that passed the rules, by its index in `fresh`."""
     unit = cfg.ssp.noise_unit
-    everyone = [*fresh, *earlier]
+    all_proposals = [*fresh, *earlier]
     dialect = dialects.load(cfg.model.dialect)
-    read = [materials.units(searching.results_read(proposal.completion, dialect), unit) for proposal in everyone]
+    read = [materials.units(searching.results_read(proposal.completion, dialect), unit) for proposal in all_proposals]
     prompts = {}
     for place, proposal in enumerate(fresh):
         if proposal.reason:
             continue
         index = proposal.slot.index
-        others = [text for p, texts in zip(everyone, read, strict=True) if p.slot.index != index for text in texts]
-        draw = rng("ssp noise", cfg.seed, step, index, proposal.attempt)
-        mixed = materials.mix(read[place], others, cfg.ssp.noise_documents, draw)
+        others = [text for p, texts in zip(all_proposals, read, strict=True) if p.slot.index != index for text in texts]
+        generator = rng("ssp noise", cfg.seed, step, index, proposal.attempt)
+        mixed = materials.mix(read[place], others, cfg.ssp.noise_documents, generator)
         prompts[place] = instructions.for_verification(cfg, proposal.question or "", materials.render(mixed, unit))
     return prompts
 
 
 def _replies(cfg: Config, tools: Tools, prompts: Mapping[int, str], fresh: Sequence[Proposal]) -> dict[int, Reply]:
-    """Reply to each prompt, by the policy or by the outside judge; prompts that do not fit the policy are left out."""
+    """Reply to each prompt, by the policy or by the external judge; prompts too long for the policy are left out."""
     if not prompts:
         return {}
     if cfg.ssp.verify == "judge":
         return dict(zip(prompts, tools.judge(list(prompts.values())), strict=True))
-    asked = {place: Messages(text) for place, text in prompts.items()}
-    ids = {place: tools.encode_prompt(messages) for place, messages in asked.items()}
-    room = min(cfg.rollout.max_length - cfg.ssp.verify_max_tokens, cfg.ssp.solver.max_prompt_tokens)
+    conversations = {place: Messages(text) for place, text in prompts.items()}
+    ids = {place: tools.encode_prompt(messages) for place, messages in conversations.items()}
+    limit = min(cfg.rollout.max_length - cfg.ssp.verify_max_tokens, cfg.ssp.solver.max_prompt_tokens)
     fitting = {
-        place: Prompt(ids[place], f"{fresh[place].slot.index} attempt {fresh[place].attempt}", asked[place])
+        place: Prompt(ids[place], f"{fresh[place].slot.index} attempt {fresh[place].attempt}", conversations[place])
         for place in prompts
-        if len(ids[place]) <= room
+        if len(ids[place]) <= limit
     }
     if not fitting:
         return {}
