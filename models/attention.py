@@ -4,8 +4,8 @@
     attend = make_attend(backend, segments_BT, window)          # inside the traced program
     o_BTHh = attend(q_BTHh, k_BTKh, v_BTKh)
 
-Every backend computes softmax(q kᵀ / √h) v with query head i reading kv head i // (H/K), over the tokens of the same
-segment of the same row; they differ in rounding only. docs/attention.md describes the backends and their memory.
+Every backend computes softmax(q kᵀ / √h) v, where query head i uses kv head i // (H/K), over the tokens of the same
+segment of the same row; backends differ in rounding only. docs/attention.md describes them and their memory use.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from jaxtyping import Array, Bool, Float, Int
 Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 BACKENDS = ("reference", "dot_product", "cudnn", "splash")
-MASKED = -1e30  # far below any score, and finite: its exponential is exactly 0 beside any other
+MASKED = -1e30  # far below any score, and finite: after subtracting the maximum its exponential is exactly 0
 
 
 def resolve(choice: str, platform: str, dtype: Any) -> str:
-    """The backend, a name of BACKENDS, that a choice means on a platform for arrays of dtype.
+    """The backend, one of BACKENDS, for a configured choice, a platform and the arrays' dtype.
 
     choice: "auto" (TPU: splash; GPU: dot_product; else reference), "reference", "dot_product" (cuDNN's kernel on a GPU
     in bfloat16 or float16, XLA's own program elsewhere) or "splash". platform: of the mesh's devices, as in
-    `device.platform`. Raises ValueError if the choice is unknown or cannot run there.
+    `device.platform`. Raises ValueError if the choice is unknown or not available on the platform.
     """
     if choice == "auto":
         choice = {"tpu": "splash", "gpu": "dot_product", "cuda": "dot_product"}.get(platform, "reference")
@@ -49,13 +49,13 @@ def resolve(choice: str, platform: str, dtype: Any) -> str:
 def visible_mask(
     segments_BT: Int[Array, "B T"], window: int | None = None, *, causal: bool = True
 ) -> Bool[Array, "B T U"]:
-    """True where token t may look at token u: both in the same segment of the same row, and
+    """True where token t may attend to token u: both are in the same segment of the same row, and
 
-    * causal: u ≤ t, and with a window t − window < u (so that a token sees `window` tokens, itself included);
+    * causal: u ≤ t, and with a window t − window < u (so that a token attends to `window` tokens, itself included);
     * not causal: every u, and with a window |t − u| < window.
 
-    Positions are those in the row: inside a segment the difference of two is that of their positions in the text. Every
-    token sees itself, so no row of the softmax is empty, not even in padding (segment 0).
+    t and u are positions in the row: within a segment, distances in the row equal distances in the text. Every token
+    attends to itself, so no row of the softmax is empty, not even in padding (segment 0).
     """
     here_T = jnp.arange(segments_BT.shape[1])
     behind_TU = here_T[:, None] - here_T[None, :]
@@ -68,24 +68,24 @@ def visible_mask(
 def make_attend(
     backend: str, segments_BT: Int[Array, "B T"], window: int | None = None, *, causal: bool = True
 ) -> Attend:
-    """attend(q_BTHh, k_BTKh, v_BTKh) -> o_BTHh over packed rows; what a token sees is said by `visible_mask`.
+    """attend(q_BTHh, k_BTKh, v_BTKh) -> o_BTHh over packed rows, masked as by `visible_mask`.
 
-    backend: a name of BACKENDS (see `resolve`). Called inside the traced program and, for splash on more than one
-    device, inside `shard_map`: the heads are this device's. The mask is made once here, outside of the layers' scan.
+    backend: one of BACKENDS (see `resolve`). Called inside the traced program and, for splash on more than one device,
+    inside `shard_map`, with this device's heads. The mask is computed once here, outside the scan over layers.
     Raises ValueError for an unknown backend or a window below 1.
     """
     if window is not None and window < 1:
         raise ValueError(f"The attention window is {window}; a token sees at least itself, so it must be 1 or more.")
     if backend == "splash":
-        from models import splash  # Pallas takes a second to import and serves TPUs only
+        from models import splash  # Pallas takes a second to import and is needed on TPUs only
 
         return partial(splash.attend, segments_BT=segments_BT, window=window, causal=causal)
     mask_BTT = visible_mask(segments_BT, window, causal=causal)
     if backend == "reference":
         return partial(attention, mask_BTU=mask_BTT)
     if backend in ("dot_product", "cudnn"):
-        # Causality is in the mask; said again, it lets cuDNN skip the blocks above the diagonal. The window stays in
-        # the mask: before 9.10.2 cuDNN takes no window of its own beside a mask.
+        # The mask is causal already; is_causal in addition lets cuDNN skip the blocks above the diagonal. The window
+        # stays in the mask: before 9.10.2 cuDNN does not accept a window together with a mask.
         fused = backend == "cudnn"
         return partial(
             jax.nn.dot_product_attention,
@@ -102,18 +102,18 @@ def attention(
     v_BUKh: Float[Array, "B U K h"],
     mask_BTU: Bool[Array, "B T U"],
 ) -> Float[Array, "B T H h"]:
-    """softmax(q kᵀ / √h) v over the tokens the mask allows; query head i reads kv head i // (H/K).
+    """softmax(q kᵀ / √h) v over the tokens the mask allows; query head i uses kv head i // (H/K).
 
-    Keys and values are never repeated in memory: the queries of one kv head are stacked along the rows of one product.
-    The products are batched over [B, K] with contiguous rows, the form in which XLA's CPU backend calls its matmul
-    kernel for the forward and the backward pass alike; weights are divided by their sum after the second product.
+    Keys and values are never repeated in memory: the queries of one kv head are stacked as rows of one matmul. The
+    matmuls are batched over [B, K] with contiguous rows, the layout for which XLA's CPU backend calls its matmul kernel
+    in both the forward and the backward pass; weights are divided by their sum after the second matmul.
     """
     rows, length, num_heads, head_dim = q_BTHh.shape
     num_kv = k_BUKh.shape[2]
     grouped = (rows, num_kv, num_heads // num_kv, length)  # B K q T
     q = q_BTHh.reshape(rows, length, num_kv, -1, head_dim).transpose(0, 2, 3, 1, 4).reshape(rows, num_kv, -1, head_dim)
     scores = jnp.matmul(q, k_BUKh.transpose(0, 2, 3, 1), preferred_element_type=jnp.float32) / math.sqrt(head_dim)
-    # Adding the mask is vectorised on CPU, selecting by it is not (it doubled the forward pass).
+    # Adding the mask is vectorised on CPU; a select is not (it doubled the time of the forward pass).
     bias_BTU = jnp.where(mask_BTU, 0.0, MASKED)
     scores = scores.reshape(*grouped, -1) + bias_BTU[:, None, None]
     weights = jnp.exp(scores - lax.stop_gradient(scores.max(-1, keepdims=True)))

@@ -1,6 +1,6 @@
 """The BERT encoder (Devlin et al. 2019) as pure functions; layers are stacked over L and scanned, as in the decoder.
 
-E5, BGE, GTE and most sentence encoders of their size are this model with other weights.
+E5, BGE, GTE and most sentence encoders of similar size are this model with different weights.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ INIT_STD = 0.02  # BERT's initializer_range
 class BertConfig:
     """Shape of one BERT encoder: learned positions, post-norm layers, biases everywhere, exact GELU.
 
-    max_positions: the longest text its position table holds, special tokens included.
+    max_positions: rows of its position table, the longest text including special tokens.
     """
 
     vocab_size: int  # V
@@ -46,7 +46,7 @@ class BertConfig:
 
 
 def from_hf(config: Mapping[str, Any]) -> BertConfig:
-    """BertConfig from a Hugging Face config.json. Raises ValueError naming the field that is missing or unsupported."""
+    """BertConfig from a Hugging Face config.json. Raises ValueError naming a missing or unsupported field."""
     wanted = {"hidden_act": "gelu", "position_embedding_type": "absolute", "is_decoder": False}
     for name, value in wanted.items():
         if config.get(name, value) != value:
@@ -92,7 +92,7 @@ _LAYER = {
 
 
 def hf_tensor(path: str) -> HfTensor:
-    """The checkpoint's tensor for our weight "layers.q_D_Hh", "embed.table_VD", ..., as a bare BertModel names it."""
+    """The checkpoint tensor of our weight "layers.q_D_Hh", "embed.table_VD", ..., as named in a bare BertModel."""
     if not path.startswith("layers."):
         return _EMBED[path]
     tensor = _LAYER[path.removeprefix("layers.")]
@@ -100,7 +100,7 @@ def hf_tensor(path: str) -> HfTensor:
 
 
 def declare(cfg: BertConfig) -> Params:
-    """The tree of Param: embed.*, layers.* with a leading L. The pooler, which no text embedding uses, is left out."""
+    """The tree of Param: embed.*, layers.* with a leading L. The pooler is omitted: text embeddings do not use it."""
     D, F = cfg.width, cfg.ffn_width
 
     def weight(shape: tuple[int, ...], *axes: str | None, init=normal(INIT_STD)) -> Param:
@@ -163,10 +163,10 @@ def _layer(cfg: BertConfig, w: Params, x_BTD: jax.Array, attend: Attend) -> jax.
 def hidden(
     cfg: BertConfig, params: Params, ids_BT: Int[Array, "B T"], segments_BT: Int[Array, "B T"], compute_dtype: Any
 ) -> Float[Array, "B T D"]:
-    """Last hidden states in compute_dtype, one text per row from position 0 on.
+    """Last hidden states in compute_dtype, one text per row starting at position 0.
 
-    Every token sees all tokens of its row with its own segment id: 1 for the text, 0 for padding, whose outputs mean
-    nothing. All tokens are of type 0, as in texts that stand alone.
+    Every token attends to all tokens of its row with the same segment id: 1 for the text, 0 for padding, whose outputs
+    are meaningless. All tokens have type 0, as in single texts.
     """
     embed = params["embed"]
     x_BTD = embed["table_VD"][ids_BT] + embed["positions_TD"][: ids_BT.shape[1]] + embed["types_D"][0]

@@ -1,11 +1,11 @@
-"""The KV cache of a decoder, and the two ways to extend it: one token per row, or many.
+"""The KV cache of a decoder, and the two ways to extend it: by one token per row, or by many.
 
 A cache is a tuple with one entry per layer. The columns of a row are split into blocks of BLOCK: K is [S, K, b, h, t]
-and V [S, K, b, t, h], with b blocks of t columns, so that both products of attention run along contiguous memory. All
-functions here give a row the same bits whatever the other rows contain and however many columns beyond its own length
-are attended to: every product, sum and exponential covers one block, in operations whose shape per block is fixed,
-and the blocks are added in order; a block without visible tokens adds exact zeros. Layers with a sliding window keep
-all columns of a row and attend to the last ones.
+and V [S, K, b, t, h], with b blocks of t columns, so that both matmuls of attention read contiguous memory. All
+functions here compute a row bit-identically whatever the other rows contain and however many columns beyond its own
+length are attended to: every product, sum and exponential covers one block, in operations whose shape per block is
+fixed, and the blocks are added in order; a block without visible tokens adds exact zeros. Layers with a sliding window
+keep all columns of a row and attend to the last ones.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from models.moe import block_matmul
 from models.transformer import Params, block, embed, final_norm
 from sharding.collectives import LOCAL
 
-BLOCK = 64  # columns of one block; a capacity is a multiple of it
+BLOCK = 64  # columns of one block; capacities are multiples of it
 MASKED = -1e30  # finite, so that a row of masked scores stays free of NaN
 
 
 class LayerCache(NamedTuple):
-    """Keys and values of one layer, after key norm and rotation (or where they lie: their shardings)."""
+    """Keys and values of one layer, after key norm and rotation (or their shardings)."""
 
     k_SKbht: Any
     v_SKbth: Any
@@ -38,12 +38,12 @@ Cache = tuple[LayerCache, ...]
 
 
 def round_up(tokens: int) -> int:
-    """The smallest capacity that holds so many tokens."""
+    """The smallest capacity that holds `tokens` tokens."""
     return -(-tokens // BLOCK) * BLOCK
 
 
 def init_cache(cfg: ModelConfig, slots: int, capacity: int, dtype: Any) -> Cache:
-    """An empty cache. Raises ValueError if the capacity is no multiple of BLOCK."""
+    """An empty cache. Raises ValueError if the capacity is not a multiple of BLOCK."""
     if capacity % BLOCK:
         raise ValueError(f"A cache of {capacity} columns is not a multiple of {BLOCK}; use {round_up(capacity)}.")
     front = (slots, cfg.num_kv_heads, capacity // BLOCK)
@@ -52,27 +52,27 @@ def init_cache(cfg: ModelConfig, slots: int, capacity: int, dtype: Any) -> Cache
 
 
 def columns_of(cache: Cache) -> int:
-    """How many tokens a row has room for."""
+    """The cache's capacity: the number of tokens a row has room for."""
     return cache[0].k_SKbht.shape[2] * BLOCK
 
 
 def view(cache: Cache, columns: int) -> Cache:
-    """The first `columns` columns of every row; a multiple of BLOCK."""
+    """The first `columns` columns of every row; `columns` is a multiple of BLOCK."""
     return jax.tree.map(lambda x: x[:, :, : columns // BLOCK], cache)
 
 
 def put_back(cache: Cache, part: Cache) -> Cache:
-    """The cache with its first columns replaced by `part`, a view that went on."""
+    """The cache with its first columns replaced by `part`, a `view` that has been extended."""
     return jax.tree.map(lambda x, new: lax.dynamic_update_slice(x, new, (0,) * x.ndim), cache, part)
 
 
 def take_rows(cache: Cache, rows_N: Int[Array, " N"]) -> Cache:
-    """Copies of some rows; a row number beyond the last gives the last one."""
+    """Copies of some rows; an index past the end gives the last row."""
     return jax.tree.map(lambda x: x.at[rows_N].get(mode="clip"), cache)
 
 
 def put_rows(cache: Cache, part: Cache, rows_N: Int[Array, " N"]) -> Cache:
-    """The cache with rows (their first columns, if part has fewer) written; row numbers beyond the last are dropped."""
+    """The cache with rows (their first columns, if part has fewer) overwritten; indices past the end are dropped."""
     return jax.tree.map(lambda x, new: x.at[rows_N, :, : new.shape[2]].set(new, mode="drop"), cache, part)
 
 
@@ -84,10 +84,10 @@ def copy_row(cache: Cache, source: Cache, row: jax.Array, slot: jax.Array) -> Ca
 def step(
     cfg: ModelConfig, params: Params, cache: Cache, ids_S: Int[Array, " S"], lengths_S: Int[Array, " S"]
 ) -> tuple[Float[Array, "S D"], Cache]:
-    """One token per row, at position `lengths_S`: (hidden states after the final norm, the cache with the token).
+    """Feeds one token per row, at position `lengths_S`: (hidden states after the final norm, cache with the token).
 
-    params: "layers" a tuple of one tree per layer (`transformer.unstack_layers`), all in the dtype to compute in.
-    A row whose length is at or beyond the columns of the cache writes nothing and its output means nothing.
+    params: "layers" is a tuple of one tree per layer (`transformer.unstack_layers`), all in the compute dtype. A row
+    whose length is at or beyond the columns of the cache writes nothing, and its output is meaningless.
     """
     rows_S = jnp.arange(ids_S.shape[0])
     block_S, offset_S = lengths_S // BLOCK, lengths_S % BLOCK
@@ -110,15 +110,15 @@ def step(
 
 
 def _seen(behind: jax.Array, window: int | None) -> jax.Array:
-    """True for the columns a token sees: `behind` tells how far each lies before the token's own."""
+    """True for the columns a token attends to; `behind` is each column's distance back from the token's own column."""
     return (behind >= 0) if window is None else (behind >= 0) & (behind < window)
 
 
 def _attend_one(q_SHh: jax.Array, k_SKbht: jax.Array, v_SKbth: jax.Array, seen_SC: jax.Array) -> jax.Array:
     """softmax(q K / √h) V for one query per row: the maximum over all columns, then sums block by block.
 
-    The exponentials are taken in a loop over the blocks: as one operation over all columns, their last bit would depend
-    on how many columns there are (XLA emits other code for other sizes).
+    The exponentials are computed in a loop over the blocks: in one operation over all columns, their last bit would
+    depend on the number of columns (XLA emits different code for different sizes).
     """
     rows, num_heads, head_dim = q_SHh.shape
     num_kv, blocks = k_SKbht.shape[1:3]
@@ -153,8 +153,8 @@ def append(
 ) -> Cache:
     """The cache with `counts_S` tokens of each row added from position `starts_S` on; the rest of T is padding.
 
-    Prefill is this with an empty cache and starts of 0. Nothing is computed after the last layer's keys and values
-    would be known: who wants the next token's distribution feeds the last token to `step`.
+    Prefill is this with an empty cache and starts of 0. Nothing is computed beyond the last layer's keys and values:
+    for the next token's distribution, feed the last token to `step`.
     """
     length = ids_ST.shape[1]
     offsets_T = jnp.arange(length)
@@ -192,8 +192,8 @@ def _attend_many(
 ) -> jax.Array:
     """Causal attention over the blocks `first` to `blocks` - 1 with a running maximum (Milakov & Gimelshein 2018).
 
-    A block that a query does not see adds nothing: before the first seen one its masked scores count as ones, which
-    the shrinking by exp(MASKED - maximum) = 0 takes away in full; after it their exponentials are 0.
+    A block that is masked for a query adds nothing: before the first visible block its masked scores count as ones,
+    which the rescaling by exp(MASKED - maximum) = 0 removes exactly; after it their exponentials are 0.
     """
     rows, length, _, head_dim = q_STHh.shape
     num_kv = k_SKbht.shape[1]
@@ -216,6 +216,6 @@ def _attend_many(
     shape = q_SKqTh.shape[:-1]
     start = (jnp.full(shape, MASKED, jnp.float32), jnp.zeros(shape, jnp.float32), jnp.zeros(q_SKqTh.shape, jnp.float32))
     _, mass, total = lax.fori_loop(first, blocks, add, start)
-    # Without a block (all rows empty) the mass is 0; such outputs mean nothing but must not be NaN.
+    # With no blocks (all rows empty) the sum is 0; such outputs are meaningless but must not be NaN.
     out_SKqTh = total / jnp.maximum(mass, 1e-30)[..., None]
     return out_SKqTh.transpose(0, 3, 1, 2, 4).reshape(q_STHh.shape).astype(q_STHh.dtype)

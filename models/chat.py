@@ -2,7 +2,7 @@
 
 In every string of a message except its role, and in tools, the names of special tokens (and prefixes or suffixes of one
 at the edges of the string, which the template might complete) are masked with private-use characters while the
-template is rendered. Every marker in the rendered text is then the template's own; afterwards the masks are undone.
+template is rendered. Every marker in the rendered text is then the template's own; afterwards the text is unmasked.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from jinja2 import TemplateError
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
-# Stand for characters of special tokens' names while a template is rendered.
+# Replace characters of special tokens' names while a template is rendered.
 PRIVATE_USE = (*range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE))
-# The day that templates which ask for one are told: the default of Llama 3.1's own template.
+# The date given to templates that use one: the default of Llama 3.1's own template.
 DATE_STRING = "26 Jul 2024"
 _DATE = datetime(2024, 7, 26)
-# transformers lets templates read the clock through a function; this macro of the same name stands before it.
+# transformers gives templates access to the clock through a function; this macro shadows it.
 _STILL_CLOCK = (
     "{%- macro strftime_now(format) -%}{{- format"
     + "".join(f" | replace('%{code}', '{_DATE.strftime('%' + code)}')" for code in (*"aAbBdHIjmMpSyY", "-d", "-m"))
@@ -35,26 +35,26 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 class HistoryRewritten(ValueError):
-    """A chat template under which a conversation cannot go on from the ids that were sampled."""
+    """The chat template rewrites earlier turns, so the conversation cannot be continued from the sampled ids."""
 
 
 def without_surrogates(text: str) -> str:
-    """`text` with lone halves of UTF-16 pairs, which no encoding can write, replaced by U+FFFD."""
+    """`text` with lone surrogates, which UTF-8 cannot encode, replaced by U+FFFD."""
     return text if text.isascii() else _SURROGATES.sub("\ufffd", text)
 
 
 def occurrences(names: Iterable[str]) -> re.Pattern[str]:
-    """Matches every occurrence of a name, overlapping ones included; the name is group 1, the match is empty."""
+    """A pattern that matches every occurrence of a name, overlapping ones included: group 1 of an empty match."""
     longest_first = sorted(names, key=len, reverse=True)
     if not longest_first:
         return re.compile(r"(?!)")
-    first = re.escape("".join({name[0] for name in longest_first}))  # tried before the names, of which there are many
+    first = re.escape("".join({name[0] for name in longest_first}))  # checked first, since there are many names
     return re.compile(rf"(?=[{first}])(?=({'|'.join(map(re.escape, longest_first))}))")
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """A special token of the template (`marker`), or text to be encoded as pieces that end at `cuts`."""
+    """A special token of the template (`marker`), or text to be encoded in pieces that end at `cuts`."""
 
     text: str
     marker: bool
@@ -62,12 +62,12 @@ class Stretch:
 
 
 class ChatTemplate:
-    """A tokenizer's chat template, rendered to stretches. special: the special tokens by name."""
+    """A tokenizer's chat template, rendered to a list of `Stretch`. special: the special tokens by name."""
 
     def __init__(self, hf: PreTrainedTokenizerFast, special: Mapping[str, AddedToken]) -> None:
         self._hf = hf
         self._special = tuple(special)
-        # A token may be declared to swallow the white space beside it.
+        # A token may be declared to absorb adjacent white space.
         names = (
             r"\s*" * token.lstrip + re.escape(name) + r"\s*" * token.rstrip
             for name, token in sorted(special.items(), key=lambda item: len(item[0]), reverse=True)
@@ -83,9 +83,9 @@ class ChatTemplate:
         trusted: Collection[str],
         options: Mapping[str, Any],
     ) -> list[Stretch]:
-        """The whole conversation; arguments as of Tokenizer.encode_chat."""
-        scene = _Scene(self, messages, tools, forbid, trusted, options)
-        return self._split(scene.render(scene.messages, add_generation_prompt), scene)
+        """The whole conversation; arguments as in Tokenizer.encode_chat."""
+        masked = _MaskedChat(self, messages, tools, forbid, trusted, options)
+        return self._split(masked.render(masked.messages, add_generation_prompt), masked)
 
     def continuation(
         self,
@@ -100,13 +100,13 @@ class ChatTemplate:
         last = before[-1] if before else {}
         if last.get("role") != "assistant" or not isinstance(last.get("content"), str) or last.get("tool_calls"):
             raise ValueError("A continuation must follow an assistant message with text content and no tool_calls.")
-        scene = _Scene(self, [*before, *observations], tools, forbid, trusted, options)
+        masked = _MaskedChat(self, [*before, *observations], tools, forbid, trusted, options)
         here = len(before) - 1
-        earlier, answer, later = scene.messages[:here], scene.messages[here], scene.messages[here + 1 :]
-        blank = scene.disguise.spare
-        prompt = scene.render(earlier, True)
-        full = scene.render([*earlier, answer, *later], True)
-        head, found, tail = scene.render([*earlier, {**answer, "content": blank}, *later], True).partition(blank)
+        earlier, answer, later = masked.messages[:here], masked.messages[here], masked.messages[here + 1 :]
+        blank = masked.masker.spare
+        prompt = masked.render(earlier, True)
+        full = masked.render([*earlier, answer, *later], True)
+        head, found, tail = masked.render([*earlier, {**answer, "content": blank}, *later], True).partition(blank)
         said = full[len(prompt) : len(full) - len(tail)]
         appended = head == prompt and found and full.startswith(prompt) and full.endswith(tail) and blank not in tail
         if not appended or said.strip() != answer["content"].strip():
@@ -114,21 +114,21 @@ class ChatTemplate:
                 "The chat template rewrites earlier turns; encode the whole conversation again instead of "
                 "continuing it."
             )
-        return self._split(tail, scene)
+        return self._split(tail, masked)
 
-    def _split(self, rendered: str, scene: _Scene) -> list[Stretch]:
+    def _split(self, rendered: str, masked: _MaskedChat) -> list[Stretch]:
         stretches: list[Stretch] = []
         position = 0
         for marker in self._marker.finditer(rendered):
-            stretches.append(scene.plain(rendered[position : marker.start()]))
+            stretches.append(masked.plain(rendered[position : marker.start()]))
             stretches.append(Stretch(marker.group().strip(), True))
             position = marker.end()
-        stretches.append(scene.plain(rendered[position:]))
+        stretches.append(masked.plain(rendered[position:]))
         return [stretch for stretch in stretches if stretch.text]
 
 
-class _Scene:
-    """Messages and tools in disguise, and how they are rendered."""
+class _MaskedChat:
+    """Masked messages and tools, and how they are rendered."""
 
     def __init__(
         self,
@@ -148,28 +148,28 @@ class _Scene:
         self._template = self._hf.get_chat_template(None, None if tools is None else [dict(tool) for tool in tools])
         everything = [self._template, dict(options), [dict(message) for message in messages], list(tools or ())]
         payload = json.dumps(everything, ensure_ascii=False, default=str)
-        self.disguise = disguise = _Disguise([*special, *forbid], payload)
+        self.masker = masker = _Masker([*special, *forbid], payload)
         self._forbidden = occurrences(forbid)
-        careful, easy = _names((*special, *sorted(forbid))), _names(special)
+        untrusted_names, trusted_names = _names((*special, *sorted(forbid))), _names(special)
         self.messages = [
             {
                 key: value
                 if key == "role"
-                else disguise.hide(value, easy if message.get("role") in trusted else careful)
+                else masker.mask(value, trusted_names if message.get("role") in trusted else untrusted_names)
                 for key, value in message.items()
             }
             for message in messages
         ]
-        self._tools = None if tools is None else [disguise.hide(tool, careful) for tool in tools]
+        self._tools = None if tools is None else [masker.mask(tool, untrusted_names) for tool in tools]
         self._options: dict[str, Any] = dict(options)
-        # A prompt must not depend on the day it is made.
+        # A prompt must not depend on the current date.
         if "date_string" in self._template:
             self._options = {"date_string": DATE_STRING} | self._options
         if "strftime_now" in self._template:
             self._template = _STILL_CLOCK + self._template
 
     def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> str:
-        conversation: Any = list(messages)  # transformers asks for dicts of strings, its templates take any mapping
+        conversation: Any = list(messages)  # transformers declares dicts of strings, but its templates take any mapping
         try:
             rendered = self._hf.apply_chat_template(
                 conversation,
@@ -185,18 +185,18 @@ class _Scene:
         return rendered
 
     def plain(self, text: str) -> Stretch:
-        """Rendered text without disguise; a forbidden name of which any character was disguised is cut in two."""
-        text, hidden = self.disguise.reveal(text)
+        """Rendered text, unmasked; a forbidden name of which any character was masked is cut in two."""
+        text, masked_at = self.masker.unmask(text)
         cuts = tuple(
             match.start() + 1
             for match in self._forbidden.finditer(text)
-            if any(at in hidden for at in range(match.start(), match.end(1)))
+            if any(at in masked_at for at in range(match.start(), match.end(1)))
         )
         return Stretch(text, False, cuts)
 
 
 class _Names:
-    """Names to be disguised, longest first, with their proper beginnings and ends."""
+    """Names to be masked, longest first, with their proper prefixes and suffixes."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.whole = sorted(set(names), key=len, reverse=True)
@@ -208,7 +208,7 @@ class _Names:
 _names = lru_cache(maxsize=64)(_Names)  # Llama 3 has 256 names
 
 
-class _Disguise:
+class _Masker:
     """Replaces single characters of names by private-use characters that `payload` lacks, and back.
 
     spare: one more such character.
@@ -225,24 +225,24 @@ class _Disguise:
         self._unmask = {mask: char for char, mask in self._mask.items()}
         self._masks = re.compile(f"[{''.join(self._unmask)}]" if edges else r"(?!)")
 
-    def hide(self, value: Any, names: _Names) -> Any:
+    def mask(self, value: Any, names: _Names) -> Any:
         if isinstance(value, str):
-            return self._hide_text(without_surrogates(value), names)
+            return self._mask_text(without_surrogates(value), names)
         if isinstance(value, Mapping):
             return {
-                self.hide(key, names) if isinstance(key, str) else key: self.hide(item, names)
+                self.mask(key, names) if isinstance(key, str) else key: self.mask(item, names)
                 for key, item in value.items()
             }
         if isinstance(value, list | tuple):
-            return [self.hide(item, names) for item in value]
+            return [self.mask(item, names) for item in value]
         return value
 
-    def reveal(self, text: str) -> tuple[str, frozenset[int]]:
-        """The text put right, and where it was disguised."""
-        hidden = frozenset(match.start() for match in self._masks.finditer(text))
-        return self._masks.sub(lambda match: self._unmask[match.group()], text), hidden
+    def unmask(self, text: str) -> tuple[str, frozenset[int]]:
+        """The unmasked text, and the positions that were masked."""
+        masked_at = frozenset(match.start() for match in self._masks.finditer(text))
+        return self._masks.sub(lambda match: self._unmask[match.group()], text), masked_at
 
-    def _hide_text(self, text: str, names: _Names) -> str:
+    def _mask_text(self, text: str, names: _Names) -> str:
         for name in names.whole:
             text = text.replace(name, self._mask[name[0]] + name[1:])
         body = text.strip()
@@ -251,11 +251,11 @@ class _Disguise:
         lengths = range(min(names.longest, len(body)), 0, -1)
         tail = next((n for n in lengths if body[-n:] in names.heads), 0)
         if tail:
-            text = self._masked(text, end - tail)
+            text = self._mask_char(text, end - tail)
         head = next((n for n in lengths if body[:n] in names.tails), 0)
         if head:
-            text = self._masked(text, start + head - 1)
+            text = self._mask_char(text, start + head - 1)
         return text
 
-    def _masked(self, text: str, at: int) -> str:
+    def _mask_char(self, text: str, at: int) -> str:
         return text[:at] + self._mask.get(text[at], text[at]) + text[at + 1 :]

@@ -1,4 +1,4 @@
-"""The configuration of a decoder, and its Hugging Face config.json."""
+"""The configuration of a decoder, and conversion from and to Hugging Face config.json."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ QkNorm = Literal["none", "head", "width"]
 
 @dataclass(frozen=True)
 class Family:
-    """What a Hugging Face class fixes and its config.json does not say.
+    """Properties that a Hugging Face class fixes and its config.json does not state.
 
     bias: "config": attention_bias puts biases on all four attention projections; "qkv": always on q, k and v. windows:
-    which layers a sliding window binds: "none", "types" (layer_types, or from layer max_window_layers on), "pattern"
-    (layer_types, or three of four), "all". layer_ropes: sliding layers keep plain rotary positions. head_dim: if
-    config.json names none (None: width / heads).
+    which layers use the sliding window: "none", "types" (layer_types, or from layer max_window_layers on), "pattern"
+    (layer_types, or three of four), "all". layer_ropes: sliding layers keep unscaled rotary positions. head_dim: used
+    if config.json has none (None: width / heads).
     """
 
     hf: str
@@ -44,16 +44,16 @@ FAMILIES = {
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Shape and conventions of one decoder; docs/models.md says which family has which.
+    """Shape and conventions of one decoder; docs/models.md lists them by family.
 
     architecture: our name of the family. ffn_width: of the feed-forward layer, or of one expert. rope: rotary positions
-    of layers that see everything; sliding_rope: of sliding-window layers (None: the same). qk_norm: RMSNorm of queries
-    and keys before rotation: of each "head", of the whole projection's "width", or "none". qkv_bias, output_bias:
-    biases on the attention projections. max_positions: the longest row the family's positions were made for. norm:
-    "pre" x + f(norm(x)), "post" x + norm(f(x)). layer_windows: for each layer the tokens it sees, itself included, or
-    None for all. num_experts: 0 for a dense feed-forward layer. experts_per_token: how many the router picks.
-    norm_topk_prob: the weights of the picked experts are divided by their sum. tie_embeddings: the output table is the
-    embedding table. The defaults are those of a plain dense decoder.
+    of full-attention layers; sliding_rope: of sliding-window layers (None: the same). qk_norm: RMSNorm of queries and
+    keys before rotation: over each "head", over the whole projection's "width", or "none". qkv_bias, output_bias:
+    biases on the attention projections. max_positions: the model's longest context. norm: "pre" x + f(norm(x)), "post"
+    x + norm(f(x)). layer_windows: for each layer the number of tokens a token attends to, itself included, or None for
+    all. num_experts: 0 for a dense feed-forward layer. experts_per_token: how many the router picks. norm_topk_prob:
+    the weights of the picked experts are divided by their sum. tie_embeddings: the output table is the embedding table.
+    The defaults are those of a plain dense decoder.
     """
 
     architecture: str
@@ -98,7 +98,7 @@ class ModelConfig:
                 f"ModelConfig.experts_per_token ({self.experts_per_token}) must be 1 to num_experts "
                 f"({self.num_experts})."
             )
-        # One form for equal models: windows of every layer, and a second rope only where it makes a difference.
+        # Equal models get equal configs: one window per layer, and a second rope only where it makes a difference.
         if all(window is None for window in self.layer_windows):
             object.__setattr__(self, "layer_windows", (None,) * self.num_layers)
             object.__setattr__(self, "sliding_rope", None)
@@ -118,7 +118,7 @@ class ModelConfig:
 
 
 def _rope(parameters: Mapping[str, Any], config: Mapping[str, Any]) -> Rope:
-    """A Rope from one set of parameters; what they do not say comes from config.json or transformers' defaults."""
+    """A Rope from one set of parameters; missing ones come from config.json or transformers' defaults."""
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     theta = number(parameters if "rope_theta" in parameters else config, "rope_theta")
     for source in (parameters, config):
@@ -152,7 +152,7 @@ def _rope(parameters: Mapping[str, Any], config: Mapping[str, Any]) -> Rope:
 
 
 def _attention_factor(parameters: Mapping[str, Any], factor: float) -> float:
-    """0.1 ln(factor) + 1 unless the parameters say otherwise (YaRN, Eq. 22; with DeepSeek's mscale: a ratio of two)."""
+    """0.1 ln(factor) + 1 unless the parameters set another (YaRN, Eq. 22; with DeepSeek's mscale, a ratio of two)."""
     if parameters.get("attention_factor") is not None:
         return number(parameters, "attention_factor")
 
@@ -165,8 +165,8 @@ def _attention_factor(parameters: Mapping[str, Any], factor: float) -> float:
 
 
 def _ropes(config: Mapping[str, Any], family: Family) -> tuple[Rope, Rope | None]:
-    """(of full layers, of sliding layers): transformers up to 4 writes rope_theta and rope_scaling, from 5 on
-    rope_parameters holds both, by type of layer where a family has several.
+    """(rope of full layers, of sliding layers). transformers up to 4 writes rope_theta and rope_scaling; from 5 on,
+    rope_parameters holds both, keyed by layer type where a family has several.
     """
     by_type = table(config, "rope_parameters")
     parameters = table(config, "rope_scaling") or by_type
@@ -205,7 +205,7 @@ def _windows(config: Mapping[str, Any], family: Family, num_layers: int) -> tupl
 
 
 def _refuse(config: Mapping[str, Any]) -> None:
-    """Raises ValueError for what no family here computes."""
+    """Raises ValueError for settings that no supported family implements."""
     wanted = {
         "hidden_act": ("silu", "silu"),
         "mlp_bias": (False, "False"),
@@ -295,14 +295,14 @@ def _windows_to_hf(cfg: ModelConfig, family: Family) -> dict[str, Any]:
             "full_attention" if window is None else "sliding_attention" for window in cfg.layer_windows
         ]
     if windows and family.windows == "types":
-        written["max_window_layers"] = cfg.layer_windows.index(windows[0])  # read where layer_types is not
+        written["max_window_layers"] = cfg.layer_windows.index(windows[0])  # for readers that ignore layer_types
     return written
 
 
 def to_hf(cfg: ModelConfig) -> dict[str, Any]:
-    """The contents of a Hugging Face config.json that transformers 4 and 5 both read.
+    """The contents of a Hugging Face config.json that both transformers 4 and 5 can read.
 
-    Raises ValueError if the family's class cannot be what the config says.
+    Raises ValueError if the family's Hugging Face class cannot express the config.
     """
     family = FAMILIES[cfg.architecture]
     parameters = _rope_to_hf(cfg.rope)
@@ -334,7 +334,7 @@ def to_hf(cfg: ModelConfig) -> dict[str, Any]:
             "sliding_attention": _rope_to_hf(sliding) | {"rope_theta": sliding.theta},
         }
     if cfg.rope.kind != "default":
-        written["rope_scaling"] = parameters  # where transformers up to 4 looks
+        written["rope_scaling"] = parameters  # read by transformers up to 4
     if family.bias == "qkv":
         del written["attention_bias"]
     if family.experts:

@@ -1,4 +1,4 @@
-"""Embedding models: tokens of a text in, one vector out, for BERT encoders (E5) and Qwen3 decoders (Qwen3-Embedding).
+"""Embedding models: a text's tokens in, one vector out, for BERT encoders (E5) and Qwen3 decoders (Qwen3-Embedding).
 
 Pure functions of a config and a tree of weights; `models/texts.py` adds tokenizer, batching and devices.
 """
@@ -28,10 +28,10 @@ from sharding.rules import TRAIN, Rules
 Params = dict[str, Any]
 Pooling = Literal["mean", "cls", "last"]
 
-# An encoder is small beside the policy: every device holds all of it, and texts are what is split over the mesh.
+# An encoder is small compared to the policy: it is replicated on every device, and texts are split over the mesh.
 WHOLE: Rules = tuple((axis, ()) for axis, _ in TRAIN)
 ARCHITECTURES = {"BertModel": "bert", "Qwen3ForCausalLM": "qwen3", "Qwen3Model": "qwen3"}
-# Files of a folder that decide which vector a text gets, beside the weights.
+# Files of a folder, besides the weights, that affect a text's vector.
 NAMED_FILES = (
     "config.json",
     "modules.json",
@@ -43,14 +43,14 @@ NAMED_FILES = (
     "vocab.json",
     "merges.txt",
 )
-SAMPLES, SAMPLE_BYTES = 64, 4096  # places of a weight file that its fingerprint looks at, and bytes of each
+SAMPLES, SAMPLE_BYTES = 64, 4096  # samples of a weight file that enter its fingerprint, and bytes of each
 
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """An embedding model: its transformer, which hidden states become the vector, and whether that gets length one.
+    """An embedding model: its transformer, its pooling, and whether vectors are L2-normalised.
 
-    pooling: "mean" over the text's tokens, its first one ("cls") or its last one.
+    pooling: the "mean" over the text's tokens, its first token ("cls") or its last one.
     """
 
     model: BertConfig | ModelConfig
@@ -64,10 +64,10 @@ class EncoderConfig:
 
 # -------------------------------------------------------------------------------------------------------------- folder
 def load_config(folder: str | Path) -> EncoderConfig:
-    """EncoderConfig of a Hugging Face folder, pooling as its sentence-transformers files say.
+    """EncoderConfig of a Hugging Face folder, with the pooling that its sentence-transformers files specify.
 
-    Without modules.json the architecture decides: mean for BERT (E5), the last token for Qwen3, length one for both.
-    Raises FileNotFoundError if folder or config.json is missing, WeightsError for what is not supported.
+    Without modules.json the architecture decides: mean for BERT (E5), the last token for Qwen3, normalised for both.
+    Raises FileNotFoundError if folder or config.json is missing, WeightsError for anything not supported.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -91,7 +91,7 @@ def load_config(folder: str | Path) -> EncoderConfig:
 
 
 def _pooling(folder: Path, default: Pooling) -> tuple[Pooling, bool]:
-    """What modules.json and the pooling module's config.json say; the default and True where there is none."""
+    """(pooling, normalize) from modules.json and the pooling module's config.json; (default, True) without them."""
     path = folder / "modules.json"
     if not path.is_file():
         return default, True
@@ -129,10 +129,10 @@ def _pooling_mode(config: Mapping[str, Any]) -> Pooling:
 
 def fingerprint(folder: str | Path) -> str:
     """32 hex digits that change with the folder's model: a hash over its config, pooling and tokenizer files, and over
-    size, header and 64 spread samples of 4 KiB of each weight file.
+    the size, the header and 64 evenly spread samples of 4 KiB of each weight file.
 
-    Samples, because hashing an 8-billion-parameter model at every start takes a minute, and training moves all weights:
-    two checkpoints that differ in a few of them only are not told apart.
+    Only samples, because hashing an 8-billion-parameter model at every start takes a minute, and training changes all
+    weights: two checkpoints that differ in only a few weights may get the same fingerprint.
     """
     folder = Path(folder)
     digest = hashlib.blake2b(digest_size=16)
@@ -156,7 +156,7 @@ def fingerprint(folder: str | Path) -> str:
 
 # ------------------------------------------------------------------------------------------------------------- weights
 def declare(cfg: EncoderConfig) -> Params:
-    """The tree of Param; a decoder's without its output table."""
+    """The tree of Param; for a decoder, without its output table."""
     if isinstance(cfg.model, BertConfig):
         return bert.declare(cfg.model)
     tree = transformer.declare(cfg.model)
@@ -164,7 +164,7 @@ def declare(cfg: EncoderConfig) -> Params:
 
 
 def load(folder: str | Path, mesh: Mesh | None, dtype: Any) -> tuple[EncoderConfig, Params]:
-    """(config, weights in `dtype`, a copy on every device of the mesh, or on the first device without one).
+    """(config, weights in `dtype`), replicated on every device of the mesh, or on the first device if there is no mesh.
 
     Raises FileNotFoundError or WeightsError with one sentence.
     """
@@ -174,7 +174,7 @@ def load(folder: str | Path, mesh: Mesh | None, dtype: Any) -> tuple[EncoderConf
 
 
 def _names(cfg: EncoderConfig, stored: frozenset[str]) -> tuple[Callable[[str], HfTensor], frozenset[str]]:
-    """(where our weights lie, tensors that are not ours). A model saved within another has a prefix, by itself none."""
+    """(checkpoint name of each weight, tensors to ignore). Names of a model saved within another one have a prefix."""
     model = cfg.model
     if isinstance(model, BertConfig):
         prefix = "bert." if any(name.startswith("bert.") for name in stored) else ""
@@ -197,7 +197,7 @@ def _names(cfg: EncoderConfig, stored: frozenset[str]) -> tuple[Callable[[str], 
 
 # ------------------------------------------------------------------------------------------------------------- forward
 def pool(hidden_BTD: Float[Array, "B T D"], lengths_B: Int[Array, " B"], pooling: Pooling) -> Float[Array, "B D"]:
-    """One vector of each row's first lengths_B tokens (at least one), float32."""
+    """One float32 vector per row, pooled over its first lengths_B tokens (at least one)."""
     hidden_BTD = hidden_BTD.astype(jnp.float32)
     if pooling == "cls":
         return hidden_BTD[:, 0]
@@ -210,9 +210,9 @@ def pool(hidden_BTD: Float[Array, "B T D"], lengths_B: Int[Array, " B"], pooling
 def embed(
     cfg: EncoderConfig, params: Params, ids_BT: Int[Array, "B T"], lengths_B: Int[Array, " B"], compute_dtype: Any
 ) -> Float[Array, "B D"]:
-    """The vector of each row's first lengths_B tokens (at least one), float32, of length one where cfg.normalize.
+    """One float32 vector per row for its first lengths_B tokens (at least one), L2-normalised if cfg.normalize.
 
-    What stands after them changes nothing but rounding.
+    Tokens after them affect rounding only.
     """
     segments_BT = (jnp.arange(ids_BT.shape[1]) < lengths_B[:, None]).astype(jnp.int32)
     if isinstance(cfg.model, BertConfig):

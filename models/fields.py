@@ -1,4 +1,4 @@
-"""JSON files of a model folder and their typed fields; an invalid value is an error that names the field."""
+"""JSON files of a model folder and their typed fields; an invalid value raises an error that names the field."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-MOST = 2**31 - 1  # of anything that is counted
+MOST = 2**31 - 1  # largest accepted count
 
 
 class WeightsError(ValueError):
@@ -20,7 +20,7 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} is missing; give a model folder in Hugging Face layout.") from None
-    except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, a number too long, brackets too deep
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, too many digits, nested too deeply
         raise WeightsError(f"{path} is not JSON ({error}); copy the file again.") from None
 
 
@@ -33,9 +33,9 @@ def read_object(path: Path) -> Mapping[str, Any]:
 
 
 def within(folder: Path, name: Any, said_by: Path) -> Path:
-    """The file `name` of a folder, as the file `said_by` calls it.
+    """The path of `name` in a folder, where the file `said_by` gives the name.
 
-    Raises WeightsError unless it is a relative path that stays in the folder. What lies there may be a link.
+    Raises WeightsError unless `name` is a relative path that stays in the folder. The file itself may be a link.
     """
     inside = isinstance(name, str) and name.isprintable() and PurePosixPath(name).name != ""
     if not inside or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
@@ -51,7 +51,7 @@ def _refusal(name: str, value: Any, wanted: str) -> ValueError:
 
 
 def field(config: Mapping[str, Any], name: str, default: Any = None) -> Any:
-    """A field; absent or null: the default. Raises ValueError if there is neither."""
+    """A field's value, or the default if it is absent or null. Raises ValueError if there is no default either."""
     value = config.get(name)
     value = default if value is None else value
     if value is None:
@@ -60,7 +60,7 @@ def field(config: Mapping[str, Any], name: str, default: Any = None) -> Any:
 
 
 def count(config: Mapping[str, Any], name: str, default: int | None = None, *, least: int = 1, most: int = MOST) -> int:
-    """A whole number between `least` and `most`, otherwise as `field`."""
+    """Like `field`, for a whole number between `least` and `most`."""
     value = field(config, name, default)
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise _refusal(name, value, f"a whole number from {least} to {most}")
@@ -68,7 +68,7 @@ def count(config: Mapping[str, Any], name: str, default: int | None = None, *, l
 
 
 def number(config: Mapping[str, Any], name: str, default: float | None = None) -> float:
-    """A finite number above 0, otherwise as `field`."""
+    """Like `field`, for a finite number above 0."""
     value = field(config, name, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
         raise _refusal(name, value, "a finite number above 0")
@@ -76,7 +76,7 @@ def number(config: Mapping[str, Any], name: str, default: float | None = None) -
 
 
 def flag(config: Mapping[str, Any], name: str, default: bool) -> bool:
-    """true or false, otherwise as `field`."""
+    """Like `field`, for true or false."""
     value = field(config, name, default)
     if not isinstance(value, bool):
         raise _refusal(name, value, "true or false")
@@ -84,7 +84,7 @@ def flag(config: Mapping[str, Any], name: str, default: bool) -> bool:
 
 
 def table(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """An object; absent or null: an empty one. Raises ValueError for anything else."""
+    """An object, empty if the field is absent or null. Raises ValueError for anything else."""
     value = field(config, name, {})
     if not isinstance(value, Mapping):
         raise _refusal(name, value, "an object")
@@ -92,7 +92,7 @@ def table(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def texts(config: Mapping[str, Any], name: str) -> list[str]:
-    """A list of texts; absent or null: an empty one. Raises ValueError for anything else."""
+    """A list of strings, empty if the field is absent or null. Raises ValueError for anything else."""
     value = field(config, name, [])
     if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
         raise _refusal(name, value, "a list of texts")

@@ -16,9 +16,9 @@ from sharding.spec import path_name
 
 @dataclass(frozen=True)
 class HfTensor:
-    """Where one of our weights lies in a checkpoint: its name, and whether it is transposed.
+    """The checkpoint tensor of one of our weights: its name, and whether it is transposed.
 
-    "{i}" in the name stands for the layer and "{x}" for the expert; our weight then has these as its first dimensions.
+    "{i}" in the name stands for the layer and "{x}" for the expert; these are then the first dimensions of our weight.
     """
 
     name: str
@@ -26,11 +26,11 @@ class HfTensor:
 
     @property
     def leading(self) -> int:
-        """How many first dimensions of our weight are spread over tensors of their own."""
+        """Number of leading dimensions of our weight (layer, expert) that are separate tensors in the checkpoint."""
         return ("{i}" in self.name) + ("{x}" in self.name)
 
     def at(self, index: tuple[int, ...]) -> str:
-        """The tensor at a place of the leading dimensions, () if there are none."""
+        """The tensor's name at an index of the leading dimensions, () if there are none."""
         return self.name.format(**dict(zip("ix", index, strict=False)))
 
 
@@ -57,7 +57,7 @@ _LAYER = {
     "up_XDF": HfTensor("mlp.experts.{x}.up_proj.weight", True),
     "down_XFD": HfTensor("mlp.experts.{x}.down_proj.weight", True),
 }
-# A norm after its layer has a name of its own: post_attention_layernorm then means what it says.
+# Post-norm models use names of their own: there post_attention_layernorm really follows attention.
 _POST_NORM = {
     "attn_norm_D": HfTensor("post_attention_layernorm.weight", False),
     "ffn_norm_D": HfTensor("post_feedforward_layernorm.weight", False),
@@ -70,7 +70,7 @@ _TOP = {
 
 
 def hf_tensor(cfg: ModelConfig, path: str) -> HfTensor:
-    """The checkpoint's tensor for this model's weight "layers.q_D_Hh", "embed.table_VD", ..."""
+    """The checkpoint tensor of this model's weight "layers.q_D_Hh", "embed.table_VD", ..."""
     if not path.startswith("layers."):
         return _TOP[path]
     name = path.removeprefix("layers.")
@@ -84,7 +84,7 @@ def hf_shapes(cfg: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def tree_shapes(tree: Any, tensor_of: Callable[[str], HfTensor]) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor that a tree of Param lies in; tensor_of: our path -> its place."""
+    """Name and shape of every checkpoint tensor of a tree of Param; tensor_of maps our path to its HfTensor."""
     shapes: dict[str, tuple[int, ...]] = {}
     for path, param in jax.tree_util.tree_leaves_with_path(tree):
         tensor = tensor_of(path_name(path))

@@ -1,7 +1,7 @@
-"""Mixture of experts: a router picks k of X SwiGLU experts for each token; exact, no token is dropped.
+"""Mixture of experts: a router picks k of X SwiGLU experts for each token; dropless, so no token is left out.
 
 Token copies are sorted by expert, so that each expert multiplies one contiguous group of rows (a grouped matmul), and
-are collected by k gathers and a sum. Neither direction of differentiation scatters: the two permutations are each
+are combined by k gathers and a sum. Neither the forward nor the backward pass scatters: the two permutations are each
 other's transpose and are declared as such (`_spread`, `_collect`, `_reorder`).
 
     token n, pick j  --order-->  sorted row m          order_J[m] = n·k + j, place_Nk[n, j] = m
@@ -24,20 +24,20 @@ from sharding.collectives import Shards
 GroupedMatmul = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 TILES = (512, 1024, 768)  # rows, in, out of one megablox tile; larger ones overflow the vector memory of v5e and v5p
-SUBLANES = 128  # megablox wants rows in multiples of its tile
+SUBLANES = 128  # megablox requires a row count that is a multiple of its tile
 
 
 def route(
     cfg: ModelConfig, x_ND: Float[Array, "N D"], router_DX: Float[Array, "D X"]
 ) -> tuple[Float[Array, "N k"], Int[Array, "N k"]]:
-    """(weights of the picked experts, which they are), best first; of equal ones the lower number.
+    """(weights of the picked experts, their indices), best first; ties go to the lower index.
 
     Softmax over all experts in float32, then the k largest, divided by their sum if norm_topk_prob (Qwen3-MoE).
     """
     logits_NX = jnp.matmul(x_ND, router_DX, preferred_element_type=jnp.float32)
     probs_NX = jax.nn.softmax(logits_NX, axis=-1)
     _, picked_Nk = lax.top_k(lax.stop_gradient(probs_NX), cfg.experts_per_token)
-    # A sum over a mask: its gradient is a mask too, where a gather's would be a scatter.
+    # A masked sum: its gradient is a mask too, whereas the gradient of a gather is a scatter.
     chosen_NkX = picked_Nk[..., None] == jnp.arange(cfg.num_experts)
     weights_Nk = jnp.sum(jnp.where(chosen_NkX, probs_NX[:, None, :], 0.0), axis=-1)
     if cfg.norm_topk_prob:
@@ -47,7 +47,7 @@ def route(
 
 @jax.custom_vjp
 def _spread(x_ND: jax.Array, order_J: jax.Array, place_Nk: jax.Array) -> jax.Array:
-    """Rows of the tokens in sorted order, [J, D]."""
+    """The tokens' rows in sorted order, [J, D]."""
     return x_ND[order_J // place_Nk.shape[1]]
 
 
@@ -78,9 +78,9 @@ _transposes(_reorder, lambda ct_J, order_J, place_Nk: ct_J[place_Nk])
 def grouped_matmul(
     x_JI: Float[Array, "J I"], w_XIO: Float[Array, "X I O"], sizes_X: Int[Array, " X"]
 ) -> Float[Array, "J O"]:
-    """Rows in runs, each times its expert's matrix: run x has sizes_X[x] rows, in the order of experts; Σ sizes = J.
+    """Multiplies each group of rows by its expert's matrix: group x has sizes_X[x] rows, in expert order; Σ sizes = J.
 
-    On TPU megablox's kernels, elsewhere a loop over blocks of rows; the program decides where it is compiled for.
+    Uses megablox's kernels on TPU and a loop over blocks of rows elsewhere, chosen by the platform compiled for.
     `lax.ragged_dot` multiplies every row by every expert on CPUs, and in its gradient on TPUs too.
     """
     return _grouped(x_JI, w_XIO, sizes_X)
@@ -108,13 +108,13 @@ _grouped.defvjp(lambda x, w, sizes: (_grouped(x, w, sizes), (x, w, sizes)), _gro
 
 # ------------------------------------------------------------------------------------------------------ blocks of rows
 def _blocks(sizes_X: jax.Array, rows: int) -> tuple[int, jax.Array, jax.Array, jax.Array]:
-    """(rows of a block, expert of each block, its first row, how many blocks there are).
+    """(rows per block, expert of each block, first row of each block, number of blocks).
 
-    Every run starts a block of its own, so that a block has one expert: at most rows / size + X blocks.
+    Every group starts a new block, so that a block has one expert: at most rows / size + X blocks.
     """
     experts = sizes_X.shape[0]
     size = 8
-    while size < 256 and size * 4 * experts <= rows:  # at most half an average run: little is computed in vain
+    while size < 256 and size * 4 * experts <= rows:  # at most half an average group, so that little is padding
         size *= 2
     counts_X = -(-sizes_X // size)
     ends_X, starts_X = jnp.cumsum(counts_X), jnp.cumsum(sizes_X) - sizes_X
@@ -125,10 +125,10 @@ def _blocks(sizes_X: jax.Array, rows: int) -> tuple[int, jax.Array, jax.Array, j
 
 
 def block_matmul(x_JI: jax.Array, w_XIO: jax.Array, sizes_X: jax.Array, transposed: bool = False) -> jax.Array:
-    """grouped_matmul by a loop over blocks (with transposed: x_JO times each expert's transpose, [J, I]).
+    """grouped_matmul as a loop over blocks (with transposed: x_JO times each expert's transpose, [J, I]).
 
     Each product has one fixed shape, so that a row's bits do not depend on the other rows. A block's rows beyond its
-    run are wrong until the next run's first block, which comes later, writes them.
+    group are wrong until the next group's first block overwrites them.
     """
     rows = x_JI.shape[0]
     size, expert_b, first_b, count = _blocks(sizes_X, rows)
@@ -146,7 +146,7 @@ def block_matmul(x_JI: jax.Array, w_XIO: jax.Array, sizes_X: jax.Array, transpos
 
 
 def block_outer(x_JI: jax.Array, y_JO: jax.Array, sizes_X: jax.Array) -> jax.Array:
-    """Σ over each run's rows of x yᵀ: [X, I, O] in float32, by the same loop."""
+    """Σ x yᵀ over each group's rows: [X, I, O] in float32, by the same loop."""
     rows = x_JI.shape[0]
     size, expert_b, first_b, count = _blocks(sizes_X, rows)
     x, y = (jnp.pad(a, ((0, size), (0, 0))) for a in (x_JI, y_JO))
@@ -167,7 +167,7 @@ def block_outer(x_JI: jax.Array, y_JO: jax.Array, sizes_X: jax.Array) -> jax.Arr
 
 # ------------------------------------------------------------------------------------------------------------ megablox
 def _padded(rows: int) -> int:
-    """Rows that megablox takes: a multiple of the tile, of the smallest one if there are few."""
+    """The row count padded for megablox: to a multiple of the tile, or of the smallest tile if there are few rows."""
     tile = TILES[0] if rows >= TILES[0] else SUBLANES
     return -(-rows // tile) * tile
 
@@ -179,7 +179,7 @@ def _tiling(rows: int, inner: int, outer: int) -> tuple[int, int, int]:
 def megablox_matmul(
     x_JI: jax.Array, w_XIO: jax.Array, sizes_X: jax.Array, transposed: bool = False, interpret: bool = False
 ) -> jax.Array:
-    """grouped_matmul by megablox's Pallas kernel; rows of padding belong to the last expert."""
+    """grouped_matmul by megablox's Pallas kernel; padding rows belong to the last expert."""
     from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm
 
     rows = x_JI.shape[0]
@@ -212,9 +212,9 @@ def moe_layer(
 ) -> Float[Array, "B T D"]:
     """Σ over a token's experts of weight · (silu(x W_gate) ⊙ x W_up) W_down.
 
-    grouped: grouped_matmul, or block_matmul in a program that XLA partitions by itself, which it cannot with kernels.
-    w: router_DX, gate_XDF, up_XDF, down_XFD, whole along fsdp, F a shard over tensor. All devices of a tensor group
-    route alike; what each adds to the gradient of the weights is its shard's part, hence `enter`.
+    grouped: grouped_matmul, or block_matmul in a program that XLA partitions automatically, as it cannot partition
+    kernels. w: router_DX, gate_XDF, up_XDF, down_XFD, gathered over fsdp, F sharded over tensor. All devices of a
+    tensor group compute the same routing, but only their shard's part of its gradient, hence `enter`.
     """
     x_ND = x_BTD.reshape(-1, x_BTD.shape[-1])
     weights_Nk, picked_Nk = route(cfg, x_ND, w["router_DX"])
@@ -224,7 +224,7 @@ def moe_layer(
     rows_JD = _spread(shards.enter(x_ND), order_J, place_Nk)
     gate_JF = grouped(rows_JD, w["gate_XDF"], sizes_X)
     up_JF = grouped(rows_JD, w["up_XDF"], sizes_X)
-    # Weighing before the last product is the same sum, over F columns instead of D.
+    # Scaling before the last matmul gives the same sum, over F columns instead of D.
     weights_J = _reorder(shards.enter(weights_Nk), order_J, place_Nk)
     hidden_JF = jax.nn.silu(gate_JF) * up_JF * weights_J[:, None].astype(x_ND.dtype)
     out_JD = grouped(hidden_JF, w["down_XFD"], sizes_X)

@@ -13,16 +13,15 @@ from jaxtyping import Array, Float, Int
 
 @dataclass(frozen=True)
 class Rope:
-    """Which angle a position turns a pair of features by.
+    """Rotary embedding parameters: the angle by which each pair of features is rotated per position.
 
-    theta: base of the wavelengths. kind: "default"; "linear" (Chen et al. 2023) turns everything `factor` times slower;
-    "llama3" and "yarn" (Peng et al. 2023) slow down long wavelengths only. original_positions: the row length the
-    unstretched angles were trained for. low_freq_factor, high_freq_factor: llama3; wavelengths above
-    original_positions / low_freq_factor are stretched in full, those below original_positions / high_freq_factor not
-    at all. beta_fast, beta_slow: yarn; pairs that turn more than beta_fast times within original_positions keep their
-    angle, those that turn less than beta_slow times are stretched in full. truncate: yarn's bounds are rounded outwards
-    to whole pairs. attention_factor: yarn; multiplies the rotated queries and keys. What a kind does not name, it does
-    not read.
+    theta: base of the wavelengths. kind: "default"; "linear" (Chen et al. 2023) divides all angles by `factor`;
+    "llama3" and "yarn" (Peng et al. 2023) scale long wavelengths only. original_positions: the context length before
+    scaling. low_freq_factor, high_freq_factor: for llama3; wavelengths above original_positions / low_freq_factor are
+    scaled by the full factor, those below original_positions / high_freq_factor not at all. beta_fast, beta_slow: for
+    yarn; pairs that rotate more than beta_fast times within original_positions keep their angle, those that rotate less
+    than beta_slow times are scaled by the full factor. truncate: yarn's bounds are rounded outwards to whole pairs.
+    attention_factor: for yarn; multiplies the rotated queries and keys. Each kind ignores the parameters of the others.
     """
 
     theta: float
@@ -47,9 +46,9 @@ class Rope:
 
 
 def frequencies(rope: Rope, head_dim: int) -> np.ndarray:
-    """Angle per position of each of the h/2 pairs, float32; θ^(−2i/h) if nothing is stretched.
+    """Angle per position of each of the h/2 pairs, float32; θ^(−2i/h) without scaling.
 
-    Operations and their order are those of the reference implementation, so that float32 rounding agrees with it.
+    The operations and their order are those of the reference implementation, so that float32 rounding agrees with it.
     """
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     powers = np.power(np.float32(rope.theta), exponents)
@@ -66,7 +65,7 @@ def frequencies(rope: Rope, head_dim: int) -> np.ndarray:
 
 
 def _llama3(rope: Rope, plain: np.ndarray) -> np.ndarray:
-    """Full stretch for long wavelengths, none for short ones, a blend of the two in between."""
+    """The full factor for long wavelengths, none for short ones, an interpolation in between."""
     wavelengths = np.float32(2 * math.pi) / plain
     turns = np.float32(rope.original_positions) / wavelengths
     low, high = np.float32(rope.low_freq_factor), np.float32(rope.high_freq_factor)
@@ -75,7 +74,7 @@ def _llama3(rope: Rope, plain: np.ndarray) -> np.ndarray:
 
 
 def _yarn_ramp(rope: Rope, head_dim: int) -> np.ndarray:
-    """How much of each pair is stretched: 0 below the pair that turns beta_fast times, 1 above that of beta_slow."""
+    """Scaling weight of each pair: 0 below the pair that rotates beta_fast times, 1 above that of beta_slow."""
 
     def pair_of(turns: float) -> float:
         return head_dim * math.log(rope.original_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
@@ -91,7 +90,7 @@ def _yarn_ramp(rope: Rope, head_dim: int) -> np.ndarray:
 
 
 def rotate(x_BTHh: Float[Array, "B T H h"], positions_BT: Int[Array, "B T"], rope: Rope) -> Float[Array, "B T H h"]:
-    """x with the pair (i, i + h/2) of each head turned by position · frequency_i; computed in float32."""
+    """x with the pair (i, i + h/2) of each head rotated by position · frequency_i; computed in float32."""
     half = x_BTHh.shape[-1] // 2
     angles = (positions_BT[..., None].astype(jnp.float32) * frequencies(rope, 2 * half))[:, :, None, :]
     cos, sin = jnp.cos(angles), jnp.sin(angles)

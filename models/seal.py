@@ -8,7 +8,7 @@ import zlib
 from pathlib import Path
 
 SEAL = "seal.json"
-UNSEALED = (SEAL, "_CHECKPOINT_METADATA")  # orbax writes the time of the commit into the latter, and reads without it
+UNSEALED = (SEAL, "_CHECKPOINT_METADATA")  # orbax writes the commit time into the latter, and does not need it
 
 
 def _files(folder: Path) -> list[Path]:
@@ -24,7 +24,7 @@ def _crc(path: Path) -> int:
 
 
 def seal(folder: Path) -> None:
-    """Writes the seal of a finished folder; a seal that is there is replaced."""
+    """Writes the seal of a finished folder, replacing an existing one."""
     entries = {path.relative_to(folder).as_posix(): [path.stat().st_size, _crc(path)] for path in _files(folder)}
     temporary = folder / (SEAL + ".partial")
     temporary.write_text(json.dumps(entries), encoding="utf-8")
@@ -32,7 +32,7 @@ def seal(folder: Path) -> None:
 
 
 def _entries(path: Path) -> dict[str, tuple[int, int]]:
-    """Size and checksum by name, as a seal has them; {} if it is none: no seal is written for nothing."""
+    """Size and checksum by file name from a seal; {} if the file is not a valid seal (a seal is never empty)."""
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError):
@@ -44,7 +44,7 @@ def _entries(path: Path) -> dict[str, tuple[int, int]]:
 
 
 def fault(folder: Path) -> str | None:
-    """What is wrong with a sealed folder, as the end of a sentence; None if every file is as it was written."""
+    """What is wrong with a sealed folder, as the end of a sentence; None if every file is unchanged."""
     path = folder / SEAL
     if not path.is_file():
         return "it has no seal, so it was never finished"

@@ -1,8 +1,8 @@
 """Splash attention, JAX's Pallas kernel for TPU: scores stay on chip, fully masked blocks are skipped.
 
-Memory grows with T, not T²: Qwen3-8B's heads at T = 10,240 need 0.16 GiB of temporaries forward and backward, where
-products with whole score matrices need 18.9. The backward pass is two kernels (dq; dk and dv): the fused one keeps a
-partial dq for every block of keys, ten times the memory.
+Memory grows with T, not T²: Qwen3-8B's heads at T = 10,240 need 0.16 GiB of temporaries for forward and backward
+pass, versus 18.9 with materialised score matrices. The backward pass uses two kernels (dq; dk and dv): the fused one
+keeps a partial dq for every block of keys, ten times the memory.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 from jaxtyping import Array, Float, Int
 
 LANES = 128  # width of a TPU vector register: blocks are multiples of it
-BLOCK = 512  # queries and keys of one tile; 1,024 is no better, 2,048 exceeds the vector memory of v5e and v5p
-NO_SEGMENT = -1  # of the tokens that fill up the last block; no real token has it
+BLOCK = 512  # queries and keys of one tile; 1,024 is no faster, 2,048 exceeds the vector memory of v5e and v5p
+NO_SEGMENT = -1  # segment id of the tokens that pad the last block; no real token has it
 
 
 def blocks_of(length: int) -> tuple[int, int]:
-    """(block, padded length): as few blocks of at most BLOCK tokens as hold `length`, all of one size."""
+    """(block size, padded length): the fewest equal blocks of at most BLOCK tokens that hold `length`."""
     count = math.ceil(length / BLOCK)
     block = math.ceil(length / count / LANES) * LANES
     return block, count * block
 
 
 def _kernel(length: int, block: int, heads: int, window: int | None, causal: bool, interpret: bool):
-    """The kernel of one row. Its mask is made of block indices; no [T, T] array exists."""
+    """The kernel for one row. Its mask is computed from block indices, without a [T, T] array."""
     shape = (length, length)
     if window is not None:
         mask = masks.LocalMask(shape, window_size=(window - 1, 0 if causal else window - 1), offset=0)
@@ -58,11 +58,11 @@ def attend(
     causal: bool,
     interpret: bool = False,
 ) -> Float[Array, "B T H h"]:
-    """softmax(q kᵀ / √h) v over the tokens that `attention.visible_mask` allows; query head i reads kv head i // (H/K).
+    """softmax(q kᵀ / √h) v over the tokens that `attention.visible_mask` allows; query head i uses kv head i // (H/K).
 
-    Any T: rows are filled up to whole blocks with tokens of a segment of their own. Keys and values are not repeated
+    Works for any T: rows are padded to whole blocks with tokens of a separate segment. Keys and values are not repeated
     for the heads that share them. The queries are divided by √h in float32 before the kernel, which does not scale.
-    interpret: run the kernel's program as ordinary XLA operations, on any platform and slowly, to test it.
+    interpret: run the kernel as ordinary XLA operations, slowly and on any platform, for tests.
     """
     length, heads, head_dim = q_BTHh.shape[1:]
     block, padded = blocks_of(length)

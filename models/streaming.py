@@ -1,4 +1,4 @@
-"""Transfers weights between files and devices block by block, so that the host holds a few blocks and never a weight.
+"""Transfers weights between files and devices in blocks, so that the host holds a few blocks and never a whole weight.
 
 A stacked weight [L, ...] of a large model is many times the largest tensor of its checkpoint. It is therefore assembled
 and taken apart on the devices: blocks of about BLOCK_BYTES are transferred, and programs that write a block into a
@@ -21,13 +21,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from models.hf import HfTensor
 from models.tensorfile import Checkpoint
 
-BLOCK_BYTES = 4 * 2**20  # of all blocks that a process moves at one time; at most three such sets exist
+BLOCK_BYTES = 4 * 2**20  # total size of the blocks that a process moves at one time; at most three such sets exist
 
 Bounds = tuple[tuple[int, int], ...]  # start and stop in each dimension
 
 
 def _even(count: int, most: int) -> Iterator[tuple[int, int]]:
-    """(start, stop) of equal pieces of `count`, the last perhaps shorter, of at most `most` (at least 1) each."""
+    """(start, stop) of pieces of equal size, at most `most` (at least 1), covering `count`; the last may be shorter."""
     pieces = -(-count // max(most, 1))
     step = -(-count // pieces)
     return ((start, min(start + step, count)) for start in range(0, count, step))
@@ -42,8 +42,8 @@ def _read(
     rows: tuple[int, int],
     dtype: np.dtype,
 ) -> np.ndarray:
-    """Part of a shard in the files' layout [tensors, rows, ...]: tensors lead[0]:lead[1] of those that the shard has
-    (counted over its leading dimensions) and of each the rows rows[0]:rows[1] of the shard's rows.
+    """Part of a shard in the files' layout [tensors, rows, ...]: the shard's tensors lead[0]:lead[1] (counted over its
+    leading dimensions), and of each of them the shard's rows rows[0]:rows[1].
     """
     starts, stops = zip(*bounds[: tensor.leading], strict=True) if tensor.leading else ((), ())
     places = list(np.ndindex(tuple(np.subtract(stops, starts))))[slice(*lead)]
@@ -56,7 +56,7 @@ def _read(
 
 
 def file_blocks(checkpoint: Checkpoint, name: str, shape: tuple[int, ...], dtype: Any) -> Iterator[np.ndarray]:
-    """The rows of one checkpoint tensor as they lie in the file, block by block, cast to dtype."""
+    """The rows of one checkpoint tensor in file order, block by block, cast to dtype."""
     dtype = np.dtype(dtype)
     for first, last in _even(shape[0], BLOCK_BYTES // (math.prod(shape[1:]) * dtype.itemsize)):
         out = np.empty((last - first, *shape[1:]), dtype)
@@ -75,9 +75,9 @@ def _write(
     transposed: bool,
     dtype: np.dtype,
 ) -> jax.Array:
-    """Every device writes its block [tensors, rows, ...], cast to dtype, into its buffer, in place: it is donated.
+    """Every device writes its block [tensors, rows, ...], cast to dtype, into its donated buffer in place.
 
-    A buffer of another dtype of the same width gets the bits.
+    If the buffer has another dtype of the same width, the bits are written.
     """
 
     def body(buffer: jax.Array, block: jax.Array, lead: Any, row: Any) -> jax.Array:
@@ -105,8 +105,8 @@ def _fill(
 ) -> list[jax.Array]:
     """The shards of this process's devices, in the order of `bounds`, filled block by block.
 
-    stage: dtype in which blocks travel. All shards have one shape, so that one program, over a mesh of this process's
-    devices alone, serves them all.
+    stage: dtype in which blocks are transferred. All shards have the same shape, so that one program, over a mesh of
+    this process's devices alone, serves them all.
     """
     devices = list(bounds)
     mesh = Mesh(np.array(devices), ("local",))
@@ -115,8 +115,8 @@ def _fill(
     rest = local[tensor.leading :][::-1] if tensor.transposed else local[tensor.leading :]
     row_bytes = math.prod(rest[1:]) * stage.itemsize * len(set(bounds.values()))
     several = max(1, BLOCK_BYTES // (row_bytes * rest[0]))
-    # XLA's CPU backend computes with bfloat16 by way of float32: one block put into such a buffer rewrites the whole
-    # buffer, through a copy. There the buffer holds the bits as integers, and numpy reads them as what they are.
+    # XLA's CPU backend computes bfloat16 through float32: writing one block would convert and copy the whole buffer.
+    # There the buffer holds the bits as integers, which numpy then views as the real dtype.
     as_bits = devices[0].platform == "cpu" and dtype.itemsize == 2
     held = np.dtype(np.uint16) if as_bits else dtype
     buffer = jnp.zeros((len(devices) * local[0], *local[1:]), held, device=sharding)
@@ -130,14 +130,14 @@ def _fill(
                 [jax.device_put(parts[bounds[device]], device) for device in devices],
             )
             del parts
-            # The block just read waits for the one before it: two are alive, never a queue of them.
+            # The block just read waits for the previous one: two are alive at a time, never a queue of them.
             buffer.block_until_ready()
             place = (np.int32(lead[0]), np.int32(rows[0]))
             buffer = _write(buffer, block, *place, mesh, tensor.leading, tensor.transposed, dtype)
     buffer.block_until_ready()
     by_device = {shard.device: shard.data for shard in buffer.addressable_shards}
     del buffer
-    if as_bits:  # no copy on either way: a CPU array is seen by numpy, and taken from it, where it lies
+    if as_bits:  # no copy in either direction: numpy and JAX share the memory of a CPU array
         return [jax.device_put(np.asarray(by_device[device]).view(dtype), device) for device in devices]
     return [by_device[device] for device in devices]
 
@@ -145,7 +145,7 @@ def _fill(
 def build(
     checkpoint: Checkpoint, tensor: HfTensor, shape: tuple[int, ...], sharding: Sharding, dtype: Any
 ) -> jax.Array:
-    """One weight under its sharding; this process reads only what its devices hold, and each slice once."""
+    """One weight under its sharding; this process reads only the slices its devices hold, each once."""
     dtype = np.dtype(dtype)
     places = sharding.addressable_devices_indices_map(shape)
     bounds: dict[Any, Bounds] = {
@@ -155,10 +155,10 @@ def build(
     local = sharding.shard_shape(shape)
     if math.prod(local) * dtype.itemsize * len(set(bounds.values())) > BLOCK_BYTES:
         stored = {checkpoint.dtype(tensor.at(place)) for place in np.ndindex(shape[: tensor.leading])}
-        stage = stored.pop() if len(stored) == 1 else np.dtype(np.float32)  # which holds the values of all of them
+        stage = stored.pop() if len(stored) == 1 else np.dtype(np.float32)  # can represent all of them
         shards = _fill(checkpoint, tensor, bounds, local, stage, dtype)
     else:
-        # Norms, biases, small models: one transfer, nothing to compile.
+        # Norms, biases and small models need one transfer and no compiled program.
         count = math.prod(local[: tensor.leading])
         whole = {
             cut: _read(
@@ -184,8 +184,8 @@ def _cut(
 ) -> jax.Array:
     """Rows start[-1] : start[-1] + rows, in the file's layout, of the tensor at start[:-1], on every device.
 
-    Each device gives what it has of the block and zeros elsewhere, and the sum of bit patterns is the block: exact for
-    every value, without gathering more than the block (a plain slice of a sharded dimension gathers the whole weight).
+    Each device contributes its part of the block and zeros elsewhere; the sum of the bit patterns is the block. This is
+    exact for every value and gathers only the block (a plain slice of a sharded dimension gathers the whole weight).
     """
     mesh = sharding.mesh
     entries = tuple(sharding.spec) + (None,) * (weight.ndim - len(sharding.spec))
@@ -209,7 +209,7 @@ def _cut(
         part = part.astype(dtype)
         cut_over = tuple(name for axes in names for name in axes)
         if cut_over:
-            # 32 bits wide, because not every collective library adds 16-bit integers.
+            # 32 bits wide, because not every collective library can add 16-bit integers.
             bits = lax.bitcast_convert_type(part, jnp.uint16 if dtype.itemsize == 2 else jnp.uint32)
             total = lax.psum(jnp.where(mine, bits, 0).astype(jnp.uint32), cut_over)
             part = lax.bitcast_convert_type(total.astype(bits.dtype), dtype)
@@ -222,7 +222,7 @@ def _cut(
 
 
 def named(weight: jax.Array) -> jax.Array:
-    """The same buffers under a NamedSharding (a weight that lies whole on one device gets a mesh of that device)."""
+    """The same buffers under a NamedSharding (a weight on a single device gets a mesh of that device)."""
     if isinstance(weight.sharding, NamedSharding):
         return weight
     (device,) = weight.sharding.device_set
@@ -233,8 +233,8 @@ def named(weight: jax.Array) -> jax.Array:
 def blocks(weight: jax.Array, tensor: HfTensor, place: tuple[int, ...], dtype: Any) -> Iterator[jax.Array]:
     """The rows of one checkpoint tensor, block by block, in the file's layout and dtype, on a device of this process.
 
-    place: of the tensor in the weight's leading dimensions. The weight may be spread over several processes: all of
-    them then iterate, over the same weights in the same order, and each gets every block.
+    place: index of the tensor in the weight's leading dimensions. If the weight is sharded over several processes, all
+    of them must iterate over the same weights in the same order, and each gets every block.
     """
     weight = named(weight)
     sharding = weight.sharding
@@ -244,5 +244,5 @@ def blocks(weight: jax.Array, tensor: HfTensor, place: tuple[int, ...], dtype: A
     for first, last in _even(rest[0], BLOCK_BYTES // row_bytes):
         start = np.array([*place, first], np.int32)
         block = _cut(weight, start, sharding, tensor.leading, last - first, tensor.transposed, np.dtype(dtype))
-        block.block_until_ready()  # so that a process that does not write cannot run ahead and pile blocks up
+        block.block_until_ready()  # so that a process that does not write cannot run ahead and accumulate blocks
         yield block.addressable_data(0)

@@ -1,8 +1,9 @@
 """Safetensors files: reads slices and writes tensors with bounded host memory.
 
-The safetensors library maps a file and keeps every page it touched resident until the file is closed, and writes a
+The safetensors library maps a file and keeps every page it touched resident until the file is closed, and it writes a
 file only from tensors that are all in memory. Here the library only validates the files (those read and those just
-written); the bytes go through our own map, whose pages are released after each slice, and our own writer.
+written); the bytes are read through our own memory map, whose pages are released after each slice, and written by our
+own writer.
 
 Format: 8 bytes with the header's length (little endian), the header (JSON: name -> dtype, shape, data_offsets), data.
 """
@@ -26,19 +27,19 @@ from safetensors import SafetensorError, safe_open
 
 from models.fields import WeightsError, read_object, within
 
-MAX_SHARD_BYTES = 5 * 10**9  # of one safetensors file, as transformers splits them
+MAX_SHARD_BYTES = 5 * 10**9  # largest safetensors file, as in transformers
 INDEX = "model.safetensors.index.json"
 READABLE = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(jnp.bfloat16)}
 CODES = {dtype: code for code, dtype in READABLE.items()}
-BUFFER = re.compile(r"\.rotary_emb\.inv_freq$")  # transformers up to 4.31 saved it; it follows from config.json
+BUFFER = re.compile(r"\.rotary_emb\.inv_freq$")  # saved by transformers up to 4.31; config.json determines it
 
 Shapes = Mapping[str, tuple[int, ...]]
-Blocks = Callable[[str], Iterable[Any]]  # a tensor's rows in order, in pieces (numpy or jax arrays)
+Blocks = Callable[[str], Iterable[Any]]  # tensor name -> its rows in order, in pieces (numpy or jax arrays)
 
 
 def finite(block: np.ndarray) -> bool:
     """True if no value is NaN or infinite."""
-    if block.dtype == READABLE["BF16"]:  # ten times as fast as ml_dtypes' isfinite: an exponent of ones says it
+    if block.dtype == READABLE["BF16"]:  # exponent bits all ones; ten times as fast as ml_dtypes' isfinite
         return not ((block.view(np.uint16) & 0x7F80) == 0x7F80).any()
     return bool(np.isfinite(block).all())
 
@@ -46,7 +47,7 @@ def finite(block: np.ndarray) -> bool:
 # ---------------------------------------------------------------------------------------------------------- reading
 @dataclass(frozen=True)
 class _Stored:
-    """One tensor of a file: where its bytes are, and what they mean. dtype is the file's code, such as "BF16"."""
+    """One tensor of a file: where its bytes are, its shape and its dtype, a safetensors code such as "BF16"."""
 
     path: Path
     dtype: str
@@ -55,7 +56,7 @@ class _Stored:
 
 
 def _header(path: Path) -> dict[str, _Stored]:
-    """The tensors of one file, after the library has found its header and its length in order."""
+    """The tensors of one file, after the library has validated its header and its length."""
     try:
         with safe_open(path, framework="np") as file:
             file.metadata()
@@ -72,7 +73,7 @@ def _header(path: Path) -> dict[str, _Stored]:
 
 
 class Checkpoint:
-    """The tensors of a folder's safetensors files, open for reading slices. bytes_read counts what was read so far."""
+    """The tensors of a folder's safetensors files, open for reading slices. bytes_read counts the bytes read so far."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder = folder
@@ -105,8 +106,8 @@ class Checkpoint:
         return READABLE[self._stored[name].dtype]
 
     def check(self, shapes: Shapes, spare: frozenset[str]) -> None:
-        """Raises WeightsError unless exactly these tensors are there, in these shapes; `spare` ones may be too, and
-        so may rotary frequencies, which old checkpoints carry along.
+        """Raises WeightsError unless the files hold exactly these tensors in these shapes; tensors in `spare` and
+        rotary frequencies, which old checkpoints contain, are allowed in addition.
         """
         found = {name for name in self._stored if not BUFFER.search(name)}
         for names, what in ((set(shapes) - found, "lacks"), (found - set(shapes) - spare, "has unexpected")):
@@ -127,11 +128,11 @@ class Checkpoint:
     def read(self, name: str, index: tuple[slice, ...], out: np.ndarray) -> None:
         """Copies the slice `index` of a tensor, in the file's layout, into `out`, cast to its dtype.
 
-        Raises WeightsError if what is copied is not finite.
+        Raises WeightsError if a copied value is not finite.
         """
         stored = self._stored[name]
         mapped, dtype = self._maps[stored.path], READABLE[stored.dtype]
-        # The views must be gone before the map is closed, so they never leave this function, not by an error either.
+        # All views must be gone before the map is closed, so none may leave this function, not even in a traceback.
         whole = np.frombuffer(mapped, dtype, math.prod(stored.shape), stored.start).reshape(stored.shape)
         part = whole[index]
         out[...] = part
@@ -191,9 +192,9 @@ def _split(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
 def write(folder: Path | None, shapes: Shapes, dtype: np.dtype, blocks: Blocks, limit: int) -> None:
     """Writes model.safetensors, or several files of at most `limit` bytes with their index, tensor after tensor.
 
-    Each block is dropped as soon as it is written. folder None: the blocks are only asked for, in the same order (a
-    process that takes part in making them but does not write). Each file is on disk, and read back by the safetensors
-    library as what was meant, when this returns.
+    Each block is freed as soon as it is written. folder None: the blocks are only requested, in the same order (for a
+    process that takes part in computing them but does not write). When this returns, each file is on disk and has been
+    validated by the safetensors library.
     """
     sizes = {name: math.prod(shape) * dtype.itemsize for name, shape in shapes.items()}
     files = _split(sizes, limit)

@@ -23,23 +23,23 @@ from models import encoder
 from models.bert import BertConfig
 from models.encoder import EncoderConfig, Params
 
-END_OF_TEXT = "<|endoftext|>"  # what Qwen3-Embedding reads its vector from
-SHORTEST = 16  # tokens of the smallest program
+END_OF_TEXT = "<|endoftext|>"  # the token whose hidden state is Qwen3-Embedding's vector
+SHORTEST = 16  # length of the shortest program
 
 
 class TextTokenizer:
-    """Token ids of whole texts as an encoder wants them: its own marks around plain text, cut to max_tokens.
+    """Token ids of whole texts as an encoder expects them: plain text between its special tokens, cut to max_tokens.
 
-    A mark written out in a text ("[SEP]") stays text. Safe to call from several threads.
+    A special token's name in a text ("[SEP]") is encoded as text. Safe to call from several threads.
     """
 
     def __init__(self, hf: PreTrainedTokenizerFast, max_tokens: int, ends_with: str | None) -> None:
-        """ends_with: a token that closes every text, for tokenizers whose own rule adds none."""
+        """ends_with: a token that ends every text, for tokenizers whose post-processor adds none."""
         self._plain = FastTokenizer.from_str(hf.backend_tokenizer.to_str())
         self._plain.encode_special_tokens = True
         self._plain.no_truncation()
         self._plain.no_padding()
-        # What the tokenizer's own rule adds shows on a text whose ids are known.
+        # A text whose ids are known shows what the tokenizer's post-processor adds.
         bare = self._plain.encode("a", add_special_tokens=False).ids
         marked = self._plain.encode("a").ids
         start = next((at for at in range(len(marked)) if marked[at : at + len(bare)] == bare), None)
@@ -75,25 +75,25 @@ class TextTokenizer:
         return TextTokenizer(hf, max_tokens, ends_with)
 
     def __call__(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text, at least one and at most max_tokens, marks included; what is too long loses its end."""
+        """Ids of each text, from 1 to max_tokens including special tokens; longer texts are truncated at the end."""
         found = self._plain.encode_batch(list(texts), add_special_tokens=False)
         return [[*self.before, *encoding.ids[: self._room], *self.after] for encoding in found]
 
 
 def program_length(tokens: int, max_tokens: int) -> int:
-    """Tokens of the program that embeds a text of so many: rounded up to an eighth of the next power of two, at least
-    to 16, at most max_tokens. So there are few programs, and little of them is padding.
+    """Length of the program that embeds a text of `tokens` tokens: rounded up to a multiple of an eighth of the next
+    power of two, at least 16, at most max_tokens. This keeps both the number of programs and the padding small.
     """
     step = max(SHORTEST, (1 << (tokens - 1).bit_length()) // 8)
     return min(-(-tokens // step) * step, max_tokens)
 
 
 class TextEncoder:
-    """Texts to vectors, float32 [N, E], with one compiled program for each length.
+    """Texts to vectors, float32 [N, E], with one compiled program per length.
 
-    A program embeds a fixed number of rows, missing ones filled up, so a text's vector does not depend on the texts it
-    is embedded with, nor on how many there are; another number of rows changes it by rounding. Over a mesh (of this
-    process's devices) the rows are split over all of its axes.
+    A program embeds a fixed number of rows, padded if there are fewer, so a text's vector does not depend on the other
+    texts or their number; a different number of rows changes rounding only. With a mesh (of this process's devices) the
+    rows are split over all of its axes.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class TextEncoder:
         mesh: Mesh | None,
         compute_dtype: Any,
     ) -> None:
-        """rows: of one program, over the whole mesh; rounded up to a multiple of its devices."""
+        """rows: rows of one program over the whole mesh, rounded up to a multiple of the number of devices."""
         if rows < 1:
             raise ValueError(f"The batch of texts is {rows}; it must be at least 1.")
         model = cfg.model
@@ -128,7 +128,7 @@ class TextEncoder:
     ) -> TextEncoder:
         """The encoder of a Hugging Face folder, weights kept in compute_dtype.
 
-        Raises FileNotFoundError or ValueError subclasses with one sentence for what is missing, broken or too small.
+        Raises FileNotFoundError or a ValueError subclass, with one sentence, for anything missing, broken or too small.
         """
         cfg, params = encoder.load(folder, mesh, compute_dtype)
         ends_with = None if isinstance(cfg.model, BertConfig) else END_OF_TEXT
@@ -138,7 +138,7 @@ class TextEncoder:
         )
 
     def __call__(self, texts: Sequence[str], rows: int | None = None) -> Float[np.ndarray, "N E"]:
-        """The texts' vectors in their order. rows: of one program instead of the encoder's own (fewer for queries)."""
+        """The texts' vectors in order. rows: rows of one program instead of the encoder's own (fewer for queries)."""
         devices = 1 if self._mesh is None else self._mesh.size
         rows = -(-(rows or self._rows) // devices) * devices
         ids = self._tokenizer(texts)
@@ -151,13 +151,13 @@ class TextEncoder:
                 group = places[first : first + rows]
                 pending.append((group, self._run([ids[place] for place in group], rows, length)))
         vectors_NE = np.empty((len(ids), self.width), np.float32)
-        for group, out_BE in pending:  # read only now: devices work while the next rows are made
+        for group, out_BE in pending:  # read only now, so that devices compute while the host prepares the next rows
             vectors_NE[group] = np.asarray(out_BE)[: len(group)]
         return vectors_NE
 
     def _run(self, group: list[list[int]], rows: int, length: int) -> jax.Array:
         ids_BT = np.zeros((rows, length), np.int32)
-        lengths_B = np.ones(rows, np.int32)  # a row that fills up is one token long
+        lengths_B = np.ones(rows, np.int32)  # a padding row is one token long
         for row, text_ids in enumerate(group):
             ids_BT[row, : len(text_ids)] = text_ids
             lengths_B[row] = len(text_ids)

@@ -1,9 +1,9 @@
 """Text to ids and back; text never becomes a special token.
 
 The markers of a chat template are special tokens. Text from people, documents and models may contain the same
-characters; here they stay characters. "Special" is what the tokenizer itself marks as such; words it adds without that
-mark (Qwen3's <think> and <tool_call>) are ordinary vocabulary, which text may use unless the caller forbids it
-(`forbid`).
+characters; here they are encoded as ordinary characters. "Special" tokens are those that the tokenizer itself marks as
+such; added tokens without that mark (Qwen3's <think> and <tool_call>) are ordinary vocabulary, which text may use
+unless the caller forbids it (`forbid`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from models.chat import ChatTemplate, Stretch, occurrences, without_surrogates
 from models.vocabularies import BYTE_NAMES, SPACE
 
 TRUSTED = ("assistant", "system")  # roles whose messages may use forbidden names as tokens
-# What a vocabulary has to spell as it stands to be exact: case, accents, width, ligatures, white space, any byte.
+# A tokenizer is exact if it preserves this text: case, accents, width, ligatures, white space, any byte.
 PROBE = "  Aé ﬁＡ½  日本\t\r\n🙂\u0000\u200d \u00a0#\ue000 "
 
 
@@ -31,8 +31,8 @@ class Tokenizer:
     """A fast tokenizer with its chat template.
 
     eos_id, bos_id (None if the vocabulary has none), pad_id (the end token if there is no padding token); eos_ids:
-    every id that ends a turn; special_ids: every id plain text can never give; vocab_size: the ids are below it;
-    exact: True if a text's bytes (as `normalise` writes it) are its tokens' bytes joined.
+    every id that ends a turn; special_ids: every id that plain text never encodes to; vocab_size: all ids are below it;
+    exact: True if the bytes of a text (after `normalise`) are its tokens' bytes joined.
     """
 
     def __init__(self, hf: PreTrainedTokenizerFast, eos_ids: Sequence[int]) -> None:
@@ -41,7 +41,7 @@ class Tokenizer:
         if not isinstance(ends, int):
             raise ValueError("The tokenizer names no eos_token; set one in tokenizer_config.json.")
         self._hf = hf
-        # Own copies: these switches are state of the tokenizer object, and ids are made in several threads.
+        # Own copies: these switches are state of the tokenizer object, and several threads encode.
         self._first = FastTokenizer.from_str(hf.backend_tokenizer.to_str())
         self._prefix = vocabularies.prefix_rule(self._first)
         self._plain = self._first if self._prefix == "never" else vocabularies.without_prefix(self._first)
@@ -54,7 +54,7 @@ class Tokenizer:
         self._special = {token.content: id for id, token in added.items() if token.special}
         self._bytes = vocabularies.byte_table(self._plain)
         self._spaced = vocabularies.falls_back_to_bytes(self._plain)
-        # Other vocabularies than byte-level ones hold special tokens and bytes under names that text might spell.
+        # Vocabularies other than byte-level ones hold special tokens and bytes under names that a text may contain.
         self._always = (*special, *BYTE_NAMES) if self._spaced else tuple(special) if self._bytes is None else ()
         self._bans: dict[tuple[str, ...], _Ban] = {}
         self.eos_id: int = ends
@@ -64,7 +64,7 @@ class Tokenizer:
         vocabulary = self._plain.get_vocab()
         self.vocab_size: int = max(vocabulary.values()) + 1
         self._space_ids = [vocabulary[BYTE_NAMES[byte]] for byte in SPACE.encode()] if self._spaced else []
-        # A vocabulary without bytes gives its unknown token for characters it lacks.
+        # A vocabulary without byte fallback maps characters it lacks to its unknown token.
         unknown: Any = hf.unk_token_id if self._bytes is None else None
         self.special_ids: frozenset[int] = frozenset(self._special.values()) - {unknown}
         self._chat = ChatTemplate(hf, special)
@@ -75,10 +75,10 @@ class Tokenizer:
         """The tokenizer of a folder: tokenizer.json; vocab.json with merges.txt; `tokenizer.model` of SentencePiece or
         of Llama 3 (tiktoken); BERT's vocab.txt; with tokenizer_config.json where there is one.
 
-        chat_template: Jinja text or a file with it, instead of the folder's own. Further end tokens are taken from
+        chat_template: Jinja text or a file with it, instead of the folder's own. Further end tokens are read from
         generation_config.json if there is one. Nothing is downloaded. Raises FileNotFoundError if the folder or the
-        template file is missing, ValueError if no tokenizer of a known kind can be made of it, or if its tokens do not
-        spell texts exactly (BERT's are lower-case): these serve text encoders, which load them with exact=False.
+        template file is missing, ValueError if the folder holds no supported tokenizer, or one that does not preserve
+        texts exactly (BERT's lower-cases): text encoders load these with exact=False.
         """
         folder = Path(folder)
         if not folder.is_dir():
@@ -95,21 +95,21 @@ class Tokenizer:
         return tokenizer
 
     def save(self, folder: str | Path) -> None:
-        """Writes the tokenizer's files, its chat template and generation_config.json (which tokens end and fill)."""
+        """Writes the tokenizer's files, its chat template and generation_config.json (end and padding tokens)."""
         self._hf.save_pretrained(folder)
         ids = {"bos_token_id": self.bos_id, "eos_token_id": list(self.eos_ids), "pad_token_id": self.pad_id}
         known = {name: value for name, value in ids.items() if value is not None}
         (Path(folder) / "generation_config.json").write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
 
     def encode(self, text: str, forbid: Collection[str] = (), *, start: bool = False) -> list[int]:
-        """Ids of plain text: nothing added, and never one of special_ids, whatever the text says.
+        """Ids of plain text: nothing is added, and no id is one of special_ids, whatever the text contains.
 
-        forbid: names that stay characters too, such as "<tool_call>" in a document: each occurrence is encoded as two
-        texts, its first character with what is before and the rest with what is after, so that no token spans it.
-        start: as the library encodes the beginning of a document, with the dummy space where a SentencePiece vocabulary
-        has one; it is a space in the decoded text (where the libraries differ, transformers': docs/tokenizers.md).
-        Without, text continues what came before and nothing is put in. Lone surrogates become U+FFFD. Raises
-        ValueError for a forbidden name of fewer than two characters.
+        forbid: further names to be encoded as characters, such as "<tool_call>" in a document: the text is split after
+        the first character of each occurrence and the pieces are encoded separately, so that no token spans the name.
+        start: encode the text as the beginning of a document, with the dummy space that a SentencePiece vocabulary
+        adds there; it appears as a space in the decoded text (where libraries differ, transformers is followed:
+        docs/tokenizers.md). Without it the text continues earlier text and nothing is inserted. Lone surrogates become
+        U+FFFD. Raises ValueError for a forbidden name of fewer than two characters.
         """
         ban = self._ban(forbid)
         pieces = self._pieces(without_surrogates(text), ban)
@@ -119,8 +119,8 @@ class Tokenizer:
         return ids
 
     def normalise(self, text: str) -> str:
-        """The text that `decode(encode(text))` gives: composed (NFC) where the vocabulary asks for it (Qwen), without
-        lone surrogates, and otherwise the same. For exact tokenizers.
+        """The text that `decode(encode(text))` returns: composed (NFC) if the tokenizer normalises so (Qwen), without
+        lone surrogates, and otherwise unchanged. For exact tokenizers.
         """
         text = without_surrogates(text)
         normalizer = self._plain.normalizer
@@ -131,15 +131,15 @@ class Tokenizer:
         return SPACE.join(normalizer.normalize_str(part).replace(SPACE, " ") for part in text.split(SPACE))
 
     def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
-        """The text of ids; bytes that are no UTF-8 (a character cut in two) become U+FFFD."""
+        """The text of ids; bytes that are not valid UTF-8 (such as half a character) become U+FFFD."""
         kept = [int(id) for id in ids if not (skip_special and id in self.special_ids)]
         if not self.exact:
             return self._first.decode(kept, skip_special_tokens=False)
         return self._spell(kept).decode("utf-8", errors="replace")
 
     def token_bytes(self, id: int) -> bytes:
-        """The bytes one id adds to a text, so that a stop string can be found as tokens arrive: a text's bytes are its
-        tokens' bytes joined. Empty for the ids by which a model's table exceeds the vocabulary. Raises ValueError for a
+        """The bytes that one id adds to a text, to find stop strings as tokens arrive: a text's bytes are its tokens'
+        bytes joined. Empty for ids beyond the vocabulary, which a padded embedding table has. Raises ValueError for a
         tokenizer that is not exact.
         """
         if not self.exact:
@@ -158,14 +158,14 @@ class Tokenizer:
         trusted: Collection[str] = TRUSTED,
         **template_options: Any,
     ) -> list[int]:
-        """Ids of a conversation under the chat template: markers are special tokens, what messages say never is.
+        """Ids of a conversation under the chat template: its markers are special tokens, message content never is.
 
-        messages: {"role", "content", ...}. tools: JSON schemas of functions. forbid: names that stay characters, as in
-        `encode`, in tools and in messages of all roles that are not `trusted`; the template's own text keeps them.
-        template_options are variables of the template (such as enable_thinking). Templates that ask for the day are
-        told chat.DATE_STRING unless date_string is among them, so that ids never depend on the clock.
+        messages: {"role", "content", ...}. tools: JSON schemas of functions. forbid: names encoded as characters, as in
+        `encode`, in tools and in messages of all roles not in `trusted`; in the template's own text they are tokens.
+        template_options are variables of the template (such as enable_thinking). Templates that use the current date
+        get chat.DATE_STRING unless date_string is among the options, so that ids never depend on the clock.
 
-        Where no message contains a special token's or a forbidden name the ids are those of transformers'
+        If no message contains the name of a special token or a forbidden name, the ids equal those of transformers'
         apply_chat_template. Raises ValueError if there is no chat template or it rejects the conversation.
         """
         self._ban(forbid)
@@ -182,19 +182,19 @@ class Tokenizer:
         trusted: Collection[str] = TRUSTED,
         **template_options: Any,
     ) -> list[int]:
-        """Ids between an assistant's finished turn and its next one: what ends the turn, the observation, the prompt.
+        """Ids between an assistant's finished turn and its next one: end of turn, observation, generation prompt.
 
-        messages_before end with the assistant's message: its content is all it said in the turn, as text (tool calls as
-        they were written, not as "tool_calls"), without the end token. observation: the message or messages that answer
-        it. For templates that only append, with the conversation up to there as prompt:
-            encode_chat(before[:-1]) + ids said + continuation(before, observation)
-        is encode_chat([*before, observation]) wherever the ids said are encode's ids of the content; the ids said may
-        be any others that spell it. The first id ends the turn.
+        messages_before ends with the assistant's message: its content is the whole text of the turn (tool calls as
+        generated, not as "tool_calls"), without the end token. observation: the message or messages that answer it. For
+        templates that only append:
+            encode_chat(before[:-1]) + sampled ids + continuation(before, observation)
+        equals encode_chat([*before, observation]) if the sampled ids are encode's ids of the content; any other ids
+        that decode to the content may be used as well. The first id returned ends the turn.
 
         The other arguments are those of encode_chat, and must be the same throughout an episode. Raises
-        chat.HistoryRewritten, a ValueError, if the template rewrites what was said before (Qwen3 drops thinking of
-        earlier questions, and the empty thought that enable_thinking=False prompts with): the caller then encodes the
-        conversation anew, as a prompt of its own. White space at the edges of the content may be trimmed by the
+        chat.HistoryRewritten, a ValueError, if the template rewrites earlier turns (Qwen3 drops the thinking before
+        earlier questions, and the empty thinking block that enable_thinking=False adds to the prompt): the caller then
+        encodes the whole conversation as a new prompt. White space at the edges of the content may be trimmed by the
         template (Llama 3); that counts as appending.
         """
         self._ban(forbid)
@@ -225,7 +225,7 @@ class Tokenizer:
         return self._bans[key]
 
     def _pieces(self, text: str, ban: _Ban, cuts: Iterable[int] = ()) -> list[str]:
-        """The text in pieces to be encoded one by one: cut inside forbidden names; SPACE, if it is no space, alone."""
+        """The text in pieces to be encoded separately: cut inside forbidden names; SPACE by itself where it is text."""
         at = set(cuts)
         if any(char in text for char in ban.firsts):
             at.update(match.start() + 1 for match in ban.cut.finditer(text))
@@ -242,7 +242,7 @@ class Tokenizer:
             encoding = fast.encode(piece, add_special_tokens=False)
             if ban.ids.isdisjoint(encoding.ids):
                 return ids + encoding.ids
-            # A name that only normalisation brought about: cut there, in the text as it was given.
+            # A forbidden name created by normalisation: cut there, in the text as given.
             at = next(span[0] for id, span in zip(encoding.ids, encoding.offsets, strict=True) if id in ban.ids)
             head = fast.encode(piece[: at + 1], add_special_tokens=False).ids
             if not ban.ids.isdisjoint(head):
@@ -256,7 +256,7 @@ class Tokenizer:
 
 @dataclass(frozen=True)
 class _Ban:
-    """Where texts are cut, the characters that such names begin with, and the ids that must not arise."""
+    """Where texts are cut, the first characters of the forbidden names, and the ids that must not occur."""
 
     cut: re.Pattern[str]
     firsts: frozenset[str]
@@ -264,7 +264,7 @@ class _Ban:
 
 
 def _template_text(source: str | Path) -> str:
-    """Jinja text as given, or the contents of a named file (one line without Jinja marks is a file's name)."""
+    """Jinja text as given, or the contents of a file (a single line without Jinja syntax is taken as a file name)."""
     if isinstance(source, str) and ("{" in source or "\n" in source):
         return source
     path = Path(source)

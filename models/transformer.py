@@ -1,7 +1,7 @@
 """The decoder as pure functions: one `block` for training, prefill and decode; weights stacked over layers and scanned.
 
 Inside `jax.shard_map(..., check_vma=False)` the arrays are local shards and `shards` names the mesh axes; in plain jit,
-`shards` is LOCAL and the arrays are whole (XLA partitions the program from the shardings of its inputs).
+`shards` is LOCAL and the arrays are global (XLA partitions the program from the shardings of its inputs).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _declare_layer(cfg: ModelConfig) -> dict[str, Param]:
 def declare(cfg: ModelConfig) -> Params:
     """The tree of Param: embed.table_VD, layers.* with a leading L, final_norm.scale_D, head.table_VD if not tied.
 
-    Matrices are [in, out]; names carry the axes of one layer (an underscore between axes when one is a flattened pair).
+    Matrices are [in, out]; names end with the axes of one layer (an underscore separates a flattened pair of axes).
     Master weights are float32.
     """
     table = Param((cfg.vocab_size, cfg.width), ("vocab", "width"), normal(INIT_STD), jnp.float32)
@@ -107,17 +107,17 @@ def rms_norm(x: Float[Array, "..."], scale: Float[Array, " n"], eps: float) -> F
 def _dense(x: jax.Array, w: jax.Array) -> jax.Array:
     """x w over the last dimension of x.
 
-    The product is taken over [tokens, in]: with rows and tokens apart, the gradient of w contracts two dimensions, for
-    which XLA's CPU backend has no fast path (the gradient of a SwiGLU layer took twice as long).
+    The matmul runs on [tokens, in]: with batch and token dimensions separate, the gradient of w contracts two
+    dimensions, for which XLA's CPU backend has no fast path (the gradient of a SwiGLU layer took twice as long).
     """
     return (x.reshape(-1, x.shape[-1]) @ w).reshape(*x.shape[:-1], w.shape[-1])
 
 
 def _width_norm(x: jax.Array, scale: jax.Array, eps: float, shards: Shards) -> jax.Array:
-    """rms_norm over a width that is split over the tensor group.
+    """rms_norm over a width that is sharded over the tensor group.
 
-    Every device's output depends on the sum of all squares, so the cotangent of the sum is itself a sum: `enter` after
-    `psum` says so, `psum` alone would keep each device's own part.
+    Every device's output depends on the sum of all squares, so the cotangent of that sum must itself be summed over
+    the group: `enter` after `psum` does that; `psum` alone would keep only each device's own part.
     """
     x32 = x.astype(jnp.float32)
     squares = shards.enter(shards.psum(jnp.sum(jnp.square(x32), axis=-1, keepdims=True)))
@@ -126,7 +126,7 @@ def _width_norm(x: jax.Array, scale: jax.Array, eps: float, shards: Shards) -> j
 
 
 def _project(cfg: ModelConfig, w: Params, x_BTD: jax.Array, name: Literal["q", "k", "v"], shards: Shards) -> jax.Array:
-    """Heads [B, T, heads, h] of one attention input projection: bias and norm where the model has them, no rotation."""
+    """Heads [B, T, heads, h] of the q, k or v projection, with bias and norm where the model has them, not rotated."""
     axes = "Hh" if name == "q" else "Kh"
     y = _dense(x_BTD, w[f"{name}_D_{axes}"])
     if cfg.qkv_bias:
@@ -135,7 +135,7 @@ def _project(cfg: ModelConfig, w: Params, x_BTD: jax.Array, name: Literal["q", "
         y = _width_norm(y, w[f"{name}_norm_{axes}"], cfg.norm_eps, shards)
     y = y.reshape(*y.shape[:-1], -1, cfg.head_dim)
     if cfg.qk_norm == "head" and name != "v":
-        # The scale is one for all heads and each device of a tensor group has other heads: its gradient is their sum.
+        # All heads share the scale and each device of a tensor group has different heads: their gradients are summed.
         y = rms_norm(y, shards.enter(w[f"{name}_norm_h"]), cfg.norm_eps)
     return y
 
@@ -171,9 +171,9 @@ def block(
 ) -> Float[Array, "B T D"]:
     """One decoder layer: x + attention(norm(x)), then x + ffn(norm(x)); with norm "post" x + norm(attention(x)) etc.
 
-    rope: this layer's rotary positions. w: its weights (no leading L), whole along fsdp, in the dtype of x.
-    attend(q_BTHh, k_BTKh, v_BTKh) -> o_BTHh gets queries and keys after their norm and rotation, this device's heads
-    only, and owns mask, scale and cache. grouped: the product of `models.moe` for layers of experts.
+    rope: this layer's rotary positions. w: its weights (no leading L), gathered over fsdp, in the dtype of x.
+    attend(q_BTHh, k_BTKh, v_BTKh) -> o_BTHh gets this device's heads, queries and keys after norm and rotation, and is
+    responsible for mask, scale and cache. grouped: the grouped matmul of `models.moe` for MoE layers.
     """
 
     def feed(x_BTD: jax.Array) -> jax.Array:
@@ -197,8 +197,8 @@ def embed(
 ) -> Float[Array, "B T D"]:
     """Rows of the embedding table, in compute_dtype (None: the table's own).
 
-    With a tensor group each device holds V/size rows: it looks up the ids it has, zeros for the others, and the group
-    sums.
+    With a tensor group each device holds V/size rows: it looks up the ids in its range, uses zeros for the others, and
+    the group sums the results.
     """
     table = params["embed"]["table_VD"]
     spec = partition_specs(declare(cfg), TRAIN)["embed"]["table_VD"]
@@ -216,8 +216,8 @@ def output_table(
 ) -> Float[Array, "V D"]:
     """The table that turns hidden states into logits, hidden_BTD @ table_VD.T: the embedding table if tied.
 
-    Whole along fsdp, in compute_dtype (None: its own); with a tensor group, this device's V/size rows, starting at row
-    shards.index · V/size. The caller passes its hidden states through shards.enter before the product.
+    Gathered over fsdp, in compute_dtype (None: its own); with a tensor group, this device's V/size rows, starting at
+    row shards.index · V/size. The caller passes the hidden states through shards.enter before the matmul.
     """
     name = "embed" if cfg.tie_embeddings else "head"
     table = params[name]["table_VD"]
@@ -233,8 +233,8 @@ def final_norm(cfg: ModelConfig, params: Params, x_BTD: Float[Array, "B T D"]) -
 def layer_stages(windows: tuple[int | None, ...]) -> list[tuple[int, tuple[int | None, ...], int]]:
     """How the layers are scanned: (first layer, windows of the layers unrolled in one step, steps) of each stage.
 
-    One stage whose steps are the pattern's shortest period, or a stage for each run of equal layers if there are fewer
-    runs than layers in a period.
+    One stage whose step is the pattern's shortest period, or one stage per run of equal layers if there are fewer runs
+    than layers in a period.
     """
     length = len(windows)
     period = next(p for p in range(1, length + 1) if length % p == 0 and windows == windows[:p] * (length // p))
@@ -259,11 +259,11 @@ def hidden(
 ) -> Float[Array, "B T D"]:
     """Hidden states after the final norm, in compute_dtype, for packed rows.
 
-    A token sees the tokens before it in its row that have its segment id; segment 0 is padding, whose outputs mean
-    nothing. Ids decide nothing but the embedding: a real token equal to the pad id is a real token. Each layer's
-    weights are cast and gathered inside the scan, so that one layer at a time is whole; remat "full" keeps only the
-    input of each layer for the backward pass (and gathers again there), "none" keeps everything. attention: a backend
-    of `models.attention`. Layers of different windows are scanned as `layer_stages` says.
+    A token attends to the earlier tokens in its row with the same segment id; segment 0 is padding, whose outputs are
+    meaningless. Padding is marked by segments alone: a real token may have the pad id. Each layer's weights are cast
+    and gathered inside the scan, so that only one layer is gathered at a time; remat "full" keeps only the input of
+    each layer for the backward pass (and gathers again there), "none" keeps everything. attention: a backend of
+    `models.attention`. Layers with different windows are scanned according to `layer_stages`.
     """
     _check_tensor(cfg, shards.size)
     if remat not in ("full", "none"):
@@ -280,7 +280,7 @@ def hidden(
     for start, pattern, steps in layer_stages(cfg.layer_windows):
         layers = [partial(layer, window) for window in pattern]
         if remat == "full":
-            # A scan keeps the two passes apart by itself, but a loop of one step is none to XLA.
+            # A scan already keeps forward and recomputation apart, but XLA unrolls a scan of one step.
             layers = [jax.checkpoint(one, prevent_cse=steps == 1) for one in layers]
 
         def period(x_BTD: jax.Array, w_P: Params, layers=layers) -> tuple[jax.Array, None]:
@@ -298,7 +298,7 @@ def hidden(
 
 
 def unstack_layers(params: Params) -> Params:
-    """The same weights with "layers" as a tuple of L trees, one per layer: generation slices nothing in its loop."""
+    """The same weights with "layers" as a tuple of L trees, one per layer, so that decoding slices no weights."""
     stacked = params["layers"]
     num_layers = jax.tree.leaves(stacked)[0].shape[0]
     layers = tuple(jax.tree.map(lambda x, i=i: x[i], stacked) for i in range(num_layers))

@@ -1,4 +1,4 @@
-"""Loads tokenizer folders of every kind as a fast tokenizer plus the bytes of each of its ids.
+"""Loads tokenizer folders of every supported kind as a fast tokenizer plus the bytes of each of its ids.
 
 Byte-level BPE (Qwen, OLMo, GPT-2) is read from tokenizer.json or vocab.json and merges.txt; Llama 3's `tokenizer.model`
 (tiktoken ranks) and SentencePiece's `tokenizer.model` are converted to fast tokenizers; WordPiece comes from vocab.txt.
@@ -35,7 +35,7 @@ OBJECTS = (
 )  # transformers' files
 KINDS = ("BPE", "Unigram", "WordPiece")
 
-# Llama 3's ranks file holds no special tokens. Names and order of Llama 3.1's and later releases: 256 ids from 128000.
+# Llama 3's ranks file holds no special tokens. Names and order as from Llama 3.1 on: 256 ids from 128000.
 LLAMA3_RANKS = 128_000
 LLAMA3_NAMED = (
     *("begin_of_text", "end_of_text", "reserved_special_token_0", "reserved_special_token_1"),
@@ -47,15 +47,15 @@ LLAMA3_SPECIAL = tuple(f"<|{name}|>" for name in LLAMA3_NAMED) + tuple(
 )
 LLAMA3_ENDS = ("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>")
 
-# What ends a text where a bare vocabulary comes without a word about it.
+# End token of bare vocabularies, which do not name one.
 USUAL_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "[SEP]")
 USUAL_ROLES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 
 
 def read(folder: Path) -> tuple[PreTrainedTokenizerFast, tuple[int, ...]]:
-    """The fast tokenizer of a folder, and ids that end a turn beside its eos_token.
+    """The fast tokenizer of a folder, and ids that end a turn besides its eos_token.
 
-    Raises ValueError with one sentence where no tokenizer of a known kind can be made of the folder.
+    Raises ValueError with one sentence if the folder holds no supported tokenizer.
     """
     model = folder / "tokenizer.model"
     bare = not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json", "tokenizer_config.json"))
@@ -96,7 +96,7 @@ def _by_transformers(folder: Path) -> PreTrainedTokenizerFast:
 
 
 def _llama3(model: Path) -> PreTrainedTokenizerFast:
-    """Llama 3's tokenizer of its ranks, with the special tokens of Llama 3.1."""
+    """Llama 3's tokenizer from its tiktoken ranks, with the special tokens of Llama 3.1."""
     fast = TikTokenConverter(vocab_file=str(model)).converted()
     if fast.get_vocab_size() != LLAMA3_RANKS:
         raise ValueError(
@@ -109,7 +109,7 @@ def _llama3(model: Path) -> PreTrainedTokenizerFast:
 
 
 def _sentencepiece(model: Path) -> PreTrainedTokenizerFast:
-    """A SentencePiece model (BPE or unigram) as a fast tokenizer that gives the ids of the sentencepiece library."""
+    """A SentencePiece model (BPE or unigram) as a fast tokenizer with the same ids as the sentencepiece library."""
     try:
         extractor = SentencePieceExtractor(str(model))
     except DecodeError:
@@ -141,7 +141,7 @@ def _sentencepiece(model: Path) -> PreTrainedTokenizerFast:
 
 
 def _wrap(fast: FastTokenizer, folder: Path, roles: Mapping[str, str]) -> PreTrainedTokenizerFast:
-    """With the roles, added tokens and chat template that the folder's tokenizer_config.json names."""
+    """Adds the roles, added tokens and chat template that the folder's tokenizer_config.json names."""
     path = folder / "tokenizer_config.json"
     config = read_object(path) if path.is_file() else {}
     for id, token in sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0])):
@@ -157,7 +157,7 @@ def _wrap(fast: FastTokenizer, folder: Path, roles: Mapping[str, str]) -> PreTra
 
 
 def _generation_ends(path: Path) -> tuple[int, ...]:
-    """The end tokens a generation_config.json names (one or several); none if there is no such file."""
+    """The end tokens in a generation_config.json (one or several); none if there is no such file."""
     if not path.is_file():
         return ()
     named = read_object(path).get("eos_token_id")
@@ -168,12 +168,12 @@ def _generation_ends(path: Path) -> tuple[int, ...]:
 
 
 # ------------------------------------------------------------------------------------------------------------- bytes
-BYTE_NAME = "<0x{:02X}>"  # SentencePiece's name of a byte, by which it writes characters it has no piece for
+BYTE_NAME = "<0x{:02X}>"  # SentencePiece's name of a byte, for characters that have no piece of their own
 BYTE_NAMES = tuple(BYTE_NAME.format(byte) for byte in range(256))
 
 
 def _parts(component: Any) -> Iterator[dict[str, Any]]:
-    """A serialized normalizer, pre-tokenizer or decoder, and everything inside it."""
+    """A serialized normalizer, pre-tokenizer or decoder, and all its nested components."""
     if isinstance(component, dict):
         yield component
         for key in ("normalizers", "pretokenizers", "decoders"):
@@ -182,13 +182,13 @@ def _parts(component: Any) -> Iterator[dict[str, Any]]:
 
 
 def _state(component: Any) -> Any:
-    """A component as tokenizer.json has it (the whole file takes seconds to read)."""
+    """A component as serialized in tokenizer.json (reading the whole file takes seconds)."""
     return None if component is None else json.loads(component.__getstate__())
 
 
 def _byte_of_char() -> dict[str, int]:
-    """Byte-level vocabularies (GPT-2) write each byte as a printable character: itself where it is one, else from
-    U+0100 on.
+    """The byte of each character in byte-level vocabularies (GPT-2), which write a byte as itself if it is printable
+    and as a character from U+0100 on otherwise.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table = {chr(byte): byte for byte in printable}
@@ -203,7 +203,7 @@ def falls_back_to_bytes(fast: FastTokenizer) -> bool:
 
 
 def byte_table(fast: FastTokenizer) -> dict[int, bytes] | None:
-    """The bytes of every id; None for a vocabulary that does not write all bytes (WordPiece, no byte fallback)."""
+    """The bytes of every id; None for a vocabulary that cannot represent all bytes (WordPiece, no byte fallback)."""
     pieces = fast.get_vocab(with_added_tokens=False)
     if falls_back_to_bytes(fast):
         table = {id: piece.replace(SPACE, " ").encode() for piece, id in pieces.items()}
@@ -220,8 +220,8 @@ def byte_table(fast: FastTokenizer) -> dict[int, bytes] | None:
 
 # ------------------------------------------------------------------------------------------------- the dummy prefix
 def prefix_rule(fast: FastTokenizer) -> str:
-    """Where the library puts its dummy space: "never", "first" (before a text) or "always" (after every special token
-    too).
+    """Where the library adds its dummy space: "never", "first" (before a text) or "always" (also after every special
+    token).
     """
     parts = [*_parts(_state(fast.normalizer)), *_parts(_state(fast.pre_tokenizer))]
     rules = {part["prepend_scheme"] for part in parts if part["type"] == "Metaspace"}
@@ -231,7 +231,7 @@ def prefix_rule(fast: FastTokenizer) -> str:
 
 
 def without_prefix(fast: FastTokenizer) -> FastTokenizer:
-    """A copy that puts no space before a text."""
+    """A copy that adds no space before a text."""
     serialized = json.loads(fast.to_str())
     for part in _parts(serialized["pre_tokenizer"]):
         if part["type"] == "Metaspace":

@@ -1,8 +1,8 @@
-"""Weights of a decoder: between our parameter tree and a folder, in Hugging Face or orbax layout.
+"""Loads and saves the weights of a decoder: our parameter tree to and from a folder in Hugging Face or orbax layout.
 
-Hugging Face: config.json and safetensors. Orbax: config.json, the tree as orbax writes it (tensorstore) and a seal; a
-card can start from either. Reading and writing go block by block (models/streaming.py): a process reads only the
-slices its devices hold, and its host memory on top of the weights stays below the size of one tensor.
+Hugging Face: config.json and safetensors. Orbax: config.json, the tree as orbax writes it (tensorstore) and a seal. A
+run can start from either. Weights are read and written in blocks (models/streaming.py): a process reads only the slices
+its devices hold, and its host memory on top of the weights stays below the size of one tensor.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from sharding.rules import Rules
 from sharding.spec import Param, param_shardings, path_name
 
 ORBAX = "weights"  # folder of the tree in our own layout
-CHUNK_BYTES = 64 * 2**20  # of an array in an orbax folder: what a process that wants less of it reads at least
-# Files beside the weights that make a model folder whole; they are copied as they are.
+CHUNK_BYTES = 64 * 2**20  # chunk size of arrays in an orbax folder, the smallest amount that can be read
+# Files of a model folder besides the weights; they are copied unchanged.
 COMPANIONS = (
     "tokenizer*",
     "vocab.*",
@@ -47,18 +47,18 @@ COMPANIONS = (
     "generation_config.json",
 )
 
-Report = Callable[[int, int], None]  # tensors done, of how many
+Report = Callable[[int, int], None]  # (tensors done, tensors in all)
 
 
 def quiet(done: int, total: int) -> None:
-    """A Report that tells nobody."""
+    """A Report that prints nothing."""
 
 
 def load_config(folder: str | Path) -> ModelConfig:
     """ModelConfig of a model folder.
 
-    Raises FileNotFoundError if folder or config.json is missing, WeightsError if it is not JSON or describes a model
-    that is not supported.
+    Raises FileNotFoundError if folder or config.json is missing, WeightsError if it is not JSON or describes an
+    unsupported model.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -101,7 +101,7 @@ def load(
 
 
 def is_model(folder: str | Path) -> bool:
-    """True if the folder is a model's, in either layout."""
+    """True if the folder holds a model in either layout."""
     return (Path(folder) / "config.json").is_file()
 
 
@@ -120,9 +120,9 @@ def load_hf(
 ) -> tuple[ModelConfig, Params]:
     """(config, weights in `dtype`) from a Hugging Face folder: model.safetensors, or several files with their index.
 
-    With a mesh each weight is built under the rules' sharding and every process reads only its devices' slices; without
+    With a mesh each weight is sharded according to the rules and every process reads only its devices' slices; without
     one it is put on the first device. Raises FileNotFoundError or WeightsError with one sentence for a missing folder
-    or file, a broken file, a model that is not supported, missing or unexpected tensors, and shapes that do not fit.
+    or file, a broken file, an unsupported model, missing or unexpected tensors, and shapes that do not match.
     """
     folder = Path(folder)
     cfg = load_config(folder)
@@ -132,7 +132,7 @@ def load_hf(
 
 
 def _spare(cfg: ModelConfig) -> frozenset[str]:
-    """Some writers store the output table of a tied model a second time."""
+    """Tensors that may be present but are not used: some writers store a tied model's output table separately."""
     return frozenset({"lm_head.weight"}) if cfg.tie_embeddings else frozenset()
 
 
@@ -143,7 +143,7 @@ def tensor_names(folder: str | Path) -> frozenset[str]:
 
 
 def stored_dtypes(folder: str | Path) -> set[str]:
-    """Names of the dtypes that the weights of a model folder have there ("bfloat16", ...). Raises as load does."""
+    """Names of the dtypes in which a model folder stores its weights ("bfloat16", ...). Raises as load does."""
     folder = Path(folder)
     if is_orbax(folder):
         dtype = read_object(folder / "config.json").get("dtype")
@@ -167,8 +167,8 @@ def load_tree(
     dtype: Any,
     report: Report = quiet,
 ) -> Params:
-    """The weights of a tree of Param, for models with names of their own: tensor_of("layers.q_D_Hh") says where one
-    lies, `spare` tensors may be there too. Otherwise as load_hf.
+    """The weights of a tree of Param, for models with other tensor names: tensor_of("layers.q_D_Hh") returns the
+    checkpoint tensor of a weight; `spare` tensors may be present too. Otherwise like load_hf.
     """
     shardings = _shardings(tree, mesh, rules)
     shapes = tree_shapes(tree, tensor_of)
@@ -191,7 +191,7 @@ def load_tree(
 def load_orbax(
     folder: str | Path, mesh: Mesh | None = None, rules: Rules = (), dtype: Any = jnp.float32
 ) -> tuple[ModelConfig, Params]:
-    """As load_hf, from a folder in our own layout. Raises WeightsError with one sentence if its seal is broken."""
+    """Like load_hf, from a folder in our own layout. Raises WeightsError with one sentence if its seal is broken."""
     folder = Path(folder)
     if wrong := fault(folder):
         raise WeightsError(f"the weights in {folder} cannot be used: {wrong}; convert or copy them again.")
@@ -218,7 +218,7 @@ def _finite(tree: Params) -> Params:
 
 
 def check_finite(params: Params, where: str) -> None:
-    """Raises WeightsError, beginning with `where`, if a weight holds a NaN or an infinity; looks on the devices."""
+    """Raises WeightsError, beginning with `where`, if a weight holds a NaN or an infinity; checked on the devices."""
     for path, finite in jax.tree_util.tree_leaves_with_path(jax.device_get(_finite(params))):
         if not finite:
             raise WeightsError(f"{where}{path_name(path)} holds values that are NaN or infinite; use other weights.")
@@ -231,10 +231,10 @@ def _leaves(tree: Any) -> dict[str, tuple[int, ...]]:
 # ---------------------------------------------------------------------------------------------------------- writing
 @contextmanager
 def _whole(folder: Path) -> Iterator[Path]:
-    """A folder to write into that takes the place of `folder` at the end, or is gone if the writing failed.
+    """A temporary folder that replaces `folder` at the end, or is removed if writing failed.
 
-    All processes of a run get the same one; process 0 makes, moves and removes it. Raises FileExistsError if something
-    that is no model folder is in the way.
+    All processes of a run get the same one; process 0 creates, moves and removes it. Raises FileExistsError if `folder`
+    exists and is not a model folder.
     """
     if folder.exists() and not (folder.is_dir() and ((folder / "config.json").is_file() or not any(folder.iterdir()))):
         raise FileExistsError(f"{folder} exists and is not a model folder; choose another place to export to.")
@@ -258,7 +258,7 @@ def _whole(folder: Path) -> Iterator[Path]:
 
 
 def _replace(new: Path, folder: Path) -> None:
-    """Puts the finished folder in its place; an earlier export there goes away only after the new one stands."""
+    """Moves the finished folder into place; an earlier export there is deleted only after the move."""
     old = folder.with_name(f".{folder.name}.old-{os.getpid()}")
     if folder.exists():
         os.replace(folder, old)
@@ -267,7 +267,7 @@ def _replace(new: Path, folder: Path) -> None:
 
 
 def _companions(new: Path, config: Mapping[str, Any], dtype: Any, tokenizer: Tokenizer | Path | None) -> None:
-    """config.json for weights in `dtype`, and the files of the tokenizer: its own, or those of a model folder."""
+    """Writes config.json for weights in `dtype`, and the tokenizer's files (its own, or copied from a model folder)."""
     name = jnp.dtype(dtype).name
     contents = {**config, "dtype": name, "torch_dtype": name}
     if isinstance(tokenizer, Tokenizer):
@@ -290,10 +290,10 @@ def save_hf(
 ) -> None:
     """Writes a folder that transformers' AutoModelForCausalLM (and AutoTokenizer, if a tokenizer is given) loads.
 
-    params: as declare(cfg), layers stacked; written in `dtype`. They may be spread over the devices of several
-    processes: all of them then call this, and process 0 writes. tokenizer: its files, its chat template and
-    generation_config.json are written too; a folder: they are copied from there. The new folder appears whole or not
-    at all. Raises FileExistsError if something that is no model folder is in the way.
+    params: as declared by declare(cfg), layers stacked; written in `dtype`. If they are sharded over the devices of
+    several processes, all of them must call this, and process 0 writes. tokenizer: its files, its chat template and
+    generation_config.json are written too; if it is a folder, they are copied from there. The new folder appears
+    complete or not at all. Raises FileExistsError if `folder` exists and is not a model folder.
     """
     shapes = hf_shapes(cfg)
     sources: dict[str, tuple[jax.Array, HfTensor, tuple[int, ...]]] = {}
@@ -319,9 +319,9 @@ def save_hf(
 
 
 def recast_hf(source: str | Path, folder: str | Path, dtype: Any, report: Report = quiet) -> None:
-    """Copies a Hugging Face folder with its weights in another dtype, from file to file: nothing goes to a device.
+    """Copies a Hugging Face folder with its weights cast to another dtype, file to file: no device is involved.
 
-    Tensors that the model does not use (load_hf's `spare` ones) are left out. Raises as load_hf and save_hf do.
+    Tensors that the model does not use (see `_spare`) are left out. Raises as load_hf and save_hf do.
     """
     source = Path(source)
     cfg = load_config(source)
@@ -346,7 +346,7 @@ def recast_hf(source: str | Path, folder: str | Path, dtype: Any, report: Report
 def save_orbax(
     folder: str | Path, cfg: ModelConfig, params: Params, dtype: Any, tokenizer: Tokenizer | Path | None
 ) -> None:
-    """Writes a model folder in our own layout, from which a card's model.checkpoint can start; otherwise as save_hf."""
+    """Writes a model folder in our own layout, which model.checkpoint of a card accepts; otherwise like save_hf."""
     check_finite(params, "nothing was written: ")
     with _whole(Path(folder)) as new:
         save_args = jax.tree.map(lambda _: ocp.SaveArgs(dtype=jnp.dtype(dtype), chunk_byte_size=CHUNK_BYTES), params)
