@@ -1,8 +1,8 @@
-"""Index folders: built in steps that survive a kill, opened only when complete.
+"""Index folders: built in resumable steps, opened only when complete.
 
     manifest.json      what the index was built from, and its progress
     corpus/            the passages, as Arrow
-    embedder.npz       weights of the lexical encoder (other encoders are passed in again)
+    embedder.npz       weights of the lexical encoder (other encoders are passed in when opening)
     embeddings.zarr/   float32 [N, E], chunked by passages, through tensorstore
     scann/             ScaNN's tree and codes, if requested
 
@@ -33,18 +33,18 @@ MANIFEST, CORPUS, EMBEDDER, EMBEDDINGS, SCANN = "manifest.json", "corpus", "embe
 
 
 class IndexFolderError(ValueError):
-    """An index folder is missing, half-built, damaged or of another corpus; one sentence says which."""
+    """An index folder is missing, incomplete, damaged or built from another corpus; one sentence says which."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What lies in an index folder. `embedded` counts passages from the first row on; `scann` is the finished index's
-    settings, None where there is none."""
+    """Contents of an index folder. `embedded`: how many passages are embedded, from the first row on; `scann`: settings
+    of the finished ScaNN index, None if there is none."""
 
     version: int
     corpus: str  # fingerprint
     embedder: str  # identity
-    lexical: bool  # the encoder's weights lie in the folder
+    lexical: bool  # the encoder's weights are in the folder
     passages: int
     width: int
     chunk: int
@@ -63,10 +63,10 @@ def build_index(
     rebuild: bool = False,
     progress: Progress | None = None,
 ) -> None:
-    """Builds the index in `folder`, or goes on where an earlier call was stopped; does nothing where it is finished.
+    """Builds the index in `folder`, or resumes an interrupted build; does nothing if the index is complete.
 
-    chunk: passages embedded, written and noted at a time. A folder of another corpus or encoder is an
-    IndexFolderError, unless `rebuild` allows to delete it. A new kind or new ScaNN settings keep the embeddings.
+    chunk: passages embedded, written and recorded at a time. Raises IndexFolderError for a folder built from another
+    corpus or encoder, unless `rebuild` allows deleting it. A new kind or new ScaNN settings reuse the embeddings.
     """
     if kind == "scann" and scann is None:
         raise ValueError("A ScaNN index needs its settings; pass a ScannConfig.")
@@ -90,8 +90,8 @@ def open_index(
 ) -> tuple[Index, Corpus, Embedder]:
     """(index, corpus, embedder) of a finished folder. Raises IndexFolderError.
 
-    kind: None for ScaNN where the folder has it, exact otherwise (every folder can be searched exactly). embedder: the
-    encoder handed in at building, None where the lexical one was used. An exact index lies over `axes` of `mesh`.
+    kind: None for ScaNN if the folder has it, exact otherwise (every folder can be searched exactly). embedder: the
+    encoder passed to build_index, None if the lexical one was used. An exact index is sharded over `axes` of `mesh`.
     """
     manifest = _read_manifest(folder)
     kind = kind or ("exact" if manifest.scann is None else "scann")
@@ -120,8 +120,8 @@ def open_index(
 
 
 def saved_lexical(folder: Path, corpus: Corpus, dim: int) -> HashedLexical | None:
-    """The lexical encoder in an index folder if it was fitted on this corpus with this width; None otherwise, and where
-    folder, manifest or weights are missing or damaged (building and opening say so).
+    """The lexical encoder in an index folder if it was fitted on this corpus with this width; None otherwise, or if
+    folder, manifest or weights are missing or damaged (building and opening report that).
     """
     try:
         manifest = _read_manifest(folder)
@@ -135,7 +135,7 @@ def saved_lexical(folder: Path, corpus: Corpus, dim: int) -> HashedLexical | Non
 
 # ----------------------------------------------------------------------------------------------------------- building
 def _resumable(corpus: Corpus, embedder: Embedder, folder: Path, rebuild: bool) -> Manifest | None:
-    """The manifest to go on from; None for a fresh start in an empty place."""
+    """The manifest to resume from; None for a new build in an empty folder."""
     if not folder.exists() or not any(folder.iterdir()):
         return None
     names = {entry.name.removesuffix(".part") for entry in folder.iterdir()}
@@ -143,7 +143,7 @@ def _resumable(corpus: Corpus, embedder: Embedder, folder: Path, rebuild: bool) 
     if not (folder / MANIFEST).exists():
         if not ours:
             raise IndexFolderError(f"The folder {folder} has other files and no index; choose an empty or new folder.")
-        _clear(folder)  # killed before its manifest was written: nothing there counts
+        _clear(folder)  # killed before its manifest was written: nothing there is valid
         return None
     if rebuild:
         _clear(folder)
@@ -159,7 +159,7 @@ def _resumable(corpus: Corpus, embedder: Embedder, folder: Path, rebuild: bool) 
 
 
 def _clear(folder: Path) -> None:
-    """Deletes the index, manifest first, so that a kill leaves nothing that looks whole."""
+    """Deletes the index, manifest first, so that a killed process leaves nothing that looks complete."""
     for name in (MANIFEST, CORPUS, EMBEDDER, EMBEDDINGS, SCANN):
         for path in (folder / name, folder / f"{name}.part"):
             if path.is_dir():
@@ -229,7 +229,7 @@ def _vectors(corpus: Corpus, embedder: Embedder, start: int, stop: int) -> np.nd
 
 
 def _build_scann(folder: Path, manifest: Manifest, config: ScannConfig) -> None:
-    _write_manifest(folder, replace(manifest, scann=None))  # the old one is gone from here on
+    _write_manifest(folder, replace(manifest, scann=None))  # the old one is invalid from here on
     part, final = folder / f"{SCANN}.part", folder / SCANN
     for path in (part, final):
         if path.exists():
@@ -267,7 +267,7 @@ def _index_of(
 
 
 class Embeddings:
-    """The vectors on disk, read in slices of rows; raises IndexFolderError where a chunk is missing or damaged."""
+    """The vectors on disk, read in slices of rows; raises IndexFolderError if a chunk is missing or damaged."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self._folder = folder
@@ -281,7 +281,7 @@ class Embeddings:
             part_NE = np.asarray(self._store[rows.start or 0 : rows.stop].read().result(), np.float32)
         except (ValueError, OSError) as error:
             raise _damaged(self._folder, "an embedding chunk cannot be read") from error
-        if np.isnan(part_NE).any():  # the fill value of a chunk that is not there
+        if np.isnan(part_NE).any():  # the fill value of a missing chunk
             raise _damaged(self._folder, "an embedding chunk is missing")
         return part_NE
 

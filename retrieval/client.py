@@ -13,19 +13,19 @@ from retrieval.corpus import Document, split_contents
 from retrieval.exchange import BadAddress, Exchange, Response, Unanswered, shown, whole
 from retrieval.search import Hit
 
-QUERIES = 128  # of one request
+QUERIES = 128  # most queries of one request
 
 
 class SearchServerError(ConnectionError):
-    """The search server is down, refuses, or does not speak the protocol; one sentence says which."""
+    """The search server is down, rejects a request, or does not speak the protocol; one sentence says which."""
 
 
 class RemoteRetriever:
     """A Retriever over HTTP; safe to call from several threads.
 
-    url: the whole address, path included. timeout: seconds of one try, in all. retries: tries after the first, after a
-    lost connection, a timeout, or a status of 5xx, 408 or 429. first_delay: seconds before the first of them; it
-    doubles. tell: is given a sentence every few seconds while the server is away.
+    url: the full URL, path included. timeout: total seconds of one attempt. retries: further attempts after a lost
+    connection, a timeout, or a status of 5xx, 408 or 429. first_delay: seconds before the first retry; doubled each
+    time. tell: called with a sentence every few seconds while the server does not answer.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class RemoteRetriever:
         )
 
     def __call__(self, queries: Sequence[str], top_k: int) -> list[tuple[Hit, ...]]:
-        """At most `top_k` hits of each query; raises SearchServerError when there is no answer after all tries."""
+        """At most `top_k` hits of each query; raises SearchServerError if there is no answer after all retries."""
         bodies = [
             {"queries": list(queries[first : first + QUERIES]), "topk": top_k, "return_scores": True}
             for first in range(0, len(queries), QUERIES)

@@ -1,7 +1,7 @@
 """The passages to search, read through `datasets`: memory-mapped Arrow, so that a corpus need not fit in memory.
 
-A passage has an id, a title and a text. Files in Search-R1's format have one field `contents` instead, whose first
-line is the title (in double quotes in the wiki-18 dump) and whose rest is the text.
+A passage has an id, a title and a text. Files in Search-R1's format instead have one field `contents`: its first line
+is the title (in double quotes in the wiki-18 dump), the rest is the text.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from retrieval.rows import (
     text_of,
 )
 
-VERSION = 1  # of the schema; another one reads every corpus anew
+VERSION = 1  # of the schema; a new version invalidates all cached copies
 NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
-READ_ROWS = 4096  # passages read at a time where the whole corpus is walked
+READ_ROWS = 4096  # passages read at a time when iterating over the whole corpus
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ class Document:
 
     @property
     def contents(self) -> str:
-        """Title, newline, text: what encoders are given."""
+        """Title, newline, text: the input of encoders."""
         return f"{self.title}\n{self.text}"
 
 
 def split_contents(contents: str) -> tuple[str, str]:
-    """(title, text) of a Search-R1 `contents` field; a title in double quotes loses them."""
+    """(title, text) of a Search-R1 `contents` field; double quotes around the title are removed."""
     title, _, text = contents.partition("\n")
     if len(title) >= 2 and title[0] == title[-1] == '"':
         title = title[1:-1]
@@ -68,7 +68,7 @@ class Corpus:
 
     @staticmethod
     def from_documents(documents: Iterable[Document]) -> Corpus:
-        """A corpus in memory; DataError when there is no document."""
+        """A corpus in memory; raises DataError if there is no document."""
         rows = [{"id": d.id, "title": d.title, "text": d.text} for d in documents]
         if not rows:
             raise DataError("The corpus is empty: give at least one passage.")
@@ -119,7 +119,7 @@ class Corpus:
 
     @staticmethod
     def load(folder: Path) -> Corpus:
-        """The corpus that `save` wrote; DataError when the folder is missing or damaged."""
+        """The corpus that `save` wrote; raises DataError if the folder is missing or damaged."""
         try:
             table = datasets.load_from_disk(str(folder))
         except (OSError, ValueError, KeyError, pa.ArrowException) as error:
@@ -133,7 +133,7 @@ DOCUMENT = {
     "id": ("id", "_id"),
     "title": ("title",),
     "text": ("contents", "text"),
-}  # fields and the known names of their columns
+}  # fields and their known column names
 
 
 def load_corpus(
@@ -144,15 +144,15 @@ def load_corpus(
 ) -> Corpus:
     """The corpus of a JSONL file (also .gz), a Parquet file, or one split of a data set on the hub.
 
-    Fields: `text` and perhaps `title`, or `contents`; `id` is the row number where absent; others are ignored. columns:
-    other names for them, see `rows.optional`. Raises FileNotFoundError for a file that is not there and DataError for
-    one that is broken (with its line or row) or empty.
+    Fields: `text` and optionally `title`, or `contents`; `id` defaults to the row number; others are ignored. columns:
+    other column names for them, see `rows.optional`. Raises FileNotFoundError for a missing file and DataError for one
+    that is invalid (naming the line or row) or empty.
 
     Every row is checked while `datasets` writes its Arrow copy; unchanged data are not read twice.
     """
     name = str(source)
     check_columns(name, columns, DOCUMENT)
-    # what stands in these arguments is the key under which the copy is kept
+    # these arguments form the cache key of the copy
     arguments = {
         "version": VERSION,
         "source": name,
@@ -173,12 +173,12 @@ def load_corpus(
 
 
 def _state_of(name: str, split: str | None, hub_config: str | None) -> str:
-    """What tells one state of the data from another: a file's size and time, the fingerprint of the hub's table."""
+    """Identifies the state of the data: a file's size and modification time, or the fingerprint of the hub's table."""
     if not is_file(name):
         return hub_table(name, split or "train", hub_config)._fingerprint
     path = Path(name)
     if not path.is_file():
-        return ""  # reading it says what is wrong
+        return ""  # reading it will raise the right error
     return f"{path.resolve()} {path.stat().st_size} {path.stat().st_mtime_ns}"
 
 
@@ -190,14 +190,14 @@ def _passages(
     split: str | None,
     hub_config: str | None,
 ) -> Iterator[dict[str, str]]:
-    """The passages of a source; `version` and `state` only name the copy that is made of them."""
+    """The passages of a source; `version` and `state` only enter the cache key of their copy."""
     del version, state
     for number, (where, row) in enumerate(read(source, split, hub_config)):
         yield passage(row, where, columns, number)
 
 
 def passage(row: Row, where: str, columns: Mapping[str, str], number: int) -> dict[str, str]:
-    """The schema of documents: {"id", "title", "text"} of a row. Raises DataError."""
+    """A row as {"id", "title", "text"}. Raises DataError."""
     column, key = optional(row, where, "id", DOCUMENT["id"], columns)
     if not isinstance(key, str | int | None) or isinstance(key, bool):
         raise DataError(f"{where}: `{column}` holds {kind_of(key)}; an id is a string or a whole number.")

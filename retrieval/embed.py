@@ -1,7 +1,7 @@
 """From text to vectors: the encoder interface, and a lexical encoder that needs no weights and no download.
 
-An `Embedder` maps passages and queries to vectors whose inner product is the score. `PrefixedEncoder` turns any
-function text → vector into one (E5 and similar models distinguish the two by a prefix); `HashedLexical` is one itself.
+An `Embedder` maps passages and queries to vectors whose inner product is the score. `PrefixedEncoder` makes an embedder
+of any function text → vector (E5 and similar models tell the two apart by a prefix); `HashedLexical` is a complete one.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from jaxtyping import Float
 from retrieval.corpus import READ_ROWS, Document
 
 Encoder = Callable[[Sequence[str]], np.ndarray]  # texts -> float32 [N, E]
-Progress = Callable[[int, int], None]  # passages done, passages in all
+Progress = Callable[[int, int], None]  # (passages done, passages in all)
 
 
 @runtime_checkable
 class Passages(Protocol):
-    """What an encoder is fitted on: a corpus, or anything else that reads documents by number from disk."""
+    """What an encoder is fitted on: a corpus, or anything else with documents by index."""
 
     def __len__(self) -> int: ...
 
@@ -39,9 +39,9 @@ class Passages(Protocol):
 
 @runtime_checkable
 class Embedder(Protocol):
-    """Passages and queries as unit vectors; a score is their inner product.
+    """Maps passages and queries to unit vectors; their inner product is the score.
 
-    `identity` changes whenever the vectors would: an index built with one identity is not searched with another.
+    `identity` changes whenever the vectors would: an index built with one identity cannot be searched with another.
     """
 
     @property
@@ -52,16 +52,16 @@ class Embedder(Protocol):
         ...
 
     def queries(self, texts: Sequence[str]) -> Float[np.ndarray, "Q E"]:
-        """Vectors of queries; all zeros for a query in which nothing can be matched."""
+        """Vectors of queries; all zeros for a query that cannot match anything."""
         ...
 
 
 @dataclass(frozen=True)
 class PrefixedEncoder:
-    """An encoder handed in, with what it wants in front of the two kinds of text ("query: ", "passage: " for E5).
+    """Any encoder plus the prefixes it expects before queries and passages ("query: ", "passage: " for E5).
 
-    `identity` names the model and its version. Vectors are L2-normalised here, whether or not the encoder did it.
-    encode_queries: the same model in a form that suits a few short texts; `encode` where there is none.
+    `identity` names the model and its version. Vectors are L2-normalised here, whether or not the encoder did so.
+    encode_queries: the same model in a form suited to a few short texts; None: `encode`.
     """
 
     encode: Encoder
@@ -88,32 +88,32 @@ class PrefixedEncoder:
 
 
 # ----------------------------------------------------------------------------------------------- the lexical encoder
-# BM25's constants as most implementations have them; the rest was chosen by measurement (docs/retrieval.md).
+# BM25's usual constants; the other values were chosen by measurement (docs/retrieval.md).
 K1, B = 1.2, 0.75
 TITLE_COUNT = 2  # a word of the title counts as often as two of the text
-GRAM, GRAM_WEIGHT = 3, 0.15  # letters of an n-gram, and weight of the n-gram score beside the word score
-PASSAGE_SHARE = 0.25  # the part of the idf (as an exponent) that sits on the passage's side
-BUCKETS = 4  # coordinates of one feature: one collision then costs a quarter
-NORM_SAMPLE = 8192  # passages looked at for the longest vector
+GRAM, GRAM_WEIGHT = 3, 0.15  # letters of an n-gram, and weight of the n-gram score relative to the word score
+PASSAGE_SHARE = 0.25  # exponent of the idf in passage vectors; query vectors get 1 minus it
+BUCKETS = 4  # coordinates per feature, so that one collision affects only a quarter of it
+NORM_SAMPLE = 8192  # passages sampled to find the longest vector
 
 _WORD = re.compile(r"\w+")
 
 
 class HashedLexical:
-    """BM25 over words and letter trigrams, pressed into `dim` coordinates: a lexical stand-in for a dense encoder.
+    """BM25 over words and letter trigrams, hashed into `dim` coordinates: a lexical substitute for a dense encoder.
 
-    For query q and passage d, with f the words of q (s: the trigrams of its words, weighed w = 0.15):
+    For query q and passage d, where f runs over the words of q (s: over the trigrams of its words, weight w = 0.15):
 
         score(q, d) = Σ_f idf(f)·tf_q(f)·sat(f, d) + w Σ_s idf(s)·tf_q(s)·sat(s, d)
         sat(f, d) = tf·(k1 + 1) / (tf + k1·(1 − b + b·len(d)/mean len)),  idf(f) = ln(1 + (N − n_f + ½)/(n_f + ½))
 
-    (Robertson and Zaragoza 2009). Every feature owns four signed coordinates, drawn by its hash (a count sketch), so
-    the inner product of the two vectors is this sum plus collision noise of zero mean. Ranking by BM25 needs vectors of
-    different lengths, yet an index wants unit vectors: the last coordinate fills each passage up to length one and is
-    zero in every query, which leaves all scores in proportion.
+    (Robertson and Zaragoza 2009). Every feature has four signed coordinates, chosen by its hash (a count sketch), so
+    the inner product of the two vectors is this sum plus collision noise of zero mean. BM25 needs passage vectors of
+    different lengths, but an index expects unit vectors: the last coordinate pads each passage to length one and is
+    zero in every query, so all scores are scaled alike.
 
-    The weights (document frequencies, mean lengths, longest vector) are fitted on a corpus and saved beside its index.
-    A text's vector does not depend on the texts it is embedded with.
+    The weights (document frequencies, mean lengths, longest vector) are fitted on a corpus and saved with its index.
+    A text's vector does not depend on the other texts of a batch.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class HashedLexical:
 
     @staticmethod
     def fit(corpus: Passages, dim: int, progress: Progress | None = None) -> HashedLexical:
-        """Weights of this corpus; two passes, the second over at most 8,192 passages spread evenly."""
+        """Fits the weights on a corpus in two passes, the second over at most 8,192 evenly spaced passages."""
         if dim < 16:
             raise ValueError(f"A hashed embedding of {dim} dimensions is too small; use 1024 to 4096.")
         features_F, counts_F, mean_lengths = _document_frequencies(corpus, progress)
@@ -147,7 +147,7 @@ class HashedLexical:
 
     # ---------------------------------------------------------------------------------------------------- vectors
     def passages(self, contents: Sequence[str]) -> Float[np.ndarray, "N E"]:
-        """Unit vectors; a passage longer than the longest one seen at fitting is shortened to length one."""
+        """Unit vectors; a passage vector longer than the longest one seen in fitting is scaled down to length one."""
         raw_NE = self._raw_passages(contents) / np.float32(self._top_norm)
         norms_N = np.linalg.norm(raw_NE, axis=1)
         raw_NE /= np.maximum(norms_N, 1)[:, None]
@@ -155,7 +155,7 @@ class HashedLexical:
         return raw_NE
 
     def queries(self, texts: Sequence[str]) -> Float[np.ndarray, "Q E"]:
-        """Unit vectors; zeros where no word and no trigram of the query occurs in the corpus."""
+        """Unit vectors; zeros if no word and no trigram of the query occurs in the corpus."""
         words, grams = _count(texts, title_count=1)
         parts = []
         for counts, weight in ((words, 1.0), (grams, GRAM_WEIGHT)):
@@ -168,7 +168,7 @@ class HashedLexical:
 
     def _raw_passages(self, contents: Sequence[str]) -> np.ndarray:
         words, grams = _count(contents, TITLE_COUNT)
-        rare = float(np.log1p(2 * len(self._features_F) + 1))  # of a feature that fitting never met
+        rare = float(np.log1p(2 * len(self._features_F) + 1))  # idf of a feature that was not seen in fitting
         parts = []
         for counts, mean_length, weight in zip((words, grams), self._mean_lengths, (1.0, GRAM_WEIGHT), strict=True):
             idf_F = self._idf(counts.features_F, unseen=rare)
@@ -183,7 +183,7 @@ class HashedLexical:
         return np.where(self._features_F[place_F] == features_F, self._idf_F[place_F], unseen).astype(np.float32)
 
     def _sketch(self, features_F: np.ndarray) -> sp.csr_matrix:
-        """[F, E]: four signed halves (so that a feature has length one) at places drawn from the feature's hash."""
+        """[F, E]: four entries of ±½ (so that a feature has length one) at coordinates given by the feature's hash."""
         draws_FM = _mix(features_F[:, None] + np.arange(1, BUCKETS + 1, dtype=np.uint64) * np.uint64(_GOLDEN))
         columns_FM = ((draws_FM >> np.uint64(1)) % np.uint64(self.dim - 1)).astype(np.int32)
         signs_FM = np.where(draws_FM & np.uint64(1), 1, -1).astype(np.float32) / np.float32(BUCKETS**0.5)
@@ -192,7 +192,7 @@ class HashedLexical:
 
     # ----------------------------------------------------------------------------------------------------- saving
     def save(self, file: Path) -> None:
-        """Writes the fitted weights as one .npz file, whole or not at all."""
+        """Writes the fitted weights as one .npz file, atomically."""
         part = file.with_name(file.name + ".part")
         with open(part, "wb") as out:
             np.savez(
@@ -207,7 +207,7 @@ class HashedLexical:
 
     @staticmethod
     def load(file: Path) -> HashedLexical:
-        """The encoder that `save` wrote; ValueError when the file is missing, damaged or of another recipe."""
+        """The encoder that `save` wrote; raises ValueError if the file is missing, damaged or of another version."""
         try:
             with open(file, "rb") as opened, np.load(opened, allow_pickle=False) as saved:
                 constants, words, grams, top = saved["constants"], *saved["scales"]
@@ -226,9 +226,9 @@ _GOLDEN = 0x9E3779B97F4A7C15
 # ------------------------------------------------------------------------------------------------------ text to counts
 @dataclass(frozen=True)
 class _Counts:
-    """How often each feature stands in each text; columns lie in the order of the features' hashes, ascending.
+    """How often each feature occurs in each text; columns are in ascending order of the features' hashes.
 
-    That order is the same whatever other texts are in the batch, and so is the order in which a row is summed.
+    That order does not depend on the other texts in the batch, so neither does the order in which a row is summed.
     """
 
     features_F: np.ndarray  # uint64
@@ -281,7 +281,7 @@ def _ordered(table_NF: sp.csr_matrix, names: list[str]) -> _Counts:
 
 
 def _words(text: str) -> list[str]:
-    """Lower-case words without accents, plural endings taken off."""
+    """Lower-case words without accents and plural endings."""
     letters = unicodedata.normalize("NFKD", text.lower())
     return [_singular(word) for word in _WORD.findall("".join(c for c in letters if not unicodedata.combining(c)))]
 
@@ -298,7 +298,7 @@ def _singular(word: str) -> str:
 def _document_frequencies(
     corpus: Passages, progress: Progress | None
 ) -> tuple[np.ndarray, np.ndarray, tuple[float, float]]:
-    """(hashes of all features, in how many passages each stands, (mean words, mean trigrams) of a passage)."""
+    """(hashes of all features, number of passages with each, (mean words, mean trigrams) of a passage)."""
     features_F, counts_F = np.empty(0, np.uint64), np.empty(0, np.int64)
     totals = np.zeros(2)
     done = 0
@@ -331,7 +331,7 @@ def _with_data(table: sp.csr_matrix, data: np.ndarray) -> sp.csr_matrix:
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """splitmix64's finaliser: neighbouring inputs give unrelated bits (Steele, Lea and Flood 2014)."""
+    """splitmix64's finaliser: similar inputs give unrelated bits (Steele, Lea and Flood 2014)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

@@ -1,6 +1,6 @@
 """The exact index: every score is computed, on one device or over the devices of a mesh.
 
-The reference for the approximate index, and fast enough on its own for some millions of passages on an accelerator.
+It is the reference for the approximate index, and fast enough on its own for millions of passages on an accelerator.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from jaxtyping import Float, Int
 
 from retrieval.index import checked_k
 
-CHUNK = 16384  # vectors scored at a time; bounds the score matrix at 64 × 16,384 floats
-BLOCKS = (8, 64)  # queries per program, so that two programs serve every number of queries
-SPARE = 8  # candidates beyond k that are scored a second time
+CHUNK = 16384  # vectors scored at a time; limits the score matrix to 64 × 16,384 floats
+BLOCKS = (8, 64)  # queries per program, so that two programs handle any number of queries
+SPARE = 8  # candidates beyond k that are rescored
 
 
 @runtime_checkable
 class Rows(Protocol):
-    """An array [N, E] that is read in slices: numpy, or embeddings on disk."""
+    """An array [N, E] that is read in slices: a numpy array, or embeddings on disk."""
 
     @property
     def shape(self) -> Any: ...
@@ -35,19 +35,19 @@ class Rows(Protocol):
 class ExactIndex:
     """Exact top-k by inner product in float32.
 
-    Candidates come from a matrix product in chunks, with a running top-k. Each is then scored again by one fixed
-    summation per query and passage, and ordered by (score, row): so results depend neither on the other queries of a
-    batch nor, ties included, on the order in which a matrix product happens to add.
+    Candidates come from a chunked matmul with a running top-k. Each is then rescored by a fixed summation per query and
+    passage and ordered by (score, row), so results, ties included, depend neither on the other queries of a batch nor
+    on the summation order of the matmul.
 
-    With a mesh the rows lie over `axes`, each device finds its own top-k, and those lists are gathered and merged. The
-    mesh must consist of this process's devices (every process of a multi-host run searches for itself).
+    With a mesh the rows are sharded over `axes`, each device finds its own top-k, and these lists are gathered and
+    merged. The mesh must consist of this process's devices (in a multi-host run every process searches on its own).
     """
 
     def __init__(self, embeddings: Rows, *, mesh: Mesh | None, axes: tuple[str, ...]) -> None:
         self.size, self.width = (int(n) for n in embeddings.shape)
         shards = 1 if mesh is None else int(np.prod([mesh.shape[axis] for axis in axes]))
         chunk = min(CHUNK, -(-self.size // shards))
-        local = -(-self.size // (shards * chunk)) * chunk  # rows of one device, whole chunks
+        local = -(-self.size // (shards * chunk)) * chunk  # rows per device, a multiple of the chunk
         total = local * shards
 
         def read(where: Any) -> np.ndarray:
@@ -68,7 +68,7 @@ class ExactIndex:
     def search(
         self, queries_QE: Float[np.ndarray, "Q E"], k: int
     ) -> tuple[Float[np.ndarray, "Q k"], Int[np.ndarray, "Q k"]]:
-        """(scores_Qk float32, rows_Qk int64), best first, ties by row; k is cut to the number of vectors."""
+        """(scores_Qk float32, rows_Qk int64), best first, ties by row; k is at most the number of vectors."""
         k = checked_k(queries_QE, k, self.size, self.width)
         scores = [np.empty((0, k), np.float32)]
         rows = [np.empty((0, k), np.int64)]
@@ -103,7 +103,7 @@ def _top_program(mesh: Mesh | None, axes: tuple[str, ...], chunk: int, size: int
             mesh=mesh,
             in_specs=(PartitionSpec(axes), whole),
             out_specs=(whole, whole),
-            check_vma=False,  # gathered lists are equal everywhere, which the checker cannot see
+            check_vma=False,  # gathered lists are equal on all devices, which the checker cannot infer
         )
         return mapped(rows_NE, queries_QE)
 
@@ -129,7 +129,7 @@ def _shard_top(
         scores_QN = jnp.where(first + local_N < size, scores_QN, -jnp.inf)
         both_Q = jnp.concatenate([best[0], scores_QN], axis=1)
         ids_Q = jnp.concatenate([best[1], jnp.broadcast_to(local_N, scores_QN.shape)], axis=1)
-        top_Qc, place_Qc = lax.top_k(both_Q, count)  # of equal scores the earlier comes first, so the lower row
+        top_Qc, place_Qc = lax.top_k(both_Q, count)  # ties go to the earlier entry, so to the lower row
         return (top_Qc, jnp.take_along_axis(ids_Q, place_Qc, axis=1)), None
 
     queries = len(queries_QE)

@@ -1,10 +1,11 @@
 """JSON over HTTP, with bounds on everything the server controls.
 
-Each attempt has one deadline, from the name look-up to the last byte, so that a server that sends a byte now and then
-does not stall a run. A reply is at most LARGEST_REPLY, uncompressed, and from the requested address: a compressed reply
-is rejected unread, and a redirect is treated like any other status.
+Each attempt has one deadline, from the DNS lookup to the last byte, so that a server that sends a byte now and then
+does not stall a run. A reply is at most LARGEST_REPLY bytes, uncompressed, and from the requested address: a compressed
+reply is rejected unread, and a redirect is treated like any other status.
 
-It is in `retrieval` because search servers and judges both need it and `retrieval` may not import `scope_jax`.
+The module is in `retrieval` because clients of search servers and of judges both need it, and `retrieval` may not
+import `scope_jax`.
 """
 
 from __future__ import annotations
@@ -24,25 +25,25 @@ import httpx
 
 Read = TypeVar("Read")
 _under_way: set[Future[Any]] = set()
-_over = threading.Event()  # no question is waited for any more
+_over = threading.Event()  # set once all requests have been abandoned
 
 LARGEST_REPLY = 32 << 20  # bytes
-LONGEST_DELAY = 30.0  # seconds between two tries
-TELL_EVERY = 5.0  # seconds between two sentences about a server that is away
-PASSING = (408, 429)  # statuses below 500 that are tried again
-CLOSING = 5.0  # seconds for connections to be closed
+LONGEST_DELAY = 30.0  # seconds between two attempts, at most
+TELL_EVERY = 5.0  # seconds between two messages about a server that does not answer
+PASSING = (408, 429)  # statuses below 500 that are retried
+CLOSING = 5.0  # seconds allowed for closing connections
 
 
 class BadAddress(ConnectionError):
-    """The URL is none."""
+    """The URL is not valid."""
 
 
 class Unanswered(ConnectionError):
-    """No reply after all tries, or to the one there was; the message says what came of the last."""
+    """No reply after all attempts; the message says why the last one failed."""
 
 
 class Trouble(Exception):
-    """Something that may pass, and why the same is asked again."""
+    """A transient failure, which is retried; the message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -53,19 +54,19 @@ class Response:
     body: bytes
 
     def json(self) -> Any:
-        """The body as data; raises ValueError if it is no JSON or nested deeper than the parser goes."""
+        """The parsed body; raises ValueError if it is not JSON or nested deeper than the parser supports."""
         try:
             return json.loads(self.body)
         except RecursionError:
             raise ValueError("nested too deep") from None
 
     def beginning(self, length: int = 200) -> str:
-        """The first characters of the body as Python writes them."""
+        """The repr of the body's first characters."""
         return repr(self.body[: 4 * length].decode(errors="replace")[:length])
 
 
 def shown(url: str) -> str:
-    """The URL as people may read it: without user, password and query, which may be secrets."""
+    """The URL for messages: without user, password and query, which may be secrets."""
     try:
         parts = urlsplit(url)
         return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
@@ -74,20 +75,20 @@ def shown(url: str) -> str:
 
 
 def whole(text: str) -> str:
-    """The text with a replacement character for each half of a surrogate pair, which no file could hold."""
+    """The text with each lone surrogate, which UTF-8 cannot encode, replaced by U+FFFD."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 @functools.cache
 def _loop() -> asyncio.AbstractEventLoop:
-    """The event loop of all exchanges, in a thread that ends with the process."""
+    """The event loop of all exchanges, in a daemon thread."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="exchange", daemon=True).start()
     return loop
 
 
 def _wait(work: Coroutine[Any, Any, Read]) -> Read:
-    """What `work` comes to on the event loop; an interrupted caller takes its work with it."""
+    """Runs `work` on the event loop and returns its result; cancels it if the caller is interrupted."""
     call = asyncio.run_coroutine_threadsafe(work, _loop())
     _under_way.add(call)
     if _over.is_set():
@@ -100,23 +101,24 @@ def _wait(work: Coroutine[Any, Any, Read]) -> Read:
 
 
 def abandon() -> None:
-    """Gives up every question, in whatever thread it waits or will be asked: the process is about to end."""
+    """Cancels every request, waiting or future, in any thread: the process is about to exit."""
     _over.set()
     for call in list(_under_way):
         call.cancel()
 
 
 async def pause(seconds: float) -> None:
-    """The wait between two tries."""
+    """The wait between two attempts."""
     await asyncio.sleep(seconds)
 
 
 class Exchange:
-    """Questions to one URL; safe to call from several threads.
+    """Requests to one URL; safe to call from several threads.
 
-    timeout: seconds of one try in all. retries: tries after the first, after a lost connection, a deadline, a reply too
-    large, or a status of 5xx, 408 or 429. first_delay: seconds before the first of them; doubled each time, at most
-    LONGEST_DELAY. tell: is given one sentence every TELL_EVERY seconds while the server, there called `name`, is away.
+    timeout: total seconds of one attempt. retries: further attempts after a lost connection, a timeout, a reply that is
+    too large, or a status of 5xx, 408 or 429. first_delay: seconds before the first retry; doubled each time, at most
+    LONGEST_DELAY. tell: called with one sentence, which calls the server `name`, every TELL_EVERY seconds while the
+    server does not answer.
     """
 
     def __init__(
@@ -136,21 +138,21 @@ class Exchange:
         self._absence = Absence(f"{name} at {shown(url)}", tell)
         self._http = httpx.AsyncClient(
             headers={"Accept-Encoding": "identity", **(headers or {})},
-            timeout=None,  # `_once` has a deadline for everything together
+            timeout=None,  # `_once` has one deadline for the whole attempt
             limits=httpx.Limits(max_connections=None),
         )
-        _loop()  # made before several threads could ask for it at once
+        _loop()  # created before several threads could request it at once
 
     def post(self, bodies: Sequence[Any], read: Callable[[Response], Read], concurrency: int = 1) -> list[Read]:
-        """What `read` makes of the reply to each body, in order, `concurrency` of them at a time.
+        """Posts each body and returns `read` of each reply, in order; `concurrency` requests run at a time.
 
-        `read` may raise Trouble to have its question asked again; what else it raises ends the call, as does
-        Unanswered, for the first question that has no reply after all tries. Raises BadAddress for a URL that is none.
+        `read` may raise Trouble to have its request retried; any other exception ends the call. Raises Unanswered for
+        the first request without a reply after all attempts, and BadAddress for an invalid URL.
         """
         return _wait(self._all(bodies, read, concurrency))
 
     def get(self, url: str, timeout: float) -> Response:
-        """The reply to one GET, tried once for `timeout` seconds; raises Unanswered or BadAddress."""
+        """The reply to one GET, attempted once within `timeout` seconds; raises Unanswered or BadAddress."""
         return _wait(self._single(url, timeout))
 
     def close(self) -> None:
@@ -172,7 +174,7 @@ class Exchange:
                 task.cancel()
 
     async def _patiently(self, body: Any, read: Callable[[Response], Read]) -> Read:
-        """What `read` makes of the first reply that is none of passing trouble."""
+        """`read` of the first reply that is not a transient failure."""
         trouble = ""
         try:
             for tries, delay in enumerate([0.0, *self._delays]):
@@ -203,7 +205,7 @@ class Exchange:
             raise Unanswered(str(trouble)) from None
 
     async def _once(self, method: str, url: str, body: Any, timeout: float) -> Response:
-        """One try; Trouble for whatever keeps the reply from coming whole, in time and within its bounds."""
+        """One attempt; raises Trouble unless the reply arrives complete, in time and within its bounds."""
         try:
             async with asyncio.timeout(timeout), self._http.stream(method, url, json=body) as response:
                 packing = response.headers.get("content-encoding", "identity")
@@ -225,32 +227,32 @@ class Exchange:
 
 
 class Absence:
-    """How long a server has not answered, told every TELL_EVERY seconds; lives on the exchanges' event loop."""
+    """Reports every TELL_EVERY seconds how long a server has not answered; runs on the exchanges' event loop."""
 
     def __init__(self, who: str, tell: Callable[[str], None] | None) -> None:
         self._who = who
         self._tell = tell
-        self._since: float | None = None  # the first trouble after the last reply
+        self._since: float | None = None  # time of the first failure after the last reply
         self._trouble = ""
-        self._until: dict[Any, float] = {}  # when each question that waits is given up
+        self._until: dict[Any, float] = {}  # when each waiting request is given up
         self._teller: asyncio.Task[None] | None = None
 
-    def lasts(self, question: Any, trouble: str, left: float) -> None:
-        """A try of `question` brought `trouble`; it is given up in `left` seconds."""
+    def lasts(self, request: Any, trouble: str, left: float) -> None:
+        """An attempt of `request` failed with `trouble`; which is given up in `left` seconds."""
         now = time.monotonic()
         self._since = self._since or now
         self._trouble = trouble
-        self._until[question] = now + left
+        self._until[request] = now + left
         if self._tell is not None and (self._teller is None or self._teller.done()):
             self._teller = asyncio.ensure_future(self._keep_telling(self._tell))
 
     def over(self) -> None:
-        """Some question was answered."""
+        """Some request was answered."""
         self._since = None
 
-    def leave(self, question: Any) -> None:
-        """`question` waits no longer."""
-        self._until.pop(question, None)
+    def leave(self, request: Any) -> None:
+        """`request` is no longer waiting."""
+        self._until.pop(request, None)
         if not self._until:
             self._since = None
             if self._teller is not None:

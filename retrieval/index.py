@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 class Index(Protocol):
     """Rows of a fixed set of vectors, searched by inner product.
 
-    A query's result does not depend on the queries it is searched with; equal scores are ordered by row.
+    A query's result does not depend on the other queries of a batch; equal scores are ordered by row.
     """
 
     @property
@@ -23,15 +23,15 @@ class Index(Protocol):
     def search(
         self, queries_QE: Float[np.ndarray, "Q E"], k: int
     ) -> tuple[Float[np.ndarray, "Q k"], Int[np.ndarray, "Q k"]]:
-        """(scores_Qk, rows_Qk), best first, k cut to the number of vectors.
+        """(scores_Qk, rows_Qk), best first; k is at most the number of vectors.
 
-        An approximate index that finds fewer fills up with score −inf and row −1.
+        An approximate index that finds fewer pads with score −inf and row −1.
         """
         ...
 
 
 def checked_k(queries_QE: np.ndarray, k: int, size: int, width: int) -> int:
-    """k cut to `size`; ValueError for a k below one or queries of another width than the index."""
+    """The smaller of k and `size`; raises ValueError for k below 1 or queries of a different width than the index."""
     if k < 1:
         raise ValueError(f"k is {k}; it must be at least 1.")
     if queries_QE.shape[1] != width:

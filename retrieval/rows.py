@@ -2,7 +2,7 @@
 
 Supported are JSON Lines in UTF-8 (.jsonl or .json, either also with .gz), Parquet files, and one split of a hub data
 set. The caller decides what a row must contain: `optional` and `required` find a value by the names its column may
-have, `text_of` takes a string. Every error is one sentence with file, line or row, and what to do.
+have, `text_of` checks that it is text. Every error is one sentence with file, line or row, and what to do.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ UTF8_MARK, UTF16_MARKS = b"\xef\xbb\xbf", (b"\xff\xfe", b"\xfe\xff")
 
 
 class DataError(ValueError):
-    """Data that cannot be used: one sentence with file, line or row, and remedy."""
+    """Data that cannot be used: one sentence with file, line or row, and what to do."""
 
 
 def is_file(source: str) -> bool:
-    """True if a source is a file by its ending or because it is there; otherwise it is the name of a hub data set."""
+    """True if a source has a file's extension or exists as a file; otherwise it names a hub data set."""
     return source.endswith((*LINE_ENDINGS, ".parquet")) or Path(source).exists()
 
 
 def read(source: str, split: str | None = None, hub_config: str | None = None) -> Iterator[tuple[str, Row]]:
     """(place, row) of every row, in order; a place is "FILE, line 3" or "FILE, row 3".
 
-    split, hub_config: of a hub data set, its `train` split and its only configuration where not given.
-    Raises FileNotFoundError for a file that is not there, DataError for what cannot be read or has no row.
+    split, hub_config: of a hub data set; by default its `train` split and its only configuration.
+    Raises FileNotFoundError for a missing file, DataError for data that cannot be read or has no rows.
     """
     if is_file(source):
         path = Path(source)
@@ -69,7 +69,7 @@ def _of_lines(path: Path) -> Iterator[tuple[str, Row]]:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """The lines of a file without the mark that some editors put before the first."""
+    """The lines of a file, without a byte order mark."""
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
             for number, line in enumerate(file):
@@ -85,7 +85,7 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 class _Refused(ValueError):
-    """What the json module takes and JSON does not, as the end of a sentence."""
+    """Something that Python's json module accepts and JSON does not allow; the message ends a sentence."""
 
 
 def _pairs(pairs: list[tuple[str, Any]]) -> Row:
@@ -108,7 +108,7 @@ def _float(digits: str) -> float:
     return number
 
 
-# raises a ValueError for a key that stands twice, NaN, and numbers that no float holds
+# raises ValueError for duplicate keys, NaN, and numbers too large for a float
 STRICT_JSON = json.JSONDecoder(object_pairs_hook=_pairs, parse_constant=_constant, parse_float=_float)
 
 
@@ -173,7 +173,7 @@ def _of_hub(name: str, split: str, hub_config: str | None) -> Iterator[tuple[str
 
 
 def hub_table(name: str, split: str, hub_config: str | None) -> datasets.Dataset:
-    """One split of a data set on the hub, memory-mapped; DataError where it cannot be had."""
+    """One split of a data set on the hub, memory-mapped; raises DataError if it cannot be loaded."""
     try:
         table = datasets.load_dataset(name, hub_config, split=split)
     except (DatasetsError, OSError, ValueError, pa.ArrowException) as error:
@@ -188,7 +188,7 @@ def hub_table(name: str, split: str, hub_config: str | None) -> datasets.Dataset
 
 # ------------------------------------------------------------------------------------------------------ values of rows
 def check_columns(source: str, columns: Mapping[str, str], fields: Collection[str]) -> None:
-    """Raises DataError if columns are named for what the rows of a source do not have."""
+    """Raises DataError if `columns` names a field that rows of this source do not have."""
     if unread := sorted(columns.keys() - set(fields)):
         raise DataError(
             f"columns.{unread[0]} does not apply to {source}, whose rows have the fields {listed(fields)}; "
@@ -197,10 +197,10 @@ def check_columns(source: str, columns: Mapping[str, str], fields: Collection[st
 
 
 def optional(row: Row, where: str, name: str, known: Sequence[str], columns: Mapping[str, str]) -> tuple[str, Any]:
-    """(column, value) of a field of a row; value: None where the row has nothing for it.
+    """(column, value) of a field of a row; the value is None if the row has none.
 
-    The column is the one that `columns` names for the field, a dot leading into an object; every row must have it.
-    Without such a name it is the first of the `known` names under which the row holds more than null or [].
+    The column is the one that `columns` names for the field, with dots for nested objects; every row must have it.
+    Without such a name it is the first of the `known` names whose value is neither null nor [].
     """
     if name in columns:
         column = columns[name]
@@ -223,7 +223,7 @@ def _at(row: Mapping[str, Any], column: str) -> tuple[bool, Any]:
 
 
 def required(row: Row, where: str, name: str, known: Sequence[str], columns: Mapping[str, str]) -> tuple[str, Any]:
-    """As `optional`, for one that every row needs. Raises DataError where it has none."""
+    """Like `optional`, for a field that every row needs. Raises DataError if a row has none."""
     column, value = optional(row, where, name, known, columns)
     if value is None:
         names = " or ".join(f"`{each}`" for each in ((column,) if name in columns else known))
@@ -235,7 +235,7 @@ def required(row: Row, where: str, name: str, known: Sequence[str], columns: Map
 
 
 def text_of(value: Any, where: str, column: str) -> str:
-    """A value that must be text and not blank. Raises DataError."""
+    """The value, if it is text and not blank; raises DataError otherwise."""
     if not isinstance(value, str):
         raise DataError(f"{where}: `{column}` holds {kind_of(value)}, not text; write a string.")
     if not value.strip():
@@ -248,7 +248,7 @@ def text_of(value: Any, where: str, column: str) -> str:
 
 
 def is_text(string: str) -> bool:
-    """False for a string that UTF-8 cannot write: one with half of a surrogate pair."""
+    """False for a string that UTF-8 cannot encode: one with a lone surrogate."""
     try:
         string.encode("utf-8")
     except UnicodeEncodeError:
@@ -257,7 +257,7 @@ def is_text(string: str) -> bool:
 
 
 def kind_of(value: Any) -> str:
-    """What a JSON value is, in words."""
+    """The type of a JSON value, in words."""
     match value:
         case None:
             return "null"
@@ -276,12 +276,12 @@ def kind_of(value: Any) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names for a message, the first ten of them."""
+    """The first ten names, for a message."""
     first = [name[:40].encode(errors="replace").decode() for name in names]
     return ", ".join(f"`{name}`" for name in first[:10]) + (", …" if len(first) > 10 else "") or "none"
 
 
 def short(error: BaseException) -> str:
-    """The first line of an error's text, as part of our own sentence."""
+    """The first line of an error's text, for use within our own sentence."""
     lines = str(error).strip().splitlines()
     return lines[0][:200].rstrip(".") if lines else type(error).__name__

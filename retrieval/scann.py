@@ -1,6 +1,6 @@
-"""The approximate index: ScaNN's partition tree, anisotropic hashing (AH) and exact rescoring of the best.
+"""The approximate index: ScaNN's partition tree, anisotropic hashing (AH) and exact rescoring of the best candidates.
 
-The only file that imports scann.
+The only module that imports scann.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ META = "index.json"
 
 @dataclass(frozen=True)
 class ScannConfig:
-    """num_leaves: partitions, about the square root of the corpus or twice that; leaves_to_search: of one query;
-    dimensions_per_block: coordinates of one AH code (2 is finer, 4 twice as fast); reorder: candidates scored exactly;
-    brute_force_below: corpora of fewer passages are searched without tree and codes.
+    """num_leaves: partitions, about one to two times the square root of the corpus size; leaves_to_search: per query;
+    dimensions_per_block: coordinates per AH code (2 is finer, 4 twice as fast); reorder: candidates rescored exactly;
+    brute_force_below: smaller corpora are searched without tree and codes.
     """
 
     num_leaves: int
@@ -48,7 +48,7 @@ class ScannConfig:
 
 
 class ScannIndex:
-    """Approximate top-k by inner product; scores of what it returns are exact."""
+    """Approximate top-k by inner product; the returned scores are exact."""
 
     def __init__(self, searcher: Any, *, size: int, width: int, config: ScannConfig) -> None:
         self.size, self.width, self.config = size, width, config
@@ -56,7 +56,7 @@ class ScannIndex:
 
     @staticmethod
     def build(embeddings_NE: Float[np.ndarray, "N E"], config: ScannConfig) -> ScannIndex:
-        """Trains and fills an index over all rows, which must fit in memory."""
+        """Builds an index over all rows, which must fit in memory."""
         size, width = embeddings_NE.shape
         embeddings_NE = np.ascontiguousarray(embeddings_NE, np.float32)
         builder = _scann().scann_ops_pybind.builder(embeddings_NE, min(config.reorder, size), "dot_product")
@@ -83,7 +83,7 @@ class ScannIndex:
     def search(
         self, queries_QE: Float[np.ndarray, "Q E"], k: int
     ) -> tuple[Float[np.ndarray, "Q k"], Int[np.ndarray, "Q k"]]:
-        """(scores_Qk float32, rows_Qk int64), best first, ties by row; −inf and −1 where too little was found."""
+        """(scores_Qk float32, rows_Qk int64), best first, ties by row; padded with −inf and −1 if fewer were found."""
         k = checked_k(queries_QE, k, self.size, self.width)
         if not len(queries_QE):
             return np.empty((0, k), np.float32), np.empty((0, k), np.int64)
@@ -108,7 +108,7 @@ class ScannIndex:
 
     @staticmethod
     def load(folder: Path) -> ScannIndex:
-        """The index that `save` wrote; ValueError when the folder is missing or damaged."""
+        """The index that `save` wrote; raises ValueError if the folder is missing or damaged."""
         try:
             meta = json.loads((folder / META).read_text())
             config = ScannConfig(**meta["config"])
@@ -120,8 +120,8 @@ class ScannIndex:
 
 @functools.cache
 def _scann() -> Any:
-    """The scann package, imported without TensorFlow: its array interface needs none, and with some versions of
-    TensorFlow installed the import fails.
+    """The scann package, imported without TensorFlow: its array interface does not need it, and the import fails with
+    some versions of TensorFlow.
     """
     absent = object()
     before = sys.modules.get("tensorflow", absent)

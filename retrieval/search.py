@@ -1,6 +1,6 @@
 """The search tool: queries in, result texts out, as a policy reads them.
 
-A result lists its passages as the retrievers of Search-R1's descendants (verl, SSP) do:
+A result lists its passages in the format of Search-R1 and its derivatives (verl, SSP):
 
     Doc 1 (Title: "Ada Lovelace")
     She was born in 1815 …
@@ -27,7 +27,7 @@ LONGEST_QUERY = 4096  # characters; encoders read a few hundred tokens
 
 @dataclass(frozen=True)
 class Hit:
-    """A passage that was found, and its score."""
+    """A retrieved passage and its score."""
 
     document: Document
     score: float
@@ -35,7 +35,7 @@ class Hit:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """One query's result: what was found, best first, and the text a policy reads."""
+    """One query's result: the hits, best first, and the text a policy reads."""
 
     query: str
     hits: tuple[Hit, ...]
@@ -54,7 +54,7 @@ class LocalRetriever:
     embedder: Embedder
 
     def __call__(self, queries: Sequence[str], top_k: int) -> list[tuple[Hit, ...]]:
-        """At most `top_k` hits of each query; none for a query in which the encoder finds nothing to match."""
+        """At most `top_k` hits of each query; none for a query that the encoder maps to zeros."""
         if not queries:
             return []
         queries_QE = self.embedder.queries(queries)
@@ -68,7 +68,7 @@ class LocalRetriever:
 
 
 def format_documents(documents: Sequence[Document]) -> str:
-    """The passages as one text, numbered from 1, parted by blank lines; a title is kept to one line."""
+    """The passages as one text, numbered from 1 and separated by blank lines; titles are put on one line."""
     return "\n\n".join(
         f'Doc {number} (Title: "{" ".join(d.title.split())}")\n{d.text.strip()}'
         for number, d in enumerate(documents, start=1)
@@ -76,14 +76,14 @@ def format_documents(documents: Sequence[Document]) -> str:
 
 
 class SearchTool:
-    """Searches and writes the results; safe to call from several threads.
+    """Searches and formats the results; safe to call from several threads.
 
-    retrieve: a LocalRetriever, a RemoteRetriever, or any function of their shape.
-    top_k: passages of one result. max_tokens: budget of one result's text.
+    retrieve: a LocalRetriever, a RemoteRetriever, or any function with the same signature.
+    top_k: passages per result. max_tokens: token budget of one result's text.
     truncate(text, max_tokens): the text cut to the budget; called for every result that has passages.
-    neutralise(text): applied to every title and text before anything else sees them, for passages may hold anything,
-        a policy's own tags included.
-    cache_size: queries whose results are kept.
+    neutralise(text): applied to every title and text before any other use, since passages may contain anything,
+        including a policy's own tags.
+    cache_size: number of queries whose results are cached.
     """
 
     def __init__(
@@ -114,10 +114,10 @@ class SearchTool:
         return [result.text for result in self.results(queries)]
 
     def results(self, queries: Sequence[str]) -> list[SearchResult]:
-        """The same with what was found. Queries are stripped and cut after LONGEST_QUERY characters, half a surrogate
-        pair in one becomes a question mark; an empty one gets a text that says so.
+        """Text and hits for each query, in order. Queries are stripped and cut after LONGEST_QUERY characters, and lone
+        surrogates in them become question marks; an empty query gets a text that says so.
 
-        Raises what the retriever raises: ConnectionError when a search server is down.
+        Raises what the retriever raises: ConnectionError if a search server is down.
         """
         stripped = [query.strip()[:LONGEST_QUERY].encode(errors="replace").decode() for query in queries]
         known = {query: SearchResult("", (), EMPTY_QUERY) for query in stripped if not query}

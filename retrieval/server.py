@@ -1,6 +1,6 @@
 """A search server with the Search-R1 protocol for any retriever (the protocol is described in `client.py`).
 
-Requests are limited in size, so that none can take the memory or the time of all the others.
+Requests are limited in size, so that none can exhaust the server's memory or block other requests.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from starlette.routing import Route
 from retrieval.search import LONGEST_QUERY, Hit, Retriever
 
 PATH = "/retrieve"
-TOPK_LIMIT = 1000  # passages of one query
-QUERIES_LIMIT = 8192  # of one request; Search-R1 sends those of a whole batch of episodes together
+TOPK_LIMIT = 1000  # passages per query
+QUERIES_LIMIT = 8192  # queries per request; Search-R1 sends those of a whole batch of episodes together
 PASSAGES_LIMIT = 65_536  # queries times topk
 BODY_LIMIT = 4 << 20  # bytes
-GONE = 499  # what nginx logs for a client that hung up; nobody reads it
+GONE = 499  # nginx's status for a client that disconnected; never sent
 
 
 class Refusal(Exception):
-    """A request that is not answered: HTTP status and one sentence."""
+    """A rejected request: HTTP status and one sentence."""
 
     def __init__(self, sentence: str, status: int = 400) -> None:
         super().__init__(sentence)
@@ -34,14 +34,14 @@ class Refusal(Exception):
 
 
 def make_app(retrieve: Retriever, *, top_k: int) -> Starlette:
-    """The server's application; `top_k` counts where a request names none. A bad request gets 400 and one sentence,
-    one of more than BODY_LIMIT bytes 413."""
+    """The server's application; `top_k` applies to requests that name none. An invalid request gets status 400 and one
+    sentence, one of more than BODY_LIMIT bytes status 413."""
 
     async def answer(request: Request) -> Response:
         try:
             queries, count, scores = _wish(_parsed(await _body(request)), top_k)
         except Refusal as refusal:
-            # a body that is not wanted is not read to its end either
+            # the rest of a rejected body is not read either
             headers = {"Connection": "close"} if refusal.status == 413 else None
             return JSONResponse({"error": str(refusal)}, status_code=refusal.status, headers=headers)
         except ClientDisconnect:
@@ -58,7 +58,7 @@ def serve(retrieve: Retriever, *, top_k: int, host: str, port: int) -> None:
 
 
 async def _body(request: Request) -> bytes:
-    """The request's body, of which no more than BODY_LIMIT bytes are ever held."""
+    """The request's body; at most BODY_LIMIT bytes of it are held in memory."""
     too_large = Refusal(f"The request body is larger than {BODY_LIMIT} bytes; send fewer queries at a time.", 413)
     if int(request.headers.get("content-length", 0)) > BODY_LIMIT:
         raise too_large
@@ -80,7 +80,7 @@ def _parsed(body: bytes) -> Any:
 
 
 def _wish(body: Any, top_k: int) -> tuple[list[str], int, bool]:
-    """(queries, passages of each, whether scores are wanted) of a request within the limits."""
+    """(queries, passages per query, whether to return scores) of a request within the limits."""
     if not isinstance(body, dict):
         raise Refusal("The request body must be a JSON object.")
     queries, count, scores = body.get("queries"), body.get("topk"), body.get("return_scores", False)
@@ -103,6 +103,6 @@ def _wish(body: Any, top_k: int) -> tuple[list[str], int, bool]:
 
 
 def _entry(hit: Hit, with_score: bool) -> dict[str, Any]:
-    """Titles go out in double quotes, as in the wiki-18 dump that other clients expect."""
+    """A hit in the protocol's format, with the title in double quotes as in the wiki-18 dump, as clients expect."""
     document = {"id": hit.document.id, "contents": f'"{hit.document.title}"\n{hit.document.text}'}
     return {"document": document, "score": hit.score} if with_score else document

@@ -1,11 +1,11 @@
-"""From corpora to clusters of related documents, in three steps that survive a kill.
+"""From corpora to clusters of related documents, in three steps; an interrupted build can be resumed.
 
     select    filters, near-duplicates, held-out data         select.py
-    embed     a unit vector for each kept document            embed.py's encoders, or a model passed in
+    embed     computes a unit vector for each kept document   embed.py's encoders, or a model passed in
     cluster   hierarchical k-means, families, writing         kmeans.py
 
 The first two record every chunk in the manifest; the third starts over, as it takes minutes for a million documents.
-So a killed and resumed build produces the same bytes as an uninterrupted one.
+A killed and resumed build produces the same bytes as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from retrieval.clusters.settings import Corpus, Neural, Preparation
 from retrieval.embed import Encoder, HashedLexical
 from retrieval.rows import DataError
 
-NOT_CHOSEN = "cluster_not_chosen"  # beyond those that a family takes
+NOT_CHOSEN = "cluster_not_chosen"  # drop reason of documents in clusters beyond per_family
 
 
 def prepare(wanted: Preparation, path: Path, *, chunk: int, tell: Tell, rebuild: bool = False) -> dict[str, Any]:
-    """The report of the clusters in `path`, which are made or finished first; nothing is done where they are there.
+    """Builds the clusters in `path`, or resumes their build, and returns the report; does nothing if they are complete.
 
-    chunk: rows read, or documents embedded, between two notes in the manifest. tell(name, done, total) is told how far
-    the work is. rebuild: clusters that are there are deleted first. Raises FileNotFoundError and DataError for sources
-    that cannot be used or leave too little, and then leaves nothing behind; ClustersFolderError for a folder that
-    belongs to something else or to other settings.
+    chunk: rows read, or documents embedded, between two updates of the manifest. tell(name, done, total) reports
+    progress. rebuild: existing clusters are deleted first. Raises FileNotFoundError and DataError for sources that
+    cannot be used or leave too few documents, and then leaves no files behind; ClustersFolderError for a folder that
+    holds something else or was built with other settings.
     """
     folder = Folder(path)
     folder.check()
@@ -73,7 +73,7 @@ def _finish(wanted: Preparation, folder: Folder, state: State, chunk: int, tell:
             select(wanted, folder, state, chunk, tell)
         _check_enough(wanted, state)
     except DataError:
-        folder.clear()  # sources or filters must change first, and then nothing of this counts
+        folder.clear()  # sources or filters must change first, which invalidates all of this
         raise
     vectors_NE = _embed(wanted, folder, state, chunk, tell)
     report = _cluster(wanted, folder, state, vectors_NE, tell)
@@ -110,7 +110,7 @@ def _shown(value: Any) -> str:
 
 
 def _check_enough(wanted: Preparation, state: State) -> None:
-    """Raises DataError if no cluster could be made of some corpora."""
+    """Raises DataError if some corpora have too few documents for a cluster."""
     for families, _, count in _groups(wanted, state):
         if count >= wanted.sizes.least:
             continue
@@ -124,7 +124,7 @@ def _check_enough(wanted: Preparation, state: State) -> None:
 
 
 def _groups(wanted: Preparation, state: State) -> Iterator[tuple[tuple[str, ...], np.ndarray, int]]:
-    """(families, numbers of the documents, how many) of the corpora that are clustered together."""
+    """(families, document numbers, how many) of each group of corpora that are clustered together."""
     ends = np.cumsum([counts["kept"] for counts in state.counts])
     spans = {place: np.arange(end - state.counts[place]["kept"], end) for place, end in enumerate(ends)}
     for families in dict.fromkeys(corpus.families for corpus in wanted.corpora):
@@ -164,7 +164,7 @@ def _encoder(wanted: Preparation, folder: Folder, kept: Kept, tell: Tell) -> Enc
 
 # --------------------------------------------------------------------------------------------------------- clustering
 def _cluster(wanted: Preparation, folder: Folder, state: State, vectors_NE: np.ndarray, tell: Tell) -> dict[str, Any]:
-    """Writes clusters.jsonl, notes it in `state` and returns the report."""
+    """Writes clusters.jsonl, records it in `state` and returns the report."""
     chosen: list[tuple[str, np.ndarray]] = []
     not_chosen = 0
     for number, (families, rows, count) in enumerate(_groups(wanted, state)):
@@ -178,7 +178,7 @@ def _cluster(wanted: Preparation, folder: Folder, state: State, vectors_NE: np.n
 
 
 def _some(found: list[np.ndarray], per_family: int | None, families: int, seed: tuple[int, ...]) -> list[np.ndarray]:
-    """As many clusters as the families take, drawn at random; their order is kept."""
+    """At most per_family clusters for each family, drawn at random in their original order."""
     if per_family is None or len(found) <= per_family * families:
         return found
     order = np.random.default_rng([*(1 + s for s in seed), 1]).permutation(len(found))
@@ -203,7 +203,7 @@ def _write(folder: Folder, kept: Kept, chosen: list[tuple[str, np.ndarray]], tel
 
 
 def _apart(documents: list[dict[str, str]]) -> list[dict[str, str]]:
-    """Documents of one cluster with an id each: of those that share one, the later get a number behind it."""
+    """The documents of one cluster with unique ids: later ones with the same id get a number appended."""
     taken: set[str] = set()
     for document in documents:
         name, number = document["id"], 1

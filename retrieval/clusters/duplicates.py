@@ -11,24 +11,25 @@ from jaxtyping import UInt32
 
 from retrieval.clusters.words import words
 
-SCHEME = "affine32"  # of datasketch 2; named, because saved signatures are read back
+SCHEME = "affine32"  # of datasketch 2; fixed here, because saved signatures are read back
 SEED = 1
 
 
 def shingles(text: str, length: int) -> list[bytes]:
-    """Every different run of `length` words; all words of a shorter text as one."""
+    """Every distinct run of `length` words; a shorter text is a single shingle."""
     found = words(text)
     runs = range(max(1, len(found) - length + 1))
     return sorted({" ".join(found[start : start + length]).encode("utf-8", "surrogatepass") for start in runs})
 
 
 class NearDuplicates:
-    """Texts that were added, and which of them a new one nearly equals: Jaccard similarity of their shingles of at
-    least `threshold`, as `permutations` MinHash values estimate it (standard error √(s(1 − s)/permutations)).
+    """A set of texts, in which near-duplicates of a new text are looked up: texts whose shingles have a Jaccard
+    similarity s of at least `threshold`, estimated by `permutations` MinHash values (standard error
+    √(s(1 − s)/permutations)).
 
-    Candidates come from the bands that datasketch chooses for the threshold, so that a pair just above it may be missed
-    (of pairs at .8 it finds two in five, at .9 nine in ten); each candidate's estimate is then compared. About 3.6 KB
-    of memory for each text that is added, with 128 permutations.
+    Candidates come from the LSH bands that datasketch chooses for the threshold, so a pair just above it may be missed
+    (it finds two in five pairs at .8, nine in ten at .9); each candidate's estimate is then compared. Takes about
+    3.6 KB of memory per text with 128 permutations.
     """
 
     def __init__(self, threshold: float, permutations: int, shingle: int) -> None:
@@ -48,14 +49,14 @@ class NearDuplicates:
         return np.asarray([row.hashvalues for row in rows], np.uint32).reshape(-1, len(self._blank))
 
     def nearest(self, signature_W: UInt32[np.ndarray, "W"]) -> tuple[int, float] | None:
-        """(number, estimated similarity) of the nearest text, the first of equal ones; None below the threshold."""
+        """(number, estimated similarity) of the most similar text, the first if several; None below the threshold."""
         numbers: list[Any] = self._lsh.query(self._minhash(signature_W))
         near = [(float(np.mean(self._added[number] == signature_W)), -number) for number in numbers]
         similarity, number = max(near, default=(0.0, 0))
         return (-number, similarity) if near and similarity >= self.threshold else None
 
     def add(self, signature_W: UInt32[np.ndarray, "W"]) -> int:
-        """The number of the text with this signature, from now on one of those that are compared."""
+        """Adds the text with this signature to the set and returns its number."""
         self._lsh.insert(len(self._added), self._minhash(signature_W), check_duplication=False)
         self._added.append(signature_W)
         return len(self._added) - 1

@@ -4,12 +4,12 @@
     report.json        rows read, dropped (with reasons) and kept; cluster sizes
     manifest.json      settings, inputs with their hashes, progress
     work/              intermediate data; removed at the end
-        documents.jsonl   documents that were kept        offsets.u64      where each of them begins
+        documents.jsonl   kept documents                  offsets.u64      byte offset of each of them
         signatures.u32    their MinHash values            vectors.f32      their embeddings
         embedder.npz      weights of the lexical encoder
 
-Files in work/ only grow, and are valid up to the length in the manifest; the next write truncates what a kill left
-beyond it.
+Files in work/ are append-only, and valid up to the length in the manifest; the next write truncates anything beyond
+it that a killed process left.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ DOCUMENTS, OFFSETS, SIGNATURES, VECTORS, EMBEDDER = (
 )  # fmt: skip
 BLOCK = 1 << 20  # bytes hashed at a time
 
-Tell = Callable[[str, int, int], None]  # name of some work, pieces done, pieces in all
+Tell = Callable[[str, int, int], None]  # (name of the step, pieces done, pieces in all)
 
 
 class ClustersFolderError(ValueError):
-    """A folder that cannot take or does not hold the clusters asked for; one sentence says why."""
+    """A folder that cannot be used for the requested clusters or does not hold them; one sentence says why."""
 
 
 @dataclass
@@ -53,28 +53,28 @@ class State:
     """manifest.json."""
 
     version: int
-    settings: dict[str, Any]  # all that changes the result, as plain JSON
-    inputs: dict[str, dict[str, Any]]  # by name: hash and rows; of a file its size and time too
-    read: int = 0  # rows of all sources
-    counts: list[dict[str, int]] = field(default_factory=list)  # of each source: rows by what became of them
+    settings: dict[str, Any]  # everything that affects the result, as plain JSON
+    inputs: dict[str, dict[str, Any]]  # by name: hash and rows; for files, size and modification time too
+    read: int = 0  # rows read, over all sources
+    counts: list[dict[str, int]] = field(default_factory=list)  # for each source: rows kept, and dropped by reason
     examples: dict[str, list[str]] = field(default_factory=dict)  # by reason
-    kept: int = 0  # documents
+    kept: int = 0  # documents kept
     document_bytes: int = 0
     selected: bool = False
-    width: int = 0  # of a vector
+    width: int = 0  # of the vectors
     embedded: int = 0
-    result: dict[str, Any] | None = None  # of clusters.jsonl: bytes, hash, clusters, documents
+    result: dict[str, Any] | None = None  # clusters.jsonl: bytes, hash, clusters, documents
 
 
 class Folder:
-    """A folder that one process writes. Raises ClustersFolderError where it must not or cannot be used."""
+    """A folder that one process writes. Raises ClustersFolderError if it must not or cannot be used."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.work = path, path / WORK
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Makes the folder, and keeps other processes out of it."""
+        """Creates the folder and locks it against other processes."""
         self.path.mkdir(parents=True, exist_ok=True)
         with (self.path / LOCK).open("ab") as handle:
             try:
@@ -87,7 +87,7 @@ class Folder:
 
     # -------------------------------------------------------------------------------------------------------- state
     def check(self) -> None:
-        """Raises ClustersFolderError for a place that is no folder or holds other things than clusters."""
+        """Raises ClustersFolderError if the path is not a folder or holds other files than clusters."""
         if self.path.exists() and not self.path.is_dir():
             raise ClustersFolderError(f"{self.path} is a file; give a folder for the clusters.")
         if not self.path.is_dir() or (self.path / MANIFEST).exists():
@@ -99,7 +99,7 @@ class Folder:
             )
 
     def saved(self) -> State | None:
-        """How far the folder is; None where nothing of its work counts."""
+        """The saved progress; None if there is none."""
         file = self.path / MANIFEST
         if not file.exists():
             return None
@@ -120,13 +120,13 @@ class Folder:
         self.write(MANIFEST, json.dumps(asdict(state), indent=1, ensure_ascii=False))
 
     def write(self, name: str, text: str) -> None:
-        """Writes a file, whole or not at all."""
+        """Writes a file atomically."""
         part = self.path / f"{name}.part"
         part.write_text(text + "\n", encoding="utf-8")
         os.replace(part, self.path / name)
 
     def clear(self) -> None:
-        """Removes everything of ours, the manifest first, so that a kill leaves nothing that looks whole."""
+        """Removes all our files, manifest first, so that a killed process leaves nothing that looks complete."""
         for name in (MANIFEST, REPORT, CLUSTERS):
             for path in (self.path / name, self.path / f"{name}.part"):
                 path.unlink(missing_ok=True)
@@ -141,7 +141,7 @@ class Folder:
 
     # ------------------------------------------------------------------------------------------------- growing files
     def append(self, name: str, committed: int, data: bytes) -> None:
-        """Writes `data` behind the first `committed` bytes of a file in work/; what stood there is cut off."""
+        """Writes `data` after the first `committed` bytes of a file in work/, truncating whatever followed them."""
         self.work.mkdir(exist_ok=True)
         with (self.work / name).open("ab") as file:
             if file.tell() < committed:
@@ -150,7 +150,7 @@ class Folder:
             file.write(data)
 
     def array(self, name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-        """An array in work/, memory-mapped. Raises ClustersFolderError where it is too short."""
+        """An array in work/, memory-mapped. Raises ClustersFolderError if the file is too short."""
         file, size = self.work / name, int(np.prod(shape)) * np.dtype(dtype).itemsize
         if not size:
             return np.zeros(shape, dtype)
@@ -160,7 +160,7 @@ class Folder:
 
 
 class Kept:
-    """The documents in work/, by number, read from disk when they are asked for."""
+    """The documents in work/ by number, read from disk on access."""
 
     def __init__(self, folder: Folder, state: State) -> None:
         self._folder, self._count = folder, state.kept
@@ -186,10 +186,10 @@ class Kept:
 
 # ------------------------------------------------------------------------------------------------------------- inputs
 def input_of(source: str, split: str | None, hub_config: str | None, known: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What tells one state of a source from another: of a file a hash over its bytes, of a hub data set its
-    fingerprint; and its number of rows (blank lines count).
+    """Identifies the state of a source: a file by the hash of its bytes, a hub data set by its fingerprint; with the
+    number of rows (blank lines included).
 
-    known: what was found before; a file of the same size and time is not read again.
+    known: an earlier result; a file of the same size and modification time is not read again.
     """
     if not is_file(source):
         table = hub_table(source, split or "train", hub_config)
@@ -214,7 +214,7 @@ def _hash(path: Path) -> str:
 
 
 def _rows(path: Path) -> int:
-    """Rows of a Parquet file, lines of any other; 0 where it is broken, which reading it will say better."""
+    """Rows of a Parquet file, lines of any other file; 0 if it is invalid (reading it later raises the error)."""
     try:
         if path.suffix == ".parquet":
             with pq.ParquetFile(path) as table:

@@ -1,13 +1,13 @@
-"""Hierarchical k-means: many vectors into small clusters of bounded size.
+"""Hierarchical k-means: groups many vectors into small clusters of bounded size.
 
 A node with more than `most` vectors is split by Lloyd's algorithm into at most `branching` children, recursively.
 Centres are found on a sample that fits in memory; the vectors themselves are read in batches, so they may be on disk.
-Splitting ends with clusters of `least` to `most` vectors, none left over:
+Splitting ends with clusters of `least` to `most` vectors, and every vector is in one:
 
     a child with fewer than `least` is merged: its vectors go to the nearest of the other centres;
     if that leaves one child with nearly all of them, the node is split into two equal halves instead.
 
-Everything is numpy in a fixed order: the same vectors and seed give the same clusters on the same machine.
+All computation is numpy in a fixed order: the same vectors and seed give the same clusters on the same machine.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import numpy as np
 import scipy.sparse as sp
 from jaxtyping import Float, Int
 
-SAMPLE = 256  # vectors for each centre on which centres are found
-ROUNDS = 25  # of Lloyd's algorithm, at most
+SAMPLE = 256  # vectors sampled per centre to find the centres
+ROUNDS = 25  # most iterations of Lloyd's algorithm
 BATCH = 4096  # vectors read at a time
-LOPSIDED = 0.9  # share of the largest child from which on a split is no progress
+LOPSIDED = 0.9  # a split whose largest child has at least this share is no progress
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Vectors of a cluster: about `mean`, at least `least`, at most `most`; `branching`: children of one split."""
+    """Vectors per cluster: about `mean`, at least `least`, at most `most`; `branching`: most children of one split."""
 
     mean: int
     least: int
@@ -46,9 +46,9 @@ def clusters(
     seed: tuple[int, ...],
     tell: Callable[[int, int], None],
 ) -> list[Int[np.ndarray, "_"]]:
-    """The rows of each cluster, ascending; clusters that stand near each other in the list are alike.
+    """The rows of each cluster, ascending; neighbouring clusters in the list are similar.
 
-    rows: which of the vectors (they may be memory-mapped) take part. tell(done, total) counts rows.
+    rows: which of the vectors (possibly memory-mapped) to cluster. tell(done, total) counts rows.
     Raises ValueError for fewer rows than `sizes.least`.
     """
     if len(rows) < sizes.least:
@@ -59,7 +59,7 @@ def clusters(
     while nodes:
         node, path = nodes.pop()
         if len(node) > sizes.most:
-            # children count from 1: a seed sequence does not tell (s,) from (s, 0)
+            # children are numbered from 1: a seed sequence does not distinguish (s,) from (s, 0)
             parts = _split(vectors_NE, node, sizes, np.random.default_rng([*(1 + s for s in seed), 0, *path]))
             nodes += reversed([(part, (*path, place)) for place, part in enumerate(parts, start=1)])
             continue
@@ -82,7 +82,7 @@ def _split(vectors_NE: np.ndarray, rows: np.ndarray, sizes: Sizes, rng: np.rando
 
 
 def _halves(vectors_NE: np.ndarray, rows: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
-    """Two parts of equal size, cut across the line between two centres; equal vectors stay in the order of rows."""
+    """Two parts of equal size, split along the line between two centres; ties are kept in row order."""
     first_E, second_E = lloyd(_sample(vectors_NE, rows, 2, rng), 2, rng)
     along = np.concatenate([batch_NE @ (first_E - second_E) for batch_NE in _batches(vectors_NE, rows)])
     order = np.argsort(along, kind="stable")
@@ -105,14 +105,14 @@ def _nearest(vectors_NE: np.ndarray, rows: np.ndarray, centres_ZE: np.ndarray) -
 
 
 def _closeness(vectors_NE: np.ndarray, centres_ZE: np.ndarray) -> np.ndarray:
-    """x·c − |c|²/2 for every pair: (|x|² − |x − c|²)/2, largest for the nearest centre."""
+    """x·c − |c|²/2 for every pair, which equals (|x|² − |x − c|²)/2 and is largest for the nearest centre."""
     return vectors_NE @ centres_ZE.T - (centres_ZE**2).sum(axis=1) / 2
 
 
 def lloyd(vectors_NE: Float[np.ndarray, "N E"], count: int, rng: np.random.Generator) -> Float[np.ndarray, "Z E"]:
-    """`count` centres of vectors in memory: k-means++ to begin with, then Lloyd's rounds until nothing moves.
+    """`count` centres of vectors in memory: k-means++ initialisation, then Lloyd's iterations until nothing changes.
 
-    A centre that loses all its vectors goes to the vector that is farthest from its own centre.
+    A centre that loses all its vectors is moved to the vector that is farthest from its own centre.
     """
     centres_ZE = _scattered(vectors_NE, count, rng)
     nearest = np.full(len(vectors_NE), -1)
@@ -133,7 +133,7 @@ def lloyd(vectors_NE: Float[np.ndarray, "N E"], count: int, rng: np.random.Gener
 
 
 def _scattered(vectors_NE: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """k-means++ (Arthur and Vassilvitskii 2007): each next centre is drawn by its squared distance to the others."""
+    """k-means++ (Arthur and Vassilvitskii 2007): draws each centre by its squared distance to the earlier ones."""
     chosen = [int(rng.integers(len(vectors_NE)))]
     squares_N = (vectors_NE**2).sum(axis=1)
     distance_N = np.full(len(vectors_NE), np.inf)

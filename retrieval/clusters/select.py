@@ -1,4 +1,4 @@
-"""The first step: which documents are kept. One pass over the sources in order, a chunk at a time.
+"""The first step: selects the documents to keep, in one pass over the sources in order, a chunk at a time.
 
 A row is dropped for the first of these reasons:
 
@@ -9,8 +9,8 @@ A row is dropped for the first of these reasons:
     evaluation_document    near-duplicate of a held-out document
     duplicate              near-duplicate of an earlier document that was kept
 
-After each chunk the documents, their offsets and MinHash values are on disk and recorded in the manifest. When
-resuming, rows already processed are skipped, and the near-duplicate tables are rebuilt from the saved values.
+After each chunk the documents, their offsets and MinHash values are on disk and recorded in the manifest. On resuming,
+rows already processed are skipped, and the near-duplicate tables are rebuilt from the saved values.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ Document = dict[str, str]  # id, title, text
 
 @dataclass(frozen=True)
 class Drop:
-    """Why a row is not kept: one of REASONS, and what was found."""
+    """Why a row is dropped: one of REASONS, and a detail."""
 
     reason: str
     why: str
 
 
 def select(wanted: Preparation, folder: Folder, state: State, chunk: int, tell: Tell) -> None:
-    """Reads the sources from row `state.read` on, to their end. Raises DataError for a row that is broken."""
+    """Reads the sources from row `state.read` to the end. Raises DataError for an invalid row."""
     sieve = Sieve(wanted, folder, state)
     total = sum(state.inputs[source.name]["rows"] for source in wanted.corpora)
     rows = islice(_rows(wanted.corpora), state.read, None)
@@ -81,7 +81,7 @@ def _rows(sources: tuple[Source, ...]) -> Iterator[tuple[int, str, Row]]:
 
 
 class Sieve:
-    """Judges rows one after the other; what it keeps is what later ones are compared with."""
+    """Judges rows one after the other; later rows are compared with those it has kept."""
 
     def __init__(self, wanted: Preparation, folder: Folder, state: State) -> None:
         filters = wanted.filters
@@ -91,7 +91,7 @@ class Sieve:
         for source in wanted.held_out_questions:
             for where, row in read(source.path, source.split, source.hub_config):
                 self._phrases.add(source.texts(row, where, source.columns))
-        self._names: list[str] = []  # of the texts in `_near`; those that are held out come first
+        self._names: list[str] = []  # of the texts in `_near`; held-out texts come first
         for source in wanted.held_out_documents:
             check_columns(source.path, source.columns, DOCUMENT)
             for where, row in read(source.path, source.split, source.hub_config):
@@ -138,7 +138,7 @@ def _by_score(source: Source, where: str, row: Row, filters: Filters) -> Drop | 
 
 def _by_length(source: Source, where: str, row: Row, filters: Filters) -> Drop | None:
     _, text = optional(row, where, "text", DOCUMENT["text"], source.columns)
-    size = len(text.strip()) if isinstance(text, str) else filters.min_characters  # what is no text is refused later
+    size = len(text.strip()) if isinstance(text, str) else filters.min_characters  # other types fail later
     if size < filters.min_characters:
         return Drop("too_short", f"{size} characters")
     return Drop("too_long", f"{size} characters") if size > filters.max_characters else None

@@ -13,7 +13,7 @@ from retrieval.rows import Row
 
 @dataclass(frozen=True)
 class Source:
-    """A file or hub data set, and how it is read; see `rows.read` and `rows.optional`."""
+    """A file or hub data set, and how to read it; see `rows.read` and `rows.optional`."""
 
     path: str
     columns: Mapping[str, str]
@@ -27,15 +27,15 @@ class Source:
 
 @dataclass(frozen=True)
 class Corpus(Source):
-    """Documents to be clustered. Clusters hold documents of one or more sources with the same families, and are dealt
-    out to these families in turn."""
+    """Documents to be clustered. Sources with the same families are clustered together, and their clusters are assigned
+    to these families in turn."""
 
     families: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Questions(Source):
-    """Evaluation questions that no document may hold; texts(row, where, columns) finds questions and answers."""
+    """Evaluation questions that no document may contain; texts(row, where, columns) returns questions and answers."""
 
     texts: Callable[[Row, str, Mapping[str, str]], list[str]]
 
@@ -46,9 +46,9 @@ class Filters:
 
     min_characters: int
     max_characters: int
-    min_quality: float  # of sources that name a column for it
+    min_quality: float  # applies to sources that name a column for it
     prose: bool  # words.is_prose
-    similarity: float  # Jaccard, from which on two documents are near-duplicates
+    similarity: float  # Jaccard similarity from which two documents count as near-duplicates
     permutations: int
     shingle: int  # words
     phrase: int  # words
@@ -57,8 +57,8 @@ class Filters:
 
 @dataclass(frozen=True)
 class Neural:
-    """An embedding model. `identity` names it, its version and its settings; load() makes the encoder when it is
-    needed, which a folder that is finished spares."""
+    """An embedding model. `identity` names it, its version and its settings; load() creates the encoder and is called
+    only when it is needed."""
 
     identity: str
     load: Callable[[], Encoder]
@@ -66,19 +66,19 @@ class Neural:
 
 @dataclass(frozen=True)
 class Preparation:
-    """Everything that the clusters follow from."""
+    """All settings that determine the clusters."""
 
     corpora: tuple[Corpus, ...]
     held_out_documents: tuple[Source, ...]
     held_out_questions: tuple[Questions, ...]
     filters: Filters
-    encoder: Neural | int  # int: width of the lexical encoder, fitted on the documents that are kept
+    encoder: Neural | int  # int: width of the lexical encoder, fitted on the kept documents
     sizes: Sizes
     per_family: int | None  # clusters kept for each family; None: all
     seed: int
 
     def plain(self) -> dict[str, Any]:
-        """All of it as plain JSON, flat, by names that a message can use."""
+        """All settings as flat plain JSON, under names that a message can use."""
         plain: dict[str, Any] = {**vars(self.filters), **vars(self.sizes)}
         plain |= {"per_family": self.per_family, "seed": self.seed}
         plain["encoder"] = self.encoder.identity if isinstance(self.encoder, Neural) else f"lexical-{self.encoder}"

@@ -16,11 +16,11 @@ def words(text: str) -> list[str]:
 
 
 def is_prose(text: str) -> bool:
-    """Gopher's rules of quality for English documents (Rae et al. 2021, App. A.1.1).
+    """Gopher's quality rules for English documents (Rae et al. 2021, App. A.1.1).
 
-    50 to 100,000 words between blanks of 3 to 10 characters in the mean, four fifths of them with a letter; at most one
-    "#" and one "…" for every ten words; at most 90 % of the lines with a bullet in front and 30 % with an ellipsis at
-    the end; two different words of `STOP_WORDS`.
+    50 to 100,000 words between blanks, 3 to 10 characters long on average, four fifths of them with a letter; at most
+    one "#" and one "…" per ten words; at most 90 % of the lines start with a bullet and 30 % end with an ellipsis; at
+    least two different words of `STOP_WORDS`.
     """
     parts = text.split()
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -37,10 +37,10 @@ def is_prose(text: str) -> bool:
 
 
 class HeldOutPhrases:
-    """n-grams of evaluation questions and answers, and which of them stands in a text (as Brown et al. 2020, App. C).
+    """Finds n-grams of evaluation questions and answers in a text (as in Brown et al. 2020, App. C).
 
-    A text of at least `length` words gives each of its n-grams of that many words; a shorter one is a phrase as a whole
-    if it has at least `shortest` words, and otherwise too common to be looked for (`skipped` counts these).
+    A held-out text of at least `length` words adds all its n-grams of that many words; a shorter one is one phrase if
+    it has at least `shortest` words, and is otherwise too common to be searched for (`skipped` counts these).
     """
 
     def __init__(self, length: int, shortest: int) -> None:
@@ -61,7 +61,7 @@ class HeldOutPhrases:
                 self._rests.setdefault(phrase[: self.shortest], set()).add(phrase[self.shortest :])
 
     def find(self, text: str) -> str | None:
-        """The first phrase that stands in the text, in lower-case words; None if there is none."""
+        """The first phrase that occurs in the text, in lower-case words; None if there is none."""
         if not self._rests:
             return None
         found = words(text)
