@@ -1,8 +1,8 @@
 """The schema of an experiment card: the only place where defaults are defined.
 
 A card is a TOML file; `load_card` reads it, applies `--set a.b=c` overrides and returns a frozen `Config`.
-Every field is read somewhere in the code; an unknown key is an error that names the file and the key.
-A card with `extends = "other.toml"` (a path relative to it) overrides the keys it sets of that card.
+Every field is used somewhere in the code; an unknown key is an error that names the file and the key.
+A card with `extends = "other.toml"` (a path relative to the card) inherits that card and overrides the keys it sets.
 Relative paths are relative to the current directory; `${NAME}` in a path is replaced by that environment variable.
 """
 
@@ -114,7 +114,7 @@ class Config(Section):
     seed: Seed = 0
     model: ModelSection
     mesh: MeshSection = MeshSection()
-    retrieval: RetrievalSection | None = None  # of a game that searches, and no other
+    retrieval: RetrievalSection | None = None  # required if the game searches, an error otherwise
     rollout: RolloutSection = RolloutSection()
     learner: LearnerSection = LearnerSection()
     optimizer: OptimizerSection = OptimizerSection()
@@ -128,11 +128,11 @@ class Config(Section):
     scope: ScopeSection = ScopeSection()
     spice: SpiceSection = SpiceSection()
     spell: SpellSection = SpellSection()
-    game: dict[str, JsonValue] = {}  # the options of a game that is a file of one's own
+    game: dict[str, JsonValue] = {}  # the options of a game defined in a file
 
     @model_validator(mode="after")
     def _slots_spread_over_the_mesh(self) -> Config:
-        """As far as the card alone can say: an axis that takes what is left is known when devices are."""
+        """Checked here if no axis is -1; such an axis is resolved only when the devices are known."""
         rows = self.mesh.data * self.mesh.fsdp
         if rows > 0 and self.rollout.slots % rows:
             raise ValueError(
@@ -208,10 +208,10 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _the_batch_size_is_used(self) -> Config:
-        own = {"scope": "scope.challenger_batch and scope.solver_batch", "spell": "spell.groups"}.get(self.system)
-        if own is not None and self.train.batch_size != TrainSection.model_fields["batch_size"].default:
+        used = {"scope": "scope.challenger_batch and scope.solver_batch", "spell": "spell.groups"}.get(self.system)
+        if used is not None and self.train.batch_size != TrainSection.model_fields["batch_size"].default:
             raise ValueError(
-                f"train.batch_size is {self.train.batch_size}, but {self.system.upper()} does not use it; set {own}"
+                f"train.batch_size is {self.train.batch_size}, but {self.system.upper()} does not use it; set {used}"
             )
         return self
 
@@ -260,7 +260,7 @@ def _set(table: dict[str, Any], override: str, where: str) -> None:
         raise CardError(f"{shown} has unprintable characters; write a line break as \\n, in quotes.")
     try:
         value = tomllib.loads(f"v = {text}")["v"]
-    except (ValueError, RecursionError):  # no value of TOML: a text without quotes
+    except (ValueError, RecursionError):  # not a TOML value: text without quotes
         value = text.strip()
     *parents, leaf = key.strip().split(".")
     for name in parents:
@@ -289,7 +289,7 @@ _BOUNDS = {
 
 
 def _complaint(error: ErrorDetails) -> str:
-    """One error as a clause: the key, and what it must be. Texts are not repeated, as one may hold a secret."""
+    """One error as a clause: the key and what it must be. Text values are not shown: one may be a secret."""
     key = ".".join(str(part) for part in error["loc"]) or "the card"
     given, kind, bounds = error["input"], error["type"], error.get("ctx", {})
     value = f" is {json.dumps(given)} but" if isinstance(given, (bool, float)) or _short(given) else ""
@@ -316,7 +316,7 @@ def _sentence(where: str, error: ValidationError) -> str:
 
 
 def parse_section(section: type[Parsed], table: dict[str, Any], where: str) -> Parsed:
-    """A section from plain data; raises `CardError` that names `where` and every offending key."""
+    """A section from plain data; raises a `CardError` that names `where` and every offending key."""
     try:
         return section.model_validate(table)
     except ValidationError as error:
@@ -324,12 +324,12 @@ def parse_section(section: type[Parsed], table: dict[str, Any], where: str) -> P
 
 
 def parse_config(table: dict[str, Any], where: str) -> Config:
-    """A `Config` from plain data; raises as `parse_section`."""
+    """A `Config` from plain data; raises as `parse_section` does."""
     return parse_section(Config, table, where)
 
 
 def _table(path: Path, extended_by: tuple[Path, ...]) -> dict[str, Any]:
-    """The plain data of a card, merged into that of the card it extends."""
+    """The plain data of a card, merged with that of the card it extends."""
     if not path.is_file():
         raise CardError(
             f"{extended_by[-1]}: extends {path}, which does not exist; give a path relative to the card's folder."
@@ -338,7 +338,10 @@ def _table(path: Path, extended_by: tuple[Path, ...]) -> dict[str, Any]:
         )
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, numbers too long, brackets too deep
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # not TOML, not UTF-8, a number with too many digits, nested too deeply
         raise CardError(f"{path}: not valid TOML: {error}.") from None
     parent = table.pop("extends", None)
     if parent is None:

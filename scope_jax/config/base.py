@@ -11,11 +11,11 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-PROMPTS = Path(__file__).parents[1] / "prompts"  # the games' own, by game
+PROMPTS = Path(__file__).parents[1] / "prompts"  # default prompts, one folder per game
 
 
 class CardError(ValueError):
-    """A card that cannot be used: the message is one sentence with file, key and remedy."""
+    """A card cannot be used; the message is one sentence with file, key and remedy."""
 
 
 def _expand(path: str) -> str:
@@ -37,7 +37,7 @@ def _address(url: str) -> str:
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
-    except ValueError:  # a port that is no number, a bracket that does not close
+    except ValueError:  # a non-numeric port, an unclosed bracket
         usable, parts = False, urlsplit("")
     if "@" in parts.netloc:
         raise ValueError(
@@ -57,12 +57,12 @@ def _ascending(lengths: tuple[int, ...]) -> tuple[int, ...]:
 
 CardPath = Annotated[str, AfterValidator(_expand)]
 Address = Annotated[str, AfterValidator(_address)]
-# Numbers of a card are finite and have bounds on both sides: counts fit the 32 bits that they have on a device.
+# All numbers of a card are finite and bounded on both sides: counts fit the 32-bit integers of the devices.
 MOST = 2**31 - 1
 Whole = Annotated[int, Field(ge=0, le=MOST)]
 Count = Annotated[int, Field(ge=1, le=MOST)]
 Seed = Annotated[int, Field(ge=0, le=10**18)]
-Lengths = Annotated[tuple[Count, ...], Field(strict=False), AfterValidator(_ascending)]  # of padded sequences, tokens
+Lengths = Annotated[tuple[Count, ...], Field(strict=False), AfterValidator(_ascending)]  # padded lengths in tokens
 Share = Annotated[float, Field(ge=0, le=1)]
 Weight = Annotated[float, Field(ge=0, le=1e6)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
@@ -70,7 +70,7 @@ Temperature = Annotated[float, Field(ge=0, le=100)]  # 0 is greedy
 
 
 def merge_tables(default: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """`default` with the values of `given` in place of its own, table by table."""
+    """`default` overridden by the values of `given`, recursively for tables."""
     both = {
         key: merge_tables(default[key], value)
         if isinstance(value, dict) and isinstance(default.get(key), dict)
@@ -81,22 +81,22 @@ def merge_tables(default: dict[str, Any], given: dict[str, Any]) -> dict[str, An
 
 
 def one_of(name: str, value: str, choices: Any) -> None:
-    """Raises ValueError if `value`, an argument called `name`, is none of the texts of the Literal `choices`."""
+    """Raises ValueError if `value`, the argument `name`, is not one of the values of the Literal `choices`."""
     if value not in get_args(choices):
         raise ValueError(f"{name} is {value!r}; give one of {', '.join(map(repr, get_args(choices)))}.")
 
 
 class Section(BaseModel):
-    """Base of every table: frozen, closed to keys it does not know, its values of the very type and finite.
+    """Base of every table: frozen, unknown keys forbidden, values strictly typed and finite.
 
-    A whole number may stand for any number. An array of TOML is a list: fields that are tuples say `strict=False`.
+    An integer is accepted for a float. TOML arrays are lists, so tuple fields need `strict=False`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class GameSection(Section):
-    """Base of a game's table: a table inside it changes the keys it names, the others keep the game's defaults."""
+    """Base of a game's table: a nested table overrides only the keys it sets, the others keep the game's defaults."""
 
     @model_validator(mode="before")
     @classmethod

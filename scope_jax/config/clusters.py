@@ -1,4 +1,4 @@
-"""[clusters]: from corpora to clusters of related documents, the data of SPELL (SPELL App. C.1)."""
+"""The [clusters] table: builds clusters of related documents from corpora, the data of SPELL (SPELL App. C.1)."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ Family = Annotated[str, Field(pattern=r"^[\w.-]+$")]
 
 
 class ClusterSource(SourceSection):
-    path: CardPath  # documents: JSONL or Parquet file, or a hub name; columns.quality names a score
-    # what its clusters are for, dealt out in turn; sources of other families share no cluster
+    path: CardPath  # documents: JSONL or Parquet file, or a hub name; columns.quality: column with a quality score
+    # the tasks its clusters are meant for, assigned in turn; sources with different families share no cluster
     families: tuple[Family, ...] = Field(default=("qa", "choice"), strict=False, min_length=1)
 
 
 class HeldOutSource(SourceSection):
     path: CardPath
-    kind: Literal["documents", "questions"]  # near-duplicates of these documents; texts with their questions, answers
+    kind: Literal["documents", "questions"]  # removes near-duplicates; removes texts with these questions or answers
 
 
 class ClustersSection(Section):
-    folder: CardPath | None = None  # what `scope-jax index CARD --clusters` makes: clusters.jsonl and its report
+    folder: CardPath | None = None  # output of `scope-jax index CARD --clusters`: clusters.jsonl and its report
     sources: tuple[ClusterSource, ...] = Field(default=(), strict=False)
-    held_out: tuple[HeldOutSource, ...] = Field(default=(), strict=False)  # beside the questions of evaluate.sets
-    seed: Seed = 0  # of centres and of clusters that are chosen; not `seed`, so that runs share the folder
+    held_out: tuple[HeldOutSource, ...] = Field(default=(), strict=False)  # in addition to those of evaluate.sets
+    seed: Seed = 0  # for centres and the choice of clusters; independent of `seed`, so that runs share the folder
     # filters
     min_characters: Count = 100
     max_characters: Count = 32768
-    min_quality: float = Field(default=1.0, ge=-1e6, le=1e6)  # of sources that name columns.quality
-    prose: bool = False  # Gopher's rules, for sources without a score
-    similarity: float = Field(default=0.8, ge=0.1, le=0.95)  # Jaccard, from which on documents are near-duplicates
-    permutations: int = Field(default=128, ge=16, le=4096)  # MinHash values of a document
+    min_quality: float = Field(default=1.0, ge=-1e6, le=1e6)  # for sources with columns.quality
+    prose: bool = False  # Gopher's quality rules, for sources without a score
+    similarity: float = Field(default=0.8, ge=0.1, le=0.95)  # Jaccard threshold for near-duplicates
+    permutations: int = Field(default=128, ge=16, le=4096)  # MinHash values per document
     shingle: int = Field(default=5, ge=1, le=100)  # words
-    phrase: int = Field(default=13, ge=1, le=100)  # words of a held-out question that no document may hold
-    shortest_phrase: Count = 8  # words; shorter questions and answers are not looked for
+    phrase: int = Field(default=13, ge=1, le=100)  # words of a held-out question that no document may contain
+    shortest_phrase: Count = 8  # words; shorter questions and answers are not checked
     # embeddings
     encoder: EncoderSection = EncoderSection()  # the paper: Qwen3-Embedding-8B; none = hashed lexical
     dim: int = Field(default=2048, ge=16, le=2**20)  # width of the hashed lexical embedding
     # clusters
-    documents: Count = 20  # of a cluster in the mean
-    min_documents: Count = 5  # what a questioner reads at a time
+    documents: Count = 20  # per cluster on average
+    min_documents: Count = 5  # number a questioner reads at a time
     max_documents: Count = 40
-    branching: int = Field(default=64, ge=2, le=MOST)  # parts of one split
+    branching: int = Field(default=64, ge=2, le=MOST)  # parts per split
     per_family: Count | None = 2150  # clusters of each family, drawn at random
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""The evaluation tables: which sets are answered, how answers are sampled and measured."""
+"""The evaluation tables: evaluation sets, and how answers are sampled and measured."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scope_jax.config.base import PROMPTS, CardPath, Count, Section, Temperature
 from scope_jax.config.tables import AskSection, JudgeSection, RowsSection, SamplingSection, TopP
 
 Measure = Literal[
-    "accuracy",  # the game's own rule
+    "accuracy",  # the game's own definition
     "exact-match",
     "cover-exact-match",
     "f1",
@@ -23,18 +23,18 @@ Measure = Literal[
     "rubric",
     "exact",
 ]
-BY_RUBRIC = ("rubric", "exact")  # measures of rows with rubrics; all others are of rows with right answers
+BY_RUBRIC = ("rubric", "exact")  # measures of rows with rubrics; all others are for rows with correct answers
 
 
 class EvalSet(RowsSection):
     name: str = Field(pattern=r"^[\w.-]+$")  # part of its metrics' names
-    path: CardPath  # questions with right answers, or tasks with rubrics
-    samples: Count = 1  # answers to each question
-    temperature: Temperature | None = None  # this key and the next three: as in [evaluate] otherwise
+    path: CardPath  # questions with correct answers, or tasks with rubrics
+    samples: Count = 1  # answers per question
+    temperature: Temperature | None = None  # None, here and for the next three: as in [evaluate]
     top_p: TopP | None = None
     top_k: Whole | None = None
     max_tokens: Count | None = None
-    measures: tuple[Measure, ...] = Field(default=(), strict=False)  # of its answers; (): those of the game
+    measures: tuple[Measure, ...] = Field(default=(), strict=False)  # (): the game's default measures
 
     @model_validator(mode="after")
     def _one_kind_of_rows(self) -> EvalSet:
@@ -56,11 +56,11 @@ class EvalSection(Section):
     temperature: Temperature = 0.0  # SSP Table 4
     top_p: TopP = 1.0
     top_k: Whole = 0  # 0 = off
-    max_tokens: Count = 1024  # sampled tokens of one turn
-    max_response_tokens: Count = 8192  # of an episode, as in training
-    prompts: CardPath | None = None  # judge, pairwise, grader .txt and nudges; None: those of the package
-    judge: JudgeSection | None = None  # of the measures judge, pairwise and accuracy; [judge] otherwise
-    grader: AskSection | None = None  # of the measure rubric; the game's own otherwise
+    max_tokens: Count = 1024  # sampled tokens per turn
+    max_response_tokens: Count = 8192  # per episode, as in training
+    prompts: CardPath | None = None  # folder with judge, pairwise, grader .txt and nudges; None: the built-in one
+    judge: JudgeSection | None = None  # for the measures judge, pairwise and accuracy; None: [judge]
+    grader: AskSection | None = None  # for the measure rubric; None: the game's own
 
     @model_validator(mode="after")
     def _names_differ(self) -> EvalSection:
@@ -77,7 +77,7 @@ class EvalSection(Section):
 
     @property
     def prompts_folder(self) -> str:
-        """Where the prompts of the measures are that the game has none for."""
+        """Folder with the measures' prompts that the game does not define."""
         return self.prompts or str(PROMPTS / "exams")
 
     def sampling_of(self, exam: EvalSet) -> SamplingSection:

@@ -11,7 +11,7 @@ from scope_jax.config.tables import AskSection, LossCard, RoleSection, SamplingS
 
 
 class ThinkingRule(Section):
-    """What counts as a turn with a thought: a closed pair, an opening tag, or a turn that starts with the tag."""
+    """What counts as thinking in a turn: a closed pair, an opening tag, or a turn that starts with the opening tag."""
 
     think: Literal["paired", "opening", "starts"] = "paired"  # App. F; released code: opening, solver starts
 
@@ -22,9 +22,9 @@ class ChallengerRewardSection(ThinkingRule):
     format: Weight = 0.5  # lambda_fmt, Table 9
     difficulty: Weight = 1.0  # lambda_diff, Table 9
     target: float = Field(default=0.5, gt=0, lt=1)  # tau, Table 9
-    subtract_malformed: bool = False  # turns with a broken search count against the tool reward; released code: True
+    subtract_malformed: bool = False  # malformed searches reduce the tool reward; released code: True
     require_question: bool = False  # a <task> needs a <question> inside (App. F.1); neither prompt nor code has one
-    failure_zeroes_format: bool = False  # no task or no rubrics: no format reward either; released code: True
+    failure_zeroes_format: bool = False  # without a task or rubrics the format reward is 0, too; released code: True
 
 
 class SolverRewardSection(ThinkingRule):
@@ -33,9 +33,9 @@ class SolverRewardSection(ThinkingRule):
     rubric: Weight = 1.0  # lambda_acc, Table 9
     format: Weight = 0.5  # lambda_fmt, Table 9
     search: Weight = 0.1  # lambda_search, Table 9
-    searches: Count = 3  # at which the search reward is full, Table 9
+    searches: Count = 3  # number for the full search reward, Table 9
     length_penalty: bool = True  # False: the ablation of Figure 2
-    soft_limit: Whole = 1024  # tokens of an answer, Table 9
+    soft_limit: Whole = 1024  # tokens per answer, Table 9
     hard_limit: Count = 2048
     floor: Share = 0.05  # ell_min, Table 9
     zero_beyond_double: bool = False  # above twice the hard limit the factor is 0; released code: True
@@ -56,33 +56,33 @@ class ScopeSection(GameSection):
     """Defaults are the paper's; where it is silent, the released code's."""
 
     prompts: CardPath = str(PROMPTS / "scope")
-    mode: Literal["self-play", "curated"] = "self-play"  # curated: the baseline GRPO_data on rows of data.prompts
+    mode: Literal["self-play", "curated"] = "self-play"  # curated: the baseline GRPO_data on data.prompts
     iterations: Count = 3  # Table 9
-    steps_per_iteration: Count = 20  # of each role, Table 9
-    challenger_batch: Count = 64  # documents of one update, Table 9
-    solver_batch: Count = 256  # tasks of one update, Table 9
-    freeze_challenger_after: Whole | None = None  # iterations in which it learns; None: in all
+    steps_per_iteration: Count = 20  # per role, Table 9
+    challenger_batch: Count = 64  # documents per update, Table 9
+    solver_batch: Count = 256  # tasks per update, Table 9
+    freeze_challenger_after: Whole | None = None  # number of iterations in which it is trained; None: all
     challenger: RoleSection = RoleSection(samples=8, max_turns=10, max_prompt_tokens=1024, loss=SCOPE_CARD)
     solver: RoleSection = RoleSection(samples=8, max_turns=5, max_prompt_tokens=2048, loss=SCOPE_CARD)
     # what the challenger is asked for
-    document_tokens: Count = 256  # of a source document; released code
+    document_tokens: Count = 256  # per source document; released code
     task_types: dict[TaskType, Weight] = {"long_form_qa": 1.0, "summarization": 1.0, "planning": 1.0, "writing": 1.0}
     # shares of tasks with 1, 2, 3 ... expected searches, App. G
     search_turns: tuple[Weight, ...] = Field(default=(4, 3, 2), strict=False)
-    dynamic_turns: bool = True  # each result says how many searches are left; released code
-    solver_stops_at_search: bool = True  # False: a turn ends by itself, what follows its search is dropped; the code
-    # the solver's rollouts that measure a task, and the creation of tasks (App. G)
+    dynamic_turns: bool = True  # each observation says how many searches are left; released code
+    solver_stops_at_search: bool = True  # False: turns do not stop there, text after a search is dropped; the code
+    # the solver's rollouts that measure a task's difficulty, and task creation (App. G)
     n_train: Count = 8  # N in stage 1
     n_filter: Count = 4  # N in the filter
     estimate: SamplingSection = SamplingSection(temperature=0.7, top_p=0.9)  # in stage 1; released code
-    creation: SamplingSection = SamplingSection()  # both roles, while tasks are made; released code
-    window: tuple[Share, Share] = Field(default=(0.2, 0.8), strict=False)  # of the mean score, bounds included
+    creation: SamplingSection = SamplingSection()  # both roles during task creation; released code
+    window: tuple[Share, Share] = Field(default=(0.2, 0.8), strict=False)  # mean scores, bounds included
     target_tasks: Count = 5120
     generation_batch: Count = 500  # documents at a time
-    max_batches: Count = 80  # then the solver learns from the tasks there are; code: 40,000 documents
+    max_batches: Count = 80  # then the solver is trained on the tasks found so far; code: 40,000 documents
     # the judge
     quality_gates: bool = True  # False: the ablation of Figure 2
-    gates_first: bool = True  # False: rubrics are written before the gates are asked (released code)
+    gates_first: bool = True  # False: rubrics are written before the gates are judged (released code)
     gates: AskSection = AskSection(temperature=0.0, max_tokens=256)  # released code; Qwen3: 1024
     rubric_writer: AskSection = AskSection(temperature=0.0, max_tokens=8192)  # Table 9
     grader: AskSection = AskSection(temperature=0.6, max_tokens=16384)  # Table 9
@@ -90,10 +90,10 @@ class ScopeSection(GameSection):
     max_rubrics: Count = 5  # section 3; released code: 10
     # w_k by priority, section 4.1
     rubric_weights: dict[str, Weight] = {"critical": 1.0, "important": 1.0, "bonus": 1.0}
-    ungraded: Ungraded = "leave-out"  # a criterion without a verdict; released code: zero
-    min_graded: Share = 0.5  # share of verdicts below which a rollout has no score
+    ungraded: Ungraded = "leave-out"  # criteria without a verdict; released code: zero
+    min_graded: Share = 0.5  # a rollout with a smaller share of verdicts has no score
     missing_answer: MissingAnswer = "zero"  # in the mean score of a task; released code: exclude
-    cut_answer: bool = False  # the grader reads an answer up to the hard limit only; released code: True
+    cut_answer: bool = False  # the grader sees an answer only up to the hard limit; released code: True
     challenger_reward: ChallengerRewardSection = ChallengerRewardSection()
     solver_reward: SolverRewardSection = SolverRewardSection()
 

@@ -1,4 +1,4 @@
-"""The table of SPELL."""
+"""The [spell] table."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ SPELL_SAMPLING = SamplingSection(temperature=0.7, top_p=0.95, max_tokens=4096, m
 
 
 class SpellRoleSection(Section):
-    """How a role samples; what it learns by is common to all, see `SpellSection.loss`."""
+    """How a role samples; all roles share one loss, see `SpellSection.loss`."""
 
-    max_prompt_tokens: Count = 16384  # a longer prompt is not played; section 5.1: 16K
+    max_prompt_tokens: Count = 16384  # longer prompts are not sampled; section 5.1: 16K
     sampling: SamplingSection = SPELL_SAMPLING
 
 
@@ -36,39 +36,41 @@ class SpellSection(GameSection):
 
     prompts: CardPath = str(PROMPTS / "spell")
     train: tuple[SpellRole, ...] = Field(default=("questioner", "responder", "verifier"), strict=False)  # Eq. (10)
-    # what is asked about: shares of the tasks; which of them a family of clusters is for, where its name is no task
+    # shares of the tasks; tasks of each family of clusters whose name is not that of a task
     tasks: dict[SpellTask, Weight] = {"qa": 1.0, "math": 1.0, "choice": 1.0}
     families: dict[str, Annotated[tuple[SpellTask, ...], Field(strict=False, min_length=1)]] = {}
-    # a step: it draws until so many questions have answers of which some are right and some wrong
+    # a step draws clusters until it has enough questions with both correct and wrong answers
     groups: Count = 128  # N, the batch size, section 5.1
     clusters_per_round: Count = 480  # drawn at a time; released code
-    max_rounds: Count = 10  # then the step goes on with the questions there are; released code: the run ends
+    max_rounds: Count = 10  # then the step continues with the questions it has; released code: the run ends
     # the questioner
     documents: Count = 5  # m, section 5.1
     history: Whole = 3  # L, section 5.1; 0: without history memory, an ablation of Table 2
-    history_documents: Literal["new", "seen"] = "new"  # of an entry: C_new (Alg. 1 l.21), or all that were read; code
+    history_documents: Literal["new", "seen"] = (
+        "new"  # stored in an entry: C_new (Alg. 1 l.21), or all read; code: seen
+    )
     history_accepts: Literal["mixed", "solved"] = "mixed"  # 0 < mean < 1 (Alg. 1 l.20), or also 1; released code
-    all_seen: Literal["stay", "reset"] = "stay"  # no document is left unseen: add none (released code), or begin anew
-    max_answer_tokens: Count = 20  # of a reference answer, App. E; released code: 40
+    all_seen: Literal["stay", "reset"] = "stay"  # without unseen documents: add none (released code), or restart
+    max_answer_tokens: Count = 20  # per reference answer, App. E; released code: 40
     grounding_filter: bool = True  # False: an ablation of Table 2
     questioner: SpellRoleSection = SpellRoleSection()
     responder: SpellGroupSection = SpellGroupSection()
     # the rule-based reward of Eq. (6)
-    rule: Literal["match", "judge"] = "match"  # judge: the outside model of [judge] in its place, Table 4
-    rule_reads: RuleText = "response"  # what cover exact match looks in, section 4.2; released code: answer
+    rule: Literal["match", "judge"] = "match"  # judge: the external model of [judge] instead, Table 4
+    rule_reads: RuleText = "response"  # where cover exact match searches, section 4.2; released code: answer
     # the verifier
-    verify: bool = True  # False: the rule alone, an ablation of Table 2
+    verify: bool = True  # False: only the rule, an ablation of Table 2
     vote: Vote = "majority"  # Eq. (4); single: the first judgment decides, an ablation of Table 2
-    consistency_check: bool = True  # it learns where its vote agrees with the rule; False: an ablation of Table 2
-    verifier_batch: Literal["judgments", "groups"] = "judgments"  # of which it learns from as many as of questions
-    malformed_judgment: Reward = 0.0  # reward of one without a verdict, Eq. (5); released code: -1
+    consistency_check: bool = True  # trained only where vote and rule agree; False: an ablation of Table 2
+    verifier_batch: Literal["judgments", "groups"] = "judgments"  # what is matched to the number of questions
+    malformed_judgment: Reward = 0.0  # reward of a judgment without a verdict, Eq. (5); released code: -1
     verifier: SpellGroupSection = SpellGroupSection()
     # the questioner's reward, Eq. (7)
     target: float = Field(default=0.5, gt=0, lt=1)  # mu
     width: float = Field(default=0.5 / 3, gt=0, le=10)  # sigma
     ungrounded_reward: Reward = -0.5
     malformed_reward: Reward = -1.0  # 0: without the format penalty, an ablation of Table 2
-    exam_prompt_tokens: Count = 16384  # a longer context of an exam loses its middle, C.2: 16K, or 100K
+    exam_prompt_tokens: Count = 16384  # longer exam contexts are truncated in the middle, C.2: 16K, or 100K
     # one update of all roles: Eq. (8), Eq. (10), App. C.3
     loss: LossCard = LossCard(advantage="group-zscore", aggregation="token-mean", kl="none")
     questioner_advantage: AdvantageCard = AdvantageCard(advantage="batch-zscore")  # Eq. (9)

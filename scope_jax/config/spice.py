@@ -1,4 +1,4 @@
-"""The table of SPICE."""
+"""The [spice] table."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from scope_jax.config.tables import EndpointSection, GenerationSection, LossCard
 
 ChallengerReward = Literal["variance", "absolute-zero", "threshold", "r-zero"]
 AnswerType = Literal["integer", "float", "expression", "string", "boolean"]
-SAMPLING = SamplingSection(max_tokens=4096, max_response_tokens=4096)  # one turn; lengths are not stated
+SAMPLING = SamplingSection(max_tokens=4096, max_response_tokens=4096)  # single turns; lengths are not stated
 
 
 class ChallengerSection(GenerationSection):
-    """Who writes the tasks, and how; samples: G, the attempts at a document that are kept."""
+    """The model that writes the tasks and its sampling; samples: G, the attempts kept per document."""
 
-    model: Literal["actor", "base"] = "actor"  # "base" does not learn; Figure 4a: fixed challenger
-    endpoint: EndpointSection | None = None  # an outside model in place of both; Table 1: strong challenger
+    model: Literal["actor", "base"] = "actor"  # "base" is not trained; Figure 4a: fixed challenger
+    endpoint: EndpointSection | None = None  # an external model instead; Table 1: strong challenger
 
 
 class SpiceSection(GameSection):
     prompts: CardPath = str(PROMPTS / "spice")  # the files are listed in docs/spice.md
     train: Literal["both", "challenger", "reasoner"] = "both"
-    # what tasks are written from
-    corpus: bool = True  # False: from nothing, the challenger sees no document (Figure 4b)
-    document_tokens: Count = 5992  # of a segment of a document; section 3.1
-    # two stages of an attempt (section 2.2, App. 11): the format is chosen, then the task is written
+    # the source of tasks
+    corpus: bool = True  # False: the challenger sees no document (Figure 4b)
+    document_tokens: Count = 5992  # per document segment; section 3.1
+    # the two stages of an attempt (section 2.2, App. 11): choose the format, then write the task
     formats: Literal["both", "multiple-choice", "free-form"] = "both"  # Table 3
     answer_types: tuple[AnswerType, ...] = Field(default=("integer", "expression", "string"), strict=False)
-    max_answer_words: Count = 3  # of an answer of type string; App. 11
-    train_stages: Literal["both", "format", "task"] = "both"  # whose tokens learn; not stated
-    # attempts at a document: rounds of `attempts_per_round` until `valid_wanted` are valid, or there are `max_attempts`
+    max_answer_words: Count = 3  # for answers of type string; App. 11
+    train_stages: Literal["both", "format", "task"] = "both"  # stages whose tokens are trained; not stated
+    # attempts per document: rounds of `attempts_per_round` until `valid_wanted` are valid, at most `max_attempts`
     max_attempts: Count = 1024  # N; section 3.1
     attempts_per_round: Count = 8
     valid_wanted: Count = 1  # section 3.1: at least one valid task
@@ -41,11 +41,11 @@ class SpiceSection(GameSection):
     reward_width: float = Field(default=0.01, gt=0, le=100)  # tau of Eq. (5)
     invalid_reward: float = Field(default=-0.1, ge=-100, le=1)  # rho
     reasoner_rollouts: Literal["reuse", "fresh"] = "reuse"  # section 2.5; Algorithm 1 l. 17: fresh
-    math_seconds: Seconds = 5.0  # for one comparison of two mathematical answers; more is unequal
-    # roles, and the loss of their one update
+    math_seconds: Seconds = 5.0  # timeout per comparison of mathematical answers, which then count as unequal
+    # roles, and the loss of their joint update
     challenger: ChallengerSection = ChallengerSection(samples=8, max_prompt_tokens=8192, sampling=SAMPLING)
     reasoner: GenerationSection = GenerationSection(samples=8, max_prompt_tokens=4096, sampling=SAMPLING)
-    loss: LossCard = LossCard(  # Eq. (3), (4), Dr. GRPO without a KL term; what is not stated as in Oat
+    loss: LossCard = LossCard(  # Eq. (3), (4), Dr. GRPO without a KL term; values not stated in the paper as in Oat
         advantage="group-mean",
         aggregation="constant",
         constant_length=4096,

@@ -17,9 +17,9 @@ Grader = Literal["exact-match", "judge", "exact-match-then-judge"]
 class SSPSection(GameSection):
     prompts: CardPath = str(PROMPTS / "ssp")  # proposer, solver, rag, judge, examples .txt
     train: Literal["both", "solver", "proposer"] = "both"  # SSP §4.3
-    # Algorithm 1; the code: reversed
+    # Algorithm 1; released code: reversed
     update_order: tuple[Literal["solver", "proposer"], ...] = Field(default=("solver", "proposer"), strict=False)
-    proposer_warmup_steps: Whole = 0  # the solver does not learn in them; SSP Table 4: off
+    proposer_warmup_steps: Whole = 0  # steps in which the solver is not trained; SSP Table 4: off
     proposer: RoleSection = RoleSection(  # Eq. (5): sum over tokens, mean over episodes, no baseline, no KL
         samples=1,
         loss=LossCard(
@@ -32,10 +32,10 @@ class SSPSection(GameSection):
         ),
     )
     solver: RoleSection = RoleSection(samples=5, loss=LossCard(advantage="group-mean", clip_high=0.285, mini_batches=2))
-    # what counts as keeping to the format (SSP A.2): tags closed, not nested, none of another role or of the tool;
-    # "think" also wants every turn to begin with <think>; "lenient" only needs the final tag (released code)
+    # the required format (SSP A.2): tags closed, not nested, none of another role or of the tool; "think" also
+    # requires every turn to begin with <think>; "lenient" only requires the final tag (released code)
     format: FormatRule = "well-formed"
-    # rules for a question (SSP §3.3; the figures are the released code's)
+    # rules for a question (SSP §3.3; the numbers are the released code's)
     min_chars: Whole = 10
     max_chars: Whole = 1000
     min_words: Whole = 0  # released code: 10
@@ -51,15 +51,15 @@ class SSPSection(GameSection):
     # filling the slots of invalid questions (SSP App. B.1)
     fill: Literal["dummy", "resample", "replay", "replay-reset"] = "replay-reset"
     replay_reset_every: Count = 10
-    replay_keep_reused: bool = False  # released code: True, a reused question enters the pool once more
+    replay_keep_reused: bool = False  # released code: True, a reused question is added to the pool again
     max_resamples: Whole = 5
-    dummy: Literal["rollout", "skip"] = "rollout"  # a dummy slot counts in 1/B, or is left out of the batch
+    dummy: Literal["rollout", "skip"] = "rollout"  # whether a dummy slot counts in 1/B or is left out of the batch
     invalid_reward: float = Field(default=0.0, ge=-100, le=1)  # -0.1 is the punitive reward of App. B.3
     proposer_reward: Literal["one-minus-mean", "intermediate"] = "one-minus-mean"
     # "intermediate": 4 (left + s)(right - s) for 0 < s < 1, else 0 (released code)
     intermediate_left: float = Field(default=0.0, ge=-1, le=1)
     intermediate_right: float = Field(default=1.0, ge=-1, le=2)
-    # who says that an answer is right (r in Algorithm 1)
+    # how answers are graded (r in Algorithm 1)
     grader: Grader = "exact-match-then-judge"
 
     @model_validator(mode="after")

@@ -37,16 +37,18 @@ def _plain(value: Any) -> bool | int | str:
 
 
 class ModelSection(Section):
-    checkpoint: CardPath  # Hugging Face folder: config.json, *.safetensors, tokenizer; the base: reference and judge
-    policies: dict[str, CardPath] = {}  # by name: folders of the policies that do not begin as `checkpoint`
-    tokenizer: CardPath | None = None  # another tokenizer folder; the checkpoint's own otherwise
+    checkpoint: CardPath  # the base model, a Hugging Face folder: config.json, *.safetensors, tokenizer
+    policies: dict[str, CardPath] = {}  # by name: folders of policies that do not start from `checkpoint`
+    tokenizer: CardPath | None = None  # tokenizer folder; None: the checkpoint's
     chat_template: CardPath | None = None  # a .jinja file that replaces the tokenizer's template
-    # handed to the template, e.g. enable_thinking = false
+    # passed to the template, e.g. enable_thinking = false
     chat_template_kwargs: dict[str, Annotated[Any, AfterValidator(_plain)]] = {}
     # how the model writes a search and reads results (SCOPE Table 11): xml, hermes, function, or a TOML file
     dialect: Annotated[CardPath, AfterValidator(_known_dialect)] = "xml"
     turns: Literal["raw", "chat", "chat-trimmed"] = "raw"  # how an observation joins the conversation, see rollouts.md
-    tags_in_thinking: bool = False  # tags inside <think> … </think> act as they do outside; released codes: True
+    tags_in_thinking: bool = (
+        False  # tags inside <think> … </think> have the same effect as outside; released codes: True
+    )
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
     param_dtype: Literal["float32", "bfloat16"] = "float32"  # master weights and Adam moments
 
@@ -61,7 +63,7 @@ Axis = Annotated[int, Field(ge=-1, le=MOST), AfterValidator(_an_axis)]
 
 
 class MeshSection(Section):
-    """Devices by axis; -1 takes what is left. `slots` of the engine and rows of a batch spread over data × fsdp."""
+    """Devices per axis; -1: the remaining ones. Engine slots and batch rows are divided over data × fsdp."""
 
     data: Axis = 1
     fsdp: Axis = -1
@@ -94,9 +96,9 @@ Column = Literal[
 
 
 class SourceSection(Section):
-    """How rows are read from a file or a hub data set; docs/data.md."""
+    """How rows are read from a file or a hub data set, see docs/data.md."""
 
-    columns: dict[Column, str] = {}  # field -> its column, a dot leads into an object; published names are recognised
+    columns: dict[Column, str] = {}  # field -> column, dots access nested fields; published names are recognised
     split: str | None = None  # of a hub data set; None: train
     hub_config: str | None = None  # of a hub data set with several configurations
 
@@ -104,10 +106,10 @@ class SourceSection(Section):
 # ------------------------------------------------------------------------------------------------------- retrieval
 class ScannSection(Section):
     num_leaves: Count = 200
-    leaves_to_search: Count = 160  # hashed vectors do not cluster: recall@3 .985 at 160 of 200, .82 at 40
+    leaves_to_search: Count = 160  # hashed vectors do not cluster well: recall@3 .985 at 160 of 200, .82 at 40
     dimensions_per_block: Count = 4
     reorder: Count = 100
-    brute_force_below: Whole = 5000  # passages; a smaller corpus is searched without tree and codes
+    brute_force_below: Whole = 5000  # passages; a smaller corpus is searched by brute force, without tree and codes
 
     @model_validator(mode="after")
     def _leaves_are_there(self) -> ScannSection:
@@ -118,27 +120,27 @@ class ScannSection(Section):
 
 class EncoderSection(Section):
     checkpoint: CardPath | None = None  # Hugging Face folder of a BERT (E5) or Qwen3-Embedding; none = hashed lexical
-    query_prefix: str | None = None  # none: E5's or Qwen3-Embedding's, by the folder's architecture
+    query_prefix: str | None = None  # None: E5's or Qwen3-Embedding's, by the folder's architecture
     passage_prefix: str | None = None
-    max_tokens: int = Field(default=256, gt=2, le=MOST)  # of one text with prefix and marks; Search-R1's limit for E5
-    batch: Count = 64  # passages of one program, over all devices
+    max_tokens: int = Field(default=256, gt=2, le=MOST)  # per text, with prefix and special tokens; Search-R1's for E5
+    batch: Count = 64  # passages per program, over all devices
     compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: float32 on CPU, bfloat16 elsewhere
 
 
-Tries = Annotated[int, Field(ge=0, le=1000)]  # after the first
+Tries = Annotated[int, Field(ge=0, le=1000)]  # retries after the first attempt
 
 
 class RetrievalSection(SourceSection):
     corpus: CardPath | None = None  # JSONL or Parquet file, or a hub name
-    index: CardPath | None = None  # folder of a built index; made in the run folder when absent
+    index: CardPath | None = None  # folder of a built index; None: built in the run folder
     kind: Literal["exact", "scann"] = "exact"
     encoder: EncoderSection = EncoderSection()
     dim: int = Field(default=2048, ge=1, le=2**20)  # width of the hashed lexical embedding
     scann: ScannSection = ScannSection()
     url: Address | None = None  # a search server speaking the Search-R1 protocol, instead of corpus and index
     top_k: Count = 3  # SSP §4.1
-    max_tokens: Count = 500  # tokens of one search result, Search-R1
-    timeout: Seconds = 30.0  # for one remote search
+    max_tokens: Count = 500  # tokens per search result, Search-R1
+    timeout: Seconds = 30.0  # per remote search
     retries: Tries = 5
 
     @model_validator(mode="after")
@@ -156,16 +158,16 @@ class SamplingSection(Section):
     temperature: Temperature = 1.0
     top_k: Whole = 0  # 0 = off
     top_p: TopP = 1.0
-    max_tokens: Count = 8192  # sampled tokens of one turn
-    # of all that follows an episode's prompt, sampled or read; SSP Table 4, SCOPE Table 9
+    max_tokens: Count = 8192  # sampled tokens per turn
+    # everything after an episode's prompt, sampled or read; SSP Table 4, SCOPE Table 9
     max_response_tokens: Count = 8192
 
 
 class RolloutSection(Section):
-    slots: Count = 64  # episodes decoded at the same time, over the whole mesh
-    max_length: Count = 12288  # tokens of one episode, prompt and observations included
+    slots: Count = 64  # episodes decoded concurrently, over the whole mesh
+    max_length: Count = 12288  # tokens per episode, including prompt and observations
     prefill_buckets: Lengths = (64, 128, 256, 512, 1024, 2048, 4096)
-    prefill_batch: Count = 4  # prompts of one prefill program; fixed, so that numbers never depend on neighbours
+    prefill_batch: Count = 4  # prompts per prefill program; fixed, so that results do not depend on the batch
     decode_steps: Count = 16  # tokens per dispatch
     search_threads: int = Field(default=8, ge=1, le=1024)
 
@@ -193,36 +195,36 @@ Advantage = Literal[
 ]
 KL = Literal["none", "k1", "k2", "k3", "k2-plain", "k3-plain"]
 Coefficient = Annotated[float, Field(ge=0, le=100)]
-OrOff = BeforeValidator(lambda value: 0.0 if value is None else value)  # None means off, as 0 does
+OrOff = BeforeValidator(lambda value: 0.0 if value is None else value)  # None means off, like 0
 
 
 class AdvantageCard(Section):
-    """How an episode's reward is compared with others of its role; docs/losses.md has the equations."""
+    """How an episode's advantage is computed from the rewards of its role; docs/losses.md has the equations."""
 
     advantage: Advantage = "group-mean"
-    advantage_ddof: int = Field(default=1, ge=0, le=1)  # of the standard deviation of a group or batch
+    advantage_ddof: int = Field(default=1, ge=0, le=1)  # for the standard deviation of a group or batch
     advantage_eps: Share = 1e-6
     ema_decay: float = Field(default=0.7, ge=0, lt=1)  # SCORE §3.5; 0.95 in Spiral
     ema_start: float = Field(default=0.0, ge=-1e6, le=1e6)  # b_0
 
 
 class LossCard(AdvantageCard):
-    """One update's objective: four choices (advantage, policy term, aggregation, KL) with their numbers.
+    """The objective of an update: advantage, policy term, aggregation and KL, with their coefficients.
 
-    The learner knows nothing else about a role. docs/losses.md has the equations, and the cards of the published
+    The learner knows nothing else about a role. docs/losses.md has the equations, and cards for the published
     algorithms.
     """
 
     objective: Literal["policy", "supervised"] = "policy"
-    # policy term: ratio r = exp(logπ − logπ_old), what becomes of it, and how far it may go
+    # policy term: ratio r = exp(logπ − logπ_old), its surrogate, and its bounds
     surrogate: Literal["clip", "weight"] = "clip"  # PPO's; CISPO's
     ratio: Literal["token", "sequence"] = "token"  # sequence: the geometric mean over the episode, GSPO
     clip_low: Share = 0.2
     clip_high: Weight = 0.2
     dual_clip: Annotated[Weight, OrOff] = 3.0  # 0 = off
     log_ratio_bound: float = Field(default=20.0, gt=0, le=80)  # |log-ratios| before they are exponentiated
-    old_logprobs: Literal["learner", "rollout"] = "learner"  # who computes logπ_old
-    rollout_cap: Weight = 0.0  # C of the weight min(π_old/μ, C); 0 = no weight
+    old_logprobs: Literal["learner", "rollout"] = "learner"  # source of logπ_old
+    rollout_cap: Weight = 0.0  # C in the weight min(π_old/μ, C); 0 = no weight
     rollout_weight: Literal["token", "sequence"] = "token"
     # aggregation: what the sum over tokens is divided by
     aggregation: Literal["token-mean", "sequence-mean", "constant"] = "sequence-mean"
@@ -230,10 +232,10 @@ class LossCard(AdvantageCard):
     # KL to the reference, and entropy
     kl: KL = "k3"
     kl_coef: Coefficient = 0.01  # beta
-    kl_bound: Weight = 0.0  # |value| of a token's estimator; 0 = off
+    kl_bound: Weight = 0.0  # bound on |value| of a token's estimator; 0 = off
     entropy_coef: Coefficient = 0.0
-    tempered: bool = True  # log-probs of the policy divided by the rollout temperature
-    mini_batches: Count = 1  # optimiser steps of one update
+    tempered: bool = True  # log-probs of the policy at the rollout temperature
+    mini_batches: Count = 1  # optimiser steps per update
 
     @model_validator(mode="after")
     def _fits_together(self) -> LossCard:
@@ -253,17 +255,17 @@ class LossCard(AdvantageCard):
 
 class OptimizerSection(Section):
     learning_rate: float = Field(default=1e-6, gt=0, le=1)
-    warmup_steps: Whole = 5  # updates of a policy, as verl counts: one for each role that trains it in a step
+    warmup_steps: Whole = 5  # updates of a policy, counted as in verl: one per role that trains it in a step
     schedule: Literal["constant", "cosine"] = "constant"
-    total_steps: Count | None = None  # updates to the end of the cosine
+    total_steps: Count | None = None  # updates until the end of the cosine
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.999, ge=0, lt=1)
     eps: float = Field(default=1e-8, gt=0, le=1)
     weight_decay: Share = 0.01  # of all weights, as torch's AdamW on model.parameters()
     max_grad_norm: float = Field(default=1.0, gt=0, le=1e9)
-    # a run that has diverged ends
+    # limits at which a run counts as diverged and ends
     max_param_rms: float = Field(default=1.0, gt=0, le=1e9)  # root mean square of all weights
-    max_skipped: Whole = 8  # optimiser steps in a row without a finite gradient
+    max_skipped: Whole = 8  # consecutive optimiser steps with a non-finite gradient
 
     @model_validator(mode="after")
     def _cosine_has_an_end(self) -> OptimizerSection:
@@ -275,28 +277,28 @@ class OptimizerSection(Section):
 
 
 class LearnerSection(Section):
-    buckets: Lengths = (512, 1024, 2048, 4096, 8192, 12288)  # row lengths a batch may have
-    packing: bool = True  # several episodes in one row
-    micro_batch_rows: Whole = 8  # rows of one forward-backward over the whole mesh; 0 = all at once
+    buckets: Lengths = (512, 1024, 2048, 4096, 8192, 12288)  # possible row lengths of a batch
+    packing: bool = True  # several episodes per row
+    micro_batch_rows: Whole = 8  # rows per forward-backward pass over the whole mesh; 0 = all at once
     remat: Literal["full", "none"] = "full"
-    logprob_chunk: Count = 128  # no more logits exist at a time than these tokens have over the whole vocabulary
+    logprob_chunk: Count = 128  # at most as many logits at a time as this number of tokens has over the vocabulary
     attention: Literal["auto", "reference", "dot_product", "splash"] = "auto"  # docs/attention.md
 
 
 # ------------------------------------------------------------------------------------------------------ data and run
 class RowsSection(SourceSection):
-    """How many of the rows are taken."""
+    """How many of the rows are used."""
 
-    limit: Count | None = None  # a random subset of so many rows
-    limit_seed: Seed = 0  # names that subset; not `seed`, so that runs and checkpoints that are compared share it
+    limit: Count | None = None  # size of a random subset of the rows
+    limit_seed: Seed = 0  # seed of the subset; independent of `seed`, so that runs to be compared share the subset
 
 
 class DataSection(RowsSection):
     answers: CardPath | None = None  # SSP: ground-truth answers
-    documents: CardPath | None = None  # SCOPE, SPICE: what tasks are written from; None: SCOPE's corpus of [retrieval]
+    documents: CardPath | None = None  # SCOPE, SPICE: source of tasks; None: the corpus of [retrieval] (only SCOPE)
     prompts: CardPath | None = None  # SCOPE with scope.mode = "curated": tasks with rubrics
-    clusters: CardPath | None = None  # SPELL: documents that belong together
-    # a proposer is asked for n searches, n uniform in min_searches..max_searches if no column says
+    clusters: CardPath | None = None  # SPELL: clusters of related documents
+    # SSP: the number of searches requested from a proposer is uniform in this range, unless a row sets it
     max_searches: Whole = 1
     min_searches: Whole = 1
 
@@ -308,13 +310,13 @@ class DataSection(RowsSection):
 
 
 class TrainSection(Section):
-    steps: Count | None = None  # the run ends after so many; None: when the game says so
-    batch_size: Count = 256  # items (SSP: ground-truth answers) of one step
+    steps: Count | None = None  # length of the run; None: the game decides when it ends
+    batch_size: Count = 256  # items (SSP: ground-truth answers) per step
     save_every: Count = 10
-    keep: Count = 2  # checkpoints that stay
-    keep_iterations: bool = False  # those at the ends of iterations stay, too, under their names, and exams are taken
-    origin: CardPath | None = None  # RUN or RUN@STEP with whose state the run begins (--from)
-    offload: bool = False  # policies lie in host memory while they are not trained
+    keep: Count = 2  # number of latest checkpoints to keep
+    keep_iterations: bool = False  # also keep a named checkpoint after each iteration, and evaluate there
+    origin: CardPath | None = None  # RUN or RUN@STEP whose state the run starts from (--from)
+    offload: bool = False  # keep policies in host memory while they are not trained
 
 
 OWN_FIELDS = ("model", "messages", "temperature", "max_tokens", "max_completion_tokens", "stream", "n")
@@ -333,18 +335,18 @@ class EndpointSection(Section):
     url: Address
     model: str = Field(min_length=1)
     api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
-    # what else a request says, e.g. { reasoning_effort = "low" }
+    # further fields of a request, e.g. { reasoning_effort = "low" }
     extra_body: Annotated[dict[str, JsonValue], AfterValidator(_beside_ours)] = {}
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"  # OpenAI's o-series: the latter
-    timeout: Seconds = 600.0  # for one reply, which may be as long as max_tokens
-    retries: Tries = 8  # with the delays below the endpoint may be gone for two minutes
+    timeout: Seconds = 600.0  # per reply, which may be max_tokens long
+    retries: Tries = 8  # with the default delay, covers an outage of two minutes
     # seconds before the first retry; doubled each time, at most 30
     retry_delay: float = Field(default=1.0, ge=0, le=30)
     concurrency: int = Field(default=16, ge=1, le=1024)
 
 
 class JudgeSection(EndpointSection):
-    """Such a model, and how it replies."""
+    """An endpoint with the sampling settings of its replies."""
 
     timeout: Seconds = 60.0
     temperature: Temperature = 0.1  # released SSP code
@@ -352,14 +354,14 @@ class JudgeSection(EndpointSection):
 
 
 class AskSection(Section):
-    """A job of judging: done by the frozen base, or by the model behind `endpoint`."""
+    """A judge's job: done by the frozen base model, or by the model behind `endpoint`."""
 
     temperature: Temperature
     max_tokens: Count
     endpoint: EndpointSection | None = None
 
 
-Ungraded = Literal["leave-out", "zero"]  # what becomes of a criterion that the judge gave no verdict on
+Ungraded = Literal["leave-out", "zero"]  # treatment of a criterion without a verdict
 
 
 class LaunchSection(Section):
@@ -372,12 +374,12 @@ class GenerationSection(Section):
     """How one role of a game samples."""
 
     samples: Count
-    max_prompt_tokens: Count = 4096  # a longer prompt is not played; SSP Table 4
+    max_prompt_tokens: Count = 4096  # longer prompts are not sampled; SSP Table 4
     sampling: SamplingSection = SamplingSection()
 
 
 class RoleSection(GenerationSection):
-    """How one role of a game samples in several turns, and learns by a loss of its own."""
+    """A role that samples multi-turn episodes and has a loss card of its own."""
 
     max_turns: Count = 10  # SSP App. B.2
     loss: LossCard

@@ -1,1 +1,1 @@
-"""Rows of data: their sources and validation, and which of them a step or an exam uses."""
+"""Data rows: their sources and validation, and the selection of rows for a step or an exam."""

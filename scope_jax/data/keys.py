@@ -1,4 +1,4 @@
-"""Generators of the host by name, see `rollouts.keys`."""
+"""Named random generators on the host, see `rollouts.keys`."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from rollouts.keys import key_data
 
 
 def rng(*parts: int | str) -> np.random.Generator:
-    """A host generator named by `parts`, for choices that a game makes outside the model."""
+    """A host generator seeded by `parts`, for random choices of a game outside the model."""
     return np.random.default_rng(key_data(*parts).astype(np.uint64).tolist())

@@ -1,16 +1,16 @@
-"""The fields of each kind of data and the column names they may have: the one place where rows are validated.
+"""The fields of each kind of data and their accepted column names: the only place where rows are validated.
 
 A schema takes a row of a file and returns it in the form the games use, or raises a DataError that names the location:
 
-    answers     {"answers": [..], "searches": n or None}      for proposers, who are given the first one
-    questions   {"question": "…", "answers": [..]}            for solvers, with every correct answer
+    answers     {"answers": [..], "searches": n or None}      for proposers, which see the first answer
+    questions   {"question": "…", "answers": [..]}            for solvers, with all correct answers
     tasks       {"question": "…", "rubric": [{"criterion": "…", "weight": w, "priority": "…"}, ..]}
     readings    {"question": "…", "answers": [..], "options": [..], "task": "…" or None, "context": "…"}
-                a question about a text that is given, with the texts of its options where it has some
+                a question about the given context, with the texts of its options if it has any
     documents   {"id": "…", "title": "…", "text": "…"}        validated by retrieval.corpus
     clusters    {"id": "…", "family": "…" or None, "documents": [a document, ..]}    related documents
 
-The card may name the columns (`columns`); otherwise the names used by the published data sets are recognised
+The card may set the columns (`columns`); otherwise the names used by the published data sets are recognised
 (docs/data.md).
 """
 
@@ -23,7 +23,7 @@ from retrieval.corpus import DOCUMENT, passage
 from retrieval.rows import DataError, Row, kind_of, optional, required, text_of
 
 Kind = Literal["answers", "questions", "tasks", "readings", "documents", "clusters"]
-Columns = Mapping[str, str]  # field → column, as the card has it
+Columns = Mapping[str, str]  # field → column, as set in the card
 
 QUESTION = ("question", "problem", "query")
 ANSWERS = ("answers", "golden_answers", "answer", "ground_truth")
@@ -34,7 +34,7 @@ RUBRIC = ("rubric", "rubrics")
 CONTEXT = ("context", "documents")
 OPTIONS = ("options", "choices")
 OPTION_COLUMNS = ("choice_A", "choice_B", "choice_C", "choice_D")  # LongBench v2
-LARGEST = 1e12  # no count or weight comes near
+LARGEST = 1e12  # bound of all counts and weights
 
 FIELDS: Mapping[Kind, tuple[str, ...]] = {
     "answers": ("answers", "aliases", "searches"),
@@ -47,7 +47,7 @@ FIELDS: Mapping[Kind, tuple[str, ...]] = {
 
 
 def answers(row: Row, where: str, columns: Columns) -> Row:
-    """Known answers, and how many searches a question about them shall need (None: the row does not say)."""
+    """Ground-truth answers, and how many searches a question about them should need (None if not given)."""
     column, searches = optional(row, where, "searches", SEARCHES, columns)
     if searches is not None:
         searches = _count(searches, where, column)
@@ -55,26 +55,26 @@ def answers(row: Row, where: str, columns: Columns) -> Row:
 
 
 def questions(row: Row, where: str, columns: Columns) -> Row:
-    """A question and every answer that is right."""
+    """A question and all its correct answers."""
     column, question = required(row, where, "question", QUESTION, columns)
     return {"question": text_of(question, where, column), "answers": _golds(row, where, columns)}
 
 
 def tasks(row: Row, where: str, columns: Columns) -> Row:
-    """A task and what its answer is graded by.
+    """A task and the rubric for its answer.
 
-    An item of a rubric is a criterion with a weight: `weight` or `points` (HealthBench), 1 without either; those
-    without a positive weight are left out, as w_k ≥ 0 (SCOPE Eq. (1)). An `explanation` follows its criterion; a
+    An item of a rubric is a criterion with a weight: `weight` or `points` (HealthBench), 1 without either; items
+    without a positive weight are left out, as w_k ≥ 0 (SCOPE Eq. (1)). An `explanation` is appended to its criterion; a
     `dimension` multiplies the weight by its share in the row's `dimension_weight` (DeepResearch Bench). A criterion
-    that is a fact may say so as `fact`, [statement, value], and an exam then measures exactly whether an answer states
-    it. A conversation in place of a question is written out with its roles.
+    that is a fact may have `fact`, [statement, value], and exams then check by an exact rule whether an answer states
+    it. A conversation in place of a question is converted to text with role labels.
     """
     column, task = required(row, where, "question", TASK, columns)
     question = _conversation(task, where, column) if isinstance(task, list) else text_of(task, where, column)
     column, items = required(row, where, "rubric", RUBRIC, columns)
     if not isinstance(items, list):
         raise DataError(f"{where}: `{column}` holds {kind_of(items)}, not a list of criteria; write a list.")
-    shares = row.get("dimension_weight") or {}  # a Parquet file writes null for what a row lacks
+    shares = row.get("dimension_weight") or {}  # Parquet files have null for a missing value
     if not isinstance(shares, dict):
         raise DataError(
             f"{where}: `dimension_weight` holds {kind_of(shares)}, not an object; write one share per dimension."
@@ -87,11 +87,13 @@ def tasks(row: Row, where: str, columns: Columns) -> Row:
 
 
 def readings(row: Row, where: str, columns: Columns) -> Row:
-    """A question about a text, and every answer that is right; the options of a multiple choice, () without any.
+    """A question about a context, all its correct answers, and the options if it is multiple choice (else []).
 
-    The text may be a string or a list of documents or strings, which are put one below the other.
+    The context may be a string, or a list of documents or strings, which are joined by blank lines.
     """
-    asked = questions(row, where, {field: column for field, column in columns.items() if field in FIELDS["questions"]})
+    question = questions(
+        row, where, {field: column for field, column in columns.items() if field in FIELDS["questions"]}
+    )
     column, context = required(row, where, "context", CONTEXT, columns)
     parts = context if isinstance(context, list) else [context]
     texts = [
@@ -106,7 +108,7 @@ def readings(row: Row, where: str, columns: Columns) -> Row:
         raise DataError(f"{where}: `{column}` holds {kind_of(options)}, not the options; write a list of texts.")
     texts_of_options = [text_of(option, where, column) for option in options or ()]
     column, task = optional(row, where, "task", ("task",), columns)
-    return asked | {
+    return question | {
         "options": texts_of_options,
         "task": None if task is None else text_of(task, where, column),
         "context": "\n\n".join(texts),
@@ -121,7 +123,7 @@ def _part(part: Any, where: str, column: str) -> str:
 
 
 def clusters(row: Row, where: str, columns: Columns) -> Row:
-    """Documents that belong together, each with an id of its own among them; what tasks the cluster is meant for."""
+    """Related documents with distinct ids, and the family of tasks that the cluster is meant for."""
     column, key = required(row, where, "id", ("id",), columns)
     if isinstance(key, bool) or not isinstance(key, str | int):
         raise DataError(f"{where}: `{column}` holds {kind_of(key)}; an id is a string or a whole number.")
@@ -153,7 +155,7 @@ SCHEMAS: Mapping[Kind, Callable[[Row, str, Columns], Row]] = {
 
 # --------------------------------------------------------------------------------------------------------------- parts
 def _golds(row: Row, where: str, columns: Columns) -> list[str]:
-    """Every accepted answer once: a string is one answer, aliases follow."""
+    """All accepted answers without duplicates: a string is one answer, aliases follow."""
     golds = _texts(*required(row, where, "answers", ANSWERS, columns), where)
     column, aliases = optional(row, where, "aliases", ALIASES, columns)
     return list(dict.fromkeys(golds if aliases is None else golds + _texts(column, aliases, where)))
@@ -173,28 +175,28 @@ def _texts(column: str, value: Any, where: str) -> list[str]:
 def _number(value: Any, where: str, column: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise DataError(f"{where}: `{column}` holds {kind_of(value)}, not a number; write one.")
-    if not abs(value) < LARGEST:  # nor is this true of NaN, which a Parquet file may hold
+    if not abs(value) < LARGEST:  # also rejects NaN, which a Parquet file may contain
         raise DataError(f"{where}: `{column}` holds a number that is not finite or far too large; write another one.")
     return value
 
 
 def _count(value: Any, where: str, column: str) -> int:
     number = _number(value, where, column)
-    if number < 1 or number != int(number):  # a Parquet file writes 3.0 where other rows have null
+    if number < 1 or number != int(number):  # Parquet files have 3.0 if other rows have null
         raise DataError(f"{where}: `{column}` holds {value}, not a number of searches; write 1, 2, 3 or more.")
     return int(number)
 
 
 def _conversation(messages: list[Any], where: str, column: str) -> str:
-    said = []
+    lines = []
     for place, message in enumerate(messages):
         if not isinstance(message, dict) or "role" not in message or "content" not in message:
             raise DataError(f"{where}: `{column}[{place}]` is not a message; write an object with role and content.")
-        said.append(
+        lines.append(
             f"{text_of(message['role'], where, f'{column}[{place}].role')}: "
             f"{text_of(message['content'], where, f'{column}[{place}].content')}"
         )
-    return "\n\n".join(said)
+    return "\n\n".join(lines)
 
 
 def _criterion(item: Any, where: str, column: str, shares: Row) -> Row:

@@ -1,4 +1,4 @@
-"""The rows of a run, and which of them a step uses: functions of (seed, step), without hidden state."""
+"""The data rows of a run and the selection for a step: functions of (seed, step), without hidden state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BLOCK = 4096  # random numbers drawn at a time
 
 @dataclass(frozen=True)
 class Source:
-    """Where rows come from: a file or hub name, what kind they are of, and how the card reads them."""
+    """Where rows come from: a file or hub name, the kind of rows, and the card's table for reading them."""
 
     path: str
     kind: Kind
@@ -31,11 +31,11 @@ class Source:
 
 
 def load(source: Source) -> Sequence[Row]:
-    """The rows of a source as `schemas` describes its kind; with a `limit` a random subset of so many, in their order.
+    """The rows of a source in the form of `schemas`; with a `limit`, a random subset of that size, in file order.
 
-    The subset is named by `limit_seed` and the number of rows alone, whatever the format. Every row is checked, also
-    those that are not drawn; no more than the subset is held in memory. Documents stay on disk altogether. Raises
-    FileNotFoundError for a missing file and DataError for a broken or empty one.
+    The subset depends only on `limit_seed` and the number of rows, not on the file format. All rows are validated, but
+    only the subset is kept in memory; documents stay on disk. Raises FileNotFoundError for a missing file and DataError
+    for an invalid or empty one.
     """
     card = source.card
     columns: dict[str, str] = {**source.card.columns}
@@ -50,10 +50,10 @@ def load(source: Source) -> Sequence[Row]:
 
 
 def subset(items: Iterable[Item], limit: int, seed: int) -> list[Item]:
-    """A random subset of `limit` items in their order, all of them where there are no more.
+    """A random subset of `limit` items in their order; all items if there are fewer.
 
-    Every place has a random priority, and those of lowest priority are taken. So a subset holds every smaller one, and
-    the items are read once, with `limit` of them in memory.
+    Every position has a random priority, and the lowest priorities are taken. A subset therefore contains all smaller
+    ones, and the items are read once, with `limit` of them in memory.
     """
     taken = heapq.nsmallest(limit, zip(_priorities(seed), count(), items, strict=False))
     return [item for _, _, item in sorted(taken, key=lambda entry: entry[1])]
@@ -66,7 +66,7 @@ def _priorities(seed: int) -> Iterator[float]:
 
 
 class Documents(Sequence[Row]):
-    """Documents of a corpus as rows {"id", "title", "text"}, read from disk when they are asked for."""
+    """Documents of a corpus as rows {"id", "title", "text"}, read from disk on access."""
 
     def __init__(self, corpus: Corpus, chosen: Sequence[int]) -> None:
         self._corpus = corpus
@@ -86,11 +86,11 @@ class Documents(Sequence[Row]):
 
 
 def items(rows: Sequence[Row], first: int, size: int, seed: int) -> list[Row]:
-    """Rows `first` to `first + size` of an endless stream: one fresh permutation of all rows after the other."""
+    """Rows `first` to `first + size` of an endless stream of epochs, each a new permutation of all rows."""
     places = (divmod(position, len(rows)) for position in range(first, first + size))
     return [rows[int(_order(len(rows), seed, epoch)[place])] for epoch, place in places]
 
 
-@lru_cache(maxsize=2)  # a batch may reach into the next epoch; the order of 21 million rows takes a second to draw
+@lru_cache(maxsize=2)  # a batch may span two epochs; permuting 21 million rows takes a second
 def _order(count: int, seed: int, epoch: int) -> np.ndarray:
     return rng("items", seed, epoch).permutation(count)

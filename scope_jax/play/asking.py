@@ -18,7 +18,7 @@ from scope_jax.play.tools import BASE, Prompt, Tools
 from scope_jax.text.messages import Messages
 
 Read = TypeVar("Read")
-Say = Callable[[Sequence[str], bool], list[Reply]]  # replies to some questions; True: these are asked a second time
+Say = Callable[[Sequence[str], bool], list[Reply]]  # sends requests and returns the replies; True: these are retries
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class Replies(Generic[Read]):
     """The parsed reply to each request, in order (None: malformed), and the number of requests."""
 
     read: list[Read | None]
-    given: list[tuple[Reply, ...]]  # to each question: what the judge said, the second time too if it was asked twice
-    asked: int = 0  # different questions
-    retried: int = 0  # asked again, since the first reply could not be read
-    malformed: int = 0  # of which nothing was read in the end
-    refused: int = 0  # of these, the ones that an endpoint did not take
+    given: list[tuple[Reply, ...]]  # to each request: the judge's reply, followed by the second one if it was retried
+    asked: int = 0  # distinct requests
+    retried: int = 0  # sent again because the first reply could not be parsed
+    malformed: int = 0  # without a parsable reply in the end
+    refused: int = 0  # of the malformed ones, those that an endpoint rejected
 
 
 def ask(
@@ -46,33 +46,34 @@ def ask(
     A rejected request is not repeated. outsider: (description of an external model, its table in the card); raises
     JudgeError if it replies to many requests and all replies are malformed.
     """
-    different = list(dict.fromkeys(questions))
-    if not different:
+    distinct = list(dict.fromkeys(questions))
+    if not distinct:
         return Replies([], [])
-    given: list[tuple[Reply, ...]] = [(reply,) for reply in say(different, False)]
-    found = [read(only.text) for (only,) in given]
-    again = [place for place, value in enumerate(found) if value is None and not given[place][0].refused]
-    if again:
+    given: list[tuple[Reply, ...]] = [(reply,) for reply in say(distinct, False)]
+    parsed = [read(only.text) for (only,) in given]
+    retries = [place for place, value in enumerate(parsed) if value is None and not given[place][0].refused]
+    if retries:
         ending = f"\n\n{nudge}" if nudge else ""
-        second = say([different[place] + ending for place in again], True)
-        for place, reply in zip(again, second, strict=True):
-            found[place] = read(reply.text)
+        second = say([distinct[place] + ending for place in retries], True)
+        for place, reply in zip(retries, second, strict=True):
+            parsed[place] = read(reply.text)
             given[place] = (*given[place], reply)
-    lost = sum(value is None for value in found)
-    if outsider is not None and len(found) >= DEAF_AFTER and lost == len(found):
+    malformed = sum(value is None for value in parsed)
+    if outsider is not None and len(parsed) >= DEAF_AFTER and malformed == len(parsed):
         who, key = outsider
         last = given[-1][-1]
         raise JudgeError(
-            f"none of {lost} replies of {who} could be read, the last was {last.refused or repr(last.text[:120])}; "
+            f"none of {malformed} replies of {who} could be read, "
+            f"the last was {last.refused or repr(last.text[:120])}; "
             f"use a model that follows its prompt, or raise {key}.max_tokens."
         )
-    places = {question: place for place, question in enumerate(different)}
+    places = {question: place for place, question in enumerate(distinct)}
     return Replies(
-        read=[found[places[question]] for question in questions],
+        read=[parsed[places[question]] for question in questions],
         given=[given[places[question]] for question in questions],
-        asked=len(different),
-        retried=len(again),
-        malformed=lost,
+        asked=len(distinct),
+        retried=len(retries),
+        malformed=malformed,
         refused=sum(bool(replies[-1].refused) for replies in given),
     )
 
@@ -81,8 +82,8 @@ def ask(
 class Judge:
     """The judge for one job.
 
-    name: the job, as a role in the engine or as an external model of `Tools.judge`. card: the job's table in the card.
-    key: the key of that table.
+    name: the job, used as the role in the engine or as the name of an external model in `Tools.judge`. key: the key of
+    the job's table in the card. card: that table.
     """
 
     name: str
@@ -91,7 +92,7 @@ class Judge:
 
     @property
     def outside(self) -> dict[str, JudgeSection]:
-        """The external model under the name of the job; {} if the base does it."""
+        """The external model under the name of the job; {} if the base model does it."""
         if self.card.endpoint is None:
             return {}
         table = self.card.endpoint.model_dump()
@@ -100,24 +101,29 @@ class Judge:
     def ask(
         self, tools: Tools, questions: Sequence[str], read: Callable[[str], Read | None], nudge: str
     ) -> Replies[Read]:
-        """`ask`, of this judge."""
+        """`ask` with this judge."""
         endpoint = self.card.endpoint
         if endpoint is None:
             return ask(self._in_engine(tools), questions, read, nudge=nudge)
 
-        def say(asked: Sequence[str], again: bool) -> list[Reply]:
-            return tools.judge(asked, by=self.name, temperature=self.card.temperature, max_tokens=self.card.max_tokens)
+        def say(requests: Sequence[str], again: bool) -> list[Reply]:
+            return tools.judge(
+                requests, by=self.name, temperature=self.card.temperature, max_tokens=self.card.max_tokens
+            )
 
         outsider = (f"the {self.name} at {shown(endpoint.url)}", self.key)
         return ask(say, questions, read, nudge=nudge, outsider=outsider)
 
     def _in_engine(self, tools: Tools) -> Say:
         def say(questions: Sequence[str], again: bool) -> list[Reply]:
-            asked = [Messages(question) for question in questions]
-            names = [f"{place} again" if again else f"{place}" for place in range(len(asked))]
+            conversations = [Messages(question) for question in questions]
+            names = [f"{place} again" if again else f"{place}" for place in range(len(conversations))]
             groups = tools.generate(
                 self.name,
-                [Prompt(tools.encode_prompt(said), name, said) for said, name in zip(asked, names, strict=True)],
+                [
+                    Prompt(tools.encode_prompt(messages), name, messages)
+                    for messages, name in zip(conversations, names, strict=True)
+                ],
                 1,
                 policy=BASE,
                 temperature=self.card.temperature,

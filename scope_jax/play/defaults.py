@@ -20,7 +20,7 @@ def policies(cfg: Config) -> tuple[str, ...]:
 
 
 def uses_base(cfg: Config) -> bool:
-    """The weights a run began with play no role."""
+    """The game does not sample from the base model."""
     return False
 
 
@@ -30,35 +30,35 @@ def searches(cfg: Config) -> bool:
 
 
 def judges(cfg: Config) -> dict[str, JudgeSection]:
-    """No outside model is asked."""
+    """No external models."""
     return {}
 
 
 def system_messages(cfg: Config) -> tuple[Path, ...]:
-    """No role has a system message in a file."""
+    """No system message files."""
     return ()
 
 
 def start(cfg: Config) -> Memory:
-    """Nothing is carried between steps."""
+    """Empty: nothing is carried between steps."""
     return {}
 
 
 def finished(cfg: Config, memory: Memory, step: int) -> bool:
-    """The game goes on for as many steps as the card says."""
+    """Never: the card's number of steps ends the run."""
     return False
 
 
 def total_steps(cfg: Config) -> int | None:
-    """Those of the card."""
+    """The card's number of steps."""
     return cfg.train.steps
 
 
 def iterations(cfg: Config, memory: Memory) -> int:
-    """A run is one row of steps."""
+    """0: the game has no iterations."""
     return 0
 
 
 def adopt(cfg: Config, memory: Memory, before: Config) -> Memory:
-    """What a run remembers is good under any card."""
+    """The memory unchanged: it is valid under any card."""
     return memory

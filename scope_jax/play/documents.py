@@ -1,4 +1,4 @@
-"""Documents that a policy reads: their text, and segments of it measured in tokens."""
+"""Documents for prompts: their text, truncated to or split by a number of tokens."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 
 _WORD = re.compile(r"\S+")
 _SPACE = re.compile(r"\s*")
-_LONGEST_WORD = 100  # characters; what is longer is a script without spaces, or no language at all
-_REACH = 8  # characters for a token in which the end of a segment is looked for first; more where that is not enough
+_LONGEST_WORD = 100  # characters; anything longer is a script without spaces, or not natural language
+_REACH = 8  # characters per token within which the end of a segment is searched first; doubled if that is too few
 
 
 def document_of(row: Mapping[str, Any]) -> tuple[str, str]:
-    """(key, text) of a document row: its id, and its text with the title in front."""
+    """(key, text) of a document row: its id, and its text preceded by the title."""
     text = row["text"].strip()
     return row["id"], f"(Title: {row['title']})\n{text}" if row["title"] else text
 
 
 def cut(text: str, limit: int, tokens: Callable[[str], int]) -> str:
-    """The longest beginning of whole words that has at most `limit` tokens (lengths grow with the text).
+    """The longest prefix of whole words with at most `limit` tokens (assuming that a longer text has more tokens).
 
-    Where a script has no spaces it ends at any character.
+    In a script without spaces it may end at any character.
     """
     if tokens(text) <= limit:
         return text
@@ -34,7 +34,7 @@ def cut(text: str, limit: int, tokens: Callable[[str], int]) -> str:
 
 
 def _last_fitting(text: str, ends: Sequence[int], limit: int, tokens: Callable[[str], int]) -> int:
-    """The last place in `ends`, of which the first fits, at which the text so far has at most `limit` tokens."""
+    """The last index in `ends` up to which the text has at most `limit` tokens; the first one is known to fit."""
     low, high = 0, len(ends)
     while high - low > 1:
         middle = (low + high) // 2
@@ -42,14 +42,14 @@ def _last_fitting(text: str, ends: Sequence[int], limit: int, tokens: Callable[[
     return low
 
 
-GAP = "\n…\n"  # stands for what was taken out of a text
+GAP = "\n…\n"  # marks where text was removed
 
 
 def without_middle(text: str, limit: int, tokens: Callable[[str], int]) -> str:
-    """`text` with at most `limit` tokens: the first half of them from its beginning, the others from its end, in whole
+    """`text` truncated in the middle to at most `limit` tokens: half from its beginning, half from its end, in whole
     words, with a mark in between; the whole text if it fits (LongBench's truncation, SPELL App. C.2).
 
-    Of a `limit` that has no room for more than the mark nothing is left.
+    Returns "" if `limit` leaves no room for text besides the mark.
     """
     if tokens(text) <= limit:
         return text
@@ -66,7 +66,7 @@ def without_middle(text: str, limit: int, tokens: Callable[[str], int]) -> str:
 
 
 def _first_fitting(text: str, starts: Sequence[int], limit: int, tokens: Callable[[str], int]) -> int:
-    """The first place in `starts`, of which the last fits, from which on the text has at most `limit` tokens."""
+    """The first index in `starts` from which the text has at most `limit` tokens; the last one is known to fit."""
     low, high = -1, len(starts) - 1
     while high - low > 1:
         middle = (low + high) // 2
@@ -75,10 +75,10 @@ def _first_fitting(text: str, starts: Sequence[int], limit: int, tokens: Callabl
 
 
 def segments(text: str, limit: int, tokens: Callable[[str], int]) -> list[str]:
-    """`text` in parts that follow each other, each the longest of whole words with at most `limit` tokens.
+    """`text` split into consecutive segments, each the longest run of whole words with at most `limit` tokens.
 
-    The whole text if it fits. A word that does not fit by itself is cut at any character. The time is linear in the
-    text: no part of it is measured that is much longer than a segment.
+    One segment if the whole text fits. A word that exceeds the limit by itself is split at any character. Takes time
+    linear in the text: the tokenizer is never called on a part much longer than a segment.
     """
     text = text.strip()
     if tokens(text) <= limit:
@@ -93,7 +93,7 @@ def segments(text: str, limit: int, tokens: Callable[[str], int]) -> list[str]:
 
 
 def _first(text: str, place: int, limit: int, tokens: Callable[[str], int]) -> str:
-    """The segment that begins at `place`, where a word does."""
+    """The segment that begins at `place`, the start of a word."""
     reach = _REACH * limit
     while place + reach < len(text) and tokens(text[place : place + reach]) <= limit:
         reach *= 2

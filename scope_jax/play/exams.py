@@ -30,20 +30,20 @@ JUDGE, GRADER = (
     "exam judge",
     "exam grader",
 )  # names of [evaluate.judge] and [evaluate.grader] among a run's external models
-SHOWN = ("question", "answers", "rubric")  # fields of its row that a record repeats
+SHOWN = ("question", "answers", "rubric")  # fields that a record copies from its row
 
 
 @dataclass(frozen=True)
 class Exam:
     """The part of an exam that a game defines.
 
-    policy: the policy that answers. prompt(row, tokens): the prompt for a row; `tokens` counts those of a text, for
-    prompts that must truncate what they quote. read: the answer of an episode, or None. measures: default measures of a
-    set. accuracy: an answer is correct if one of these measures says so; they are tried in order, a judge only for
-    answers the others did not accept. kind: of rows with correct answers; rows graded by rubrics are always `tasks`.
-    stop, max_turns, respond: of an episode; respond(search) is the responder of its turns. searches: how many an
-    episode ran, None in a game that does not search. prompts: the folder of the game's own judge.txt, None: that of
-    `evaluate.prompts`. grader: how the game grades by rubrics, None: as set in `evaluate.grader`.
+    policy: the policy that answers. prompt(row, tokens): the prompt for a row; `tokens` counts tokens, for prompts that
+    truncate what they quote. read: parses the answer of an episode, or None. measures: default measures of a set.
+    accuracy: an answer is correct if one of these measures accepts it; they are tried in order, a judge only for
+    answers that the others did not accept. kind: the kind of rows with correct answers; rows graded by rubrics are
+    always `tasks`. stop, max_turns, respond: settings of an episode; respond(search) is the responder of its turns.
+    searches: counts the searches of an episode, None in a game that does not search. prompts: the folder with the
+    game's own judge.txt, None: `evaluate.prompts`. grader: the game's rubric grader, None: as set in `evaluate.grader`.
     """
 
     policy: str
@@ -62,7 +62,7 @@ class Exam:
 
 @dataclass(frozen=True)
 class Answer:
-    """What was answered to a row; text: the answer alone, None where there is none."""
+    """One answer to a row; text: the parsed answer, None if there is none."""
 
     row: Row
     prompt: Messages
@@ -74,44 +74,44 @@ class Answer:
 
 @dataclass
 class Found:
-    """What measures say of one answer: numbers, counts, and further fields of its record for people."""
+    """The measurements of one answer: numbers, counts, and further fields of its record."""
 
     measures: dict[str, float] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     fields: dict[str, Any] = field(default_factory=dict)
 
 
-# --------------------------------------------------------------------------------------------------- what an exam takes
+# -------------------------------------------------------------------------------------------------------- requirements
 def measures_of(exam: Exam, card: EvalSet) -> tuple[Measure, ...]:
-    """The measures of a set: those it names, or the game's."""
+    """The measures of a set: those it lists, or the game's."""
     return card.measures or exam.measures
 
 
 def kind_of(exam: Exam, card: EvalSet) -> Kind:
-    """Of the rows of a set."""
+    """The kind of a set's rows."""
     return "tasks" if any(name in BY_RUBRIC for name in measures_of(exam, card)) else exam.kind
 
 
-def _asked(cfg: Config, exam: Exam) -> set[str]:
-    """The measures of all sets of the card, and those that `accuracy` consists of."""
+def _used_measures(cfg: Config, exam: Exam) -> set[str]:
+    """The measures of all sets of the card, including those that `accuracy` consists of."""
     names = {name for card in cfg.evaluate.sets for name in measures_of(exam, card)}
     return names | set(exam.accuracy) if "accuracy" in names else names
 
 
 def uses_base(cfg: Config, exam: Exam) -> bool:
-    """True if the base grades some answers of the card's exams."""
-    return "rubric" in _asked(cfg, exam) and not grader_of(cfg, exam).judge.outside
+    """True if the base model grades answers of the card's exams."""
+    return "rubric" in _used_measures(cfg, exam) and not grader_of(cfg, exam).judge.outside
 
 
 def judges(cfg: Config, exam: Exam) -> dict[str, JudgeSection]:
-    """The outside models that the card's exams ask, by name. Raises ValueError where the card does not name one."""
-    asked = _asked(cfg, exam)
-    found = dict([judge_of(cfg)[:2]]) if asked & {"judge", "pairwise"} else {}
-    return found | grader_of(cfg, exam).judge.outside if "rubric" in asked else found
+    """The external models that the card's exams use, by name. Raises ValueError if the card lacks one of them."""
+    used = _used_measures(cfg, exam)
+    found = dict([judge_of(cfg)[:2]]) if used & {"judge", "pairwise"} else {}
+    return found | grader_of(cfg, exam).judge.outside if "rubric" in used else found
 
 
 def judge_of(cfg: Config) -> tuple[str, JudgeSection, str]:
-    """(name, table, the table's key in the card) of the outside model that says which answers are right or better."""
+    """(name, table, the table's key in the card) of the external model that judges correctness and preference."""
     if cfg.evaluate.judge is not None:
         return JUDGE, cfg.evaluate.judge, "evaluate.judge"
     if cfg.judge is None:
@@ -123,7 +123,7 @@ def judge_of(cfg: Config) -> tuple[str, JudgeSection, str]:
 
 
 def grader_of(cfg: Config, exam: Exam) -> Grader:
-    """Who grades by rubrics: as `evaluate.grader` says, or the game's own."""
+    """The rubric grader: the one set in `evaluate.grader`, or the game's own."""
     if cfg.evaluate.grader is not None:
         judge = Judge(GRADER, "evaluate.grader", cfg.evaluate.grader)
         return Grader(judge, cfg.evaluate.prompts_folder) if exam.grader is None else replace(exam.grader, judge=judge)
@@ -136,40 +136,40 @@ def grader_of(cfg: Config, exam: Exam) -> Grader:
 
 
 def check_prompts(cfg: Config, exam: Exam, rows: Mapping[str, Sequence[Row]]) -> None:
-    """Fills every prompt that the card's exams fill, those of the game with the first row of each set.
+    """Fills in every prompt that the card's exams use, the game's with the first row of each set.
 
-    Raises PromptError for a file that is missing or broken.
+    Raises PromptError for a missing or invalid file.
     """
     for of_set in rows.values():
         exam.prompt(of_set[0], len)
     if exam.respond is not None:
         exam.respond(lambda queries: [])
-    asked = _asked(cfg, exam)
-    if "judge" in asked:
+    used = _used_measures(cfg, exam)
+    if "judge" in used:
         grading.prompt(exam.prompts or cfg.evaluate.prompts_folder)
-    if "pairwise" in asked:
+    if "pairwise" in used:
         pairwise.check_prompts(cfg, cfg.evaluate.prompts_folder)
-    if "rubric" in asked:
+    if "rubric" in used:
         rubrics.check_prompts(cfg, grader_of(cfg, exam).prompts)
 
 
 # ------------------------------------------------------------------------------------------------------------ answering
 def take(cfg: Config, exam: Exam, tools: Tools, rows: Sequence[Row], card: EvalSet) -> list[Record]:
-    """A record for each answer to each row of a set; those to one row follow each other, numbered as "sample".
+    """One record per answer to the rows of a set; the answers to a row are consecutive, numbered by "sample".
 
-    A record is for people, with "measures": numbers of which means are reported, an answer that lacks one takes no part
-    in its mean; and "counts", which are added up.
+    A record is meant to be read. Its "measures" are averaged, over the answers that have the measure; its "counts" are
+    summed.
     """
     return measured(cfg, exam, tools, play(cfg, exam, tools, rows, card), measures_of(exam, card))
 
 
 def play(cfg: Config, exam: Exam, tools: Tools, rows: Sequence[Row], card: EvalSet) -> list[Answer]:
-    """The answers to the rows of a set, those to one row after each other; not yet measured."""
-    asked = [exam.prompt(row, tools.tokens) for row in rows]
+    """The answers to the rows of a set, with the answers to a row consecutive; not yet measured."""
+    conversations = [exam.prompt(row, tools.tokens) for row in rows]
     groups = sample(
         tools,
         "eval",
-        [Prompt(tools.encode_prompt(said), f"{place}", said) for place, said in enumerate(asked)],
+        [Prompt(tools.encode_prompt(messages), f"{place}", messages) for place, messages in enumerate(conversations)],
         card.samples,
         cfg.evaluate.sampling_of(card),
         policy=exam.policy,
@@ -178,8 +178,8 @@ def play(cfg: Config, exam: Exam, tools: Tools, rows: Sequence[Row], card: EvalS
         respond=None if exam.respond is None else exam.respond(tools.search),
     )
     return [
-        Answer(row, said, completion, exam.read(completion), exam.searches and exam.searches(completion), number)
-        for row, said, group in zip(rows, asked, groups, strict=True)
+        Answer(row, messages, completion, exam.read(completion), exam.searches and exam.searches(completion), number)
+        for row, messages, group in zip(rows, conversations, groups, strict=True)
         for number, completion in enumerate(group)
     ]
 
@@ -188,10 +188,10 @@ def play(cfg: Config, exam: Exam, tools: Tools, rows: Sequence[Row], card: EvalS
 def measured(
     cfg: Config, exam: Exam, tools: Tools, answers: Sequence[Answer], measures: Sequence[Measure]
 ) -> list[Record]:
-    """A record of each answer, see `take`."""
+    """One record per answer, see `take`."""
     found = [Found() for _ in answers]
     marks = Marks(cfg, exam, tools, answers, found)
-    everyone = range(len(answers))
+    every_place = range(len(answers))
     for name in measures:
         if name == "rubric":
             grade(cfg, grader_of(cfg, exam), tools, answers, found)
@@ -206,7 +206,7 @@ def measured(
                 one.fields["correct"] = right
                 one.measures[name] = float(right)
         else:
-            for one, value in zip(found, marks.of(name, everyone), strict=True):
+            for one, value in zip(found, marks.of(name, every_place), strict=True):
                 one.measures[name] = value
     marks.close()
     if set(measures) & {"rubric", "pairwise"}:  # judges tend to favour long answers
@@ -229,7 +229,8 @@ def _record(answer: Answer, found: Found) -> Record:
 
 
 class Marks:
-    """What measures that compare with right answers say; the judge is asked once about an answer, whoever wants it."""
+    """Measures that compare answers with correct ones; the judge gets one request per answer, even if two measures
+    use it."""
 
     def __init__(
         self, cfg: Config, exam: Exam, tools: Tools, answers: Sequence[Answer], found: Sequence[Found]
@@ -239,11 +240,11 @@ class Marks:
         self._tools = tools
         self._answers = answers
         self._found = found
-        self._judged: dict[int, bool] = {}  # by place among the answers
+        self._judged: dict[int, bool] = {}  # by index in `answers`
         self._math: MathAnswers | None = None
 
     def accuracy(self) -> list[bool]:
-        """Of each answer, whether one of the measures of `Exam.accuracy` says that it is right."""
+        """For each answer, whether one of the measures in `Exam.accuracy` accepts it."""
         right = [False] * len(self._answers)
         for name in self._exam.accuracy:
             open_places = [place for place, done in enumerate(right) if not done]
@@ -252,7 +253,7 @@ class Marks:
         return right
 
     def of(self, name: Measure, places: Sequence[int]) -> list[float]:
-        """The values 0 … 1 of one measure for the answers at these places; 0 for those without a text."""
+        """One measure, 0 … 1, of the answers at these indices; 0 for an answer without text."""
         if name == "judge":
             self._ask([place for place in places if place not in self._judged])
             return [float(self._judged[place]) for place in places]
@@ -272,19 +273,19 @@ class Marks:
         for one in self._found:
             one.counts.setdefault("judge_requests", 0)
             one.counts.setdefault("judge_unparsed", 0)
-        for place, told in zip(places, grades.judgements, strict=True):
-            self._found[place].counts["judge_requests"] += len(told)
-            self._found[place].counts["judge_unparsed"] += sum(one.read is None for one in told)
+        for place, judgements in zip(places, grades.judgements, strict=True):
+            self._found[place].counts["judge_requests"] += len(judgements)
+            self._found[place].counts["judge_unparsed"] += sum(one.read is None for one in judgements)
 
     def close(self) -> None:
-        """Ends what was started."""
+        """Stops the process that compares mathematical answers, if it was started."""
         if self._math is not None:
             self._math.close()
 
 
 def grade(cfg: Config, grader: Grader, tools: Tools, answers: Sequence[Answer], found: Sequence[Found]) -> None:
-    """Adds `score`, SCOPE Eq. (1), which an answer without verdicts lacks unless `ungraded = "zero"`, and `ungraded`,
-    1 in that case. Counts: criteria put to the judge, and those without a verdict."""
+    """Adds `score`, SCOPE Eq. (1), except to an answer that the judge failed to grade (unless `ungraded = "zero"`), and
+    `ungraded`, 1 for such an answer. Counts: criteria sent to the judge, and those without a verdict."""
     cases = [rubrics.Case(one.row["question"], one.text, rubrics.rubric_of(one.row)) for one in answers]
     graded, _ = rubrics.grade(cfg, grader, tools, cases)
     for one, result in zip(found, graded, strict=True):
@@ -296,12 +297,12 @@ def grade(cfg: Config, grader: Grader, tools: Tools, answers: Sequence[Answer], 
 
 
 def compare(cfg: Config, tools: Tools, answers: Sequence[Answer], found: Sequence[Found]) -> None:
-    """Adds `pairwise`, the answer against the row's first one, see `pairwise.points`; an answer without both votes
-    lacks it, and no answer loses. Counts: votes asked for, and those that could not be read."""
+    """Adds `pairwise`, the comparison with the row's first answer, see `pairwise.points`. Not added if one of the two
+    votes is missing; a row without an answer loses. Counts: votes requested, and those that could not be parsed."""
     name, _, key = judge_of(cfg)
     pairs = [pairwise.Pair(one.row["question"], one.text, one.row["answers"][0]) for one in answers]
     votes = pairwise.compare(
-        cfg, cfg.evaluate.prompts_folder, lambda asked, again: tools.judge(asked, by=name), pairs, key
+        cfg, cfg.evaluate.prompts_folder, lambda requests, again: tools.judge(requests, by=name), pairs, key
     )
     for one, both in zip(found, votes, strict=True):
         value = 0.0 if both is None else pairwise.points(*both)

@@ -1,4 +1,4 @@
-"""Grades answers: exact match, a judge that says Correct or Wrong, or both in turn.
+"""Grades answers by exact match, by a judge that replies Correct or Wrong, or by both in turn.
 
 A reply without a verdict is requested once more, then counted (`Grades.unparsed`) and gets no reward.
 """
@@ -22,18 +22,18 @@ Ask = Callable[[Sequence[str]], list[Reply]]  # replies of the judge model to si
 def verdict(reply: str) -> bool | None:
     """True for Correct, False for Wrong or Incorrect, None for anything else (both words, neither, a negation).
 
-    What the reply thinks is no part of it; a thought that was cut off leaves nothing.
+    The reply's thinking is ignored, also if it was cut off.
     """
     words = _WORD.findall(without_thinking(reply).lower())
-    said = {word for word in words if word in ("correct", "wrong", "incorrect")}
-    if len(said) != 1 or any(word in ("not", "isn't", "never", "neither") for word in words):
+    verdicts = {word for word in words if word in ("correct", "wrong", "incorrect")}
+    if len(verdicts) != 1 or any(word in ("not", "isn't", "never", "neither") for word in words):
         return None
-    return said == {"correct"}
+    return verdicts == {"correct"}
 
 
 @dataclass(frozen=True)
 class Case:
-    """One prediction to grade; None where the policy gave none."""
+    """One prediction to grade; None if the policy gave none."""
 
     question: str
     prediction: str | None
@@ -42,9 +42,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Grades:
-    """`correct` for each case in order, with what the judge was asked about it; and counts of different questions.
+    """`correct` and the judgements for each case in order, and counts of distinct judge requests.
 
-    judged: put to the judge; unparsed: without a verdict from it; refused: of these, not taken by its endpoint.
+    judged: requests sent; unparsed: requests without a verdict; refused: of these, requests rejected by the endpoint.
     """
 
     correct: list[bool]
@@ -55,11 +55,11 @@ class Grades:
 
 
 def grade(grader: str, prompts: str, ask: Ask, cases: Sequence[Case]) -> Grades:
-    """Grades of `cases` by "exact-match", "judge" or "exact-match-then-judge" (the judge sees what did not match).
+    """Grades `cases` by "exact-match", "judge" or "exact-match-then-judge" (the judge gets those that did not match).
 
-    `prompts` is the folder with `judge.txt`. A missing or empty prediction is wrong without asking. Equal cases are
-    asked once. Raises `JudgeError` when the judge answers many requests and none of the replies is a verdict, and
-    ValueError for another `grader`.
+    `prompts` is the folder with `judge.txt`. A missing or empty prediction is wrong without a request. Identical
+    requests are sent once. Raises `JudgeError` if the judge replies to many requests without a single verdict, and
+    ValueError for an unknown `grader`.
     """
     one_of("grader", grader, Grader)
     correct = [
@@ -70,22 +70,22 @@ def grade(grader: str, prompts: str, ask: Ask, cases: Sequence[Case]) -> Grades:
         return Grades(correct, [()] * len(cases))
     open_cases = [case for case, right in zip(cases, correct, strict=True) if not right]
     judged = judge(prompts, ask, open_cases)
-    given = iter(zip(judged.correct, judged.judgements, strict=True))
-    both = [(True, ()) if right else next(given) for right in correct]
-    return replace(judged, correct=[right for right, _ in both], judgements=[told for _, told in both])
+    results = iter(zip(judged.correct, judged.judgements, strict=True))
+    both = [(True, ()) if right else next(results) for right in correct]
+    return replace(judged, correct=[right for right, _ in both], judgements=[judgements for _, judgements in both])
 
 
 def judge(prompts: str, ask: Ask, cases: Sequence[Case], key: str = "judge") -> Grades:
-    """Grades by the judge alone; as `grade` otherwise. key: of the judge's table in the card."""
+    """`grade` by the judge alone. key: the key of the judge's table in the card."""
     template = prompt(prompts)
-    put = [place for place, case in enumerate(cases) if case.prediction]
-    messages = [_message(template, cases[place]) for place in put]
-    replies = asking.ask(lambda asked, again: ask(asked), messages, verdict, outsider=("the judge", key))
-    told = [Judgement("grader", "", given, read) for read, given in zip(replies.read, replies.given, strict=True)]
-    given = dict(zip(put, told, strict=True))
+    places = [place for place, case in enumerate(cases) if case.prediction]
+    messages = [_message(template, cases[place]) for place in places]
+    replies = asking.ask(lambda requests, again: ask(requests), messages, verdict, outsider=("the judge", key))
+    judgements = [Judgement("grader", "", given, read) for read, given in zip(replies.read, replies.given, strict=True)]
+    by_place = dict(zip(places, judgements, strict=True))
     return Grades(
-        correct=[place in given and given[place].read is True for place in range(len(cases))],
-        judgements=[(given[place],) if place in given else () for place in range(len(cases))],
+        correct=[place in by_place and by_place[place].read is True for place in range(len(cases))],
+        judgements=[(by_place[place],) if place in by_place else () for place in range(len(cases))],
         judged=replies.asked,
         unparsed=replies.malformed,
         refused=replies.refused,
@@ -93,7 +93,7 @@ def judge(prompts: str, ask: Ask, cases: Sequence[Case], key: str = "judge") -> 
 
 
 def prompt(folder: str) -> str:
-    """The template of the judge's question, `judge.txt` in the folder of prompts; raises PromptError."""
+    """The template of a judge request, `judge.txt` in the prompt folder; raises PromptError."""
     return templates.load(
         folder, "judge", known=("question", "prediction", "ground_truth"), required=("prediction", "ground_truth")
     )

@@ -1,6 +1,6 @@
-"""Transport to a judge behind an OpenAI-compatible endpoint; independent of prompts and verdicts.
+"""Client for a judge behind an OpenAI-compatible endpoint; independent of prompts and verdicts.
 
-Nothing is graded by default: an endpoint that cannot be reached stops the run with an error.
+There is no fallback verdict: an endpoint that cannot be reached ends the run with an error.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from retrieval.exchange import BadAddress, Exchange, Response, Trouble, Unanswer
 from scope_jax.config import JudgeSection
 from scope_jax.learner.types import Reply
 
-DEAF_AFTER = 8  # so many replies in one call, and not one verdict: the endpoint is no judge
-ONES_OWN = (400, 413, 422)  # statuses that blame a request, as too long or about something the endpoint will not touch
+DEAF_AFTER = 8  # with this many replies in one call and no verdict among them, the endpoint is not usable as a judge
+ONES_OWN = (400, 413, 422)  # statuses of a rejected request, for example because it is too long or its content refused
 PROBE = 10.0  # seconds
 
 
 class JudgeError(ValueError):
-    """The judge cannot be used: the message is one sentence with the URL and what to do."""
+    """The judge cannot be used; the message is one sentence with the URL and the remedy."""
 
 
 class JudgeClient:
-    """Chat completions of single user messages, several at a time, each with retries and growing delay.
+    """Chat completions of single user messages, sent concurrently, each with retries and increasing delays.
 
-    tell: is given a sentence every few seconds while the endpoint is away, and one about the first refused request.
+    tell: called with a message every few seconds while the endpoint is unreachable, and at the first rejected request.
     """
 
     def __init__(self, card: JudgeSection, tell: Callable[[str], None] | None = None) -> None:
@@ -40,7 +40,7 @@ class JudgeClient:
             headers["Authorization"] = f"Bearer {key}"
         self._card = card
         self._tell = tell
-        self._understood = False  # whether any request was answered yet
+        self._understood = False  # whether any request has been answered
         self._refused = 0
         self._exchange = Exchange(
             card.url.rstrip("/") + "/chat/completions",
@@ -55,10 +55,10 @@ class JudgeClient:
     def __call__(
         self, messages: Sequence[str], *, temperature: float | None = None, max_tokens: int | None = None
     ) -> list[Reply]:
-        """The model's reply to each message, in order; raises `JudgeError` when one gets none within the retries.
+        """The model's reply to each message, in order; raises `JudgeError` if one gets no reply within its retries.
 
-        None: the card's own temperature and max_tokens. A request that the endpoint refuses for itself, with HTTP 400,
-        413 or 422, has an empty reply that says so; when nothing but such replies comes, the run ends.
+        None: the card's temperature and max_tokens. A request rejected with HTTP 400, 413 or 422 gets an empty reply
+        marked as refused; if all requests are rejected, `JudgeError` is raised.
         """
         sampling = {
             "temperature": self._card.temperature if temperature is None else temperature,
@@ -84,7 +84,7 @@ class JudgeClient:
         self._exchange.close()
 
     def probe(self) -> None:
-        """Returns if anything answers at the URL, so that a run with a dead judge ends before its first episode."""
+        """Raises `JudgeError` if nothing answers at the URL, so that a run without its judge ends before it starts."""
         try:
             self._exchange.get(self._card.url.rstrip("/") + "/models", PROBE)
         except (BadAddress, Unanswered) as error:
@@ -106,7 +106,7 @@ class JudgeClient:
         return Reply(content)
 
     def _count(self, replies: Sequence[Reply]) -> None:
-        """Tells of the first refusal; raises `JudgeError` once there were many and never a reply."""
+        """Reports the first rejected request; raises `JudgeError` after many rejections without any reply."""
         refusals = [reply.refused for reply in replies if reply.refused]
         self._understood = self._understood or len(refusals) < len(replies)
         if refusals and not self._refused and self._tell is not None:
@@ -120,8 +120,8 @@ class JudgeClient:
 
 
 def _content(response: Response) -> str | None:
-    """The text of a chat completion, None if it is none. A model that spent all its tokens on a thought says nothing:
-    its content is null, and that is a reply without a verdict, not an endpoint in trouble."""
+    """The text of a chat completion, None if the response is not one. If a model spent all its tokens on thinking, its
+    content is null: an empty reply, without a verdict, not a fault of the endpoint."""
     try:
         content = response.json()["choices"][0]["message"]["content"]
     except (ValueError, KeyError, IndexError, TypeError):

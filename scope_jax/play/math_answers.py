@@ -1,8 +1,8 @@
 """Compares mathematical answers with Math-Verify, in a separate process that is killed if it takes too long.
 
-Simplifying the text of a model can take any time and any memory; here it is limited to `seconds` and then counts as
-unequal. The worker is this module run as a program: one JSON object per line in, one per line out. It imports neither
-JAX nor other packages of the project.
+Simplifying text written by a model can take unbounded time and memory. Here a comparison is limited to `seconds`, after
+which the answers count as unequal. The worker is this module run as a program: one JSON object per line in, one per
+line out. It imports neither JAX nor other packages of the project.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-LONGEST = 2_000  # characters of an answer that is looked at; a formula that is longer is no answer
+LONGEST = 2_000  # characters; a longer answer is not compared
 
 
 class MathAnswers:
-    """Compares answers one after the other; a comparison that is too slow, or ends the worker, is False and counted."""
+    """Compares answers one at a time; a comparison that times out or crashes the worker is False and is counted."""
 
     def __init__(self, seconds: float = 5.0) -> None:
         self.seconds = seconds
@@ -34,33 +34,33 @@ class MathAnswers:
         if not prediction.strip() or len(prediction) > LONGEST:
             return False
         with self._lock:
-            answer = self._asked({"prediction": prediction, "golds": list(golds)})
+            answer = self._request({"prediction": prediction, "golds": list(golds)})
         if answer is None:
             self.given_up += 1
         return bool(answer)
 
     def close(self) -> None:
-        """Ends the worker."""
+        """Stops the worker."""
         if self._worker is not None:
             self._worker.kill()
             self._worker.communicate()
             self._worker = None
 
-    def _asked(self, question: dict[str, object]) -> bool | None:
-        """The worker's answer, None if it gave none in time."""
+    def _request(self, comparison: dict[str, object]) -> bool | None:
+        """The worker's result, None if it gave none in time."""
         if self._worker is None:
             self._worker = subprocess.Popen(
                 [sys.executable, "-P", __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
             )
-            if self._line(60.0) is None:  # it says so when its libraries are there
+            if self._line(60.0) is None:  # it prints a line once its libraries are imported
                 self.close()
                 raise RuntimeError("the process that compares mathematical answers did not start within a minute")
         assert self._worker.stdin is not None
         try:
-            self._worker.stdin.write(json.dumps(question) + "\n")
-        except BrokenPipeError:  # the answer before this one ended it
+            self._worker.stdin.write(json.dumps(comparison) + "\n")
+        except BrokenPipeError:  # the previous comparison crashed the worker
             self.close()
-            return self._asked(question)
+            return self._request(comparison)
         line = self._line(self.seconds)
         if line is None:
             self.close()
@@ -68,7 +68,7 @@ class MathAnswers:
         return json.loads(line)["equal"]
 
     def _line(self, seconds: float) -> str | None:
-        """The next line of the worker, None if there is none within `seconds`."""
+        """The next line from the worker, None if there is none within `seconds`."""
         assert self._worker is not None
         assert self._worker.stdout is not None
         with selectors.DefaultSelector() as selector:
@@ -82,20 +82,20 @@ def _work() -> None:
     import logging
     import resource
 
-    logging.disable(logging.WARNING)  # it warns that it sets no time limit of its own: the parent process has one
+    logging.disable(logging.WARNING)  # it warns that it has no timeout of its own, but the parent process has one
     from math_verify import parse, verify  # type: ignore[import-untyped]
 
     resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
-        asked = json.loads(line)
-        said = _parsed(parse, asked["prediction"])
-        equal = any(verify(_parsed(parse, gold), said, timeout_seconds=None) for gold in asked["golds"])
+        comparison = json.loads(line)
+        prediction = _parsed(parse, comparison["prediction"])
+        equal = any(verify(_parsed(parse, gold), prediction, timeout_seconds=None) for gold in comparison["golds"])
         print(json.dumps({"equal": bool(equal)}), flush=True)
 
 
 def _parsed(parse, text: str) -> Any:
-    """What Math-Verify reads; an answer without any mark-up is looked at as a formula."""
+    """Parses an answer with Math-Verify; an answer without any mark-up is parsed as a formula."""
     return parse(text if "$" in text or "\\" in text else f"${text}$", parsing_timeout=None)
 
 

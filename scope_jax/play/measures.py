@@ -1,4 +1,4 @@
-"""Compares answers with the accepted ones, and summarises the marks of a set: pure functions.
+"""Compares answers with the accepted ones, and computes statistics of a set: pure functions.
 
 Every comparison takes the text of an answer, already extracted from the reply by the game's parser, and the accepted
 answers. An empty answer is never correct.
@@ -26,7 +26,7 @@ _NUMBER = re.compile(
     r"(?P<close>\))?\s*(?P<unit>%|per\s?cent\b|hundred\b|thousand\b|million\b|billion\b|trillion\b|[mbt]n\b)?",
     re.IGNORECASE,
 )
-# an option's letter in lower case only where nothing follows: "the answer is a river" names none
+# a lower-case option letter counts only at the end: "the answer is a river" names no option
 _LABELLED_CHOICE = re.compile(
     r"\b(?i:answer|choice|option)\b(?i:\s++is\b)?+\s*+[:：]?+\s*+\(?+(?:([A-Z])\b|([a-z])(?=\W*+$))"
 )
@@ -37,17 +37,17 @@ _SEVERAL_CHOICES = re.compile(r"^\W*+[A-Z]\W{0,3}(?:[,/&+]|\b(?:and|or)\b)\W{0,3
 
 
 def undressed(text: str) -> str:
-    """`text` without the LaTeX commands that only say in which letters words are set, and without dollar signs."""
+    """`text` without LaTeX font commands and without dollar signs."""
     return _DRESS.sub(r"\1", text).replace("$", "").strip()
 
 
 def same_text(prediction: str, golds: Sequence[str]) -> bool:
-    """True if `prediction` is an accepted answer, but for case, spaces, and a full stop or quotes around it.
+    """True if `prediction` is an accepted answer, ignoring case, white space, and a full stop or quotes around it.
 
     Unlike `exact_match` it keeps signs, decimal points and symbols: "-5" is not "5", "C++" is not "C".
     """
-    said = _bare(prediction)
-    return bool(said) and any(said == _bare(gold) for gold in golds)
+    bare = _bare(prediction)
+    return bool(bare) and any(bare == _bare(gold) for gold in golds)
 
 
 def _bare(text: str) -> str:
@@ -56,31 +56,31 @@ def _bare(text: str) -> str:
 
 
 def cover_exact_match(prediction: str, golds: Sequence[str]) -> bool:
-    """True if one of the accepted answers stands in `prediction`, as whole words after `normalise` (SPELL §3.2)."""
+    """True if `prediction` contains one of the accepted answers, as whole words after `normalise` (SPELL §3.2)."""
     return any(contains_words(prediction, gold) for gold in golds)
 
 
 def f1(prediction: str, golds: Sequence[str]) -> float:
-    """The largest F1 (0 … 1) of the normalised words of `prediction` and of an accepted answer, as SQuAD counts it."""
+    """SQuAD's F1 (0 … 1) between the normalised words of `prediction` and of the best-matching accepted answer."""
     return max((_f1(normalise(prediction).split(), normalise(gold).split()) for gold in golds), default=0.0)
 
 
-def _f1(said: Sequence[str], wanted: Sequence[str]) -> float:
-    common = sum((Counter(said) & Counter(wanted)).values())
+def _f1(predicted: Sequence[str], wanted: Sequence[str]) -> float:
+    common = sum((Counter(predicted) & Counter(wanted)).values())
     if not common:
         return 0.0
-    precision, recall = common / len(said), common / len(wanted)
+    precision, recall = common / len(predicted), common / len(wanted)
     return 2 * precision * recall / (precision + recall)
 
 
 # ------------------------------------------------------------------------------------------------------------ numbers
 def readings(text: str) -> tuple[tuple[float, ...], bool] | None:
-    """(what the one number of `text` can mean, whether it names a scale itself); None without exactly one number.
+    """(possible values of the only number in `text`, whether it has a scale word); None without exactly one number.
 
-    "12 %" is .12 or, in a table of percentages, 12; "3.5 million" is 3.5e6 or, in a table of millions, 3.5. Brackets as
-    accountants use them make a number negative: "(1,234)" is -1234.
+    "12 %" is .12 or, in a table of percentages, 12; "3.5 million" is 3.5e6 or, in a table of millions, 3.5. Accounting
+    brackets make a number negative: "(1,234)" is -1234.
     """
-    # two are enough to see that it is not one; a run of spaces would be looked at again and again
+    # stop at two matches; collapse white space, which the pattern would otherwise scan repeatedly
     found = list(islice(_NUMBER.finditer(" ".join(text.split())), 2))
     if len(found) != 1:
         return None
@@ -99,20 +99,20 @@ def readings(text: str) -> tuple[tuple[float, ...], bool] | None:
 
 
 def numeric(prediction: str, golds: Sequence[str], tolerance: float = TOLERANCE) -> bool:
-    """True if `prediction` holds one number, and it is that of an accepted answer within a relative tolerance.
+    """True if `prediction` has exactly one number, equal to that of an accepted answer within a relative tolerance.
 
-    The sign counts. A scale word or a per cent sign that only one side has may be understood on the other; where both
-    have one, the whole values are compared.
+    The sign counts. A scale word or per cent sign on one side may be implied on the other; if both sides have one, the
+    scaled values are compared.
     """
-    said = readings(prediction)
-    if said is None:
+    predicted = readings(prediction)
+    if predicted is None:
         return False
     for gold in golds:
         wanted = readings(gold)
         if wanted is None:
             continue
-        both = said[1] and wanted[1]
-        pairs = [(said[0][0], wanted[0][0])] if both else product(said[0], wanted[0])
+        both = predicted[1] and wanted[1]
+        pairs = [(predicted[0][0], wanted[0][0])] if both else product(predicted[0], wanted[0])
         if any(math.isclose(a, b, rel_tol=tolerance, abs_tol=0.0) for a, b in pairs):
             return True
     return False
@@ -140,24 +140,24 @@ def choice(prediction: str, golds: Sequence[str]) -> bool:
 
 # -------------------------------------------------------------------------------------------------------------- facts
 def states(answer: str, statement: str, value: str) -> bool:
-    """True if what follows the first occurrence of `statement` in `answer` is `value`.
+    """True if the first occurrence of `statement` in `answer` is followed by `value`.
 
-    False where the answer does not hold the statement or gives another value first. Whole words; case and white space
-    do not count: states("The mouth of  Seine is Channel.", "the mouth of Seine is", "Channel").
+    False if the answer lacks the statement or gives another value first. Compares whole words, ignoring case and white
+    space: states("The mouth of  Seine is Channel.", "the mouth of Seine is", "Channel").
     """
     found = re.search(rf"(?<!\w){_spaced(statement)}(?!\w)", answer, re.IGNORECASE)
     return found is not None and bool(re.match(rf"\s*{_spaced(value)}(?!\w)", answer[found.end() :], re.IGNORECASE))
 
 
 def _spaced(text: str) -> str:
-    """A pattern for the words of `text` with any white space between them."""
+    """A regular expression for the words of `text` with any white space between them."""
     return r"\s+".join(map(re.escape, text.split()))
 
 
 def facts_stated(answer: str | None, rubric: Sequence[Mapping[str, Any]]) -> float | None:
-    """Weighted share of a rubric's criteria that are facts (`fact`: statement and value) which `answer` states.
+    """Weighted share of a rubric's facts (criteria with `fact`: statement and value) that `answer` states.
 
-    Eq. (1) of SCOPE with an exact rule as the judge, over these criteria; None if the rubric has none.
+    SCOPE Eq. (1) over these criteria, with an exact rule as the judge; None if the rubric has no facts.
     """
     facts = [(item["weight"], *item["fact"]) for item in rubric if item.get("fact")]
     if not facts:
@@ -168,7 +168,8 @@ def facts_stated(answer: str | None, rubric: Sequence[Mapping[str, Any]]) -> flo
 
 # --------------------------------------------------------------------------------------------------------- statistics
 def pass_at_k(samples: int, right: int, k: int) -> float:
-    """Probability that one of k answers is right, unbiased from `right` of `samples`: 1 − C(n−c, k)/C(n, k).
+    """Unbiased estimate of the probability that one of k answers is right: 1 − C(n−c, k)/C(n, k), from c right ones of
+    n samples.
 
     Chen et al. 2021; SPELL Eq. (11). Raises ValueError unless 1 <= k <= samples and 0 <= right <= samples.
     """
@@ -192,5 +193,5 @@ BY_TEXT = {
     "numeric": numeric,
     "choice": choice,
     "same-text": same_text,
-}  # measures that need nothing but the two texts
+}  # measures that need only the two texts
 MARKS = ("accuracy", *(name for name in BY_TEXT if name != "f1"), "math", "judge")  # measures that are 1 or 0

@@ -20,7 +20,7 @@ VOTES: dict[str, Vote] = {"a": "A", "b": "B", "tie": "tie"}
 
 @dataclass(frozen=True)
 class Pair:
-    """An answer and the reference it is compared with; None where there is no answer."""
+    """An answer and the reference it is compared with; None if there is no answer."""
 
     question: str
     answer: str | None
@@ -28,15 +28,15 @@ class Pair:
 
 
 def vote_of(reply: str) -> Vote | None:
-    """What the first <verdict> outside of thoughts says; None unless that is A, B or tie."""
+    """The first <verdict> outside of thinking; None unless it is A, B or tie."""
     return VOTES.get((parsing.first([parsing.without_thinking(reply)], "verdict") or "").lower())
 
 
 def points(as_first: Vote | None, as_second: Vote | None) -> float | None:
     """Mean of the votes in both orders, 1 for the answer, 1/2 for a tie, 0 for the reference.
 
-    as_first: the vote where the answer stands as A. None unless both votes are there: one of them alone would favour a
-    place.
+    as_first: the vote with the answer as A. None unless both votes exist, since a single one would be affected by the
+    position bias.
     """
     if as_first is None or as_second is None:
         return None
@@ -46,10 +46,10 @@ def points(as_first: Vote | None, as_second: Vote | None) -> float | None:
 def compare(
     cfg: Config, prompts: str, say: Say, pairs: Sequence[Pair], key: str
 ) -> list[tuple[Vote | None, Vote | None] | None]:
-    """The votes on each pair, the answer as A and as B; None for one without an answer, which nobody is asked about.
+    """The votes on each pair, with the answer as A and as B; None for a pair without an answer, which is not sent.
 
-    prompts: the folder with pairwise.txt and nudge_pairwise.txt. key: of the judge's table in the card. Raises
-    JudgeError when the judge replies to many questions without a vote, and PromptError.
+    prompts: the folder with pairwise.txt and nudge_pairwise.txt. key: the key of the judge's table in the card. Raises
+    JudgeError if the judge replies to many requests without a single vote, and PromptError.
     """
     questions = [
         question(cfg, prompts, pair.question, *order)
@@ -64,13 +64,13 @@ def compare(
 
 
 def question(cfg: Config, prompts: str, task: str, first: str, second: str) -> str:
-    """Which of two answers is better? Raises PromptError."""
+    """Prompt to say which of two answers is better. Raises PromptError."""
     values = {"task": task, "first": first, "second": second}
     safe = {name: prompting.shown(cfg, text) for name, text in values.items()}
     return prompting.filled(prompts, "pairwise", safe, ("task", "first", "second"))
 
 
 def check_prompts(cfg: Config, prompts: str) -> None:
-    """Reads what comparing asks with; raises PromptError."""
+    """Loads the prompts of the comparison; raises PromptError."""
     question(cfg, prompts, "", "", "")
     prompting.filled(prompts, "nudge_pairwise", {})

@@ -1,4 +1,4 @@
-"""Fills in prompt files: foreign text is made safe, the search is described in the model's dialect."""
+"""Fills in prompt files: untrusted text is neutralised, the search is described in the model's dialect."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scope_jax.text.messages import Messages
 
 
 def shown(cfg: Config, text: str) -> str:
-    """`text` with all tags that mean something in square brackets: what is quoted asks, answers and scores nothing."""
+    """`text` with all reserved tags in square brackets, so that quoted text cannot search, answer or score."""
     return _neutral(text, dialects.load(cfg.model.dialect).tags)
 
 
@@ -21,7 +21,7 @@ def _neutral(text: str, tags: tuple[str, ...]) -> str:
 
 
 def search_syntax(cfg: Config) -> dict[str, str]:
-    """The variables {search} and {results}: what a search looks like, and where its results are."""
+    """The variables {search} and {results}: what a search looks like, and where its results appear."""
     words = dialects.load(cfg.model.dialect).words
     return {"search": words.call, "results": words.results}
 
@@ -37,9 +37,9 @@ def filled(folder: str, name: str, values: Mapping[str, object], required: tuple
 
 
 def searcher_template(cfg: Config, folder: str, role: str, known: Sequence[str], required: Sequence[str]) -> Messages:
-    """What a role that may search is told: its prompt, a system message where the folder has one, the search as a tool.
+    """The message templates of a role that may search: prompt, system message if the folder has one, search tool.
 
-    It may use {search} and {results} beside `known`. Raises PromptError.
+    They may use {search} and {results} in addition to `known`. Raises PromptError.
     """
     known = (*known, *search_syntax(cfg))
     tools = dialects.load(cfg.model.dialect).tools
@@ -49,6 +49,6 @@ def searcher_template(cfg: Config, folder: str, role: str, known: Sequence[str],
 def for_searcher(
     cfg: Config, folder: str, role: str, values: Mapping[str, object], required: Sequence[str]
 ) -> Messages:
-    """The same, filled in."""
+    """`searcher_template`, filled in."""
     template = searcher_template(cfg, folder, role, tuple(values), required)
     return templates.fill_messages(template, {**values, **search_syntax(cfg)})

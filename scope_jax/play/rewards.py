@@ -18,7 +18,7 @@ def normalise(text: str) -> str:
 def exact_match(prediction: str, golds: Sequence[str]) -> bool:
     """True if `prediction` equals one of the accepted answers after `normalise`.
 
-    Where nothing is left of both sides (an answer that is only an article or punctuation) the raw texts are compared.
+    If nothing is left of both sides (answers that are only articles or punctuation), the raw texts are compared.
     """
     bare = normalise(prediction)
     for gold in golds:
@@ -29,20 +29,20 @@ def exact_match(prediction: str, golds: Sequence[str]) -> bool:
 
 
 def contains_words(text: str, words: str) -> bool:
-    """True if the normalised words of `words` stand next to each other in `text`."""
+    """True if the normalised words of `words` occur consecutively in `text`."""
     needle = normalise(words)
     return bool(needle) and f" {needle} " in f" {normalise(text)} "
 
 
 def mean(values: Sequence[float]) -> float:
-    """Arithmetic mean; of nothing: a ValueError, because no number would be honest."""
+    """Arithmetic mean; raises ValueError for no values."""
     if not values:
         raise ValueError("the mean of no values is undefined")
     return sum(values) / len(values)
 
 
 def means(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """The mean under each name; a mean over nothing is left out."""
+    """The mean of each entry; entries without values are left out."""
     return {name: mean(numbers) for name, numbers in values.items() if numbers}
 
 

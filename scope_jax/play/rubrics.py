@@ -1,4 +1,4 @@
-"""Grading by rubrics: a judge decides for each criterion whether an answer meets it (SCOPE section 2, App. H)."""
+"""Rubric grading: a judge decides for each criterion whether an answer meets it (SCOPE section 2, App. H)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Criterion:
     priority: str = ""
 
     def plain(self) -> dict[str, Any]:
-        """As JSON data, as `schemas.tasks` has it."""
+        """As JSON data in the form of `schemas.tasks`."""
         return {"criterion": self.text, "weight": self.weight, "priority": self.priority}
 
 
@@ -47,10 +47,10 @@ def rubric_score(verdicts: Sequence[bool], weights: Sequence[float]) -> float:
 def settled_score(
     verdicts: Sequence[bool | None], weights: Sequence[float], *, ungraded: str, min_graded: float
 ) -> float | None:
-    """Eq. (1) where some criteria may have no verdict (None); None if fewer than `min_graded` of them have one.
+    """Eq. (1) when some criteria have no verdict (None); None if the share with a verdict is below `min_graded`.
 
     ungraded: "leave-out" takes the mean over the criteria with a verdict, "zero" counts the others as not met.
-    Raises ValueError for any other word.
+    Raises ValueError for any other value.
     """
     one_of("ungraded", ungraded, Ungraded)
     known = [place for place, verdict in enumerate(verdicts) if verdict is not None]
@@ -65,16 +65,16 @@ def settled_score(
 
 # ------------------------------------------------------------------------------------------------------------ grading
 def score_of(reply: str) -> bool | None:
-    """True for <score>1</score>, False for 0, by the first score outside of thoughts; None for anything else."""
+    """True for <score>1</score>, False for 0, by the first score outside of thinking; None for anything else."""
     return {"0": False, "1": True}.get(parsing.first([parsing.without_thinking(reply)], "score") or "")
 
 
 @dataclass(frozen=True)
 class Grader:
-    """How answers are graded.
+    """The settings of rubric grading.
 
-    prompts: the folder with grader.txt and nudge_score.txt. ungraded and min_graded: as in `settled_score`. read: what
-    the judge reads of an answer.
+    prompts: the folder with grader.txt and nudge_score.txt. ungraded and min_graded: as in `settled_score`. read:
+    returns the part of an answer that is shown to the judge.
     """
 
     judge: Judge
@@ -86,7 +86,7 @@ class Grader:
 
 @dataclass(frozen=True)
 class Case:
-    """An answer to grade; None where there is none."""
+    """An answer to grade; None if there is none."""
 
     question: str
     answer: str | None
@@ -95,9 +95,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Graded:
-    """b(o, q, 𝒢), one verdict for each criterion (None: none was to be had), and g(o, 𝒢).
+    """b(o, q, 𝒢), one verdict per criterion (None: no valid verdict), and g(o, 𝒢).
 
-    An answer that is not there has no verdicts and the score 0; None as score: the judge failed.
+    A missing answer has no verdicts and the score 0. A score of None means that the judge failed.
     """
 
     verdicts: tuple[bool | None, ...]
@@ -106,7 +106,7 @@ class Graded:
 
 
 def grade(cfg: Config, grader: Grader, tools: Tools, cases: Sequence[Case]) -> tuple[list[Graded], Replies[bool]]:
-    """Each case graded, one question for each criterion, all in one batch; and how often the judge was asked."""
+    """Grades each case with one request per criterion, all in one batch; also returns the judge's replies."""
     questions = [
         question(cfg, grader.prompts, case.question, read, criterion.text)
         for case in cases
@@ -121,23 +121,23 @@ def grade(cfg: Config, grader: Grader, tools: Tools, cases: Sequence[Case]) -> t
 
 
 def question(cfg: Config, prompts: str, task: str, answer: str, criterion: str) -> str:
-    """Does the answer meet one criterion? Raises PromptError."""
+    """Prompt to decide whether the answer meets one criterion. Raises PromptError."""
     values = {"task": task, "answer": answer, "criterion": criterion}
     safe = {name: prompting.shown(cfg, text) for name, text in values.items()}
     return prompting.filled(prompts, "grader", safe, ("answer", "criterion"))
 
 
 def check_prompts(cfg: Config, prompts: str) -> None:
-    """Reads what grading asks with; raises PromptError."""
+    """Loads the prompts of the grading; raises PromptError."""
     question(cfg, prompts, "", "", "")
     prompting.filled(prompts, "nudge_score", {})
 
 
 def _graded(grader: Grader, case: Case, settled: Any) -> Graded:
-    """The case with the next of the settled questions."""
-    own = [(criterion, *next(settled)) for criterion in (() if case.answer is None else case.rubric)]
-    verdicts = tuple(verdict for _, verdict, _ in own)
-    judged = tuple(Judgement("grader", criterion.text, given, verdict) for criterion, verdict, given in own)
+    """The grades of a case, from the next entries of `settled`."""
+    results = [(criterion, *next(settled)) for criterion in (() if case.answer is None else case.rubric)]
+    verdicts = tuple(verdict for _, verdict, _ in results)
+    judged = tuple(Judgement("grader", criterion.text, given, verdict) for criterion, verdict, given in results)
     if not verdicts:
         return Graded((), 0.0, ())
     weights = [criterion.weight for criterion in case.rubric]

@@ -18,11 +18,11 @@ from scope_jax.text.dialects import Dialect
 from scope_jax.text.dialects.calls import Call, calls
 
 Search = Callable[[Sequence[str]], list[str]]  # the result text of each query
-UNFINISHED = ("length", "overflow")  # how a turn ends that had more to say
+UNFINISHED = ("length", "overflow")  # finish reasons of a turn that was cut off
 
 
 def queries_of(text: str, dialect: Dialect) -> list[str]:
-    """The queries of all valid searches of a turn, a JSON list inside one counting as several (SSP's released code)."""
+    """The queries of all valid searches of a turn; a JSON list in a search counts as several (SSP's released code)."""
     return _all_queries(calls(text, dialect))
 
 
@@ -31,10 +31,10 @@ def _all_queries(found: Sequence[Call]) -> list[str]:
 
 
 def first_query(found: Sequence[Call], text: str, dialect: Dialect, finals: Sequence[str]) -> tuple[str, int] | None:
-    """Of the calls `found` in a turn's text of which only the first search is run, that one's query, and where in the
-    text it ends: behind the closing tag (SCOPE's released code).
+    """(query, end) of the first valid search among the calls `found` in a turn, where only that one is run; `end` is
+    after its closing tag (SCOPE's released code).
 
-    None without a valid search, and where a closed tag of `finals` begins before it; the search may even lie inside.
+    None without a valid search, or if a closed tag of `finals` begins before it, even if the search is inside that tag.
     """
     for call in found:
         if call.query is not None:
@@ -45,7 +45,7 @@ def first_query(found: Sequence[Call], text: str, dialect: Dialect, finals: Sequ
 
 
 def _begin(text: str, tag: str) -> int:
-    """Where the first closed `<tag>` begins; -1 without one."""
+    """Start of the first closed `<tag>`; -1 without one."""
     end = text.find(f"</{tag}>")
     return text.rfind(f"<{tag}>", 0, end) if end >= 0 else -1
 
@@ -86,38 +86,38 @@ def responder(
 
 
 def contents(completion: Completion) -> list[str]:
-    """What the policy said in its own turns, thoughts as spaces."""
+    """The contents of the sampled turns (thinking replaced by spaces)."""
     return [turn.content for turn in completion.turns if turn.kind == "sampled"]
 
 
 def whole(turn: Turn) -> str:
-    """A turn's text with its thoughts; one that the prompt opened gets its opening mark."""
+    """A turn's text with its thinking; if the prompt opened the thinking, the opening tag is added."""
     return parsing.THOUGHT[0] + turn.text if turn.opened else turn.text
 
 
 def written(completion: Completion) -> str:
-    """All that was written in an episode of one turn, see `whole`."""
+    """The whole text of a single-turn episode, see `whole`."""
     return "".join(whole(turn) for turn in completion.turns)
 
 
 def queries_run(completion: Completion, dialect: Dialect) -> list[str]:
     """Queries that were answered: those of every turn but the last."""
-    answered = completion.turns[:-1]  # whatever comes after a turn of the policy is its observation
+    answered = completion.turns[:-1]  # a sampled turn that is not the last is followed by its observation
     return [query for turn in answered if turn.kind == "sampled" for query in queries_of(turn.content, dialect)]
 
 
 def results_read(completion: Completion, dialect: Dialect) -> list[str]:
-    """Result texts that the policy got to read, one for each query; searches that found nothing are left out."""
+    """Result texts that the policy read, one per query; searches that found nothing are left out."""
     results = [r for turn in completion.turns if turn.kind == "observation" for r in dialect.results_of(turn.text)]
     return [result.strip() for result in results if result.strip() not in ("", EMPTY_QUERY, NOTHING_FOUND)]
 
 
 def keeps_format(completion: Completion, dialect: Dialect, final: str, rule: str) -> bool:
-    """True if the episode ends in `<final>` and every turn keeps to `rule`.
+    """True if the last turn has a closed `<final>` and every turn satisfies `rule`.
 
-    "well-formed": tags closed, not nested, only think, the dialect's search and `final`, whatever a thought quotes;
-    "think": each turn also begins with a thought; "lenient": nothing more than the final tag. Raises ValueError for any
-    other rule.
+    "well-formed": tags are closed and not nested, and only think, the dialect's search and `final` occur (tags inside
+    thinking are ignored); "think": each turn also begins with thinking; "lenient": only the final tag is required.
+    Raises ValueError for any other rule.
     """
     one_of("rule", rule, FormatRule)
     texts = contents(completion)
@@ -132,26 +132,26 @@ def keeps_format(completion: Completion, dialect: Dialect, final: str, rule: str
 
 
 def transcript(completion: Completion) -> list[dict[str, Any]]:
-    """The turns for people: who wrote what."""
+    """The turns as recorded in episodes.jsonl: kind and text."""
     return [{"kind": turn.kind, "text": turn.text} for turn in completion.turns]
 
 
 def tokens_sampled(completion: Completion) -> int:
-    """Number of tokens the policy chose."""
+    """Number of sampled tokens."""
     return int(sum(bool(flag) for flag in completion.sampled_T))
 
 
 def episode_stats(role: str, completions: Sequence[Completion], searches: Sequence[int]) -> dict[str, list[float]]:
-    """Episodes with searches, by names of metrics: how many searches each ran, and `lengths`."""
+    """Values by metric name for episodes with searches: number of searches, and `lengths`."""
     return {f"{role}/searches": [float(count) for count in searches], **lengths(role, completions)}
 
 
 def lengths(role: str, completions: Sequence[Completion]) -> dict[str, list[float]]:
-    """How long episodes are, by names of metrics: tokens said, with those read, cut off by a limit, never found."""
-    played = [completion for completion in completions if completion.turns]
+    """Values by metric name: sampled tokens, all tokens after the prompt, cut off by a limit, prompt too long."""
+    sampled = [completion for completion in completions if completion.turns]
     return {
-        f"{role}/response_tokens": [float(tokens_sampled(completion)) for completion in played],
-        f"{role}/response_length": [float(len(completion.ids_T)) for completion in played],
-        f"{role}/cut_off": [float(completion.finish_reason in ("length", "overflow")) for completion in played],
+        f"{role}/response_tokens": [float(tokens_sampled(completion)) for completion in sampled],
+        f"{role}/response_length": [float(len(completion.ids_T)) for completion in sampled],
+        f"{role}/cut_off": [float(completion.finish_reason in ("length", "overflow")) for completion in sampled],
         f"{role}/prompt_too_long": [float(not completion.turns) for completion in completions],
     }

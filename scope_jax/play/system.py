@@ -21,16 +21,16 @@ class System(Protocol):
     """The functions of every module in `scope_jax.systems` (no base class; modules are checked against it)."""
 
     def policies(self, cfg: Config) -> tuple[str, ...]:
-        """Names of the trained policies; each has its own optimiser and starts from the base unless the card says
-        otherwise."""
+        """Names of the trained policies; each has its own optimiser and starts from the base model unless the card
+        sets another checkpoint."""
         ...
 
     def uses_base(self, cfg: Config) -> bool:
-        """True if the game samples from the base (a frozen judge), apart from its use as the reference of a KL term."""
+        """True if the game samples from the base model (a frozen judge), apart from its use as the KL reference."""
         ...
 
     def searches(self, cfg: Config) -> bool:
-        """True if some role searches; exactly then the card has a [retrieval] table."""
+        """True if some role searches; the card needs a [retrieval] table if and only if this is True."""
         ...
 
     def judges(self, cfg: Config) -> Mapping[str, JudgeSection]:
@@ -38,7 +38,7 @@ class System(Protocol):
         ...
 
     def source(self, cfg: Config) -> Source | None:
-        """The source of the rows of data; None for a game without data."""
+        """The source of the data rows; None for a game without data."""
         ...
 
     def system_messages(self, cfg: Config) -> tuple[Path, ...]:
@@ -79,8 +79,8 @@ class System(Protocol):
 
 
 def game_options(section: type[Options], cfg: Config) -> Options:
-    """The card's [game] table as the options of a game in a file, a `Section` declared there.
+    """The card's [game] table, parsed as the `Section` that a game in a file declares for its options.
 
-    Raises CardError that names every offending key.
+    Raises CardError with every offending key.
     """
     return parse_section(section, cfg.game, f"[game], the options of {cfg.system}")

@@ -18,12 +18,12 @@ BASE = "base"  # the policy with the initial weights of the run, never trained
 
 @dataclass(frozen=True)
 class Prompt:
-    """One conversation to complete, with the keys that make its samples reproducible."""
+    """One conversation to complete, with a name that makes its samples reproducible."""
 
     ids: tuple[int, ...]
     name: str  # unique within a step and role; folded into every sample's PRNG key
-    messages: Messages  # the messages that `ids` render; also the start of turns that are rendered anew
-    respond: Respond | None = None  # responds to its turns, instead of the call's `respond`
+    messages: Messages  # the messages rendered in `ids`; also used when later turns re-render the conversation
+    respond: Respond | None = None  # responder of its turns, overrides the call's `respond`
 
 
 @runtime_checkable
@@ -31,8 +31,8 @@ class Tools(Protocol):
     """The tools of a game in one step. `train.py` builds them; tests use scripted ones."""
 
     def rows(self, first: int, count: int) -> list[Row]:
-        """Rows `first` to `first + count` of an endless stream: the data of the game's `source`, shuffled anew for
-        every pass by the run's seed.
+        """Rows `first` to `first + count` of an endless stream: the data of the game's `source`, reshuffled in every
+        epoch with the run's seed.
 
         The same positions always give the same rows. A game that draws until it has enough calls this several times in
         a step, and keeps its position in its memory.
@@ -65,9 +65,9 @@ class Tools(Protocol):
         Prompts with equal ids are prefilled once.
 
         A prompt longer than max_prompt_tokens is not sampled: its completions have no turns. max_response_tokens: limit
-        on everything after a prompt, sampled or read. policy: the weights to sample from, one of the system's policies
-        or BASE. respond: the text that responds to a turn, or to its beginning (`Cut`), or None; it becomes tokens
-        according to the card's `model.turns`.
+        on everything after a prompt, sampled or read. policy: the weights to sample from, one of the game's policies or
+        BASE. respond: returns the text that responds to a turn, or to a prefix of it (`Cut`), or None to end the
+        episode; the text is encoded according to the card's `model.turns`.
         """
         ...
 
@@ -76,7 +76,7 @@ class Tools(Protocol):
         ...
 
     def search(self, queries: Sequence[str]) -> list[str]:
-        """Formatted result text of each query, within the card's token budget, own tags neutralised."""
+        """Formatted result text of each query, within the card's token budget, with our own tags neutralised."""
         ...
 
     def judge(
@@ -89,7 +89,7 @@ class Tools(Protocol):
     ) -> list[Reply]:
         """Replies of an external model to single user messages, in order.
 
-        by: one of the system's `judges`. None: the value in the judge's table of the card.
+        by: one of the game's `judges`. None: the value from the judge's table in the card.
         """
         ...
 
@@ -108,7 +108,7 @@ def sample(
     respond: Respond | None = None,
     tempered: bool = True,
 ) -> list[list[Completion]]:
-    """`Tools.generate` with the keys of a card's sampling table; no prompts, no completions."""
+    """`Tools.generate` with the values of a sampling table; [] without prompts."""
     if not prompts:
         return []
     return tools.generate(
@@ -141,7 +141,7 @@ def sample_role(
     stop: Sequence[str] = (),
     respond: Respond | None = None,
 ) -> list[list[Completion]]:
-    """`sample`, with the limits of a role's card. sampling: in place of the card's own."""
+    """`sample` with the limits of a role's table. sampling: replaces the table's own."""
     return sample(
         tools,
         role,

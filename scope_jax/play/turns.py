@@ -5,16 +5,16 @@ A game's responder responds to a turn with text. There are three ways to turn it
     raw           the text, surrounded by line breaks, continues where the turn ended; no message ends (SSP, Search-R1)
     chat          the template ends the policy's message, the text is a separate message, and a new message of the
                   policy begins; all thinking stays visible (SCOPE with Qwen2.5 and OLMo-3)
-    chat-trimmed  the whole conversation is rendered anew, without the thinking of earlier turns, as Qwen3 is used; the
+    chat-trimmed  the whole conversation is re-rendered without the thinking of earlier turns, as Qwen3 is used; the
                   next turn follows this new prompt and is a separate training row (SCOPE App. E)
 
-Raw and chat keep one sequence of tokens, exactly those that were sampled. In chat-trimmed turns the template renders
-the text of earlier turns again, and their ids may differ from the sampled ones; they are prompt there, never trained,
-and the row in which they were sampled keeps the sampled ids.
+Raw and chat keep one token sequence with exactly the sampled tokens. In chat-trimmed mode the template re-renders the
+text of earlier turns, whose ids may differ from the sampled ones; there they are prompt tokens and never trained, and
+the row in which they were sampled keeps the sampled ids.
 
-Documents are neutralised before they reach this module. In addition, none of our tags in an observation becomes a
+Documents are neutralised before they reach this module. In addition, none of our tags in an observation is encoded as a
 special or single token (Qwen3's vocabulary has some), except the one around the results. This second safeguard does not
-apply where results come in a user message and everything is rendered anew, since the prompt is a user message too.
+apply if results are in a user message and the conversation is re-rendered, since the prompt is a user message too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ANSWER = {"role": "assistant", "content": "!"}
 
 @runtime_checkable
 class ChatCodec(Protocol):
-    """What joining asks of a tokenizer."""
+    """The tokenizer methods that joining needs."""
 
     @property
     def eos_ids(self) -> Sequence[int]: ...
@@ -72,10 +72,10 @@ class ChatCodec(Protocol):
 
 @dataclass(frozen=True)
 class Cut:
-    """An answer to the beginning of a turn: what the turn says from character `end` of its text on is dropped.
+    """A response to a prefix of a turn: the turn's text from character `end` on is dropped.
 
-    A token in which the beginning ends stays whole. An end token that alone comes behind it stays, too, where messages
-    have ends.
+    The token that contains the end of the prefix is kept whole. In the chat modes, an end token that directly follows
+    it is also kept.
     """
 
     end: int
@@ -86,16 +86,16 @@ Respond = Callable[[tuple[Turn, ...]], str | Cut | None]
 
 
 def raw(text: str) -> str:
-    """An observation as it stands in a raw stream of tokens."""
+    """An observation as encoded in raw mode."""
     return f"\n{text}\n\n"
 
 
 @dataclass(frozen=True)
 class Joiner:
-    """Prompts and turns of one model: mode, template and dialect. options: variables of the template.
+    """Encodes the prompts and turns of one model by mode, template and dialect. options: variables of the template.
 
     Raises ValueError if the template does not declare the dialect's tool, leaves out messages of the dialect's role, or
-    in chat turns does not go on from what was said.
+    in chat mode rewrites earlier turns.
     """
 
     mode: Mode
@@ -110,7 +110,7 @@ class Joiner:
             self._check_results()
 
     def _check_tools(self) -> None:
-        """Raises ValueError unless a prompt with the dialect's tool tells the model of its calls."""
+        """Raises ValueError unless the template declares the dialect's tool and its call syntax."""
         remedy = "choose the model.dialect of the model's family, or a dialect file without [tool]."
         try:
             ids = self.prompt(replace(SHORT, tools=self.dialect.tools))
@@ -125,7 +125,7 @@ class Joiner:
             )
 
     def _check_results(self) -> None:
-        """Raises ValueError unless what answers a turn comes behind it, and in full."""
+        """Raises ValueError unless the template renders the response to a turn after it, and in full."""
         message = self.dialect.message(self.dialect.observation(["probe"]))
         messages = replace(SHORT, tools=self.dialect.tools)
         try:
@@ -156,42 +156,45 @@ class Joiner:
             )
 
     def prompt(self, messages: Messages) -> list[int]:
-        """Ids of a prompt, up to where the policy's first turn begins. Raises ValueError if the template refuses it."""
+        """Ids of a prompt, up to the start of the policy's first turn. Raises ValueError if the template rejects it."""
         return self._rendered(messages, [])
 
     def responder(self, respond: Respond, messages: Messages) -> Callable[[tuple[Turn, ...]], Reply]:
-        """The responder of a `Request` that began with `messages`, from a game's."""
+        """Converts a game's responder to that of a `Request` whose prompt is `messages`."""
 
         def reply(turns: tuple[Turn, ...]) -> Reply:
-            answer = respond(turns)
-            if answer is None:
+            response = respond(turns)
+            if response is None:
                 return None
-            text, kept = (answer, None) if isinstance(answer, str) else (answer.text, self._kept(turns[-1], answer.end))
+            if isinstance(response, str):
+                text, kept = response, None
+            else:
+                text, kept = response.text, self._kept(turns[-1], response.end)
             if kept is not None:
                 turns = (*turns[:-1], turns[-1].first(kept, self.tokenizer.decode))
             if self.mode == "raw":
                 return Continuation(self.tokenizer.encode(raw(text), self._forbidden), raw(text), kept)
             if self.mode == "chat":
                 return Continuation(self._after(messages, turns[-1], self.dialect.message(text)), text, kept)
-            return Restart(self._anew(messages, turns, text), text, kept)
+            return Restart(self._rerendered(messages, turns, text), text, kept)
 
         return reply
 
     def _kept(self, turn: Turn, end: int) -> int | None:
-        """How many tokens of a turn hold the first `end` characters of its text; None if nothing has to be dropped."""
+        """How many tokens of a turn cover the first `end` characters of its text; None if nothing has to be dropped."""
         ids, head = turn.ids.tolist(), turn.text[:end]
-        enough = bisect_left(
+        index = bisect_left(
             range(1, len(ids)), True, key=lambda count: self.tokenizer.decode(ids[:count]).startswith(head)
         )
-        count = enough + 1
+        count = index + 1
         ended = turn.finish == "eos" and self.mode != "raw"
         return None if count == len(ids) - ended else count
 
     def glue(self, messages: Messages, message: Mapping[str, str]) -> list[int]:
-        """Ids from the end of the policy's message up to the beginning of its next, with `message` in between.
+        """Ids from the end of the policy's message up to the start of its next one, with `message` in between.
 
-        Taken from a short conversation under the same system message and tools, for they are the same after every turn,
-        whatever user and policy may say in it.
+        Taken from a short conversation with the same system message and tools, since these ids do not depend on what
+        user and policy wrote.
         """
         return self.tokenizer.continuation(
             [*replace(messages, user=SHORT.user).conversation(), ANSWER],
@@ -203,15 +206,15 @@ class Joiner:
         )
 
     def _after(self, messages: Messages, turn: Turn, message: Mapping[str, str]) -> list[int]:
-        """The glue after a turn; where the policy has ended it with an end token of its own, that one stands.
+        """The glue after a turn; an end token sampled by the policy is kept in place of the template's.
 
-        Llama 3.1 has several, and ends a call with another one than an answer.
+        Llama 3.1 has several end tokens, and ends a call with a different one than an answer.
         """
         ids = self.glue(messages, message)
         return ids[1:] if turn.finish == "eos" and ids[0] in self.tokenizer.eos_ids else ids
 
-    def _anew(self, messages: Messages, turns: Sequence[Turn], text: str) -> list[int]:
-        """The prompt of the next turn: the conversation so far without thinking, and `text` as its last message."""
+    def _rerendered(self, messages: Messages, turns: Sequence[Turn], text: str) -> list[int]:
+        """The prompt of the next turn: the conversation so far without thinking, with `text` as its last message."""
         later: list[Mapping[str, str]] = []
         for turn in turns:
             if turn.kind == "sampled":
@@ -231,6 +234,6 @@ class Joiner:
 
     @property
     def _forbidden(self) -> list[str]:
-        """Tags that an observation's text must not hold as tokens."""
+        """Tags that must not be encoded as tokens in an observation's text."""
         names = sorted({*parsing.FOREIGN, *self.dialect.tags} - {self.dialect.results.tag})
         return [tag for name in names for tag in (f"<{name}>", f"</{name}>")]

@@ -9,10 +9,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Messages:
-    """The beginning of a conversation, as a model's own chat template renders it.
+    """The start of a conversation, to be rendered by the model's chat template.
 
-    system: None leaves it to the template, which may have a default of its own; "" is an empty message. tools: JSON
-    schemas of the functions that are declared to the model.
+    system: None leaves it to the template, which may have a default; "" is an empty message. tools: JSON schemas of
+    the functions that are declared to the model.
     """
 
     user: str
@@ -25,10 +25,10 @@ class Messages:
         return [*system, {"role": "user", "content": self.user}]
 
     def declared(self) -> list[Mapping[str, Any]] | None:
-        """The tools for a chat template: None where there are none, as templates ask for it."""
+        """The tools for a chat template: None instead of an empty list, as templates expect."""
         return list(self.tools) or None
 
     @property
     def text(self) -> str:
-        """All that is said, for people."""
+        """All messages as one readable text."""
         return self.user if self.system is None else f"{self.system}\n\n{self.user}"

@@ -1,7 +1,7 @@
-"""The JSON object with which a reply ends: where a policy is to say several things at once, such as a question with
-its answer and options.
+"""The JSON object at the end of a reply, for replies with several fields, such as a question with its answer and
+options.
 
-Nothing is evaluated, and nothing repaired: an object that is not JSON, or says a key twice, is none.
+Nothing is evaluated or repaired: an object that is not valid JSON, or has a duplicate key, is rejected.
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ from typing import Any
 from retrieval.rows import STRICT_JSON
 from scope_jax.text.parsing import is_text
 
-_MARK = re.compile(r'(?<!\\)(?:\\\\)*+["{}]')  # a quote or brace before which no backslash, or an even number, stands
+_MARK = re.compile(r'(?<!\\)(?:\\\\)*+["{}]')  # an unescaped quote or brace: an even number of backslashes before it
 
 
 def last_object(text: str) -> dict[str, Any] | None:
-    """The object that ends with the last `}` of `text`, whatever stands before and behind it; None if it is no JSON.
+    """The object that ends with the last `}` of `text`, ignoring text before and after it; None if it is not JSON.
 
-    Strict: no key twice, no NaN or infinite number, no text that could not be written to a file. Its beginning is found
-    from its end, so that braces in what is said before it do no harm; in time linear in the text.
+    Strict: no duplicate keys, no NaN or infinite numbers, no text that cannot be written to a file. The object's start
+    is searched backwards from its end, so that earlier braces do not matter. Takes time linear in the text.
     """
     start, end = _last_braces(text)
     return None if start is None else whole_object(text[start:end])
 
 
 def whole_object(text: str) -> dict[str, Any] | None:
-    """The object that `text` is, white space around it aside; None if it is no object or more than one. As strict."""
+    """`text` parsed as a single object, surrounding white space allowed; None otherwise. As strict as `last_object`."""
     try:
         value = STRICT_JSON.decode(text.strip())
         writable = is_text(json.dumps(value, ensure_ascii=False))
-    except (ValueError, RecursionError):  # no JSON, a number of too many digits; nested too deep
+    except (ValueError, RecursionError):  # not JSON, a number with too many digits; nested too deeply
         return None
     return value if isinstance(value, dict) and writable else None
 
 
 def _last_braces(text: str) -> tuple[int | None, int]:
-    """(start, end) of what stands between the last `}` and its `{`, both included; start None without them.
+    """(start, end) of the text from the matching `{` to the last `}`, both included; start is None without a match.
 
-    Braces in strings do not count; a `}` that is not in a string is the last character of the object, so going back
-    from it every quote begins or ends one.
+    Braces in strings do not count. The last `}` is outside of strings, so that going back from it every quote starts or
+    ends a string.
     """
     end = text.rfind("}") + 1
     depth, quoted = 0, False

@@ -1,4 +1,4 @@
-"""Parses the text of a policy, and makes foreign text safe to show to it.
+"""Parses text written by a policy, and neutralises untrusted text before a policy reads it.
 
 A policy writes tags: `<think>`, `<question>`, `<answer>` and those of its search dialect (`text.dialects`).
 All extraction is by position and considers closed pairs only.
@@ -17,7 +17,7 @@ from rollouts.thoughts import blanked, thoughts
 THOUGHT = ("<think>", "</think>")
 TAGS = ("think", "search", "information", "question", "answer")
 
-# Tags that mean something to some policy, judge or template of ours; text from elsewhere must not hold them.
+# Tags that have a meaning for one of our policies, judges or templates; untrusted text must not contain them.
 FOREIGN = (
     *TAGS,
     "observation",
@@ -36,14 +36,14 @@ FOREIGN = (
     "function_calls",
     "function_results",
 )
-# What other models' vocabularies hold between plain angle brackets; these count as they stand, case aside.
+# Special tokens of other models in plain angle brackets; matched exactly, ignoring case.
 _WORD_TOKENS = frozenset(
     slash + name
     for name in ("s", "bos", "eos", "pad", "unk", "mask", "start_of_turn", "end_of_turn")
     for slash in ("", "/")
 )
-# A tag (of any name; with attributes also one that is never closed), or <|…|>. No place is looked at more often than a
-# fixed number of times: what repeats is possessive and ends at the next <, or is bounded.
+# A tag (of any name; with attributes also one that is never closed), or <|…|>. Linear time: every repetition is
+# possessive and ends at the next <, or is bounded.
 _MARK = re.compile(
     r"<(\s*+/?+\s*+(\w++)(?:\s*+/?+\s*+(?=>)|\s++[\w:-]++\s*+=[^<>]*+)|[|｜][^|｜\n]{1,64}+[|｜](?=>))(>?)"
 )
@@ -54,8 +54,8 @@ _BOX = re.compile(r"(\\boxed\s*+\{)|\\.|([{}])", re.DOTALL)  # an escaped brace 
 def spans(text: str, tag: str) -> list[str]:
     """Contents of the closed `<tag>…</tag>` pairs of `text` in order, stripped.
 
-    A pair ends at the first closing tag and begins at the last opening tag before it, so that an opening tag which is
-    never closed swallows nothing.
+    A pair ends at the first closing tag and begins at the last opening tag before it, so that an unclosed opening tag
+    does not absorb other text.
     """
     found, opened = [], None
     for match in re.finditer(rf"<(/?){tag}>", text):
@@ -68,7 +68,7 @@ def spans(text: str, tag: str) -> list[str]:
 
 
 def first(texts: Iterable[str], tag: str) -> str | None:
-    """Content of the first closed pair in the first of `texts` that has one; None without any. May be empty."""
+    """Content of the first closed pair in the first of `texts` that has one; None if none has. May be empty."""
     for text in texts:
         if found := spans(text, tag):
             return found[0]
@@ -76,7 +76,7 @@ def first(texts: Iterable[str], tag: str) -> str | None:
 
 
 def last(texts: Sequence[str], tag: str) -> str | None:
-    """Content of the last closed pair of the last of `texts` that has one; None without any. May be empty."""
+    """Content of the last closed pair of the last of `texts` that has one; None if none has. May be empty."""
     for text in reversed(texts):
         if found := spans(text, tag):
             return found[-1]
@@ -102,7 +102,7 @@ def _listed(content: str) -> list[str]:
 def well_formed(text: str, allowed: Sequence[str], known: Sequence[str] = TAGS) -> bool:
     """True if every tag of `text` is closed, none is inside another, and only tags of `allowed` occur.
 
-    What is neither allowed nor `known` is no tag but text; so is whatever stands inside a <think>.
+    Tags that are neither allowed nor `known` are plain text, and so is everything inside <think>.
     """
     opened: str | None = None
     for match in _tag(tuple({*known, *allowed})).finditer(text):
@@ -121,9 +121,9 @@ def _tag(tags: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def without_thinking(text: str, opened: bool = False) -> str:
-    """`text` with its thoughts as spaces: what acts and counts, every character in its place.
+    """`text` with thinking replaced by spaces, so that all other characters keep their positions.
 
-    opened: the prompt opened a thought before the text. An unclosed thought goes on to the end of the text.
+    opened: the prompt has already opened the thinking. Unclosed thinking extends to the end of the text.
     """
     return blanked(text, thoughts(text, THOUGHT, opened))
 
@@ -136,7 +136,7 @@ def opens_with_thought(text: str) -> bool:
 
 
 def labelled_answer(text: str) -> str | None:
-    """What follows the last `Answer:` of a reply, up to the end of its line; None without the label or the text."""
+    """The text after the last `Answer:` of a reply, up to the end of its line; None without the label or the text."""
     labels = deque(_ANSWER_LABEL.finditer(text), maxlen=1)
     if not labels:
         return None
@@ -145,11 +145,11 @@ def labelled_answer(text: str) -> str | None:
 
 
 def boxed(text: str) -> str | None:
-    """Content of the last `\\boxed{…}` of `text` that is closed, stripped; of nested ones the innermost.
+    """Content of the last closed `\\boxed{…}` of `text`, stripped; of nested ones the innermost.
 
-    None without one, or if it is empty. Braces inside must be paired; a box that is never closed swallows nothing.
+    None if there is none or it is empty. Braces inside must be paired; an unclosed box is ignored.
     """
-    opened: list[int | None] = []  # where each brace that is open begins its content, None for one without a box
+    opened: list[int | None] = []  # start of the content of each open brace, None for a brace that is not a box
     found: tuple[int, int] | None = None
     for match in _BOX.finditer(text):
         if match[1]:
@@ -164,22 +164,23 @@ def boxed(text: str) -> str | None:
 
 
 def without_thought(text: str) -> str:
-    """What a chat template that trims keeps of a turn: all behind the last `</think>`; the whole text if there is none.
+    """The part of a turn that a thinking-trimming chat template keeps: everything after the last `</think>`, or the
+    whole text without one.
 
-    So a template that opens the thought itself, in the prompt, makes no difference.
+    Works whether or not the template opens the thinking in the prompt.
     """
     return text.rpartition(THOUGHT[1])[2].lstrip("\n")
 
 
 def neutralise(text: str, also: Sequence[str] = ()) -> str:
-    """`text` with our own tags and look-alikes of special tokens in square brackets: `<search>` → `[search]`.
+    """`text` with reserved tags and look-alikes of special tokens put in square brackets: `<search>` → `[search]`.
 
-    also: names of further tags, those of a dialect that is not ours. Tags with attributes count. A reader still sees
-    what stood there, place by place; no parser here takes it for a tag. Idempotent, in time linear in the text.
+    also: names of further tags, such as those of a custom dialect. Tags with attributes are included. The text stays
+    readable and keeps its length, but no parser here finds a tag in it. Idempotent; takes time linear in the text.
     """
     names = {*FOREIGN, *also}
 
-    seen: dict[str, str] = {}  # a text that repeats a mark has it looked at once
+    seen: dict[str, str] = {}  # cache, since texts repeat the same tags
 
     def bracketed(mark: re.Match[str]) -> str:
         if (known := seen.get(mark[0])) is not None:
@@ -197,7 +198,7 @@ def neutralise(text: str, also: Sequence[str] = ()) -> str:
 
 
 def is_text(string: str) -> bool:
-    """False for a string with half of a surrogate pair, which no file and no endpoint can take."""
+    """False for a string with an unpaired surrogate, which cannot be encoded as UTF-8."""
     try:
         string.encode()
     except UnicodeEncodeError:
@@ -206,7 +207,7 @@ def is_text(string: str) -> bool:
 
 
 def shorten(text: str, limit: int) -> str:
-    """`text` in at most `limit` characters, cut after a whole word where there is one, and marked with …"""
+    """`text` in at most `limit` characters, cut after a whole word if possible, and marked with …"""
     if limit < 1:
         raise ValueError(f"limit must be at least 1, got {limit}")
     if len(text) <= limit:

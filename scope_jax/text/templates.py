@@ -1,4 +1,4 @@
-"""Prompt files: text with `{variables}`, filled in one pass, so that braces in the filled-in text are kept.
+"""Prompt files: text with `{variables}`, filled in one pass, so that braces in the inserted values are kept.
 
 `<role>.txt` is the user message of a role. `<role>.system.txt` next to it, with the same variables, is its
 system message.
@@ -18,11 +18,11 @@ _VARIABLE = re.compile(r"\{(\w+)\}")
 
 
 class PromptError(ValueError):
-    """A prompt file that cannot be used: the message is one sentence with file and remedy."""
+    """A prompt file cannot be used; the message is one sentence with file and remedy."""
 
 
 def load(folder: str | Path, name: str, *, known: Sequence[str], required: Sequence[str]) -> str:
-    """Text of `folder/name.txt`, stripped; `PromptError` unless its variables are known and the required ones there."""
+    """Text of `folder/name.txt`, stripped; `PromptError` for an unknown variable or if a required one is missing."""
     path = Path(folder) / f"{name}.txt"
     if not path.is_file():
         raise PromptError(
@@ -47,7 +47,7 @@ def load(folder: str | Path, name: str, *, known: Sequence[str], required: Seque
 
 
 def _half_braced(text: str, known: Sequence[str]) -> str:
-    """The first known name with a space inside its braces or with one brace only; "" where there is none."""
+    """The first known name with a space inside its braces or with only one brace; "" if there is none."""
     if not known:
         return ""
     names = "|".join(map(re.escape, known))
@@ -60,14 +60,14 @@ def _half_braced(text: str, known: Sequence[str]) -> str:
 def load_messages(
     folder: str | Path, role: str, *, known: Sequence[str], required: Sequence[str], tools: Sequence[Mapping[str, Any]]
 ) -> Messages:
-    """The templates of a role's messages; the required variables stand in the user's. Raises as `load` does."""
+    """The templates of a role's messages; required variables must be in the user message. Raises as `load` does."""
     user = load(folder, role, known=known, required=required)
     system = [load(folder, file.stem, known=known, required=()) for file in system_files(folder, [role])]
     return Messages(user, system[0] if system else None, tuple(tools))
 
 
 def system_files(folder: str | Path, roles: Sequence[str]) -> tuple[Path, ...]:
-    """The system messages of these roles, of those that have one."""
+    """The existing system message files of these roles."""
     return tuple(file for role in roles if (file := Path(folder) / f"{role}.system.txt").is_file())
 
 
@@ -81,11 +81,11 @@ def variables(text: str) -> set[str]:
 
 
 def fill(text: str, values: Mapping[str, object]) -> str:
-    """`text` with each `{name}` of `values` replaced; what is filled in is not searched again, other braces stay."""
+    """`text` with each `{name}` of `values` replaced; inserted values are not searched again, other braces are kept."""
     return _VARIABLE.sub(lambda match: str(values[match[1]]) if match[1] in values else match[0], text)
 
 
 def fill_messages(messages: Messages, values: Mapping[str, object]) -> Messages:
-    """Templates of messages, filled in as `fill` does."""
+    """`fill` applied to all messages."""
     system = None if messages.system is None else fill(messages.system, values)
     return replace(messages, user=fill(messages.user, values), system=system)

@@ -31,9 +31,9 @@ def test_every_game_is_checked():
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [
-        ("trained = episodes(cfg,", "trained = list()  # episodes(cfg,", "l.9: episodes is not called there"),
-        ("trained = episodes(cfg,", 'trained = print("episodes()", ', "l.9: episodes is not called there"),
-        ("    # l.12: what", "    # what", "l.12 has no comment"),
+        ("played = episodes(cfg,", "played = list()  # episodes(cfg,", "l.9: episodes is not called there"),
+        ("played = episodes(cfg,", 'played = print("episodes()", ', "l.9: episodes is not called there"),
+        ("    # l.12: the", "    # the", "l.12 has no comment"),
         ("`next_memory` |", "`forget` |", "l.12: forget is not called there"),
         ("`propose` |", "`propose`, `verify` |", "l.3: verify is not called there"),
         ("# l.2: the batch", "# l.3: the batch", "comments are [1, 3, 3,"),

@@ -1,7 +1,7 @@
-"""How a model writes a search, and how results are shown to it: defined in small TOML files.
+"""Search dialects: how a model writes a search and how it is shown the results, defined in small TOML files.
 
-SCOPE's Table 11 has three dialects: an XML tag, a Hermes tool call, a function call. Each is a file in this folder; a
-card selects one by name (`model.dialect`), or gives the path of its own TOML file.
+SCOPE's Table 11 has three dialects: an XML tag, a Hermes tool call and a function call. Each is a file in this folder;
+a card selects one by name (`model.dialect`), or gives the path of its own TOML file.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-JOINT = "\n---\n"  # between the results of several queries of one turn (verl)
-_RULE = re.compile(r"^(?=---+$)", re.MULTILINE)  # a line that a result may have, too; one dash longer it is no joint
+JOINT = "\n---\n"  # separates the results of several queries of one turn (verl)
+_RULE = re.compile(r"^(?=---+$)", re.MULTILINE)  # such a line in a result is made one dash longer
 _LONGER_RULE = re.compile(r"^-(?=---+$)", re.MULTILINE)
 _FOLDER = Path(__file__).parent
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 class DialectError(ValueError):
-    """A dialect that cannot be used: one sentence with its name or file and the remedy."""
+    """A dialect cannot be used; the message is one sentence with its name or file and the remedy."""
 
 
 class _Table(BaseModel):
@@ -34,9 +34,9 @@ class _Table(BaseModel):
 class CallTable(_Table):
     """How a search is written.
 
-    The closed pair of `tag` holds the payload: "text", the query itself; "json", an object with `name` and `arguments`,
-    among which `argument` is the query; "expression", calls `name(argument="…")`, one or several. template: a search as
-    the model should write it; {query} stands for the query, quoted where the payload wants it quoted.
+    The closed pair of `tag` contains the payload: "text", the query itself; "json", an object with `name` and
+    `arguments`, where `argument` is the query; "expression", one or more calls `name(argument="…")`. template: a search
+    as the model should write it; {query} stands for the query, quoted if the payload requires it.
     """
 
     tag: str
@@ -47,10 +47,10 @@ class CallTable(_Table):
 
 
 class ResultsTable(_Table):
-    """How results come back.
+    """How results are shown.
 
-    tag: around their text. role: of the message they form where turns are joined by the chat template.
-    template_wraps: the template itself writes the tag around a message of that role.
+    tag: encloses their text. role: the role of their message if turns are joined by the chat template.
+    template_wraps: the template itself writes the tag around messages of that role.
     """
 
     tag: str
@@ -59,9 +59,9 @@ class ResultsTable(_Table):
 
 
 class WordsTable(_Table):
-    """Phrases for prompts: what a search looks like, and where its results are to be found.
+    """Phrases for prompts: what a search looks like, and where its results appear.
 
-    Where the chat template declares the tool and says how calls are written, `call` needs no more than its name.
+    If the chat template declares the tool and its call syntax, `call` needs only the tool's name.
     """
 
     call: str
@@ -69,9 +69,9 @@ class WordsTable(_Table):
 
 
 class Dialect(_Table):
-    """One way of searching; see the tables.
+    """A search dialect; see the tables.
 
-    tool: the JSON schema of the search, for chat templates that declare functions; None: prompts alone tell of it.
+    tool: the JSON schema of the search, for chat templates that declare functions; None: only the prompts describe it.
     """
 
     call: CallTable
@@ -98,7 +98,7 @@ class Dialect(_Table):
         return self
 
     def _declares(self, tool: Mapping[str, Any]) -> bool:
-        """True if the schema is that of the call: a function, bare or under the key "function"."""
+        """True if the schema, bare or under the key "function", declares the function of the call."""
         match tool.get("function", tool):
             case {"name": name, "parameters": {"properties": {**properties}}}:
                 return name == self.call.name and self.call.argument in properties
@@ -106,17 +106,17 @@ class Dialect(_Table):
 
     @property
     def tools(self) -> tuple[Mapping[str, Any], ...]:
-        """What is declared to a policy that may search."""
+        """The tools declared to a policy that may search."""
         return () if self.tool is None else (self.tool,)
 
     @property
     def open(self) -> str:
-        """What a search begins with."""
+        """The opening tag of a search."""
         return f"<{self.call.tag}>"
 
     @property
     def close(self) -> str:
-        """What a search ends with: a stop string of turns that may search."""
+        """The closing tag of a search: a stop string of turns that may search."""
         return f"</{self.call.tag}>"
 
     @property
@@ -125,9 +125,9 @@ class Dialect(_Table):
         return self.call.tag, self.results.tag
 
     def write(self, query: str) -> str:
-        """A search for `query`, for prompts and demonstrations; the parser reads the query back from it.
+        """A search for `query`, for prompts and demonstrations; the parser recovers the query from it.
 
-        Raises ValueError if the payload is plain text and the query holds a tag of the call.
+        Raises ValueError if the payload is plain text and the query contains the call's tag.
         """
         if self.call.payload == "text":
             if self.open in query or self.close in query:
@@ -137,9 +137,9 @@ class Dialect(_Table):
         return self.call.template.replace("{query}", query)
 
     def observation(self, results: Sequence[str]) -> str:
-        """What a policy reads after a search: the results inside their tag.
+        """The observation after a search: the results inside their tag.
 
-        A line of three or more dashes in a result gets one more, so that it does not look like the joint.
+        A line of three or more dashes in a result gets one more dash, so that it cannot be taken for the separator.
         """
         inside = JOINT.join(_RULE.sub("-", result) for result in results)
         return f"<{self.results.tag}>\n{inside}\n</{self.results.tag}>"
@@ -154,10 +154,10 @@ class Dialect(_Table):
         return found
 
     def message(self, text: str) -> Mapping[str, str]:
-        """An answer to a turn as a message for the chat template.
+        """A response to a turn as a message for the chat template.
 
-        A text that begins with an `observation` has the results' role, everything else is the user's. Where the
-        template writes the tag, the text goes without it.
+        A text that begins with an `observation` gets the results' role, any other text the user role. If the template
+        writes the tag, it is removed from the text.
         """
         block = self._block(text, 0)
         if block is None or block[0] != 0:
@@ -166,7 +166,7 @@ class Dialect(_Table):
         return {"role": self.results.role, "content": content}
 
     def _block(self, text: str, place: int) -> tuple[int, str, int] | None:
-        """(start, content, end) of the first closed pair of the results' tag from `place` on; None without one."""
+        """(start, content, end) of the first closed pair of the results' tag at or after `place`; None without one."""
         opening, closing = f"<{self.results.tag}>", f"</{self.results.tag}>"
         start = text.find(opening, place)
         end = text.find(closing, start) if start >= 0 else -1
@@ -177,13 +177,13 @@ class Dialect(_Table):
 
 
 def names() -> list[str]:
-    """The dialects that come with the package."""
+    """Names of the built-in dialects."""
     return sorted(path.stem for path in _FOLDER.glob("*.toml"))
 
 
 @cache
 def load(name: str) -> Dialect:
-    """The dialect of that name, or of a TOML file. Raises DialectError."""
+    """The dialect of that name, or from a TOML file. Raises DialectError."""
     path = Path(name) if name.endswith(".toml") else _FOLDER / f"{name}.toml"
     if not path.is_file():
         raise DialectError(

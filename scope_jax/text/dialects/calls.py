@@ -1,4 +1,4 @@
-"""Finds the searches of a turn, by position, in any dialect. Text written by a policy is never evaluated as code."""
+"""Finds the searches of a turn and their positions, in any dialect. Text from a policy is never evaluated as code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CONTROL = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": ""}
 
 
 class Call(NamedTuple):
-    """A search, or what was begun as one: text[start:end], and its query, None where it is malformed."""
+    """A search at text[start:end] and its query; the query is None if the search is malformed."""
 
     query: str | None
     start: int
@@ -29,11 +29,11 @@ class Call(NamedTuple):
 
 
 def calls(text: str, dialect: Dialect) -> list[Call]:
-    """Every search of `text` in order; none if nothing was begun.
+    """Every search of `text`, valid or malformed, in order.
 
-    A pair ends at the first closing tag and begins at the last opening tag before it. Malformed are: an opening tag
-    that is never closed (it ends where the next one begins, or with the text), a payload that cannot be read, a call of
-    something else than the search, an empty query. A closing tag that nothing opened is no search.
+    A pair ends at the first closing tag and begins at the last opening tag before it. Malformed searches are: an
+    unclosed opening tag (it extends to the next one, or to the end of the text), a payload that cannot be parsed, a
+    call of another function, an empty query. A closing tag without an opening tag is ignored.
     """
     found: list[Call] = []
     opened: re.Match[str] | None = None
@@ -51,7 +51,7 @@ def calls(text: str, dialect: Dialect) -> list[Call]:
 
 
 def _read(text: str, opened: re.Match[str], closed: re.Match[str], dialect: Dialect) -> list[Call]:
-    """The searches of one closed pair: one, or for expressions as many as there are."""
+    """The searches of one closed pair: one, or any number for expressions."""
     payload = text[opened.end() : closed.start()]
     start, end = opened.start(), closed.end()
     match dialect.call.payload:
@@ -67,7 +67,7 @@ def _read(text: str, opened: re.Match[str], closed: re.Match[str], dialect: Dial
 
 
 def _query(value: str | None) -> str | None:
-    """A query that can be searched for: not blank, and text that can be sent (no half of a surrogate pair)."""
+    """The stripped query; None if it is blank or cannot be encoded (an unpaired surrogate)."""
     return value.strip() if value is not None and value.strip() and is_text(value) else None
 
 
@@ -94,7 +94,7 @@ def _expression(name: str, argument: str) -> re.Pattern[str]:
 
 
 def _expressions(payload: str, dialect: Dialect) -> Iterator[Call]:
-    """The calls of a payload, with places in it; the first thing that is no such call makes the rest malformed."""
+    """The calls of a payload, with positions in it; text that is not such a call makes the rest malformed."""
     pattern, at = _expression(dialect.call.name or "", dialect.call.argument or ""), 0
     while match := pattern.match(payload, at):
         yield Call(_unescape(match[1][1:-1]), match.start(), match.end())
@@ -104,7 +104,7 @@ def _expressions(payload: str, dialect: Dialect) -> Iterator[Call]:
 
 
 def _unescape(text: str) -> str:
-    """The characters of a quoted string; an escape that no one knows stands for the character behind it."""
+    """The characters of a quoted string; an unknown escape stands for the escaped character."""
     if "\\" not in text:
         return text
 
@@ -112,5 +112,5 @@ def _unescape(text: str) -> str:
         code = match[1] or match[2]
         return chr(int(code, 16)) if code else _CONTROL.get(match[3], match[3])
 
-    # Two escapes may be the halves of one character; a half that stays alone makes the query malformed.
+    # Two escapes may form one surrogate pair; an unpaired surrogate makes the query malformed.
     return _ESCAPE.sub(character, text).encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
