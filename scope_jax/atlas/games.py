@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from scope_jax.atlas import scope_roles, ssp_roles
+from scope_jax.atlas import scope_roles, spell_roles, ssp_roles
 from scope_jax.atlas.facts import World
 from scope_jax.atlas.rows import Makers, Show, Split
 
@@ -17,6 +17,7 @@ class Roles(Protocol):
 
     CARD: Path  # its card on Atlas
     UNSPOKEN: tuple[str, ...]  # texts of the game that no demonstration shows, for the tokenizer's word list
+    PIECES: tuple[str, ...]  # patterns of what is one token beside names, words and tags
     STEPS: tuple[int, int]  # of stage "read" and of stage "play"
     READ_ROWS: Mapping[str, int]  # demonstrations of each kind in a step of stage "read"
     PLAY_ROWS: Mapping[str, int]  # and of stage "play"
@@ -35,4 +36,4 @@ class Roles(Protocol):
         ...
 
 
-GAMES: Mapping[str, Roles] = {"ssp": ssp_roles, "scope": scope_roles}
+GAMES: Mapping[str, Roles] = {"ssp": ssp_roles, "scope": scope_roles, "spell": spell_roles}

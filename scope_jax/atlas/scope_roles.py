@@ -77,6 +77,7 @@ UNSPOKEN: tuple[str, ...] = (
     *((tasks.PROMPTS / f"{name}.txt").read_text(encoding="utf-8") for name in NUDGES),
     " I know this. I know one. ",
 )
+PIECES: tuple[str, ...] = ()
 
 
 class Newsroom:

@@ -24,6 +24,7 @@ HOPS = tuple(range(1, len(KINDS) + 1))
 UNSPOKEN: tuple[str, ...] = (
     " I know this. I know one. ",
 )  # for the tokenizer: texts of the game that good play does not show
+PIECES: tuple[str, ...] = ()
 _SENTENCE = re.compile(r"The (\w+) of (\w+) is (\w+)\.")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -12,7 +12,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TAG = r" ?</?(?:think|search|answer|question|information|task|rubrics|rubric|score)>"
 ITEM = r'<rubric priority="(?:critical|important|bonus)">'
-PIECES = Regex(TAG + "|" + ITEM + r"| ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]|\s+(?!\S)|\s+")
+PIECES = TAG + "|" + ITEM + r"| ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]|\s+(?!\S)|\s+"
 MERGES = 256  # learned merges; they carry only what is no whole word of the world
 WORD_COUNT = 2  # a word of the texts becomes a token of its own from this count on
 TEMPLATE = """{%- for message in messages -%}
@@ -24,23 +24,26 @@ TEMPLATE = """{%- for message in messages -%}
 """
 
 
-def _splitter() -> pre_tokenizers.PreTokenizer:
+def _splitter(own: Sequence[str]) -> pre_tokenizers.PreTokenizer:
+    pattern = "|".join((*own, PIECES))
     return pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(PIECES, behavior="isolated"),
+            pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
 
 
-def train_tokenizer(texts: Iterable[str], names: Iterable[str]) -> Tokenizer:
+def train_tokenizer(texts: Iterable[str], names: Iterable[str], own: Sequence[str] = ()) -> Tokenizer:
     """A byte-level BPE over `texts` that holds every piece of `names`, with the space before it, whole.
+
+    own: patterns of what else is whole in a game, such as the punctuation of its JSON; the first that fits counts.
 
     The merges are learned from the texts; whole words are then entries of their own (`ignore_merges`: a piece that is
     in the vocabulary is taken as it is), so that what stands k words back also stands k tokens back.
     """
     texts = list(texts)
-    splitter = _splitter()
+    splitter = _splitter(own)
     learner = Tokenizer(models.BPE())
     learner.pre_tokenizer = splitter
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

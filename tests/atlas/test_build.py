@@ -58,7 +58,9 @@ def test_a_second_build_has_the_same_bits(tmp_path) -> None:
     assert _built(tmp_path / "one") == _built(tmp_path / "two")
 
 
-@pytest.mark.parametrize(("game", "kind", "least"), [("scope", "grade", 0.9), ("ssp", "solve 1", 0.3)])
+@pytest.mark.parametrize(
+    ("game", "kind", "least"), [("scope", "grade", 0.9), ("ssp", "solve 1", 0.3), ("spell", "verify", 0.9)]
+)
 def test_the_committed_base_speaks_its_roles(world, show, show_one, game: str, kind: str, least: float) -> None:
     """Of demonstrations about held-out names; a solver of SSP has its bad habits."""
     tokenizer = Tokenizer.load(ASSETS / game / "base")
@@ -79,8 +81,9 @@ def test_tokenizer_round_trips_and_keeps_tags_whole(game: str) -> None:
     )
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert tokenizer.eos_id not in tokenizer.encode(text)
-    own = {"ssp": ("question",), "scope": ("task", "score")}[game]
-    for tag in ("think", "search", "answer", "information", *own):
+    searching = ("think", "search", "answer", "information")
+    own = {"ssp": (*searching, "question"), "scope": (*searching, "task", "score"), "spell": ()}[game]
+    for tag in own:
         closing = f"</{tag}>" if tag == "information" else f" </{tag}>"  # as the game and the demonstrations write it
         assert len(tokenizer.encode(f"<{tag}>")) == len(tokenizer.encode(closing)) == 1
     items = [f'<rubric priority="{priority}">' for priority in ("critical", "important", "bonus")]

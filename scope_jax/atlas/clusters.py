@@ -1,0 +1,190 @@
+"""Clusters of related documents for SPELL, and its questions about held-out entities.
+
+A document is about one name: the facts about it, numbers included, some facts whose value it is, and some numbers of
+its neighbours. A cluster is documents about names that lie next to each other, so that chains of facts lead from one
+document to another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from scope_jax.atlas.corpus import document_id, title_of
+from scope_jax.atlas.facts import Fact, World, load_numbers
+from scope_jax.atlas.questions import Chain, chain_question
+from scope_jax.atlas.rows import Split, pick
+
+Task = Literal["qa", "math"]
+TASKS: tuple[Task, ...] = ("qa", "math")
+DOCUMENTS = 4  # of a cluster
+MENTIONS = 2  # most facts of a document whose value is its name
+NUMBERS = 2  # most numbers of neighbours
+HOPS = (1, 2, 3)
+CLUSTERS = 40  # of each family
+QUESTIONS = 150  # held out, of each task and number of hops, where there are as many
+REPEATS = 4  # most often that one question is asked
+DRAWS = 1000  # clusters that these are drawn from
+SEED = 29
+
+
+@dataclass(frozen=True)
+class Document:
+    """One document of a cluster."""
+
+    id: str
+    name: str
+    title: str
+    facts: tuple[Fact, ...]
+
+    @property
+    def row(self) -> dict[str, str]:
+        return {"id": self.id, "title": self.title, "text": " ".join(fact.sentence for fact in self.facts)}
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Related documents, in random order."""
+
+    documents: tuple[Document, ...]
+
+    @property
+    def rows(self) -> list[dict[str, str]]:
+        return [document.row for document in self.documents]
+
+
+def facts_of(documents: Sequence[Document]) -> list[Fact]:
+    """Each fact once."""
+    return list(dict.fromkeys(fact for document in documents for fact in document.facts))
+
+
+def is_number(fact: Fact) -> bool:
+    return fact.value.isdecimal()
+
+
+def chains_in(facts: Sequence[Fact], hops: int, task: Task) -> list[Chain]:
+    """Chains of so many of the facts that end in a number (math) or in a name (qa), and never return to a name."""
+    about = _by(facts, "entity")
+    made: list[Chain] = [(fact,) for fact in facts]
+    for _ in range(hops - 1):
+        made = [
+            (*chain, fact)
+            for chain in made
+            for fact in about.get(chain[-1].value, ())
+            if fact.value not in {chain[0].entity, *(step.value for step in chain)}
+        ]
+    return [chain for chain in made if is_number(chain[-1]) == (task == "math")]
+
+
+class Shelf:
+    """Draws clusters from the part of the world that a split shows.
+
+    "train" shows nothing that is held out; in "held_out" every document is about a held-out name.
+    """
+
+    def __init__(self, world: World, split: Split, rng: np.random.Generator) -> None:
+        self.world, self.rng = world, rng
+        every = (*world.facts, *load_numbers(world))
+        shown = [fact for fact in every if split != "train" or world.trains(fact)]
+        self._own = _by(shown, "entity")
+        self._mentions = _by([fact for fact in shown if not is_number(fact)], "value")
+        self._ids = {name: document_id(number) for number, name in enumerate(world.names)}
+        self.names = [name for name in self._own if split != "held_out" or name in world.held_out]
+        self._known = set(self.names)
+        self._neighbours = {name: self._near(name) for name in self.names}
+
+    def _near(self, name: str) -> list[str]:
+        values = [fact.value for fact in self._own[name]]
+        entities = [fact.entity for fact in self._mentions.get(name, ())]
+        return [other for other in dict.fromkeys([*values, *entities]) if other in self._known]
+
+    def _some(self, items: Sequence[Fact], most: int) -> list[Fact]:
+        return [items[int(place)] for place in self.rng.permutation(len(items))[:most]]
+
+    def document(self, name: str) -> Document:
+        """A document about a name, its facts in random order."""
+        own = list(self._own[name])
+        mentions = self._some(self._mentions.get(name, ()), MENTIONS)
+        near = [*(fact.value for fact in own), *(fact.entity for fact in mentions)]
+        numbers = [fact for other in near for fact in self._own.get(other, ()) if is_number(fact)]
+        facts = list(dict.fromkeys([*own, *mentions, *self._some(numbers, NUMBERS)]))
+        return Document(self._ids[name], name, title_of(self.world, name), tuple(self._some(facts, len(facts))))
+
+    def cluster(self, family: Task) -> Cluster:
+        """Documents about names that lie next to each other; in the family math, every one of them has a number."""
+        while True:
+            documents = {name: self.document(name) for name in self._company()}
+            numbers = [any(map(is_number, document.facts)) for document in documents.values()]
+            if len(documents) == DOCUMENTS and (family == "qa" or all(numbers)):
+                ordered = list(documents.values())
+                return Cluster(tuple(ordered[int(place)] for place in self.rng.permutation(DOCUMENTS)))
+
+    def _company(self) -> list[str]:
+        """DOCUMENTS names, or fewer where a name has no more around it: each is next to one before it."""
+        names = [pick(self.names, self.rng)]
+        while len(names) < DOCUMENTS:
+            places = [names[-1]] if self.rng.random() < 0.5 else names
+            near = [other for name in places for other in self._neighbours[name] if other not in names]
+            near = near or [other for name in names for other in self._neighbours[name] if other not in names]
+            if not near:
+                break
+            names.append(pick(near, self.rng))
+        return names
+
+
+def _by(facts: Sequence[Fact], key: str) -> dict[str, list[Fact]]:
+    groups: dict[str, list[Fact]] = {}
+    for fact in facts:
+        groups.setdefault(getattr(fact, key), []).append(fact)
+    return groups
+
+
+# ---------------------------------------------------------------------------------------------------------------- files
+def train_clusters(world: World) -> list[dict[str, Any]]:
+    """Clusters of self-play (id, family, documents); a family is called like its task."""
+    shelf = Shelf(world, "train", np.random.default_rng(SEED))
+    return [
+        {"id": f"{family}-{place:03d}", "family": family, "documents": shelf.cluster(family).rows}
+        for place in range(CLUSTERS)
+        for family in TASKS
+    ]
+
+
+def questions(world: World, task: Task) -> list[dict[str, Any]]:
+    """Held-out questions of a task (id, question, answers, task, hops, context), each about a cluster of its own.
+
+    They begin at a held-out entity. A question is asked at most REPEATS times, each time of another cluster.
+    """
+    shelf = Shelf(world, "held_out", np.random.default_rng(SEED + 1 + TASKS.index(task)))
+    asked: dict[int, list[dict[str, Any]]] = {hops: [] for hops in HOPS}
+    for _ in range(DRAWS):
+        cluster = shelf.cluster(task)
+        for hops, rows in asked.items():
+            if len(rows) == QUESTIONS:
+                continue
+            chains = chains_in(facts_of(cluster.documents), hops, task)
+            if fit := [chain for chain in chains if chain[0].entity in world.held_out]:
+                row = _row(task, hops, pick(fit, shelf.rng), cluster)
+                if sum(row["question"] == other["question"] for other in rows) < REPEATS:
+                    rows.append(row)
+    made = [row for rows in asked.values() for row in rows]
+    return [{"id": f"{task}-{place:04d}", **row} for place, row in enumerate(made)]
+
+
+def _row(task: Task, hops: int, chain: Chain, cluster: Cluster) -> dict[str, Any]:
+    return {
+        "question": chain_question(chain),
+        "answers": [chain[-1].value],
+        "task": task,
+        "hops": hops,
+        "context": cluster.rows,
+    }
+
+
+def files(world: World) -> Mapping[str, Sequence[dict[str, Any]]]:
+    """The rows of SPELL's files by their paths."""
+    held_out = {f"spell/questions_held_out_{task}.jsonl": questions(world, task) for task in TASKS}
+    return {"spell/clusters.jsonl": train_clusters(world), **held_out}

@@ -1,0 +1,95 @@
+"""A step of SPELL on Atlas, every role played by the scripts of the demonstrations.
+
+Each player asserts that what the game puts before it is, character for character, what the demonstration was made for.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+from scope_jax.atlas import spell_scripts
+from scope_jax.atlas.clusters import Cluster, Document, Task, chains_in, facts_of
+from scope_jax.atlas.facts import ASSETS, Fact
+from scope_jax.atlas.questions import Chain, chain_question
+from scope_jax.atlas.rows import Script
+from scope_jax.config import load_card
+from scope_jax.systems import spell
+from scope_jax.systems.spell.records import Entry
+from tests.systems.harness import Moment, ScriptedTools
+
+SENTENCE = re.compile(r"The (\w+) of (\w+) is (\w+)\.")
+EXAMPLE = re.compile(r"Question: (.+)\nAnswer: (\w+)")
+
+
+class Players:
+    """All roles at their best, but every second answer is wrong."""
+
+    def __init__(self) -> None:
+        self.chains: dict[str, Chain] = {}
+        self.remembered = 0
+
+    def __call__(self, moment: Moment) -> str:
+        task: Task = "math" if "a number" in moment.prompt or "the number" in moment.prompt else "qa"
+        script = getattr(self, f"_{moment.role}")(moment, task)
+        assert script.message == moment.prompt
+        return script.parts[0][0]
+
+    def _cluster(self, prompt: str) -> Cluster:
+        found = re.findall(r"Title: (The \w+ (\w+))\n(.*)", prompt)
+        return Cluster(
+            tuple(
+                Document(title, name, title, tuple(Fact(*fact) for fact in SENTENCE.findall(text)))
+                for title, name, text in found
+            )
+        )
+
+    def _questioner(self, moment: Moment, task: Task) -> Script:
+        cluster = self._cluster(moment.prompt)
+        history = [Entry((), *example) for example in EXAMPLE.findall(moment.prompt)]
+        self.remembered += bool(history)
+        order = spell_scripts.order(cluster, task, cluster.documents, history)
+        chain = chains_in(facts_of(cluster.documents), 1, task)[-1 - len(history)]
+        self.chains[chain_question(chain)] = chain
+        return spell_scripts.questioner(order, chain)
+
+    def _chain(self, prompt: str) -> Chain:
+        return self.chains[re.findall(r"What is .+\?", prompt)[-1]]
+
+    def _grounding(self, moment: Moment, task: Task) -> Script:
+        return spell_scripts.guesser(None, task, self._chain(moment.prompt), "7" if task == "math" else "Nowhere")
+
+    def _responder(self, moment: Moment, task: Task) -> Script:
+        cluster, chain = self._cluster(moment.prompt), self._chain(moment.prompt)
+        if moment.sample % 2:
+            return spell_scripts.guesser(cluster, task, chain, chain[0].entity)
+        return spell_scripts.responder(cluster, task, chain)
+
+    def _verifier(self, moment: Moment, task: Task) -> Script:
+        answer = re.findall(r"\nAnswer: (\w+)\n", moment.prompt)[0]
+        return spell_scripts.verifier(self._chain(moment.prompt), answer)
+
+
+def test_two_steps_are_played_in_the_demonstrations_words() -> None:
+    """Lengths are counted in characters here; the second step asks the same clusters again."""
+    roles = ("questioner", "responder", "verifier")
+    long = [f"spell.{who}.{key}=10000" for who in roles for key in ("max_prompt_tokens", "sampling.max_tokens")]
+    small = [
+        "spell.groups=8",
+        "spell.clusters_per_round=8",
+        "spell.max_answer_tokens=100",
+        f"spell.prompts={spell_scripts.PROMPTS}",
+    ]
+    cfg = load_card(spell_scripts.CARD, [*small, *long])
+    lines = (ASSETS / "spell" / "clusters.jsonl").read_text(encoding="utf-8").splitlines()
+    players = Players()
+    tools = ScriptedTools(script=players, data=[json.loads(line) for line in lines[:8]])
+    memory = spell.start(cfg)
+    for step in range(2):
+        episodes, memory, metrics = spell.play(cfg, tools, memory, step)
+        assert metrics["groups/full"] == metrics["questioner/valid"] == metrics["responder/concluded"] == 1.0
+        assert metrics["responder/rule"] == metrics["verifier/yes"] == 0.5
+        assert metrics["verifier/disagreement"] == metrics["verifier/malformed"] == 0.0
+        assert metrics["questioner/documents"] == (2 if step == 0 else 4)
+        assert {episode.role for episode in episodes if episode.trained} == {"questioner", "responder"}
+    assert players.remembered == 8
