@@ -1,1 +1,1 @@
-"""Measurements. A package of this name, so that one that a dependency ships beside its own is not taken for it."""
+"""Measurements. A package, so that a `benchmarks` package installed by a dependency is not imported instead."""

@@ -1,11 +1,11 @@
-"""Passages embedded per second by a random BERT, ours and torch's in the same run; prints one JSON line.
+"""Embedding throughput of a random BERT, ours against torch in the same run; prints one JSON line.
 
     python benchmarks/encoder.py --corpus passages.jsonl --passages 512
 
-Both get the same weights (the default is the shape of MiniLM-L6, 10.6 million in its layers), the same WordPiece
-vocabulary, trained here on the corpus, and the same passages; both put passages of similar length together, and mean
-pooling and tokenizing count. Ours is timed without compiling, each is timed `--repeats` times in turn, the best counts.
-Wall-clock seconds and the processor seconds of all threads.
+Both get the same weights (the default is the shape of MiniLM-L6, 10.6 million parameters in its layers), the same
+WordPiece vocabulary, trained here on the corpus, and the same passages; both batch passages of similar length, and the
+times include tokenizing and mean pooling, but not our compilation. The two are timed alternately, `--repeats` times
+each, and the best time is reported, in wall-clock seconds and in CPU seconds of all threads.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main() -> None:
         ways: dict[str, Callable[[], np.ndarray]] = {"ours": lambda: encoder(texts)}
         if not args.no_torch:
             ways["torch"] = _torch(folder, texts, args.rows)
-        vectors = {name: way() for name, way in ways.items()}  # warms up: ours compiles here
+        vectors = {name: way() for name, way in ways.items()}  # warm-up: ours compiles here
         times: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
         for _ in range(args.repeats):
             for name, way in ways.items():
@@ -70,18 +70,18 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Embedding throughput against torch; prints one JSON line.")
     parser.add_argument("--corpus", required=True, help="JSONL or Parquet file, or a hub name")
     parser.add_argument("--passages", type=int, default=512)
-    parser.add_argument("--rows", type=int, default=64, help="passages of one program, and of one torch batch")
+    parser.add_argument("--rows", type=int, default=64, help="passages per compiled program and per torch batch")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--width", type=int, default=384)
     parser.add_argument("--heads", type=int, default=12)
     parser.add_argument("--ffn", type=int, default=1536)
-    parser.add_argument("--no-torch", action="store_true", help="time ours alone")
+    parser.add_argument("--no-torch", action="store_true", help="time only our encoder")
     return parser.parse_args()
 
 
 def _write(folder: Path, texts: list[str], args: argparse.Namespace) -> None:
-    """A Hugging Face folder: random weights, a vocabulary trained on the texts."""
+    """Writes a Hugging Face folder with random weights and a vocabulary trained on the texts."""
     trained = BertWordPieceTokenizer()
     trained.train_from_iterator(iter(texts), vocab_size=30522, show_progress=False)
     trained.save_model(str(folder))
@@ -111,7 +111,7 @@ def _write(folder: Path, texts: list[str], args: argparse.Namespace) -> None:
 
 
 def _torch(folder: Path, texts: list[str], rows: int) -> Callable[[], np.ndarray]:
-    """The same work by transformers: sorted by length, padded to the longest of a batch, scaled dot product kernel."""
+    """The same work in transformers: sorted by length, padded to the longest of a batch, SDPA kernel."""
     import torch
     import transformers
 
@@ -136,7 +136,7 @@ def _torch(folder: Path, texts: list[str], rows: int) -> Callable[[], np.ndarray
 
 
 def _timed(work: Callable[[], Any]) -> tuple[float, float]:
-    """(wall seconds, processor seconds)."""
+    """(wall-clock seconds, CPU seconds)."""
     wall, cpu = time.perf_counter(), time.process_time()
     work()
     return time.perf_counter() - wall, time.process_time() - cpu

@@ -1,4 +1,4 @@
-"""One whole GRPO step of the learner, against the machine's matmul peak and against the same step in torch.
+"""One complete GRPO step of the learner, against the machine's matmul peak and against the same step in torch.
 
     python benchmarks/learner.py [--repetitions 7] [--rows 16] [--no-torch]
 
@@ -7,10 +7,10 @@ float32. A step is: old and reference log-probs of the sampled tokens (two forwa
 clipping and AdamW. Torch does the same work with transformers' Qwen3ForCausalLM on all threads, logits of the sampled
 positions only.
 
-Repetitions are interleaved (matmul, ours, torch), so that a noisy machine is noisy for all; times are medians, ratios
-are medians of the ratios within one repetition. FLOPs counted are those of matrix products (2 · m · n · k): `executed`
-is what the program multiplies (recomputation and the masked half of attention included), `useful` what the algorithm
-needs (one forward and twice that backward, causal half of attention). Prints one JSON line.
+Repetitions are interleaved (matmul, ours, torch), so that noise of the machine affects all alike; times are medians,
+ratios are medians of the ratios within one repetition. FLOPs counted are those of matmuls (2 · m · n · k): `executed`
+is what the program computes (recomputation and the masked half of attention included), `useful` what the algorithm
+needs (one forward, twice that for backward, the causal half of attention). Prints one JSON line.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# Python puts the script's folder first, where a file may have a room's name; the rooms lie one folder up.
+# Python puts the script's folder first on sys.path, where files are named like our packages, which are one folder up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import jax
@@ -65,7 +65,7 @@ OPTIMIZER = OptimizerSection(learning_rate=1e-6, warmup_steps=1)
 
 
 def episodes(rows: int) -> list[Episode]:
-    """Random prompts and answers with behaviour log-probs near a uniform model's."""
+    """Random prompts and answers with behaviour log-probs close to those of a uniform model."""
     rng = np.random.default_rng(0)
     sampled_T = np.arange(PROMPT + ANSWER) >= PROMPT
     made = []
@@ -174,7 +174,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     runs = {"matmul": matmul_step(), "ours": ours}
     if not args.no_torch:
         runs["torch"] = torch_step(args.rows, threads)
-    for run in runs.values():  # compilation, allocation
+    for run in runs.values():  # warm-up: compilation, allocation
         run()
         run()
     times: dict[str, list[float]] = {name: [] for name in runs}
@@ -215,7 +215,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=7)
     parser.add_argument("--rows", type=int, default=16, help="episodes of 64 + 128 tokens in a step")
-    parser.add_argument("--micro", type=int, default=0, help="micro_batch_rows; 0 = all at once")
+    parser.add_argument("--micro", type=int, default=0, help="micro_batch_rows; 0: all rows at once")
     parser.add_argument(
         "--chunk", type=int, default=512, help="logprob_chunk; a card's default is 128, the baseline has 512"
     )

@@ -1,12 +1,12 @@
-"""What a training row of 16,384 + 4,096 tokens takes in memory: the learner's step, compiled for TPU chips that are
-not there.
+"""Memory of a training row of 16,384 + 4,096 tokens: the learner's step, compiled ahead of time for TPUs that need
+not be present.
 
     python benchmarks/long_rows.py [--model small] [--topology v5p:2x2x1]
 
-SPELL trains rows of at most 16,384 tokens of prompt, of which none is sampled, and 4,096 that are. One such row lies on
-each chip, the weights are spread over all of them (fsdp). Nothing runs: the figures are those of XLA's memory analysis,
-in GiB a chip, with the chunked log-probs (`learner.logprob_chunk`) and with the logits of all sampled positions at
-once. Arguments are weights, moments and batch. Prints one JSON line.
+SPELL trains rows of at most 16,384 prompt tokens and 4,096 sampled tokens. Each chip has one such row, and the weights
+are sharded over all chips (fsdp). Nothing is executed: the numbers come from XLA's memory analysis, in GiB per chip,
+with chunked log-probs (`learner.logprob_chunk`) and with the logits of all sampled positions at once. Arguments are
+weights, optimiser moments and batch. Prints one JSON line.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-# Compiling for TPUs that are not there: beside other programs that do, and without looking for a slice to belong to.
+# For ahead-of-time TPU compilation: allow several processes to load libtpu, and do not look for a TPU slice.
 os.environ |= {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost"}
 os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -40,7 +40,7 @@ from sharding.mesh import MeshConfig, make_mesh
 
 GIB = 2**30
 PROMPT, SAMPLED = 16384, 4096
-WHOLE = 10**6  # a chunk that holds all sampled positions of a row
+WHOLE = 10**6  # a chunk that covers all sampled positions of a row
 QWEN = {
     "model_type": "qwen2",
     "architectures": ["Qwen2ForCausalLM"],
@@ -75,7 +75,7 @@ def abstract_batch(learner: Learner, rows: int) -> Any:
 
 
 def measured(model: str, topology: str, chunk: int) -> dict[str, float]:
-    """GiB a chip of one optimiser step, and the seconds its compilation took."""
+    """GiB per chip of one optimiser step, and the compilation time in seconds."""
     devices = topologies.get_topology_desc(topology, platform="tpu").devices
     mesh = make_mesh(MeshConfig(1, len(devices), 1), list(devices))
     section = LearnerSection(buckets=(PROMPT + SAMPLED,), micro_batch_rows=len(devices), logprob_chunk=chunk)

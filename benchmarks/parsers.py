@@ -1,11 +1,12 @@
-"""CPU time of everything that reads what a policy, a judge or a document wrote, by the length of the text.
+"""CPU time of every parser of policy, judge or document text, by the length of the text.
 
     python benchmarks/parsers.py                                one line of JSON: seconds by parser and length
     python benchmarks/parsers.py --table                        the same as the table of docs/parsing.md
-    python benchmarks/parsers.py --sizes 65536 --limit 1        ends with an error where one text takes longer
+    python benchmarks/parsers.py --sizes 65536 --limit 1        fails if one text takes longer
 
-A parser reads texts that repeat one piece (a tag, a brace, a quote, a space, a label), bare and inside the beginnings
-that it looks for; the slowest of them counts. limit: CPU seconds for one text. The log names a parser before it starts.
+Each parser reads texts that repeat one piece (a tag, a brace, a quote, a space, a label), both bare and wrapped in the
+markup that the parser looks for; the slowest text counts. limit: CPU seconds for one text. A parser is named in the log
+before it starts.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ INNER = (
     'search(query="a")',
     "1",
 )
-# What stands before and behind the repeated piece, by what a parser looks for.
+# Text before and after the repeated piece, by what a parser looks for.
 ANYWHERE = (("", "x"), ("<", ""), ("<search a=", ""), ("<think>", "</think>"), ("<think>", ""))
 LABEL = (("Answer", ""), ("Answer:", ""), ("The answer is ", ""))
 FINAL = (
@@ -140,7 +141,7 @@ Wraps = Sequence[tuple[str, str]]
 
 
 def texts(size: int, wraps: Wraps) -> Iterator[str]:
-    """Texts of `size` characters and a few more."""
+    """Texts of slightly more than `size` characters."""
     for piece in PIECES:
         yield piece * (size // len(piece))
     for before, after in (*ANYWHERE, *wraps):
@@ -168,20 +169,20 @@ def turn(kind: str, text: str) -> Any:
 
 
 def episode(text: str) -> Completion:
-    """Three turns: a policy's, an observation, a policy's, all of the same text."""
+    """Three turns with the same text: a policy's, an observation, a policy's."""
     turns = (turn("sampled", text), turn("observation", DIALECTS["xml"].observation([text])), turn("sampled", text))
     row = Row(np.zeros(1, np.int32), np.zeros(1, np.int32), np.zeros(1, bool), np.zeros(1, np.float32))
     return Completion((row,), turns, "stop", text)
 
 
 def numbered(text: str) -> str:
-    """A search result with pieces of the text as documents, no two alike."""
+    """A search result with pieces of the text as documents, all different."""
     pieces = (text[start : start + 24] for start in range(0, len(text), 24))
     return "\n".join(f"Doc 1 (Title: {number}\n{piece}" for number, piece in enumerate(pieces))
 
 
 def answered(text: str, first_only: bool) -> Any:
-    """What a turn gets where its first search is run, or all of them."""
+    """The responder's reply to a turn if its first search is run, or all of them."""
     return searching.responder(list, DIALECTS["xml"], ("answer",), first_only=first_only)((turn("sampled", text),))
 
 
@@ -289,8 +290,8 @@ def shown(text: str) -> str:
 
 
 def slowest(parse: Callable[[str], Any], wraps: Wraps, size: int, limit: int | None) -> tuple[float, str]:
-    """CPU seconds of the text of that size that takes longest, and the text: of the three that took longest at first,
-    each the best of three.
+    """(CPU seconds, text) of the slowest text of that size: the three slowest texts of a first pass are timed again,
+    best of three.
     """
     first = heapq.nlargest(3, ((seconds_of(parse, text, limit), text) for text in texts(size, wraps)))
     return max((min(once, *(seconds_of(parse, text, limit) for _ in range(2))), text) for once, text in first)
@@ -300,10 +301,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     options.add_argument("--limit", type=int, help="CPU seconds for one text")
-    options.add_argument("--table", action="store_true", help="a Markdown table in place of JSON")
+    options.add_argument("--table", action="store_true", help="print a Markdown table instead of JSON")
     given = options.parse_args(argv)
     signal.signal(signal.SIGPROF, _too_slow)
-    gc.freeze()  # what was imported is not looked through again while a parser's own objects are counted
+    gc.freeze()  # exclude imported objects from garbage collection during the timing
     seconds: dict[str, dict[int, float]] = {}
     for name, (parse, wraps) in PARSERS.items():
         seconds[name] = {}

@@ -1,11 +1,11 @@
-"""Times and recall of the retrieval room on a corpus with questions; prints one JSON line.
+"""Times and recall of the retrieval package on a corpus with questions; prints one JSON line.
 
     python benchmarks/retrieval.py --corpus passages.jsonl --questions nq.jsonl hotpotqa.jsonl --dim 2048
 
-Question files hold one JSON object per line with `question` and `evidence_ids` (ids of the corpus). Recall of ScaNN is
-the share of the exact index's first 3 that are among its own first 3; evidence recall the share of a question's
-evidence passages among the first 3 or 5. Times are wall-clock seconds and the processor seconds of all threads; on a
-shared machine the second says more.
+Question files hold one JSON object per line with `question` and `evidence_ids` (ids in the corpus). Recall of ScaNN is
+the share of the exact index's top 3 that are in its own top 3; evidence recall is the share of a question's evidence
+passages in the top 3 or 5. Times are wall-clock seconds and CPU seconds of all threads; on a shared machine the latter
+are more reliable.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _questions(file: str, corpus: Corpus) -> Questions:
-    """Every question of the file with evidence in the corpus."""
+    """The questions of the file whose evidence is in the corpus."""
     ids = [document.id for batch in corpus.batches(CHUNK) for document in batch]
     row_of = {name: row for row, name in enumerate(ids)}
     with open(file, encoding="utf-8") as lines:
@@ -102,13 +102,13 @@ def _questions(file: str, corpus: Corpus) -> Questions:
 
 
 def _mixed(questions: dict[str, Questions], limit: int) -> list[str]:
-    """`limit` questions, the same number of each file where there are enough."""
+    """`limit` questions, equally many from each file if there are enough."""
     share = -(-limit // len(questions))
     return [question for rows in questions.values() for question, _ in rows[:share]][:limit]
 
 
 def _search(index: Index, queries_QE: np.ndarray) -> tuple[np.ndarray, tuple[float, float]]:
-    """(rows of the first 3, seconds of all queries in batches), compiled and warm."""
+    """(rows of the top 3, seconds for all queries in batches), after compilation and warm-up."""
     blocks = [queries_QE[start : start + BATCH] for start in range(0, len(queries_QE), BATCH)]
     for block_QE in blocks[:1] + blocks[-1:]:
         index.search(block_QE, 3)
@@ -124,7 +124,7 @@ def _evidence_recall(rows: Questions, embedder: HashedLexical, index: Index) -> 
 
 
 def _timed(work: Callable[[], Any]) -> tuple[Any, tuple[float, float]]:
-    """(result, (wall seconds, processor seconds))."""
+    """(result, (wall-clock seconds, CPU seconds))."""
     wall, cpu = time.perf_counter(), time.process_time()
     done = work()
     return done, (time.perf_counter() - wall, time.process_time() - cpu)

@@ -1,17 +1,17 @@
-"""Generation of the engine against the machine's matmul peak and against transformers' `generate`.
+"""Generation throughput of the engine against the machine's matmul peak and against transformers' `generate`.
 
     python benchmarks/rollout.py [--repetitions 5] [--no-torch]
 
 The model has 4 layers, width 256 and 4,096 words, float32, temperature 1, no end token. Three cases:
 
     fixed    16 prompts of 64 tokens, 128 sampled tokens each
-    ragged   64 such prompts through 16 slots, 16 to 128 sampled tokens, 48 on average: a free slot is refilled;
-             generate takes batches of 16 in the given order, each as long as its longest
+    ragged   64 such prompts through 16 slots, 16 to 128 sampled tokens, 48 on average: freed slots are refilled;
+             generate takes batches of 16 in the given order, each running until its longest sample ends
     group    4 prompts, 16 samples of 128 tokens each: one prefill for the samples of a prompt
 
-Repetitions are interleaved (matmul, ours, transformers), so that a noisy machine is noisy for all; rates are medians in
-sampled tokens per second, ratios are medians of the ratios within one repetition. Log-probs of the sampled tokens are
-part of our work; generate is not asked for them. Prints one JSON line.
+Repetitions are interleaved (matmul, ours, transformers), so that noise of the machine affects all alike; rates are
+medians in sampled tokens per second, ratios are medians of the ratios within one repetition. Ours computes log-probs of
+the sampled tokens, generate does not. Prints one JSON line.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# Python puts the script's folder first, where a file may have a room's name; the rooms lie one folder up.
+# Python puts the script's folder first on sys.path, where files are named like our packages, which are one folder up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import jax
@@ -65,7 +65,7 @@ Work = Callable[[], Any]
 
 
 class Numbers:
-    """A codec for a model whose tokens are no text; nothing here stops at a string."""
+    """A codec for a model whose tokens are not text; no stop strings are used here."""
 
     eos_ids = ()
 
@@ -92,7 +92,7 @@ def plan(case: str) -> tuple[np.ndarray, list[int], int]:
 
 
 def ours(case: str) -> Work:
-    """One run of the case on the engine, prefill and every round trip to the host included."""
+    """One run of the case on our engine, including prefill and all round trips to the host."""
     prompts_PT, lengths, samples = plan(case)
     slots = 64 if case == "group" else ROWS
     config = EngineConfig(
@@ -127,7 +127,7 @@ def ours(case: str) -> Work:
 
 
 def theirs(case: str) -> Work | None:
-    """The same case through transformers' generate on all threads; None where torch is not installed."""
+    """The same case with transformers' generate on all threads; None if torch is not installed."""
     try:
         import torch
     except ImportError:
@@ -186,7 +186,7 @@ def matmul() -> Work:
 
 
 def measure(case: str, repetitions: int, with_torch: bool) -> dict[str, float]:
-    """Tokens per second, share of the matmul peak, and the ratio to generate (left out without torch)."""
+    """Tokens per second, share of the matmul peak, and the ratio to generate (omitted without torch)."""
     tokens = sum(plan(case)[1])
     peak, mine, other = matmul(), ours(case), theirs(case) if with_torch else None
     works = [work for work in (peak, mine, other) if work is not None]

@@ -1,1 +1,1 @@
-"""Cards × seeds: one training run for each, and the table of docs/results.md. `python -m benchmarks.seeds --help`."""
+"""Trains every card with every seed and makes the tables of docs/results.md: `python -m benchmarks.seeds --help`."""

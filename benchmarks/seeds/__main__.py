@@ -1,12 +1,12 @@
-"""Trains every card with every seed and writes what they came to, with standard errors, into a document.
+"""Trains every card with every seed and writes the results, with standard errors, into a document.
 
     python -m benchmarks.seeds configs/ssp/atlas.toml configs/ssp/ablations/solver-only.toml --seeds 0 1 2 \\
         --out runs/ssp --metrics eval/held_out/accuracy solver/reward --workers 2 --document docs/results.md --table ssp
 
-The first card is the one that the others are compared with. The same command goes on where it was stopped; runs that
-are done stay as they are. A run whose card has changed is refused: take another --out, or remove the run's folder.
-Without --document the tables go to standard output. What --metrics may name beside those of metrics.jsonl: time/step,
-scope/off_target, scope/drift.
+The first card is the baseline that the others are compared with. The same command resumes an interrupted series;
+finished runs are kept. A run whose card has changed is an error: use another --out, or remove the run's folder. Without
+--document the tables go to standard output. --metrics takes names in metrics.jsonl, and time/step, scope/off_target and
+scope/drift.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", nargs="+", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--metrics", nargs="+", required=True, metavar="METRIC")
-    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="for every card")
-    parser.add_argument("--document", type=Path, help="file with placeholders for the tables")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="overrides for every card")
+    parser.add_argument("--document", type=Path, help="Markdown file with placeholders for the tables")
     parser.add_argument("--table", metavar="NAME", help="name of the placeholder")
     parser.add_argument(
         "--workers",
         type=int,
         default=1,
-        help="processes at a time, each on its share of the cores; 1 with an accelerator [1]",
+        help="concurrent processes, each on its share of the cores; 1 with an accelerator [1]",
     )
     parser.add_argument(
         "--only-table", action="store_true", help="train nothing, only write the tables of finished runs"
@@ -47,7 +47,7 @@ def options() -> argparse.ArgumentParser:
 
 
 def repeated(given: argparse.Namespace) -> str:
-    """The command that makes the same tables, whatever order its options were in."""
+    """The command that makes the same tables, with its options in a fixed order."""
     words = [*map(str, given.cards), "--seeds", *map(str, given.seeds), "--out", str(given.out)]
     words += ["--metrics", *given.metrics, *(["--set", *given.set] if given.set else [])]
     words += ["--document", str(given.document), "--table", given.table] if given.document else []
@@ -55,7 +55,7 @@ def repeated(given: argparse.Namespace) -> str:
 
 
 def results(given: argparse.Namespace, asked: Sequence[Job], failed: dict[Job, str]) -> str:
-    """The tables of the runs that are done."""
+    """The tables of the finished runs."""
     ended = [job for job in asked if done(job)]
     rows = {
         metric: [

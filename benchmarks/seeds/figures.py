@@ -1,8 +1,8 @@
-"""What a run came to: of each metric one number before and one after, read from the run's own files.
+"""Results of a run: for each metric one value before and one after training, read from the run's own files.
 
-An exam's metric (`eval/…`) is that of the first and of the last exam. Any other is measured in every step, or in some:
-before is the mean of the first half of its values, after that of the rest, the middle one included. `DERIVED` are those
-that metrics.jsonl does not have.
+For an exam's metric (`eval/…`) these are the values of the first and the last exam. Any other metric is logged in all
+or some steps: before is the mean of the first half of its values, after the mean of the rest, the middle one included.
+`DERIVED` holds the metrics that are not in metrics.jsonl.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Ends = tuple[float | None, float | None]
 
 
 def halves(values: Values) -> Ends:
-    """(mean of the first half, mean of the rest); None for a half that is empty."""
+    """(mean of the first half, mean of the rest); None for an empty half."""
     middle = len(values) // 2
     return (
         mean(values[:middle]) if values[:middle] else None,
@@ -32,12 +32,12 @@ def halves(values: Values) -> Ends:
 
 
 def ends(values: Values) -> Ends:
-    """(the first, the last); one exam alone is one before."""
+    """(first, last); a single exam counts as before."""
     return (values[0] if values else None, values[-1] if len(values) > 1 else None)
 
 
 def before_after(run: Path, metric: str) -> Ends:
-    """Of one metric of one run; None where the run has none."""
+    """(before, after) of one metric of one run; None where the run has no value."""
     records = read_lines(run / "metrics.jsonl")
     if metric in DERIVED:
         return halves(DERIVED[metric](run, records))
@@ -47,18 +47,18 @@ def before_after(run: Path, metric: str) -> Ends:
 
 # ---------------------------------------------------------------------------------------------------------- derived
 def step_seconds(run: Path, records: Sequence[Mapping[str, Any]]) -> Values:
-    """Seconds of each step, exams and checkpoints left out."""
+    """Seconds of each step, without exams and checkpoints."""
     return [record["time/play"] + record["time/learn"] for record in records if "time/play" in record]
 
 
 def off_target(run: Path, records: Sequence[Mapping[str, Any]]) -> Values:
-    """Of each iteration of SCOPE: how far the solver's mean rubric score is from what the challenger aims at."""
+    """For each iteration of SCOPE: distance of the solver's mean rubric score from the challenger's target."""
     target = load_card(run / "config.toml").scope.challenger_reward.target
     return [abs(record["iteration/task_score"] - target) for record in records if "iteration/task_score" in record]
 
 
 def drift(run: Path, records: Sequence[Mapping[str, Any]]) -> Values:
-    """Of each iteration of SCOPE on Atlas: share of the accepted drafts of task generation that drifted."""
+    """For each iteration of SCOPE on Atlas: share of the accepted drafts of task generation that drifted."""
     iterations = {int(record["step"]): record["iteration"] for record in records if "iteration" in record}
     sources = {thing.row["id"]: thing for thing in things(load_world()).values()}
     found: dict[float, list[float]] = defaultdict(list)

@@ -1,11 +1,11 @@
-"""Runs training processes, some at a time, each on cores of its own; what is done stays done.
+"""Runs training processes, several at a time, each pinned to its own cores; finished runs are not repeated.
 
     <out>/<card>/seed-<n>/        the run folder
-    <out>/<card>/seed-<n>.log     what the process said
-    <out>/<card>/seed-<n>.done    written when it ended well: the card it ended with, the commit of the code
+    <out>/<card>/seed-<n>.log     output of the process
+    <out>/<card>/seed-<n>.done    written on success: the card it was trained with, the commit of the code
 
-A process that was killed goes on from its last checkpoint when the same command is given again, as `scope-jax train`
-does. The cores are pinned by Linux alone; elsewhere the processes share what there is.
+A killed process resumes from its last checkpoint when the same command is given again, as `scope-jax train` does. Cores
+are pinned on Linux only; on other systems the processes share all cores.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from scope_jax.run.metrics import to_toml
 
 TRAIN = (sys.executable, "-m", "scope_jax", "train")
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
-PAUSE = 0.2  # seconds between two looks at the processes
+PAUSE = 0.2  # seconds between two polls of the processes
 
 
 @dataclass(frozen=True)
@@ -41,22 +41,22 @@ class Job:
 
     @property
     def name(self) -> str:
-        """As people read it: "ssp/atlas seed 2"."""
+        """For messages: "ssp/atlas seed 2"."""
         return f"{card_name(self.card)} seed {self.seed}"
 
     @property
     def log(self) -> Path:
-        """What the process says, of all its starts."""
+        """Output of the process, over all its starts."""
         return self.run.with_suffix(".log")
 
     @property
     def mark(self) -> Path:
-        """The file that is there once the run has ended well."""
+        """The file that exists once the run has succeeded."""
         return self.run.with_suffix(".done")
 
     @property
     def sets(self) -> tuple[str, ...]:
-        """The values that this run gives to keys of its card."""
+        """The overrides of this run's card."""
         return (*self.overrides, f"seed={self.seed}")
 
 
@@ -67,7 +67,7 @@ def card_name(card: Path) -> str:
 
 
 def jobs(cards: Sequence[Path], seeds: Sequence[int], out: Path, overrides: Sequence[str] = ()) -> list[Job]:
-    """Every card with the first seed, then with the second, and so on: what is cut short has whole pairs.
+    """Every card with the first seed, then with the second, and so on: an interrupted series has complete pairs.
 
     Raises UserError for two cards of one name, and CardError for a card that cannot be used.
     """
@@ -86,22 +86,22 @@ def jobs(cards: Sequence[Path], seeds: Sequence[int], out: Path, overrides: Sequ
 
 
 def settled(job: Job) -> str:
-    """16 hex digits of the whole card as this job resolves it."""
+    """16 hex digits of a hash of the whole card as this job resolves it."""
     return hashlib.sha256(to_toml(load_card(job.card, job.sets)).encode()).hexdigest()[:16]
 
 
 def done(job: Job) -> bool:
-    """True if the run has ended well, with the card as it is now."""
+    """True if the run has succeeded with the card as it is now."""
     return job.mark.is_file() and json.loads(job.mark.read_text(encoding="utf-8"))["card"] == settled(job)
 
 
 def commit_of(job: Job) -> str:
-    """The commit of the code that a run ended with; "unknown" outside a checkout."""
+    """The commit of the code that finished a run; "unknown" outside a checkout."""
     return json.loads(job.mark.read_text(encoding="utf-8"))["commit"]
 
 
 def shares(cores: Sequence[int], workers: int) -> list[tuple[int, ...]]:
-    """The cores in equal parts, one for each worker; what is left over stays unused. Raises UserError if too few."""
+    """The cores in equal shares, one per worker; the remainder is unused. Raises UserError if there are too few."""
     if not 1 <= workers <= len(cores):
         raise UserError(f"{workers} workers are more than the {len(cores)} cores; use --workers 1 to {len(cores)}.")
     size = len(cores) // workers
@@ -111,9 +111,10 @@ def shares(cores: Sequence[int], workers: int) -> list[tuple[int, ...]]:
 def run_all(
     waiting: Sequence[Job], workers: int, say: Callable[[str], None], train: Sequence[str] = TRAIN
 ) -> dict[Job, str]:
-    """Runs what is not done yet, at most `workers` at a time; why each of those that failed did.
+    """Runs all unfinished jobs, at most `workers` at a time; returns the reason of each failure by job.
 
-    One that fails does not keep the others. A signal that ends this process is passed on, and waited for.
+    A failing job does not stop the others. A signal that ends this process is forwarded to the running jobs, and their
+    exit is awaited.
     """
     places = deque(shares(_cores(), workers))
     queue, failed = deque(waiting), {}
@@ -147,13 +148,13 @@ def _cores() -> list[int]:
 
 
 def _start(job: Job, cores: Sequence[int], train: Sequence[str]) -> subprocess.Popen[bytes]:
-    """The job's process, bound to these cores from its first thread on; in a session of its own, so that Ctrl-C at the
-    terminal reaches it once, through this process."""
+    """Starts the job's process, pinned to these cores from its first thread on, in a session of its own, so that Ctrl-C
+    at the terminal reaches it once, through this process."""
     job.run.parent.mkdir(parents=True, exist_ok=True)
     job.mark.unlink(missing_ok=True)
     sets = [part for override in job.sets for part in ("--set", override)]
     own = dict.fromkeys(THREADS, str(len(cores))) | {"TOKENIZERS_PARALLELISM": "false"}
-    compiled = {"JAX_COMPILATION_CACHE_DIR": str(Path(".cache/jax").resolve())}  # programs that runs share
+    compiled = {"JAX_COMPILATION_CACHE_DIR": str(Path(".cache/jax").resolve())}  # shared by all runs
     before = _bind(cores)
     try:
         with job.log.open("ab") as log:
@@ -169,7 +170,7 @@ def _start(job: Job, cores: Sequence[int], train: Sequence[str]) -> subprocess.P
 
 
 def _bind(cores: Sequence[int]) -> Sequence[int]:
-    """Binds this thread, and what it starts, to these cores; those it was bound to before."""
+    """Pins this thread, and what it starts, to these cores; returns the cores it was pinned to before."""
     before = _cores()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)
@@ -177,7 +178,7 @@ def _bind(cores: Sequence[int]) -> Sequence[int]:
 
 
 def _ended(job: Job, code: int, commit: str) -> str | None:
-    """Marks a run that ended well; why another one did not."""
+    """Marks a run that succeeded and returns None; returns the reason otherwise."""
     if code == 0:
         partial = job.mark.with_suffix(".partial")
         partial.write_text(json.dumps({"card": settled(job), "commit": commit}), encoding="utf-8")
@@ -189,7 +190,7 @@ def _ended(job: Job, code: int, commit: str) -> str | None:
 
 
 def _commit() -> str:
-    """Of the checkout in the current folder, "-dirty" behind it if its files are others."""
+    """The commit of the checkout in the current folder, with "-dirty" appended if files differ from it."""
     asked = subprocess.run(
         ["git", "describe", "--always", "--dirty", "--exclude=*"], capture_output=True, text=True, check=False
     )
@@ -197,7 +198,7 @@ def _commit() -> str:
 
 
 def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """SIGTERM, at which a run finishes the checkpoint that is being written."""
+    """Sends SIGTERM, on which a run finishes the checkpoint that is being written."""
     for process in processes:
         process.terminate()
     for process in processes:

@@ -1,4 +1,4 @@
-"""Means over seeds, their standard errors, differences paired by seed, and when a difference may be called one."""
+"""Means over seeds, standard errors, differences paired by seed, and when a difference may be claimed."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-LEAST = 3  # seeds below which nothing is said of a difference
-CLAIM = 5  # seeds from which on a direction is claimed
-BEYOND = 2.0  # standard errors that a difference must exceed
+LEAST = 3  # fewest seeds for any statement about a difference
+CLAIM = 5  # fewest seeds to claim a direction
+BEYOND = 2.0  # standard errors that a difference must exceed to be claimed
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean of `count` values with its standard error s / √count (s with n − 1); None where one value has none."""
+    """A mean of `count` values with its standard error s / √count (s with n − 1); None for a single value."""
 
     mean: float
     error: float | None
@@ -22,7 +22,7 @@ class Estimate:
 
 
 def estimate(values: Iterable[float]) -> Estimate | None:
-    """The mean of the values; None of none."""
+    """The mean of the values; None if there are none."""
     listed = list(values)
     if not listed:
         return None
@@ -31,16 +31,16 @@ def estimate(values: Iterable[float]) -> Estimate | None:
 
 
 def paired(by_seed: Mapping[int, float], baseline: Mapping[int, float]) -> Estimate | None:
-    """The mean of the differences from the baseline over the seeds that both have; None if they share none.
+    """The mean difference from the baseline over the seeds that both have; None if they share none.
 
-    What a seed does to both (order of the data, what is drawn first) cancels, which two separate means would not show.
+    Effects of a seed on both (data order, first samples) cancel, unlike in a comparison of two separate means.
     """
     shared = sorted(by_seed.keys() & baseline.keys())
     return estimate(by_seed[seed] - baseline[seed] for seed in shared)
 
 
 def verdict(difference: Estimate) -> str:
-    """What the numbers carry: "higher" or "lower" takes five seeds and more than two standard errors."""
+    """The conclusion that the numbers support: "higher" or "lower" takes five seeds and over two standard errors."""
     if difference.error is None or difference.count < LEAST:
         return "n too small"
     if abs(difference.mean) <= BEYOND * difference.error:

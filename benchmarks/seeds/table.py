@@ -1,4 +1,4 @@
-"""The results of cards × seeds in Markdown, and their place in a document."""
+"""Markdown tables of the results of cards × seeds, and how they are inserted into a document."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scope_jax.errors import UserError, writing
 
 @dataclass(frozen=True)
 class Row:
-    """One card: what its runs came to in one metric, by seed."""
+    """One card: the results of its runs in one metric, by seed."""
 
     name: str
     runs: Mapping[int, Ends]
@@ -29,7 +29,7 @@ class Row:
 
 
 def shown(number: Estimate | None, sign: bool = False) -> str:
-    """ "0.432 ± 0.011"; three digits behind the point, one for what is 10 or more; a dash for nothing."""
+    """ "0.432 ± 0.011": three decimals, one for values of 10 or more; a dash for None."""
     if number is None:
         return "–"
     digits = 1 if abs(number.mean) >= 10 else 3
@@ -38,7 +38,7 @@ def shown(number: Estimate | None, sign: bool = False) -> str:
 
 
 def table(metric: str, rows: Sequence[Row], baseline: str | None) -> str:
-    """One row for each card; `baseline` names the one that the others are compared with, seed by seed."""
+    """One row per card; `baseline` names the card that the others are compared with, paired by seed."""
     base = next((row for row in rows if row.name == baseline), None)
     heads = ["card", "seeds", "before", "after", "gain"]
     heads += [f"after, against `{base.name}`", ""] if base else []
@@ -60,7 +60,7 @@ def page(
     commits: Iterable[str],
     left_out: Sequence[str],
 ) -> str:
-    """The command, one table for each metric, what ± and the words mean, and which runs are not in it."""
+    """The command, one table per metric, what ± and the words mean, and which runs are missing."""
     named = sorted(set(commits))
     notes = [
         "Mean ± standard error over seeds; a difference is that of two runs with the same seed. Exams (`eval/…`): the "
@@ -75,9 +75,9 @@ def page(
 
 
 def place(document: Path, name: str, text: str) -> None:
-    """Puts the text between the document's lines `<!-- seeds: NAME -->` and `<!-- end -->`, for what stood there.
+    """Replaces the text between the document's lines `<!-- seeds: NAME -->` and `<!-- end -->`.
 
-    Raises UserError if the document does not have them.
+    Raises UserError if the document lacks them.
     """
     begin, end = f"<!-- seeds: {name} -->\n", "<!-- end -->"
     whole = document.read_text(encoding="utf-8") if document.is_file() else ""

@@ -7,8 +7,8 @@ down, so training starts from random weights with these two added, and the warm-
 no facts, formats or language: it only makes "what followed the last time?" cheap.
 
 Layer 1, head j (from 0): constant query and key vectors (read from coordinate 0, which is the same in every embedding),
-rotated against each other by j + 1 positions on RoPE's fast planes: the score Σᵢ cos(θᵢ(Δ − j − 1)) peaks at distance
-Δ = j + 1. Its output is stored in a separate subspace of the residual stream.
+rotated relative to each other by j + 1 positions in RoPE's fast planes: the score Σᵢ cos(θᵢ(Δ − j − 1)) is largest for
+distance Δ = j + 1. Its output is stored in a separate subspace of the residual stream.
 Layer 2, head j: the query holds the current token (and the one j back), the key the token 1 (and j + 1) back, on
 RoPE's slow planes, where distance hardly matters; the value is the token at that position, written out unchanged.
 """
@@ -27,7 +27,7 @@ from models.rope import Rope
 FAST, SLOW = 0.06, 0.02  # radians per token: planes above carry position, planes below carry content
 EMBED_STD = 0.1
 CONSTANT = 0.34  # coordinate 0 of every embedding, about a third of an embedding's length
-BACK_GAIN, STORE, COPY = 3.0, 0.1, 0.5  # strength of: the constant query, storing what was found, writing out
+BACK_GAIN, STORE, COPY = 3.0, 0.1, 0.5  # gains of the constant query, of storing a found token, of writing it out
 SHARPNESS = 2.0  # scale of queries and keys of both layers
 QUIET = 0.1  # random weights of the two layers' queries and keys, and of every ffn's output, are scaled down to this
 
@@ -63,8 +63,8 @@ def _random(cfg: ModelConfig, rng: np.random.Generator) -> dict[str, Any]:
 def initial_weights(cfg: ModelConfig, seed: int) -> dict[str, Any]:
     """Float32 weights of the tree `models.transformer.declare(cfg)` with the circuit in layers 1 and 2.
 
-    Raises ValueError for a shape it cannot be laid into: under two layers, grouped heads, no qk-norm, untied tables,
-    biases, stretched positions.
+    Raises ValueError for a shape that cannot hold it: fewer than two layers, grouped heads, no qk-norm, untied tables,
+    biases, scaled positions.
     """
     grouped = cfg.num_kv_heads != cfg.num_heads
     biased, stretched = cfg.qkv_bias or cfg.output_bias, cfg.rope != Rope(cfg.rope.theta)
@@ -92,7 +92,7 @@ def _look_back(
     heads: int,
     rng: np.random.Generator,
 ) -> list[np.ndarray]:
-    """Lays the heads of layer 1; returns for each the [h, D] directions in which it stores what it found."""
+    """Writes the heads of layer 1; returns for each the [h, D] directions in which it stores the token it found."""
     D, h = content_Dh.shape
     stores = []
     for head in range(heads):
@@ -120,7 +120,7 @@ def _match(
     stores: list[np.ndarray],
     rng: np.random.Generator,
 ) -> None:
-    """Lays the heads of layer 2: head 0 compares one token, head j two, of which the second stands j further back."""
+    """Writes the heads of layer 2: head 0 compares one token, head j two tokens, the second one j positions back."""
     D, h = content_Dh.shape
     slow = np.concatenate([slow, slow + h // 2])
     for head in range(len(stores)):

@@ -9,12 +9,12 @@ import numpy as np
 from scope_jax.atlas.facts import Fact, World
 
 MAX_FACTS = 5
-LEAD_BELOW = 3  # documents of fewer facts begin with a sentence that says what they are about
+LEAD_BELOW = 3  # documents with fewer facts begin with a sentence that names their subject
 CORPUS_SEED = 11
 
 
 def title_of(world: World, name: str) -> str:
-    """What a thing is, and its name: "The city Paris"."""
+    """The kind and the name of a thing: "The city Paris"."""
     return f"The {world.kinds[name]} {name}"
 
 
@@ -26,8 +26,8 @@ def _text(world: World, name: str, facts: list[Fact]) -> str:
 def documents(world: World) -> list[dict[str, Any]]:
     """Rows of the corpus (id, title, text), one per name in alphabetical order; the same on every machine.
 
-    A document tells what is known of its name and where the name is the value of a fact about something else, at most
-    MAX_FACTS in all and in any order, so that the chain river → country → currency can be walked in both directions.
+    A document states facts about its name and facts about other things whose value is the name, at most MAX_FACTS in
+    all and in any order, so that the chain river → country → currency can be followed in both directions.
     """
     rng = np.random.default_rng(CORPUS_SEED)
     rows = []
@@ -42,5 +42,5 @@ def documents(world: World) -> list[dict[str, Any]]:
 
 
 def document_id(number: int) -> str:
-    """Id of the document of the number-th name."""
+    """Id of the document of the name with this number."""
     return f"atlas-{number:04d}"

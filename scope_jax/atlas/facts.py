@@ -1,8 +1,8 @@
 """The facts of the Atlas world, and which of them are held out for evaluation.
 
 The tables are `assets/atlas/facts/*.csv`, one row per entity, one column per attribute; an empty cell is a fact that is
-left out because it is disputed or not a single name. A fact reads "The <attribute> of <entity> is <value>." The facts
-with numbers are a table of their own, `numbers.csv`, for the games whose documents have them.
+omitted because it is disputed or not a single name. A fact reads "The <attribute> of <entity> is <value>." Facts with
+numbers have a table of their own, `numbers.csv`, for the games whose documents contain them.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ KINDS = {
     "range": "range",
     "birthplace": "city",
     "field": "field",
-}  # what the value of an attribute is, if no table has it
-HELD_OUT_SHARE = 0.25  # of the countries, with all that hangs on them
+}  # kind of an attribute's values, if no table lists them
+HELD_OUT_SHARE = 0.25  # of the countries, with everything that belongs to them
 SPLIT_SEED = 2026
-HOME = {"capital", "country", "birthplace"}  # attributes that tie an entity to its country
+HOME = {"capital", "country", "birthplace"}  # attributes that link an entity to its country
 
 
 @dataclass(frozen=True)
@@ -49,17 +49,17 @@ class Fact:
 
     @property
     def phrase(self) -> str:
-        """What a question asks for and a query looks for."""
+        """The fact without its value, as questions and queries name it."""
         return f"the {self.attribute} of {self.entity}"
 
 
 @dataclass(frozen=True)
 class World:
-    """All facts in a fixed order, and the entities that no warm-up row on the true world may touch."""
+    """All facts in a fixed order, and the held-out entities, which no warm-up row with true facts may mention."""
 
     facts: tuple[Fact, ...]
     held_out: frozenset[str]
-    kinds: dict[str, str]  # one word for every name: city, country, river, currency, …
+    kinds: dict[str, str]  # by name: city, country, river, currency, …
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -79,7 +79,7 @@ class World:
         return _grouped(self.facts, "value")
 
     def trains(self, fact: Fact) -> bool:
-        """True if the fact may be shown in demonstrations and its value be an answer of self-play."""
+        """True if the fact may be shown in demonstrations and its value may be an answer in self-play."""
         return fact.entity not in self.held_out and fact.value not in self.held_out
 
 
@@ -91,7 +91,7 @@ def _grouped(facts: Iterable[Fact], key: str) -> dict[str, tuple[Fact, ...]]:
 
 
 def load_world(folder: Path = ASSETS / "facts") -> World:
-    """The world of the tables in `folder`; a capital's country follows from the country's capital.
+    """The world of the tables in `folder`; a capital's country is derived from the country's capital.
 
     Raises ValueError if two rows disagree about one attribute of one entity.
     """
@@ -123,7 +123,7 @@ def load_numbers(world: World, folder: Path = ASSETS / "facts") -> tuple[Fact, .
     """Facts about names of `world` whose values are whole numbers, in the order of the table.
 
     Heights in metres, lengths in kilometres, populations in millions (2020), years of birth. Raises ValueError for a
-    name that the world does not have, a value that is no whole number, and two values for one attribute of a name.
+    name that is not in the world, a value that is not a whole number, and two values for one attribute of a name.
     """
     facts: dict[tuple[str, str], Fact] = {}
     with open(folder / "numbers.csv", encoding="utf-8", newline="") as file:
@@ -137,7 +137,7 @@ def load_numbers(world: World, folder: Path = ASSETS / "facts") -> tuple[Fact, .
 
 
 def _held_out(facts: tuple[Fact, ...], countries: list[str]) -> frozenset[str]:
-    """A quarter of the countries by lot, and every city, river, mountain and person that belongs to one of them."""
+    """A random quarter of the countries, and every city, river, mountain and person that belongs to one of them."""
     picked = np.random.default_rng(SPLIT_SEED).permutation(len(countries))[: int(HELD_OUT_SHARE * len(countries))]
     held = {countries[i] for i in picked}
     while True:

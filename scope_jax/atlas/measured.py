@@ -20,7 +20,7 @@ LENGTH, ROWS = 512, 8  # one compiled shape for all
 
 @partial(jax.jit, static_argnames=("model",))
 def _likeliest(model: ModelConfig, params: Any, ids_BT: jax.Array, lengths_B: jax.Array) -> jax.Array:
-    """The likeliest next token everywhere, [B, T]."""
+    """The most likely next token at every position, [B, T]."""
     positions_BT = jnp.broadcast_to(jnp.arange(ids_BT.shape[1]), ids_BT.shape)
     segments_BT = (positions_BT < lengths_B[:, None]).astype(jnp.int32)
     hidden_BTD = transformer.hidden(
@@ -30,10 +30,10 @@ def _likeliest(model: ModelConfig, params: Any, ids_BT: jax.Array, lengths_B: ja
 
 
 def said_right(model: ModelConfig, params: Any, rows: Sequence[Datum]) -> tuple[float, float]:
-    """(share of rows, share of tokens) in which the likeliest token is the demonstrated one, of those a role samples.
+    """(share of rows, share of tokens) where the most likely token is the demonstrated one, over sampled tokens only.
 
-    So a row that counts is one that greedy decoding writes word for word. Raises ValueError for a row of more than
-    LENGTH tokens.
+    A row counts if all its sampled tokens do, i.e. if greedy decoding reproduces it. Raises ValueError for a row of
+    more than LENGTH tokens.
     """
     whole, right, sampled = 0, 0, 0
     for start in range(0, len(rows), ROWS):

@@ -1,4 +1,4 @@
-"""Questions on the true world, and the known answers for self-play."""
+"""Questions about the true facts, and the ground-truth answers for self-play."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from scope_jax.atlas.facts import Fact, World
 
 QUESTION_SEED = 5
 KINDS = ("one hop", "two hops", "three hops")  # of chains
-CANDIDATES = 3  # of a choice
+CANDIDATES = 3  # per choice
 SET_SIZES = {"train": 100, "held_out": 200}  # questions of each kind: one, two and three hops, and choices
-Chain = tuple[Fact, ...]  # facts in the order of solving: each but the first is about the value of the one before
+Chain = tuple[Fact, ...]  # facts in solving order: each but the first is about the value of the previous one
 
 
 def chain_question(chain: Chain) -> str:
@@ -27,7 +27,7 @@ def chain_question(chain: Chain) -> str:
 
 
 def chains(world: World, hops: int) -> list[Chain]:
-    """All chains of so many facts that never come back to a name they have passed."""
+    """All chains of `hops` facts that never return to an earlier name."""
     made: list[Chain] = [(fact,) for fact in world.facts]
     for _ in range(hops - 1):
         made = [
@@ -41,7 +41,7 @@ def chains(world: World, hops: int) -> list[Chain]:
 
 @dataclass(frozen=True)
 class Choice:
-    """Near-duplicates: facts of one attribute about things of one kind, of which the one at `place` has its value."""
+    """Facts of one attribute about things of one kind; the question gives the value of the one at `place`."""
 
     facts: tuple[Fact, ...]
     place: int
@@ -52,13 +52,13 @@ class Choice:
 
     @property
     def question(self) -> str:
-        """ "Which one has the country France: Elbe, Seine or Nile?"; only in a question is a name followed by ":"."""
+        """ "Which one has the country France: Elbe, Seine or Nile?"; names are followed by ":" only in questions."""
         *names, last = [fact.entity for fact in self.facts]
         return f"Which one has the {self.right.attribute} {self.right.value}: {', '.join(names)} or {last}?"
 
 
 def choice(right: Fact, others: Sequence[Fact], rng: np.random.Generator) -> Choice | None:
-    """`right` among facts of `others` that differ from it in entity and value alone; None if there are too few."""
+    """`right` among facts of `others` that differ from it only in entity and value; None if there are too few."""
     fit = [fact for fact in others if fact.entity != right.value and fact.value not in (right.value, right.entity)]
     fit = [fit[i] for i in rng.permutation(len(fit))]
     wrong = list({fact.entity: fact for fact in fit if fact.entity != right.entity}.values())[: CANDIDATES - 1]
@@ -69,7 +69,7 @@ def choice(right: Fact, others: Sequence[Fact], rng: np.random.Generator) -> Cho
 
 
 def alike(world: World, facts: Sequence[Fact]) -> dict[tuple[str, str], list[Fact]]:
-    """`facts` by their attribute and the kind of thing they are about."""
+    """`facts` by attribute and kind of entity."""
     groups: dict[tuple[str, str], list[Fact]] = {}
     for fact in facts:
         groups.setdefault((fact.attribute, world.kinds[fact.entity]), []).append(fact)
@@ -80,7 +80,7 @@ def question_sets(world: World) -> dict[str, list[dict[str, Any]]]:
     """Rows (id, question, answers, kind, hops, evidence_ids) of "train" and "held_out", by kind.
 
     kind: "one hop", "two hops", "three hops" or "choice". A held-out question begins at a held-out entity, and all
-    candidates of a choice are held out; a train question touches none. No answer of a chain stands in its question.
+    candidates of a choice are held out; a train question involves none. A chain's answer never occurs in its question.
     """
     evidence = {name: document_id(number) for number, name in enumerate(world.names)}
     rng = np.random.default_rng(QUESTION_SEED)
@@ -128,5 +128,5 @@ def _begins_held_out(world: World, chain: Chain) -> bool:
 
 
 def answer_set(world: World) -> list[dict[str, str]]:
-    """Ground-truth answers of self-play: every name that is the value of a fact of train entities, sorted."""
+    """Ground-truth answers of self-play: every name that is the value of a fact about a train entity, sorted."""
     return [{"answer": name} for name in sorted({fact.value for fact in world.facts if world.trains(fact)})]

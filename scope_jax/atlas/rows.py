@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Script:
-    """One episode: role, the user's message, (text, sampled) parts in order; `ends`: it samples the end token too."""
+    """One episode: role, user message, (text, sampled) parts in order; `ends`: the end token is sampled too."""
 
     role: str
     message: str
@@ -27,16 +27,16 @@ class Script:
     ends: bool = False
 
 
-Makers = dict[str, Callable[[], Script]]  # how to draw each kind of demonstration
+Makers = dict[str, Callable[[], Script]]  # a function that draws a demonstration, by kind
 
 
 def pick(items: Sequence[T], rng: np.random.Generator) -> T:
-    """One item by lot."""
+    """One item at random."""
     return items[int(rng.integers(len(items)))]
 
 
 def token_row(script: Script, tokenizer: Tokenizer) -> Datum:
-    """The episode in the tokens the engine would see; only what the policy writes is marked as sampled."""
+    """The episode as the tokens the engine would see; only the policy's own tokens are marked as sampled."""
     ids = list(tokenizer.encode_chat([{"role": "user", "content": script.message}]))
     sampled = [False] * len(ids)
     for text, said in script.parts:
@@ -50,7 +50,7 @@ def token_row(script: Script, tokenizer: Tokenizer) -> Datum:
 
 
 def name_ids(world: World, tokenizer: Tokenizer) -> np.ndarray:
-    """Ids of all names as they stand in a sentence; raises ValueError if one is not a single token."""
+    """Ids of all names as they occur in a sentence; raises ValueError if one is not a single token."""
     pieces = {name: tokenizer.encode(f" {name}") for name in world.names}
     if long := [name for name, piece in pieces.items() if len(piece) != 1]:
         raise ValueError(f"The tokenizer splits the name {long[0]!r}; train it with all names of the world.")
@@ -58,7 +58,7 @@ def name_ids(world: World, tokenizer: Tokenizer) -> np.ndarray:
 
 
 def exchanged(row: Datum, names_N: np.ndarray, vocab_size: int, rng: np.random.Generator) -> Datum:
-    """The row in another world: all names exchanged by one permutation, so that facts can only be read."""
+    """The row with all names permuted, so that facts can only be read, not memorised."""
     table_V = np.arange(vocab_size, dtype=np.int32)
     table_V[names_N] = rng.permutation(names_N)
     return Datum(table_V[row.ids_T], row.sampled_T, row.logprobs_T)
@@ -70,7 +70,7 @@ def pool(make: Callable[[], Script], count: int, tokenizer: Tokenizer) -> list[D
 
 
 def supervised(rows: Iterable[Datum]) -> list[Episode]:
-    """Rows as the learner's supervised card wants them."""
+    """Rows as episodes for the learner's supervised loss."""
     return [
         Episode(role="demonstration", policy="actor", group=str(i), datums=(row,), reward=0.0)
         for i, row in enumerate(rows)

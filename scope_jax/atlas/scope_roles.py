@@ -1,4 +1,4 @@
-"""Random demonstrations of SCOPE's roles: the task, good and bad play, the judge's verdicts."""
+"""Random demonstrations of SCOPE's roles: tasks, good and bad play, the judge's verdicts."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from scope_jax.atlas.tasks import KINDS, MOST_THINGS, SENTENCE, TOLD, Thing
 
 _WORD = re.compile(r"\w+")
 MOST_SEARCHES = 2  # that a challenger is asked for, as in configs/scope/atlas.toml
-VAGUE = ("it", "this", "something", "a place")  # what a task may be about without naming anything
+VAGUE = ("it", "this", "something", "a place")  # subjects of tasks that name nothing
 
 
 @dataclass(frozen=True)
 class ReportHabits:
-    """Share of the demonstrations that show a bad habit; the rest show good play. One habit at a time, in this order.
+    """Share of the demonstrations that show each bad habit; the rest show good play. Habits are exclusive and tried in
+    this order.
 
-    guess, guess_sure: a solver answers without a search, by default and for tasks of the kinds in `sure`. half_way: of
-    the solvers asked for several things, those who stop at the first. short: who tell one sentence of each thing.
-    ramble: who tell everything twice. vague, unread, drift: a challenger names nothing; does not search; looks up what
-    its source does not mention and sets its task on that.
+    guess, guess_sure: a solver answers without searching, by default and for tasks of the kinds in `sure`. half_way: a
+    solver asked about several things stops after the first. short: a solver gives one sentence per thing. ramble: a
+    solver repeats everything. vague: a challenger names nothing. unread: a challenger does not search. drift: a
+    challenger looks up something that its source does not mention, and sets its task on that.
     """
 
     sure: frozenset[str]
@@ -54,7 +55,7 @@ HABITS = ReportHabits(
     unread=0.15,
     drift=0.2,
 )
-# demonstrations of each kind in one step: most of them are the judge's, whose errors are the game's ceiling
+# demonstrations of each kind in one step: most are the judge's, whose errors limit the whole game
 READ_ROWS: Mapping[str, int] = {
     "challenge": 6,
     "report": 10,
@@ -81,9 +82,9 @@ PIECES: tuple[str, ...] = ()
 
 
 class Newsroom:
-    """The material of reports: the things that a search for their name shows, and what their documents name.
+    """The material of reports: the things that a search for their name finds, and the names in their documents.
 
-    show: the search tool with one document to a query, as the card has it. split: "train" is without what is held out.
+    show: the search tool with one document per query, as in the card. split: "train" excludes everything held out.
     """
 
     def __init__(self, world: World, show: Show, split: Split, seed: int) -> None:
@@ -99,7 +100,7 @@ class Newsroom:
         self.things = {thing.name: thing for thing in fit if thing.row["text"] in self.show(thing.name)}
         self._all = list(self.things.values())
         rows = zip(world.names, documents(world), strict=True)
-        # what may be looked up: a challenger sees only from its document whether a name is a thing
+        # names that may be looked up: a challenger can tell only from its document whether a name is a thing
         self._readable = {
             name for name, row in rows if not (split == "train" and world.held_out & set(_WORD.findall(row["text"])))
         }
@@ -111,12 +112,12 @@ class Newsroom:
                 self._values.setdefault(attribute, []).append(value)
         self._values = {attribute: sorted(set(values)) for attribute, values in self._values.items()}
 
-    # ------------------------------------------------------------------------------------------------------------- lots
+    # ---------------------------------------------------------------------------------------------------- random draws
     def _near(self, thing: Thing) -> list[str]:
         return [name for name in thing.neighbours if name in self._readable]
 
     def _far(self, thing: Thing) -> Thing:
-        """A thing that the document does not name."""
+        """A random thing that the document does not mention."""
         while (other := pick(self._all, self.rng)).name in thing.names:
             pass
         return other
@@ -131,7 +132,7 @@ class Newsroom:
         return bool(self.rng.random() < share)
 
     def _company(self) -> list[Thing]:
-        """One to three things, the others from the first one's document or, now and then, from anywhere."""
+        """One to three things; the others come from the first one's document or, occasionally, from anywhere."""
         first = pick(self._sources, self.rng)
         wanted = self._upto(MOST_THINGS)
         near = self._some([name for name in self._near(first) if name in self.things], wanted - 1)
@@ -142,19 +143,19 @@ class Newsroom:
         return list(chosen.values())
 
     def _taken(self, source: Thing, looked_up: Sequence[str]) -> list[Thing]:
-        """What a task is set on: the source and the things among what was looked up; in one of five cases fewer."""
+        """The things of a task: the source and the things that were looked up; fewer in one of five cases."""
         found = [self.things[name] for name in looked_up if name in self.things]
         return [source, *(found[: int(self.rng.integers(len(found) + 1))] if self._chance(0.2) else found)]
 
     def _other_value(self, sentence: str) -> str:
-        """The sentence with another value of its kind."""
+        """The sentence with another value of the same kind."""
         attribute, entity, value = SENTENCE.findall(sentence)[0]
         others = [other for other in self._values[attribute] if other not in (value, entity)]
         return f"The {attribute} of {entity} is {others[int(self.rng.integers(len(others)))]}."
 
     # ------------------------------------------------------------------------------------------------ one script each
     def challenge(self, habits: ReportHabits | None = None) -> Script:
-        """A challenger's episode; with habits, a bad one as often as they say."""
+        """A challenger's episode; with habits, bad play with the given probabilities."""
         source, kind = pick(self._sources, self.rng), pick(KINDS, self.rng)
         searches = self._upto(MOST_SEARCHES)
         if habits is not None:
@@ -170,7 +171,7 @@ class Newsroom:
         return scope_scripts.challenger(source, kind, searches, looked_up, taken, self.show)
 
     def report(self, habits: ReportHabits | None = None) -> Script:
-        """A solver's episode; with habits, a bad one as often as they say."""
+        """A solver's episode; with habits, bad play with the given probabilities."""
         asked, kind = self._company(), pick(KINDS, self.rng)
         looked_up, told, times = len(asked), TOLD, 1
         if habits is not None:
@@ -186,14 +187,14 @@ class Newsroom:
         return scope_scripts.solver(kind, asked, looked_up, told, times, self.show)
 
     def gate_entity(self) -> Script:
-        """Three in five tasks name things."""
+        """A verdict of the entity gate; three in five tasks name things."""
         if self._chance(0.4):
             return scope_scripts.entity_gate(tasks.task(pick(KINDS, self.rng), [pick(VAGUE, self.rng)]), ())
         names = [thing.name for thing in self._company()]
         return scope_scripts.entity_gate(tasks.task(pick(KINDS, self.rng), names), names)
 
     def gate_relevance(self) -> Script:
-        """Half of the tasks are about the source or a name in it, some of these about something else too."""
+        """A verdict of the relevance gate; half of the tasks are about the source or a name in it, some about more."""
         source = pick(self._sources, self.rng)
         near = self._some(self._near(source), self._upto(MOST_SEARCHES))
         if self._chance(0.5):
@@ -206,7 +207,7 @@ class Newsroom:
         return scope_scripts.relevance_gate(source, tasks.task(pick(KINDS, self.rng), names), names)
 
     def write_rubric(self) -> Script:
-        """The rubric of a task as challengers set them: in good play, without a search, or (one of ten) adrift."""
+        """The rubric of a challenger's task: set in good play, without a search, or (one in ten) off the source."""
         source = pick(self._sources, self.rng)
         read = self._some(self._near(source), self._upto(MOST_SEARCHES))
         draw = self.rng.random()
@@ -221,9 +222,9 @@ class Newsroom:
         return scope_scripts.rubric_writer(source, text, asked, [self.show(name) for name in read])
 
     def grade(self) -> Script:
-        """Answers as solvers give them: things left out, few sentences, everything twice, some or all of it invented.
+        """A grader's verdict on a solver's answer, which may omit things, be short, repeat itself or be invented.
 
-        Two in five criteria are met, as many find another value, the others nothing at all.
+        Two in five criteria are met, two in five find another value, the rest find nothing.
         """
         asked = self._company()
         told = [list(thing.sentences[: self._upto(TOLD)]) for thing in asked]
@@ -255,7 +256,7 @@ def texts(world: World) -> Mapping[str, Sequence[dict[str, Any]]]:
 
 
 def makers(world: World, show: Show, *, split: Split, seed: int, with_habits: bool) -> Makers:
-    """How to draw each kind of demonstration."""
+    """Functions that draw a demonstration, by kind."""
     room = Newsroom(world, show, split, seed)
     habits = HABITS if with_habits else None
     return {

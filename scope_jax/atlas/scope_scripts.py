@@ -1,7 +1,7 @@
-"""Scripts of good play for SCOPE's roles, and the bad habits that the base checkpoint gets on purpose.
+"""Scripts of good play for SCOPE's roles, and of the bad habits that the base checkpoint is given on purpose.
 
 Prompts and observations come from the game's own functions with the card configs/scope/atlas.toml; every role ends
-with its closing tag, at which the engine stops. Before looking something up in a text, a role writes its name, so that
+with its closing tag, at which the engine stops. Before a role reads something from a text, it writes the name, so that
 a model that can only copy finds what follows the name there.
 """
 
@@ -27,17 +27,17 @@ Parts = list[tuple[str, bool]]
 
 @cache
 def card() -> Config:
-    """The game's card on Atlas, readable from any folder."""
+    """The game's Atlas card, from any working directory."""
     return load_card(CARD, [f"scope.prompts={PROMPTS}"])
 
 
 def document(thing: Thing) -> str:
-    """Its document as the game shows a source."""
+    """The thing's document in the format of the game's sources."""
     return document_of(thing.row)[1]
 
 
 def _searches(names: Sequence[str], thoughts: Sequence[str], show: Show, expected: int | None = None) -> Parts:
-    """Turns that search for each name, and what comes back; expected: a challenger, who is told how many are left."""
+    """Search turns for each name, with their results; expected: for a challenger, which sees how many are left."""
     dialect = dialects.load(card().model.dialect)
     parts: Parts = []
     for place, (name, thought) in enumerate(zip(names, thoughts, strict=True), start=1):
@@ -60,7 +60,7 @@ def challenger(
 ) -> Script:
     """Looks up names and sets a task on `taken`.
 
-    Good play looks up `searches` names of the source, and takes the source and perhaps some of these.
+    Good play looks up `searches` names of the source, and `taken` is the source and perhaps some of these.
     """
     parts = _searches(looked_up, [f"I look up {name}." for name in looked_up], show, searches)
     parts.append((f"<think> I take {listed(taken)}. </think><task> {task(kind, taken)} </task>", True))
@@ -68,16 +68,16 @@ def challenger(
 
 
 def sets_unread(source: Thing, kind: str, searches: int, about: str) -> Script:
-    """Bad habit: a task without a search. about: a name, or a word that names nothing, at which the gates stop it."""
+    """Bad habit: sets a task without a search. about: a name, or a word that names nothing, which the gates reject."""
     said = f"<think> I know one. </think><task> {task(kind, [about])} </task>"
     return Script("challenger", _ordered(source, kind, searches), ((said, True),))
 
 
 # --------------------------------------------------------------------------------------------------------------- solver
 def solver(kind: str, asked: Sequence[Thing], looked_up: int, told: int, times: int, show: Show) -> Script:
-    """Searches for the things one after the other, then tells the first sentences of each document it read.
+    """Searches for the things one after the other, then repeats the first sentences of each document.
 
-    Good play looks up all of them, tells TOLD sentences, once. Bad habits: fewer things, fewer sentences, more times.
+    Good play looks up all things and gives TOLD sentences, once. Bad habits: fewer things, fewer sentences, repetition.
     """
     read = asked[:looked_up]
     names = [thing.name for thing in read]
@@ -90,7 +90,7 @@ def solver(kind: str, asked: Sequence[Thing], looked_up: int, told: int, times: 
 
 
 def guesser(kind: str, asked: Sequence[Thing], invented: Sequence[Sequence[str]]) -> Script:
-    """Bad habit: tells without a search what it made up."""
+    """Bad habit: answers with invented facts, without a search."""
     said = report([(thing.name, told) for thing, told in zip(asked, invented, strict=True)])
     return Script("solver", _asked(kind, asked), ((f"<think> I know this. </think><answer> {said} </answer>", True),))
 
@@ -106,34 +106,34 @@ def _verdict(message: str, thought: str, verdict: bool) -> Script:
 
 
 def entity_gate(text: str, names: Sequence[str]) -> Script:
-    """Is a thing named? names: those of the task `text`."""
+    """The verdict on whether the task `text` names a thing. names: the names in the task."""
     seen = listed(names) if names else "nothing"
     return _verdict(instructions.for_gate(card(), "entity", text, ""), f"I see {seen}.", bool(names))
 
 
 def relevance_gate(source: Thing, text: str, names: Sequence[str]) -> Script:
-    """Does a thing of the task `text` stand in the source document?"""
+    """The verdict on whether a thing of the task `text` occurs in the source document."""
     thought = listed([f"{name} {'is here' if name in source.names else 'missing'}" for name in names]) or "nothing"
     message = instructions.for_gate(card(), "relevance", text, document(source))
     return _verdict(message, f"I see {thought}.", any(name in source.names for name in names))
 
 
 def rubric_writer(source: Thing, text: str, asked: Sequence[Thing], results: Sequence[str]) -> Script:
-    """The rubric of the task `text` on the things `asked`, from the source and what was read."""
+    """The rubric of the task `text` about the things `asked`, from the source and the search results."""
     items = "".join(f'<rubric priority="{priority}"> {line} </rubric>' for priority, line in rubric(asked))
     message = instructions.for_rubric_writer(card(), text, [document(source), *(result.strip() for result in results)])
     return Script("judge", message, ((f"<rubrics>{items}</rubrics>", True),))
 
 
 def found(answer: str, sentence: str) -> str | None:
-    """The value that an answer gives for the fact of `sentence`, the first if it gives several."""
+    """The value that an answer gives for the fact of `sentence`, the first one if it gives several."""
     wanted = SENTENCE.findall(sentence)[0][:2]
     values = [value for *fact, value in SENTENCE.findall(answer) if tuple(fact) == wanted]
     return values[0] if values else None
 
 
 def grader(text: str, answer: str, criterion: str) -> Script:
-    """Copies what the answer says of the criterion's fact; "here" if that is the value which "here" follows there."""
+    """Repeats the answer's value for the criterion's fact, with "here" if it is the criterion's value or "missing"."""
     sentence = fact_of(criterion)
     attribute, entity, wanted = SENTENCE.findall(sentence)[0]
     value = found(answer, sentence)

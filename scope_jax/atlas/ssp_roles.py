@@ -17,9 +17,9 @@ from scope_jax.atlas.rows import Makers, Script, Show, Split, pick
 from scope_jax.systems.ssp import materials
 
 CARD = ASSETS.parents[1] / "configs" / "ssp" / "atlas.toml"
-NOISE = 4  # most noise documents beside a reader's own
-TRIES = {1: 3, 2: 3, 3: 6}  # trails drawn from each answer, by length
-CHOICES = 1500  # drawn once
+NOISE = 4  # most noise documents added to a reader's own
+TRIES = {1: 3, 2: 3, 3: 6}  # trails drawn for each answer, by length
+CHOICES = 1500  # number of choice questions, drawn once
 HOPS = tuple(range(1, len(KINDS) + 1))
 UNSPOKEN: tuple[str, ...] = (
     " I know this. I know one. ",
@@ -30,11 +30,11 @@ _SENTENCE = re.compile(r"The (\w+) of (\w+) is (\w+)\.")
 
 @dataclass(frozen=True)
 class Habits:
-    """Share of the demonstrations that show a bad habit; the rest show good play.
+    """Share of the demonstrations that show each bad habit; the rest show good play.
 
-    guess, guess_sure, guess_choice: a solver answers without a search, by default, where the attribute asked for is one
-    of `sure`, and among candidates. half_way: of the solvers of chains that search, those that stop before the last
-    hop. unread: a proposer asks without having searched.
+    guess, guess_sure, guess_choice: a solver answers without searching: by default, if the attribute asked for is in
+    `sure`, and for choices. half_way: share of the solvers of chains that search but stop before the last hop. unread:
+    a proposer asks without having searched.
     """
 
     sure: frozenset[str]
@@ -81,10 +81,10 @@ STEPS: tuple[int, int] = (400, 80)  # of stage "read" and of stage "play"
 
 
 class Library:
-    """The material of demonstrations: facts that the search tool really shows, and trails that a proposer can walk.
+    """The material of demonstrations: facts that the search tool really finds, and trails that a proposer can follow.
 
-    split: "train" uses facts of train entities alone; in "held_out" every question begins at a held-out entity. Raises
-    nothing; what search does not show is left out.
+    split: "train" uses facts about train entities only; in "held_out" every question begins at a held-out entity. Facts
+    that search does not find are left out.
     """
 
     def __init__(self, world: World, show: Show, split: Split, seed: int) -> None:
@@ -125,7 +125,7 @@ class Library:
         return [fact for fact in dict.fromkeys(found) if fact is not None and fact.value == value]
 
     def _trail(self, answer: str, hops: int) -> Chain | None:
-        """Facts that a proposer finds when it walks back from `answer`, in the order of solving."""
+        """The facts that a proposer finds going back from `answer`, in solving order; None if there are too few."""
         chain: Chain = ()
         target = answer
         for _ in range(hops):
@@ -139,7 +139,7 @@ class Library:
 
     # ------------------------------------------------------------------------------------------------ one script each
     def solve(self, hops: int, habits: Habits | None = None) -> Script:
-        """A solver's episode on a question of so many hops; with habits, a bad one as often as they say."""
+        """A solver's episode on a question of `hops` hops; with habits, bad play with the given probabilities."""
         chain = pick(self.chains[hops], self.rng)
         if habits is not None:
             asked = chain[-1].attribute
@@ -157,14 +157,14 @@ class Library:
         return ssp_scripts.chooser(chosen, self.show)
 
     def propose(self, hops: int, habits: Habits | None = None) -> Script:
-        """A proposer's episode for a trail of so many hops; with habits, a bad one as often as they say."""
+        """A proposer's episode for a trail of `hops` hops; with habits, bad play with the given probabilities."""
         chain = pick(self.trails[hops], self.rng)
         if habits is not None and self.rng.random() < habits.unread:
             return ssp_scripts.asks_unread(chain)
         return ssp_scripts.proposer(chain, self.show)
 
     def read(self, hops: int) -> Script:
-        """A reader's episode: a proposer's question, and what it read among up to NOISE other documents, shuffled."""
+        """A reader's episode: a proposer's question, and the documents it read shuffled with up to NOISE others."""
         chain = pick(self.trails[hops], self.rng)
         own = materials.units([self.show(fact.value) for fact in reversed(chain)], "document")
         others = [
@@ -183,7 +183,7 @@ def texts(world: World) -> Mapping[str, Sequence[dict[str, Any]]]:
 
 
 def makers(world: World, show: Show, *, split: Split, seed: int, with_habits: bool) -> Makers:
-    """How to draw each kind of demonstration."""
+    """Functions that draw a demonstration, by kind."""
     library = Library(world, show, split, seed)
     habits = HABITS if with_habits else None
     made: Makers = {}

@@ -1,4 +1,4 @@
-"""Scripts of good play for SSP's roles, and the bad habits that the base checkpoint gets on purpose.
+"""Scripts of good play for SSP's roles, and of the bad habits that the base checkpoint is given on purpose.
 
 Solver and proposer end with their closing tag, at which the engine stops; the reader without search ends its turn
 itself.
@@ -27,15 +27,15 @@ def _solver(question: str, parts: Parts) -> Script:
 
 
 def _look_up(known: str, fact: Fact, show: Show) -> Parts:
-    """A turn that searches for a fact, and what comes back; known: what is said before."""
+    """A turn that searches for a fact, and its result; known: the text said before."""
     said = f"<think>{known} I need {fact.phrase}. </think><search> {fact.phrase} </search>"
     return (said, True), (raw(XML.observation([show(fact.phrase)])), False)
 
 
 def solver(chain: Chain, show: Show, hops: int | None = None) -> Script:
-    """Searches for each step's fact, says the sentence it read, and answers with the last value.
+    """Searches for the fact of each hop, repeats the sentence it found, and answers with the last value.
 
-    hops: bad habit, it stops after so many of them and answers with what it has.
+    hops: bad habit, stops after this many hops and answers with the value it has.
     """
     parts: Parts = ()
     known = ""
@@ -48,7 +48,7 @@ def solver(chain: Chain, show: Show, hops: int | None = None) -> Script:
 
 
 def chooser(choice: Choice, show: Show) -> Script:
-    """Looks up the candidates in turn until one has the value; ":" follows a value where it does in the question."""
+    """Looks up the candidates in turn until one has the value; writes ":" after the value, as the question does."""
     parts: Parts = ()
     known = ""
     for fact in choice.facts[: choice.place + 1]:
@@ -60,14 +60,14 @@ def chooser(choice: Choice, show: Show) -> Script:
 
 
 def guesser(question: str, guess: str) -> Script:
-    """Bad habit: answers from the top of its head, without a search."""
+    """Bad habit: guesses the answer without a search."""
     return _solver(question, ((f"<think> I know this. </think><answer> {guess} </answer>", True),))
 
 
 def proposer(chain: Chain, show: Show) -> Script:
-    """Works from the answer back: looks its name up, says a fact that ends in it, and so on to where the chain begins.
+    """Works back from the answer: looks up its name, repeats a fact that ends in it, and so on to the chain's start.
 
-    Its last value is the given answer.
+    The chain's last value is the given answer.
     """
     parts: Parts = ()
     known = ""
@@ -80,13 +80,13 @@ def proposer(chain: Chain, show: Show) -> Script:
 
 
 def asks_unread(chain: Chain) -> Script:
-    """Bad habit: a proposer that writes a question without having searched; the game's rules throw it out."""
+    """Bad habit: a proposer writes a question without having searched, which the game's rules reject."""
     said = f"<think> I know one. </think><question> {chain_question(chain)} </question>"
     return Script("proposer", _prompt("proposer", n=len(chain), answer=chain[-1].value), ((said, True),))
 
 
 def reader(chain: Chain, materials: str) -> Script:
-    """Answers from the materials: each step's sentence, then the answer after its label, and the end of the turn."""
+    """Answers from the materials: the sentence of each hop, then the answer after its label, then the end token."""
     said = " ".join(fact.sentence for fact in chain)
     message = _prompt("rag", materials=materials, question=chain_question(chain))
     return Script("reader", message, ((f"{said} Answer: {chain[-1].value}", True),), ends=True)

@@ -1,7 +1,7 @@
 """Open-ended tasks about named subjects ("things"), their rubrics, and the training and held-out sets.
 
-A thing is a name whose document has at least TOLD facts. A task names one to three of them ("Explain Seine and
-France"); a complete report gives the first TOLD sentences of the document of each thing under its name, and a rubric
+A thing is a name whose document has at least TOLD facts. A task names one to three things ("Explain Seine and
+France"); a complete report gives, for each thing, its name and the first TOLD sentences of its document, and a rubric
 asks for some of these.
 """
 
@@ -22,9 +22,9 @@ PROMPTS = ASSETS / "prompts" / "scope"
 KINDS = ("long_form_qa", "summarization", "planning", "writing")
 SENTENCE = re.compile(r"The (\w+) of (\w+) is (\w+)\.")
 CRITERION = re.compile(r"The (\w+) of (\w+): (\w+)")  # the same fact as a rubric asks for it
-TOLD = 3  # sentences that a whole report tells of a thing
+TOLD = 3  # sentences per thing in a complete report
 MOST_THINGS = 3
-PRIORITIES = ("critical", "important", "bonus")  # of the first, second and third sentence of a thing
+PRIORITIES = ("critical", "important", "bonus")  # of the first, second and third sentence about a thing
 ASKED = {1: (3,), 2: (2, 2), 3: (2, 2, 1)}  # sentences of each thing that a rubric asks for: 3 to 5 criteria
 TASK_SEED = 17
 SET_SIZES = {"train": 16, "held_out": 40}  # tasks of each kind and number of things
@@ -32,7 +32,7 @@ SET_SIZES = {"train": 16, "held_out": 40}  # tasks of each kind and number of th
 
 @dataclass(frozen=True)
 class Thing:
-    """A name, its row of the corpus, and the fact sentences of its document in order."""
+    """A name, its row in the corpus, and the fact sentences of its document in order."""
 
     name: str
     row: Mapping[str, str]
@@ -40,13 +40,13 @@ class Thing:
 
     @property
     def neighbours(self) -> tuple[str, ...]:
-        """The other names of its document, each once."""
+        """The other names in its document, without repetition."""
         words = [name for said in self.sentences for name in SENTENCE.findall(said)[0][1:]]
         return tuple(name for name in dict.fromkeys(words) if name != self.name)
 
     @property
     def names(self) -> set[str]:
-        """What its document mentions, itself included."""
+        """All names in its document, its own included."""
         return {self.name, *self.neighbours}
 
 
@@ -61,7 +61,7 @@ def things(world: World) -> dict[str, Thing]:
 
 
 def trains(world: World, thing: Thing) -> bool:
-    """True if neither the thing nor what its document mentions is held out."""
+    """True if neither the thing nor any name in its document is held out."""
     return not world.held_out & thing.names
 
 
@@ -71,16 +71,16 @@ def listed(names: Sequence[str]) -> str:
 
 
 def task(kind: str, names: Sequence[str]) -> str:
-    """The task of a kind on these things; its first words are what the game's prompt for the kind holds.
+    """The task of a kind about these things; it begins with the words that the game's prompt gives for the kind.
 
-    Without a full stop: what follows a name tells a document, where that is a full stop or "is", from a task.
+    It has no full stop: the token after a name then tells a document (a full stop or "is" follows) from a task.
     """
     return f"{templates.load(PROMPTS, f'type_{kind}', known=(), required=())} {listed(names)}"
 
 
 def rubric(asked: Sequence[Thing]) -> list[tuple[str, str]]:
-    """(priority, criterion) of each item; a thing's first criterion begins with its name, so that what is copied from a
-    document is found by its title. A criterion has no "is": what follows one was said by the answer that is graded."""
+    """(priority, criterion) of each item; a thing's first criterion begins with its name, so that the document to copy
+    from is found by its title. A criterion has no "is": only in the graded answer does a value follow an "is"."""
     return [
         (PRIORITIES[place], f"{thing.name}: {_criterion(said)}" if place == 0 else _criterion(said))
         for thing, count in zip(asked, ASKED[len(asked)], strict=True)
@@ -94,12 +94,12 @@ def _criterion(sentence: str) -> str:
 
 
 def report(told: Sequence[tuple[str, Sequence[str]]]) -> str:
-    """An answer: of each thing its name and what is said of it."""
+    """An answer: for each thing, its name and the sentences about it."""
     return " ".join(f"{name}: {' '.join(said)}" for name, said in told)
 
 
 def stated(criterion: str) -> list[str]:
-    """The fact that a criterion asks for, as an exact score wants it: ["The mouth of Seine is", "Channel"]."""
+    """The fact that a criterion asks for, in the format of the exact score: ["The mouth of Seine is", "Channel"]."""
     found = CRITERION.search(criterion)
     if found is None:
         raise ValueError(f"the criterion {criterion!r} holds no fact")
@@ -115,15 +115,15 @@ def fact_of(criterion: str) -> str:
 
 # ---------------------------------------------------------------------------------------------------------------- files
 def source_documents(world: World) -> list[dict[str, Any]]:
-    """The documents that a challenger may be given: those of train things."""
+    """The documents that a challenger may get: those of train things."""
     return [dict(thing.row) for thing in things(world).values() if trains(world, thing)]
 
 
 def task_sets(world: World) -> dict[str, list[dict[str, Any]]]:
-    """Rows (id, question, rubric, task_type, evidence_ids) of "train" and "held_out", as the curated mode reads them.
+    """Rows (id, question, rubric, task_type, evidence_ids) of "train" and "held_out", in the format of curated tasks.
 
-    A held-out task is about held-out things alone, a train task touches none. The second and third thing are from the
-    first one's document where it has any that fit.
+    A held-out task is about held-out things only, a train task about none. The second and third thing come from the
+    first one's document if it names any that qualify.
     """
     every = things(world)
     rng = np.random.default_rng(TASK_SEED)

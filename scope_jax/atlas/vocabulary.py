@@ -13,8 +13,8 @@ SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TAG = r" ?</?(?:think|search|answer|question|information|task|rubrics|rubric|score)>"
 ITEM = r'<rubric priority="(?:critical|important|bonus)">'
 PIECES = TAG + "|" + ITEM + r"| ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]|\s+(?!\S)|\s+"
-MERGES = 256  # learned merges; they carry only what is no whole word of the world
-WORD_COUNT = 2  # a word of the texts becomes a token of its own from this count on
+MERGES = 256  # learned merges; used only for text that is not a whole word of the world
+WORD_COUNT = 2  # words that occur at least this often in the texts become tokens
 TEMPLATE = """{%- for message in messages -%}
 {{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}
 {%- endfor -%}
@@ -35,12 +35,12 @@ def _splitter(own: Sequence[str]) -> pre_tokenizers.PreTokenizer:
 
 
 def train_tokenizer(texts: Iterable[str], names: Iterable[str], own: Sequence[str] = ()) -> Tokenizer:
-    """A byte-level BPE over `texts` that holds every piece of `names`, with the space before it, whole.
+    """A byte-level BPE over `texts` in which every piece of `names`, with its leading space, is one token.
 
-    own: patterns of what else is whole in a game, such as the punctuation of its JSON; the first that fits counts.
+    own: patterns of a game's further single tokens, such as the punctuation of its JSON; the first match applies.
 
-    The merges are learned from the texts; whole words are then entries of their own (`ignore_merges`: a piece that is
-    in the vocabulary is taken as it is), so that what stands k words back also stands k tokens back.
+    The merges are learned from the texts; whole words are then added as entries (`ignore_merges`: a piece in the
+    vocabulary is one token), so that the word k words back is also k tokens back.
     """
     texts = list(texts)
     splitter = _splitter(own)

@@ -35,19 +35,19 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Recipe:
-    """How long and how fast; the rest is fixed above and in the game's module."""
+    """Steps, learning rate and log settings; everything else is fixed above and in the game's module."""
 
     read_steps: int
     play_steps: int
     seed: int = 0
     rate: float = 1e-3
     pool: int = POOL
-    measured: int = 48  # demonstrations of each kind that the log's accuracies are measured on
+    measured: int = 48  # demonstrations of each kind on which the logged accuracies are measured
     log_every: int = 20
 
 
 def model_config(tokenizer: Tokenizer) -> ModelConfig:
-    """Qwen3's architecture with 4 layers of width 128; the vocabulary is filled up to a multiple of 16."""
+    """Qwen3's architecture with 4 layers of width 128; the vocabulary is padded to a multiple of 16."""
     return ModelConfig(
         architecture="qwen3",
         vocab_size=-(-tokenizer.vocab_size // 16) * 16,
@@ -93,9 +93,9 @@ def _train(
 def warm_up(
     roles: Roles, world: World, show: Show, tokenizer: Tokenizer, recipe: Recipe, log: Log
 ) -> tuple[ModelConfig, Any]:
-    """(config, float32 weights) of a game's base; the same on every run of the same machine and versions.
+    """(config, float32 weights) of a game's base checkpoint, deterministic for the same machine and versions.
 
-    After each stage the log tells how much of the demonstrations' good play on held-out material the weights say.
+    After each stage the log shows how much of the held-out demonstrations of good play the weights reproduce.
     """
     rng = np.random.default_rng(recipe.seed)
     model = model_config(tokenizer)
