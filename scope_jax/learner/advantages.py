@@ -1,11 +1,11 @@
-"""Advantages: how much better an episode did than the ones it is compared with.
+"""Advantages: an episode's reward relative to those it is compared with.
 
-`assign` looks at the rewards of one role update on the host, in float64; the numbers are then constants of the loss.
-Episodes that are not trained take no part: they neither get an advantage nor enter a mean.
+`assign` computes them from the rewards of one role update, on the host, in float64; in the loss they are constants.
+Episodes that are not trained are excluded: they get no advantage and do not enter a mean.
 
     group-zscore        (r − mean_g) / (std_g + eps)     GRPO (Shao et al. 2024, §4.1.2)
     group-mean          r − mean_g                       GRPO without the division (Liu et al. 2025; SSP Eq. (4))
-    leave-one-out       r − mean of the group's others   RLOO (Ahmadian et al. 2024): G/(G − 1) times group-mean
+    leave-one-out       r − mean of the others in g      RLOO (Ahmadian et al. 2024): G/(G − 1) times group-mean
     group-mean-whiten   whiten(r − mean_g)               REINFORCE++-baseline (Hu 2025)
     batch-mean          r − mean                         REINFORCE with the update's mean as baseline
     batch-zscore        (r − mean) / (std + eps)
@@ -13,13 +13,13 @@ Episodes that are not trained take no part: they neither get an advantage nor en
     ema                 r − b_{t−1}                      SCORE §3.5: b_t = decay · b_{t−1} + (1 − decay) · mean r
     none                r                                REINFORCE (SSP Eq. (5))
 
-whiten(x) = (x − μ) / √(σ² + eps), where every sampled token carries its episode's x and μ and σ² (unbiased) are taken
-over all tokens of the update.
+whiten(x) = (x − μ) / √(σ² + eps), where every sampled token has its episode's x, and μ and σ² (unbiased) are taken over
+all tokens of the update.
 
 A group (or batch) whose rewards are all equal gives exactly zero, never 0/0; under group-mean-whiten the group's zeros
-take part in the whitening like any other value. A group of ONE has nothing to be compared with: its baseline is 0 and
-its deviation 1, as in verl, so that the advantage is the raw reward (over 1 + eps for the z-score); the alternative,
-zero, would silently train nothing when a role takes one sample per prompt.
+enter the whitening like any other value. A group of ONE has nothing to be compared with: its baseline is 0 and its
+standard deviation 1, as in verl, so that the advantage is the raw reward (over 1 + eps for the z-score); the
+alternative, zero, would silently train nothing if a role takes one sample per prompt.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from scope_jax.learner.types import Episode
 
 
 def sampled_tokens(episode: Episode) -> int:
-    """How many tokens of the episode the policy chose, over all its datums."""
+    """Number of sampled tokens of the episode, over all its datums."""
     return sum(int(np.count_nonzero(datum.sampled_T)) for datum in episode.datums)
 
 
 def _standardised(rewards_N: Float[np.ndarray, " N"], card: AdvantageCard, divide: bool) -> Float[np.ndarray, " N"]:
-    """Distance from the mean of the rewards given, divided by their deviation if asked."""
+    """Distance from the mean of the given rewards, divided by their standard deviation if `divide`."""
     if len(rewards_N) == 1:
         return rewards_N / (1.0 + card.advantage_eps) if divide else rewards_N
     if rewards_N.max() == rewards_N.min():
@@ -71,7 +71,7 @@ def _left_out(rewards_G: Float[np.ndarray, " G"], card: AdvantageCard) -> Float[
 
 
 def _whitened(rewards_N: Float[np.ndarray, " N"], tokens_N: Float[np.ndarray, " N"], eps: float) -> np.ndarray:
-    """Every sampled token carries its episode's reward; the tokens are brought to mean 0 and variance 1."""
+    """Rewards normalised to mean 0 and variance 1 over all sampled tokens, each with its episode's reward."""
     total = tokens_N.sum()
     counted = rewards_N[tokens_N > 0]
     if len(counted) == 0 or counted.max() == counted.min():
@@ -90,8 +90,8 @@ def compute(
 ) -> Float[np.ndarray, " N"]:
     """Advantage of each episode from its reward, its group's name and its number of sampled tokens.
 
-    baseline: b_{t−1} of "ema", None before the role's first update; not read by the others. Raises ValueError if a
-    reward is not finite.
+    baseline: b_{t−1} for "ema", None before the role's first update; ignored otherwise. Raises ValueError if a reward
+    is not finite.
     """
     rewards_N = np.asarray(rewards_N, np.float64)
     if not np.isfinite(rewards_N).all():
@@ -123,9 +123,9 @@ def compute(
 
 
 def next_baseline(rewards_N: Float[np.ndarray, " N"], card: AdvantageCard, baseline: float | None) -> float | None:
-    """b_t = ema_decay · b_{t−1} + (1 − ema_decay) · mean of the update's rewards; as it was without rewards.
+    """b_t = ema_decay · b_{t−1} + (1 − ema_decay) · mean of the update's rewards.
 
-    A card without a moving baseline has none to move: it returns what it was given.
+    Unchanged if there are no rewards or the card has no moving baseline.
     """
     if card.advantage != "ema" or len(rewards_N) == 0:
         return baseline
@@ -136,9 +136,9 @@ def next_baseline(rewards_N: Float[np.ndarray, " N"], card: AdvantageCard, basel
 def assign(
     episodes: Sequence[Episode], card: AdvantageCard, baseline: float | None = None
 ) -> tuple[list[Episode], float | None]:
-    """(the episodes of one role update, in the same order, the trained ones with their advantage; the new baseline).
+    """(episodes of one role update, in the same order, the trained ones with their advantage; the new baseline).
 
-    baseline: the role's b_{t−1} under "ema", None before its first update. Raises ValueError if a reward is not finite.
+    baseline: the role's b_{t−1} for "ema", None before its first update. Raises ValueError if a reward is not finite.
     """
     trained = [place for place, episode in enumerate(episodes) if episode.trained]
     rewards_N = np.array([episodes[place].reward for place in trained], np.float64)

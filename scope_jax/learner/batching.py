@@ -1,10 +1,10 @@
-"""Episodes as arrays of fixed shapes: packed rows, and the trained positions in them.
+"""Packs episodes into arrays of fixed shapes: rows of tokens, and the trained positions in them.
 
-A batch is M micro-batches of B rows of T tokens. Positions that predict a sampled token are listed separately, N
-slots per micro-batch: hidden states are gathered there before the output projection, and all arrays of the loss have
-that layout. All sizes come from small sets, so that few programs are ever compiled: T from the given
-buckets, M a power of two of which `micro_batches` are real, N and (if everything is one micro-batch) B numbers with at
-most three significant bits. Masks come from lengths, never from token ids.
+A batch is M micro-batches of B rows of T tokens. Positions that predict a sampled token are listed separately, N slots
+per micro-batch: hidden states are gathered there before the output projection, and all arrays of the loss have that
+layout. All sizes come from small sets, so that few programs are compiled: T is one of the given buckets, M a power of
+two of which `micro_batches` are real, and N and (with a single micro-batch) B are numbers with at most three
+significant bits. Masks come from lengths, never from token ids.
 
 The rows of a micro-batch, and its N slots, are divided evenly over the row shards of the mesh (data × fsdp); a slot
 refers to the rows of its own shard.
@@ -27,19 +27,19 @@ from scope_jax.config import LearnerSection
 from scope_jax.learner.advantages import sampled_tokens
 from scope_jax.learner.types import Datum, Episode
 
-Leaf = Any  # an array of the shape its name says, or in trees of its kind a sharding, a PartitionSpec, a slice
+Leaf = Any  # an array of the shape in its name; in other trees of this type a sharding, a PartitionSpec or a slice
 
 
 class Batch(struct.PyTreeNode):
     """Packed rows of one optimiser step.
 
-    segments: 1, 2, … for the datums of a row, 0 for padding; positions count from 0 in each. index: flat place (row · T
+    segments: 1, 2, … for the datums of a row, 0 for padding; positions start from 0 in each. index: flat index (row · T
     + t within the shard's rows of this micro-batch) whose hidden state predicts `targets`; mask: False in empty slots.
-    sequence: number of the slot's episode, from 0; length: its sampled tokens, first: True at the first of them.
-    source: which sampled token of the step it is, counted in datum order, -1 in empty slots. temperature: the slot's
+    sequence: number of the slot's episode, from 0; length: its sampled tokens; first: True at the first of them.
+    source: index of the sampled token within the step, in datum order, -1 in empty slots. temperature: the slot's
     log-prob is of softmax(logits / temperature). weight: factor of the slot's terms in the loss. padding_tokens,
-    padding_sequences: sampled tokens and number of the episodes that have no row but count in the loss's divisor.
-    sequences: room for that many episodes, a power of two.
+    padding_sequences: sampled tokens and number of the episodes without a row that count in the loss's divisor.
+    sequences: capacity for episodes, a power of two.
     """
 
     ids_MBT: Leaf
@@ -64,7 +64,7 @@ class Batch(struct.PyTreeNode):
 
 @dataclass(frozen=True)
 class Piece:
-    """One datum with what its episode says about it."""
+    """One datum with the loss inputs of its episode."""
 
     datum: Datum
     advantage: float
@@ -93,7 +93,7 @@ def _power_of_two(count: int) -> int:
 
 
 def split(episodes: Sequence[Episode], parts: int) -> list[list[Episode]]:
-    """The episodes cut into at most `parts` mini-batches of nearly equally many groups, in order; none is cut."""
+    """The episodes in at most `parts` mini-batches with nearly equal numbers of groups, in order; groups stay whole."""
     groups: dict[str, list[Episode]] = {}
     for episode in episodes:
         groups.setdefault(episode.group, []).append(episode)
@@ -109,7 +109,7 @@ def trainable(episodes: Sequence[Episode]) -> list[Episode]:
 
 
 def mini_batches(episodes: Sequence[Episode], parts: int) -> list[list[Episode]]:
-    """`split` of the episodes that a divisor counts, the trainable and the padding; a part of padding alone is none."""
+    """`split` of the episodes that count in a divisor, trainable and padding, without parts that have only padding."""
     counted = [e for e in episodes if (e.trained or e.padding) and sampled_tokens(e)]
     return [part for part in split(counted, parts) if trainable(part)]
 
@@ -140,7 +140,7 @@ def _pieces(episodes: Sequence[Episode], limit: int, tempered: bool) -> list[Pie
 
 
 def _fill_rows(pieces: Sequence[Piece], width: int, packing: bool) -> list[_Row]:
-    """First-fit decreasing: longest first, each into the first row with room. Without packing, one datum per row."""
+    """First-fit decreasing: longest first, each into the first row with space. Without packing, one datum per row."""
     rows: list[_Row] = []
     for piece in sorted(pieces, key=lambda s: -len(s.datum.ids_T)):
         size, sampled = len(piece.datum.ids_T), int(np.count_nonzero(piece.datum.sampled_T))
@@ -154,7 +154,8 @@ def _fill_rows(pieces: Sequence[Piece], width: int, packing: bool) -> list[_Row]
 
 
 def _deal(rows: Sequence[_Row], bins: int, capacity: int) -> list[list[_Row]]:
-    """Rows over bins of `capacity` rows: heaviest first, each to the bin with the fewest trained tokens (small N)."""
+    """Distributes rows over bins of `capacity` rows: the row with the most trained tokens first, each to the bin with
+    the fewest trained tokens, which keeps N small."""
     dealt: list[list[_Row]] = [[] for _ in range(bins)]
     heap = [(0, number) for number in range(bins)]
     for row in sorted(rows, key=lambda r: -r.sampled):
@@ -166,7 +167,7 @@ def _deal(rows: Sequence[_Row], bins: int, capacity: int) -> list[list[_Row]]:
 
 
 def _slots(most: int, chunk: int) -> int:
-    """N of one shard: `most` trained positions rounded up, to 8 at least, beyond one chunk to whole chunks."""
+    """N per shard: `most` trained positions rounded up, at least 8; above one chunk, to whole chunks."""
     return round_up(max(most, 8)) if most <= chunk else round_up(-(-most // chunk)) * chunk
 
 
@@ -202,7 +203,7 @@ def _empty(bins: int, rows: int, width: int, slots: int) -> dict[str, np.ndarray
     arrays |= {name: np.zeros((bins, slots), np.int32) for name in ("index", "targets", "sequence")}
     arrays |= {name: np.zeros((bins, slots), bool) for name in ("mask", "first")}
     arrays |= {name: np.zeros((bins, slots), np.float32) for name in ("length", "advantage", "behaviour", "weight")}
-    arrays["temperature"] = np.ones((bins, slots), np.float32)  # also where nothing is divided by it
+    arrays["temperature"] = np.ones((bins, slots), np.float32)  # 1 in empty slots: logits are divided by it there, too
     return arrays | {"source": np.full((bins, slots), -1, np.int32)}
 
 
@@ -210,9 +211,9 @@ def pack(episodes: Sequence[Episode], section: LearnerSection, row_shards: int, 
     """The episodes as one batch of numpy arrays, deterministically.
 
     section: buckets, packing, micro_batch_rows (rounded up to a multiple of row_shards; 0: all rows at once) and
-    logprob_chunk. row_shards: devices the rows are divided over. tempered: log-probs are those at the episodes' own
-    temperatures, else at 1 (as are those at 0, which samples the arg-max). An episode without sampled tokens is left
-    out; padding is counted, and has no row.
+    logprob_chunk. row_shards: number of devices the rows are divided over. tempered: log-probs are at the episodes'
+    sampling temperatures, else at 1 (as for temperature 0, greedy sampling). Episodes without sampled tokens are left
+    out; padding is counted but has no row.
 
     Raises ValueError if nothing is left to train on, if a datum is longer than the largest bucket, or if the first
     token of a datum is marked as sampled.
@@ -234,7 +235,7 @@ def pack(episodes: Sequence[Episode], section: LearnerSection, row_shards: int, 
         _write_bin(arrays, place, rows)
 
     def laid_out(name: str) -> np.ndarray:
-        """[bins, rows or slots, …] as [M, row_shards · …]: micro-batch by micro-batch, shard by shard."""
+        """[bins, rows or slots, …] as [M, row_shards · …], ordered by micro-batch, then by shard."""
         array = arrays[name]
         return array.reshape(padded, row_shards * array.shape[1], *array.shape[2:])
 
@@ -249,7 +250,7 @@ def pack(episodes: Sequence[Episode], section: LearnerSection, row_shards: int, 
 
 
 def unpack(batch: Batch, values_MN: Float[Array, "M N"] | Float[np.ndarray, "M N"]) -> Float[np.ndarray, " tokens"]:
-    """Values of the trained positions in datum order: one per sampled token, episode after episode."""
+    """Values of the trained positions in datum order: one per sampled token, episode by episode."""
     source_MN, values_MN = jax.device_get((batch.source_MN, values_MN))
     mask_MN = source_MN >= 0
     flat = np.empty(int(mask_MN.sum()), values_MN.dtype)

@@ -1,19 +1,19 @@
-"""The learner: episodes and a loss card in, moved weights and metrics out. It knows no role and no paper.
+"""The learner: takes episodes and a loss card, returns updated weights and metrics. Independent of roles and papers.
 
     learner = Learner(model_cfg, mesh, cfg.optimizer, cfg.learner, param_dtype=jnp.float32, compute_dtype=jnp.bfloat16)
-    state = learner.init_state(params)                      # copies; reference=False where no card has a KL term
+    state = learner.init_state(params)                      # copies; reference=False if no card has a KL term
     batches = learner.pack(episodes, card)                  # one per mini-batch; advantages already assigned
     state, metrics = learner.update(state, batches, card)   # scores, then a step per mini-batch; donates
 
-Supervised training is the same with LossCard(objective="supervised") and episodes whose datums mark the tokens to be
-learned as sampled (behaviour log-probs 0, no advantage, any reward):
+Supervised training is the same with LossCard(objective="supervised") and episodes whose datums mark the target tokens
+as sampled (behaviour log-probs 0, no advantage, any reward):
 
     row = Datum(ids_T, sampled_T, np.zeros(len(ids_T), np.float32))
     episode = Episode(role="sft", policy="actor", group="17", datums=(row,), reward=0.0)
 
-Every program is one `jax.shard_map` over the mesh (data, fsdp, tensor): a device computes its own rows with its own
-shards of the weights, gathers them layer by layer, and updates its own shard of weights and moments. One device is the
-same path with sizes of 1.
+Every program is one `jax.shard_map` over the mesh (data, fsdp, tensor): a device computes its rows, gathers the sharded
+weights layer by layer, and updates its shard of weights and moments. A single device uses the same path with sizes of
+1.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ ADDED = (
     "tokens",
     "sequences",
     "skipped",
-)  # metrics that add up over mini-batches; those ending in _max take the largest
+)  # metrics that are summed over mini-batches; those ending in _max take the maximum
 
 
 class Scores(NamedTuple):
-    """Log-probs of the trained positions in the batch's layout, 0 in empty slots; None where not asked for.
+    """Log-probs of the trained positions in the batch's layout, 0 in empty slots; None if not requested.
 
-    old: when the update began; ref: of the reference; now: just before the step, for losses of whole sequences.
+    old: at the start of the update; ref: of the reference; now: just before the step, for losses of whole sequences.
     """
 
     old_MN: Float[Array, "M N"] | None
@@ -61,12 +61,12 @@ class Scores(NamedTuple):
 
 
 def _micro(tree: Any, number: Any) -> Any:
-    """Micro-batch `number` of every array that has the leading M."""
+    """Micro-batch `number` of every array with the leading axis M."""
     return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, number, keepdims=False) if x.ndim else x, tree)
 
 
 def _combined(measured: Sequence[dict[str, Any]]) -> Metrics:
-    """Metrics of one update from those of its mini-batches: sums, maxima, last values, else means."""
+    """Metrics of one update from those of its mini-batches: by name their sum, maximum, last value or mean."""
     metrics = {}
     for name in measured[0]:
         values = [float(one[name]) for one in measured]
@@ -82,9 +82,9 @@ def _combined(measured: Sequence[dict[str, Any]]) -> Metrics:
 class Learner:
     """Compiled programs for one model on one mesh.
 
-    param_dtype: of weights, moments and reference. compute_dtype: of the forward pass; log-probs, losses and
-    accumulated gradients are float32 always. Raises ValueError if the mesh does not divide the model or its devices
-    cannot run the section's attention.
+    param_dtype: dtype of weights, moments and reference. compute_dtype: dtype of the forward pass; log-probs, losses
+    and accumulated gradients are always float32. Raises ValueError if the mesh does not divide the model, or if its
+    devices do not support the section's attention.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Learner:
         return jax.tree.map(partial(NamedSharding, self.mesh), self.state_specs(reference))
 
     def abstract_state(self, reference: bool) -> TrainState:
-        """Shape, dtype and sharding of every array of the state: what a checkpoint is restored into."""
+        """Shape, dtype and sharding of every array of the state, for restoring a checkpoint."""
         ref = self._abstract_params if reference else None
         shapes = jax.eval_shape(partial(fresh, section=self.optimizer), self._abstract_params, ref_params=ref)
         return jax.tree.map(
@@ -135,7 +135,7 @@ class Learner:
         )
 
     def init_state(self, params: Any, reference: bool = True) -> TrainState:
-        """State before the first update. Weights (and the reference, the same weights) are copied, never aliased."""
+        """State before the first update. Weights and reference (equal at first) are copies, never aliases."""
 
         def build(params: Any) -> TrainState:
             copy = jax.tree.map(lambda weight: jnp.array(weight, self.param_dtype, copy=True), params)
@@ -148,9 +148,9 @@ class Learner:
     def pack(self, episodes: Sequence[Episode], card: LossCard) -> list[Batch]:
         """One batch on the devices for each of the card's mini-batches; groups stay together.
 
-        Episodes that are not trained or have no sampled token are left out, before the mini-batches are cut, but for
-        padding, which counts in its mini-batch's divisor; [] if nothing is left to train. Raises ValueError as
-        `batching.pack` does, and if a policy card meets an episode without advantage.
+        Before the split into mini-batches, episodes that are not trained or have no sampled token are left out, except
+        for padding, which counts in its mini-batch's divisor; [] if nothing is left to train. Raises ValueError as
+        `batching.pack` does, and for an episode without an advantage under a policy objective.
         """
         for episode in batching.trainable(episodes):
             if card.objective == "policy" and episode.advantage is None:
@@ -162,7 +162,7 @@ class Learner:
         return [self.place(batching.pack(part, self.section, self.row_shards, card.tempered)) for part in parts]
 
     def place(self, batch: Batch) -> Batch:
-        """A packed batch on the devices, rows divided over data × fsdp."""
+        """Moves a packed batch to the devices, with rows divided over data × fsdp."""
         return jax.device_put(batch, jax.tree.map(partial(NamedSharding, self.mesh), self._batch_specs(batch)))
 
     @staticmethod
@@ -173,7 +173,7 @@ class Learner:
     def _logprobs(
         self, params: Any, micro: Batch, remat: Any, entropy_slope: bool = False
     ) -> tuple[Float[Array, " N"], Float[Array, " N"]]:
-        """Log-probs and entropies of one micro-batch's trained positions; the output table meets no other position."""
+        """Log-probs and entropies of one micro-batch's trained positions, the only ones projected to the vocabulary."""
         hidden_BTD = transformer.hidden(
             self.model,
             params,
@@ -198,7 +198,7 @@ class Learner:
         )
 
     def _over_micro_batches(self, batch: Batch, body: Callable[[Any, Any], Any], carry: Any) -> Any:
-        """body(number, carry) for each real micro-batch; the padded ones cost nothing."""
+        """body(number, carry) for each real micro-batch; padded ones are skipped."""
         if batch.ids_MBT.shape[0] == 1:
             return body(0, carry)
         return lax.fori_loop(0, batch.micro_batches, body, carry)
@@ -227,7 +227,7 @@ class Learner:
     def score(self, state: TrainState, batch: Batch, *, policy: bool = True, reference: bool = True) -> Scores:
         """Log-probs of the trained positions under the current weights and under the reference, in one program.
 
-        Raises ValueError if the reference is asked for and the state has none.
+        Raises ValueError if the reference is requested and the state has none.
         """
         if reference and state.ref_params is None:
             raise ValueError(
@@ -253,18 +253,18 @@ class Learner:
         )
 
     def _sequences(self, batch: Batch, scores: Scores, card: LossCard) -> losses.Sequences | None:
-        """What the loss has to know of whole sequences, from all micro-batches and devices; None if only the current
-        log-probs can tell, which a single micro-batch has all at hand, or if the card asks for nothing."""
+        """Sums over whole sequences for the loss, from all micro-batches and devices. None if the card needs none, or
+        if they depend on current log-probs that are not given (a single micro-batch computes them itself)."""
         if not losses.by_sequence(card):
             return None
         moving = losses.sequences_move(card, scores.old_MN is not None)
         if moving and scores.now_MN is None:
             return None
-        # Sums that do not move are the same whatever log π is put in.
+        # Sums that do not depend on log π may be computed with any values.
         logp_MN = scores.now_MN if scores.now_MN is not None else batch.behaviour_MN
         tokens = jax.tree.map(jnp.ravel, self._tokens(batch, scores))
-        own = losses.sequence_sums(logp_MN.ravel(), tokens, card, batch.sequences)
-        return jax.tree.map(self.shards.sum_rows, own)
+        local = losses.sequence_sums(logp_MN.ravel(), tokens, card, batch.sequences)
+        return jax.tree.map(self.shards.sum_rows, local)
 
     def _gradient(self, params: Any, batch: Batch, scores: Scores, card: LossCard) -> tuple[Any, Any]:
         """(Σ gradients of the numerators of this device's rows, Σ metrics), over all micro-batches."""
@@ -274,8 +274,8 @@ class Learner:
             logp_N, entropy_N = self._logprobs(params, micro, self.section.remat, card.entropy_coef > 0)
             tokens, sequences = self._tokens(micro, scored), known
             if sequences is None and losses.by_sequence(card):
-                own = losses.sequence_sums(logp_N, tokens, card, batch.sequences)
-                sequences = jax.tree.map(self.shards.sum_rows, own)
+                local = losses.sequence_sums(logp_N, tokens, card, batch.sequences)
+                sequences = jax.tree.map(self.shards.sum_rows, local)
             parts = losses.loss_parts(logp_N, tokens, card, entropy_N=entropy_N, sequences=sequences)
             return parts.numerator, (parts.sums, parts.per_token, parts.maxima)
 
@@ -334,11 +334,11 @@ class Learner:
     def step(
         self, state: TrainState, batch: Batch, scores: Scores, card: LossCard
     ) -> tuple[TrainState, dict[str, Float[Array, ""]]]:
-        """One optimiser step at the learning rate of update `state.step`, which `update` counts; metrics stay on the
-        device. The weights and moments of `state` are donated.
+        """One optimiser step at the learning rate of update `state.step`, which `update` increments; metrics stay on
+        the device. The weights and moments of `state` are donated.
 
-        Without scores.old_MN, π_old is the current policy: right for the first step after scoring, r = 1. Where a
-        sequence's ratio has to be known before its tokens' gradients and may lie in several micro-batches, the current
+        Without scores.old_MN, π_old is the current policy, r = 1: correct for the first step after sampling. If a
+        sequence's ratio is needed before the gradients of its tokens and may span several micro-batches, the current
         log-probs are scored first (scores.now_MN).
         """
         if losses.sequences_move(card, scores.old_MN is not None) and batch.ids_MBT.shape[0] > 1:
@@ -347,20 +347,21 @@ class Learner:
         return moved.replace(ref_params=state.ref_params), metrics
 
     def update(self, state: TrainState, batches: Sequence[Batch], card: LossCard) -> tuple[TrainState, Metrics]:
-        """One update: old and reference log-probs of all mini-batches, then an optimiser step for each. Donates state.
+        """One update: scores old and reference log-probs of all mini-batches, then takes an optimiser step for each.
+        Donates state.
 
-        Metrics: loss, policy_loss and kl_<estimator> by the card's aggregation; over tokens entropy (of the whole
-        distribution, nats), surprisal (−log π of the sampled token), clip_fraction, dual_clip_fraction, ratio_mean,
-        mismatch_mean; with a rollout_cap rollout_weight_mean and rollout_cap_fraction; ratio_max, mismatch_max
-        (|learner − behaviour| log-probs before the update's first step, where one is scored); tokens, sequences,
-        grad_norm (before clipping), param_rms (of the weights afterwards), learning_rate, skipped. A supervised card
-        has loss and those from tokens on. Raises ValueError if there is no batch, or if the card needs a reference that
-        the state lacks; DivergedError if the weights or gradients are past use (`check_sound`).
+        Metrics: loss, policy_loss and kl_<estimator> by the card's aggregation; means over tokens: entropy (of the
+        whole distribution, nats), surprisal (−log π of the sampled token), clip_fraction, dual_clip_fraction,
+        ratio_mean, mismatch_mean, and with a rollout_cap rollout_weight_mean and rollout_cap_fraction; ratio_max,
+        mismatch_max (|learner − behaviour| log-probs, before the update's first step if old log-probs are scored);
+        tokens, sequences, grad_norm (before clipping), param_rms (of the updated weights), learning_rate, skipped. A
+        supervised card has loss and the metrics from tokens on. Raises ValueError if there is no batch, or if the card
+        needs a reference that the state lacks; DivergedError if training has diverged (`check_sound`).
         """
         if not batches:
             raise ValueError("There is nothing to train on: the update has no batch.")
         policy = card.objective == "policy"
-        # With one mini-batch nothing moves between scoring and the step: π_old is the policy itself, at no cost.
+        # With one mini-batch the weights do not change between scoring and the step: π_old is the policy itself.
         score_old = policy and card.old_logprobs == "learner" and len(batches) > 1
         score_ref = policy and card.kl != "none"
         scores = [Scores(None, None)] * len(batches)

@@ -19,29 +19,28 @@ LOWEST = -1e30  # below any logit, and finite
 
 
 def _sums(table_VD: jax.Array) -> Any:
-    """What is summed in: float32, or float64 where the weights are."""
+    """Accumulation dtype: float32, or float64 for float64 weights."""
     return jnp.promote_types(table_VD.dtype, jnp.float32)
 
 
 def vocabulary_block(vocab: int, positions: int, width: int, chunk: int) -> int:
-    """Words of one block, so that its logits and its rows of the table, [positions + width, block], are together no
-    more than logits [chunk, vocab].
+    """Vocabulary entries per block, such that a block's logits and table rows together, [positions + width, block], are
+    no larger than logits [chunk, vocab].
 
-    A multiple of LANES unless it is the whole vocabulary, and never less.
+    A multiple of LANES and at least LANES, unless it is the whole vocabulary.
     """
     if chunk >= positions:
         return vocab
     largest = max(LANES, chunk * vocab // (positions + width) // LANES * LANES)
-    even = math.ceil(vocab / math.ceil(vocab / largest) / LANES) * LANES  # as many blocks, the last one nearly as large
+    even = math.ceil(vocab / math.ceil(vocab / largest) / LANES) * LANES  # same number of blocks, of nearly equal size
     return min(vocab, even)
 
 
 def _over_blocks(table_VD: jax.Array, block: int, one: Callable[..., Any], carry: Any) -> Any:
-    """carry after one(first word, words_cD, new_c, carry) for each block of words.
+    """The carry after one(start, words_cD, new_c, carry) for each block of vocabulary entries.
 
-    All blocks are of one size, so that the last one may begin before the one before it ends; new_c is 0 for the words
-    that were there already and 1 for all others. (A smaller last block would be a second program with temporaries of
-    its own.)
+    All blocks have the same size, so the last one may overlap the previous one; new_c is 0 for entries that were
+    already processed and 1 for all others. (A smaller last block would need a second program with its own temporaries.)
     """
     vocab = table_VD.shape[0]
     last = vocab - block
@@ -55,7 +54,7 @@ def _over_blocks(table_VD: jax.Array, block: int, one: Callable[..., Any], carry
 
 
 def _logits(hidden_ND: jax.Array, words_cD: jax.Array, temperature: jax.Array) -> jax.Array:
-    """Logits of one block of words."""
+    """Logits of one block of vocabulary entries."""
     sums = _sums(words_cD)
     logits_Nc = lax.dot_general(hidden_ND, words_cD, (((1,), (1,)), ((), ())), preferred_element_type=sums)
     return logits_Nc / temperature.astype(sums)[..., None]
@@ -64,7 +63,7 @@ def _logits(hidden_ND: jax.Array, words_cD: jax.Array, temperature: jax.Array) -
 def _forward(
     hidden_ND: jax.Array, table_VD: jax.Array, targets_N: jax.Array, temperature: jax.Array, chunk: int, shards: Shards
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(logp_N, entropy_N, log Σ_v exp logits); sums are kept relative to the largest logit so far."""
+    """(logp_N, entropy_N, log Σ_v exp logits); sums are relative to the largest logit so far."""
     local_N = targets_N - shards.index * table_VD.shape[0]
 
     def one(start: Any, words_cD: jax.Array, new_c: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
@@ -92,7 +91,7 @@ def _forward(
 
 
 def _raised(top_N: jax.Array, total_N: jax.Array, moment_N: jax.Array, higher_N: jax.Array) -> tuple[jax.Array, ...]:
-    """Σ exp(l − top) and Σ (l − top) exp(l − top), relative to a higher top."""
+    """Σ exp(l − top) and Σ (l − top) exp(l − top), rescaled to a higher top."""
     factor_N = jnp.exp(top_N - higher_N)
     return total_N * factor_N, (moment_N + (top_N - higher_N) * total_N) * factor_N
 
@@ -131,13 +130,13 @@ def _backward(chunk: int, shards: Shards, entropy_slope: bool, saved, cotangents
         slope_Nc = (slope_Nc * new_c).astype(table_VD.dtype)
         grad_ND += lax.dot_general(slope_Nc, words_cD, (((1,), (0,)), ((), ())), preferred_element_type=sums)
         grad_cD = lax.dot_general(slope_Nc, hidden_ND, (((0,), (0,)), ((), ())), preferred_element_type=sums)
-        # A word that was there already adds zero.
+        # An entry that was already processed adds zero.
         grad_cD = lax.dynamic_slice_in_dim(grad_VD, start, block) + grad_cD.astype(table_VD.dtype)
         return grad_ND, lax.dynamic_update_slice_in_dim(grad_VD, grad_cD, start, 0)
 
     block = vocabulary_block(table_VD.shape[0], hidden_ND.shape[0], hidden_ND.shape[1], chunk)
     grad_ND, grad_VD = _over_blocks(table_VD, block, one, (jnp.zeros(hidden_ND.shape, sums), jnp.zeros_like(table_VD)))
-    # Each device of a tensor group knows the part of its own vocabulary; the hidden states need the sum.
+    # Each device of a tensor group has the contribution of its part of the vocabulary; hidden states need the sum.
     return shards.psum(grad_ND).astype(hidden_ND.dtype), grad_VD, None, jnp.zeros_like(temperature)
 
 
@@ -154,16 +153,16 @@ def token_logprobs(
 ) -> Float[Array, " N"]:
     """log softmax(hidden · tableᵀ / temperature) at the targets, float32 (float64 for weights in float64).
 
-    temperature: one for all positions, or one for each.
+    temperature: one for all positions, or one per position.
 
-    Works through the vocabulary in blocks in both directions, all positions at a time, so that no more logits exist
-    than `chunk` positions have over the whole vocabulary (`vocabulary_block`; but for a block of LANES words).
-    Sums are float32 for inputs of less, and kept relative to the largest logit so far (Milakov & Gimelshein 2018). A
-    block's gradient of the table is one product, written once in the table's dtype: no float32 copy of the table
-    exists. With a tensor group, table_VD is this device's rows of the vocabulary and hidden_ND is equal on the whole
-    group; the normaliser and the gradient of hidden_ND are summed over it, once for all blocks (no `shards.enter`
-    around the call). Gradient, with p the softmax: ∂logp/∂logits = (onehot(target) − p) / temperature; none to the
-    temperature.
+    Processes the vocabulary in blocks in the forward and the backward pass, all positions at a time, so that at most as
+    many logits exist as `chunk` positions have over the whole vocabulary (`vocabulary_block`; at least a block of
+    LANES entries). Sums are float32 for inputs of lower precision, and relative to the largest logit so far (Milakov &
+    Gimelshein 2018). A block's gradient of the table is one product, written once in the table's dtype, without a
+    float32 copy of the table. With a tensor group, table_VD is this device's rows of the vocabulary and hidden_ND is
+    equal on the whole group; the normaliser and the gradient of hidden_ND are summed over it, once for all blocks (no
+    `shards.enter` around the call). Gradient, with p the softmax: ∂logp/∂logits = (onehot(target) − p) / temperature;
+    none with respect to the temperature.
     """
     both: Any = _logprobs(hidden_ND, table_VD, targets_N, temperature, chunk, shards, False)
     return both[0]
@@ -181,8 +180,8 @@ def token_logprobs_and_entropy(
 ) -> tuple[Float[Array, " N"], Float[Array, " N"]]:
     """`token_logprobs`, and the entropy −Σ_v p_v log p_v of each position's whole distribution, in nats.
 
-    entropy_slope: whether the entropy is differentiated, ∂H/∂logits_v = −p_v (log p_v + H) / temperature; without it
-    the entropy is a measurement, and the backward pass does no work for it.
+    entropy_slope: whether the entropy is differentiable, ∂H/∂logits_v = −p_v (log p_v + H) / temperature; if not, it is
+    only a metric and costs nothing in the backward pass.
     """
     both: Any = _logprobs(hidden_ND, table_VD, targets_N, temperature, chunk, shards, entropy_slope)
     logp_N, entropy_N = both

@@ -1,10 +1,10 @@
 """The objective of one update as pure functions of per-token arrays and a `LossCard`.
 
 Every array holds the N trained positions of one micro-batch. The loss of an update is Σ numerators / denominator, where
-the sums run over all micro-batches and devices and the division happens once: how rows are packed, cut into
-micro-batches or spread over devices changes the gradient by rounding only. What a loss needs to know of a whole
-sequence (`Sequences`) enters as a constant, so that a sequence too may be cut anywhere. The functions keep the dtype
-they are given. docs/losses.md derives what is said here about bias.
+the sums run over all micro-batches and devices and the division happens once: packing, micro-batches and sharding
+change the gradient by rounding only. Sums over whole sequences (`Sequences`) enter the loss as constants, so that a
+sequence may be split anywhere. The functions keep the dtype of their inputs. docs/losses.md derives the statements
+about bias.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from scope_jax.config import LossCard
 
 
 class Tokens(NamedTuple):
-    """What the loss of N trained positions depends on besides log π.
+    """The inputs of the loss of N trained positions, other than log π.
 
-    mask: False where a slot is empty. first: True at the first trained position of a sequence (an episode). sequence:
-    which of the mini-batch's sequences the position belongs to. length: trained tokens of that sequence. advantage,
-    behaviour (log-probs of whoever sampled), old and ref: 0 where empty. old: log π_old of the ratio, None before the
-    update's first step, where it is π itself. ref: log-probs of the KL reference, None if the card has no KL term.
+    mask: False in empty slots. first: True at the first trained position of a sequence (an episode). sequence: index of
+    the position's sequence in the mini-batch. length: trained tokens of that sequence. advantage, behaviour (log-probs
+    of the sampling policy), old and ref: 0 in empty slots. old: log π_old of the ratio, None at the update's first
+    step, where it is π itself. ref: log-probs of the KL reference, None if the card has no KL term.
     """
 
     mask_N: Bool[Array, " N"]
@@ -40,7 +40,8 @@ class Tokens(NamedTuple):
 
 
 class Sequences(NamedTuple):
-    """Sums over the trained tokens of each sequence of the mini-batch, wherever they lie; constants of the loss.
+    """Sums over the trained tokens of each sequence of the mini-batch, across micro-batches and devices; constants of
+    the loss.
 
     ratio: Σ log π − log π_old. rollout: Σ log π_old − log μ.
     """
@@ -50,8 +51,8 @@ class Sequences(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """One micro-batch's share. numerator: the scalar to differentiate. sums and per_token: metrics to be divided by the
-    update's denominator and by its tokens. maxima: metrics of which the largest counts."""
+    """One micro-batch's contribution. numerator: the scalar to differentiate. sums, per_token: metrics to be divided by
+    the update's denominator and by its number of tokens. maxima: metrics combined by their maximum."""
 
     numerator: Float[Array, ""]
     sums: dict[str, Float[Array, ""]]
@@ -61,18 +62,18 @@ class Parts(NamedTuple):
 
 # ------------------------------------------------------------------------------------------------------ aggregation
 def weights(card: LossCard, tokens: Tokens) -> Float[Array, " N"]:
-    """Weight of each position in the numerator: its role's, or that over |sequence| for sequence-mean; 0 where the slot
-    is empty."""
+    """Weight of each position in the numerator: its role's weight, divided by |sequence| for sequence-mean; 0 in empty
+    slots."""
     weight_N = jnp.where(tokens.mask_N, tokens.weight_N, 0.0)
     return weight_N / jnp.maximum(tokens.length_N, 1.0) if card.aggregation == "sequence-mean" else weight_N
 
 
 def denominator(card: LossCard, tokens: Float[Array, ""], sequences: Float[Array, ""]) -> Float[Array, ""]:
-    """What the numerators are divided by: token-mean tokens; sequence-mean sequences; constant sequences ·
-    constant_length.
+    """The divisor of the numerators: tokens for token-mean, sequences for sequence-mean, and sequences ·
+    constant_length for constant.
 
-    tokens, sequences: how many sampled tokens and episodes the whole mini-batch has, padding included. A sequence
-    without sampled tokens is no sequence: it counts in no divisor.
+    tokens, sequences: numbers of sampled tokens and episodes of the whole mini-batch, padding included. An episode
+    without sampled tokens is not counted.
     """
     match card.aggregation:
         case "token-mean":
@@ -91,14 +92,15 @@ def by_sequence(card: LossCard) -> bool:
 
 
 def sequences_move(card: LossCard, scored: bool) -> bool:
-    """Whether the sums that the card needs depend on log π. scored: whether log π_old is given (Tokens.old_N)."""
+    """Whether the sums that the card needs depend on the current log π. scored: whether log π_old is given
+    (Tokens.old_N)."""
     wants_weight = card.rollout_cap > 0 and card.rollout_weight == "sequence"
     off_policy = scored or card.old_logprobs == "rollout"
     return by_sequence(card) and ((card.ratio == "sequence" and off_policy) or (wants_weight and not scored))
 
 
 def sequence_sums(logp_N: Float[Array, " N"], tokens: Tokens, card: LossCard, count: int) -> Sequences:
-    """This share of the sums of `count` sequences, to be added over all shares of the mini-batch."""
+    """The contribution of these tokens to the sums of `count` sequences, to be summed over the whole mini-batch."""
     logp_N = lax.stop_gradient(logp_N)
     old_N = _old(logp_N, tokens, card)
 
@@ -111,7 +113,7 @@ def sequence_sums(logp_N: Float[Array, " N"], tokens: Tokens, card: LossCard, co
 def _old(logp_N: Float[Array, " N"], tokens: Tokens, card: LossCard) -> Float[Array, " N"]:
     if card.old_logprobs == "rollout":
         return tokens.behaviour_N
-    # Without old log-probs the update is the first after sampling: π_old is π itself, and r = 1 carries the gradient.
+    # Without old log-probs this is the first step after sampling: π_old is π itself, and r = 1 carries the gradient.
     return lax.stop_gradient(logp_N) if tokens.old_N is None else tokens.old_N
 
 
@@ -128,8 +130,8 @@ def _ratio(
 ) -> Float[Array, " N"]:
     """π/π_old of each token, or of its sequence: s = exp(mean of log π − log π_old), GSPO Eq. (7) (Zheng et al. 2025).
 
-    The sequence's ratio is handed to each of its tokens as s · π/sg(π), GSPO Eq. (14): Σ_t ∇(s π_t/sg(π_t)) / |y| is
-    s · mean ∇log π = ∇s, so that the gradient is that of s although no token knows the others.
+    Each token of the sequence gets its ratio as s · π/sg(π), GSPO Eq. (14): Σ_t ∇(s π_t/sg(π_t)) / |y| is
+    s · mean ∇log π = ∇s, so that the gradient is that of s although each token's term depends only on its own log π.
     """
     if card.ratio == "token":
         return jnp.exp(_bounded(logp_N - old_N, card))
@@ -142,7 +144,7 @@ def _ratio(
 def _rollout_weight(
     old_N: Float[Array, " N"], tokens: Tokens, card: LossCard, sequences: Sequences | None
 ) -> Float[Array, " N"]:
-    """min(π_old/μ, C) of each token, or with the ratio of its whole sequence; a constant of the loss."""
+    """min(π_old/μ, C) of each token, or with the ratio of its whole sequence; a constant in the loss."""
     log_N = old_N - tokens.behaviour_N
     if card.rollout_weight == "sequence":
         if sequences is None:
@@ -155,11 +157,11 @@ def _rollout_weight(
 def policy_terms(
     logp_N: Float[Array, " N"], ratio_N: Float[Array, " N"], advantage_N: Float[Array, " N"], card: LossCard
 ) -> tuple[Float[Array, " N"], Bool[Array, " N"], Bool[Array, " N"]]:
-    """The policy's loss of each token: (loss, clipped, dual-clipped). With r the ratio and
+    """The policy loss of each token: (loss, clipped, dual-clipped). With r the ratio and
     clip(r) = min(max(r, 1 − clip_low), 1 + clip_high):
 
-        clip     max(−r·A, −clip(r)·A), Eq. (7) of PPO (Schulman et al. 2017); where A < 0, at most −dual_clip·A,
-                 Eq. (5) of Ye et al. 2020
+        clip     max(−r·A, −clip(r)·A), Eq. (7) of PPO (Schulman et al. 2017); for A < 0, at most −dual_clip·A, Eq. (5)
+                 of Ye et al. 2020
         weight   −sg(clip(r))·A·log π, CISPO (MiniMax-M1 2025, Eq. (4)); with clip_low = clip_high = 0, REINFORCE
     """
     held_ratio_N = jnp.clip(ratio_N, 1.0 - card.clip_low, 1.0 + card.clip_high)
@@ -181,7 +183,7 @@ def policy_terms(
 def kl_terms(
     logp_N: Float[Array, " N"], old_N: Float[Array, " N"], ref_N: Float[Array, " N"], card: LossCard
 ) -> Float[Array, " N"]:
-    """KL(π ‖ ref) of each token under the card's estimator, by default with the right gradient in expectation.
+    """KL(π ‖ ref) of each token by the card's estimator; all but the plain ones have the correct expected gradient.
 
     With δ = log π − log ref and r = π/π_old of the token (both bounded by log_ratio_bound), k1 = δ, k2 = δ²/2,
     k3 = e^(−δ) − 1 + δ (Schulman 2020), and x ~ π_old:
@@ -193,9 +195,9 @@ def kl_terms(
         k2-plain   k2      δ                      biased / ∇KL if π = π_old, else biased
         k3-plain   k3      1 − e^(−δ)             KL if π = π_old, else biased / ∇KL(ref ‖ π) if π = π_old, else biased
 
-    The gradient of the first three is stated rather than differentiated: r·∇k3 + k3·∇r is the same r·δ, but loses it to
-    cancellation when e^(−δ) is large. kl_bound therefore bounds only what they report; a plain estimator is
-    differentiated as it stands, and has no gradient where it is bounded.
+    The gradient of the first three is written out instead of differentiated: r·∇k3 + k3·∇r equals r·δ, but suffers from
+    cancellation when e^(−δ) is large. kl_bound therefore affects only their reported values; a plain estimator is
+    differentiated directly, and has no gradient where the bound applies.
     """
     bound = card.kl_bound or jnp.inf
     delta_N = _bounded(logp_N - ref_N, card)
@@ -256,7 +258,7 @@ def _policy(
             raise ValueError("A loss with a KL term needs the log-probs of the reference.")
         kl_N = kl_terms(logp_N, old_N, tokens.ref_N, card)
         if rollout_N is not None and not card.kl.endswith("-plain"):
-            kl_N = rollout_N * kl_N  # r · π_old/μ is what E over x ~ μ asks for
+            kl_N = rollout_N * kl_N  # the importance weight for x ~ μ is r · π_old/μ
         sums[f"kl_{card.kl.replace('-', '_')}"] = kl = summed(kl_N)
         numerator = numerator + card.kl_coef * kl
     if entropy_N is not None:
@@ -282,15 +284,15 @@ def loss_parts(
     entropy_N: Float[Array, " N"] | None = None,
     sequences: Sequences | None = None,
 ) -> Parts:
-    """One micro-batch's share of the update's loss.
+    """One micro-batch's contribution to the update's loss.
 
     logp_N: log-probs under the current parameters; entropy_N: entropies of the same distributions. objective "policy":
     policy term + kl_coef · KL − entropy_coef · entropy, all with the card's aggregation. "supervised": −log π of the
-    trained positions; of the card it reads the aggregation only. Every metric is a sum, to be added over shares and
-    divided by the update's denominator (sums) or tokens (per_token).
+    trained positions; of the card only the aggregation is used. Every metric is a sum, to be summed over micro-batches
+    and devices and divided by the update's denominator (sums) or tokens (per_token).
 
-    sequences: the mini-batch's sums where `by_sequence(card)`. Raises ValueError if these, the entropies or the
-    reference are missing and the card needs them.
+    sequences: the mini-batch's sums if `by_sequence(card)`. Raises ValueError if these, the entropies or the reference
+    are missing and the card needs them.
     """
     if card.objective == "supervised":
         parts = _supervised(logp_N, tokens, card)

@@ -1,4 +1,4 @@
-"""The state the learner keeps between updates, one optimiser step on it, and the detection of divergence."""
+"""The learner's state between updates, one optimiser step on it, and the detection of divergence."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Tree = Any
 
 
 class TrainState(struct.PyTreeNode):
-    """One policy under training.
+    """The training state of one policy.
 
-    step: updates so far, each of one or several optimiser steps, which is what the learning rate follows; skipped: how
-    many optimiser steps in a row, up to the last, had a gradient that was not finite and changed nothing. opt_state:
-    AdamW moments in the dtype of the weights, and its count of steps taken. ref_params: the frozen reference of the KL
-    term, buffers of its own; None if no card needs one.
+    step: number of updates so far, each of one or more optimiser steps; determines the learning rate. skipped: number
+    of consecutive optimiser steps, up to the latest, that were skipped because of a non-finite gradient. opt_state:
+    AdamW moments in the dtype of the weights, and the number of steps taken. ref_params: the frozen reference of the KL
+    term, in separate buffers; None if no card needs one.
     """
 
     step: Any  # int32 scalar, or its sharding in a tree of shardings
@@ -36,12 +36,12 @@ class TrainState(struct.PyTreeNode):
 
 
 class DivergedError(UserError):
-    """Training that cannot go on: one sentence with what was seen, its bound and the remedy."""
+    """Training cannot continue; the message is one sentence with the observed value, its limit and the remedy."""
 
 
 def check_sound(section: OptimizerSection, param_rms: float, skipped: int) -> None:
-    """Raises DivergedError if weights of this root mean square are not finite or too large, or if too many optimiser
-    steps in a row were skipped.
+    """Raises DivergedError if the root mean square of the weights is not finite or too large, or if too many
+    consecutive optimiser steps were skipped.
     """
     remedy = f"start a new run with a lower optimizer.learning_rate (it is {section.learning_rate:g})"
     if not param_rms <= section.max_param_rms:
@@ -89,7 +89,7 @@ def fresh(params: Tree, section: OptimizerSection, ref_params: Tree) -> TrainSta
 
 
 def specs_like(section: OptimizerSection, abstract: Tree, specs: Tree) -> Tree:
-    """PartitionSpec of every array of adamw's state: moments as their weights, everything else on all devices."""
+    """PartitionSpec of every array of adamw's state: moments like their weights, everything else replicated."""
     shapes = jax.eval_shape(adamw(section).init, abstract)
     return optax.tree_utils.tree_map_params(
         adamw(section), lambda _, spec: spec, shapes, specs, transform_non_params=lambda _: PartitionSpec()
@@ -97,7 +97,7 @@ def specs_like(section: OptimizerSection, abstract: Tree, specs: Tree) -> Tree:
 
 
 def global_norm(grads: Tree, specs: Tree) -> Float[Array, ""]:
-    """‖g‖₂ over the whole mesh inside a shard_map: each shard of a leaf once, copies of a leaf once."""
+    """‖g‖₂ over the whole mesh inside a shard_map, counting each shard once and replicated leaves once."""
     squares: dict[tuple[str, ...], jax.Array] = {}
     for grad, spec in zip(jax.tree.leaves(grads), jax.tree.leaves(specs), strict=True):
         axes = tuple(name for entry in spec for name in mesh_axes(entry))
@@ -118,9 +118,9 @@ def advance(
 ) -> tuple[TrainState, Float[Array, ""], Bool[Array, ""]]:
     """(state after one AdamW step of the current update, learning rate used, whether the step was taken).
 
-    The gradient is scaled by min(1, max_grad_norm/(norm + 1e-6)) as torch.nn.utils.clip_grad_norm_ does. If the norm is
-    not finite, weights and moments stay as they are, and the step is counted as skipped. Arithmetic is float32 in any
-    dtype.
+    The gradient is scaled by min(1, max_grad_norm/(norm + 1e-6)) as in torch.nn.utils.clip_grad_norm_. If the norm is
+    not finite, weights and moments are unchanged and the step is counted as skipped. Computed in float32, whatever the
+    dtype of the state.
     """
     taken = jnp.isfinite(norm)
     scale = jnp.minimum(1.0, section.max_grad_norm / (norm + 1e-6))

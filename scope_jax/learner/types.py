@@ -16,9 +16,9 @@ Metrics = dict[str, float]
 
 @dataclass(frozen=True)
 class Datum:
-    """One training row before packing, exactly the tokens the engine saw.
+    """One training row before packing, with exactly the tokens the engine saw.
 
-    ids_T: int32; sampled_T: bool, True where the policy chose the token (False: prompt, observation, nudge);
+    ids_T: int32; sampled_T: bool, True for tokens sampled by the policy (False: prompt, observation, nudge);
     logprobs_T: float32 behaviour log-probs, 0 where not sampled.
     """
 
@@ -28,7 +28,7 @@ class Datum:
 
     @staticmethod
     def from_completion(completion: Completion) -> tuple[Datum, ...]:
-        """One datum for each row of the completion: its prompt, which is not sampled, and what followed it."""
+        """One datum per row of the completion: its prompt, which is not sampled, and everything after it."""
         datums = []
         for row in completion.rows:
             prompt = np.asarray(row.prompt_ids, np.int32)
@@ -55,13 +55,13 @@ class Reply:
 class Judgement:
     """One request to a judge about an episode: all replies, and the parsed result.
 
-    job: such as "grader"; about: the gate or criterion; replies: two if the first was malformed.
+    job: for example "grader"; about: the gate or criterion; replies: two if the first was malformed.
     """
 
     job: str
     about: str
     replies: tuple[Reply, ...]
-    read: bool | int | str | None  # a verdict, the number of criteria, an answer; None: nothing
+    read: bool | int | str | None  # a verdict, the number of criteria, or an answer; None: malformed
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,10 @@ class Episode:
     parts: Mapping[str, float] = field(default_factory=dict)  # reward parts by name
     advantage: float | None = None
     trained: bool = True  # False: written to episodes.jsonl, but not trained
-    temperature: float = 1.0  # at which it was sampled
+    temperature: float = 1.0  # sampling temperature
     weight: float = 1.0  # factor of its terms in the loss of its update
     padding: bool = False
-    text: Mapping[str, Any] = field(default_factory=dict)  # prompt, turns, question, answer … for people
+    text: Mapping[str, Any] = field(default_factory=dict)  # readable prompt, turns, question, answer …
     judgements: tuple[Judgement, ...] = ()
 
     def with_advantage(self, advantage: float) -> Episode:
@@ -96,8 +96,8 @@ class Episode:
 class RoleShare:
     """The episodes of one role in an update.
 
-    advantage: how their advantages are computed, None: by the update's card. weight: factor of all their terms in the
-    loss, whose divisor counts every episode once.
+    advantage: how their advantages are computed, None: by the update's loss card. weight: factor of all their terms in
+    the loss; the divisor counts every episode once, whatever its weight.
     """
 
     role: str
