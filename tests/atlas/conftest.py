@@ -21,13 +21,13 @@ def world() -> World:
 
 @pytest.fixture(scope="session")
 def show(world: World) -> Show:
-    """The search tool as SSP's card has it."""
+    """The search tool with the settings of SSP's card."""
     return build.search_tool(load_corpus(ASSETS / "corpus.jsonl"), world, GAMES["ssp"])
 
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
-    """SSP's."""
+    """SSP's tokenizer."""
     return Tokenizer.load(ASSETS / "ssp" / "tokenizer")
 
 
@@ -38,17 +38,17 @@ def scope_tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def trained(world: World, show: Show) -> Library:
-    """Demonstrations of train entities alone."""
+    """Demonstrations about train entities only."""
     return Library(world, show, "train", seed=3)
 
 
 @pytest.fixture(scope="session")
 def show_one(world: World) -> Show:
-    """The search tool as SCOPE's card has it."""
+    """The search tool with the settings of SCOPE's card."""
     return build.search_tool(load_corpus(ASSETS / "corpus.jsonl"), world, GAMES["scope"])
 
 
 @pytest.fixture
 def room(world: World, show_one: Show) -> Newsroom:
-    """SCOPE's demonstrations about train things alone."""
+    """SCOPE's demonstrations about train things only."""
     return Newsroom(world, show_one, "train", seed=3)

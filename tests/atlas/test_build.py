@@ -1,4 +1,4 @@
-"""The folder in the repository is what the build makes, and the circuit in the first weights copies."""
+"""The committed files equal what the build makes, and the circuit in the initial weights copies."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _built(folder) -> bytes:
     return (folder / "scope" / "base" / "model.safetensors").read_bytes()
 
 
-def test_a_base_is_built_and_its_log_tells_how_well_it_speaks(tmp_path, capsys) -> None:
+def test_a_base_is_built_and_its_accuracy_is_logged(tmp_path, capsys) -> None:
     assert _built(tmp_path)
     assert capsys.readouterr().out.count("held out, grade: whole") == 2  # after each stage
     assert not (tmp_path / "ssp").exists()
@@ -61,8 +61,8 @@ def test_a_second_build_has_the_same_bits(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("game", "kind", "least"), [("scope", "grade", 0.9), ("ssp", "solve 1", 0.3), ("spell", "verify", 0.9)]
 )
-def test_the_committed_base_speaks_its_roles(world, show, show_one, game: str, kind: str, least: float) -> None:
-    """Of demonstrations about held-out names; a solver of SSP has its bad habits."""
+def test_the_committed_base_plays_its_roles(world, show, show_one, game: str, kind: str, least: float) -> None:
+    """Measured on demonstrations about held-out names; a solver of SSP has its bad habits."""
     tokenizer = Tokenizer.load(ASSETS / game / "base")
     model, params = weights.load(ASSETS / game / "base")
     show = show if game == "ssp" else show_one

@@ -1,6 +1,6 @@
 """A whole iteration of SCOPE on Atlas, every role played by the scripts of the demonstrations.
 
-Each player asserts that what the game puts before it is, character for character, what the demonstration was made for.
+Each player asserts that its prompt equals, character for character, the one the demonstration was made for.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SPEAKERS = ("challenger.sampling", "solver.sampling", "estimate", "creation", "g
 
 
 class Players:
-    """All roles at their best, but every second attempt at a task tells one sentence of each thing."""
+    """All roles play well, but every second attempt at a task gives one sentence per thing."""
 
     def __init__(self, room: Newsroom) -> None:
         self.room = room

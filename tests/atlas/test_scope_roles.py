@@ -48,7 +48,7 @@ def _asked(script: Script, room: Newsroom) -> list[Thing]:
 
 
 def _score(script: Script, room: Newsroom) -> float:
-    """Eq. (1) of a solver's answer, by the rubric of its task and a grader that makes no mistake."""
+    """Eq. (1) of a solver's answer, with the rubric of its task and a perfect grader."""
     answer = rules.answer_of(_said(script)) or ""
     met = [tasks.fact_of(text) in answer for _, text in tasks.rubric(_asked(script, room))]
     return rubric_score(met, [1.0] * len(met))
@@ -56,7 +56,7 @@ def _score(script: Script, room: Newsroom) -> float:
 
 # ------------------------------------------------------------------------------------------------------------ policies
 @pytest.mark.parametrize("role", ["challenge", "report"])
-def test_what_comes_back_is_what_the_game_gives(room: Newsroom, show_one, role: str) -> None:
+def test_observations_are_those_of_the_game(room: Newsroom, show_one, role: str) -> None:
     cfg = scope_scripts.card()
     for _ in range(DRAWS):
         script = getattr(room, role)(HABITS)

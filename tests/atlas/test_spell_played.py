@@ -1,6 +1,6 @@
 """A step of SPELL on Atlas, every role played by the scripts of the demonstrations.
 
-Each player asserts that what the game puts before it is, character for character, what the demonstration was made for.
+Each player asserts that its prompt equals, character for character, the one the demonstration was made for.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EXAMPLE = re.compile(r"Question: (.+)\nAnswer: (\w+)")
 
 
 class Players:
-    """All roles at their best, but every second answer is wrong."""
+    """All roles play well, but every second answer is wrong."""
 
     def __init__(self) -> None:
         self.chains: dict[str, Chain] = {}

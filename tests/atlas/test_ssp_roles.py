@@ -1,4 +1,4 @@
-"""Demonstrations: which tokens are sampled, whose facts they show, and what exchanging names does."""
+"""Demonstrations: which tokens are sampled, which facts they show, and the effect of permuting names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KINDS = [(kind, hops) for kind in ("solve", "propose", "read") for hops in HOPS]
 
 
 @pytest.mark.parametrize(("kind", "hops"), KINDS)
-def test_only_what_the_policy_says_is_spoken(trained, tokenizer, kind: str, hops: int) -> None:
+def test_only_the_policys_tokens_are_sampled(trained, tokenizer, kind: str, hops: int) -> None:
     for _ in range(10):
         script = getattr(trained, kind)(hops)
         row = token_row(script, tokenizer)

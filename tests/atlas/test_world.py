@@ -1,4 +1,4 @@
-"""The world is consistent, and what is held out stays out."""
+"""The world is consistent, and held-out facts occur nowhere in training."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_sizes(world: World) -> None:
     assert len(held) == int(0.25 * len(countries))
 
 
-def test_what_hangs_on_a_held_out_country_is_held_out(world: World) -> None:
+def test_what_belongs_to_a_held_out_country_is_held_out(world: World) -> None:
     for fact in world.facts:
         if fact.attribute in ("capital",) and fact.entity in world.held_out:
             assert fact.value in world.held_out

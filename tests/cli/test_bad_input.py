@@ -1,4 +1,4 @@
-"""What a person gets wrong: one sentence on standard error, exit code 2, nothing half-written."""
+"""User errors: one sentence on standard error, exit code 2, no partial output."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run(*words: object) -> Result:
 
 
 def refused(result: Result) -> str:
-    """The one sentence of a refusal."""
+    """The one sentence of an error."""
     assert result.exit_code == 2, result.output
     assert result.stdout == ""
     assert "Traceback" not in result.stderr

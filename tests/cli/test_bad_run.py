@@ -1,4 +1,4 @@
-"""Runs that cannot begin because something they read is broken: one sentence, exit code 2, nothing half-written."""
+"""Runs that cannot start because an input is broken: one sentence, exit code 2, no partial output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ATLAS = Path("assets/atlas")
 
 
 def refused(run: Path, *overrides: str) -> str:
-    """What `train` on Atlas with these overrides says before it gives up, leaving no state behind."""
+    """The error of `train` on Atlas with these overrides, which must leave no state behind."""
     words = ["train", "configs/ssp/atlas.toml", "--run", str(run)]
     for override in overrides:
         words += ["--set", override]

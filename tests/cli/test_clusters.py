@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def card(tmp_path: Path) -> Path:
-    """A card of its own, over 62 documents of which one is held by an exam and one too short."""
+    """A card over 62 documents, one of which contains an exam's question and one of which is too short."""
     asked = f"{sentence('stars', 70)} so how many rings has the planet behind the bright comet of nineteen eleven"
     extra = [{"id": "asked", "text": asked}, {"id": "short", "text": "Nothing."}]
     corpus = write(tmp_path / "corpus.jsonl", [*documents(15), *extra])

@@ -85,7 +85,7 @@ def caught(action) -> BaseException:
     return info.value
 
 
-def test_whose_error_it_is(tmp_path: Path) -> None:
+def test_which_errors_are_the_users(tmp_path: Path) -> None:
     assert errors.is_users(errors.UserError("x"))
     assert errors.is_users(caught(lambda: parse_config({}, "card")))
     assert errors.is_users(caught(lambda: (tmp_path / "none").read_text()))

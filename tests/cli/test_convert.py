@@ -1,4 +1,4 @@
-"""`convert` and `export`: layouts and dtypes to and fro, bit for bit; a refusal is one sentence and leaves nothing."""
+"""`convert` and `export`: round trips of layouts and dtypes, bit for bit; an error is one sentence, without files."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_there_and_back_is_bitwise(own: Path, base: dict[str, Any], tmp_path: Path) -> None:
+def test_conversion_round_trip_is_bitwise(own: Path, base: dict[str, Any], tmp_path: Path) -> None:
     assert same(weights.load(own, dtype=jnp.bfloat16)[1], base)
     assert same(weights.load(own)[1], jax.tree.map(lambda x: x.astype(jnp.float32), base))
     assert converted(own, tmp_path / "hf", "--to", "hf")["dtype"] == "bfloat16"
@@ -84,7 +84,7 @@ def test_there_and_back_is_bitwise(own: Path, base: dict[str, Any], tmp_path: Pa
     assert weights.load_config(tmp_path / "hf") == weights.load_config(own) == weights.load_config(BASE)
 
 
-def test_dtypes_there_and_back(base: dict[str, Any], tmp_path: Path) -> None:
+def test_dtype_round_trips(base: dict[str, Any], tmp_path: Path) -> None:
     assert converted(BASE, tmp_path / "wide", "--to", "hf", "--dtype", "float32")["dtype"] == "float32"
     wide = load_file(tmp_path / "wide" / "model.safetensors")
     assert {x.dtype for x in wide.values()} == {np.dtype(np.float32)}
@@ -158,7 +158,7 @@ def test_damaged_folder(own: Path, tmp_path: Path, damage) -> None:
 
 
 def test_a_card_starts_from_either_layout(own: Path, base: dict[str, Any], tmp_path: Path) -> None:
-    """What a run does first, on the mesh of all devices; and what it says of a damaged folder."""
+    """Loads as a run does, on the mesh of all devices; and checks the error for a damaged folder."""
     cfg = load_card(Path("configs/ssp/atlas.toml"), [f"model.checkpoint={own}"])
     learner = assemble_learner(cfg, weights.load_config(own))
     params = weights.load(cfg.model.checkpoint, learner.mesh, TRAIN, learner.param_dtype)[1]

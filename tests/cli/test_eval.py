@@ -1,4 +1,4 @@
-"""`eval` says what is wrong before it reads any weights, keeps what it finds, and counts what the judge left open."""
+"""`eval` reports errors before it reads any weights, keeps its records, and counts replies without a verdict."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def run(*words: object) -> Result:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """Atlas's base without its weights: whatever is refused here is refused before they are read."""
+    """Atlas's base without its weights: any error here is raised before they are read."""
     folder = shutil.copytree(ATLAS / "ssp" / "base", tmp_path / "model")
     (folder / "model.safetensors").unlink()
     return folder
 
 
 def refused(model: Path, *words: object) -> str:
-    """The sentence before the weights are missed; nothing is printed or left behind."""
+    """The error raised before the missing weights are noticed; nothing is printed or left behind."""
     before = sorted(model.parent.rglob("*"))
     result = run("eval", model, "--card", CARD, "--set", f"evaluate.sets=[{SETS[0]}]", *words)
     assert result.exit_code == 2 and result.stdout == "", (result.output, result.exception)
@@ -79,7 +79,7 @@ def without_retrieval() -> str:
 
 
 def test_sets_are_kept_as_they_are_done(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A judge that is lost in the second set leaves the first one's records; a whole exam replaces them."""
+    """If the judge fails in the second set, the first one's records remain; a complete exam replaces them."""
     lost = [True]
 
     def answered(cfg: Any, exam: Any, tools: Any, rows: list[Any], one: Any) -> list[dict[str, Any]]:
@@ -114,7 +114,7 @@ def test_replies_without_a_verdict_are_counted() -> None:
     assert metrics["eval/held-out/accuracy"] == pytest.approx(1 / 3)
 
 
-def test_an_index_of_another_encoder_is_built_anew_where_that_is_asked(tmp_path: Path) -> None:
+def test_an_index_of_another_encoder_is_rebuilt_on_request(tmp_path: Path) -> None:
     command = ("index", CARD, "--set", f"retrieval.index={tmp_path / 'index'}", "--set")
     assert run(*command, "retrieval.dim=16").exit_code == 0
     result = run(*command, "retrieval.dim=32")

@@ -1,4 +1,4 @@
-"""A libtpu that is installed to compile ahead of time is not heard of on a machine without a TPU."""
+"""A libtpu installed for ahead-of-time compilation prints nothing on a machine without a TPU."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""A command that is told to end says one sentence, and the shell gets the code it expects."""
+"""A command ended by a signal prints one sentence and exits with the usual code."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ cli.run()
 
 
 def start(how: str) -> subprocess.Popen[str]:
-    """The program at the moment from which it waits."""
+    """Starts the program and returns once it waits."""
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, how],
         stdout=subprocess.PIPE,

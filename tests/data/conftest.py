@@ -1,4 +1,4 @@
-"""A corpus that a test reads is kept in the test's folder, not in the user's."""
+"""Corpora that a test reads are cached in the test's folder, not in the user's."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ Rows = Sequence[dict[str, Any]]
 
 
 def jsonl(path: Path, *rows: object) -> Path:
-    """A file with a line for each row; text is written as it is."""
+    """Writes a file with one line per row; text is written verbatim."""
     lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
     path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     return path

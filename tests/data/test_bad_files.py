@@ -88,7 +88,7 @@ def whole_parquet() -> bytes:
 
 
 def damaged_text() -> pa.Array:
-    """Strings of which the second is not UTF-8."""
+    """Strings, the second of which is not UTF-8."""
     return pa.Array.from_buffers(
         pa.string(), 2, [None, pa.py_buffer(b"\0\0\0\0\4\0\0\0\7\0\0\0"), pa.py_buffer(b"Rome\xff\xfe\xfd")]
     )
@@ -252,7 +252,7 @@ def read(path: Path, kind: str) -> None:
 
 
 def refused(call: Callable[[], object]) -> str:
-    """The one sentence with which a call gives up, as the command line prints it."""
+    """The one-sentence error of a call, as the command line prints it."""
     with pytest.raises((ValueError, OSError)) as caught:
         call()
     assert errors.is_users(caught.value), caught.value

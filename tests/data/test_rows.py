@@ -1,4 +1,4 @@
-"""Rows are the same whatever the format, and so is a subset of them; what is not drawn is not kept in memory."""
+"""Rows and subsets are the same for every format; rows outside the subset are not kept in memory."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_any_split_of_a_hub_set(monkeypatch: pytest.MonkeyPatch) -> None:
         first(split="dev", hub_config="nq")
 
 
-def test_a_corpus_of_the_hub_is_read_anew_when_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_corpus_is_read_again_when_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     for count in (1, 2):
         hub(monkeypatch, {("someone/wiki", None, "test"): ROWS["documents"][:count]})
         assert len(sources.load(source("someone/wiki", "documents", split="test"))) == count

@@ -1,4 +1,4 @@
-"""Rows as they were published become rows as the games read them."""
+"""Published row formats are converted to the games' rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes the checkpoint of configs/ssp/smoke-wikipedia.toml: a tiny random Qwen3 that was taught to speak the tags.
+"""Makes the checkpoint of configs/ssp/smoke-wikipedia.toml: a tiny random Qwen3 trained to write the tags.
 
     python tests/equivalence/smoke_checkpoint.py --out runs/smoke-base
 

@@ -45,7 +45,7 @@ def source(request, tmp_path_factory) -> tuple[Any, Path]:
     return model, folder
 
 
-def test_there_and_back_is_bitwise(source, tmp_path):
+def test_conversion_round_trip_is_bitwise(source, tmp_path):
     model, folder = source
     own, back = tmp_path / "own", tmp_path / "back"
     assert convert(folder, own, "orbax")["tensors"] == len(tensors(folder))

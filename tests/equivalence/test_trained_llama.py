@@ -71,7 +71,7 @@ def logits(cfg: ModelConfig, params: dict, ids_BT: jax.Array) -> jax.Array:
     return hidden_BTD @ transformer.output_table(cfg, params).T
 
 
-def test_a_trained_llama_tells_its_story(shared_data):
+def test_a_trained_llama_continues_as_recorded(shared_data):
     """Each recorded token is the likeliest after those before it."""
     folder = shared_data / "weights" / "stories260K"
     if not folder.is_dir():

@@ -67,18 +67,18 @@ def refused(override: str) -> str:
 
 
 @pytest.mark.parametrize(("override", "words"), FOUND)
-def test_what_was_believed_before_is_refused(override: str, words: str) -> None:
+def test_known_bad_values_are_refused(override: str, words: str) -> None:
     text = refused(override)
     assert words in text and override.partition("=")[0].rpartition(".")[2] in text
     assert SECRET not in text
 
 
-def test_there_are_a_hundred_others_and_none_twice() -> None:
+def test_there_are_a_hundred_more_bad_values_without_duplicates() -> None:
     assert len(NONSENSE) == len(set(NONSENSE)) >= 100 and not set(NONSENSE) & {override for override, _ in FOUND}
 
 
 @pytest.mark.parametrize("override", NONSENSE)
-def test_a_hundred_others_are_refused(override: str) -> None:
+def test_more_bad_values_are_refused(override: str) -> None:
     text = refused(override)
     key = override.partition("=")[0].rpartition(".")[2]
     assert f"{key}" in text.partition(" with --set ")[2].partition(": ")[2] or "the card" in text
@@ -94,12 +94,12 @@ def test_broken_overrides(override: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["9" * 5000, "[" * 5000, "-0x", "2020-01-01", "{a=1}"])
-def test_values_of_no_or_another_type(value: str) -> None:
+def test_missing_values_and_wrong_types(value: str) -> None:
     assert "`train.steps` must be a whole number." in refused(f"train.steps={value}")
 
 
 @pytest.mark.parametrize("text", ["seed = " + "9" * 5000, "seed = " + "[" * 5000, "seed = '\udc80'", "seed 3"])
-def test_files_that_are_no_cards(text: str, tmp_path: Path) -> None:
+def test_files_that_are_not_cards(text: str, tmp_path: Path) -> None:
     path = tmp_path / "card.toml"
     path.write_text(text, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(CardError, match=r"card\.toml: not valid TOML"):

@@ -115,7 +115,7 @@ def test_a_checkpoint_with_a_name_stays(folder: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["4-iteration-1", "5"]
 
 
-def test_a_run_without_checkpoints_starts_anew(tmp_path: Path) -> None:
+def test_a_run_without_checkpoints_starts_from_scratch(tmp_path: Path) -> None:
     assert Checkpoints(tmp_path / "none", card()).resume(targets(WANTED), pytest.fail) is None
 
 
@@ -195,7 +195,7 @@ def test_no_checkpoint_where_one_was_named(tmp_path: Path) -> None:
         locate(tmp_path / "nothing")
 
 
-def test_a_damaged_step_is_written_over_and_a_rewound_future_removed(folder: Path) -> None:
+def test_a_damaged_step_is_overwritten_and_later_steps_are_removed(folder: Path) -> None:
     _truncate(folder / "3")
     (folder / ("7" + ".orbax-checkpoint-tmp-1")).mkdir()
     checkpoints = Checkpoints(folder, card(keep=2))
@@ -208,7 +208,7 @@ def test_a_damaged_step_is_written_over_and_a_rewound_future_removed(folder: Pat
 
 
 def test_another_layout_is_refused(folder: Path) -> None:
-    """As runs saved it before there were layouts."""
+    """The format that runs saved before layouts had versions."""
     before = Checkpoints(folder, card())
     del before.meta["layout"]
     before.save(4, {"actor": state(40), "other": state(41)}, {})

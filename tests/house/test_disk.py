@@ -1,4 +1,4 @@
-"""A disk that is full costs one sentence with the file's name, and the folder goes on once there is room."""
+"""A full disk gives one sentence with the file's name, and the run resumes once there is room."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SENTENCE = r"could not be written \(No space left on device\); make room there a
 
 @contextmanager
 def no_file_larger_than(limit: int) -> Iterator[None]:
-    """As a disk with that much room, for each file (and another error number)."""
+    """Simulates a disk with that much room per file (with another error number)."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:
@@ -98,7 +98,7 @@ def test_an_error_of_orbax_that_is_not_the_disks_stays_what_it_is(
         checkpoints.wait()
 
 
-def test_what_is_a_fault_of_the_disk() -> None:
+def test_which_errors_are_disk_errors() -> None:
     assert disk_fault(OSError(errno.ENOSPC, "x")) == errno.ENOSPC
     assert disk_fault(ValueError("RESOURCE_EXHAUSTED: Failed to write \"x\" [os_error_code='28']")) == errno.ENOSPC
     assert disk_fault(ValueError("shape (3,) is not (4,)")) is None

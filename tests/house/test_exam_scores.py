@@ -13,7 +13,7 @@ def record(sample: int, **measures: float) -> dict[str, Any]:
     return {"sample": sample, "measures": measures, "counts": {}, "prediction": "4"}
 
 
-def test_samples_of_a_question_are_one_value():
+def test_samples_of_a_question_are_averaged():
     records = [record(0, accuracy=1.0), record(1, accuracy=0.0), record(0, accuracy=1.0), record(1, accuracy=1.0)]
     found = means(records)
     assert found["accuracy"] == 0.75  # questions: 0.5 and 1
@@ -22,14 +22,14 @@ def test_samples_of_a_question_are_one_value():
     assert set(found) == {"accuracy", "accuracy_se", "accuracy_pass@2"}
 
 
-def test_pass_at_k_is_unbiased_and_only_of_marks():
+def test_pass_at_k_is_unbiased_and_only_for_binary_measures():
     marks = [1.0, 0.0, 0.0, 0.0]
     found = means([record(place, accuracy=mark, searches=mark) for place, mark in enumerate(marks)])
     assert found["accuracy_pass@2"] == pytest.approx(0.5) and found["accuracy_pass@4"] == 1.0
     assert "searches_pass@2" not in found and "accuracy_se" not in found  # one question has no error of its mean
 
 
-def test_a_record_that_lacks_a_measure_takes_no_part():
+def test_a_record_without_a_measure_is_left_out():
     records = [record(0, score=1.0), record(1), record(0), record(1), record(0, score=0.0), record(1, score=1.0)]
     assert means(records)["score"] == 0.75
     assert scores("eval", "held", records)["eval/held/score"] == 0.75

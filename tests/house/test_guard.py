@@ -18,7 +18,7 @@ def start(*path: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=os.environ | {"PYTHONPATH": places}, capture_output=True, text=True, check=False)
 
 
-def test_our_own_rooms_are_fine() -> None:
+def test_our_own_packages_are_accepted() -> None:
     done = start(ROOT)
     assert done.returncode == 0
     assert done.stdout.strip() == str(ROOT / "scope_jax" / "__init__.py")

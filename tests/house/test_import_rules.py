@@ -1,4 +1,4 @@
-"""Every import contract really bites: a small tree that breaks each of them is refused, one that keeps them is not."""
+"""Every import contract is effective: a small tree that breaks it is rejected, one that keeps it is not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What judges said is kept beside the episodes, goes back with the run, and can be read in its report."""
+"""Replies of judges are saved with the episodes, rewound with the run, and shown in its report."""
 
 from __future__ import annotations
 

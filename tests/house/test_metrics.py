@@ -113,7 +113,7 @@ def test_another_config_is_refused_with_its_keys(cfg: Config, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("written", ["metrics.jsonl", "episodes.jsonl", "checkpoints/1/seal.json"])
-def test_a_folder_without_a_step_belongs_to_nobody(cfg: Config, tmp_path: Path, written: str) -> None:
+def test_a_folder_without_a_step_can_be_reused(cfg: Config, tmp_path: Path, written: str) -> None:
     """A card whose data was not found is corrected: its folder is used again, also with an index in it."""
     RunLog(tmp_path, override(data={"answers": "anwsers.jsonl"})).close()
     for name in ("index/manifest.json", "metrics.jsonl"):

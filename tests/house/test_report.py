@@ -1,4 +1,4 @@
-"""The picture and the page say what the files of the run say."""
+"""The plot and the page show what the files of the run contain."""
 
 from __future__ import annotations
 

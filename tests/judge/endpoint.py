@@ -41,7 +41,7 @@ def endpoint(answers: Answers, *, port: int = 0, last: int | None = None) -> Ite
             self.wfile.write(payload)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Tests stay quiet."""
+            """Suppresses the log."""
 
     server = ThreadingHTTPServer(("127.0.0.1", port), Chat)
     server.timeout = 0.1  # seconds between two looks at whether it is time to go
@@ -63,7 +63,7 @@ def endpoint(answers: Answers, *, port: int = 0, last: int | None = None) -> Ite
 
 @contextmanager
 def refused(port: int) -> Iterator[None]:
-    """Keeps a port that nobody listens on from being given to anyone else."""
+    """Reserves a port on which nothing listens."""
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("127.0.0.1", port))

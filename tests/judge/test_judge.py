@@ -33,7 +33,7 @@ def texts(replies: Sequence[Reply]) -> list[str]:
 
 
 def noted(waits: list[float]) -> Callable[[float], Coroutine[Any, Any, None]]:
-    """A pause that takes no time and writes down how long it would have been."""
+    """A pause that takes no time and records how long it would have been."""
 
     async def pause(seconds: float) -> None:
         waits.append(seconds)
@@ -60,7 +60,7 @@ def test_nothing_is_sent_for_no_message():
 
 
 @pytest.mark.parametrize("trouble", [(503, "busy"), (429, "slow down"), (200, "<html>"), (200, {"choices": []})])
-def test_passing_trouble_is_tried_again(trouble: Answer):
+def test_transient_failures_are_retried(trouble: Answer):
     with endpoint(lambda number, body: trouble if number < 2 else chat("Correct")) as (url, seen):
         assert texts(client(url, retries=2)(["q"])) == ["Correct"]
     assert len(seen) == 3
@@ -74,7 +74,7 @@ def test_a_reply_without_words_is_a_reply():
 
 
 @pytest.mark.parametrize("section", [EndpointSection, JudgeSection])
-def test_a_card_without_a_word_about_it_waits_for_a_minute(section, monkeypatch: pytest.MonkeyPatch):
+def test_the_default_retries_wait_for_a_minute(section, monkeypatch: pytest.MonkeyPatch):
     waited: list[float] = []
     monkeypatch.setattr(exchange, "pause", noted(waited))
     with endpoint(lambda number, body: (503, "") if sum(waited) < 60 else chat("Correct")) as (url, _):
@@ -103,7 +103,7 @@ def test_a_dead_endpoint_fails_fast_for_many_messages():
         client(url, retries=1, concurrency=2)(["q"] * 500)
 
 
-def test_an_endpoint_without_a_word_about_retries_may_be_gone_for_two_minutes(monkeypatch: pytest.MonkeyPatch):
+def test_by_default_an_endpoint_may_be_down_for_two_minutes(monkeypatch: pytest.MonkeyPatch):
     slept: list[float] = []
     monkeypatch.setattr(exchange, "pause", noted(slept))
     with socket.socket() as probe:
@@ -115,7 +115,7 @@ def test_an_endpoint_without_a_word_about_retries_may_be_gone_for_two_minutes(mo
     assert slept == [1, 2, 4, 8, 16, 30, 30, 30]
 
 
-def test_a_probe_only_asks_whether_someone_is_there():
+def test_a_probe_only_checks_that_the_server_answers():
     with endpoint(lambda number, body: (500, "never asked")) as (url, seen):
         client(url).probe()  # the server answers 501 to a GET, and so it is there
         assert seen == []
@@ -186,7 +186,7 @@ def by_paris(message: str) -> str:
     return "Correct" if "Paris" in message.split("Reference")[0] else "Wrong"
 
 
-def test_exact_match_asks_nobody():
+def test_exact_match_needs_no_judge():
     desk = Desk(by_paris)
     assert counts(grading.grade("exact-match", PROMPTS, desk, CASES)) == ([True, False, False, False], 0, 0)
     assert desk.messages == []

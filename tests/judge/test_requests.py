@@ -1,4 +1,4 @@
-"""What a request to a judge holds, and what a refusal of one of them means."""
+"""The contents of requests to a judge, and the effect of a rejected one."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_an_endpoint_that_refuses_everything_ends_the_run():
         assert len(client(url, concurrency=1)(["q"] * 20)) == 20  # it has understood one
 
 
-def test_no_sentence_has_the_password_of_a_url():
+def test_no_message_contains_the_password_of_a_url():
     secret = "http://127.0.0.1:9/v1?key=secret"  # a card with user:password@ is refused before
     for call in (lambda: client(secret, retries=0)(["q"]), lambda: client(secret).probe()):
         with pytest.raises(judge_client.JudgeError) as caught:
@@ -117,7 +117,7 @@ def test_no_sentence_has_the_password_of_a_url():
         assert "secret" not in str(caught.value) and "http://127.0.0.1:9/v1" in str(caught.value)
 
 
-def test_a_server_that_says_nothing_is_told_of_while_the_run_waits(monkeypatch: pytest.MonkeyPatch):
+def test_a_silent_server_is_reported_while_the_run_waits(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("retrieval.exchange.TELL_EVERY", 0.1)
     told: list[str] = []
     with endpoint(lambda number, body: (503, "busy") if number < 8 else chat("Correct")) as (url, _):

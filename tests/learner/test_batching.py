@@ -1,4 +1,4 @@
-"""Packing: what lies where, that every size comes from a small set, and that ids decide nothing."""
+"""Packing: the layout, sizes from a small set, and independence of the token ids."""
 
 from dataclasses import replace
 
@@ -116,8 +116,8 @@ def test_every_token_arrives_once(lengths, packing, micro, shards, seed):
         assert len(set(places.tolist())) == len(places)
 
 
-def test_ids_decide_nothing(make):
-    """A datum made of nothing but the pad id is packed like any other."""
+def test_token_ids_do_not_affect_packing(make):
+    """A datum that consists of the pad id only is packed like any other."""
     datum_of, episode_of, _ = make
     sampled = [0, 1, 0, 1, 1]
     zeros, others = (batching.pack([episode_of(datum_of(ids, sampled))], SECTION, 1) for ids in ([0] * 5, [3] * 5))

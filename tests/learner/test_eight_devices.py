@@ -41,7 +41,7 @@ def test_log_probs_of_a_vocabulary_in_shares_and_blocks(facts):
     assert max(facts["split_vocabulary"]) < 3e-6
 
 
-def test_weights_are_really_cut(facts):
+def test_weights_are_really_sharded(facts):
     assert [facts[mesh]["share"] for mesh in ("fsdp4_tensor2", "data2_fsdp2_tensor2")] == [1 / 8, 1 / 4]
 
 

@@ -1,4 +1,4 @@
-"""The learner on one device: what moves, what must not, and that cutting the work differently changes rounding only."""
+"""The learner on one device: what changes, what must not, and that splitting the work changes rounding only."""
 
 from dataclasses import replace
 from functools import partial
@@ -39,7 +39,7 @@ def learner(tiny):
 
 @pytest.fixture(scope="module")
 def state(learner, tiny_params):
-    """A state whose reference is not its policy. Steps donate it: tests take `fresh`."""
+    """A state whose reference differs from its policy. Steps donate it: tests use `fresh`."""
     start = learner.init_state(tiny_params)
     rng = np.random.default_rng(0)
     moved = jax.tree.map(lambda w: w + 0.02 * rng.normal(size=w.shape).astype(np.float32), start.ref_params)
@@ -51,7 +51,7 @@ def fresh(learner, state):
 
 
 def gradient_of(after) -> dict[str, np.ndarray]:
-    """What Adam's first moment saw in a first step: mu = (1 − beta1) · g."""
+    """The gradient of a first step, from Adam's first moment: mu = (1 − beta1) · g."""
     leaves = jax.tree.leaves_with_path(after.opt_state[0].mu)
     return {jax.tree_util.keystr(path): np.asarray(mu) / 0.1 for path, mu in leaves}
 

@@ -63,7 +63,7 @@ def test_three_tokens_by_hand(backend):
     np.testing.assert_allclose(seen([1, 1, 1], None, False), [22 / 6, 22 / 6, 58 / 14], atol=1e-6)
 
 
-def test_mask_is_what_the_words_say():
+def test_mask_matches_its_definition():
     segments_BT = jnp.asarray(SEGMENTS, jnp.int32)[:1]
     for window, causal in ((None, True), (5, True), (None, False), (5, False)):
         mask = np.asarray(visible_mask(segments_BT, window, causal=causal))[0]

@@ -120,7 +120,7 @@ def test_written_configs_are_read_back(config):
     assert from_hf(to_hf(cfg)) == cfg
 
 
-def test_what_a_class_cannot_say_is_not_written():
+def test_configs_that_a_class_cannot_express_are_refused():
     llama = from_hf(LLAMA)
     for change in ({"norm": "post"}, {"qk_norm": "head"}, {"layer_windows": (8,) * 4}, {"qkv_bias": True}):
         with pytest.raises(ValueError, match="LlamaForCausalLM cannot express"):

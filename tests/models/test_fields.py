@@ -1,4 +1,4 @@
-"""Model folders whose JSON says nonsense: one sentence with the file and the field, and nothing outside is opened."""
+"""Model folders with invalid JSON fields: one sentence with file and field, and no file outside is opened."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_a_file_may_be_a_link_and_lie_deeper(folder: Path) -> None:
         '{"a": [true, 2]}',
     ],
 )
-def test_a_seal_that_is_none_is_damaged(tmp_path: Path, text: str) -> None:
+def test_an_invalid_seal_counts_as_damage(tmp_path: Path, text: str) -> None:
     (tmp_path / "a").write_text("x")
     seal.seal(tmp_path)
     assert seal.fault(tmp_path) is None

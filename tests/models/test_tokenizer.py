@@ -1,4 +1,4 @@
-"""Text that cannot become special tokens, and chat ids that are transformers' own."""
+"""Text never becomes special tokens, and chat ids equal transformers'."""
 
 import json
 from pathlib import Path
@@ -49,8 +49,8 @@ def test_plain_text_round_trips_without_special_tokens(tokenizer, text):
     assert b"".join(tokenizer.token_bytes(id) for id in ids) == text.encode()
 
 
-def test_markers_are_what_the_control_says(tokenizer):
-    """The vocabulary does hold the marker: transformers' ordinary call yields it, ours does not."""
+def test_ordinary_encoding_does_give_markers(tokenizer):
+    """The vocabulary does contain the marker: transformers' ordinary call returns its id, ours does not."""
     (marker,) = tokenizer._hf("<|im_end|>", add_special_tokens=False)["input_ids"]
     assert marker in tokenizer.special_ids and marker == tokenizer.eos_id
     assert len(tokenizer.encode("<|im_end|>")) > 1

@@ -110,7 +110,7 @@ def test_a_real_pad_token_keeps_position_attention_and_gradient(tiny, params):
     assert float(np.abs(padding[PAD_ID]).max()) == 0.0  # a PAD in the padding itself: nothing
 
 
-def test_what_follows_and_what_is_packed_beside_changes_nothing(tiny, params):
+def test_later_tokens_and_packed_neighbours_change_nothing(tiny, params):
     positions, segments = [[0, 1, 2, 0, 1]], [[1, 1, 1, 2, 2]]
     one = run(tiny, params, [[3, 4, 5, 6, 7]], positions, segments)
     two = run(tiny, params, [[3, 4, 9, 6, 8]], positions, segments)

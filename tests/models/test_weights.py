@@ -1,4 +1,4 @@
-"""Folders in Hugging Face layout: round trips, slices, and one sentence for each way a folder can be broken."""
+"""Folders in Hugging Face layout: round trips, slices, and one sentence for every kind of broken folder."""
 
 import json
 import struct
@@ -80,7 +80,7 @@ def test_a_mesh_gives_the_asked_shardings(folder, params):
 
 
 def test_only_the_asked_slice_is_read(folder, params):
-    """Reading two columns of our layer takes two rows out of the file, whatever side they lie on there."""
+    """Reading two columns of our weight reads two rows of the file, as it is transposed there."""
     with ExitStack() as stack:
         checkpoint = Checkpoint(folder, stack)
         part = np.zeros((2, 32), np.float32)
@@ -137,7 +137,7 @@ def test_every_16_bit_value_is_cast_exactly(tmp_path, tiny, params, monkeypatch,
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("kind", [np.float32, jnp.bfloat16])
 def test_a_weight_that_is_not_finite_is_named(folder, tiny, params, tmp_path, kind, value):
-    """On the way in, and on the way out: nothing is written."""
+    """When loading, and when saving: then nothing is written."""
     name = "model.layers.1.mlp.down_proj.weight"
 
     def poison(tensors):

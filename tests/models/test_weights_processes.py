@@ -1,4 +1,4 @@
-"""What needs processes of its own: memory, measured, and weights spread over two processes."""
+"""Tests in separate processes: measured memory, and weights sharded over two processes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_peak_memory_is_below_a_tensor(tmp_path: Path, devices: int) -> None:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
-    """What the two processes report."""
+    """The reports of the two processes."""
     folder = tmp_path_factory.mktemp("two")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

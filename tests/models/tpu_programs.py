@@ -1,4 +1,4 @@
-"""Compiles for TPUs that are not there and checks the compiler's own figures: run by test_attention.py.
+"""Compiles ahead of time for TPUs and checks the compiler's own figures: run by test_attention.py.
 
     python tests/models/tpu_programs.py windows|whole|learner
 

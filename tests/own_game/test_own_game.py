@@ -1,4 +1,4 @@
-"""A game that is a file of its user's: two roles in one update, no retrieval, draws until full, an exam with pass@k."""
+"""A user's own game in one file: two roles in one update, no retrieval, draws until full, an exam with pass@k."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_it_learns_and_is_examined(whole: Path) -> None:
     assert write_report(whole).is_file()
 
 
-def test_it_goes_on_with_the_same_bits(folder: Path, whole: Path) -> None:
+def test_it_resumes_with_the_same_bits(folder: Path, whole: Path) -> None:
     run(folder, "resumed", "train.steps=10")
     runs.same(whole, run(folder, "resumed"))
     assert runs.memory(whole, 20)["game"]["drawn"] == sum(

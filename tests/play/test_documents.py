@@ -87,7 +87,7 @@ def test_a_long_text_loses_its_middle():
 
 @settings(max_examples=200, deadline=None)
 @given(st.text(st.sampled_from("ab \n水"), max_size=120), st.integers(6, 40))
-def test_what_is_left_fits_and_stood_at_both_ends(text: str, limit: int):
+def test_what_is_left_fits_and_comes_from_both_ends(text: str, limit: int):
     found = without_middle(text, limit, len)
     assert len(found) <= limit
     head, gap, tail = found.partition(GAP)

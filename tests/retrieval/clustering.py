@@ -78,7 +78,7 @@ def wanted(*corpora: Corpus, documents: str | None = None, questions: str | None
 
 
 def quiet(name: str, done: int, total: int) -> None:
-    """Told of progress, says nothing."""
+    """A progress callback that does nothing."""
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:

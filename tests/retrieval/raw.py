@@ -1,4 +1,4 @@
-"""Servers that speak HTTP byte by byte, and badly."""
+"""Servers that send raw bytes, to simulate faulty HTTP."""
 
 from __future__ import annotations
 

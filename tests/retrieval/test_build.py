@@ -103,7 +103,7 @@ class Counting:
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3])
-def test_a_stopped_build_goes_on(corpus: Corpus, embedder: HashedLexical, tmp_path: Path, limit: int):
+def test_a_stopped_build_resumes(corpus: Corpus, embedder: HashedLexical, tmp_path: Path, limit: int):
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     build(corpus, Counting(embedder, None), whole)
     with pytest.raises(Kill):
@@ -172,7 +172,7 @@ def test_a_foreign_folder_is_left_alone(corpus: Corpus, embedder: HashedLexical,
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_an_encoder_handed_in_is_handed_in_again(corpus: Corpus, tmp_path: Path):
+def test_an_encoder_passed_to_the_build_must_be_passed_again(corpus: Corpus, tmp_path: Path):
     def encode(texts):
         return np.asarray([[len(t), t.count("e"), 1.0] for t in texts], np.float32)
 
@@ -216,7 +216,7 @@ def test_what_cannot_be_opened(corpus: Corpus, embedder: HashedLexical, copied: 
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "embedder.npz", "embeddings.zarr/zarr.json", "corpus/state.json"])
-def test_a_cut_file_is_one_sentence(copied: Path, name: str):
+def test_a_truncated_file_is_one_sentence(copied: Path, name: str):
     (copied / name).write_bytes((copied / name).read_bytes()[:20])
     with pytest.raises(IndexFolderError, match=r"is damaged: .*; delete the folder and build it again") as caught:
         open_index(copied, kind="exact")

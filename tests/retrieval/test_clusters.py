@@ -130,7 +130,7 @@ def all_calls(asked: Preparation, folder: Path) -> list[str]:
 
 
 def killing(limit: int) -> Tell:
-    """Ends the work when it is told of progress for the limit-th time."""
+    """A progress callback that raises at its limit-th call."""
     calls = count(1)
 
     def kill(name: str, done: int, total: int) -> None:
@@ -200,7 +200,7 @@ def test_a_second_call_does_nothing(plain: Preparation, tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == before
 
 
-def test_other_settings_or_inputs_are_refused_and_made_anew_on_demand(plain: Preparation, tmp_path: Path) -> None:
+def test_other_settings_or_inputs_are_refused_unless_rebuilt(plain: Preparation, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     make(plain, folder)
     before = bytes_of(folder)

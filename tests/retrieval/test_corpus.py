@@ -1,4 +1,4 @@
-"""Corpora from files: fields, line numbers of what is broken, emptiness."""
+"""Corpora from files: fields, line numbers in errors, empty files."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_an_empty_corpus_is_an_error(tmp_path: Path, content: str):
         Corpus.from_documents([])
 
 
-def test_an_edited_file_is_read_anew(tmp_path: Path):
+def test_an_edited_file_is_read_again(tmp_path: Path):
     path = lines(tmp_path / "c.jsonl", vars(ADA))
     first = load_corpus(path).fingerprint
     assert load_corpus(lines(path, vars(ADA), vars(BABBAGE))).fingerprint != first

@@ -1,4 +1,4 @@
-"""The lexical encoder against BM25 written out, and the seam for encoders handed in."""
+"""The lexical encoder against a direct BM25, and the interface for other encoders."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_too_few_coordinates(corpus: Corpus):
         HashedLexical.fit(corpus, 8)
 
 
-def test_an_encoder_handed_in_gets_its_prefixes():
+def test_a_passed_encoder_gets_its_prefixes():
     seen: list[str] = []
 
     def encode(texts):

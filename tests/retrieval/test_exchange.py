@@ -37,7 +37,7 @@ def to(port: int, **changes) -> Exchange:
 
 
 def once(port: int, **changes) -> Response:
-    """The reply to one question."""
+    """The reply to one request."""
     made = to(port, **changes)
     try:
         return made.post([{"q": 1}], lambda response: response)[0]
@@ -82,7 +82,7 @@ def test_a_reply_larger_than_the_cap_is_not_read_to_its_end(monkeypatch: pytest.
     assert len(sent) < 100
 
 
-def test_a_packed_reply_is_not_unpacked():
+def test_a_compressed_reply_is_not_decompressed():
     bomb = gzip.compress(b"[" + b" " * (1 << 24) + b"]")
     packed = HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(bomb) + bomb
     with (
@@ -93,7 +93,7 @@ def test_a_packed_reply_is_not_unpacked():
     assert b"accept-encoding: identity\r\n" in seen[0].lower()
 
 
-def test_a_redirect_leads_nowhere():
+def test_redirects_are_not_followed():
     with talking(sending(HEAD + b"Content-Length: 2\r\n\r\n{}")) as (other, elsewhere):
         moved = b"HTTP/1.1 307 Moved\r\nLocation: http://127.0.0.1:%d/\r\nContent-Length: 0\r\n\r\n" % other
         with talking(sending(moved)) as (port, _):
@@ -105,7 +105,7 @@ def test_a_redirect_leads_nowhere():
         assert elsewhere == []
 
 
-def test_json_too_deep_is_no_json():
+def test_too_deeply_nested_json_is_rejected():
     for text in (b"[" * 100_000, b'{"a":' * 100_000, b"\xff", b"{"):
         with pytest.raises(ValueError):
             Response(200, text).json()
@@ -128,7 +128,7 @@ def test_half_a_character_in_a_passage_is_replaced():
     assert whole("é 😀 \ud83d!") == "é 😀 \ufffd!"
 
 
-def test_what_may_pass_is_asked_again_and_what_the_reader_raises_ends_it():
+def test_transient_failures_are_retried_and_errors_of_the_reader_are_not():
     with talking(sending(HEAD + b"Content-Length: 2\r\n\r\n{}")) as (port, seen):
         replies = iter([Trouble("not yet"), "yes"])
 
@@ -150,7 +150,7 @@ def test_what_may_pass_is_asked_again_and_what_the_reader_raises_ends_it():
         made.close()
 
 
-def test_while_a_server_is_away_someone_is_told(monkeypatch: pytest.MonkeyPatch):
+def test_a_server_that_does_not_answer_is_reported(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(exchange, "TELL_EVERY", 0.2)
     told: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -176,7 +176,7 @@ def test_while_a_server_is_away_someone_is_told(monkeypatch: pytest.MonkeyPatch)
     assert len(told) == count  # and then it is quiet
 
 
-def test_a_server_that_answers_is_not_spoken_of(monkeypatch: pytest.MonkeyPatch):
+def test_a_server_that_answers_is_not_reported(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(exchange, "TELL_EVERY", 0.05)
     told: list[str] = []
 
@@ -189,7 +189,7 @@ def test_a_server_that_answers_is_not_spoken_of(monkeypatch: pytest.MonkeyPatch)
     assert told == []
 
 
-def test_abandoned_questions_end_at_once(stop: threading.Event):
+def test_abandoned_requests_end_at_once(stop: threading.Event):
     ended: list[str] = []
     with talking(dripping(HEAD, 0.1, stop)) as (port, seen):
         made = to(port, timeout=600)
@@ -219,7 +219,7 @@ def test_abandoned_questions_end_at_once(stop: threading.Event):
         made.close()
 
 
-def test_addresses_that_are_none():
+def test_invalid_urls():
     made = Exchange("localhost:8000/x", name="s", timeout=1, retries=3, first_delay=9)
     with pytest.raises(BadAddress):
         made.post([{}], lambda response: response)

@@ -1,4 +1,4 @@
-"""Indices over an embedding model: from a card on the command line, stopped and gone on with, refused, sharded."""
+"""Indices over an embedding model: built from a card, interrupted and resumed, rejected, sharded."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def tool(retrieve: Any, **changes: Any) -> SearchTool:
 
 
 class Recorder:
-    """A retriever that notes what it was asked."""
+    """A retriever that records its queries."""
 
     def __init__(self) -> None:
         self.asked: list[list[str]] = []
@@ -88,7 +88,7 @@ def test_empty_queries_and_queries_without_a_match(local: LocalRetriever):
     assert tool(local)([]) == []
 
 
-def test_the_budget_is_kept_by_the_function_handed_in(local: LocalRetriever):
+def test_the_passed_function_keeps_the_budget(local: LocalRetriever):
     def words(text: str, tokens: int) -> str:
         return " ".join(text.split()[:tokens])
 

@@ -91,7 +91,7 @@ def answering() -> Iterator[Callable[[Answer], tuple[str, list[dict]]]]:
                 self.wfile.write(body)
 
             def log_message(self, format: str, *args: object) -> None:
-                """Silence."""
+                """Suppresses the log."""
 
         server = ThreadingHTTPServer(("127.0.0.1", 0), Door)
         servers.append(server)
@@ -107,7 +107,7 @@ def answering() -> Iterator[Callable[[Answer], tuple[str, list[dict]]]]:
 GOOD = json.dumps({"result": [[{"document": {"contents": '"T"\nx'}, "score": 0.5}]]}).encode()
 
 
-def test_a_stumbling_server_is_asked_again(answering: Callable, monkeypatch: pytest.MonkeyPatch):
+def test_a_failing_server_is_retried(answering: Callable, monkeypatch: pytest.MonkeyPatch):
     pauses: list[float] = []
 
     async def pause(seconds: float) -> None:
@@ -149,7 +149,7 @@ def test_a_server_that_stays_down(answering: Callable):
         (200, b"[]", "does not speak the Search-R1 protocol"),
     ],
 )
-def test_a_server_that_says_something_else_is_not_asked_again(
+def test_a_server_that_replies_something_else_is_not_retried(
     answering: Callable, status: int, body: bytes, message: str
 ):
     url, requests = answering(lambda n: (status, body))
@@ -160,7 +160,7 @@ def test_a_server_that_says_something_else_is_not_asked_again(
     remote.close()
 
 
-def test_an_address_that_is_none():
+def test_an_invalid_url():
     remote = RemoteRetriever("localhost:8000", timeout=1, retries=3, first_delay=0.001)
     with pytest.raises(SearchServerError, match="has an invalid URL"):
         remote(["q"], 1)

@@ -1,4 +1,4 @@
-"""What a search server refuses, and that those who misbehave disturb nobody."""
+"""What a search server rejects, and that misbehaving clients do not affect others."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_request_beyond_the_limits_is_refused_with_a_sentence(port: int, body:
     assert len(asked) == before
 
 
-def test_clients_that_hang_up_leave_no_trace(port: int, caplog: pytest.LogCaptureFixture):
+def test_clients_that_disconnect_leave_no_trace(port: int, caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.WARNING):
         for _ in range(50):
             with socket.create_connection(("127.0.0.1", port)) as client:

@@ -1,4 +1,4 @@
-"""Answers that keep only the beginning of a turn: what is dropped leaves no trace in rows, cache or random numbers."""
+"""Replies that keep only the beginning of a turn: dropped tokens leave no trace in rows, cache or random numbers."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def episodes(count, **changes):
 
 @pytest.fixture(scope="module")
 def free(rollouts):
-    """What the policy says to the same prompts when nobody answers."""
+    """What the policy samples for the same prompts without a responder."""
     return rollouts.run([request(f"question {i}", key=i, stop_ids=(), max_tokens=24) for i in range(12)])
 
 
@@ -54,7 +54,7 @@ def test_the_row_goes_on_right_after_the_kept_tokens(played, free):
         assert completion.text == first.text + "seen" + second.text + "seen" + last.text
 
 
-def test_the_learner_says_the_same_of_what_stayed(params, played):
+def test_logprobs_of_kept_tokens_are_the_learners(params, played):
     for completion in played:
         sampled = completion.sampled_T
         expected = trainer_logprobs(params, completion)[sampled]
@@ -92,7 +92,7 @@ def test_a_cut_turn_is_as_good_as_one_that_ended_there(rollouts):
 
 
 def test_no_random_number_is_used_twice(rollouts, free):
-    """The places of dropped tokens are drawn at again, with other numbers; without a loss the numbers stay."""
+    """Positions of dropped tokens are sampled again with new random numbers; without drops they stay the same."""
 
     def of(kept):
         one = request("question 0", key=0, stop_ids=(), max_tokens=24, max_turns=2, respond=keeping(kept, ids=[]))

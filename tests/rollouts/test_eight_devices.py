@@ -1,4 +1,4 @@
-"""Slots over data and fsdp, heads over tensor: the same words as on one device, without moving the cache."""
+"""Slots over data and fsdp, heads over tensor: the same tokens as on one device, without moving the cache."""
 
 import json
 import os

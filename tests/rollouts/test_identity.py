@@ -1,4 +1,4 @@
-"""A completion depends on the weights and its request, on nothing else; and says what the learner would say."""
+"""A completion depends on the weights and its request only, and its log-probs are the learner's."""
 
 import dataclasses
 
@@ -25,7 +25,7 @@ def together(rollouts):
     return rollouts.run(mixed(32))
 
 
-def test_thirty_two_requests_say_different_things(together):
+def test_thirty_two_requests_sample_different_tokens(together):
     assert len({bits(c) for c in together}) == 32
     assert {c.finish_reason for c in together} >= {"length"}
     assert len({len(c.ids_T) for c in together}) > 10
@@ -100,7 +100,7 @@ def test_without_keys_calls_differ_and_runs_repeat(engine, params):
     assert bits(make_rollouts(engine, params, seed=1).run(asked)[0]) != bits(one[0])
 
 
-def test_new_weights_speak_and_the_old_may_be_deleted(engine, params):
+def test_new_weights_are_used_and_the_old_may_be_deleted(engine, params):
     rollouts = make_rollouts(engine, params)
     before = rollouts.run([request("a prompt")])[0]
     changed = jax.tree.map(lambda x: x * 1.1, params)

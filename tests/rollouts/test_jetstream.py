@@ -1,4 +1,4 @@
-"""The engine driven through JetStream's own interface says what our loop says."""
+"""The engine driven through JetStream's own interface samples what our loop samples."""
 
 import logging
 import subprocess
@@ -85,7 +85,7 @@ def test_samples_of_one_prompt(adapter, params):
     assert len({tuple(ids) for ids in said.values()}) == 3
 
 
-def test_what_the_interface_tells(adapter, engine):
+def test_properties_of_the_interface(adapter, engine):
     assert adapter.max_concurrent_decodes == 8 and adapter.samples_per_slot == 1
     assert adapter.max_prefill_length == 159 and adapter.mesh is engine.mesh
     assert adapter.colocated_cpus is None and not adapter.use_chunked_prefill

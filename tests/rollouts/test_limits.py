@@ -1,4 +1,4 @@
-"""How long a prompt may be, and all that follows it: sampled tokens and what is read between them count alike."""
+"""Limits on prompts and on everything after them: sampled tokens and observations count alike."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def test_the_smaller_of_two_limits_ends_the_episode_and_gives_its_name():
 
 
 @pytest.mark.parametrize(("tokens", "turns"), [(15, 2), (16, 1)])
-def test_rendered_anew_a_row_may_be_longer_than_the_first_prompt_by_the_limit(tokens, turns):
-    """Six of the first prompt and ten: behind a new prompt of fifteen one token is left."""
+def test_after_a_restart_a_row_may_exceed_the_first_prompt_by_the_limit(tokens, turns):
+    """The first prompt's six tokens plus ten: after a new prompt of fifteen, one token is left."""
     once = request("prompt", stop=("?",), max_tokens=99, max_turns=9)
     anew = Restart([65] * tokens, "new")
     completion = play(replace(once, respond=lambda said: anew if len(said) == 1 else None, max_response_tokens=10))
@@ -51,7 +51,7 @@ def test_rendered_anew_a_row_may_be_longer_than_the_first_prompt_by_the_limit(to
     assert [turn.text for turn in completion.turns if turn.kind == "sampled"] == ["ask?", "a"][:turns]
 
 
-def test_a_longer_prompt_is_not_played():
+def test_a_longer_prompt_is_not_sampled():
     fits = play(replace(request("prompt"), max_prompt_tokens=6))
     assert len(fits.turns) == 1
     not_played = play(replace(request("prompt"), max_prompt_tokens=5))
@@ -66,7 +66,7 @@ def test_a_limit_is_at_least_one(name):
 
 
 def test_the_engine_keeps_the_same_limits(rollouts):
-    """What a limit leaves is, bit for bit, the beginning of what there is without it; others decode as before."""
+    """A limited episode equals, bit for bit, the beginning of the unlimited one; others decode as before."""
     free = [request(f"question {i}", key=i, max_tokens=40, stop_ids=()) for i in range(4)]
     whole = rollouts.run(free)
     cut = rollouts.run([replace(one, max_response_tokens=7 + i) for i, one in enumerate(free)])

@@ -1,4 +1,4 @@
-"""Answers to a turn that are more than text: ids that go on, and prompts from which an episode starts anew."""
+"""Replies to a turn other than text: ids that are appended, and new prompts from which an episode restarts."""
 
 import numpy as np
 import pytest
@@ -48,7 +48,7 @@ def test_each_restart_is_a_row_of_its_own(played):
         assert completion.finish_reason in ("turns", "length")
 
 
-def test_rows_say_what_the_learner_says(params, played):
+def test_logprobs_of_all_rows_are_the_learners(params, played):
     for completion in played[:4]:
         for row in completion.rows:
             np.testing.assert_allclose(row.logprobs_T, trainer_logprobs(params, row), atol=1e-5, rtol=0)
@@ -66,7 +66,7 @@ def test_alone_in_eight_and_in_thirty_two(rollouts, played):
 
 
 def test_a_restart_does_not_reuse_random_numbers(rollouts):
-    """The same prompt again, at the same places: with the same key the policy would say the same again."""
+    """The same prompt at the same positions: with the same key the policy would sample the same tokens again."""
     prompt = list(b"question")
     again = every_turn(lambda turns: Restart(prompt, ""), turns=5, stop=tuple(map(chr, range(128))))
     completion = rollouts.run([request(prompt, **again)])[0]

@@ -1,4 +1,4 @@
-"""Draws against numpy: the distribution, what top-k and top-p leave of it, and the log-prob that is told."""
+"""Draws against numpy: the distribution, its truncation by top-k and top-p, and the reported log-prob."""
 
 from typing import Any
 

@@ -63,7 +63,7 @@ def test_turns_run_out_and_failures_pass_through():
         play(lambda prompt, turns: "word", request("a", max_turns=2, respond=fails))
 
 
-def test_it_fills_the_seam():
+def test_it_implements_the_protocol():
     rollouts = ScriptedRollouts(lambda prompt, turns: "", ByteTokenizer(), max_length=9)
     rollouts.load_params({})
     assert isinstance(rollouts, Rollouts)

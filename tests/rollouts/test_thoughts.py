@@ -1,4 +1,4 @@
-"""Where a text thinks, and which stop strings end a turn: none inside a thought, also of one that the prompt opened."""
+"""Spans of thinking, and stop strings: none ends a turn inside thinking, even if the prompt opened it."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_stop_string_counts_outside_of_thoughts_however_its_bytes_come(pieces,
 
 
 def take(episode: Episode, text: str) -> str | None:
-    """What ended the turn in which the policy says `text`; None if it goes on."""
+    """The finish reason of a turn with this text; None if it continues."""
     for byte in text.encode():
         if (finish := episode.take(byte, -1.0)) is not None:
             return finish
@@ -100,7 +100,7 @@ def test_a_stop_string_in_an_open_thought_does_not_end_the_turn():
 
 
 @pytest.mark.parametrize("end", ["<t>", "<t>\n", "<t>\n\n "])
-def test_a_prompt_may_open_the_thought(end: str):
+def test_a_prompt_may_open_thinking(end: str):
     episode = an_episode(f"question{end}")
     assert take(episode, "say </s></t> <s>y</s>") == "stop"
     assert episode.turns[0].opened and episode.turns[0].content == "             <s>y</s>"
@@ -124,7 +124,7 @@ def answered(episode: Episode, reply: Reply) -> str:
         Restart(list(b"question, found<t>\n"), "found"),
     ],
 )
-def test_so_may_what_answers_a_turn(reply: Reply):
+def test_an_observation_may_open_thinking(reply: Reply):
     episode = an_episode("question", respond=lambda turns: reply)
     assert take(episode, "a</s>") == "stop" and not episode.turns[0].opened
     answered(episode, reply)
@@ -132,7 +132,7 @@ def test_so_may_what_answers_a_turn(reply: Reply):
     assert episode.turns[-1].opened and episode.turns[-1].content == "          c</s>"
 
 
-def test_thoughts_that_act():
+def test_tags_in_thinking():
     episode = an_episode("question<t>", tags_in_thinking=True)
     assert take(episode, "say </s></t>") == "stop"
     (turn,) = episode.turns
@@ -145,7 +145,7 @@ def test_a_mark_without_text_is_refused():
 
 
 def test_the_engine_goes_on_in_a_thought(rollouts):
-    """Characters that the policy says when nothing stops it, taken for marks and stop string."""
+    """Uses characters that the policy samples when nothing stops it as marks and stop string."""
     free = rollouts.run([request(f"question {i}", key=i, max_tokens=40, stop_ids=()) for i in range(4)])
     for i, completion in enumerate(free):
         ids = completion.ids_T.tolist()

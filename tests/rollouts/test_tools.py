@@ -1,4 +1,4 @@
-"""Calls from many threads become few, and everyone gets their own answers."""
+"""Calls from many threads are merged into few, and every caller gets its own answers."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

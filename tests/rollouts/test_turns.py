@@ -12,7 +12,7 @@ from tests.rollouts.world import ENGINE, bits, make_rollouts, request, trainer_l
 
 @pytest.fixture(scope="module")
 def free(rollouts):
-    """What the policy says to some prompts when nothing stops it."""
+    """What the policy samples for some prompts when nothing stops it."""
     return rollouts.run([request(f"question {i}", key=i, max_tokens=40, stop_ids=()) for i in range(6)])
 
 

@@ -1,4 +1,4 @@
-"""A small policy for the tests of this room: 260 tokens, of which 256 are the bytes and one ends a turn."""
+"""A small policy for the tests of this folder: 260 tokens, of which 256 are the bytes and one ends a turn."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def mixed(count: int) -> list[Request]:
 
 
 def bits(completion: Completion) -> tuple[bytes, bytes, str]:
-    """What must be equal for completions to be identical."""
+    """Everything that must be equal for completions to be identical."""
     return completion.ids_T.tobytes(), completion.logprobs_T.tobytes(), completion.finish_reason
 
 

@@ -236,7 +236,7 @@ def staged_gather() -> bool:
 
 
 def refusals(params, batch) -> dict[str, str]:
-    """What is said when a model does not fit a mesh."""
+    """The errors for models that do not fit a mesh."""
     said = {}
     for name, action in {
         "kv_heads": lambda: sharded(CFG, make_mesh(MeshConfig(1, 2, 4)), params, batch, "none"),

@@ -1,4 +1,4 @@
-"""What the papers and the released codes say, typed off them by hand: the cards of configs/ are held against it.
+"""What the papers and the released code state, transcribed by hand: the cards of configs/ are compared with it.
 
 ROWS_… are tables as printed, row by row. The functions below them say which key of a card a statement is about: by the
 place it stands in, and by the key, the value that the card must have. A value may leave a choice (`OneOf`, `Between`,
@@ -17,7 +17,7 @@ Facts = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class OneOf:
-    """The place leaves open which of these it is."""
+    """The source allows any of these values."""
 
     values: tuple[Any, ...]
 
@@ -38,7 +38,7 @@ class Between:
 
 @dataclass(frozen=True)
 class Named:
-    """A path or name that holds this word."""
+    """A path or name that contains this word."""
 
     word: str
 

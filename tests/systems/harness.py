@@ -181,7 +181,7 @@ class ScriptedTools:
         ]
 
     def _play(self, request: Request, role: str, name: str, sample: int) -> Completion:
-        """One episode of the script; its tokens get log-probs that can be told from nothing."""
+        """One episode of the script; its sampled tokens get the log-prob −0.5."""
 
         def script(prompt: str, turns: tuple[Turn, ...]) -> str:
             return self.script(Moment(role, name, sample, prompt, turns))
@@ -325,7 +325,7 @@ def world(plan: Script | None = None, **changes: Any) -> ScriptedTools:
 
 
 def examined(game: System, cfg: Config, tools: Tools, rows: Sequence[Mapping[str, Any]], **changes: Any) -> list[Any]:
-    """Records of an exam, greedy and of short turns where `changes` to the evaluation set say nothing else."""
+    """Records of an exam, greedy and with short turns unless `changes` to the evaluation set say otherwise."""
     one = EvalSet(**{"name": "exam", "path": "none", "temperature": 0.0, "max_tokens": 99} | changes)
     return exams.take(cfg, game.exam(cfg), tools, rows, one)
 

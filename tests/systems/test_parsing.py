@@ -105,14 +105,14 @@ def test_an_observation_gives_its_results_back():
         st.lists(st.sampled_from(["---", "----", "\n", "-", " ", "a", "\n---\n"]), max_size=8), min_size=1, max_size=3
     )
 )
-def test_a_rule_inside_a_passage_parts_nothing(results: list[list[str]]):
+def test_a_line_of_dashes_inside_a_passage_separates_nothing(results: list[list[str]]):
     passages = ["".join(pieces) for pieces in results]
     assert XML.results_of(turns.raw(XML.observation(passages))) == passages
     for dialect in (dialects.load(name) for name in dialects.names()):
         assert dialect.results_of(dialect.observation(passages)) == passages
 
 
-def test_a_rule_inside_a_passage_stays_a_rule():
+def test_a_line_of_dashes_inside_a_passage_stays_one():
     assert XML.observation(["a\n---\nb -- c", "d"]) == "<information>\na\n----\nb -- c\n---\nd\n</information>"
 
 

@@ -67,7 +67,7 @@ def test_when_all_was_seen_nothing_is_added_until_something_is_forgotten():
     assert not any(order.restarts for order in orders)
 
 
-def test_when_all_was_seen_the_history_may_begin_anew():
+def test_when_all_was_seen_the_history_may_be_reset():
     orders, memory = play(card(documents=2, history=3, all_seen="reset"), 5, documents=5)
     assert [order.restarts for order in orders] == [False, False, False, True, False]
     assert [len(order.history) for order in orders] == [0, 1, 2, 0, 1] and len(orders[3].new) == 2

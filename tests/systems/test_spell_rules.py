@@ -195,7 +195,7 @@ def test_equation_5():
     assert rules.verifier_rewards([True, None], True, -1.0) == (1.0, -1.0)  # released code
 
 
-def test_rewards_without_spread_say_nothing():
+def test_rewards_without_spread_give_no_signal():
     assert not rules.spread([1.0, 1.0]) and not rules.spread([0.0]) and rules.spread([0.0, 0.0, 1.0])
 
 

@@ -59,7 +59,7 @@ def learner() -> Learner:
 
 
 def gradient(learner: Learner, episodes: list[Episode], loss: LossCard) -> dict[str, np.ndarray]:
-    """What Adam's first moment saw of one update, away from the reference: mu = (1 − beta1) · g."""
+    """The gradient of one update, away from the reference, from Adam's first moment: mu = (1 − beta1) · g."""
     rated, _ = advantages.assign(episodes, loss)
     params = weights_of(learner.model)
     state = learner.init_state(params).replace(ref_params=jax.tree.map(lambda w: 1.1 * w, params))

@@ -58,7 +58,7 @@ def test_noise_comes_from_the_other_episodes_only(count: int):
         assert set(seen) - set(own(item)) <= set(others)
 
 
-def test_documents_are_numbered_anew_and_shuffled():
+def test_documents_are_renumbered_and_shuffled():
     tools, _, _ = play()
     texts = [shown(tools.prompts["verify", f"{item} attempt 0"]) for item in range(4)]
     for item, text in enumerate(texts):

@@ -1,4 +1,4 @@
-"""A thought is no action: whatever tags it quotes, the games are played and paid as if it quoted none."""
+"""Tags inside thinking have no effect: games and rewards are the same as without them."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_ssp_is_the_same_whatever_thoughts_quote(ssp_plain, name: str, mode: str
 
 
 def test_the_released_codes_way():
-    """There a tag in a thought ends the turn, and the search in it is run."""
+    """There a tag inside thinking ends the turn, and a search in it is run."""
     turns: dict[str, Any] = {"proposer": {"max_turns": 2}, "solver": {"max_turns": 2}}
     tools, episodes, _, metrics = ssp_played("xml", "raw", "<search>Nile</search>", act=True, **turns)
     assert set(tools.searched) == {"Nile"}

@@ -1,4 +1,4 @@
-"""Turns joined raw, by the template, and rendered anew: their tokens, and SSP played in every dialect and mode."""
+"""Turns joined raw, by the template, and re-rendered: their tokens, and SSP played in every dialect and mode."""
 
 from __future__ import annotations
 

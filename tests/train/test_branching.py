@@ -139,7 +139,7 @@ def test_scope_branches_at_the_end_of_an_iteration(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(("frozen_before", "frozen_after"), [(None, 1), (1, None), (None, None), (1, 1)])
-def test_an_iteration_that_has_not_begun_is_opened_anew(frozen_before: int | None, frozen_after: int | None) -> None:
+def test_an_iteration_that_has_not_begun_is_reopened(frozen_before: int | None, frozen_after: int | None) -> None:
     def card(frozen: int | None) -> Config:
         cfg = load_card(CARDS / "scope" / "atlas.toml")
         return cfg.model_copy(update={"scope": cfg.scope.model_copy(update={"freeze_challenger_after": frozen})})

@@ -1,4 +1,4 @@
-"""A run that diverges ends with one sentence, and its folder gives nothing away."""
+"""A run that diverges ends with one sentence and saves no diverged weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `eval` and `replay` load, and whose weights speak when the base judges."""
+"""What `eval` and `replay` load, and which weights are sampled when the base judges."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def spoken(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
-    """Digests of the weights that were in the engine whenever a policy was asked to speak, by policy."""
+    """Digests of the weights in the engine whenever a policy was sampled, by policy."""
     found: dict[str, list[str]] = {}
     speak = Sampler.use
 
@@ -185,7 +185,7 @@ def described(tree: Any) -> Any:
 
 
 @pytest.mark.parametrize("dtypes", [("bfloat16", "float32"), ("float32", "bfloat16")])
-def test_the_weights_are_those_that_the_run_speaks_with(
+def test_exam_weights_are_those_the_run_samples_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtypes: tuple[str, str]
 ) -> None:
     """A checkpoint and an export read for an exam, and the state published during training: the same bits."""

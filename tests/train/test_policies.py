@@ -1,4 +1,4 @@
-"""Several policies in one run: whose weights speak, where states lie, one reference for all."""
+"""Several policies in one run: which weights are sampled, where states are kept, one reference for all."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 class Recorder:
-    """An engine that notes which weights it was given."""
+    """An engine that records the weights it was given."""
 
     def __init__(self) -> None:
         self.loaded: list[Any] = []
@@ -76,7 +76,7 @@ def states_of(*values: float) -> dict[str, TrainState]:
     }
 
 
-def test_the_engine_gets_the_weights_of_whoever_speaks() -> None:
+def test_the_engine_gets_the_weights_of_the_sampled_policy() -> None:
     recorder = Recorder()
     sampler = Sampler(recorder)
     sampler.publish(states_of(1.0, 2.0))
@@ -90,7 +90,7 @@ def test_the_engine_gets_the_weights_of_whoever_speaks() -> None:
         sampler.use("judge")
 
 
-def test_placed_weights_speak_without_being_loaded() -> None:
+def test_placed_weights_are_used_without_loading() -> None:
     recorder = Recorder()
     sampler = Sampler(recorder)
     sampler.load({"solver": "its weights", BASE: "the base's"})
@@ -101,7 +101,7 @@ def test_placed_weights_speak_without_being_loaded() -> None:
         sampler.use("challenger")
 
 
-def test_a_policy_that_rests_on_the_host_speaks_from_the_accelerator() -> None:
+def test_an_offloaded_policy_samples_on_the_accelerator() -> None:
     recorder = Recorder()
     sampler = Sampler(recorder)
     sampler.publish({name: moved(state, HOST) for name, state in states_of(1.0, 2.0).items()})
@@ -170,7 +170,7 @@ def test_a_policy_that_cannot_begin_there_is_one_sentence(
     assert sentence in str(caught.value) and not (tmp_path / "run").exists()
 
 
-def test_resting_on_the_host_changes_no_bit(trainer: Trainer) -> None:
+def test_offloading_changes_no_bit(trainer: Trainer) -> None:
     """One update of the actor, its state on the accelerator all the time or in host memory before and after."""
     rng = np.random.default_rng(0)
     sampled = np.arange(40) >= 20

@@ -1,6 +1,6 @@
 """A trained row's ids are exactly the ids the engine saw and sampled, in every way of joining turns.
 
-The real engine is watched at its verbs: what it prefilled, what was appended, which token it sampled in which slot.
+The real engine's operations are recorded: what it prefilled, what was appended, which token it sampled in which slot.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Sequence:
 
 
 class Watched(Engine):
-    """An engine whose verbs are written down; its programs are those of the engine it is made from."""
+    """An engine whose operations are recorded; its programs are those of the engine it wraps."""
 
     def __init__(self, engine: Engine) -> None:
         vars(self).update(vars(engine))
@@ -230,7 +230,7 @@ def many(engine, params) -> list[Completion]:
     return play(engine, params, asked)[0]
 
 
-def test_the_learner_says_what_the_engine_said(params, many):
+def test_learner_and_engine_logprobs_agree(params, many):
     """Within 1e-4 in float32, over every sampled token of episodes with one row and with several."""
     assert {len(completion.rows) for completion in many} == {1, 4}  # every turn of chat-trimmed ones is a row
     assert sum(turn.finish == "cut" for completion in many for turn in completion.turns) > 9  # parts were dropped
