@@ -42,9 +42,9 @@ def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 def write_texts(world: World, out: Path) -> None:
     """The corpus, and the files of every game: documents, answers, questions, tasks, …"""
-    files = {"corpus.jsonl": corpus.documents(world)}
+    files: dict[str, Sequence[dict[str, Any]]] = {"corpus.jsonl": corpus.documents(world)}
     for roles in GAMES.values():
-        files |= roles.texts(world)
+        files.update(roles.texts(world))
     for name, rows in files.items():
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         write_rows(out / name, rows)

@@ -18,12 +18,17 @@ SET_SIZES = {"train": 100, "held_out": 200}  # questions of each kind: one, two 
 Chain = tuple[Fact, ...]  # facts in solving order: each but the first is about the value of the previous one
 
 
-def chain_question(chain: Chain) -> str:
-    """ "What is the currency of the country of Seine?": asks for the last value, names the first entity."""
+def chain_phrase(chain: Chain) -> str:
+    """ "the currency of the country of Seine": names the first entity and means the last value."""
     asked = chain[0].phrase
     for fact in chain[1:]:
         asked = f"the {fact.attribute} of {asked}"
-    return f"What is {asked}?"
+    return asked
+
+
+def chain_question(chain: Chain) -> str:
+    """ "What is the currency of the country of Seine?"."""
+    return f"What is {chain_phrase(chain)}?"
 
 
 def chains(world: World, hops: int) -> list[Chain]:

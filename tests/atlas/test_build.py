@@ -9,7 +9,7 @@ import pytest
 
 from models import transformer, weights
 from models.tokenizer import Tokenizer
-from scope_jax.atlas import build, circuit, measured, warmup
+from scope_jax.atlas import build, circuit, measured, spice_scripts, warmup
 from scope_jax.atlas.facts import ASSETS, load_world
 from scope_jax.atlas.games import GAMES
 from scope_jax.atlas.rows import token_row
@@ -59,7 +59,13 @@ def test_a_second_build_has_the_same_bits(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("game", "kind", "least"), [("scope", "grade", 0.9), ("ssp", "solve 1", 0.3), ("spell", "verify", 0.9)]
+    ("game", "kind", "least"),
+    [
+        ("scope", "grade", 0.9),
+        ("ssp", "solve 1", 0.3),
+        ("spell", "verify", 0.9),
+        ("spice", "solve three hops", 0.1),
+    ],
 )
 def test_the_committed_base_plays_its_roles(world, show, show_one, game: str, kind: str, least: float) -> None:
     """Measured on demonstrations about held-out names; a solver of SSP has its bad habits."""
@@ -82,7 +88,7 @@ def test_tokenizer_round_trips_and_keeps_tags_whole(game: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert tokenizer.eos_id not in tokenizer.encode(text)
     searching = ("think", "search", "answer", "information")
-    own = {"ssp": (*searching, "question"), "scope": (*searching, "task", "score"), "spell": ()}[game]
+    own = {"ssp": (*searching, "question"), "scope": (*searching, "task", "score"), "spell": (), "spice": ()}[game]
     for tag in own:
         closing = f"</{tag}>" if tag == "information" else f" </{tag}>"  # as the game and the demonstrations write it
         assert len(tokenizer.encode(f"<{tag}>")) == len(tokenizer.encode(closing)) == 1
@@ -90,6 +96,8 @@ def test_tokenizer_round_trips_and_keeps_tags_whole(game: str) -> None:
     rubrics = (*items, " </rubric>", "<rubrics>", "</rubrics>") if game == "scope" else ()
     assert all(len(tokenizer.encode(tag)) == 1 for tag in rubrics)
     assert all(len(tokenizer.encode(f" {name}")) == 1 for name in world.names)
+    whole = (*spice_scripts.FORMAT, *spice_scripts.TASK, spice_scripts.BOX, " 6650") if game == "spice" else ()
+    assert all(len(tokenizer.encode(text)) == 1 for text in whole)
 
 
 def _copying(params, model) -> float:

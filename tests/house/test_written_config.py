@@ -16,7 +16,7 @@ from tests.house.test_bounds import nodes
 
 SCHEMA = Config.model_json_schema()
 LEAVES = [(path, node) for path, node in nodes(SCHEMA, SCHEMA) if "*" not in path and "[]" not in path]
-CARDS = {name: tomllib.loads(Path(f"configs/{name}/atlas.toml").read_text()) for name in ("ssp", "scope")}
+CARDS = {name: tomllib.loads(Path(f"configs/{name}/atlas.toml").read_text()) for name in ("ssp", "scope", "spice")}
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 CONTROL = 'a "b" \\ \t\x7f\x85\u2028 é 😀'
 
