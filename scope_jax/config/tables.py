@@ -215,7 +215,7 @@ class LossCard(AdvantageCard):
     algorithms.
     """
 
-    objective: Literal["policy", "supervised"] = "policy"
+    objective: Literal["policy", "supervised", "dpo"] = "policy"
     # policy term: ratio r = exp(logπ − logπ_old), its surrogate, and its bounds
     surrogate: Literal["clip", "weight"] = "clip"  # PPO's; CISPO's
     ratio: Literal["token", "sequence"] = "token"  # sequence: the geometric mean over the episode, GSPO
@@ -236,9 +236,20 @@ class LossCard(AdvantageCard):
     entropy_coef: Coefficient = 0.0
     tempered: bool = True  # log-probs of the policy at the rollout temperature
     mini_batches: Count = 1  # optimiser steps per update
+    # objective "dpo"
+    dpo_beta: float = Field(default=0.1, gt=0, le=100)  # beta of the implicit reward beta · log π/ref
+    label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)  # share of pairs taken to be ranked wrongly
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the loss compares the policy with the reference."""
+        return self.objective == "dpo" or (self.objective == "policy" and self.kl != "none")
 
     @model_validator(mode="after")
     def _fits_together(self) -> LossCard:
+        own = {name: LossCard.model_fields[name].default for name in ("dpo_beta", "label_smoothing")}
+        if self.objective != "dpo" and {name: getattr(self, name) for name in own} != own:
+            raise ValueError('dpo_beta and label_smoothing are for objective = "dpo"; remove them, or set it')
         if self.dual_clip and self.dual_clip <= 1:
             raise ValueError("dual_clip bounds the loss at dual_clip · |A|: give a number above 1, or 0 for none")
         if self.dual_clip and self.surrogate == "weight" and self.objective == "policy":

@@ -108,6 +108,28 @@ def trainable(episodes: Sequence[Episode]) -> list[Episode]:
     return [episode for episode in episodes if episode.trained and sampled_tokens(episode)]
 
 
+def pairs(episodes: Sequence[Episode]) -> list[Episode]:
+    """The trainable episodes as pairs for DPO, group after group: the one with the higher reward is chosen and gets the
+    advantage 1, the other is rejected and gets −1. `split` and `pack` keep the two next to each other.
+
+    Raises ValueError if a group does not have exactly two trainable episodes, or if neither reward is the higher one.
+    """
+    groups: dict[str, list[Episode]] = {}
+    for episode in trainable(episodes):
+        groups.setdefault(episode.group, []).append(episode)
+    paired = []
+    for name, members in groups.items():
+        rewards = [episode.reward for episode in members]
+        if len(rewards) != 2 or not (rewards[0] < rewards[1] or rewards[0] > rewards[1]):
+            found = ", ".join(f"{reward:g}" for reward in rewards)
+            raise ValueError(
+                f"group {name!r} of role {members[0].role!r} has trained episodes with the rewards {found}; for DPO a "
+                "group needs exactly two with different rewards: set trained = False on the others."
+            )
+        paired += [episode.with_advantage(1.0 if episode.reward == max(rewards) else -1.0) for episode in members]
+    return paired
+
+
 def mini_batches(episodes: Sequence[Episode], parts: int) -> list[list[Episode]]:
     """`split` of the episodes that count in a divisor, trainable and padding, without parts that have only padding."""
     counted = [e for e in episodes if (e.trained or e.padding) and sampled_tokens(e)]

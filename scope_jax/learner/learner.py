@@ -1,7 +1,7 @@
 """The learner: takes episodes and a loss card, returns updated weights and metrics. Independent of roles and papers.
 
     learner = Learner(model_cfg, mesh, cfg.optimizer, cfg.learner, param_dtype=jnp.float32, compute_dtype=jnp.bfloat16)
-    state = learner.init_state(params)                      # copies; reference=False if no card has a KL term
+    state = learner.init_state(params)                      # copies; reference=False if no card needs it
     batches = learner.pack(episodes, card)                  # one per mini-batch; advantages already assigned
     state, metrics = learner.update(state, batches, card)   # scores, then a step per mini-batch; donates
 
@@ -10,6 +10,8 @@ as sampled (behaviour log-probs 0, no advantage, any reward):
 
     row = Datum(ids_T, sampled_T, np.zeros(len(ids_T), np.float32))
     episode = Episode(role="sft", policy="actor", group="17", datums=(row,), reward=0.0)
+
+With LossCard(objective="dpo") each group has two trained episodes, of which the one with the higher reward is chosen.
 
 Every program is one `jax.shard_map` over the mesh (data, fsdp, tensor): a device computes its rows, gathers the sharded
 weights layer by layer, and updates its shard of weights and moments. A single device uses the same path with sizes of
@@ -149,9 +151,12 @@ class Learner:
         """One batch on the devices for each of the card's mini-batches; groups stay together.
 
         Before the split into mini-batches, episodes that are not trained or have no sampled token are left out, except
-        for padding, which counts in its mini-batch's divisor; [] if nothing is left to train. Raises ValueError as
-        `batching.pack` does, and for an episode without an advantage under a policy objective.
+        for padding, which counts in its mini-batch's divisor; [] if nothing is left to train. Under "dpo" only
+        pairs are left, without padding. Raises ValueError as `batching.pack` and `batching.pairs` do, and for an
+        episode without an advantage under a policy objective.
         """
+        if card.objective == "dpo":
+            episodes = batching.pairs(episodes)
         for episode in batching.trainable(episodes):
             if card.objective == "policy" and episode.advantage is None:
                 raise ValueError(
@@ -231,8 +236,8 @@ class Learner:
         """
         if reference and state.ref_params is None:
             raise ValueError(
-                "The loss card has a KL term but the state has no reference weights; "
-                'call init_state with reference=True or set kl = "none".'
+                "The loss card compares with the reference but the state has no reference weights; "
+                'call init_state with reference=True, or set kl = "none" if the card has a KL term.'
             )
         return self._score(
             state.params, state.ref_params if reference else None, batch, policy=policy, reference=reference
@@ -355,7 +360,8 @@ class Learner:
         ratio_mean, mismatch_mean, and with a rollout_cap rollout_weight_mean and rollout_cap_fraction; ratio_max,
         mismatch_max (|learner − behaviour| log-probs, before the update's first step if old log-probs are scored);
         tokens, sequences, grad_norm (before clipping), param_rms (of the updated weights), learning_rate, skipped. A
-        supervised card has loss and the metrics from tokens on. Raises ValueError if there is no batch, or if the card
+        supervised card has loss and the metrics from tokens on; a DPO card also entropy, surprisal, and over pairs
+        implicit_accuracy, implicit_margin and implicit_chosen. Raises ValueError if there is no batch, or if the card
         needs a reference that the state lacks; DivergedError if training has diverged (`check_sound`).
         """
         if not batches:
@@ -363,7 +369,7 @@ class Learner:
         policy = card.objective == "policy"
         # With one mini-batch the weights do not change between scoring and the step: π_old is the policy itself.
         score_old = policy and card.old_logprobs == "learner" and len(batches) > 1
-        score_ref = policy and card.kl != "none"
+        score_ref = card.needs_reference
         scores = [Scores(None, None)] * len(batches)
         if score_old or score_ref:
             scores = [self.score(state, batch, policy=score_old, reference=score_ref) for batch in batches]

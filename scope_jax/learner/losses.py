@@ -25,7 +25,7 @@ class Tokens(NamedTuple):
     mask: False in empty slots. first: True at the first trained position of a sequence (an episode). sequence: index of
     the position's sequence in the mini-batch. length: trained tokens of that sequence. advantage, behaviour (log-probs
     of the sampling policy), old and ref: 0 in empty slots. old: log π_old of the ratio, None at the update's first
-    step, where it is π itself. ref: log-probs of the KL reference, None if the card has no KL term.
+    step, where it is π itself. ref: log-probs of the reference, None if the card needs none.
     """
 
     mask_N: Bool[Array, " N"]
@@ -43,7 +43,8 @@ class Sequences(NamedTuple):
     """Sums over the trained tokens of each sequence of the mini-batch, across micro-batches and devices; constants of
     the loss.
 
-    ratio: Σ log π − log π_old. rollout: Σ log π_old − log μ.
+    ratio: Σ log π − log π_old. rollout: Σ log π_old − log μ. Under "dpo" the reference stands in place of π_old, and
+    sequences 2k and 2k + 1 are a pair.
     """
 
     ratio_Y: Float[Array, " Y"]
@@ -69,12 +70,14 @@ def weights(card: LossCard, tokens: Tokens) -> Float[Array, " N"]:
 
 
 def denominator(card: LossCard, tokens: Float[Array, ""], sequences: Float[Array, ""]) -> Float[Array, ""]:
-    """The divisor of the numerators: tokens for token-mean, sequences for sequence-mean, and sequences ·
-    constant_length for constant.
+    """The divisor of the numerators: tokens for token-mean, sequences for sequence-mean, sequences · constant_length
+    for constant; under "dpo" pairs.
 
     tokens, sequences: numbers of sampled tokens and episodes of the whole mini-batch, padding included. An episode
     without sampled tokens is not counted.
     """
+    if card.objective == "dpo":
+        return sequences / 2
     match card.aggregation:
         case "token-mean":
             return tokens
@@ -88,12 +91,14 @@ def denominator(card: LossCard, tokens: Float[Array, ""], sequences: Float[Array
 def by_sequence(card: LossCard) -> bool:
     """Whether the card's loss needs `Sequences`."""
     wants_weight = card.rollout_cap > 0 and card.rollout_weight == "sequence"
-    return card.objective == "policy" and (card.ratio == "sequence" or wants_weight)
+    return card.objective == "dpo" or (card.objective == "policy" and (card.ratio == "sequence" or wants_weight))
 
 
 def sequences_move(card: LossCard, scored: bool) -> bool:
     """Whether the sums that the card needs depend on the current log π. scored: whether log π_old is given
     (Tokens.old_N)."""
+    if card.objective == "dpo":
+        return True
     wants_weight = card.rollout_cap > 0 and card.rollout_weight == "sequence"
     off_policy = scored or card.old_logprobs == "rollout"
     return by_sequence(card) and ((card.ratio == "sequence" and off_policy) or (wants_weight and not scored))
@@ -111,6 +116,10 @@ def sequence_sums(logp_N: Float[Array, " N"], tokens: Tokens, card: LossCard, co
 
 
 def _old(logp_N: Float[Array, " N"], tokens: Tokens, card: LossCard) -> Float[Array, " N"]:
+    if card.objective == "dpo":
+        if tokens.ref_N is None:
+            raise ValueError('objective = "dpo" needs the log-probs of the reference.')
+        return tokens.ref_N
     if card.old_logprobs == "rollout":
         return tokens.behaviour_N
     # Without old log-probs this is the first step after sampling: π_old is π itself, and r = 1 carries the gradient.
@@ -276,6 +285,49 @@ def _supervised(logp_N: Float[Array, " N"], tokens: Tokens, card: LossCard) -> P
     return Parts(nll, {}, {}, {})
 
 
+def _preference(
+    logp_N: Float[Array, " N"],
+    tokens: Tokens,
+    card: LossCard,
+    entropy_N: Float[Array, " N"] | None,
+    sequences: Sequences | None,
+) -> Parts:
+    """DPO, Eq. (7) of Rafailov et al. 2023: −log σ(m) of each pair, where the margin m is beta times the difference of
+    Σ log π − log ref between the chosen and the rejected sequence; with label smoothing ε,
+    −(1 − ε) log σ(m) − ε log σ(−m).
+
+    The advantage of a token is 1 in the chosen and −1 in the rejected sequence. ∂loss/∂m is a constant of each token,
+    whose term is that times ± beta · log π: the gradient is that of the pair although no token knows the others. Value
+    and metrics of a pair are counted at the first token of its chosen sequence.
+    """
+    if sequences is None:
+        raise ValueError('objective = "dpo" needs the sums of whole sequences; see losses.sequence_sums.')
+    reward_Y = card.dpo_beta * sequences.ratio_Y
+    sign_N = tokens.advantage_N
+    own_N, other_N = reward_Y[tokens.sequence_N], reward_Y[tokens.sequence_N ^ 1]
+    margin_N = sign_N * (own_N - other_N)
+    smooth = card.label_smoothing
+    loss_N = (1.0 - smooth) * jax.nn.softplus(-margin_N) + smooth * jax.nn.softplus(margin_N)
+    slope_N = smooth * jax.nn.sigmoid(margin_N) - (1.0 - smooth) * jax.nn.sigmoid(-margin_N)
+    carried_N = slope_N * sign_N * card.dpo_beta * (logp_N - lax.stop_gradient(logp_N))
+    chosen_N = tokens.mask_N & tokens.first_N & (sign_N > 0)
+
+    def total(x_N: Array, where_N: Bool[Array, " N"]) -> Array:
+        return jnp.sum(jnp.where(where_N, x_N, 0), dtype=logp_N.dtype)
+
+    sums = {
+        "implicit_accuracy": total(margin_N > 0, chosen_N),
+        "implicit_margin": total(margin_N, chosen_N),
+        "implicit_chosen": total(own_N, chosen_N),
+    }
+    per_token = {"surprisal": total(-logp_N, tokens.mask_N)}
+    if entropy_N is not None:
+        per_token["entropy"] = total(entropy_N, tokens.mask_N)
+    weight_N = tokens.weight_N
+    numerator = total(weight_N * loss_N, chosen_N) + total(weight_N * carried_N, tokens.mask_N)
+    return Parts(numerator, sums, per_token, {})
+
+
 def loss_parts(
     logp_N: Float[Array, " N"],
     tokens: Tokens,
@@ -288,14 +340,18 @@ def loss_parts(
 
     logp_N: log-probs under the current parameters; entropy_N: entropies of the same distributions. objective "policy":
     policy term + kl_coef · KL − entropy_coef · entropy, all with the card's aggregation. "supervised": −log π of the
-    trained positions; of the card only the aggregation is used. Every metric is a sum, to be summed over micro-batches
-    and devices and divided by the update's denominator (sums) or tokens (per_token).
+    trained positions; of the card only the aggregation is used. "dpo": pairs of sequences, with the advantages and in
+    the order of `batching.pairs`; of the card only dpo_beta and label_smoothing are used. Every metric is a sum, to be
+    summed over micro-batches and devices and divided by the update's denominator (sums) or tokens (per_token).
 
     sequences: the mini-batch's sums if `by_sequence(card)`. Raises ValueError if these, the entropies or the reference
     are missing and the card needs them.
     """
-    if card.objective == "supervised":
-        parts = _supervised(logp_N, tokens, card)
-    else:
-        parts = _policy(logp_N, tokens, card, entropy_N, sequences)
+    match card.objective:
+        case "supervised":
+            parts = _supervised(logp_N, tokens, card)
+        case "dpo":
+            parts = _preference(logp_N, tokens, card, entropy_N, sequences)
+        case "policy":
+            parts = _policy(logp_N, tokens, card, entropy_N, sequences)
     return parts._replace(sums=jax.tree.map(lax.stop_gradient, {"loss": parts.numerator, **parts.sums}))

@@ -95,10 +95,10 @@ class Trainer:
 
     @property
     def keeps_reference(self) -> bool:
-        """True if states have a reference: some update has a KL term, or the game or an exam samples from the base."""
+        """True if states have a reference: some loss compares with it, or the game or an exam samples from the base."""
         cfg, system = self.world.cfg, self.world.system
         plays = system.uses_base(cfg) or exams.uses_base(cfg, system.exam(cfg))
-        return plays or any(update.card.kl != "none" for update in system.updates(cfg))
+        return plays or any(update.card.needs_reference for update in system.updates(cfg))
 
     @property
     def idle_memory(self) -> str:

@@ -177,3 +177,30 @@ def test_what_cannot_be_packed_is_named(make):
         batching.pack([episode_of(datum_of([1, 2], [1, 1]))], SECTION, 1)
     with pytest.raises(ValueError, match="nothing to train on"):
         batching.pack([episode_of(datum_of([1, 2], [0, 0]))], SECTION, 1)
+
+
+def test_pairs_are_ranked_and_stay_together(make):
+    datum_of, episode_of, _ = make
+
+    def of(group, reward, trained=True):
+        return episode_of(datum_of([1, 2], [0, 1]), group=group, reward=reward, trained=trained)
+
+    mixed = [of("a", 0.5), of("b", -1.0), of("c", 0.0), of("a", 0.7, False), of("b", 2.0), of("c", -3.0), of("a", 0.1)]
+    paired = batching.pairs(mixed)
+    assert [(e.group, e.reward, e.advantage) for e in paired] == [
+        ("a", 0.5, 1.0),
+        ("a", 0.1, -1.0),
+        ("b", -1.0, -1.0),
+        ("b", 2.0, 1.0),
+        ("c", 0.0, 1.0),
+        ("c", -3.0, -1.0),
+    ]
+    assert [[e.group for e in part] for part in batching.mini_batches(paired, 2)] == [["a", "a"], ["b", "b", "c", "c"]]
+
+
+@pytest.mark.parametrize("rewards", [[1.0], [0.5, 0.5], [1.0, 0.0, 0.5], [1.0, float("nan")]])
+def test_a_group_that_is_no_pair_is_named(make, rewards):
+    datum_of, episode_of, _ = make
+    group = [episode_of(datum_of([1, 2], [0, 1]), group="q7", reward=reward) for reward in rewards]
+    with pytest.raises(ValueError, match=r"group 'q7' of role 'solver' .* needs exactly two with different rewards"):
+        batching.pairs(group)
