@@ -25,9 +25,10 @@ from scope_jax.report.progress import Progress
 from scope_jax.run import branching
 from scope_jax.run.assemble import Trainer, World, assemble
 from scope_jax.run.checkpoint import Checkpoints
-from scope_jax.run.metrics import RunLog
+from scope_jax.run.metrics import RunLog, records
 from scope_jax.run.residence import ACCELERATOR, States, moved, with_one_reference
 from scope_jax.run.stopping import unbroken
+from scope_jax.run.watching import watched
 
 
 def train(cfg: Config, run: Path, progress: Progress) -> dict[str, Any]:
@@ -35,7 +36,8 @@ def train(cfg: Config, run: Path, progress: Progress) -> dict[str, Any]:
 
     With `train.origin` the run starts from the state and step of another run. Returns {"run", "steps",
     "seconds" (of this process), "before", "after"}; the last two are the evaluation metrics of the initial and of the
-    final weights, {} if the card has no evaluation set.
+    final weights, {} if the card has no evaluation set. A run that a rule of `train.watch` ended also has "stopped",
+    the reason. Raises UserError if a rule names a metric that no step has.
     """
     began = time.monotonic()
     cfg = branching.settled(cfg, run)
@@ -55,10 +57,15 @@ def train(cfg: Config, run: Path, progress: Progress) -> dict[str, Any]:
             f"the run of this card is already complete at {cfg.train.origin}; raise train.steps or the iterations."
         )
     log.rewind(None if saved is None else done)
+    watch = watched(cfg, records(run / "metrics.jsonl"))
+    watch.check_names(world.system.updates(cfg))
+    over = over or watch.reason is not None
     world.sampler.publish(states)
     if saved is None and cfg.evaluate.sets:
         progress.say(f"evaluating the initial weights: {cfg.train.origin or 'the base'}")
-        log.metrics(done, evaluate(world))
+        initial = evaluate(world)
+        log.metrics(done, initial)
+        watch = watch.after(initial)
 
     try:
         while not over:
@@ -70,7 +77,7 @@ def train(cfg: Config, run: Path, progress: Progress) -> dict[str, Any]:
             metrics |= learned | {"time/play": played - clock, "time/learn": time.monotonic() - played}
 
             done = step + 1
-            over = finished(world, memory, done)
+            over = finished(world, memory, done) or watch.after(metrics).reason is not None
             name = ""
             if cfg.train.keep_iterations and world.system.iterations(cfg, memory) > passed:
                 name = f"iteration-{passed + 1}"
@@ -80,13 +87,19 @@ def train(cfg: Config, run: Path, progress: Progress) -> dict[str, Any]:
             log.episodes(done, episodes)
             log.metrics(done, metrics)
             progress.step(done, world.system.total_steps(cfg), metrics)
+            watch = watch.after(metrics)
+            watch.check_names(world.system.updates(cfg))
+            over = over or watch.reason is not None  # by an evaluation
             if done % cfg.train.save_every == 0 or over or name:
                 with unbroken():  # a started checkpoint can be finished
                     checkpoints.save(done, with_one_reference(states), {"game": memory, "baselines": baselines}, name)
     finally:
         checkpoints.wait()  # finish a started checkpoint, whatever ended the loop
     log.close()
-    return {"run": str(run), "steps": done, "seconds": time.monotonic() - began} | log.before_after()
+    stopped = {} if watch.reason is None else {"stopped": watch.reason}
+    for sentence in stopped.values():
+        progress.say(f"step {done}: {sentence}")
+    return {"run": str(run), "steps": done, "seconds": time.monotonic() - began} | log.before_after() | stopped
 
 
 def finished(world: World, memory: Memory, step: int) -> bool:

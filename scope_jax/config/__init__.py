@@ -46,6 +46,7 @@ from scope_jax.config.tables import (
     SamplingSection,
     TrainSection,
     Ungraded,
+    WatchRule,
 )
 
 __all__ = [
@@ -86,6 +87,7 @@ __all__ = [
     "SpiceSection",
     "Ungraded",
     "Vote",
+    "WatchRule",
     "load_card",
     "one_of",
     "parse_config",

@@ -14,6 +14,7 @@ from scope_jax.errors import writing
 from scope_jax.report.curves import draw_curves, panels_of, series
 from scope_jax.run import judgements
 from scope_jax.run.metrics import read_lines, records, torn
+from scope_jax.run.watching import watched
 
 EXAMPLES = 2  # episodes of each role, from the first and from the last step each
 
@@ -103,7 +104,7 @@ def write_report(run: Path) -> Path:
         panels=[panel.title for panel in panels_of(cfg)],
         scores=_scores(cfg, lines),
         last=lines[-1],
-        torn=torn(run),
+        told=[*torn(run), *filter(None, [watched(cfg, lines).reason])],
         examples=_with_judgements(examples(run / "episodes.jsonl"), run / judgements.NAME),
         config=(run / "config.toml").read_text(encoding="utf-8"),
     )

@@ -28,7 +28,15 @@ from scope_jax.learner.types import Episode, Metrics
 from scope_jax.run import judgements
 
 # Keys that may differ between two processes of one run: they say how long and how often, never what is computed.
-FREE = ("train.steps", "train.save_every", "train.keep", "train.keep_iterations", "evaluate.every", "launch")
+FREE = (
+    "train.steps",
+    "train.watch",
+    "train.save_every",
+    "train.keep",
+    "train.keep_iterations",
+    "evaluate.every",
+    "launch",
+)
 # So may where an outside model or search server is found, and how patiently it is asked; which model it is may not.
 PLACES = ("judge", "retrieval", "endpoint")  # tables of that name, wherever they stand
 ASKING = ("url", "api_key_env", "timeout", "retries", "retry_delay", "concurrency")

@@ -173,3 +173,13 @@ def test_progress_on_a_terminal_draws_bars() -> None:
     assert "3/4" in text
     assert "solver/reward 0.250" in text
     assert "━" in text
+
+
+def test_the_page_says_why_a_run_was_stopped(tmp_path: Path) -> None:
+    rule = {"metric": "solver/reward", "below": 0.1, "steps": 2}
+    log = RunLog(tmp_path / "run", parse_config(TABLE | {"train": TABLE["train"] | {"watch": [rule]}}, "test card"))
+    said = "solver/reward was below 0.1 (or not finite) in 2 consecutive steps."
+    for step in (1, 2):
+        log.episodes(step, [episode("solver", 0.0)])
+        log.metrics(step, {"solver/reward": 0.0})
+        assert (said in write_report(tmp_path / "run").read_text(encoding="utf-8")) == (step == 2)
