@@ -38,7 +38,7 @@ class Commands(TyperGroup):
         except KeyboardInterrupt as error:
             from retrieval.exchange import abandon
 
-            abandon()  # threads that wait for a server would keep the process alive
+            abandon()  # threads waiting for a server would keep the process alive
             stopped = error if isinstance(error, Stopped) else Stopped(signal.SIGINT)
             typer.echo(f"scope-jax: stopped by {stopped}; the same command resumes from the last checkpoint.", err=True)
             raise typer.Exit(stopped.exit_code) from None
@@ -360,8 +360,8 @@ def _prepare_clusters(cfg: Config, rebuild: bool, as_json: bool) -> None:
         found = prepare_clusters(cfg, index_mesh(), part, rebuild)
         if not worked:
             progress.say(f"the clusters in {cfg.clusters.folder} are complete; nothing to do")
-    told = {key: value for key, value in found.items() if key not in ("sources", "examples")}
-    _print({"folder": cfg.clusters.folder, **told, "seconds": time.monotonic() - began}, as_json)
+    shown = {key: value for key, value in found.items() if key not in ("sources", "examples")}
+    _print({"folder": cfg.clusters.folder, **shown, "seconds": time.monotonic() - began}, as_json)
 
 
 @app.command()
@@ -373,13 +373,13 @@ def report(run: RunFolder, as_json: Json = False) -> None:
     if not run.is_dir():
         raise UserError(f"the run folder {run} does not exist; give the folder passed to train as --run.")
     page = write_report(run)
-    for told in torn(run):
-        _tell(f"scope-jax: {told}")
+    for warning in torn(run):
+        _tell(f"scope-jax: {warning}")
     _print({"page": str(page)}, as_json)
 
 
 def _check_place(path: Path) -> None:
-    """Raises UserError for a file that could not be written."""
+    """Raises UserError if the file cannot be written."""
     if path.is_dir():
         raise UserError(f"{path} is a folder; give a file name.")
     if not os.access(path.absolute().parent, os.W_OK):

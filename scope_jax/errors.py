@@ -1,7 +1,7 @@
-"""Which errors are the user's (one sentence, exit code 2) and which are bugs (a traceback).
+"""Distinguishes user errors (one sentence, exit code 2) from bugs (a traceback).
 
-Other packages raise ValueError, FileNotFoundError, ConnectionError or a subclass with one sentence: what, where, what
-to do. A ValueError also comes out of numpy or jax if our own code is wrong; the file that raised it distinguishes them.
+Our packages raise ValueError, FileNotFoundError, ConnectionError or a subclass with one sentence: what, where, what to
+do. numpy and jax also raise ValueError if our own code is wrong; the file that raised it tells the two apart.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ PACKAGES = tuple(HOME / name for name in ("scope_jax", "rollouts", "models", "re
 
 
 class UserError(Exception):
-    """Something only the person at the keyboard can put right; the message is one sentence that says how."""
+    """An error that the user has to fix; the message is one sentence that says how."""
 
 
 def is_users(error: BaseException) -> bool:
-    """True if `error` carries a sentence for the user: a UserError, an OSError (files, connections), our ValueError."""
+    """True for errors with a message for the user: a UserError, an OSError (files, connections), or our ValueError."""
     if isinstance(error, (UserError, OSError)):
         return True
     if not isinstance(error, ValueError):
@@ -41,7 +41,7 @@ _TENSORSTORE = re.compile(r"\[os_error_code='(\d+)'\]")
 
 
 def disk_fault(error: BaseException) -> int | None:
-    """The system's number of the fault behind an OSError or behind tensorstore's ValueError; None for other errors."""
+    """The errno of an OSError or of tensorstore's ValueError; None for other errors."""
     if isinstance(error, OSError):
         return error.errno
     found = _TENSORSTORE.search(str(error))
@@ -49,14 +49,14 @@ def disk_fault(error: BaseException) -> int | None:
 
 
 def unwritten(path: Path, fault: int) -> UserError:
-    """What to say of a file or folder that could not be written."""
-    remedy = "make room there" if fault in FULL else "see to it"
+    """The error for a file or folder that could not be written."""
+    remedy = "free some space" if fault in FULL else "fix the problem"
     return UserError(f"{path} could not be written ({os.strerror(fault)}); {remedy} and run the same command again.")
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """A full disk in this block, or a fault of the system that names no file, becomes a sentence with the path."""
+    """Converts a full disk in this block, or a system error without a file name, into a sentence with the path."""
     try:
         yield
     except (OSError, ValueError) as error:

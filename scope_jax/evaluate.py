@@ -14,16 +14,16 @@ from scope_jax.run.assemble import Tell, World
 from scope_jax.run.examined import assemble_exam, exam_card, find, find_base, index_folder, take
 
 Records = list[exams.Record]
-Keep = Callable[[str, Records, Metrics], None]  # told each evaluation set's name, records and metrics when it is done
+Keep = Callable[[str, Records, Metrics], None]  # called with name, records and metrics of each finished evaluation set
 
 
 def evaluate(world: World) -> Metrics:
-    """`eval/<set>/<name>`: measures as means over each of the card's evaluation sets, counts as sums; see `scores`."""
+    """`eval/<set>/<name>` for each evaluation set of the card: mean of each measure, sum of each count (`scores`)."""
     return {name: value for exam, records in answered(world) for name, value in scores("eval", exam, records).items()}
 
 
 def answered(world: World) -> Iterator[tuple[str, Records]]:
-    """(set, its records) of each evaluation set of the card, one after the other; see `exams.take`."""
+    """(name, records) of each evaluation set of the card, one after the other; see `exams.take`."""
     cfg, exam = world.cfg, world.system.exam(world.cfg)
     for card in cfg.evaluate.sets:
         yield card.name, exams.take(cfg, exam, world.tools(f"evaluate {card.name}"), world.exams[card.name], card)
@@ -32,15 +32,16 @@ def answered(world: World) -> Iterator[tuple[str, Records]]:
 def scores(kind: str, exam: str, records: Records) -> Metrics:
     """`<kind>/<set>/<name>` for each measure and each count of the records.
 
-    A measure is the mean over the questions of the mean over the samples of a question that have it. `<measure>_se` is
-    the standard error of that mean, over questions. Of marks with several samples also `<measure>_pass@<k>`, k = 2, 4 …
+    A measure is averaged over the samples of each question that have it, then over questions. `<measure>_se` is the
+    standard error of that mean over questions. For 0/1 measures with several samples, also `<measure>_pass@<k>`,
+    k = 2, 4 …
     """
     values = means(records) | totals(records)
     return {f"{kind}/{exam}/{name}": value for name, value in values.items()}
 
 
 def means(records: Sequence[Mapping[str, Any]]) -> Metrics:
-    """Measures, standard errors and pass@k of the records, as `scores` has them."""
+    """Measures, standard errors and pass@k of the records, see `scores`."""
     questions: list[list[Mapping[str, float]]] = []
     for record in records:
         if not record.get("sample"):
@@ -48,14 +49,14 @@ def means(records: Sequence[Mapping[str, Any]]) -> Metrics:
         questions[-1].append(record["measures"])
     found: Metrics = {}
     for name in dict.fromkeys(name for question in questions for sample in question for name in sample):
-        samples = [own for question in questions if (own := [s[name] for s in question if name in s])]
-        values = [mean(own) for own in samples]
-        found[name] = mean(values)
-        if (error := standard_error(values)) is not None:
+        samples = [values for question in questions if (values := [s[name] for s in question if name in s])]
+        averages = [mean(values) for values in samples]
+        found[name] = mean(averages)
+        if (error := standard_error(averages)) is not None:
             found[f"{name}_se"] = error
         fewest, k = min(map(len, samples)), 2
         while name in MARKS and k <= fewest:
-            found[f"{name}_pass@{k}"] = mean([pass_at_k(len(own), round(sum(own)), k) for own in samples])
+            found[f"{name}_pass@{k}"] = mean([pass_at_k(len(values), round(sum(values)), k) for values in samples])
             k *= 2
     return found
 
@@ -69,12 +70,11 @@ def totals(records: Sequence[Mapping[str, Any]]) -> Metrics:
 def evaluate_target(
     target: Path, card: Path | None, base: Path | None, overrides: Sequence[str], keep: Keep, tell: Tell
 ) -> dict[str, Any]:
-    """Metrics of a run folder (its newest checkpoint), a checkpoint or a model folder under a card.
+    """Evaluation metrics of a run folder (its newest checkpoint), a checkpoint or a model folder.
 
-    A run, and what lies in it, is evaluated under its own config unless `card` names another; overrides apply to
-    either. base: the model folder that judges where the game's judge is the base; the card's `model.checkpoint`
-    otherwise. tell: as for `assemble`. Returns {"target", "step" (None for a model folder), "base" (None if none
-    judges), "metrics"}.
+    A run, or a checkpoint or export in it, is evaluated with its own config unless `card` is given; overrides apply to
+    either. base: folder of the base model if it judges, None: the card's `model.checkpoint`. tell: as for `assemble`.
+    Returns {"target", "step" (None for a model folder), "base" (None if it does not judge), "metrics"}.
     """
     cfg = exam_card(target, card, overrides)
     examined, judge = find(target, cfg), find_base(cfg, base)

@@ -1,10 +1,10 @@
-"""The training loop of every game and card: one straight line from rollouts to weights.
+"""The training loop of every game and card, from rollouts to updated weights.
 
     play → advantages → pack → update → metrics, episodes, checkpoint
 
-A step is a function of (weights, memory, seed, step). A checkpoint holds the first two (memory: of the game, and the
-roles' moving baselines); the card and the step number determine the rest. So a killed run resumes and ends with the
-same bits as one that was never killed.
+A step is a function of (weights, memory, seed, step). A checkpoint holds weights and memory (the game's, and the roles'
+moving baselines); the card and the step number determine the rest. A killed run therefore resumes and ends with exactly
+the same results as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from scope_jax.run.watching import watched
 def train(cfg: Config, run: Path, progress: Progress) -> dict[str, Any]:
     """Trains the card's policies in the folder `run`, resuming where an earlier process stopped.
 
-    With `train.origin` the run starts from the state and step of another run. Returns {"run", "steps",
-    "seconds" (of this process), "before", "after"}; the last two are the evaluation metrics of the initial and of the
-    final weights, {} if the card has no evaluation set. A run that a rule of `train.watch` ended also has "stopped",
-    the reason. Raises UserError if a rule names a metric that no step has.
+    With `train.origin` the run starts from the state and step of another run. Returns {"run", "steps", "seconds" (of
+    this process), "before", "after"}; the last two are the evaluation metrics of the initial and the final weights,
+    {} if the card has no evaluation set. A run ended by a rule of `train.watch` also has "stopped", the reason. Raises
+    UserError if a rule names a metric that no step has.
     """
     began = time.monotonic()
     cfg = branching.settled(cfg, run)
@@ -91,10 +91,10 @@ def train(cfg: Config, run: Path, progress: Progress) -> dict[str, Any]:
             watch.check_names(world.system.updates(cfg))
             over = over or watch.reason is not None  # by an evaluation
             if done % cfg.train.save_every == 0 or over or name:
-                with unbroken():  # a started checkpoint can be finished
+                with unbroken():  # a checkpoint that was started is finished
                     checkpoints.save(done, with_one_reference(states), {"game": memory, "baselines": baselines}, name)
     finally:
-        checkpoints.wait()  # finish a started checkpoint, whatever ended the loop
+        checkpoints.wait()  # finish a started checkpoint, also after an error
     log.close()
     stopped = {} if watch.reason is None else {"stopped": watch.reason}
     for sentence in stopped.values():
@@ -113,12 +113,12 @@ def learn(
 ) -> tuple[States, list[Episode], dict[str, float], Metrics]:
     """(states after the step's updates, episodes with advantages, baselines, metrics by role).
 
-    baselines: of each role whose card keeps a moving one, by "policy/role". The given states are donated. A policy is
-    on the accelerator while it is trained, and afterwards in the memory of idle policies.
+    baselines: the moving baselines by "policy/role", for roles whose card has one. The given states are donated. A
+    policy is on the accelerator while it is trained, and otherwise in the memory of idle policies.
     """
     states, episodes, baselines, metrics = dict(states), list(episodes), dict(baselines), {}
     for update in trainer.world.system.updates(trainer.world.cfg):
-        own: list[int] = []
+        chosen: list[int] = []
         for share in update.roles:
             name = f"{update.policy}/{share.role}"
             places = [i for i, e in enumerate(episodes) if e.role == share.role and e.policy == update.policy]
@@ -129,8 +129,8 @@ def learn(
                 metrics[f"{share.role}/baseline"] = baseline
             for i, episode in zip(places, rated, strict=True):
                 episodes[i] = replace(episode, weight=share.weight)
-            own += places
-        if batches := trainer.learner.pack([episodes[i] for i in sorted(own)], update.card):
+            chosen += places
+        if batches := trainer.learner.pack([episodes[i] for i in sorted(chosen)], update.card):
             active = moved(states[update.policy], ACCELERATOR)
             state, measured = trainer.learner.update(active, batches, update.card)
             idle = moved(state.replace(ref_params=None), trainer.idle_memory)

@@ -25,11 +25,11 @@ from scope_jax.systems import scope
 def replay(
     searcher: Path, writer: Path, card: Path | None, base: Path | None, overrides: Sequence[str], tell: Tell
 ) -> dict[str, Any]:
-    """Metrics of evaluation sets on which the solver of `searcher` searched and that of `writer` answered.
+    """Evaluation metrics when the solver of `searcher` searches and that of `writer` answers.
 
-    Both are runs of SCOPE, checkpoints of such or model folders, with the same model; without `card` that of the
-    searcher's run is used. base and tell: as for `evaluate_target`. Returns {"searcher", "writer", "base", "metrics"};
-    metrics are called `replay/<set>/<measure>`.
+    Both are SCOPE runs, their checkpoints or model folders, with the same architecture. card: None for that of the
+    searcher's run. base and tell: as for `evaluate_target`. Returns {"searcher", "writer", "base", "metrics"}; metrics
+    are named `replay/<set>/<measure>`.
     """
     cfg = exam_card(searcher, card, overrides)
     if cfg.system != "scope":
@@ -61,7 +61,7 @@ def replay(
 
 
 def before_last_turn(completion: Completion) -> tuple[int, ...]:
-    """Prompt and turns as ids, without the last turn of the policy; the prompt alone where it has none."""
+    """Ids of the prompt and all turns but the last sampled one; only the prompt if there are no turns."""
     row = completion.rows[-1]
     last = len(completion.turns[-1].ids) if completion.turns else 0
     ids = np.concatenate([row.prompt_ids, row.ids_T[: len(row.ids_T) - last]])
@@ -69,9 +69,9 @@ def before_last_turn(completion: Completion) -> tuple[int, ...]:
 
 
 def finished(cfg: Config, exam: Exam, tools: Tools, played: Sequence[Answer], card: EvalSet) -> list[Answer]:
-    """The answers of others with another last turn, which the policy of `tools` writes.
+    """The given answers with their last turn replaced by one from the policy of `tools`.
 
-    It has this one turn: a further search instead of an answer is not run, and counts as no answer.
+    It gets a single turn: another search instead of an answer is not run, and counts as no answer.
     """
     prompts = [Prompt(before_last_turn(a.completion), f"{place}", a.prompt) for place, a in enumerate(played)]
     sampling = cfg.evaluate.sampling_of(card)

@@ -226,7 +226,7 @@ class Config(Section):
                 "data.documents is missing; SPICE needs a file of documents, or spice.corpus = false to do without"
             )
         if self.train.steps is None:
-            raise ValueError("train.steps is missing; SPICE goes on until the card ends it")
+            raise ValueError("train.steps is missing; SPICE needs the number of steps")
         if self.train.keep_iterations:
             raise ValueError("train.keep_iterations is set, but SPICE has no iterations; keep more with train.keep")
         return self

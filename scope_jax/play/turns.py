@@ -134,8 +134,8 @@ class Joiner:
         except HistoryRewritten:
             raise ValueError(
                 'With model.turns = "chat" the chat template and its options rewrite earlier turns, so that '
-                'sampled tokens would change; choose model.turns = "chat-trimmed", which renders every '
-                "turn anew."
+                'sampled tokens would change; choose model.turns = "chat-trimmed", which re-renders '
+                "the conversation in every turn."
             ) from None
         if "probe" not in self.tokenizer.decode(ids):
             raise ValueError(

@@ -1,1 +1,1 @@
-"""Output for people: progress while a command runs, curves and page of a run afterwards."""
+"""Human-readable output: the progress of a command, and the curves and report page of a run."""

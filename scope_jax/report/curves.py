@@ -20,17 +20,16 @@ from scope_jax.config import Config, load_card
 from scope_jax.errors import writing
 from scope_jax.run.metrics import read_lines
 
-# Okabe and Ito's colours, which people with any kind of colour vision tell apart, darkest first.
+# Okabe and Ito's colour-blind-safe palette, darkest first.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 INK, FAINT = "#333333", "#D9D9D9"
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One chart: the metrics of these names, or with this ending if one begins with a slash; a `share` is in 0..1.
+    """One chart of the metrics with these names; a name that begins with a slash is a suffix. share: values in 0..1.
 
-    of_exams: the ending is looked for among evaluations, and nowhere else; without it among training episodes. log: of
-    positive numbers of very different sizes.
+    of_exams: matches evaluation metrics only; otherwise training metrics only. log: logarithmic scale.
     """
 
     title: str
@@ -40,7 +39,7 @@ class Panel:
     log: bool = False
 
 
-PANELS: dict[str, tuple[Panel, ...]] = {  # by game; the first is the measure of its exams
+PANELS: dict[str, tuple[Panel, ...]] = {  # by game; the first panel shows the measure of its exams
     "ssp": (
         Panel("Held-out accuracy", ("/accuracy",), True, of_exams=True),
         Panel("Mean reward", ("/reward",), False),
@@ -71,7 +70,7 @@ PANELS: dict[str, tuple[Panel, ...]] = {  # by game; the first is the measure of
     ),
 }
 
-OWN_GAME = (  # of a game that is a file of its user's
+OWN_GAME = (  # for a game defined in a file
     Panel("Held-out accuracy", ("/accuracy",), True, of_exams=True),
     Panel("Mean reward", ("/reward",), False),
     Panel("Gradient norm before the clip", ("/grad_norm",), False, log=True),
@@ -79,12 +78,12 @@ OWN_GAME = (  # of a game that is a file of its user's
 
 
 def panels_of(cfg: Config) -> tuple[Panel, ...]:
-    """What is drawn of a run under this card."""
+    """The panels for a run with this card."""
     return PANELS.get(cfg.system, OWN_GAME)
 
 
 def _short(name: str, panel: Panel) -> str | None:
-    """What a metric is called in the panel's legend; None if it does not belong there."""
+    """The label of a metric in the panel's legend; None if it is not in the panel."""
     if name.startswith("eval/") != panel.of_exams:
         return None
     for wanted in panel.names:
@@ -97,7 +96,7 @@ def _short(name: str, panel: Panel) -> str | None:
 
 
 def series(lines: Sequence[dict[str, Any]], panel: Panel) -> dict[str, tuple[list[int], list[float]]]:
-    """(steps, values) of each metric that belongs in the panel, by its short name; missing values are left out."""
+    """(steps, values) of each metric in the panel, by its label; missing values are left out."""
     found: dict[str, tuple[list[int], list[float]]] = {}
     for line in lines:
         for name, value in line.items():
@@ -111,7 +110,7 @@ def series(lines: Sequence[dict[str, Any]], panel: Panel) -> dict[str, tuple[lis
 
 
 def smooth(values: Sequence[float], window: int) -> np.ndarray:
-    """Mean over the last `window` values at each place (fewer at the beginning)."""
+    """Moving average over the last `window` values (fewer at the beginning)."""
     sums = np.cumsum(np.concatenate([[0.0], np.asarray(values, float)]))
     ends = np.arange(1, len(values) + 1)
     starts = np.maximum(ends - window, 0)
@@ -119,7 +118,7 @@ def smooth(values: Sequence[float], window: int) -> np.ndarray:
 
 
 def _colours(lines: Sequence[dict[str, Any]], panels: Sequence[Panel]) -> dict[str, str]:
-    """One colour for each name, the same in every panel."""
+    """One colour per label, the same in every panel."""
     names: list[str] = []
     for panel in panels:
         names += [name for name in sorted(series(lines, panel)) if name not in names]

@@ -16,33 +16,33 @@ from scope_jax.run import judgements
 from scope_jax.run.metrics import read_lines, records, torn
 from scope_jax.run.watching import watched
 
-EXAMPLES = 2  # episodes of each role, from the first and from the last step each
+EXAMPLES = 2  # episodes shown per role, for each of the first and the last step
 
 
 def examples(path: Path) -> list[dict[str, Any]]:
-    """Episodes to show: of the first and of the last step, of each role the best and the worst rewarded.
+    """Episodes to show: for the first and the last step, each role's episodes with the highest and the lowest reward.
 
-    Of equals the one with more turns, then the earlier one: who searched is more worth reading than who did not.
+    Ties go to the episode with more turns, since searches are worth reading, then to the earlier one.
     """
     first: list[dict[str, Any]] = []
     last: list[dict[str, Any]] = []
     for record in records(path):
         if last and record["step"] != last[0]["step"]:
             last = []
-        last.append(record | {"place": len(last)})  # among the episodes of its step
+        last.append(record | {"place": len(last)})  # index among the episodes of its step
         if not first or record["step"] == first[0]["step"]:
             first.append(last[-1])
     chosen: list[dict[str, Any]] = []
     for step in (last, first) if last and last[0]["step"] != first[0]["step"] else (last,):
         for role in sorted({record["role"] for record in step}):
-            told = [record for record in step if record["role"] == role and record["text"].get("turns")]
-            ranked = sorted(told, key=lambda record: (-(record["reward"] or 0.0), -len(record["text"]["turns"])))
+            readable = [record for record in step if record["role"] == role and record["text"].get("turns")]
+            ranked = sorted(readable, key=lambda record: (-(record["reward"] or 0.0), -len(record["text"]["turns"])))
             chosen += ranked if len(ranked) <= EXAMPLES else [ranked[0], ranked[-1]]
     return chosen
 
 
 def _with_judgements(chosen: list[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
-    """The episodes to show, each with the judgements about it."""
+    """The chosen episodes with the judgements about them."""
     found: dict[tuple[int, int], list[dict[str, Any]]] = {(e["step"], e["place"]): [] for e in chosen}
     for record in judgements.read(path):
         place = record["step"], record["episode"]
@@ -52,11 +52,11 @@ def _with_judgements(chosen: list[dict[str, Any]], path: Path) -> list[dict[str,
 
 
 def _facts(cfg: Config) -> dict[str, Any]:
-    """What a reader asks first; a key without a value in this game's card is left out."""
+    """Key facts of the run; those without a value in the card are left out."""
     found = {
         "system": cfg.system,
         "model": cfg.model.checkpoint,
-        "begun with": cfg.train.origin,
+        "started from": cfg.train.origin,
         "corpus": None if cfg.retrieval is None else cfg.retrieval.corpus or cfg.retrieval.url,
         "answers": cfg.data.answers,
         "documents": cfg.data.documents,
@@ -69,7 +69,7 @@ def _facts(cfg: Config) -> dict[str, Any]:
 
 
 def _scores(cfg: Config, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """First and last exam of each evaluation set."""
+    """First and last score of each evaluation set."""
     return [
         {"set": name, "before": values[0], "before_step": steps[0], "after": values[-1], "after_step": steps[-1]}
         for name, (steps, values) in sorted(series(lines, panels_of(cfg)[0]).items())
@@ -79,7 +79,7 @@ def _scores(cfg: Config, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def write_report(run: Path) -> Path:
     """Writes `report/curves.png` and `report/index.html` in the run folder; returns the page's path.
 
-    Raises FileNotFoundError for a folder that holds no run, or a run without a finished step.
+    Raises FileNotFoundError for a folder that is not a run, or a run without a finished step.
     """
     if not (run / "config.toml").is_file():
         raise FileNotFoundError(

@@ -1,4 +1,4 @@
-"""Progress of long work: bars on a terminal, plain lines elsewhere."""
+"""Progress of long commands: bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ HEADLINES = (
     "/score",
     "/task_score",
     "/searches",
-)  # endings of the metrics worth a place on a step's line
-QUIET_SECONDS = 15.0  # between two plain lines about the same part
+)  # suffixes of the metrics shown on a step's line
+QUIET_SECONDS = 15.0  # minimum time between two plain lines about the same work
 
 
 def headline(metrics: Mapping[str, float]) -> str:
-    """The telling metrics of a step on one line, shares and means with three digits."""
+    """The most informative metrics of a step on one line, with three decimals."""
     return "  ".join(f"{name} {value:.3f}" for name, value in metrics.items() if name.endswith(HEADLINES))
 
 
 class Progress:
-    """Tells a person how far a command is. Use it as a context manager; one per command."""
+    """Shows the progress of a command. Use it as a context manager, one per command."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
         self._bars = self._make_bars() if console.is_terminal else None
         self._tasks: dict[str, TaskID] = {}
-        self._said: dict[str, float] = {}
+        self._last_line: dict[str, float] = {}  # time of the last plain line, by name of the work
         self._clock = time.monotonic()
 
     def _make_bars(self) -> Bars:
@@ -58,23 +58,23 @@ class Progress:
             self._bars.stop()
 
     def say(self, text: str) -> None:
-        """Prints one line: what starts, what was skipped."""
+        """Prints one line of text."""
         self.console.print(text, soft_wrap=True, markup=False, highlight=False)
 
     def step(self, done: int, total: int | None, metrics: Mapping[str, float]) -> None:
-        """Training step `done` of `total` (None: nobody knows yet) is over, with its metrics."""
+        """Reports that training step `done` of `total` (None: unknown) is finished, with its metrics."""
         seconds, self._clock = time.monotonic() - self._clock, time.monotonic()
         self._bar("steps", done, total)
         place = f"{done}" if total is None else f"{done}/{total}"
         self.say(f"step {place}  {headline(metrics)}  {seconds:.1f} s")
 
     def part(self, name: str, done: int, total: int) -> None:
-        """`done` of `total` pieces of some work are over (passages embedded, questions answered)."""
+        """Reports that `done` of `total` pieces of some work are finished (passages embedded, questions answered)."""
         if self._bar(name, done, total):
             return
         now = time.monotonic()
-        if done == total or now - self._said.setdefault(name, now) > QUIET_SECONDS:
-            self._said[name] = now
+        if done == total or now - self._last_line.setdefault(name, now) > QUIET_SECONDS:
+            self._last_line[name] = now
             self.say(f"{name} {done}/{total}")
 
     def _bar(self, name: str, done: int, total: int | None) -> bool:

@@ -58,14 +58,14 @@ Tell = Callable[[str], None]
 FIRST_DELAY = 0.5  # seconds before a search server is asked again
 PROBE = "capital of Norway"  # a search that any server may answer, also with nothing
 CACHED_QUERIES = 100_000
-CUT = "...(truncated)"
+CUT = "...(truncated)"  # appended to a truncated search result
 
 
 @dataclass(frozen=True)
 class World:
     """Everything a game needs to generate episodes, except weights: `sampler` selects those.
 
-    search: None if the game does not search. rows: the training data, none if nothing is trained.
+    search: None if the game does not search. rows: the training data, empty if nothing is trained.
     exams: the rows of each of the card's evaluation sets, by name.
     """
 
@@ -95,10 +95,10 @@ class Trainer:
 
     @property
     def keeps_reference(self) -> bool:
-        """True if states have a reference: some loss compares with it, or the game or an exam samples from the base."""
+        """True if states have a reference: a loss needs one, or the game or an exam samples from the base model."""
         cfg, system = self.world.cfg, self.world.system
-        plays = system.uses_base(cfg) or exams.uses_base(cfg, system.exam(cfg))
-        return plays or any(update.card.needs_reference for update in system.updates(cfg))
+        samples = system.uses_base(cfg) or exams.uses_base(cfg, system.exam(cfg))
+        return samples or any(update.card.needs_reference for update in system.updates(cfg))
 
     @property
     def idle_memory(self) -> str:
@@ -122,15 +122,15 @@ class Trainer:
         base = self._weights(cfg.model.checkpoint)
         states: States = {}
         for name in system.policies(cfg):
-            own = cfg.model.policies.get(name)
-            state = self.learner.init_state(base if own is None else self._weights(own), reference=False)
+            folder = cfg.model.policies.get(name)
+            state = self.learner.init_state(base if folder is None else self._weights(folder), reference=False)
             states[name] = moved(state, self.idle_memory)
         return self.referring(states, base), {"game": system.start(cfg), "baselines": {}}, 0
 
     def referring(self, states: States, base: Params | None = None) -> States:
-        """The states with the base as their shared reference, if an update or a judge needs it.
+        """The states with the base model as their shared reference, if an update or a judge needs it.
 
-        base: its weights, if already loaded.
+        base: the base model's weights, if already loaded.
         """
         if not self.keeps_reference:
             return dict(states)
@@ -186,7 +186,7 @@ class StepTools:
             thought=parsing.THOUGHT,
             tags_in_thinking=self.world.cfg.model.tags_in_thinking,
         )
-        alike: dict[tuple[int, ...], str] = {}  # by their ids, the first of the prompts that share a prefill
+        alike: dict[tuple[int, ...], str] = {}  # by ids, the name of the first of the prompts that share a prefill
         requests = [
             Request(
                 prompt_ids=prompt.ids,
@@ -194,12 +194,12 @@ class StepTools:
                 key=key_data(self.world.cfg.seed, self.step, role, prompt.name, sample),
                 group=alike.setdefault(prompt.ids, prompt.name),
                 max_turns=max_turns,
-                respond=None if answer is None else self.world.joiner.responder(answer, prompt.messages),
+                respond=None if responder is None else self.world.joiner.responder(responder, prompt.messages),
                 max_prompt_tokens=max_prompt_tokens,
                 max_response_tokens=max_response_tokens,
             )
             for prompt in prompts
-            for answer in [prompt.respond or respond]
+            for responder in [prompt.respond or respond]
             for sample in range(samples)
         ]
         flat = self.world.sampler.use(policy).run(requests)
@@ -229,11 +229,11 @@ class StepTools:
 def assemble(cfg: Config, run: Path, part: Part | None = None, tell: Tell | None = None) -> Trainer:
     """Builds the Trainer of a card; without `retrieval.index`, the index is built in the run folder.
 
-    part(name, done, total) reports progress of building the index; tell(sentence) reports every few seconds that a
-    judge or search server is down.
+    part(name, done, total) reports the progress of building the index; tell(sentence) is called every few seconds while
+    a judge or search server is down.
 
-    Raises ValueError, FileNotFoundError or ConnectionError subclasses with one sentence for anything in the card that
-    is missing or broken.
+    Raises ValueError, FileNotFoundError or ConnectionError subclasses with one sentence for anything that the card
+    refers to and that is missing or invalid.
     """
     system = game_of(cfg)
     _check_beginnings(cfg, system)
@@ -251,11 +251,11 @@ def _check_beginnings(cfg: Config, system: System) -> None:
     for name, folder in cfg.model.policies.items():
         if name not in trained:
             raise ValueError(f"model.policies names {name!r}, but the card trains {', '.join(trained)}; correct it.")
-        base, own = vars(weights.load_config(cfg.model.checkpoint)), vars(weights.load_config(folder))
-        if others := [key for key in base if base[key] != own[key]]:
+        base, given = vars(weights.load_config(cfg.model.checkpoint)), vars(weights.load_config(folder))
+        if differing := [key for key in base if base[key] != given[key]]:
             raise ValueError(
                 f"the model in {folder}, from which {name} starts, differs from the base in {cfg.model.checkpoint} in "
-                f"{', '.join(others)}; all policies must have the base's architecture."
+                f"{', '.join(differing)}; all policies must have the base's architecture."
             )
 
 
@@ -267,7 +267,7 @@ def assemble_world(
     part: Part | None = None,
     tell: Tell | None = None,
 ) -> World:
-    """Builds the World of a card; cheap checks for missing or broken parts come first.
+    """Builds the World of a card; cheap checks for missing or invalid parts come first.
 
     checkpoint: model folder with the architecture and tokenizer of the policies. judges: external models in use.
     Otherwise as `assemble`.
@@ -275,8 +275,8 @@ def assemble_world(
     datasets.disable_progress_bars()  # a run shows its own progress
     system = game_of(cfg)
     exam = system.exam(cfg)
-    asked = {one.name: sources.load(Source(one.path, exams.kind_of(exam, one), one)) for one in cfg.evaluate.sets}
-    exams.check_prompts(cfg, exam, asked)
+    held_out = {one.name: sources.load(Source(one.path, exams.kind_of(exam, one), one)) for one in cfg.evaluate.sets}
+    exams.check_prompts(cfg, exam, held_out)
     model = weights.load_config(checkpoint)
     tokenizer = Tokenizer.load(cfg.model.tokenizer or checkpoint, cfg.model.chat_template)
     if tokenizer.vocab_size > model.vocab_size:
@@ -300,7 +300,7 @@ def assemble_world(
         search=_search_tool(cfg, tokenizer, run, mesh, part, tell),
         judges=clients,
         rows=(),
-        exams=asked,
+        exams=held_out,
     )
 
 
@@ -350,7 +350,7 @@ def _search_tool(
 
 
 def _probe(url: str, timeout: float) -> None:
-    """Runs one search without retries, so that a run does not start without a server."""
+    """Runs one search without retries, so that a run without a working server fails at once."""
     once = RemoteRetriever(url, timeout=timeout, retries=0, first_delay=FIRST_DELAY)
     once([PROBE], 1)
     once.close()

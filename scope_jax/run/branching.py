@@ -1,12 +1,12 @@
 """Runs that start from the state of another run (`train.origin` in a card, `--from` on the command line).
 
     RUN               the newest checkpoint of a run
-    RUN@45            the one of step 45
-    RUN@iteration-1   the one kept under this name
+    RUN@45            its checkpoint of step 45
+    RUN@iteration-1   its checkpoint with this name
 
-The new run has its own folder and card. It takes over everything a checkpoint holds: weights and moments of the
-policies, the game's memory, moving baselines and the step number. The base (reference of the KL term, judge) is
-the card's `model.checkpoint`.
+The new run has its own folder and card. It takes over everything in the checkpoint: weights and moments of the
+policies, the game's memory, moving baselines and the step number. The base model (KL reference, judge) is the card's
+`model.checkpoint`.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ _PLACE = re.compile(r"(.+)@(\d+|[a-z]+-\d+)")
 
 
 class OriginError(UserError):
-    """A run that another one cannot begin with: one sentence with its folder and the remedy."""
+    """A run cannot start from this origin; the message is one sentence with its folder and the remedy."""
 
 
 def settled(cfg: Config, run: Path) -> Config:
-    """The card with its origin as the path of one checkpoint, which stays the same while the other run goes on.
+    """The card with its origin resolved to the path of one checkpoint, so that it does not change while the other run
+    continues.
 
-    A run keeps the origin that its folder records, whether it is named again or not. Raises CheckpointError or
-    OriginError for an origin that is not there, or whose game or policies are others than the card's.
+    A resumed run keeps the origin recorded in its folder, whether or not it is given again. Raises CheckpointError or
+    OriginError for an origin that does not exist or has another game or other policies than the card.
     """
-    asked, own = cfg.train.origin, _recorded(run)
-    if asked is None or (own is not None and _is(asked, own)):
-        origin = own
+    requested, recorded = cfg.train.origin, _recorded(run)
+    if requested is None or (recorded is not None and _is(requested, recorded)):
+        origin = recorded
     else:
-        origin = str(_checkpoint(asked))
+        origin = str(_checkpoint(requested))
         _check_game(cfg, Path(origin))
     return cfg.model_copy(update={"train": cfg.train.model_copy(update={"origin": origin})})
 
@@ -51,16 +52,16 @@ def _recorded(run: Path) -> str | None:
 
 
 def _read(origin: str) -> tuple[Path, str | None]:
-    """(folder, which checkpoint of it) that an origin names."""
+    """(folder, step or name of its checkpoint) of an origin."""
     match = _PLACE.fullmatch(origin)
     folder, which = (match[1], match[2]) if match else (origin, None)
     return Path(os.path.abspath(folder)), which
 
 
-def _is(asked: str, own: str) -> bool:
-    """True if what is asked for may mean the checkpoint `own`."""
-    folder, which = _read(asked)
-    place = Path(own)
+def _is(requested: str, recorded: str) -> bool:
+    """True if the requested origin can refer to the recorded checkpoint."""
+    folder, which = _read(requested)
+    place = Path(recorded)
     return folder == place or (folder == place.parents[1] and (which is None or _called(place, which)))
 
 
@@ -90,7 +91,7 @@ def _card_of(place: Path) -> Config:
 
 
 def _check_game(cfg: Config, place: Path) -> Config:
-    """The card of the run that `place` belongs to, if it is of the same game with the same policies."""
+    """The card of the run that `place` belongs to; raises OriginError unless game and policies are the same."""
     before = _card_of(place)
     if before.system != cfg.system:
         raise OriginError(f"{place} is from a run of {before.system}, but the card is for {cfg.system}.")
@@ -101,7 +102,7 @@ def _check_game(cfg: Config, place: Path) -> Config:
 
 
 def start(trainer: Trainer) -> tuple[States, Memory, int]:
-    """What `Trainer.start` returns, for a run that begins with the state of the card's origin.
+    """Like `Trainer.start`, for a run that starts from the state of the card's origin.
 
     Raises CheckpointError for a damaged checkpoint, or one of another model.
     """

@@ -1,11 +1,11 @@
 """Checkpoints: the state of every policy and the game's memory, in one folder that is either complete or absent.
 
     <run>/checkpoints/<step>/          states (orbax on tensorstore), memory, meta (JSON), seal.json
-    <run>/checkpoints/<step>-<name>/   the same, but never removed to make room
+    <run>/checkpoints/<step>-<name>/   the same, but never deleted
 
 Orbax writes asynchronously into a temporary folder and renames it when everything is on disk; the seal, written just
-before that, holds size and CRC-32 of every file. A folder without a matching seal is never read: truncated or changed
-files are detected before any array is loaded.
+before that, contains size and CRC-32 of every file. A folder without a matching seal is never read: truncated or
+changed files are detected before any array is loaded.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from scope_jax.play.system import Memory
 from scope_jax.run.metrics import fingerprint
 from sharding.spec import path_name
 
-LAYOUT = 3  # of what a run saves; 2: the memory holds the game's and the moving baselines; 3: a state counts updates
+LAYOUT = 3  # version of the saved data; 2: memory of game and moving baselines; 3: states count updates
 _FOLDER = re.compile(r"(\d+)(?:-([a-z]+-\d+))?")  # 45, 45-iteration-1
 TEMPORARY = ".orbax-checkpoint-tmp"  # orbax: <name> + this (+ more) until all files are there
 
 
 class CheckpointError(UserError):
-    """A checkpoint that cannot be read: one sentence with its folder and the remedy."""
+    """A checkpoint cannot be read; the message is one sentence with its folder and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Saved:
 
 # ---------------------------------------------------------------------------------------------------------- reading
 def run_of(target: Path) -> Path | None:
-    """The run folder that `target` is, or in which it lies as a checkpoint or an export; None if it is nothing such."""
+    """The run folder of `target`: itself, or the run that contains it as a checkpoint or export; None otherwise."""
     return next((place for place in (target, *target.parents[:2]) if (place / "config.toml").is_file()), None)
 
 
@@ -63,13 +63,13 @@ def parts(path: Path) -> tuple[int, str] | None:
 
 
 def found(folder: Path) -> list[Path]:
-    """The checkpoints under `folder` by step, ascending; whether they are valid is another question."""
+    """The checkpoints under `folder` by step, ascending; not yet checked for validity."""
     known = {path: parts(path) for path in folder.iterdir()} if folder.is_dir() else {}
     return [path for _, path in sorted((step_and_name, path) for path, step_and_name in known.items() if step_and_name)]
 
 
 def step_of(checkpoint: Path) -> int:
-    """How many steps the run had made when it wrote this checkpoint."""
+    """The number of completed steps at this checkpoint."""
     return int(checkpoint.name.partition("-")[0])
 
 
@@ -79,7 +79,7 @@ def steps(folder: Path) -> list[int]:
 
 
 def locate(path: Path) -> Path:
-    """The checkpoint folder that `path` means: itself, or the newest valid one of a run or of its checkpoints folder.
+    """The checkpoint folder at `path`: itself, or the newest valid one of a run or of its checkpoints folder.
 
     Raises CheckpointError if there is none.
     """
@@ -98,11 +98,11 @@ def locate(path: Path) -> Path:
 
 
 def load(folder: Path, targets: Mapping[str, Any]) -> Saved:
-    """The checkpoint in `folder`, its arrays placed as `targets` says.
+    """The checkpoint in `folder`, with its arrays placed according to `targets`.
 
-    targets: policy name → tree of jax.ShapeDtypeStruct with shardings. Parts of the state may be left out (only the
-    weights of one policy, say), and floats be asked for in another dtype. Raises CheckpointError for a damaged folder,
-    and for one that lacks what is asked for in this shape.
+    targets: policy name → tree of jax.ShapeDtypeStruct with shardings. Parts of the state may be left out (to load only
+    the weights of one policy, for example), and floats may be requested in another dtype. Raises CheckpointError for a
+    damaged folder, and if a requested array is missing or has another shape.
     """
     if wrong := fault(folder):
         raise CheckpointError(f"the checkpoint {folder} cannot be used: {wrong}; choose another one.")
@@ -140,7 +140,7 @@ def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
 
 # ---------------------------------------------------------------------------------------------------------- writing
 class Checkpoints:
-    """The checkpoints of one run: `save` returns while files are being written, `resume` finds the newest whole one."""
+    """The checkpoints of one run: `save` returns while files are being written, `resume` loads the newest valid one."""
 
     def __init__(self, folder: Path, cfg: Config) -> None:
         self.folder = folder.absolute()
@@ -156,8 +156,8 @@ class Checkpoints:
     def save(self, step: int, states: Mapping[str, Any], memory: Memory, name: str = "") -> None:
         """Starts writing the checkpoint of `step`; the arrays may be donated as soon as this returns.
 
-        One with a name stays however many come after it. Raises ValueError if the memory would not come back from JSON
-        as it went in. An error of the previous save is raised here.
+        A checkpoint with a name is never deleted. Raises ValueError if the memory does not survive a round trip through
+        JSON. An error of the previous save is raised here.
         """
         if json.loads(json.dumps(memory)) != memory:
             raise ValueError(
@@ -174,14 +174,14 @@ class Checkpoints:
         self._writing(lambda: self._checkpointer.save(place, args=parts, force=True))
 
     def wait(self) -> None:
-        """Returns when the last save is on disk and the superfluous ones are gone; raises what went wrong with it."""
+        """Returns when the last save is on disk and old checkpoints are deleted; raises any error of that save."""
         self._writing(self._checkpointer.wait_until_finished)
         if self._saving is not None:
             self._prune()
             self._saving = None
 
     def _writing(self, work: Callable[[], object]) -> None:
-        """Does `work`; a fault of the disk becomes one sentence, and what was half written is removed."""
+        """Runs `work`; a disk error is reported in one sentence, and unfinished files are removed."""
         number = None
         try:
             work()
@@ -191,16 +191,16 @@ class Checkpoints:
                 raise
         if number is not None:  # no longer in `except`: orbax's exception keeps the other half-done writes alive
             place, self._saving = self._saving, None
-            assert place is not None  # orbax writes nothing else
+            assert place is not None  # orbax only writes during a save
             for unfinished in self.folder.glob(f"{place.name}{TEMPORARY}*"):
                 shutil.rmtree(unfinished)
             raise unwritten(place, number)
 
     def resume(self, targets: Mapping[str, Any], warn: Callable[[str], None]) -> Saved | None:
-        """The newest valid checkpoint in the layout of `targets` (see `load`), None if the run has none yet.
+        """The newest valid checkpoint, placed by `targets` (see `load`); None if the run has none yet.
 
-        Each damaged one on the way is skipped with one sentence to `warn`. Raises CheckpointError if there are
-        checkpoints but all are damaged, or if the one found was written under another config or in another layout.
+        Newer damaged ones are skipped, with one sentence each to `warn`. Raises CheckpointError if all checkpoints are
+        damaged, or if the one found was written with another config or layout.
         """
         candidates = found(self.folder)
         for folder in reversed(candidates):
@@ -231,9 +231,9 @@ class Checkpoints:
                 seal(folder)
 
     def _prune(self) -> None:
-        """Leaves the `keep` newest sealed checkpoints up to the one just saved, and those with names.
+        """Deletes all but the `keep` newest sealed checkpoints up to the one just saved, and those with names.
 
-        Later ones are of a future that was rewound.
+        Checkpoints of later steps are deleted, too: they were written before the run was rewound.
         """
         if jax.process_index() != 0 or self._saving is None:
             return
@@ -250,10 +250,10 @@ class Checkpoints:
 # -------------------------------------------------------------------------------------------------------------- quiet
 @functools.cache
 def _quiet_orbax() -> None:
-    """Leaves out what orbax and tensorstore print of an error that `Checkpoints.wait` raises, and absl's warnings.
+    """Suppresses what orbax and tensorstore print about an error that `Checkpoints.wait` raises, and absl's warnings.
 
-    Each of orbax's threads logs the error with its traceback before it hands it on. When the first of several writes
-    fails, orbax closes its event loop, and tensorstore reports for each of the others that it finds it closed.
+    Each of orbax's threads logs the error with its traceback before raising it. When the first of several writes fails,
+    orbax closes its event loop, and tensorstore then reports the closed loop for each of the others.
     """
     log = logging.getLogger("absl")
     log.setLevel(logging.ERROR)

@@ -1,6 +1,6 @@
-"""Clusters of documents as a card asks for them: its sources, its evaluation sets, its encoder, handed to `retrieval`.
+"""Builds the document clusters of a card: passes its sources, evaluation sets and encoder to `retrieval.clusters`.
 
-`retrieval.clusters` knows texts and vectors; which columns hold questions, and which model embeds, is known here.
+`retrieval.clusters` handles texts and vectors; this module knows the columns of questions and the embedding model.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from scope_jax.data.schemas import ALIASES, ANSWERS, TASK
 from scope_jax.errors import UserError, writing
 from scope_jax.run.indexing import EMBED_CHUNK, Part, neural
 
-CHUNK = EMBED_CHUNK  # rows read, or documents embedded, between two notes of how far the work is
+CHUNK = EMBED_CHUNK  # rows read, or documents embedded, between two progress reports
 
 
 def prepare_clusters(cfg: Config, mesh: Mesh | None, part: Part, rebuild: bool = False) -> dict[str, Any]:
-    """The report of the card's clusters, made or finished first where they are not there yet.
+    """The report of the card's clusters, which are first built, or completed, if necessary.
 
-    Raises UserError for a card that names no folder or no sources.
+    Raises UserError if the card has no folder or no sources.
     """
     card = cfg.clusters
     if card.folder is None or not card.sources:
         key = "folder" if card.folder is None else "sources"
         raise UserError(f"the card has no clusters.{key}; add it, or pass --set clusters.{key}=… (docs/clusters.md).")
     with writing(Path(card.folder)):
-        return prepare(_wanted(cfg, mesh), Path(card.folder), chunk=CHUNK, tell=part, rebuild=rebuild)
+        return prepare(_preparation(cfg, mesh), Path(card.folder), chunk=CHUNK, tell=part, rebuild=rebuild)
 
 
-def _wanted(cfg: Config, mesh: Mesh | None) -> Preparation:
+def _preparation(cfg: Config, mesh: Mesh | None) -> Preparation:
     card = cfg.clusters
     questions = [*(s for s in card.held_out if s.kind == "questions"), *cfg.evaluate.sets]
     return Preparation(
@@ -69,8 +69,8 @@ def _wanted(cfg: Config, mesh: Mesh | None) -> Preparation:
 
 
 def _neural(card: EncoderSection, mesh: Mesh | None) -> Neural:
-    """The identity is known without the weights, which are loaded when the first document is embedded; a folder that
-    is no embedding model is refused at once."""
+    """The card's embedding model. Its identity does not need the weights, which are loaded when the first document is
+    embedded; a folder without an embedding model is rejected immediately."""
     assert card.checkpoint is not None
     encoder.load_config(card.checkpoint)
     parts = json.dumps([encoder.fingerprint(card.checkpoint), card.passage_prefix, card.max_tokens])
@@ -84,7 +84,7 @@ def _neural(card: EncoderSection, mesh: Mesh | None) -> Neural:
 
 
 def exam_texts(row: Row, where: str, columns: Mapping[str, str]) -> list[str]:
-    """The question of an exam's row, of a conversation each message, and its answers where it has any."""
+    """The question of an exam row (each message of a conversation), and its answers if it has any."""
     _, question = required(row, where, "question", TASK, columns)
     _, answers = optional(row, where, "answers", ANSWERS, columns)
     _, aliases = optional(row, where, "aliases", ALIASES, columns)

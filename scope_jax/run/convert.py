@@ -24,11 +24,11 @@ from sharding.mesh import MeshConfig, make_mesh
 from sharding.rules import TRAIN
 
 Layout = Literal["hf", "orbax"]
-Report = Callable[[str, int, int], None]  # what, how much of it is done, of how much
+Report = Callable[[str, int, int], None]  # name of the work, pieces done, pieces in total
 
 
 def quiet(name: str, done: int, total: int) -> None:
-    """A Report that tells nobody."""
+    """A Report that does nothing."""
 
 
 def convert(
@@ -39,13 +39,13 @@ def convert(
     policy: str | None = None,
     report: Report = quiet,
 ) -> dict[str, Any]:
-    """Writes the weights of `source` into `folder` in another layout or dtype; the tokenizer goes with them.
+    """Writes the weights of `source` into `folder` in another layout or dtype, together with the tokenizer.
 
-    source: a run folder, one of its checkpoints, a Hugging Face folder or one in our own layout. dtype: "float32" or
-    "bfloat16"; None keeps every bit in the smaller of the two that does (of a run: the dtype it trained in). policy: of
-    a run with several; None writes each into a folder of its own below `folder`. Returns {"layout", "dtype", "tensors",
-    "bytes", "seconds", "folders" by policy ("" for a model folder)} and for a run "step". Raises UserError,
-    WeightsError or OSError subclasses with one sentence.
+    source: a run folder, one of its checkpoints, or a model folder in the Hugging Face or orbax layout. dtype:
+    "float32" or "bfloat16"; None: the smaller of the two that is lossless (for a run: the dtype it was trained in).
+    policy: which policy of a run with several; None writes each into its own folder below `folder`. Returns {"layout",
+    "dtype", "tensors", "bytes", "seconds", "folders" by policy ("" for a model folder)} and for a run "step". Raises
+    UserError, WeightsError or OSError subclasses with one sentence.
     """
     began = time.monotonic()
     _apart(source, folder)
@@ -87,7 +87,7 @@ def _own_dtype(source: Path) -> str:
 
 
 def _abstract(cfg: ModelConfig, dtype: Any) -> Params:
-    """Shapes and shardings of the weights over all devices; over one where the model cannot be cut evenly."""
+    """Shapes and shardings of the weights over all devices, or over one if the model cannot be divided evenly."""
     devices = jax.devices()
     try:
         return weights.abstract(cfg, make_mesh(MeshConfig(1, -1, 1), devices), TRAIN, dtype)
@@ -134,7 +134,7 @@ def _convert_run(
     wanted = policies if policy is None else (policy,)
     folders = {name: folder if len(wanted) == 1 else folder / name for name in wanted}
     step = 0
-    # One policy at a time, so that one set of weights is in memory.
+    # One policy at a time, so that only one set of weights is in memory.
     for name, out in folders.items():
         saved = load(place, {name: {"params": _abstract(cfg, dtype)}})
         step = saved.step

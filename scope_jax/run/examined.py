@@ -1,8 +1,8 @@
-"""Which weights are evaluated, and which model judges: shared by `eval` and `replay`.
+"""The weights to evaluate and the base model that judges: shared by `eval` and `replay`.
 
-There are three kinds of models. The evaluated weights are a checkpoint of a run, or a model folder. If the game's judge
-is the base, it is the folder given by --base, or else `model.checkpoint` of the card. External judges are those of the
-card.
+Three kinds of models take part. The evaluated weights come from a checkpoint of a run or from a model folder. If the
+base model judges, it is the folder given by --base, or else the card's `model.checkpoint`. External judges are those of
+the card.
 
 Weights are loaded once, in the engine's dtype and sharding; there is no learner, optimiser or reference.
 """
@@ -31,12 +31,12 @@ from scope_jax.run.indexing import DTYPES
 from scope_jax.systems import game_of
 from sharding.rules import DECODE
 
-SAMPLE = "Which of the two?\n\n<answer> é, 3.5 or 日本 </answer>"  # tells tokenizers and templates apart
+SAMPLE = "Which of the two?\n\n<answer> é, 3.5 or 日本 </answer>"  # text for comparing tokenizers and templates
 
 
 @dataclass(frozen=True)
 class Examined:
-    """Weights that play `policy`: those of a model folder, or of a run's checkpoint after so many steps."""
+    """The weights of `policy`: from a model folder, or from a run's checkpoint at `step`."""
 
     folder: Path
     policy: str
@@ -45,8 +45,8 @@ class Examined:
 
 @contextmanager
 def index_folder(target: Path, cfg: Config) -> Iterator[Path]:
-    """Where an index that the card does not place is: in the target's run if its card says the same of it, or in a
-    folder for the time being."""
+    """The folder of an index for which the card has no folder: the target's run if its [retrieval] table is the same,
+    otherwise a temporary folder."""
     run = run_of(target)
     if run is not None and load_card(run / "config.toml").retrieval == cfg.retrieval:
         yield run
@@ -56,7 +56,7 @@ def index_folder(target: Path, cfg: Config) -> Iterator[Path]:
 
 
 def exam_card(target: Path, card: Path | None, overrides: Sequence[str]) -> Config:
-    """The card named, or that of the run that `target` is or lies in. Raises UserError if there is none."""
+    """The given card, or that of the run that `target` is or belongs to. Raises UserError if there is none."""
     run = run_of(target)
     if card is None and run is None:
         raise UserError(f"{target} is not a run folder (it has no config.toml); give a card with --card.")
@@ -64,8 +64,8 @@ def exam_card(target: Path, card: Path | None, overrides: Sequence[str]) -> Conf
 
 
 def find(target: Path, cfg: Config) -> Examined:
-    """The weights that `target` means: of a model folder, of an export with a folder for each policy, of a checkpoint,
-    or of a run's newest one. Raises UserError if it is nothing such.
+    """The weights of `target`: a model folder, an export with one folder per policy, a checkpoint, or a run (its newest
+    checkpoint). Raises UserError for anything else.
     """
     policy = game_of(cfg).exam(cfg).policy
     for folder in (target, target / policy):
@@ -80,7 +80,8 @@ def find(target: Path, cfg: Config) -> Examined:
 
 
 def find_base(cfg: Config, base: Path | None) -> Examined | None:
-    """The base that judges, None where the card's exam asks none. Raises UserError if it is not there, or not asked."""
+    """The base model that judges, None if the card's exam does not use it. Raises UserError if it is missing, or if
+    `base` is given but not used."""
     if not exams.uses_base(cfg, game_of(cfg).exam(cfg)):
         if base is not None:
             raise UserError("no base model judges the answers of this card; remove --base.")
@@ -97,11 +98,10 @@ def find_base(cfg: Config, base: Path | None) -> Examined | None:
 def assemble_exam(
     cfg: Config, examined: Examined, others: Sequence[Examined], run: Path, tell: Tell | None = None
 ) -> World:
-    """A World to examine in, without weights. others: further weights that play in it. tell: as for `assemble`.
+    """A World for evaluation, without weights. others: further weights used in it. tell: as for `assemble`.
 
-    All of them share one engine and one tokenizer: those of what is examined, of a checkpoint those of the
-    card. Raises UserError for others of another shape, or with another tokenizer or chat template, and for a card
-    without evaluation sets.
+    All weights share one engine and one tokenizer: those of `examined`, or of the card if it is a checkpoint. Raises
+    UserError if others have another architecture, tokenizer or chat template, and for a card without evaluation sets.
     """
     if not cfg.evaluate.sets:
         raise UserError("the card has no evaluation set; add an [[evaluate.sets]] table with name and path.")
@@ -134,17 +134,17 @@ def _check_alike(cfg: Config, one: Path, other: Path) -> None:
 
 
 def _read_dtype(cfg: Config) -> Any:
-    """The engine's; or that of training where it is narrower, so that weights have the values a run samples with."""
+    """The engine's dtype, or the training dtype if narrower, so that the weights equal those a run samples with."""
     return min((DTYPES[cfg.model.compute_dtype], DTYPES[cfg.model.param_dtype]), key=lambda t: jnp.dtype(t).itemsize)
 
 
 def targets(world: World) -> Params:
-    """Shapes, dtype and shardings in which `take` reads weights: those of the engine."""
+    """Shapes, dtype and shardings in which `take` loads weights: those of the engine."""
     return weights.abstract(world.model, world.mesh, DECODE, _read_dtype(world.cfg))
 
 
 def take(world: World, examined: Examined) -> Any:
-    """The weights in the engine's own form, for `Sampler.load`."""
+    """The weights in the engine's format, for `Sampler.load`."""
     if examined.step is None:
         _, params = weights.load(examined.folder, world.mesh, DECODE, _read_dtype(world.cfg))
     else:

@@ -1,6 +1,6 @@
-"""The search index of a card: its encoder, building it, opening it.
+"""Builds and opens the search index of a card, with its encoder.
 
-`models` maps texts to vectors, `retrieval` searches vectors for passages; this module connects the two.
+`models` embeds texts, `retrieval` searches the vectors; this module connects the two.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from sharding.mesh import MeshConfig, make_mesh
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 EMBED_CHUNK = 4096  # passages embedded and written at a time
-QUERY_ROWS = 8  # queries embedded by one program; always this many, so that a query's vector knows no neighbours
-# What stands before queries and passages, by kind of encoder (the model cards of E5 and of Qwen3-Embedding).
+QUERY_ROWS = 8  # queries per embedding program; constant, so that a query's vector does not depend on the batch
+# Prefixes of queries and passages, by kind of encoder (the model cards of E5 and of Qwen3-Embedding).
 PREFIXES = {
     "bert": ("query: ", "passage: "),
     "qwen3": (
@@ -37,11 +37,11 @@ PREFIXES = {
         "",
     ),
 }
-Part = Callable[[str, int, int], None]  # name of some work, pieces done, pieces in all
+Part = Callable[[str, int, int], None]  # name of the work, pieces done, pieces in total
 
 
 def index_mesh() -> Mesh | None:
-    """All devices of this process side by side, for building an index by itself; None if there is only one."""
+    """A data-parallel mesh of this process's devices, for building an index; None if there is only one device."""
     devices = jax.local_devices()
     return make_mesh(MeshConfig(data=-1, fsdp=1, tensor=1), devices) if len(devices) > 1 else None
 
@@ -49,9 +49,9 @@ def index_mesh() -> Mesh | None:
 def open_or_build_index(
     card: RetrievalSection, run: Path, mesh: Mesh | None, part: Part | None = None, rebuild: bool = False
 ) -> LocalRetriever:
-    """The retriever over the card's corpus, its index built or finished first where it is not there yet.
+    """The retriever over the card's corpus, whose index is first built, or completed, if necessary.
 
-    part(name, done, total) is told how far the work is. rebuild: an index that is there is deleted first.
+    part(name, done, total) reports progress. rebuild: delete an existing index first.
     """
     if card.corpus is None:
         raise ValueError("retrieval.corpus is not set, so there is nothing to index; set it to a corpus.")
@@ -66,8 +66,8 @@ def open_or_build_index(
             tell("ScaNN index", 0, 1)
             build(kind="scann", scann=ScannConfig(**card.scann.model_dump()))
             tell("ScaNN index", 1, 1)
-    handed_in = None if isinstance(embedder, HashedLexical) else embedder
-    return LocalRetriever(*open_index(folder, kind=card.kind, embedder=handed_in, mesh=mesh, axes=("data", "fsdp")))
+    given = None if isinstance(embedder, HashedLexical) else embedder
+    return LocalRetriever(*open_index(folder, kind=card.kind, embedder=given, mesh=mesh, axes=("data", "fsdp")))
 
 
 def _lexical(card: RetrievalSection, corpus: Corpus, folder: Path, tell: Part) -> HashedLexical:
@@ -76,10 +76,10 @@ def _lexical(card: RetrievalSection, corpus: Corpus, folder: Path, tell: Part) -
 
 
 def neural(card: EncoderSection, mesh: Mesh | None) -> Embedder | None:
-    """The card's embedding model behind its prefixes; None where the card names none.
+    """The card's embedding model with its prefixes; None if the card has none.
 
-    Its identity is a hash of model, prefixes and text length. The compute dtype is not in it: like the machine, it
-    changes vectors by rounding, and an index made on an accelerator may be searched on a CPU.
+    Its identity is a hash of model, prefixes and text length. The compute dtype is not included: like the hardware, it
+    changes vectors only by rounding, and an index built on an accelerator may be searched on a CPU.
     """
     if card.checkpoint is None:
         return None

@@ -1,11 +1,11 @@
-"""All replies of judges in a run: <run>/judgements.jsonl.gz.
+"""The file with all judge replies of a run: <run>/judgements.jsonl.gz.
 
     {"step": 3, "episode": 17, "role": "solver", "group": "solver/2", "job": "grader", "about": "Names the year.",
      "replies": [{"text": "…", "refused": ""}, …], "read": true}
 
-One line per request; `episode` counts the lines of the step in episodes.jsonl from 0. Malformed replies are included,
-and a reply to several identical requests is repeated for each. The lines of a step form one gzip member, so that the
-file can be truncated after any step without being rewritten, and zcat can read it.
+One line per request; `episode` is the index, from 0, of the episode among the step's lines in episodes.jsonl. Malformed
+replies are included, and a reply to several identical requests is repeated for each. The lines of a step form one gzip
+member, so that the file can be truncated after any step without being rewritten, and zcat can read it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def append(path: Path, step: int, episodes: Sequence[Episode]) -> None:
 
 
 def cut(path: Path, step: int | None) -> None:
-    """Takes away every step later than `step`, and a member that was not written to its end; None: all."""
+    """Removes all steps after `step` and an incomplete gzip member at the end; None: everything."""
     with path.open("rb+") as file:
         end = 0
         for text, after in _members(file):
@@ -58,7 +58,7 @@ def cut(path: Path, step: int | None) -> None:
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """The records in order, none if there is no file; a torn end, as a kill leaves it, is left out."""
+    """The records in order, none if there is no file; an incomplete end, as after a kill, is ignored."""
     if path.is_file():
         with path.open("rb") as file:
             for text, _ in _members(file):
@@ -66,7 +66,7 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _members(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
-    """(text of a step, place in the file where its member ends) up to the first member that is not whole."""
+    """(text of a step, file offset where its member ends), up to the first incomplete member."""
     rest, read = b"", 0
     while True:
         inflate, text = zlib.decompressobj(wbits=GZIP), bytearray()

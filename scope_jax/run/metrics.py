@@ -3,10 +3,10 @@
     <run>/config.toml   the resolved card; a run folder is tied to it
     <run>/metrics.jsonl {"step": 3, "solver/reward": 0.4, ...}
     <run>/episodes.jsonl {"step": 3, "role": "solver", "reward": 1.0, "text": {...}, ...}
-    <run>/judgements.jsonl.gz  replies of judges about them, see `judgements`
+    <run>/judgements.jsonl.gz  judge replies about the episodes, see `judgements`
 
-Lines are on disk before the checkpoint of their step is, and `RunLog.rewind` removes those later than the
-checkpoint from which a run resumes: after any kill the files end up as if nothing had happened.
+The lines of a step are on disk before its checkpoint, and `RunLog.rewind` removes lines after the checkpoint from which
+a run resumes: after any kill, the files end up the same as without it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from scope_jax.errors import UserError, writing
 from scope_jax.learner.types import Episode, Metrics
 from scope_jax.run import judgements
 
-# Keys that may differ between two processes of one run: they say how long and how often, never what is computed.
+# Keys that may differ between two processes of one run: they control duration and frequency, not what is computed.
 FREE = (
     "train.steps",
     "train.watch",
@@ -37,13 +37,13 @@ FREE = (
     "evaluate.every",
     "launch",
 )
-# So may where an outside model or search server is found, and how patiently it is asked; which model it is may not.
-PLACES = ("judge", "retrieval", "endpoint")  # tables of that name, wherever they stand
+# The address of an external model or search server and the request settings may differ, too, but not the model.
+PLACES = ("judge", "retrieval", "endpoint")  # tables with these names, at any level
 ASKING = ("url", "api_key_env", "timeout", "retries", "retry_delay", "concurrency")
 
 
 class RunError(UserError):
-    """A run folder that cannot be used: one sentence with the folder and the remedy."""
+    """A run folder cannot be used; the message is one sentence with the folder and the remedy."""
 
 
 # ----------------------------------------------------------------------------------------------------------- config
@@ -58,7 +58,7 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _tied(cfg: Config) -> dict[str, Any]:
-    """Every key of the config that a run is tied to, with its value."""
+    """The keys of the config that must not change within a run, with their values."""
     flat = _flat(cfg.model_dump(mode="json"))
     return {key: value for key, value in flat.items() if not _is_free(key)}
 
@@ -70,18 +70,18 @@ def _is_free(key: str) -> bool:
 
 
 def fingerprint(cfg: Config) -> str:
-    """16 hex digits that two configs share exactly if one may continue the other's run."""
+    """16 hex digits that are equal for two configs if and only if one may continue the other's run."""
     return hashlib.sha256(json.dumps(_tied(cfg), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def differing(a: Config, b: Config) -> list[str]:
-    """Keys whose values keep `b` from continuing a run of `a`."""
+    """Keys whose values prevent `b` from continuing a run of `a`."""
     left, right = _tied(a), _tied(b)
     return sorted(key for key in left.keys() | right.keys() if left.get(key) != right.get(key))
 
 
 def _toml_text(text: str) -> str:
-    """A basic string: JSON's escapes, but characters as they are, since TOML has no halves of one (\\ud83d)."""
+    """A TOML basic string: JSON's escapes, but non-ASCII characters unescaped, as TOML has no surrogates (\\ud83d)."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -97,7 +97,7 @@ def _toml_value(value: Any) -> str:
         return "{" + ", ".join(inner) + "}"
     if isinstance(value, str):
         return _toml_text(value)
-    return json.dumps(value)  # true, false, integers and finite floats are written alike in JSON and TOML
+    return json.dumps(value)  # booleans, integers and finite floats have the same syntax in JSON and TOML
 
 
 def _toml_lines(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
@@ -117,7 +117,7 @@ def to_toml(cfg: Config) -> str:
 
 # -------------------------------------------------------------------------------------------------------------- log
 def _plain(value: Any) -> Any:
-    """JSON data: numpy and jax scalars become numbers, a number that is not finite becomes null."""
+    """JSON data: numpy and jax scalars become numbers, non-finite numbers become null."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -129,7 +129,7 @@ def _plain(value: Any) -> Any:
 
 
 def _whole(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """(line, its record) of each line up to one that was not written to its end."""
+    """(line, its record) of each line, up to the first incomplete one."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
@@ -141,7 +141,7 @@ def _whole(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
 
 
 def records(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a metrics or episodes file, none if there is no file yet; without a last line that is not whole.
+    """The records of a metrics or episodes file, none if there is no file yet; an incomplete last line is ignored.
 
     Raises RunError for a damaged line.
     """
@@ -156,7 +156,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def torn(run: Path) -> list[str]:
-    """One sentence for each file of the run that ends within a line."""
+    """One sentence for each file of the run that ends with an incomplete line."""
     found = []
     for path in (run / "metrics.jsonl", run / "episodes.jsonl"):
         if path.is_file() and path.stat().st_size:
@@ -184,10 +184,10 @@ def _record(step: int, episode: Episode) -> dict[str, Any]:
 
 
 class RunLog:
-    """The written record of one run folder, owned by one process at a time.
+    """Writes the log files of one run folder, which one process at a time may use.
 
-    Raises RunError if the folder belongs to something else, to a run with another config, or to a running process. A
-    run of which nothing but its config was written has not begun: another one may take its folder.
+    Raises RunError if the folder is not a run, or belongs to a run with another config or to a running process. A run
+    that has written only its config has not begun: another run may use its folder.
     """
 
     def __init__(self, run: Path, cfg: Config) -> None:
@@ -221,7 +221,7 @@ class RunLog:
         os.replace(partial, config)
 
     def _begun(self) -> bool:
-        """True if the run has written down anything: metrics, episodes or a checkpoint."""
+        """True if the run has written metrics, episodes or a checkpoint."""
         records = any(path.is_file() and path.stat().st_size for path in (self._metrics, self._episodes))
         return records or any((self.run / "checkpoints").glob("*"))
 
@@ -235,11 +235,11 @@ class RunLog:
             raise RunError(f"another process is using {self.run}; wait for it or use another run folder.") from None
 
     def close(self) -> None:
-        """Gives the folder free; also happens when the log is forgotten or the process ends."""
+        """Unlocks the folder; also happens when the log is garbage-collected or the process ends."""
         self._close()
 
     def rewind(self, step: int | None) -> None:
-        """Cuts every line later than `step`, and a half-written last one; None, where a run begins anew: all."""
+        """Removes all lines after `step`, and an incomplete last line; None, when a run restarts: all lines."""
         for path in (self._metrics, self._episodes):
             if path.is_file():
                 _cut(path, step)
@@ -251,12 +251,12 @@ class RunLog:
         _append(self._metrics, [{"step": step, **metrics}])
 
     def episodes(self, step: int, episodes: Sequence[Episode]) -> None:
-        """Appends one line for each episode of a step, and what judges said of them; returns when they are on disk."""
+        """Appends one line per episode of a step, and the judgements about them; returns when they are on disk."""
         judgements.append(self._judgements, step, episodes)
         _append(self._episodes, [_record(step, episode) for episode in episodes])
 
     def before_after(self) -> dict[str, Metrics]:
-        """{"before", "after"}: the evaluation metrics (eval/...) of the first and of the last step that has any."""
+        """{"before", "after"}: the evaluation metrics (eval/...) of the first and the last step that has any."""
         scores = [
             {key: value for key, value in line.items() if key.startswith("eval/")} for line in read_lines(self._metrics)
         ]
@@ -273,7 +273,7 @@ def _append(path: Path, records: list[dict[str, Any]]) -> None:
 
 
 def _cut(path: Path, step: int | None) -> None:
-    """Truncates at the first line that is later than `step` or torn; steps never decrease within a file."""
+    """Truncates at the first line that is after `step` or incomplete; steps never decrease within a file."""
     end = 0
     if step is not None:
         for line, record in _whole(path):

@@ -1,4 +1,4 @@
-"""Where the weights of each policy are: on the accelerator or in host memory; and which ones the engine uses."""
+"""Placement of each policy's weights, on the accelerator or in host memory, and the choice of the engine's weights."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rollouts.types import Rollouts
 from scope_jax.learner.state import TrainState
 from scope_jax.play.tools import BASE
 
-ACCELERATOR, HOST = "device", "pinned_host"  # JAX's names of the two memories
+ACCELERATOR, HOST = "device", "pinned_host"  # JAX's memory kinds
 States = dict[str, TrainState]
 
 
 def moved(tree: Any, memory: str) -> Any:
-    """The arrays of a tree in ACCELERATOR or HOST memory, sharded as before; those that lie there already stay."""
+    """The arrays of a tree in ACCELERATOR or HOST memory, sharded as before; those already there are not copied."""
 
     def move(x: jax.Array) -> jax.Array:
         target = x.sharding.with_memory_kind(memory)
@@ -27,7 +27,7 @@ def moved(tree: Any, memory: str) -> Any:
 
 
 def in_memory(abstract: Any, memory: str) -> Any:
-    """The same for jax.ShapeDtypeStruct with shardings: what a checkpoint is to be read into."""
+    """`moved` for jax.ShapeDtypeStruct with shardings, as targets for loading a checkpoint."""
 
     def move(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         assert leaf.sharding is not None
@@ -37,7 +37,7 @@ def in_memory(abstract: Any, memory: str) -> Any:
 
 
 def with_one_reference(states: Mapping[str, Any]) -> dict[str, Any]:
-    """The states as they are saved: all policies share one reference, so only the first keeps it."""
+    """The states as saved: all policies share one reference, so only the first state keeps it."""
     first = next(iter(states))
     return {name: state if name == first else state.replace(ref_params=None) for name, state in states.items()}
 
@@ -49,38 +49,38 @@ def with_shared_reference(states: Mapping[str, TrainState]) -> States:
 
 
 class Sampler:
-    """The engine, and the weights it samples with, by policy; it holds those of one policy at a time."""
+    """The engine and the weights it can sample with, by policy; the engine holds one policy's weights at a time."""
 
     def __init__(self, rollouts: Rollouts) -> None:
         self.rollouts = rollouts
-        self._bring: dict[str, Callable[[], None]] = {}  # what brings a policy's weights into the engine
-        self._policy: str | None = None  # whose weights are there
+        self._load: dict[str, Callable[[], None]] = {}  # by policy, loads its weights into the engine
+        self._policy: str | None = None  # the policy whose weights are loaded
 
     def publish(self, states: Mapping[str, TrainState]) -> None:
-        """From now on samples come from these states, and from their reference as BASE; nothing is copied yet.
+        """Makes these states, and their reference as BASE, available for sampling; nothing is copied yet.
 
-        The engine copies a policy's weights when it is asked for, from device to device or from the host.
+        A policy's weights are copied to the engine when it is used, from device to device or from the host.
         """
         weights = {name: state.params for name, state in states.items()}
         weights[BASE] = next(iter(states.values())).ref_params
-        self._bring = {name: partial(self._copy, params) for name, params in weights.items() if params is not None}
+        self._load = {name: partial(self._copy, params) for name, params in weights.items() if params is not None}
         self._policy = None
 
     def load(self, taken: Mapping[str, Any]) -> None:
-        """From now on samples come from these weights: by policy, as `Rollouts.take_params` made them, never copied."""
+        """Makes these weights available for sampling: by policy, from `Rollouts.take_params`, never copied."""
         self.rollouts.use(None)
-        self._bring = {name: partial(self.rollouts.use, weights) for name, weights in taken.items()}
+        self._load = {name: partial(self.rollouts.use, weights) for name, weights in taken.items()}
         self._policy = None
 
     def use(self, policy: str) -> Rollouts:
         """The engine with the policy's weights. Raises ValueError for a policy without weights."""
         if policy != self._policy:
-            if policy not in self._bring:
+            if policy not in self._load:
                 raise ValueError(
-                    f"there are no weights for the policy {policy!r}; the run has {', '.join(self._bring)}."
+                    f"there are no weights for the policy {policy!r}; the run has {', '.join(self._load)}."
                 )
             self._policy = None
-            self._bring[policy]()
+            self._load[policy]()
             self._policy = policy
         return self.rollouts
 

@@ -2,7 +2,7 @@
 
 The first signal raises an exception in the main thread: the training loop finishes the checkpoint being written,
 and the command line prints one sentence and exits with 128 + the signal's number, as shells do. A second signal ends
-the process at once, from which a run recovers like from any other kill.
+the process immediately, from which a run recovers as from any other kill.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_unbroken = 0  # blocks that are not to be broken
-_waiting: list[int] = []  # the signal that came in one of them
+_unbroken = 0  # number of active blocks that must not be interrupted
+_waiting: list[int] = []  # a signal received in such a block
 
 
 class Stopped(KeyboardInterrupt):
@@ -27,9 +27,9 @@ class Stopped(KeyboardInterrupt):
 
 
 def listen() -> None:
-    """From now on the signals mean what this module says; those that the parent has switched off stay so.
+    """Installs the signal handlers; signals that the parent process ignores stay ignored.
 
-    Called before JAX starts: libtpu would answer SIGTERM with a dump of C++ stacks, unless someone listens already.
+    Called before JAX starts, since libtpu prints C++ stack traces on SIGTERM unless a handler is already installed.
     """
     for number in SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:
@@ -38,7 +38,7 @@ def listen() -> None:
 
 @contextmanager
 def unbroken() -> Iterator[None]:
-    """A block that a first signal does not break: the command stops at its end instead."""
+    """A block that the first signal does not interrupt: the command stops at the end of the block."""
     global _unbroken
     _unbroken += 1
     try:

@@ -23,7 +23,7 @@ from tests.house.test_checkpoint import WANTED, card, same, state, targets
 from tests.train import runs
 
 FULL = Path("/dev/full")  # every write fails as on a full disk
-SENTENCE = r"could not be written \(No space left on device\); make room there and run the same command again\.$"
+SENTENCE = r"could not be written \(No space left on device\); free some space and run the same command again\.$"
 
 
 @contextmanager
@@ -69,7 +69,7 @@ def test_a_checkpoint_that_cannot_be_written_costs_a_sentence(tmp_path: Path, ca
     with no_file_larger_than(64 << 10), pytest.raises(UserError) as caught:
         write(2)
     assert str(caught.value) == (
-        f"{folder / '2'} could not be written (File too large); make room there and run the same command again."
+        f"{folder / '2'} could not be written (File too large); free some space and run the same command again."
     )
     assert caught.value.__context__ is None
     checkpoints.wait()  # it was told once
@@ -103,7 +103,7 @@ def test_which_errors_are_disk_errors() -> None:
     assert disk_fault(ValueError("RESOURCE_EXHAUSTED: Failed to write \"x\" [os_error_code='28']")) == errno.ENOSPC
     assert disk_fault(ValueError("shape (3,) is not (4,)")) is None
     with (
-        pytest.raises(UserError, match=r"^f could not be written \(Input/output error\); see to it and run"),
+        pytest.raises(UserError, match=r"^f could not be written \(Input/output error\); fix the problem and run"),
         writing(Path("f")),
     ):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -115,7 +115,7 @@ def test_an_index_that_cannot_be_written_costs_a_sentence(tmp_path: Path) -> Non
     corpus, run = tmp_path / "corpus.jsonl", tmp_path / "run"
     corpus.write_text("".join(f'{{"title": "t{n}", "text": "word{n} again"}}\n' for n in range(40)))
     table = RetrievalSection(corpus=str(corpus))
-    told = rf"{run}/index could not be written \(File too large\); make room"
+    told = rf"{run}/index could not be written \(File too large\); free some space"
     with no_file_larger_than(64 << 10), pytest.raises(UserError, match=told):
         open_or_build_index(table, run, None)
     assert len(open_or_build_index(table, run, None).corpus) == 40
@@ -134,7 +134,7 @@ def test_a_run_on_a_small_disk_says_one_sentence_and_goes_on_with_more_room(tmp_
     command = runs.command("ssp/atlas.toml", disk / "run", (*SMALL, "ssp.solver.samples=2"))
     try:
         *before, last = runs.end(runs.start(command), 2).splitlines()
-        assert " could not be written (No space left on device); make room there" in last
+        assert " could not be written (No space left on device); free some space" in last
         assert all(line.startswith(("loading", "passages", "step")) for line in before), before
         assert steps(disk / "run" / "checkpoints") == [1]
         subprocess.run(["mount", "-o", "remount,size=200m", str(disk)], check=True)
