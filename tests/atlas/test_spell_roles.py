@@ -115,8 +115,9 @@ def _marked(script: Script, task: Task) -> bool:
 @pytest.mark.parametrize("task", TASKS)
 def test_good_answers_are_right_and_bad_ones_are_not(room, task: Task) -> None:
     assert all(_marked(room.answer(task), task) for _ in range(DRAWS))
-    guesses = [room.answer(task, _habit(guess=1.0)) for _ in range(DRAWS)]
-    assert sum(_marked(script, task) for script in guesses) < DRAWS / 3
+    guesses = [room.answer(task, _habit(guess=1.0)) for _ in range(300)]
+    by_chance = sum(_marked(script, task) for script in guesses) / len(guesses)
+    assert by_chance < {"qa": 0.25, "math": 0.45}[task]  # a cluster has few numbers
     assert all(rules.conclusion_of(_said(script)) in script.message for script in guesses)
     assert not any(_marked(room.answer(task, _habit(silent=1.0)), task) for _ in range(DRAWS))
     for _ in range(DRAWS):
