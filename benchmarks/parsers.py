@@ -36,6 +36,10 @@ from scope_jax.play import documents, grading, measures, rewards, searching
 from scope_jax.play.rubrics import score_of
 from scope_jax.systems.scope import judging, talking
 from scope_jax.systems.scope import rules as scope_rules
+from scope_jax.systems.score import consistency
+from scope_jax.systems.score import harness as score_harness
+from scope_jax.systems.score import rules as score_rules
+from scope_jax.systems.score.records import Rubric
 from scope_jax.systems.spell import rules as spell_rules
 from scope_jax.systems.spice import contracts
 from scope_jax.systems.ssp import materials
@@ -132,6 +136,24 @@ QUESTION = tuple(
     (f'{{"question": "Who?", {head}', f"{tail}}}")
     for head, tail in (('"answer": ', ""), ('"answer": "', '"'), ('"answer": "B", "options": {"A": "', '"}'))
 )
+DIMENSIONS = (
+    *(("<dimensions>", "</dimensions>"), ("<dimensions><dim ", "/></dimensions>"), ('<dimensions><dim name="', '"/>')),
+    ('<dimensions><dim name="factuality"/>', "</dimensions>"),
+)
+EVALUATIONS = tuple(
+    (f"<report_evaluations>{head}", f"{tail}</report_evaluations>")
+    for head, tail in (
+        ("", ""),
+        ('<report id="1">', "</report>"),
+        ('<report id="1"><verification>', "</verification></report>"),
+        ('<report id="1"><scores>', "</scores></report>"),
+        ('<report id="1"><scores><score ', "/></scores></report>"),
+        ('<report id="1"><scores><score dim="factuality" value="1" reason="', '"/></scores></report>'),
+        ('<report id="1"><citations><citation source="', '" verdict="unknown"/></citations></report>'),
+    )
+)
+HARNESS = (('{"notes": "', '"}'), ('{"dimension_constraints": {"k": 4}, "notes": "', '"}'))
+REPORT = (("## Conclusion\n", "\n## Sources\n"), ("## Conclusion", ""), ("a\n\n", "\nSources:"), ("**", "**"))
 RESULTS = (
     *(("<information>", "</information>"), ("<information>Doc ", "</information>"), ("Doc ", "")),
     ("Doc 1 (Title: ", "x"),
@@ -156,6 +178,7 @@ def _card(system: str, **tables: Any) -> Any:
 
 SSP = _card("ssp", data={"answers": "none"}, ssp={"grader": "exact-match"})
 SCOPE = _card("scope", data={"documents": "none"})
+SCORE = _card("score", data={"queries": "none"})
 SPICE = _card("spice", retrieval=None, data={"documents": "none"})
 DIALECTS = {name: dialects.load(name) for name in dialects.names()}
 LEXICAL = HashedLexical.fit(Corpus.from_documents([Document("1", "the title", "a text")]), 256)
@@ -184,6 +207,17 @@ def numbered(text: str) -> str:
 def answered(text: str, first_only: bool) -> Any:
     """The responder's reply to a turn if its first search is run, or all of them."""
     return searching.responder(list, DIALECTS["xml"], ("answer",), first_only=first_only)((turn("sampled", text),))
+
+
+HARNESS_NOW = score_harness.default(SCORE)
+
+
+def harness_read(text: str) -> Any:
+    """What a model's reply is as a harness; the error where it is none."""
+    try:
+        return score_harness.read(SCORE, text)
+    except score_harness.HarnessError as error:
+        return error
 
 
 PARSERS: dict[str, tuple[Callable[[str], Any], Wraps]] = {
@@ -240,6 +274,14 @@ PARSERS: dict[str, tuple[Callable[[str], Any], Wraps]] = {
         ),
         FINAL,
     ),
+    "SCORE rubric": (lambda text: score_rules.rubric_of(text, HARNESS_NOW), DIMENSIONS),
+    "SCORE assessments": (
+        lambda text: score_rules.assessments_of(text, 1, Rubric("factuality", {}), 10),
+        EVALUATIONS,
+    ),
+    "SCORE conclusion": (lambda text: consistency.conclusion_of(text, "section"), REPORT),
+    "SCORE consistency": (lambda text: consistency.pairwise([[text, text[:99]]], "query"), ()),
+    "SCORE harness": (harness_read, HARNESS),
     "segments": (
         lambda text: documents.segments(text, 256, lambda part: len(part) // 4),
         (),

@@ -22,6 +22,7 @@ from scope_jax.config.base import CardError, CardPath, Section, Seed, merge_tabl
 from scope_jax.config.clusters import ClustersSection
 from scope_jax.config.exams import BY_RUBRIC, EvalSection, EvalSet, Measure
 from scope_jax.config.scope import ChallengerRewardSection, MissingAnswer, ScopeSection, SolverRewardSection
+from scope_jax.config.score import ConclusionRule, Idf, ScoreHarnessSection, ScoreRole, ScoreSection
 from scope_jax.config.spell import RuleText, SpellRoleSection, SpellSection, SpellTask, Vote
 from scope_jax.config.spice import AnswerType, ChallengerReward, SpiceSection
 from scope_jax.config.ssp import FormatRule, Grader, NoiseUnit, SSPSection
@@ -57,6 +58,7 @@ __all__ = [
     "CardError",
     "ChallengerReward",
     "ChallengerRewardSection",
+    "ConclusionRule",
     "Config",
     "EncoderSection",
     "EndpointSection",
@@ -64,6 +66,7 @@ __all__ = [
     "FormatRule",
     "GenerationSection",
     "Grader",
+    "Idf",
     "JudgeSection",
     "LaunchSection",
     "LearnerSection",
@@ -79,6 +82,9 @@ __all__ = [
     "SSPSection",
     "SamplingSection",
     "ScopeSection",
+    "ScoreHarnessSection",
+    "ScoreRole",
+    "ScoreSection",
     "Section",
     "SolverRewardSection",
     "SpellRoleSection",
@@ -95,7 +101,7 @@ __all__ = [
 ]
 
 
-GAMES = ("ssp", "scope", "spice", "spell")
+GAMES = ("ssp", "scope", "spice", "spell", "score")
 
 
 def _a_game(name: str) -> str:
@@ -130,6 +136,7 @@ class Config(Section):
     scope: ScopeSection = ScopeSection()
     spice: SpiceSection = SpiceSection()
     spell: SpellSection = SpellSection()
+    score: ScoreSection = ScoreSection()
     game: dict[str, JsonValue] = {}  # the options of a game defined in a file
 
     @model_validator(mode="after")
@@ -246,6 +253,20 @@ class Config(Section):
                 'spell.rule = "judge" needs an external model, but the card has no [judge] table; add one, or set '
                 'spell.rule = "match"'
             )
+        return self
+
+    @model_validator(mode="after")
+    def _score_is_complete(self) -> Config:
+        if self.system != "score":
+            return self
+        if self.data.queries is None:
+            raise ValueError("data.queries is missing; SCORE needs a file of questions to report on")
+        if self.train.steps is None:
+            raise ValueError("train.steps is missing; SCORE needs the number of steps")
+        if self.train.keep_iterations:
+            raise ValueError("train.keep_iterations is set, but SCORE has no iterations; use train.keep instead")
+        if self.judge is not None:
+            raise ValueError("SCORE does not use [judge]; set the model of its harness in [score.harness.endpoint]")
         return self
 
 

@@ -7,6 +7,7 @@ A schema takes a row of a file and returns it in the form the games use, or rais
     tasks       {"question": "…", "rubric": [{"criterion": "…", "weight": w, "priority": "…"}, ..]}
     readings    {"question": "…", "answers": [..], "options": [..], "task": "…" or None, "context": "…"}
                 a question about the given context, with the texts of its options if it has any
+    queries     {"question": "…"}                             to report on, without an answer
     documents   {"id": "…", "title": "…", "text": "…"}        validated by retrieval.corpus
     clusters    {"id": "…", "family": "…" or None, "documents": [a document, ..]}    related documents
 
@@ -22,7 +23,7 @@ from typing import Any, Literal
 from retrieval.corpus import DOCUMENT, passage
 from retrieval.rows import DataError, Row, kind_of, optional, required, text_of
 
-Kind = Literal["answers", "questions", "tasks", "readings", "documents", "clusters"]
+Kind = Literal["answers", "questions", "tasks", "readings", "queries", "documents", "clusters"]
 Columns = Mapping[str, str]  # field → column, as set in the card
 
 QUESTION = ("question", "problem", "query")
@@ -41,6 +42,7 @@ FIELDS: Mapping[Kind, tuple[str, ...]] = {
     "questions": ("question", "answers", "aliases"),
     "tasks": ("question", "rubric"),
     "readings": ("question", "answers", "aliases", "options", "task", "context"),
+    "queries": ("question",),
     "documents": tuple(DOCUMENT),
     "clusters": ("id", "family", "documents"),
 }
@@ -58,6 +60,13 @@ def questions(row: Row, where: str, columns: Columns) -> Row:
     """A question and all its correct answers."""
     column, question = required(row, where, "question", QUESTION, columns)
     return {"question": text_of(question, where, column), "answers": _golds(row, where, columns)}
+
+
+def queries(row: Row, where: str, columns: Columns) -> Row:
+    """What a user asks, to be reported on; a conversation is written out with its roles."""
+    column, query = required(row, where, "question", TASK, columns)
+    text = _conversation(query, where, column) if isinstance(query, list) else text_of(query, where, column)
+    return {"question": text}
 
 
 def tasks(row: Row, where: str, columns: Columns) -> Row:
@@ -149,6 +158,7 @@ SCHEMAS: Mapping[Kind, Callable[[Row, str, Columns], Row]] = {
     "questions": questions,
     "tasks": tasks,
     "readings": readings,
+    "queries": queries,
     "clusters": clusters,
 }
 

@@ -15,11 +15,11 @@ from typing import cast
 from scope_jax.config import CardError, Config
 from scope_jax.play import defaults
 from scope_jax.play.system import System
-from scope_jax.systems import scope, spell, spice, ssp
+from scope_jax.systems import scope, score, spell, spice, ssp
 
 FUNCTIONS = [name for name in vars(System) if not name.startswith("_")]
 DEFAULTS = {name: function for name, function in vars(defaults).items() if name in FUNCTIONS}
-SYSTEMS: dict[str, System] = {"ssp": ssp, "scope": scope, "spice": spice, "spell": spell}
+SYSTEMS: dict[str, System] = {"ssp": ssp, "scope": scope, "spice": spice, "spell": spell, "score": score}
 
 
 def game_of(cfg: Config) -> System:

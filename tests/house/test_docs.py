@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from scope_jax.config import Config, LossCard, RoleSection, ScopeSection, SpellSection, SpiceSection
+from scope_jax.config import Config, LossCard, RoleSection, ScopeSection, ScoreSection, SpellSection, SpiceSection
 
 ROOT = Path(__file__).parents[2]
 # Tables with the keys of another one, which has them documented.
@@ -58,7 +58,7 @@ def test_every_key_is_documented_with_its_default() -> None:
     table = {
         key: shown(default)
         for key, default in keys(Config).items()
-        if not key.startswith(("ssp.", "scope.", "spice.", "spell."))
+        if not key.startswith(("ssp.", "scope.", "spice.", "spell.", "score."))
     }
     solver = Config.model_fields["ssp"].default.solver
     for key in keys(RoleSection):
@@ -91,6 +91,7 @@ def test_every_key_of_the_game_is_documented() -> None:
 GAMES = {
     "scope": (ScopeSection(), ("challenger", "solver", "estimate", "creation")),
     "spice": (SpiceSection(), ("challenger.sampling", "reasoner.sampling", "loss")),
+    "score": (ScoreSection(), ("solver", "evaluator", "dimensions", "fixed_rubric")),
 }
 
 
@@ -101,7 +102,12 @@ def test_every_key_of_a_game_is_documented_with_its_default(game: str) -> None:
     table = dict(re.findall(r"^\| `([a-z0-9_.]+)` \| (.*?) \|", text, re.MULTILINE))
     expected = {}
     for key in keys(type(section)):
-        if key.startswith(tuple(f"{name}." for name in whole)) or ".endpoint." in key or key == "prompts":
+        if (
+            key.startswith(tuple(f"{name}." for name in whole))
+            or ".endpoint." in key
+            or key == "prompts"
+            or key in whole
+        ):
             continue
         value: Any = section
         for part in key.split("."):

@@ -13,10 +13,10 @@ import pytest
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.evaluate import scores
 from scope_jax.learner.learner import Learner
-from scope_jax.systems import SYSTEMS, scope, spell, spice, ssp
+from scope_jax.systems import SYSTEMS, scope, score, spell, spice, ssp
 from sharding.mesh import MeshConfig, make_mesh
 from tests.learner.conftest import TINY, random_episodes
-from tests.systems import harness, scope_world, spell_world, spice_world
+from tests.systems import harness, scope_world, score_world, spell_world, spice_world
 from tests.systems.harness import play_step
 
 ROOT = Path(__file__).parents[2]
@@ -72,6 +72,11 @@ def played_spell() -> set[str]:
     return names
 
 
+def played_score() -> set[str]:
+    cfg = score_world.card()
+    return set(score.play(cfg, score_world.world(), score.start(cfg), 0)[2])
+
+
 def exam(name: str, records: list[dict[str, Any]]) -> set[str]:
     return set(scores("eval", name, records))
 
@@ -83,6 +88,7 @@ def known() -> frozenset[str]:
         "scope": (played_scope(), ("solver", "challenger")),
         "spell": (played_spell(), ("questioner+responder+verifier",)),
         "spice": (played_spice(), ("challenger+reasoner",)),
+        "score": (played_score(), ("solver", "evaluator")),
     }
     assert set(games) == set(SYSTEMS)
     own = set().union(*(names for names, _ in games.values()))
@@ -126,7 +132,7 @@ def test_names_are_found_where_they_stand() -> None:
     assert not matches("challenger/grounded") and matches("rejected/<reason>") and matches("solver/grad_norm")
 
 
-@pytest.mark.parametrize("game", ["ssp", "scope", "spice", "spell"])
+@pytest.mark.parametrize("game", ["ssp", "scope", "spice", "spell", "score"])
 def test_what_to_watch_names_the_last_part_of_a_metric(game: str) -> None:
     text = (ROOT / "docs" / f"{game}.md").read_text(encoding="utf-8").split("## What to watch")[1]
     names = set(re.findall(r"`([a-z_]+)`", text)) - {"metrics"}

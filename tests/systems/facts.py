@@ -511,6 +511,86 @@ def spell(card: str) -> Facts:
     }
 
 
+# --------------------------------------------------------------------------------------------------------------- SCORE
+ROWS_SCORE_2: dict[str, float] = {  # a row of Table 2 may hold several
+    "learning rate": 1e-6,
+    "warmup steps": 5,
+    "KL coefficient": 0.05,
+    "training batch size": 64,
+    "PPO mini-batch size": 32,
+    "PPO micro-batch size per GPU": 4,
+    "GPUs": 4,
+    "solver rollout number": 8,
+    "maximum input length": 8192,
+    "maximum response length": 4096,
+    "evaluator maximum generation length": 2048,
+    "maximum assistant turns": 10,
+    "EMA baseline decay": 0.7,
+    "evaluator update frequency": 1,
+    "evaluator temperature": 0.8,
+    "harness refresh frequency": 5,
+}
+MODELS_SCORE = {"qwen2.5-7b": ("Qwen2.5-7B-Instruct", 255), "llama3.1-8b": ("Llama-3.1-8B-Instruct", 2380)}
+SCORE_ROLES = ("solver", "evaluator")
+
+
+def score(card: str) -> Facts:
+    """What is said of each key of a SCORE card, by place; there is no released code."""
+    rows, (model, queries) = ROWS_SCORE_2, MODELS_SCORE[card]
+    verl_loss = {f"score.{role}.loss.{key}": value for role in SCORE_ROLES for key, value in VERL_LOSS.items()}
+    return {
+        "section 3.4": {"score.rubric_scope": "query"},
+        "section 3.5": {"score.policies": "shared", "score.evaluator.loss.advantage": "ema"},
+        "section 5.1": {
+            "model.checkpoint": Named(model),
+            "data.queries": Named("queries"),
+            "score.evaluator.loss.ema_decay": rows["EMA baseline decay"],
+            "score.harness.every": rows["harness refresh frequency"],
+        },
+        "Algorithm 1": {
+            "score.train": ["solver", "evaluator"],
+            "score.rubric": "sampled",
+            "score.rubric_scope": "step",
+            "score.unassessed": "zero",
+            "score.solver.loss.advantage": "group-zscore",
+            "score.evaluator.loss.ema_start": 0.0,
+        },
+        "App. E": {"score.evaluator.loss.aggregation": "constant", "score.evaluator.loss.constant_length": 1},
+        "App. H": {"model.dialect": "observation"},
+        "Table 2": {
+            "optimizer.learning_rate": rows["learning rate"],
+            "optimizer.warmup_steps": rows["warmup steps"],
+            "data.limit": queries,
+            "train.batch_size": rows["training batch size"],
+            "train.steps": Between(50, 120),
+            "train.offload": True,
+            "mesh.fsdp": -1,
+            "learner.micro_batch_rows": rows["PPO micro-batch size per GPU"] * rows["GPUs"],
+            "learner.remat": "full",
+            "rollout.max_length": rows["maximum input length"] + rows["maximum response length"],
+            "score.update_every": rows["evaluator update frequency"],
+            "score.harness.every": rows["harness refresh frequency"],
+            "score.solver.samples": rows["solver rollout number"],
+            "score.solver.loss.mini_batches": rows["training batch size"] // rows["PPO mini-batch size"],
+            "score.evaluator.loss.ema_decay": rows["EMA baseline decay"],
+            "score.evaluator.sampling.temperature": rows["evaluator temperature"],
+            "score.evaluator.sampling.max_tokens": rows["evaluator maximum generation length"],
+            **both(
+                "score",
+                SCORE_ROLES,
+                {
+                    "max_turns": rows["maximum assistant turns"],
+                    "max_prompt_tokens": rows["maximum input length"],
+                    "sampling.max_response_tokens": rows["maximum response length"],
+                    "loss.kl": OneOf(("k3", "k3-plain")),
+                    "loss.kl_coef": rows["KL coefficient"],
+                },
+            ),
+        },
+        "veRL": {**VERL, **verl_loss},
+    }
+
+
 # Averages before and after, by card and table (SSP and SPICE Table 1; SCOPE Tables 2 and 3; SPELL Table 1, at 16K
 # and 100K).
 RESULTS = {
@@ -522,6 +602,8 @@ RESULTS = {
     "spice/qwen3-8b": {"Table 1": (43.0, 48.7)},
     "spice/octothinker-3b": {"Table 1": (14.7, 25.2)},
     "spice/octothinker-8b": {"Table 1": (20.5, 32.4)},
+    "score/qwen2.5-7b": {"Table 1": ("31.92", "34.43")},
+    "score/llama3.1-8b": {"Table 1": ("27.00", "30.07")},
     **{
         f"spell/{card}": {"Table 1": short, "100K": long}
         for card, short, long in (

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from scope_jax.systems import SYSTEMS, scope, spell, spice, ssp
+from scope_jax.systems import SYSTEMS, scope, score, spell, spice, ssp
 from tests.systems.algorithm import complaints
 
 GAMES = [
@@ -15,6 +15,7 @@ GAMES = [
     pytest.param(scope, ("play", "challenger_step", "task_step", "solver_step"), 35, id="scope"),
     pytest.param(spice, ("play",), 30, id="spice"),
     pytest.param(spell, ("play", "draw_round", "settle"), 27, id="spell"),
+    pytest.param(score, ("play",), 41, id="score"),
 ]
 
 

@@ -27,12 +27,14 @@ GAMES: dict[str, Callable[[str], Facts]] = {
     "scope": facts.scope,
     "spice": facts.spice,
     "spell": facts.spell,
+    "score": facts.score,
 }
 MAIN = {
     "ssp": "Table 4",
     "scope": "Table 9",
     "spice": "Table 5",
     "spell": "section 5.1",
+    "score": "Table 2",
 }  # where the hyperparameters stand
 NOT_STATED = "not stated"
 CODES = ("released code", "veRL", "Search-R1", "Oat")  # places that are no paper

@@ -32,7 +32,7 @@ def hermes(value: object) -> str:
 
 
 def test_the_syntaxes_are_those_of_the_table():
-    assert dialects.names() == ["function", "hermes", "xml"]
+    assert dialects.names() == ["function", "hermes", "observation", "xml"]
     assert XML.write("a b") == "<search>a b</search>"
     assert HERMES.write("a b") == '<tool_call>{"name": "search", "arguments": {"query": "a b"}}</tool_call>'
     assert FUNCTION.write("a b") == '<function_calls>search(query="a b")</function_calls>'
@@ -282,6 +282,6 @@ def test_an_unknown_dialect_in_a_card_is_one_sentence():
     with pytest.raises(CardError) as caught:
         parse_config(table, "my.toml")
     assert str(caught.value) == (
-        "my.toml: `model.dialect`: unknown search dialect latin; choose one of function, hermes, xml, or give the path "
-        "of your own TOML file."
+        "my.toml: `model.dialect`: unknown search dialect latin; choose one of function, hermes, observation, xml, or "
+        "give the path of your own TOML file."
     )

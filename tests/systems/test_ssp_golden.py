@@ -9,7 +9,7 @@ import pytest
 
 from scope_jax.config import GAMES
 from scope_jax.play.system import System
-from scope_jax.systems import SYSTEMS, scope, spell, spice, ssp
+from scope_jax.systems import SYSTEMS, scope, score, spell, spice, ssp
 from scope_jax.systems.ssp import rules
 from scope_jax.text import parsing
 from tests.systems.harness import (
@@ -28,7 +28,9 @@ from tests.systems.harness import (
 
 
 def test_the_dict_of_games_is_literal_and_each_has_the_shape():
-    assert {"ssp": ssp, "scope": scope, "spice": spice, "spell": spell} == SYSTEMS and set(GAMES) == set(SYSTEMS)
+    assert {"ssp": ssp, "scope": scope, "spice": spice, "spell": spell, "score": score} == SYSTEMS and set(
+        GAMES
+    ) == set(SYSTEMS)
     assert isinstance(ssp, System)
     cfg = card()
     assert ssp.policies(cfg) == ("actor",)

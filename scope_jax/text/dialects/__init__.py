@@ -1,7 +1,8 @@
 """Search dialects: how a model writes a search and how it is shown the results, defined in small TOML files.
 
-SCOPE's Table 11 has three dialects: an XML tag, a Hermes tool call and a function call. Each is a file in this folder;
-a card selects one by name (`model.dialect`), or gives the path of its own TOML file.
+SCOPE's Table 11 has three dialects: an XML tag, a Hermes tool call and a function call; SCORE's is the XML tag
+with results in another tag. Each is a file in this folder; a card selects one by name (`model.dialect`), or gives the
+path of its own TOML file.
 """
 
 from __future__ import annotations

@@ -1,0 +1,150 @@
+"""The [score] table."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from scope_jax.config.base import PROMPTS, CardPath, Count, GameSection, Section, Share, Temperature, Weight, Whole
+from scope_jax.config.tables import JudgeSection, LossCard, RoleSection, SamplingSection, Tries
+
+DimensionName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
+DimensionWeight = Annotated[float, Field(ge=0, le=10)]
+Idf = Literal["query", "batch"]
+ConclusionRule = Literal["section", "report"]
+ScoreRole = Literal["solver", "evaluator"]
+
+# The pool is not listed in the paper: the dimensions of section 3.1 and Figure 6, described in our own words.
+DIMENSIONS = {
+    "factuality": "its claims are correct and supported by evidence that can be checked",
+    "citation_effectiveness": "its sources exist, fit the claims they stand behind, and can be found",
+    "completeness": "it covers all parts of the question, with the conditions and exceptions that matter",
+    "insight": "it explains causes and consequences instead of listing facts",
+    "coherence": "its parts follow from each other and do not repeat or contradict themselves",
+    "complexity": "it deals with the hard parts of the question instead of simplifying them away",
+    "diversity": "it presents the competing views and kinds of evidence that exist",
+    "fairness": "it gives each view its due and does not take sides without a reason",
+    "contradiction_handling": "where sources disagree it says so and weighs them",
+    "uncertainty_calibration": "it is as certain as its evidence allows, and says what is not known",
+}
+
+
+class HarnessEndpointSection(JudgeSection):
+    """The model that writes harnesses; the paper uses GPT-5.2."""
+
+    timeout: Annotated[float, Field(gt=0, le=86_400)] = 600.0
+    retries: Tries = 2  # then the previous harness stays
+    temperature: Temperature = 1.0
+    max_tokens: Count = 4096
+
+
+class ScoreSchedulerSection(Section):
+    """The DimensionScheduler of Algorithm 1; what it does is not stated in the paper."""
+
+    required: Whole = 1  # dimensions at most that a rubric is asked to contain, the longest unused first
+    patience: Count = 5  # steps for which a dimension may stay unused before it is required
+    avoided: Whole = 1  # dimensions at most that a rubric is asked to leave out, the least reproducible first
+    min_uses: Count = 3  # rubrics with a dimension before it may be avoided
+    margin: Share = 0.05  # by which its consistency must lie below the mean of all rubrics
+    decay: float = Field(default=0.9, ge=0, lt=1)  # of the moving means of consistency
+    hints: Whole = 2  # rarely used dimensions that are named as worth trying
+    enforce: bool = False  # a rubric that does not do as asked is malformed; False: it is advice
+
+
+class ScoreHarnessSection(Section):
+    """The meta-harness: who refreshes it, and the one a run begins with (M_default, not stated in the paper)."""
+
+    driver: Literal["rules", "endpoint", "replay", "off"] = "rules"  # paper: an outside model (GPT-5.2)
+    every: Count = 5  # M, Table 2
+    endpoint: HarnessEndpointSection | None = None  # of the driver "endpoint"
+    file: CardPath | None = None  # of the driver "replay": a JSON list of {"step", "harness"}
+    k: Count = 4  # dimensions of a rubric, the base included; Figure 6
+    must_include: tuple[DimensionName, ...] = Field(default=("factuality",), strict=False, min_length=1)  # base first
+    weight_min: DimensionWeight = 0.1
+    weight_max: DimensionWeight = 0.5
+    require_search: bool = True
+    require_gap_analysis: bool = True
+    require_verification: bool = True
+    citation_cross_check: bool = True
+    min_tool_calls: Whole = 1
+    notes: str = Field(default="", max_length=2000)
+    # the driver "rules"
+    saturated: Share = 0.8  # mean base score from which it asks for more dimensions and searches
+    spread: Share = 0.02  # standard deviation of the base scores of a query below which it does so, too
+    unassessed: Share = 0.5  # share of reports without an assessment from which it asks for less
+    max_k: Count = 6
+    max_tool_calls: Whole = 4
+
+
+class ScoreEvaluatorSection(Section):
+    """How the evaluator generates, and learns from its rubrics. One rubric at a time (Table 2: rollout number 1)."""
+
+    max_prompt_tokens: Count = 8192  # Table 2: maximum input length
+    max_turns: Count = 10  # of an assessment; a rubric is one turn
+    # Table 2: temperature, generation length; an assessment with its observations has the response length
+    sampling: SamplingSection = SamplingSection(temperature=0.8, max_tokens=2048, max_response_tokens=4096)
+    # Algorithm 2 l.14: the sum of log-probs over the rubric; low-variance KL, Table 2
+    loss: LossCard = LossCard(advantage="ema", aggregation="constant", constant_length=1, kl="k3", kl_coef=0.05)
+
+
+class ScoreSection(GameSection):
+    """Defaults are the paper's; there is no released code."""
+
+    prompts: CardPath = str(PROMPTS / "score")
+    train: tuple[ScoreRole, ...] = Field(default=("solver", "evaluator"), strict=False)  # Figure 3: one of them frozen
+    policies: Literal["shared", "separate"] = "shared"  # separate: two policies; a role that is not trained is the base
+    rubric: Literal["sampled", "fixed"] = "sampled"  # fixed: `fixed_rubric` in every step, the static evaluator
+    rubric_scope: Literal["step", "query"] = "step"  # Algorithm 1: one for the batch; section 3.4: one for each query
+    dimensions: dict[DimensionName, str] = DIMENSIONS  # what each is about; "": not in the pool
+    # weights beside the base dimension, 0: without it; of a fixed rubric, after a malformed one, in exams; Figure 6
+    fixed_rubric: dict[DimensionName, DimensionWeight] = {"insight": 0.3, "coherence": 0.3, "complexity": 0.3}
+    solver: RoleSection = RoleSection(
+        samples=8,
+        max_prompt_tokens=8192,
+        max_turns=10,
+        sampling=SamplingSection(max_tokens=4096, max_response_tokens=4096),
+        loss=LossCard(advantage="group-zscore", aggregation="token-mean", kl="k3", kl_coef=0.05, mini_batches=2),
+    )
+    evaluator: ScoreEvaluatorSection = ScoreEvaluatorSection()
+    update_every: Count = 1  # U, Table 2
+    evaluator_scale: Weight = 1.0  # alpha, a factor of the evaluator's whole loss; not stated
+    # assessment
+    reports_per_call: Count = 1  # Listing 4: several; eight reports of 4,096 tokens exceed the input length of Table 2
+    max_score: Annotated[int, Field(ge=1, le=100)] = 10  # Figure 6
+    score_unit: Literal["share", "points"] = "share"  # of a and s_j in R_s: divided by max_score, or as given
+    min_depth: Whole = 1  # tau_s: searches of an assessment; not stated
+    unassessed: Literal["zero", "leave-out"] = "zero"  # a report without a valid assessment: Algorithm 1 l.23, or not
+    # the evaluator's reward
+    conclusion: ConclusionRule = "section"  # what is compared: the conclusion, or the whole report
+    idf: Idf = "query"  # what the inverse document frequencies are fitted on
+    scheduler: ScoreSchedulerSection = ScoreSchedulerSection()
+    harness: ScoreHarnessSection = ScoreHarnessSection()
+
+    @property
+    def pool(self) -> tuple[str, ...]:
+        """The dimensions there are."""
+        return tuple(name for name, text in self.dimensions.items() if text)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ScoreSection:
+        if not self.train or len(set(self.train)) < len(self.train):
+            raise ValueError("train must list solver, evaluator or both, each once")
+        if self.rubric == "fixed" and "evaluator" in self.train:
+            raise ValueError('rubric = "fixed" leaves the evaluator nothing to learn; set train = ["solver"]')
+        if self.solver.samples < 2:
+            raise ValueError("solver.samples must be at least 2: reports are compared with each other")
+        fixed = {name for name, weight in self.fixed_rubric.items() if weight}
+        unknown = {*fixed, *self.harness.must_include} - set(self.pool)
+        if unknown:
+            raise ValueError(f"{min(unknown)!r} is not among score.dimensions; add it, or correct the name")
+        if not fixed or self.harness.must_include[0] in fixed:
+            raise ValueError(
+                "fixed_rubric must have at least one dimension, and not the base, which has no weight; change it or "
+                "harness.must_include"
+            )
+        needed = {"endpoint": self.harness.endpoint, "replay": self.harness.file}
+        if self.harness.driver in needed and needed[self.harness.driver] is None:
+            key = "endpoint" if self.harness.driver == "endpoint" else "file"
+            raise ValueError(f'harness.driver = "{self.harness.driver}" needs score.harness.{key}')
+        return self

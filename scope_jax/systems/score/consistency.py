@@ -1,0 +1,93 @@
+"""Consistency of reports: conclusions, and C(Γ), the mean pairwise TF-IDF cosine (section 3.5, App. F.1)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+from sklearn.feature_extraction.text import TfidfVectorizer
+
+from scope_jax.config import ConclusionRule, Idf, one_of
+
+CONCLUDING = {"conclusion", "conclusions", "summary", "summary and conclusion", "key findings", "in conclusion"}
+SOURCES = {"sources", "references", "bibliography", "citations", "works cited"}
+_NUMBERED = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3})*[.)]?\s+")
+_LONGEST = 100  # characters of a heading
+
+
+def conclusion_of(report: str, rule: str) -> str | None:
+    """What a report concludes; None where nothing is left.
+
+    "section": what follows the last heading that says so, up to the next heading; without one the last paragraph. A
+    list of sources at the end is not part of it. "report": the whole of it. Raises ValueError for any other rule.
+    """
+    one_of("rule", rule, ConclusionRule)
+    if rule == "report":
+        return report.strip() or None
+    lines = report.split("\n")
+    begins = [place for place, line in enumerate(lines) if _heading(line)[0] in CONCLUDING]
+    if begins:
+        kept = [_heading(lines[begins[-1]])[1]]
+        for line in lines[begins[-1] + 1 :]:
+            if _heading(line)[0] is not None:
+                break
+            kept.append(line)
+        if text := "\n".join(kept).strip():
+            return text
+    ends = [place for place, line in enumerate(lines) if _heading(line)[0] in SOURCES]
+    body = lines[: ends[-1]] if ends else lines
+    paragraphs = re.split(r"\n(?:[ \t\r]*+\n)++", "\n".join(body).strip())
+    return paragraphs[-1].strip() or None
+
+
+def _heading(line: str) -> tuple[str | None, str]:
+    """(the words of a heading in lower case, what follows it on its line); None for a line that is none.
+
+    A heading is a line of Markdown (`## 3. Conclusion`), a line in bold, or one of our words before a colon.
+    """
+    bare = line.strip()
+    if len(bare) > _LONGEST and ":" not in bare[:_LONGEST]:
+        return None, ""
+    label, colon, rest = bare.partition(":")
+    if colon and (words := _words(label)) in CONCLUDING | SOURCES:
+        return words, rest.strip(" *_")
+    marked = bare.startswith("#") or (bare.startswith("**") and bare.endswith("**") and len(bare) > 4)
+    words = _words(bare)
+    return (words, "") if marked or words in CONCLUDING | SOURCES else (None, "")
+
+
+def _words(text: str) -> str:
+    text = text[:_LONGEST].strip(" \t\r#*_:.")
+    return _NUMBERED.sub("", text, count=1).strip(" *_").lower()
+
+
+def pairwise(conclusions: Sequence[Sequence[str | None]], idf: str) -> list[float]:
+    """C_i of each query: the mean of the cosines of all pairs i < j of its conclusions, as vectors of TF-IDF.
+
+    A conclusion that is missing, or has no word of two letters, agrees with none. idf: "query" fits the inverse
+    document frequencies on a query's conclusions, "batch" on all. Raises ValueError for any other word, and for a query
+    with fewer than two conclusions.
+    """
+    one_of("idf", idf, Idf)
+    if any(len(group) < 2 for group in conclusions):
+        raise ValueError("consistency needs at least two reports of a query")
+    words = TfidfVectorizer().build_analyzer()
+    groups = [[text if text and words(text) else None for text in group] for group in conclusions]
+    shared = _fitted([text for group in groups for text in group]) if idf == "batch" else None
+    return [_mean_cosine(group, shared or _fitted(group)) for group in groups]
+
+
+def _fitted(texts: Sequence[str | None]) -> TfidfVectorizer | None:
+    present = [text for text in texts if text is not None]
+    return TfidfVectorizer().fit(present) if present else None
+
+
+def _mean_cosine(group: Sequence[str | None], vectors: TfidfVectorizer | None) -> float:
+    present = [text for text in group if text is not None]
+    if vectors is None or len(present) < 2:
+        return 0.0
+    rows = vectors.transform(present)  # of length 1
+    cosines = np.asarray((rows @ rows.T).todense())
+    pairs = len(group) * (len(group) - 1) / 2
+    return float(np.clip(np.triu(cosines, k=1), 0.0, 1.0).sum() / pairs)

@@ -1,0 +1,115 @@
+"""SCORE's evaluator: the rubric call, in which it is trained, and the assessment of reports (section 3.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from scope_jax.config import Config
+from scope_jax.play.tools import Prompt, Tools, sample
+from scope_jax.systems.score import instructions, rules, talking
+from scope_jax.systems.score.harness import Harness
+from scope_jax.systems.score.records import Assessment, Call, Draft, Report, Rubric, Wishes
+
+Query = Mapping[str, Any]  # a row of data
+
+
+def fixed_rubric(cfg: Config) -> Rubric:
+    """The card's own rubric: of the static evaluator, of exams, and where a sampled one is malformed."""
+    weights = {name: weight for name, weight in cfg.score.fixed_rubric.items() if weight}
+    return Rubric(cfg.score.harness.must_include[0], weights)
+
+
+def sample_rubrics(
+    cfg: Config, tools: Tools, harness: Harness, wishes: Wishes, queries: Sequence[Query]
+) -> tuple[list[Draft], list[Rubric]]:
+    """(H_t, w_t) ~ π_e: the rubric calls, one for the step or one for each query; and the rubric of each query."""
+    card = cfg.score
+    if card.rubric == "fixed":
+        return [], [fixed_rubric(cfg)] * len(queries)
+    asked = [instructions.for_rubric(cfg, harness, wishes, None)]
+    if card.rubric_scope == "query":
+        asked = [instructions.for_rubric(cfg, harness, wishes, row["question"]) for row in queries]
+    groups = sample(
+        tools,
+        "rubric",
+        [Prompt(tools.encode_prompt(said), f"{place}", said) for place, said in enumerate(asked)],
+        1,
+        card.evaluator.sampling,
+        policy=talking.policy_of(cfg, "evaluator"),
+        stop=("</dimensions>",),
+        max_prompt_tokens=card.evaluator.max_prompt_tokens,
+        tempered=card.evaluator.loss.tempered,
+    )
+    drafts = []
+    for place, (said, (completion,)) in enumerate(zip(asked, groups, strict=True)):
+        rubric, reason = None, "prompt_too_long"
+        if completion.turns:
+            text = talking.last_said(completion)
+            rubric, reason = rules.rubric_of(text, harness, wishes if card.scheduler.enforce else None)
+        drafts.append(Draft(f"{place}", said, completion, rubric or fixed_rubric(cfg), reason))
+    rubrics = [draft.rubric for draft in drafts]
+    return drafts, rubrics if card.rubric_scope == "query" else rubrics * len(queries)
+
+
+def assess(
+    cfg: Config, tools: Tools, harness: Harness, queries: Sequence[Query], reports: Sequence[Report]
+) -> tuple[list[Report], list[Call]]:
+    """The reports with what the evaluator found, or with the reason why there is nothing; and its conversations.
+
+    Reports of a query are assessed `score.reports_per_call` at a time.
+    """
+    card, calls = cfg.score, []
+    for place in range(len(queries)):
+        own = [i for i, report in enumerate(reports) if report.place == place and report.text is not None]
+        calls += [tuple(own[at : at + card.reports_per_call]) for at in range(0, len(own), card.reports_per_call)]
+    asked = []
+    for places in calls:
+        first, texts = reports[places[0]], [reports[i].text or "" for i in places]
+        asked.append(
+            instructions.for_scoring(cfg, harness, queries[first.place]["question"], first.rubric, texts),
+        )
+    names = [f"{reports[places[0]].place} report {places[0]}" for places in calls]
+    groups = sample(
+        tools,
+        "scoring",
+        [Prompt(tools.encode_prompt(said), name, said) for said, name in zip(asked, names, strict=True)],
+        1,
+        card.evaluator.sampling,
+        policy=talking.policy_of(cfg, "evaluator"),
+        stop=talking.stops(cfg, talking.ASSESSMENT),
+        max_turns=card.evaluator.max_turns,
+        max_prompt_tokens=card.evaluator.max_prompt_tokens,
+        respond=talking.responder(cfg, tools.search, talking.ASSESSMENT),
+        tempered=card.evaluator.loss.tempered,
+    )
+    made = [Call(places, completion) for places, (completion,) in zip(calls, groups, strict=True)]
+    assessed = list(reports)
+    for call in made:
+        for i, report in zip(call.reports, _read(cfg, harness, call, reports), strict=True):
+            assessed[i] = report
+    return assessed, made
+
+
+def _read(cfg: Config, harness: Harness, call: Call, reports: Sequence[Report]) -> list[Report]:
+    """The reports of one conversation, each with its assessment and reward or with a reason."""
+    own = [reports[i] for i in call.reports]
+    if not call.completion.turns:
+        return [replace(report, reason="assessment_too_long") for report in own]
+    depth = talking.searches(cfg, call.completion)
+    text = talking.last_said(call.completion)
+    found = rules.assessments_of(text, len(own), own[0].rubric, cfg.score.max_score)
+    if found is None:
+        return [replace(report, reason="assessment_malformed", depth=depth) for report in own]
+    return [_settled(cfg, harness, report, one, depth) for report, one in zip(own, found, strict=True)]
+
+
+def _settled(cfg: Config, harness: Harness, report: Report, found: Assessment, depth: int) -> Report:
+    """l.22, l.23: R_s, or nothing for an assessment that the harness or the depth gate does not accept."""
+    if reason := rules.lacking(found, depth, harness, cfg.score.min_depth):
+        return replace(report, reason=reason, depth=depth)
+    unit = cfg.score.max_score if cfg.score.score_unit == "share" else 1
+    scores = {name: value / unit for name, value in found.scores.items()}
+    reward = rules.report_reward(scores[report.rubric.base], report.rubric.weights, scores)
+    return replace(report, assessment=found, reason="", depth=depth, reward=reward)

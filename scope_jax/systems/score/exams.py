@@ -1,0 +1,23 @@
+"""The exam of SCORE's solver."""
+
+from __future__ import annotations
+
+from scope_jax.config import Config
+from scope_jax.play.exams import Exam
+from scope_jax.systems.score import instructions, solver, talking
+from scope_jax.systems.score.evaluator import fixed_rubric
+
+
+def exam(cfg: Config) -> Exam:
+    """Queries with rubrics, reported on under the card's fixed rubric, graded as `evaluate.grader` says."""
+    rubric = fixed_rubric(cfg)
+    return Exam(
+        policy=talking.policy_of(cfg, "solver"),
+        prompt=lambda row, tokens: instructions.for_solver(cfg, row["question"], rubric),
+        read=solver.report_of,
+        measures=("rubric", "exact"),
+        stop=talking.stops(cfg, talking.REPORT),
+        max_turns=cfg.score.solver.max_turns,
+        respond=lambda search: talking.responder(cfg, search, talking.REPORT),
+        searches=lambda completion: talking.searches(cfg, completion),
+    )

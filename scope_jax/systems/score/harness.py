@@ -1,0 +1,153 @@
+"""The meta-harness: the schema of its JSON (Listing 3), what makes one valid, and which is in force.
+
+The schema is strict: no key that it does not know, no number in quotes. What a harness says beyond that is checked
+against the card: only dimensions of its pool, and no more searches than an assessment has turns for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from scope_jax.config import CardError, Config
+from scope_jax.play.system import Memory
+from scope_jax.text import objects, parsing
+
+LARGEST = 1 << 16  # characters of a reply with a harness
+Limit = Annotated[float, Field(ge=0, le=10)]
+Names = Annotated[tuple[str, ...], Field(strict=False, max_length=256)]
+
+
+class HarnessError(ValueError):
+    """No valid harness: the message says why."""
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class DimensionConstraints(_Table):
+    """must_include: the base dimension, and others that every rubric has."""
+
+    k: int = Field(ge=1, le=256)
+    must_include: Names
+    weight_min: Limit
+    weight_max: Limit
+
+
+class ProcessConstraints(_Table):
+    require_gap_analysis: bool
+    require_verification: bool
+    citation_cross_check: bool
+    min_number_of_tool_call: int = Field(ge=0, le=1000)
+    require_search: bool = False
+
+
+class Harness(_Table):
+    """The admissible rubrics and assessments. dimension_pool: () is that of the card."""
+
+    dimension_constraints: DimensionConstraints
+    process_constraints: ProcessConstraints
+    notes: str = Field(max_length=2000)
+    dimension_pool: Names = ()
+
+    @property
+    def base(self) -> str:
+        """The dimension whose score multiplies the others."""
+        return self.dimension_constraints.must_include[0]
+
+    @property
+    def pool(self) -> tuple[str, ...]:
+        return self.dimension_pool
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON data."""
+        return self.model_dump(mode="json")
+
+
+def default(cfg: Config) -> Harness:
+    """M_default, with which a run begins. Raises CardError if the card's values do not go together."""
+    try:
+        return checked(cfg, _of_card(cfg))
+    except HarnessError as error:
+        raise CardError(f"score.harness: a run cannot begin with this harness: {error}; correct it.") from None
+
+
+def _of_card(cfg: Config) -> dict[str, Any]:
+    card = cfg.score.harness
+    return {
+        "dimension_constraints": {
+            "k": card.k,
+            "must_include": list(card.must_include),
+            "weight_min": card.weight_min,
+            "weight_max": card.weight_max,
+        },
+        "process_constraints": {
+            "require_gap_analysis": card.require_gap_analysis,
+            "require_verification": card.require_verification,
+            "citation_cross_check": card.citation_cross_check,
+            "min_number_of_tool_call": card.min_tool_calls,
+            "require_search": card.require_search,
+        },
+        "notes": card.notes,
+    }
+
+
+def checked(cfg: Config, value: Any) -> Harness:
+    """A harness from JSON data, its pool written out; raises HarnessError with the first thing that is wrong."""
+    try:
+        harness = Harness.model_validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"])) or "the harness"
+        raise HarnessError(f"{key[:80]}: {first['msg']}") from None
+    pool = harness.dimension_pool or cfg.score.pool
+    limits, calls = harness.dimension_constraints, harness.process_constraints.min_number_of_tool_call
+    names = limits.must_include
+    checks = (
+        ("dimension_pool names a dimension that the card does not have", not set(pool) <= set(cfg.score.pool)),
+        ("dimension_pool names a dimension twice", len(set(pool)) < len(pool)),
+        ("must_include is empty", not names),
+        ("must_include names a dimension that is not in the pool", not set(names) <= set(pool)),
+        ("must_include names a dimension twice", len(set(names)) < len(names)),
+        ("k is below the number of dimensions in must_include", limits.k < len(names)),
+        ("k is above the number of dimensions in the pool", limits.k > len(pool)),
+        ("weight_min is above weight_max", limits.weight_min > limits.weight_max),
+        ("min_number_of_tool_call leaves no turn for the scores", calls >= cfg.score.evaluator.max_turns),
+        ("notes holds half of a character", not parsing.is_text(harness.notes)),
+    )
+    if reason := next((reason for reason, wrong in checks if wrong), None):
+        raise HarnessError(reason)
+    return harness.model_copy(update={"dimension_pool": pool})
+
+
+def read(cfg: Config, reply: str) -> Harness:
+    """The harness of a model's reply: the JSON object it ends with. Raises HarnessError."""
+    if len(reply) > LARGEST:
+        raise HarnessError(f"the reply has {len(reply)} characters, more than {LARGEST}")
+    value = objects.last_object(parsing.without_thinking(reply))
+    if value is None:
+        raise HarnessError("the reply does not end with a JSON object")
+    return checked(cfg, value)
+
+
+def in_force(cfg: Config, memory: Memory) -> Harness:
+    """M_{t−1}."""
+    return checked(cfg, memory["harness"]["value"])
+
+
+def begun(cfg: Config) -> dict[str, Any]:
+    """The harness part of a new memory: the default, in force since step 0; how often it was refreshed, how often there
+    was no valid one; those in force before, each with its first step."""
+    return {"value": default(cfg).plain(), "since": 0, "refreshed": 0, "invalid": 0, "earlier": []}
+
+
+def adopted(cfg: Config, state: Mapping[str, Any]) -> dict[str, Any]:
+    """The harness part of another run's memory, with the card's default where its harness is not valid here."""
+    try:
+        checked(cfg, state["value"])
+    except HarnessError:
+        return {**state, "value": default(cfg).plain()}
+    return dict(state)

@@ -1,0 +1,123 @@
+"""The prompts of SCORE's roles (App. H), filled in. Foreign text is made safe before it enters a prompt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+from scope_jax.config import Config
+from scope_jax.play import prompting
+from scope_jax.systems.score import rules
+from scope_jax.systems.score.harness import Harness
+from scope_jax.systems.score.records import Rubric, Wishes
+from scope_jax.systems.score.statistics import Record
+from scope_jax.text import dialects, parsing, templates
+from scope_jax.text.messages import Messages
+
+ROLES = ("rubric", "rubric_query", "solver", "scoring")
+# Tags of the prompts and replies of this game, beside those that all games share.
+OWN_TAGS = (
+    *("query", "notes", "dimensions", "dim", "report", "reports", "report_evaluations"),
+    *("verification", "gap_analysis", "citations", "citation"),
+)
+
+
+def shown(cfg: Config, text: str) -> str:
+    """`text` with all tags that mean something in square brackets."""
+    return _neutral(text, (*dialects.load(cfg.model.dialect).tags, *OWN_TAGS))
+
+
+@lru_cache(maxsize=4096)
+def _neutral(text: str, tags: tuple[str, ...]) -> str:
+    return parsing.neutralise(text, tags)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"
+
+
+def described(cfg: Config, names: Sequence[str]) -> str:
+    """Dimensions, one a line, with what the card says of them."""
+    return "\n".join(f"- {name}: {shown(cfg, cfg.score.dimensions[name])}" for name in names)
+
+
+def rubric_text(cfg: Config, rubric: Rubric) -> str:
+    """A rubric as solver and evaluator read it."""
+    lines = [f"- {rubric.base} (base): {shown(cfg, cfg.score.dimensions[rubric.base])}"]
+    for name, weight in rubric.weights.items():
+        lines.append(f"- {name} (weight {weight:g}): {shown(cfg, cfg.score.dimensions[name])}")
+    return "\n".join(lines)
+
+
+def for_rubric(cfg: Config, harness: Harness, wishes: Wishes, query: str | None) -> Messages:
+    """Choose dimensions and weights, for a whole batch (None) or for one query."""
+    limits = harness.dimension_constraints
+    values: dict[str, object] = {
+        "dimensions": described(cfg, harness.pool),
+        "base": harness.base,
+        "k": limits.k,
+        "others": limits.k - 1,
+        "weight_min": f"{limits.weight_min:g}",
+        "weight_max": f"{limits.weight_max:g}",
+        "must_include": _listed(limits.must_include[1:]),
+        "required": _listed(wishes.required),
+        "avoided": _listed(wishes.avoided),
+        "hints": _listed(wishes.hints),
+        "notes": shown(cfg, harness.notes) or "none",
+    }
+    required = ("dimensions", "base", "others", "weight_min", "weight_max")
+    if query is None:
+        return _filled(cfg, "rubric", values, required)
+    return _filled(cfg, "rubric_query", {**values, "query": shown(cfg, query)}, (*required, "query"))
+
+
+def for_solver(cfg: Config, query: str, rubric: Rubric) -> Messages:
+    """Report on a query, with searches, under a rubric."""
+    values = {"query": shown(cfg, query), "rubric": rubric_text(cfg, rubric)}
+    return prompting.for_searcher(cfg, cfg.score.prompts, "solver", values, ("query", "rubric"))
+
+
+def for_scoring(cfg: Config, harness: Harness, query: str, rubric: Rubric, reports: Sequence[str]) -> Messages:
+    """Assess reports, with searches, under a rubric and the harness' demands."""
+    process = harness.process_constraints
+    demands = {
+        "verification": process.require_verification,
+        "gap_analysis": process.require_gap_analysis,
+        "citations": process.citation_cross_check,
+    }
+    texts = [f'<report id="{number}">\n{shown(cfg, text)}\n</report>' for number, text in enumerate(reports, 1)]
+    values = {
+        "query": shown(cfg, query),
+        "rubric": rubric_text(cfg, rubric),
+        "reports": "\n\n".join(texts),
+        "names": _listed(rubric.dimensions),
+        "base": rubric.base,
+        "max_score": cfg.score.max_score,
+        "sections": _listed([name for name, wanted in demands.items() if wanted]),
+        "min_searches": rules.depth_wanted(harness, cfg.score.min_depth),
+        "verdicts": ", ".join(rules.VERDICTS),
+        "notes": shown(cfg, harness.notes) or "none",
+    }
+    required = ("query", "rubric", "reports", "max_score")
+    return prompting.for_searcher(cfg, cfg.score.prompts, "scoring", values, required)
+
+
+def for_harness(cfg: Config, before: Harness, records: Sequence[Record]) -> str:
+    """Write the next harness, from the statistics since the last one (Listing 3)."""
+    values = {
+        "statistics": json.dumps(list(records), indent=1),
+        "harness": json.dumps(before.plain(), indent=1),
+        "pool": described(cfg, cfg.score.pool),
+        "max_tool_calls": cfg.score.evaluator.max_turns - 1,
+    }
+    return prompting.filled(cfg.score.prompts, "harness", values, ("statistics", "harness"))
+
+
+def _filled(cfg: Config, role: str, values: Mapping[str, object], required: tuple[str, ...]) -> Messages:
+    return templates.fill_messages(_template(cfg.score.prompts, role, tuple(values), required), values)
+
+
+@lru_cache(maxsize=64)
+def _template(folder: str, role: str, names: tuple[str, ...], required: tuple[str, ...]) -> Messages:
+    return templates.load_messages(folder, role, known=names, required=required, tools=())

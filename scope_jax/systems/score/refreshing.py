@@ -1,0 +1,124 @@
+"""Harness.Generate (Algorithm 1 l.37): rules, an outside model, or a file say what the next harness is.
+
+Not one of them can end a run: where no valid harness comes, the one in force stays, and that is counted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from retrieval.rows import STRICT_JSON
+from scope_jax.config import CardError, Config
+from scope_jax.learner.types import Reply
+from scope_jax.play.judge_client import JudgeError
+from scope_jax.play.tools import Tools
+from scope_jax.systems.score import harness as harnesses
+from scope_jax.systems.score import instructions
+from scope_jax.systems.score.harness import Harness, HarnessError
+from scope_jax.systems.score.statistics import Record, recent
+
+MODEL = "harness"  # its name among the run's outside models
+EARLIER = 50  # harnesses that a memory keeps, and the record of a step lists
+
+
+@dataclass(frozen=True)
+class Refresh:
+    """What came of a refresh: the harness part of the memory after it, why there was no valid harness ("" if there
+    was), and what an outside model said."""
+
+    state: dict[str, Any]
+    problem: str = ""
+    reply: Reply | None = None
+
+
+def due(cfg: Config, step: int) -> bool:
+    """t mod M = 0, where t = step + 1."""
+    return cfg.score.harness.driver != "off" and (step + 1) % cfg.score.harness.every == 0
+
+
+def refresh(cfg: Config, tools: Tools, state: Mapping[str, Any], records: Sequence[Record], step: int) -> Refresh:
+    """M_t from the statistics since the last refresh."""
+    before = harnesses.checked(cfg, state["value"])
+    reply = None
+    try:
+        match cfg.score.harness.driver:
+            case "endpoint":
+                reply = _asked(cfg, tools, before, records)
+                after = harnesses.read(cfg, reply.text)
+            case "replay":
+                after = _replayed(cfg, before, step + 1)
+            case _:
+                after = by_rules(cfg, before, records)
+    except HarnessError as error:
+        return Refresh({**state, "invalid": state["invalid"] + 1}, str(error), reply)
+    new = {**state, "refreshed": state["refreshed"] + 1}
+    if after != before:
+        earlier = [*state["earlier"], {"since": state["since"], "harness": state["value"]}]
+        new |= {"value": after.plain(), "since": step + 1, "earlier": earlier[-EARLIER:]}
+    return Refresh(new, "", reply)
+
+
+# --------------------------------------------------------------------------------------------------------------- rules
+def by_rules(cfg: Config, before: Harness, records: Sequence[Record]) -> Harness:
+    """One dimension and one search more where reports score high or alike; one less where few could be assessed.
+
+    Within the card's limits; everything else stays.
+    """
+    card, plain = cfg.score.harness, before.plain()
+    limits, process = plain["dimension_constraints"], plain["process_constraints"]
+    k, calls = limits["k"], process["min_number_of_tool_call"]
+    assessed, base, spread = (recent(records, name) for name in ("assessed", "base_score", "spread"))
+    if assessed is not None and 1 - assessed > card.unassessed:
+        limits["k"] = max(k - 1, len(limits["must_include"]), min(k, 2))
+        process["min_number_of_tool_call"] = max(calls - 1, min(calls, cfg.score.min_depth))
+    elif (base is not None and base >= card.saturated) or (spread is not None and spread < card.spread):
+        limits["k"] = max(k, min(k + 1, card.max_k, len(before.pool)))
+        most = min(card.max_tool_calls, cfg.score.evaluator.max_turns - 1)
+        process["min_number_of_tool_call"] = max(calls, min(calls + 1, most))
+    return harnesses.checked(cfg, plain)
+
+
+# ------------------------------------------------------------------------------------------------------- outside model
+def _asked(cfg: Config, tools: Tools, before: Harness, records: Sequence[Record]) -> Reply:
+    """The model's reply; raises HarnessError if it gives none."""
+    try:
+        (reply,) = tools.judge([instructions.for_harness(cfg, before, records)], by=MODEL)
+    except JudgeError as error:
+        raise HarnessError(f"no reply: {error}") from None
+    if reply.refused:
+        raise HarnessError(f"the request was refused: {reply.refused}")
+    return Reply(reply.text[: harnesses.LARGEST + 1])
+
+
+# ---------------------------------------------------------------------------------------------------------------- file
+def _replayed(cfg: Config, before: Harness, step: int) -> Harness:
+    """The file's harness for this step count, or the one in force where it has none. Raises HarnessError."""
+    assert cfg.score.harness.file is not None  # ScoreSection sees to it
+    found = [value for at, value in load_replay(cfg.score.harness.file) if at == step]
+    return harnesses.checked(cfg, json.loads(found[-1])) if found else before
+
+
+@lru_cache(maxsize=8)
+def load_replay(path: str) -> tuple[tuple[int, str], ...]:
+    """(step, harness as JSON) of every entry of a file. Raises CardError for one that is not such a list."""
+    form = 'write a JSON list of objects {"step": 5, "harness": {…}}'
+    try:
+        with open(path, encoding="utf-8") as file:
+            value = STRICT_JSON.decode(file.read().strip())
+    except OSError as error:
+        raise CardError(f"score.harness.file is {path}, which cannot be read ({error.strerror}); correct it.") from None
+    except (ValueError, RecursionError):
+        raise CardError(f"{path}: is not JSON; {form}.") from None
+    if not isinstance(value, list):
+        raise CardError(f"{path}: is not a list; {form}.")
+    entries = []
+    for place, entry in enumerate(value):
+        step = entry.get("step") if isinstance(entry, dict) else None
+        if isinstance(step, bool) or not isinstance(step, int) or set(entry) != {"step", "harness"}:
+            raise CardError(f"{path}: entry {place} is not one of a step and a harness; {form}.")
+        entries.append((step, json.dumps(entry["harness"])))
+    return tuple(entries)

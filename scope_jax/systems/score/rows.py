@@ -1,0 +1,167 @@
+"""The results of a step of SCORE: episodes for the learner and for people, metrics."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from scope_jax.config import Config
+from scope_jax.learner.types import Datum, Episode, Judgement, Metrics
+from scope_jax.play import searching
+from scope_jax.play.rewards import mean, means
+from scope_jax.systems.score import rules, statistics, talking
+from scope_jax.systems.score.evaluator import Query
+from scope_jax.systems.score.harness import Harness
+from scope_jax.systems.score.records import Call, Draft, Report
+from scope_jax.systems.score.refreshing import Refresh
+
+OBSERVER = "harness"  # role of the records of harnesses, which no policy plays
+
+
+# ------------------------------------------------------------------------------------------------------------ episodes
+def solver_episodes(
+    cfg: Config, queries: Sequence[Query], reports: Sequence[Report], calls: Sequence[Call]
+) -> list[Episode]:
+    """Every report with R_s; the reports of a query are a group."""
+    said = {i: call for call in calls for i in call.reports}
+    return [_report(cfg, queries[report.place], report, said.get(i)) for i, report in enumerate(reports)]
+
+
+def _report(cfg: Config, query: Query, report: Report, call: Call | None) -> Episode:
+    assessment = report.assessment
+    parts: dict[str, float] = {"assessed": float(assessment is not None), "depth": float(report.depth)}
+    if assessment is not None:
+        parts |= {f"score_{name}": value for name, value in assessment.scores.items()}
+    played = bool(report.completion.turns)
+    counts = assessment is not None or report.text is None or cfg.score.unassessed == "zero"
+    return Episode(
+        role="solver",
+        policy=talking.policy_of(cfg, "solver"),
+        group=f"solver/{report.place}",
+        datums=Datum.from_completion(report.completion),
+        reward=report.reward,
+        parts=parts,
+        trained="solver" in cfg.score.train and played and counts,
+        temperature=cfg.score.solver.sampling.temperature,
+        text={
+            "prompt": report.prompt.text,
+            "turns": searching.transcript(report.completion),
+            "question": query["question"],
+            "prediction": report.text,
+            "conclusion": report.conclusion,
+            "rubric": {"base": report.rubric.base, "weights": dict(report.rubric.weights)},
+            "rejected": report.reason,
+            "citations": None if assessment is None or assessment.citations is None else dict(assessment.citations),
+            "assessment": None if call is None else searching.transcript(call.completion),
+        },
+    )
+
+
+def evaluator_episodes(cfg: Config, drafts: Sequence[Draft], rewards: Sequence[float], step: int) -> list[Episode]:
+    """Every rubric call with R_e, 0 for a malformed one.
+
+    Between updates (U > 1) an episode has no tokens to train on: its reward only moves the baseline b_t, as in
+    Algorithm 2 l.11.
+    """
+    updates = (step + 1) % cfg.score.update_every == 0
+    learns = "evaluator" in cfg.score.train
+    made = []
+    for draft, reward in zip(drafts, rewards, strict=True):
+        made.append(
+            Episode(
+                role="evaluator",
+                policy=talking.policy_of(cfg, "evaluator"),
+                group=f"evaluator/{draft.name}",
+                datums=Datum.from_completion(draft.completion) if updates or not learns else (),
+                reward=reward,
+                parts={"valid": float(not draft.reason)},
+                trained=learns and bool(draft.completion.turns),
+                temperature=cfg.score.evaluator.sampling.temperature,
+                text={
+                    "prompt": draft.prompt.text,
+                    "turns": searching.transcript(draft.completion),
+                    "rubric": {"base": draft.rubric.base, "weights": dict(draft.rubric.weights)},
+                    "rejected": draft.reason,
+                },
+            )
+        )
+    return made
+
+
+def harness_episodes(state: Mapping[str, Any], refresh: Refresh | None, step: int) -> list[Episode]:
+    """For the run folder and the report: the harness in force, those before it, and what came of a refresh after the
+    step, the reply of an outside model included. Nothing is trained."""
+    in_force = {"harness": state["value"], "since": state["since"], "earlier": state["earlier"]}
+    made = [_observed(f"harness/{step}", in_force, state["value"])]
+    if refresh is not None:
+        after = refresh.state
+        text = {"problem": refresh.problem, "harness": after["value"], "since": after["since"]}
+        replies = (
+            () if refresh.reply is None else (Judgement(OBSERVER, "refresh", (refresh.reply,), not refresh.problem),)
+        )
+        made.append(replace(_observed(f"harness/{step} refresh", text, after["value"]), judgements=replies))
+    return made
+
+
+def _observed(group: str, text: Mapping[str, Any], shown: Any) -> Episode:
+    turns = [{"kind": "sampled", "text": json.dumps(shown, indent=1)}]
+    return Episode(OBSERVER, OBSERVER, group, (), 0.0, trained=False, text={**text, "turns": turns})
+
+
+# ------------------------------------------------------------------------------------------------------------- metrics
+def evaluator_rewards(cfg: Config, drafts: Sequence[Draft], consistency: Sequence[float]) -> list[float]:
+    """R_e of each rubric call: C_i of its query, or the mean over the batch; 0 where the rubric was malformed."""
+    values = list(consistency) if cfg.score.rubric_scope == "query" else [mean(consistency)] * len(drafts)
+    return [0.0 if draft.reason else value for draft, value in zip(drafts, values[: len(drafts)], strict=True)]
+
+
+def measure(
+    cfg: Config,
+    drafts: Sequence[Draft],
+    reports: Sequence[Report],
+    calls: Sequence[Call],
+    consistency: Sequence[float],
+) -> Metrics:
+    """The step in numbers; a mean over nothing is left out."""
+    record = statistics.record(cfg, 0, drafts, reports, consistency)
+    numbers = {
+        "solver/reward": record["reward"],
+        "solver/base_score": record["base_score"],
+        "solver/dimension_score": record["dimension_score"],
+        "solver/score_spread": record["spread"],
+        "solver/assessed": record["assessed"],
+        "evaluator/depth": record["depth"],
+        "evaluator/consistency": record["consistency"],
+        "evaluator/valid": record["valid_rubrics"],
+        "evaluator/citations_supported": record["citations_supported"],
+    }
+    values = {"solver/report": [float(report.text is not None) for report in reports]}
+    values |= searching.talk(
+        "solver",
+        [report.completion for report in reports],
+        [talking.searches(cfg, report.completion) for report in reports],
+    )
+    scored = [call.completion for call in calls]
+    values |= searching.talk("scoring", scored, [talking.searches(cfg, completion) for completion in scored])
+    values |= searching.lengths("evaluator", [draft.completion for draft in drafts])
+    refused = [report.reason for report in reports]
+    shares = {f"rejected/{reason}": refused.count(reason) / len(refused) for reason in rules.REPORT_REASONS}
+    if drafts:
+        broken = [draft.reason for draft in drafts]
+        shares |= {f"rejected/rubric_{reason}": broken.count(reason) / len(broken) for reason in rules.RUBRIC_REASONS}
+    return means(values) | {name: value for name, value in numbers.items() if value is not None} | shares
+
+
+def measure_harness(harness: Harness, state: Mapping[str, Any], refresh: Refresh | None) -> Metrics:
+    """The harness in force in the step, and how often it was refreshed, and could not be, after it."""
+    limits, process = harness.dimension_constraints, harness.process_constraints
+    after = state if refresh is None else refresh.state
+    return {
+        "harness/dimensions": float(limits.k),
+        "harness/min_tool_calls": float(process.min_number_of_tool_call),
+        "harness/since": float(state["since"]),
+        "harness/refreshed": float(after["refreshed"]),
+        "harness/invalid": float(after["invalid"]),
+    }

@@ -1,0 +1,68 @@
+"""The DimensionScheduler: which dimensions were used, how reproducible the reports under them were, what to try next.
+
+Its state is plain data: {"step", "mean", "dimensions": {name: {"uses", "last", "consistency"}}}, where `last` is the
+number of steps played when the dimension was last used, and both means move by `score.scheduler.decay`. The paper names
+the scheduler's calls (Algorithm 1 l.8, l.34) and not what they do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scope_jax.config import Config
+from scope_jax.play.rewards import mean
+from scope_jax.systems.score.harness import Harness
+from scope_jax.systems.score.records import Rubric, Wishes
+
+State = dict[str, Any]
+
+
+def begun() -> State:
+    """Nothing used yet."""
+    return {"step": 0, "mean": None, "dimensions": {}}
+
+
+def get_constraints(cfg: Config, state: Mapping[str, Any], harness: Harness) -> Wishes:
+    """(R_t, A_t) and hints, all of the pool in force, and such that a rubric of k dimensions can do as asked."""
+    card, limits = cfg.score.scheduler, harness.dimension_constraints
+    free = [name for name in harness.pool if name not in limits.must_include]
+    used = state["dimensions"]
+    average = state["mean"]
+
+    def behind(name: str) -> bool:
+        own = used.get(name)
+        return own is not None and own["uses"] >= card.min_uses and own["consistency"] < average - card.margin
+
+    worst = sorted(filter(behind, free), key=lambda name: used[name]["consistency"])
+    avoided = worst[: min(card.avoided, len(harness.pool) - limits.k)]
+    left = [name for name in free if name not in avoided]
+    # sorted() is stable: where two are equal the order of the pool decides
+    idle = sorted(left, key=lambda name: used[name]["last"] if name in used else 0)
+    stale = [n for n in idle if state["step"] - (used[n]["last"] if n in used else 0) >= card.patience]
+    required = stale[: min(card.required, limits.k - len(limits.must_include))]
+    rare = sorted((n for n in left if n not in required), key=lambda name: used[name]["uses"] if name in used else 0)
+    return Wishes(tuple(required), tuple(avoided), tuple(rare[: card.hints]))
+
+
+def update_stats(
+    cfg: Config, state: Mapping[str, Any], rubrics: Sequence[Rubric], consistency: Sequence[Sequence[float]]
+) -> State:
+    """The state after a step; consistency: C_i of the queries that each of the rubrics was used for."""
+    decay = cfg.score.scheduler.decay
+    step = state["step"] + 1
+    average, dimensions = state["mean"], {name: dict(own) for name, own in state["dimensions"].items()}
+    for rubric, values in zip(rubrics, consistency, strict=True):
+        value = mean(values)
+        average = _moved(average, value, decay)
+        for name in rubric.dimensions:
+            own = dimensions.setdefault(name, {"uses": 0, "last": 0, "consistency": None})
+            own["uses"] += 1
+            own["last"] = step
+            own["consistency"] = _moved(own["consistency"], value, decay)
+    return {"step": step, "mean": average, "dimensions": dimensions}
+
+
+def _moved(average: float | None, value: float, decay: float) -> float:
+    """The moving mean, which begins with its first value."""
+    return value if average is None else decay * average + (1 - decay) * value

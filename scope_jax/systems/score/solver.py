@@ -1,0 +1,49 @@
+"""SCORE's solver: reports on queries, written with searches under a rubric (section 3.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rollouts.types import Completion
+from scope_jax.config import Config
+from scope_jax.play import searching
+from scope_jax.play.tools import Prompt, Tools, sample_role
+from scope_jax.systems.score import instructions, talking
+from scope_jax.systems.score.consistency import conclusion_of
+from scope_jax.systems.score.evaluator import Query
+from scope_jax.systems.score.records import Report, Rubric
+from scope_jax.text import parsing
+from scope_jax.text.messages import Messages
+
+
+def report_of(completion: Completion) -> str | None:
+    """The report: content of the last closed `<answer>`; None without one or when it is empty."""
+    return parsing.last(searching.said(completion), talking.REPORT) or None
+
+
+def write_reports(cfg: Config, tools: Tools, queries: Sequence[Query], rubrics: Sequence[Rubric]) -> list[Report]:
+    """y_i^k ~ π_s(· | q_i, H, w), k = 1…K, those of a query after each other; not yet assessed."""
+    asked = [
+        instructions.for_solver(cfg, row["question"], rubric) for row, rubric in zip(queries, rubrics, strict=True)
+    ]
+    groups = sample_role(
+        tools,
+        "solver",
+        cfg.score.solver,
+        [Prompt(tools.encode_prompt(said), f"{place}", said) for place, said in enumerate(asked)],
+        cfg.score.solver.samples,
+        policy=talking.policy_of(cfg, "solver"),
+        stop=talking.stops(cfg, talking.REPORT),
+        respond=talking.responder(cfg, tools.search, talking.REPORT),
+    )
+    return [
+        _report(cfg, place, asked[place], completion, rubrics[place])
+        for place, group in enumerate(groups)
+        for completion in group
+    ]
+
+
+def _report(cfg: Config, place: int, prompt: Messages, completion: Completion, rubric: Rubric) -> Report:
+    text = report_of(completion)
+    conclusion = None if text is None else conclusion_of(text, cfg.score.conclusion)
+    return Report(place, prompt, completion, rubric, text, conclusion, reason="no_report" if text is None else "")

@@ -1,0 +1,42 @@
+"""Who plays which role of SCORE, and how they search."""
+
+from __future__ import annotations
+
+from rollouts.types import Completion
+from scope_jax.config import Config, ScoreRole
+from scope_jax.play import searching
+from scope_jax.play.defaults import ACTOR
+from scope_jax.play.searching import Search
+from scope_jax.play.tools import BASE
+from scope_jax.play.turns import Respond
+from scope_jax.text import dialects
+
+REPORT, ASSESSMENT = "answer", "report_evaluations"  # the tags in which episodes with searches end
+
+
+def policy_of(cfg: Config, role: ScoreRole) -> str:
+    """The weights a role is played with: the shared actor's, its own, or the base's where these are never trained."""
+    if cfg.score.policies == "shared":
+        return ACTOR
+    return role if role in cfg.score.train else BASE
+
+
+def stops(cfg: Config, final: str) -> tuple[str, ...]:
+    """Strings that end a turn of an episode with searches that ends in `<final>`."""
+    return (dialects.load(cfg.model.dialect).close, f"</{final}>")
+
+
+def responder(cfg: Config, search: Search, final: str) -> Respond:
+    """What answers a turn of such an episode."""
+    ends = cfg.model.turns == "raw"
+    return searching.responder(search, dialects.load(cfg.model.dialect), (final,), end_token_ends=ends)
+
+
+def searches(cfg: Config, completion: Completion) -> int:
+    """How many searches of an episode were answered."""
+    return len(searching.queries_run(completion, dialects.load(cfg.model.dialect)))
+
+
+def last_said(completion: Completion) -> str:
+    """The last turn outside of thoughts; "" where the prompt was not sampled."""
+    return searching.said(completion)[-1] if completion.turns else ""

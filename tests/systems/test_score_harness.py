@@ -1,0 +1,218 @@
+"""The meta-harness of SCORE: what is valid, who refreshes it, and that nothing it says can end a run."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scope_jax.config import CardError, JudgeSection
+from scope_jax.learner.types import Reply
+from scope_jax.play.judge_client import JudgeClient
+from scope_jax.systems import score
+from scope_jax.systems.score import harness, refreshing
+from tests.judge.endpoint import Answer, chat, endpoint
+from tests.systems.harness import ScriptedTools
+from tests.systems.score_world import QUERIES, RESULTS, Plan, card
+
+OUTSIDE = {"driver": "endpoint", "endpoint": {"url": "http://127.0.0.1:1/v1", "model": "m"}}
+PLAIN = harness.default(card()).plain()
+NAMES = PLAIN["dimension_pool"]
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+
+
+def changed(*path: str, to: Any) -> dict[str, Any]:
+    """The default harness with one value changed; ... removes it."""
+    value = deepcopy(PLAIN)
+    table = value
+    for key in path[:-1]:
+        table = table[key]
+    if to is ...:
+        del table[path[-1]]
+    else:
+        table[path[-1]] = to
+    return value
+
+
+K, MUST, LOW = (("dimension_constraints", name) for name in ("k", "must_include", "weight_min"))
+CALLS = ("process_constraints", "min_number_of_tool_call")
+BAD = [
+    (changed(*K, to="4"), "valid integer"),
+    (changed(*K, to=True), "valid integer"),
+    (changed(*K, to=4.5), "valid integer"),
+    (changed(*K, to=0), "greater than or equal"),
+    (changed(*K, to=11), "k is above"),
+    (changed(*K, to=...), "required"),
+    (changed(*MUST, to=["beauty"]), "not in the pool"),
+    (changed(*MUST, to=[]), "is empty"),
+    (changed(*MUST, to=["insight", "insight"]), "twice"),
+    (changed(*MUST, to=["insight", "diversity", "fairness", "factuality"]), "k is below"),
+    (changed(*MUST, to="factuality"), "must_include"),
+    (changed(*LOW, to=0.6), "weight_min is above"),
+    (changed(*LOW, to=-1), "greater than or equal"),
+    (changed(*CALLS, to=10), "leaves no turn"),
+    (changed("process_constraints", "require_search", to="yes"), "valid boolean"),
+    (changed("dimension_pool", to=["factuality", "beauty", "insight"]), "does not have"),
+    (changed("dimension_pool", to=["factuality", "insight"]), "k is above"),
+    (changed("notes", to="n" * 2001), "at most 2000"),
+    (changed("notes", to=None), "valid string"),
+    ({**PLAIN, "weights": {}}, "Extra inputs"),
+    ([], "valid dictionary"),
+]
+
+
+@pytest.mark.parametrize(("value", "why"), BAD, ids=[why for _, why in BAD])
+def test_only_what_fits_schema_and_card_is_a_harness(value: Any, why: str):
+    with pytest.raises(harness.HarnessError, match=why):
+        harness.checked(card(), value)
+
+
+def test_the_pool_may_be_narrowed_and_a_harness_is_plain_data():
+    narrow = harness.checked(card(), changed("dimension_pool", to=["factuality", "insight", "diversity"]))
+    assert narrow.pool == ("factuality", "insight", "diversity")
+    assert harness.checked(card(), json.loads(json.dumps(narrow.plain()))) == narrow
+    with pytest.raises(CardError, match=r"score\.harness: a run cannot begin"):
+        score.start(card(harness={"k": 11}))
+
+
+def test_another_card_takes_a_harness_over_if_it_can():
+    cfg, memory = card(), score.start(card())
+    memory["harness"]["value"]["dimension_constraints"]["k"] = 5
+    assert score.adopt(cfg, memory, cfg) == memory
+    few = card(dimensions=dict.fromkeys([*NAMES[1:3], *NAMES[6:]], ""))
+    adopted = score.adopt(few, memory, cfg)
+    assert adopted["harness"]["value"]["dimension_constraints"]["k"] == 3
+
+
+# -------------------------------------------------------------------------------------------------------- outside model
+@dataclass
+class Wired(ScriptedTools):
+    """Scripted tools whose outside model is asked over HTTP."""
+
+    client: JudgeClient | None = None
+
+    def judge(self, messages: Sequence[str], **asked: Any) -> list[Reply]:
+        assert self.client is not None and asked == {"by": "harness"}
+        self.judged += messages
+        return self.client(messages)
+
+
+def played(answer: Answer | None) -> tuple[Any, Wired]:
+    """A step whose refresh gets this answer; None: nobody is there."""
+    cfg = card(harness=OUTSIDE)
+    section = {"model": "m", "timeout": 5.0, "retries": 0}
+    with endpoint(lambda number, body: answer or (500, "")) as (url, _):
+        there = url if answer is not None else "http://127.0.0.1:9/v1"
+        client = JudgeClient(JudgeSection(url=there, **section))
+        tools = Wired(Plan(), RESULTS, data=QUERIES, dialect="observation", client=client)
+        step = score.play(cfg, tools, score.start(cfg), 0)
+        client.close()
+    return step, tools
+
+
+BROKEN: list[tuple[str, Answer | None]] = [
+    ("cannot be reached|no reply", None),
+    ("not a chat completion", (200, [1])),
+    ("HTTP 500", (500, "")),
+    ("refused: HTTP 400", (400, "too long")),
+    ("not end with a JSON object", chat("I would rather not.")),
+    ("Field required", chat(json.dumps(PLAIN)[:-9])),
+    ("valid integer", chat(json.dumps(changed(*K, to="4")))),
+    ("not in the pool", chat(json.dumps(changed(*MUST, to=["beauty"])))),
+    ("characters, more than", chat(json.dumps(changed("notes", to="n" * (10 << 20))))),
+    ("JSON object", chat("")),
+]
+
+
+@pytest.mark.parametrize(("why", "answer"), BROKEN, ids=[why for why, _ in BROKEN])
+def test_a_bad_answer_keeps_the_harness_and_is_counted(why: str, answer: Answer | None):
+    (episodes, memory, metrics), _ = played(answer)
+    assert memory["harness"] == score.start(card())["harness"] | {"invalid": 1}
+    assert metrics["harness/invalid"] == 1.0 and metrics["harness/refreshed"] == 0.0
+    told = [episode for episode in episodes if episode.role == "harness"][-1]
+    assert re.search(why, told.text["problem"]) and told.text["harness"] == PLAIN
+    assert all(len(reply.text) <= harness.LARGEST + 1 for j in told.judgements for reply in j.replies)
+
+
+def test_a_good_answer_is_in_force_from_the_next_step():
+    new = changed(*CALLS, to=2) | {"notes": "Search twice. <answer>"}
+    (episodes, memory, metrics), tools = played(chat(f"Here it is:\n{json.dumps(new)}"))
+    assert memory["harness"]["value"] == new and memory["harness"]["since"] == 1 and metrics["harness/invalid"] == 0.0
+    assert '"assessed": 1.0' in tools.judged[0] and '"min_number_of_tool_call": 1' in tools.judged[0]
+    again = Wired(Plan(), RESULTS, data=QUERIES, dialect="observation")
+    cfg = card()
+    episodes, _, metrics = score.play(cfg, again, memory, 1)
+    assert metrics["harness/min_tool_calls"] == 2.0 and metrics["rejected/shallow"] == 1.0
+    assert "Search at least 2 times" in (prompt := again.prompts["scoring", "0 report 0"]) and "[answer]" in prompt
+    told = next(episode for episode in episodes if episode.role == "harness")
+    assert told.text["harness"] == new and told.text["earlier"] == [{"since": 0, "harness": PLAIN}]
+
+
+# ---------------------------------------------------------------------------------------------------------- rules, file
+def told(**numbers: float | None) -> list[dict[str, Any]]:
+    return [{"assessed": 1.0, "base_score": None, "spread": None} | numbers]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "k", "calls"),
+    [
+        ({"base_score": 0.5, "spread": 0.1}, 3, 1),
+        ({"base_score": 0.8, "spread": 0.1}, 4, 2),
+        ({"base_score": 0.5, "spread": 0.01}, 4, 2),
+        ({"assessed": 0.4, "base_score": 0.9}, 2, 1),
+        ({"assessed": 0.0}, 2, 1),
+    ],
+)
+def test_rules_tighten_where_reports_score_high_or_alike_and_loosen_where_few_are_assessed(
+    numbers: dict[str, float], k: int, calls: int
+):
+    cfg = card()
+    after = refreshing.by_rules(cfg, harness.default(cfg), told(**numbers))
+    assert (after.dimension_constraints.k, after.process_constraints.min_number_of_tool_call) == (k, calls)
+
+
+def test_rules_keep_to_the_limits_of_the_card():
+    cfg = card(harness={"max_k": 4, "max_tool_calls": 2})
+    now = harness.default(cfg)
+    for _ in range(5):
+        now = refreshing.by_rules(cfg, now, told(base_score=1.0))
+    assert (now.dimension_constraints.k, now.process_constraints.min_number_of_tool_call) == (4, 2)
+    for _ in range(5):
+        now = refreshing.by_rules(cfg, now, told(assessed=0.0))
+    assert (now.dimension_constraints.k, now.process_constraints.min_number_of_tool_call) == (2, 1)
+
+
+def test_a_file_of_harnesses_is_replayed(tmp_path: Path):
+    path = tmp_path / "harnesses.json"
+    path.write_text(json.dumps([{"step": 1, "harness": changed(*K, to=2)}, {"step": 2, "harness": {}}]))
+    cfg = card(harness={"driver": "replay", "file": str(path)})
+    state, ks = score.start(cfg)["harness"], []
+    for step in range(3):
+        state = refreshing.refresh(cfg, ScriptedTools(Plan()), state, told(), step).state
+        ks.append((state["value"]["dimension_constraints"]["k"], state["since"], state["invalid"]))
+    assert ks == [(2, 1, 0), (2, 1, 1), (2, 1, 1)]  # the second entry is no harness, the third step has none
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '[{"step": "1", "harness": {}}]', '[{"step": 1}]', "[1]"])
+def test_a_file_that_is_no_list_of_harnesses_ends_the_run_at_its_start(tmp_path: Path, text: str):
+    path = tmp_path / "harnesses.json"
+    path.write_text(text)
+    for name in (path, tmp_path / "none.json"):
+        with pytest.raises(CardError, match=str(name)):
+            score.start(card(harness={"driver": "replay", "file": str(name)}))
+
+
+def test_a_driver_that_is_off_never_refreshes():
+    assert not refreshing.due(card(harness={"driver": "off"}), 0)
+    assert [refreshing.due(card(harness={"every": 2}), step) for step in range(4)] == [False, True, False, True]
