@@ -13,7 +13,7 @@ from scope_jax.learner.types import Episode
 from scope_jax.systems import score
 from scope_jax.systems.score import harness, rules, scheduler
 from scope_jax.systems.score.consistency import conclusion_of, pairwise
-from scope_jax.systems.score.records import Rubric, Wishes
+from scope_jax.systems.score.records import Assessment, Rubric, Wishes
 from tests.systems.score_world import DEFAULT, assessment, card, evaluations, rubric
 
 RUBRIC = Rubric("factuality", {"insight": 0.5, "coherence": 0.25})
@@ -140,8 +140,15 @@ def test_what_harness_and_scheduler_demand():
 
 
 # ---------------------------------------------------------------------------------------------------------- assessments
+def only(text: str) -> Assessment:
+    """The one assessment of a reply."""
+    found = rules.assessments_of(text, 1, RUBRIC, 10)
+    assert found is not None and len(found) == 1
+    return found[0]
+
+
 def test_an_assessment_has_points_for_every_dimension():
-    (one,) = rules.assessments_of("Well. " + evaluations(assessment(1, GOOD)), 1, RUBRIC, 10) or ()
+    one = only("Well. " + evaluations(assessment(1, GOOD)))
     assert one.scores == GOOD and one.verification == "said"
     assert one.citations == {"supported": 1, "unsupported": 0, "unknown": 0}
     both = rules.assessments_of(evaluations(assessment(1, GOOD), assessment(2, GOOD | {"insight": 0.5})), 2, RUBRIC, 10)
@@ -193,7 +200,7 @@ def test_any_other_assessment_is_none(text: str):
 def test_the_gate(sections: tuple[str, ...], depth: int, changes: dict[str, Any], reason: str):
     """τ_s is the card's, or the harness' where that is more; here the card's is 0."""
     now = harness.default(card(harness=changes))
-    (one,) = rules.assessments_of(evaluations(assessment(1, GOOD, sections)), 1, RUBRIC, 10) or ()
+    one = only(evaluations(assessment(1, GOOD, sections)))
     assert rules.lacking(one, depth, now, 0) == reason
     assert rules.depth_wanted(now, 5) == 5
 

@@ -88,6 +88,7 @@ every = 1
 saturated = 0.0
 require_search = false
 min_tool_calls = 0
+max_tool_calls = 0
 """
 PROMPTS = {
     "rubric": "{base} and {others} of {dimensions}, {weight_min} to {weight_max}",
