@@ -10,7 +10,7 @@ import pytest
 
 from retrieval.rows import DataError
 from scope_jax.data import sources
-from scope_jax.data.schemas import answers, clusters, questions, readings, tasks
+from scope_jax.data.schemas import answers, clusters, queries, questions, readings, tasks
 from scope_jax.systems import ssp
 from tests.data.files import jsonl, source
 from tests.systems.harness import card
@@ -192,6 +192,15 @@ def test_real_documents_load_by_name(shared_data: Path, tmp_path: Path, name: st
 
 
 DOCUMENT = {"id": "a", "title": "A", "text": "About a."}
+
+
+def test_queries_need_no_answer() -> None:
+    for row in ({"question": "Why?", "answers": []}, {"query": "Why?"}, {"prompt": "Why?"}):
+        assert queries(row, "a place", {}) == {"question": "Why?"}
+    said = [{"role": "user", "content": "Why?"}]
+    assert queries({"messages": said}, "a place", {}) == {"question": "user: Why?"}
+    with pytest.raises(DataError, match="a place: "):
+        queries({"question": ""}, "a place", {})
 
 
 def test_clusters_are_documents_that_belong_together() -> None:

@@ -138,13 +138,13 @@ def measure(
         "evaluator/citations_supported": record["citations_supported"],
     }
     values = {"solver/report": [float(report.text is not None) for report in reports]}
-    values |= searching.talk(
+    values |= searching.episode_stats(
         "solver",
         [report.completion for report in reports],
         [talking.searches(cfg, report.completion) for report in reports],
     )
     scored = [call.completion for call in calls]
-    values |= searching.talk("scoring", scored, [talking.searches(cfg, completion) for completion in scored])
+    values |= searching.episode_stats("scoring", scored, [talking.searches(cfg, completion) for completion in scored])
     values |= searching.lengths("evaluator", [draft.completion for draft in drafts])
     refused = [report.reason for report in reports]
     shares = {f"rejected/{reason}": refused.count(reason) / len(refused) for reason in rules.REPORT_REASONS}

@@ -18,7 +18,7 @@ from scope_jax.text.messages import Messages
 
 def report_of(completion: Completion) -> str | None:
     """The report: content of the last closed `<answer>`; None without one or when it is empty."""
-    return parsing.last(searching.said(completion), talking.REPORT) or None
+    return parsing.last(searching.contents(completion), talking.REPORT) or None
 
 
 def write_reports(cfg: Config, tools: Tools, queries: Sequence[Query], rubrics: Sequence[Rubric]) -> list[Report]:

@@ -39,4 +39,4 @@ def searches(cfg: Config, completion: Completion) -> int:
 
 def last_said(completion: Completion) -> str:
     """The last turn outside of thoughts; "" where the prompt was not sampled."""
-    return searching.said(completion)[-1] if completion.turns else ""
+    return searching.contents(completion)[-1] if completion.turns else ""
