@@ -78,6 +78,7 @@ def test_two_steps_by_hand_with_a_refresh_between(mixed: Plan):
         "solver/score_spread": 0.4,
         "solver/assessed": 0.5,
         "solver/report": 0.75,
+        "solver/identical_pairs": 0.0,  # of the two reports of query 0
         "solver/searches": 0.5,  # one each by the reports without a plan
         "scoring/searches": 2 / 3,
         "evaluator/depth": 1.0,
@@ -94,7 +95,7 @@ def test_two_steps_by_hand_with_a_refresh_between(mixed: Plan):
     }
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
     rest = {name for name, value in metrics.items() if value and name not in expected}
-    assert {name.rpartition("/")[2] for name in rest} == {"response_tokens", "response_length"}
+    assert {name.rpartition("/")[2] for name in rest} == {"response_tokens", "response_length", "mean_length"}
     assert {f"rejected/{reason}" for reason in rules.REPORT_REASONS} <= set(metrics)
 
     # the mean base score is 0.6: a dimension and a search more from the next step on
@@ -191,6 +192,17 @@ def test_unassessed_reports_may_be_left_out_of_training():
     plan = Plan(reports={("0", 0): ["nothing"]}, scoring={"0 report 1": ["no"]})
     episodes, _, _ = score.play(cfg, world(plan), score.start(cfg), 0)
     assert [e.trained for e in of(episodes, "solver")] == [True, False, True, True]
+
+
+def test_dpo_is_trained_on_the_best_and_the_worst_report(mixed: Plan):
+    """Rewards by query: 0.25, 1.25; then 0 and 0, which rank nothing. Of three the first of the best is taken."""
+    cfg = card(solver={"loss": {"objective": "dpo"}}, train=["solver"])
+    episodes, _, _ = score.play(cfg, world(mixed), score.start(cfg), 0)
+    assert [e.trained for e in of(episodes, "solver")] == [True, True, False, False]
+    third = Plan(scoring={"0 report 0": [SEARCH, evaluations(assessment(1, ONE | {"factuality": 2}))]})
+    cfg = card(solver={"loss": {"objective": "dpo"}, "samples": 3}, train=["solver"])
+    episodes, _, _ = score.play(cfg, world(third), score.start(cfg), 0)
+    assert [e.trained for e in of(episodes, "solver")] == [True, True, False] + [False] * 3
 
 
 @pytest.mark.parametrize(

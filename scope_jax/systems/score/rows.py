@@ -10,6 +10,7 @@ from typing import Any
 from scope_jax.config import Config
 from scope_jax.learner.types import Datum, Episode, Judgement, Metrics
 from scope_jax.play import searching
+from scope_jax.play.collapse import collapse_metrics
 from scope_jax.play.rewards import mean, means
 from scope_jax.systems.score import rules, statistics, talking
 from scope_jax.systems.score.evaluator import Query
@@ -24,9 +25,24 @@ OBSERVER = "harness"  # role of the records of harnesses, which no policy plays
 def solver_episodes(
     cfg: Config, queries: Sequence[Query], reports: Sequence[Report], calls: Sequence[Call]
 ) -> list[Episode]:
-    """Every report with R_s; the reports of a query are a group."""
+    """Every report with R_s; the reports of a query are a group. With DPO its best and worst report are trained."""
     said = {i: call for call in calls for i in call.reports}
-    return [_report(cfg, queries[report.place], report, said.get(i)) for i, report in enumerate(reports)]
+    made = [_report(cfg, queries[report.place], report, said.get(i)) for i, report in enumerate(reports)]
+    return _paired(made) if cfg.score.solver.loss.objective == "dpo" else made
+
+
+def _paired(episodes: Sequence[Episode]) -> list[Episode]:
+    """Of each group the first of the best and of the worst episodes are trained; none where all rewards are equal."""
+    groups: dict[str, list[int]] = {}
+    for i, episode in enumerate(episodes):
+        if episode.trained:
+            groups.setdefault(episode.group, []).append(i)
+    chosen: set[int] = set()
+    for places in groups.values():
+        best = max(places, key=lambda i: episodes[i].reward)
+        worst = min(places, key=lambda i: episodes[i].reward)
+        chosen |= {best, worst} if episodes[best].reward > episodes[worst].reward else set()
+    return [episode if i in chosen else replace(episode, trained=False) for i, episode in enumerate(episodes)]
 
 
 def _report(cfg: Config, query: Query, report: Report, call: Call | None) -> Episode:
@@ -151,6 +167,10 @@ def measure(
     if drafts:
         broken = [draft.reason for draft in drafts]
         shares |= {f"rejected/rubric_{reason}": broken.count(reason) / len(broken) for reason in rules.RUBRIC_REASONS}
+    texts: dict[int, list[str]] = {}
+    for report in reports:
+        texts.setdefault(report.place, []).extend([] if report.text is None else [report.text])
+    shares |= {f"solver/{name}": value for name, value in collapse_metrics(list(texts.values())).items()}
     return means(values) | {name: value for name, value in numbers.items() if value is not None} | shares
 
 
