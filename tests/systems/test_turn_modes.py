@@ -31,7 +31,7 @@ from tests.systems.harness import (
 CODEC = Characters()
 USER, ASSISTANT, TOOL, ENVIRONMENT = (chr(ROLES[name]) for name in ("user", "assistant", "tool", "environment"))
 END = chr(EOS)
-RESULT_ROLE = {"xml": USER, "hermes": TOOL, "function": ENVIRONMENT}
+RESULT_ROLE = {"xml": USER, "observation": USER, "hermes": TOOL, "function": ENVIRONMENT}
 
 
 def sampled(text: str, finish: str = "stop") -> Turn:
