@@ -47,6 +47,7 @@ def _built(folder) -> bytes:
     return (folder / "scope" / "base" / "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_base_is_built_and_its_accuracy_is_logged(tmp_path, capsys) -> None:
     assert _built(tmp_path)
     assert capsys.readouterr().out.count("held out, grade: whole") == 2  # after each stage
