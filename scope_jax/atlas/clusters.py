@@ -14,9 +14,9 @@ from typing import Any, Literal
 import numpy as np
 
 from scope_jax.atlas.corpus import document_id, title_of
-from scope_jax.atlas.facts import Fact, World, load_numbers
-from scope_jax.atlas.questions import Chain, chain_question
-from scope_jax.atlas.rows import Split, pick
+from scope_jax.atlas.facts import Fact, World, grouped, load_numbers
+from scope_jax.atlas.questions import Chain, chain_question, walks
+from scope_jax.atlas.rows import Split, pick, some
 
 Task = Literal["qa", "math"]
 TASKS: tuple[Task, ...] = ("qa", "math")
@@ -61,22 +61,9 @@ def facts_of(documents: Sequence[Document]) -> list[Fact]:
     return list(dict.fromkeys(fact for document in documents for fact in document.facts))
 
 
-def is_number(fact: Fact) -> bool:
-    return fact.value.isdecimal()
-
-
 def chains_in(facts: Sequence[Fact], hops: int, task: Task) -> list[Chain]:
     """Chains of so many of the facts that end in a number (math) or in a name (qa), and never return to a name."""
-    about = _by(facts, "entity")
-    made: list[Chain] = [(fact,) for fact in facts]
-    for _ in range(hops - 1):
-        made = [
-            (*chain, fact)
-            for chain in made
-            for fact in about.get(chain[-1].value, ())
-            if fact.value not in {chain[0].entity, *(step.value for step in chain)}
-        ]
-    return [chain for chain in made if is_number(chain[-1]) == (task == "math")]
+    return [chain for chain in walks(facts, hops)[hops] if chain[-1].is_number == (task == "math")]
 
 
 class Shelf:
@@ -89,8 +76,8 @@ class Shelf:
         self.world, self.rng = world, rng
         every = (*world.facts, *load_numbers(world))
         shown = [fact for fact in every if split != "train" or world.trains(fact)]
-        self._own = _by(shown, "entity")
-        self._mentions = _by([fact for fact in shown if not is_number(fact)], "value")
+        self._own = grouped(shown, "entity")
+        self._mentions = grouped([fact for fact in shown if not fact.is_number], "value")
         self._ids = {name: document_id(number) for number, name in enumerate(world.names)}
         self.names = [name for name in self._own if split != "held_out" or name in world.held_out]
         self._known = set(self.names)
@@ -101,23 +88,20 @@ class Shelf:
         entities = [fact.entity for fact in self._mentions.get(name, ())]
         return [other for other in dict.fromkeys([*values, *entities]) if other in self._known]
 
-    def _some(self, items: Sequence[Fact], most: int) -> list[Fact]:
-        return [items[int(place)] for place in self.rng.permutation(len(items))[:most]]
-
     def document(self, name: str) -> Document:
         """A document about a name, its facts in random order."""
         own = list(self._own[name])
-        mentions = self._some(self._mentions.get(name, ()), MENTIONS)
+        mentions = some(self._mentions.get(name, ()), MENTIONS, self.rng)
         near = [*(fact.value for fact in own), *(fact.entity for fact in mentions)]
-        numbers = [fact for other in near for fact in self._own.get(other, ()) if is_number(fact)]
-        facts = list(dict.fromkeys([*own, *mentions, *self._some(numbers, NUMBERS)]))
-        return Document(self._ids[name], name, title_of(self.world, name), tuple(self._some(facts, len(facts))))
+        numbers = [fact for other in near for fact in self._own.get(other, ()) if fact.is_number]
+        facts = list(dict.fromkeys([*own, *mentions, *some(numbers, NUMBERS, self.rng)]))
+        return Document(self._ids[name], name, title_of(self.world, name), tuple(some(facts, len(facts), self.rng)))
 
     def cluster(self, family: Task) -> Cluster:
         """Documents about names that lie next to each other; in the family math, every one of them has a number."""
         while True:
             documents = {name: self.document(name) for name in self._company()}
-            numbers = [any(map(is_number, document.facts)) for document in documents.values()]
+            numbers = [any(fact.is_number for fact in document.facts) for document in documents.values()]
             if len(documents) == DOCUMENTS and (family == "qa" or all(numbers)):
                 ordered = list(documents.values())
                 return Cluster(tuple(ordered[int(place)] for place in self.rng.permutation(DOCUMENTS)))
@@ -133,13 +117,6 @@ class Shelf:
                 break
             names.append(pick(near, self.rng))
         return names
-
-
-def _by(facts: Sequence[Fact], key: str) -> dict[str, list[Fact]]:
-    groups: dict[str, list[Fact]] = {}
-    for fact in facts:
-        groups.setdefault(getattr(fact, key), []).append(fact)
-    return groups
 
 
 # ---------------------------------------------------------------------------------------------------------------- files

@@ -48,6 +48,11 @@ class Fact:
         return f"The {self.attribute} of {self.entity} is {self.value}."
 
     @property
+    def is_number(self) -> bool:
+        """True if the value is a whole number, not a name."""
+        return self.value.isdecimal()
+
+    @property
     def phrase(self) -> str:
         """The fact without its value, as questions and queries name it."""
         return f"the {self.attribute} of {self.entity}"
@@ -72,18 +77,19 @@ class World:
 
     @cached_property
     def of_entity(self) -> dict[str, tuple[Fact, ...]]:
-        return _grouped(self.facts, "entity")
+        return grouped(self.facts, "entity")
 
     @cached_property
     def of_value(self) -> dict[str, tuple[Fact, ...]]:
-        return _grouped(self.facts, "value")
+        return grouped(self.facts, "value")
 
     def trains(self, fact: Fact) -> bool:
         """True if the fact may be shown in demonstrations and its value may be an answer in self-play."""
         return fact.entity not in self.held_out and fact.value not in self.held_out
 
 
-def _grouped(facts: Iterable[Fact], key: str) -> dict[str, tuple[Fact, ...]]:
+def grouped(facts: Iterable[Fact], key: str) -> dict[str, tuple[Fact, ...]]:
+    """Facts by their "entity" or by their "value", in order."""
     groups: dict[str, list[Fact]] = defaultdict(list)
     for fact in facts:
         groups[fact.entity if key == "entity" else fact.value].append(fact)

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from scope_jax.atlas.facts import Fact, World, load_numbers
-from scope_jax.atlas.questions import Chain, chain_phrase
-from scope_jax.atlas.rows import pick
+from scope_jax.atlas.facts import Fact, World, grouped, load_numbers
+from scope_jax.atlas.questions import Chain, chain_phrase, walks
+from scope_jax.atlas.rows import pick, some
 
 HOPS = (1, 2, 3)
 MOST_FACTS = 3  # of the chains of one problem
@@ -26,11 +26,6 @@ EXAM_SIZE = 120  # questions of each kind
 DOCUMENT_SEED, EXAM_SEED = 17, 19
 Possible = dict[str, list[tuple[Chain, ...]]]  # the chains of problems by their kind
 NAMED = {1: "one hop", 2: "two hops", 3: "three hops"}  # kinds of questions of the exam; and "number", "difference"
-
-
-def is_number(fact: Fact) -> bool:
-    """True if the fact ends a chain in a whole number."""
-    return fact.value.isdecimal()
 
 
 @dataclass(frozen=True)
@@ -50,7 +45,7 @@ class Problem:
         """Of its answer, as the game calls it."""
         if len(self.chains) == 2:
             return "expression"
-        return "integer" if is_number(self.facts[-1]) else "string"
+        return "integer" if self.facts[-1].is_number else "string"
 
     @property
     def kind(self) -> str:
@@ -74,11 +69,6 @@ class Problem:
         return f"{said} What is {' minus '.join(map(chain_phrase, self.chains))}?"
 
 
-def some(items: Sequence[Any], count: int, rng: np.random.Generator) -> list[Any]:
-    """`count` of the items in random order; all of them if there are no more."""
-    return [items[int(i)] for i in rng.permutation(len(items))[:count]]
-
-
 # ------------------------------------------------------------------------------------------------------------ documents
 class Facts:
     """The facts that documents are made of, with numbers.
@@ -93,9 +83,7 @@ class Facts:
             True: lambda fact: fact.entity in world.held_out,
         }[held_out]
         every = [fact for fact in (*world.facts, *load_numbers(world)) if fits(fact)]
-        self._of: dict[str, list[Fact]] = {}
-        for fact in every:
-            self._of.setdefault(fact.entity, []).append(fact)
+        self._of = grouped(every, "entity")
         self._alike: dict[str, list[str]] = {}  # names by kind
         for name in self._of:
             self._alike.setdefault(world.kinds[name], []).append(name)
@@ -105,7 +93,7 @@ class Facts:
         self._names: dict[str, list[str]] = {}  # that facts speak of, by kind
         for name in sorted(used):
             self._names.setdefault(world.kinds[name], []).append(name)
-        self._numbers = sorted({fact.value for fact in every if is_number(fact)})
+        self._numbers = sorted({fact.value for fact in every if fact.is_number})
 
     def _told(self, subject: str, rng: np.random.Generator) -> list[Fact]:
         """A chain that begins at the subject, then what else is known of the names on it, numbers first."""
@@ -113,14 +101,14 @@ class Facts:
         passed = [subject]
         while len(chain) < HOPS[-1]:
             onward = [fact for fact in self._of.get(passed[-1], ()) if fact.value not in passed]
-            onward = [fact for fact in onward if not is_number(fact)]
+            onward = [fact for fact in onward if not fact.is_number]
             if not onward:
                 break
             chain.append(pick(onward, rng))
             passed.append(chain[-1].value)
         near = [fact for name in passed for fact in self._of.get(name, ())]
-        numbers = some([fact for fact in near if is_number(fact)], len(near), rng)
-        others = some([fact for fact in near if not is_number(fact)], len(near), rng)
+        numbers = some([fact for fact in near if fact.is_number], len(near), rng)
+        others = some([fact for fact in near if not fact.is_number], len(near), rng)
         return list(dict.fromkeys([*chain, *numbers, *others]))[:TOLD]
 
     def document(self, rng: np.random.Generator) -> tuple[tuple[Fact, ...], Possible]:
@@ -135,7 +123,7 @@ class Facts:
 
     def other_numbers(self, facts: Sequence[Fact], rng: np.random.Generator) -> dict[str, str]:
         """Another number for each of these facts, one to one."""
-        own = sorted({fact.value for fact in facts if is_number(fact)})
+        own = sorted({fact.value for fact in facts if fact.is_number})
         return dict(zip(own, some(self._numbers, len(own), rng), strict=True))
 
     def other_names(self, facts: Sequence[Fact], rng: np.random.Generator) -> dict[str, str]:
@@ -161,24 +149,6 @@ def text_of(document: Sequence[Fact]) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------- problems
-def walks(facts: Sequence[Fact]) -> dict[int, list[Chain]]:
-    """All chains of these facts that never come back to a name they have passed, by their length."""
-    of: dict[str, list[Fact]] = {}
-    for fact in facts:
-        of.setdefault(fact.entity, []).append(fact)
-    made: list[Chain] = [(fact,) for fact in facts]
-    every = {1: made}
-    for hops in HOPS[1:]:
-        made = [
-            (*chain, fact)
-            for chain in made
-            for fact in of.get(chain[-1].value, ())
-            if fact.value not in {chain[0].entity, *(one.value for one in chain)}
-        ]
-        every[hops] = made
-    return every
-
-
 def differences(ending: Sequence[Chain]) -> list[tuple[Chain, ...]]:
     """Pairs of these chains that end in different numbers of one attribute, of MOST_FACTS facts at most."""
     return [
@@ -194,9 +164,9 @@ def differences(ending: Sequence[Chain]) -> list[tuple[Chain, ...]]:
 
 def possible(facts: Sequence[Fact]) -> Possible:
     """What can be asked of these facts, by the kind of question."""
-    every = walks(facts)
-    kinds: Possible = {NAMED[hops]: [(chain,) for chain in every[hops] if not is_number(chain[-1])] for hops in HOPS}
-    numbers = [chain for hops in HOPS for chain in every[hops] if is_number(chain[-1])]
+    every = walks(facts, HOPS[-1])
+    kinds: Possible = {NAMED[hops]: [(chain,) for chain in every[hops] if not chain[-1].is_number] for hops in HOPS}
+    numbers = [chain for hops in HOPS for chain in every[hops] if chain[-1].is_number]
     kinds["number"] = [(chain,) for chain in numbers]
     kinds["difference"] = differences([chain for chain in numbers if len(chain) < MOST_FACTS])
     return kinds

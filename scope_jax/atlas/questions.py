@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from scope_jax.atlas.corpus import document_id
-from scope_jax.atlas.facts import Fact, World
+from scope_jax.atlas.facts import Fact, World, grouped
 
 QUESTION_SEED = 5
 KINDS = ("one hop", "two hops", "three hops")  # of chains
@@ -31,17 +31,25 @@ def chain_question(chain: Chain) -> str:
     return f"What is {chain_phrase(chain)}?"
 
 
-def chains(world: World, hops: int) -> list[Chain]:
-    """All chains of `hops` facts that never return to an earlier name."""
-    made: list[Chain] = [(fact,) for fact in world.facts]
-    for _ in range(hops - 1):
+def walks(facts: Sequence[Fact], longest: int) -> dict[int, list[Chain]]:
+    """All chains of up to `longest` of the facts, by length; none returns to a name it has passed."""
+    about = grouped(facts, "entity")
+    made: list[Chain] = [(fact,) for fact in facts]
+    by_length = {1: made}
+    for hops in range(2, longest + 1):
         made = [
             (*chain, fact)
             for chain in made
-            for fact in world.of_entity.get(chain[-1].value, ())
+            for fact in about.get(chain[-1].value, ())
             if fact.value not in {chain[0].entity, *(passed.value for passed in chain)}
         ]
-    return made
+        by_length[hops] = made
+    return by_length
+
+
+def chains(world: World, hops: int) -> list[Chain]:
+    """All chains of so many facts of the world."""
+    return walks(world.facts, hops)[hops]
 
 
 @dataclass(frozen=True)

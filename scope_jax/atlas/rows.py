@@ -35,6 +35,11 @@ def pick(items: Sequence[T], rng: np.random.Generator) -> T:
     return items[int(rng.integers(len(items)))]
 
 
+def some(items: Sequence[T], count: int, rng: np.random.Generator) -> list[T]:
+    """`count` of the items in random order; all of them if there are no more."""
+    return [items[int(place)] for place in rng.permutation(len(items))[:count]]
+
+
 def token_row(script: Script, tokenizer: Tokenizer) -> Datum:
     """The episode as the tokens the engine would see; only the policy's own tokens are marked as sampled."""
     ids = list(tokenizer.encode_chat([{"role": "user", "content": script.message}]))

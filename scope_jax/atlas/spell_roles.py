@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from scope_jax.atlas import clusters, spell_scripts
-from scope_jax.atlas.clusters import HOPS, TASKS, Cluster, Document, Shelf, Task, chains_in, facts_of, is_number
+from scope_jax.atlas.clusters import HOPS, TASKS, Cluster, Document, Shelf, Task, chains_in, facts_of
 from scope_jax.atlas.facts import Fact, World
 from scope_jax.atlas.questions import Chain, chain_question
 from scope_jax.atlas.rows import Makers, Script, Show, Split, pick
@@ -179,7 +179,7 @@ class Examiners:
 
     def _some_value(self, cluster: Cluster, task: Task) -> str:
         return pick(
-            [fact.value for fact in facts_of(cluster.documents) if is_number(fact) == (task == "math")], self.rng
+            [fact.value for fact in facts_of(cluster.documents) if fact.is_number == (task == "math")], self.rng
         )
 
     def guess(self) -> Script:

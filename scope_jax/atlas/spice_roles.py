@@ -175,7 +175,7 @@ class School:
         if asked.type == "expression":
             return " - ".join(reversed(asked.values))
         others = [fact for fact in asked.premises if fact.value != asked.answer]
-        alike = [fact for fact in others if problems.is_number(fact) == (asked.type == "integer")]
+        alike = [fact for fact in others if fact.is_number == (asked.type == "integer")]
         return pick(alike or others, self.rng).value
 
 

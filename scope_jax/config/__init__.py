@@ -45,10 +45,9 @@ from scope_jax.config.tables import (
     RolloutSection,
     RowsSection,
     SamplingSection,
-    TrainSection,
     Ungraded,
-    WatchRule,
 )
+from scope_jax.config.training import TrainSection, WatchRule
 
 __all__ = [
     "BY_RUBRIC",
@@ -173,15 +172,11 @@ class Config(Section):
             return self
         if self.data.answers is None:
             raise ValueError("data.answers is missing; SSP needs a file of ground-truth answers")
-        if self.train.steps is None:
-            raise ValueError("train.steps is missing; SSP needs the number of steps")
         if self.data.max_searches >= self.ssp.proposer.max_turns:
             raise ValueError(
                 f"data.max_searches is {self.data.max_searches}, which with the question takes "
                 f"{self.data.max_searches + 1} turns; lower it or raise ssp.proposer.max_turns"
             )
-        if self.train.keep_iterations:
-            raise ValueError("train.keep_iterations is set, but SSP has no iterations; use train.keep instead")
         if self.judge is None and ("judge" in self.ssp.grader or self.ssp.verify == "judge"):
             raise ValueError(
                 "the card uses a judge (ssp.grader or ssp.verify) but has no [judge] table: "
@@ -216,6 +211,17 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _the_run_has_a_length(self) -> Config:
+        if self.system not in GAMES or self.system == "scope":  # its iterations end it; a game in a file says itself
+            return self
+        game = self.system.upper()
+        if self.train.steps is None:
+            raise ValueError(f"train.steps is missing; {game} needs the number of steps")
+        if self.train.keep_iterations:
+            raise ValueError(f"train.keep_iterations is set, but {game} has no iterations; use train.keep instead")
+        return self
+
+    @model_validator(mode="after")
     def _the_batch_size_is_used(self) -> Config:
         used = {"scope": "scope.challenger_batch and scope.solver_batch", "spell": "spell.groups"}.get(self.system)
         if used is not None and self.train.batch_size != TrainSection.model_fields["batch_size"].default:
@@ -232,10 +238,6 @@ class Config(Section):
             raise ValueError(
                 "data.documents is missing; SPICE needs a file of documents, or spice.corpus = false to do without"
             )
-        if self.train.steps is None:
-            raise ValueError("train.steps is missing; SPICE needs the number of steps")
-        if self.train.keep_iterations:
-            raise ValueError("train.keep_iterations is set, but SPICE has no iterations; keep more with train.keep")
         return self
 
     @model_validator(mode="after")
@@ -244,10 +246,6 @@ class Config(Section):
             return self
         if self.data.clusters is None:
             raise ValueError("data.clusters is missing; SPELL needs a file of clusters of documents (docs/data.md)")
-        if self.train.steps is None:
-            raise ValueError("train.steps is missing; SPELL needs the number of steps")
-        if self.train.keep_iterations:
-            raise ValueError("train.keep_iterations is set, but SPELL has no iterations; use train.keep instead")
         if self.judge is None and self.spell.rule == "judge":
             raise ValueError(
                 'spell.rule = "judge" needs an external model, but the card has no [judge] table; add one, or set '
@@ -261,10 +259,6 @@ class Config(Section):
             return self
         if self.data.queries is None:
             raise ValueError("data.queries is missing; SCORE needs a file of questions to report on")
-        if self.train.steps is None:
-            raise ValueError("train.steps is missing; SCORE needs the number of steps")
-        if self.train.keep_iterations:
-            raise ValueError("train.keep_iterations is set, but SCORE has no iterations; use train.keep instead")
         if self.judge is not None:
             raise ValueError("SCORE does not use [judge]; set the model of its harness in [score.harness.endpoint]")
         return self

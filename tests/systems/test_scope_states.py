@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scope_jax.config.tables import TrainSection
+from scope_jax.config.training import TrainSection
 from scope_jax.learner.state import TrainState
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.run.assemble import Trainer, World

@@ -83,29 +83,29 @@ def policies(cfg: Config) -> tuple[str, ...]:
 
 
 def uses_base(cfg: Config) -> bool:
-    """True where a role of its own is not trained: the base plays it."""
+    """True if a role with separate weights is not trained: the base plays it."""
     return BASE in (talking.policy_of(cfg, "solver"), talking.policy_of(cfg, "evaluator"))
 
 
 def searches(cfg: Config) -> bool:
-    """Solver and evaluator do."""
+    """True: the solver and the evaluator search."""
     return True
 
 
 def judges(cfg: Config) -> dict[str, JudgeSection]:
-    """The model that writes harnesses, if the card has one do it."""
+    """The external model that writes harnesses, if the card has one."""
     card = cfg.score.harness
     return {MODEL: card.endpoint} if card.driver == "endpoint" and card.endpoint is not None else {}
 
 
 def source(cfg: Config) -> Source:
-    """Queries of users."""
-    assert cfg.data.queries is not None  # Config sees to it
+    """User questions."""
+    assert cfg.data.queries is not None  # Config has checked it
     return Source(cfg.data.queries, "queries", cfg.data)
 
 
 def system_messages(cfg: Config) -> tuple[Path, ...]:
-    """Of those roles that have one."""
+    """System message files of the roles that have one."""
     return templates.system_files(cfg.score.prompts, instructions.ROLES)
 
 

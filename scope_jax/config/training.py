@@ -1,0 +1,33 @@
+"""The table of the training loop: its length, its checkpoints, and what ends it early."""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from scope_jax.config.base import CardPath, Count, Section
+
+
+class WatchRule(Section):
+    """A bound of one metric that ends the run early."""
+
+    metric: str = Field(min_length=1)  # as in metrics.jsonl
+    below: float | None = Field(default=None, ge=-1e9, le=1e9)  # out of bounds if smaller
+    above: float | None = Field(default=None, ge=-1e9, le=1e9)  # out of bounds if larger
+    steps: Count = 1  # values out of bounds in a row that end the run
+
+    @model_validator(mode="after")
+    def _one_bound(self) -> WatchRule:
+        if (self.below is None) == (self.above is None):
+            raise ValueError(f"the watch of {self.metric!r} needs one bound; give either below or above")
+        return self
+
+
+class TrainSection(Section):
+    steps: Count | None = None  # length of the run; None: the game decides when it ends
+    batch_size: Count = 256  # items (SSP: ground-truth answers) per step
+    save_every: Count = 10
+    keep: Count = 2  # number of latest checkpoints to keep
+    keep_iterations: bool = False  # also keep a named checkpoint after each iteration, and evaluate there
+    origin: CardPath | None = None  # RUN or RUN@STEP whose state the run starts from (--from)
+    watch: tuple[WatchRule, ...] = Field(default=(), strict=False)  # end the run early; docs/configuration.md
+    offload: bool = False  # keep policies in host memory while they are not trained
