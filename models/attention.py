@@ -24,6 +24,8 @@ Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 BACKENDS = ("reference", "dot_product", "cudnn", "splash")
 MASKED = -1e30  # far below any score, and finite: after subtracting the maximum its exponential is exactly 0
+QUERY_BLOCK = 128  # tokens: their scores fit the cache of a CPU (rows of 512: 2.7 times as fast as in one piece)
+MOST_BLOCKS = 16  # so that the program of a long row stays small
 
 
 def resolve(choice: str, platform: str, dtype: Any) -> str:
@@ -47,22 +49,28 @@ def resolve(choice: str, platform: str, dtype: Any) -> str:
 
 
 def visible_mask(
-    segments_BT: Int[Array, "B T"], window: int | None = None, *, causal: bool = True
-) -> Bool[Array, "B T U"]:
+    segments_BT: Int[Array, "B T"],
+    window: int | None = None,
+    *,
+    causal: bool = True,
+    queries: slice = slice(None),
+    keys: slice = slice(None),
+) -> Bool[Array, "B Q U"]:
     """True where token t may attend to token u: both are in the same segment of the same row, and
 
     * causal: u ≤ t, and with a window t − window < u (so that a token attends to `window` tokens, itself included);
     * not causal: every u, and with a window |t − u| < window.
 
-    t and u are positions in the row: within a segment, distances in the row equal distances in the text. Every token
-    attends to itself, so no row of the softmax is empty, not even in padding (segment 0).
+    t and u are positions in the row, those of `queries` and of `keys`: within a segment, distances in the row equal
+    distances in the text. Every token attends to itself, so no row of the softmax is empty, not even in padding
+    (segment 0).
     """
     here_T = jnp.arange(segments_BT.shape[1])
-    behind_TU = here_T[:, None] - here_T[None, :]
+    behind_TU = here_T[queries, None] - here_T[None, keys]
     seen_TU = behind_TU >= 0 if causal else jnp.ones(behind_TU.shape, bool)
     if window is not None:
         seen_TU &= jnp.abs(behind_TU) < window
-    return seen_TU & (segments_BT[:, :, None] == segments_BT[:, None, :])
+    return seen_TU & (segments_BT[:, queries, None] == segments_BT[:, None, keys])
 
 
 def make_attend(
@@ -71,7 +79,8 @@ def make_attend(
     """attend(q_BTHh, k_BTKh, v_BTKh) -> o_BTHh over packed rows, masked as by `visible_mask`.
 
     backend: one of BACKENDS (see `resolve`). Called inside the traced program and, for splash on more than one device,
-    inside `shard_map`, with this device's heads. The mask is computed once here, outside the scan over layers.
+    inside `shard_map`, with this device's heads. A mask of the whole row is computed once here, outside the scan over
+    layers.
     Raises ValueError for an unknown backend or a window below 1.
     """
     if window is not None and window < 1:
@@ -80,9 +89,9 @@ def make_attend(
         from models import splash  # Pallas takes a second to import and is needed on TPUs only
 
         return partial(splash.attend, segments_BT=segments_BT, window=window, causal=causal)
-    mask_BTT = visible_mask(segments_BT, window, causal=causal)
     if backend == "reference":
-        return partial(attention, mask_BTU=mask_BTT)
+        return partial(blocked_attention, segments_BT=segments_BT, window=window, causal=causal)
+    mask_BTT = visible_mask(segments_BT, window, causal=causal)
     if backend in ("dot_product", "cudnn"):
         # The mask is causal already; is_causal in addition lets cuDNN skip the blocks above the diagonal. The window
         # stays in the mask: before 9.10.2 cuDNN does not accept a window together with a mask.
@@ -94,6 +103,36 @@ def make_attend(
             implementation="cudnn" if fused else "xla",
         )
     raise ValueError(f"attention backend {backend!r} is not one of {', '.join(BACKENDS)}.")
+
+
+def blocked_attention(
+    q_BTHh: Float[Array, "B T H h"],
+    k_BTKh: Float[Array, "B T K h"],
+    v_BTKh: Float[Array, "B T K h"],
+    segments_BT: Int[Array, "B T"],
+    window: int | None,
+    causal: bool,
+) -> Float[Array, "B T H h"]:
+    """`attention` for one block of queries after another, each over the keys that its mask can reach.
+
+    The backward pass computes the scores of a block again instead of keeping them: memory is [B, H, block, T], and on
+    CPU the second computation costs less than writing and reading the scores of a whole row.
+    """
+
+    @jax.checkpoint
+    def one(q: jax.Array, k: jax.Array, v: jax.Array, mask_BTU: jax.Array) -> jax.Array:
+        return attention(q, k, v, mask_BTU)
+
+    length = q_BTHh.shape[1]
+    size = QUERY_BLOCK * max(1, -(-length // (QUERY_BLOCK * MOST_BLOCKS)))
+    reach = length if window is None else window - 1
+    blocks = []
+    for start in range(0, length, size):
+        stop = min(start + size, length)
+        queries, keys = slice(start, stop), slice(max(0, start - reach), stop if causal else min(length, stop + reach))
+        mask_BTU = visible_mask(segments_BT, window, causal=causal, queries=queries, keys=keys)
+        blocks.append(one(q_BTHh[:, queries], k_BTKh[:, keys], v_BTKh[:, keys], mask_BTU))
+    return jnp.concatenate(blocks, axis=1)
 
 
 def attention(

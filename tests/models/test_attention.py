@@ -100,6 +100,17 @@ def test_splash_with_several_blocks_equals_the_reference():
     assert_equal_but_for_rounding(ours, value_and_gradients("reference", segments_BT, 100, True, *arrays))
 
 
+def test_a_long_row_is_computed_in_larger_blocks():
+    # T = 2,100 is more than 16 blocks of 128: the reference takes 256 queries at a time.
+    arrays = heads(np.random.default_rng(3), 1, 2100, 1, 1, 4)
+    segments_BT = jnp.asarray([[1] * 900 + [2] * 1100 + [0] * 100], jnp.int32)
+    for window in (None, 300):
+        ours = value_and_gradients("reference", segments_BT, window, True, *arrays)
+        assert_equal_but_for_rounding(ours, value_and_gradients("dot_product", segments_BT, window, True, *arrays))
+    program = str(jax.make_jaxpr(make("reference", segments_BT, None, True))(*arrays[:3]))
+    assert "256,2048]" in program and "2100,2100" not in program
+
+
 def test_blocks_are_multiples_of_the_lanes_and_waste_less_than_one_lane_each():
     for length in (1, 128, 129, 512, 513, 1000, 10240, 12288):
         block, padded = splash.blocks_of(length)
