@@ -377,7 +377,7 @@ def test_the_head_meets_trained_positions_only(tiny, state, make):
     learner = build(tiny, micro_batch_rows=4, logprob_chunk=512)
     (batch,) = learner.pack(make[2](8, 4), POLICY)
     trained, all_positions = batch.index_MN.shape[1], batch.ids_MBT[0].size
-    assert batching.round_up(int(batch.mask_MN.sum(1).max())) == trained < all_positions
+    assert trained // 2 < int(batch.mask_MN.sum(1).max()) <= trained < all_positions
     shapes = jax.make_jaxpr(lambda s, b: learner._step(state=s, batch=b, scores=Scores(None, None), card=SUPERVISED))(
         fresh(learner, state).replace(ref_params=None), batch
     )
