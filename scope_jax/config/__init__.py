@@ -23,7 +23,7 @@ from scope_jax.config.clusters import ClustersSection
 from scope_jax.config.exams import BY_RUBRIC, EvalSection, EvalSet, Measure
 from scope_jax.config.scope import ChallengerRewardSection, MissingAnswer, ScopeSection, SolverRewardSection
 from scope_jax.config.score import ConclusionRule, Idf, ScoreHarnessSection, ScoreRole, ScoreSection
-from scope_jax.config.spell import RuleText, SpellRoleSection, SpellSection, SpellTask, Vote
+from scope_jax.config.spell import QuestionerReward, RuleText, SpellRoleSection, SpellSection, SpellTask, Vote
 from scope_jax.config.spice import AnswerType, ChallengerReward, SpiceSection
 from scope_jax.config.ssp import FormatRule, Grader, NoiseUnit, SSPSection
 from scope_jax.config.tables import (
@@ -74,6 +74,7 @@ __all__ = [
     "MissingAnswer",
     "NoiseUnit",
     "OptimizerSection",
+    "QuestionerReward",
     "RetrievalSection",
     "RoleSection",
     "RowsSection",

@@ -12,6 +12,7 @@ from scope_jax.config.tables import AdvantageCard, LossCard, SamplingSection
 SpellTask = Literal["qa", "math", "choice"]  # document QA, financial math QA, multiple choice: section 5.1
 SpellRole = Literal["questioner", "responder", "verifier"]
 RuleText = Literal["response", "answer"]
+QuestionerReward = Literal["gaussian", "absolute-zero", "r-zero"]
 Vote = Literal["majority", "single"]
 Reward = Annotated[float, Field(ge=-100, le=1)]
 # section 5.1: temperature 0.7, top-p 0.95, outputs of 4K tokens
@@ -66,6 +67,7 @@ class SpellSection(GameSection):
     malformed_judgment: Reward = 0.0  # reward of a judgment without a verdict, Eq. (5); released code: -1
     verifier: SpellGroupSection = SpellGroupSection()
     # the questioner's reward, Eq. (7)
+    questioner_reward: QuestionerReward = "gaussian"  # of a success rate between 0 and 1; the others: Fig. 5
     target: float = Field(default=0.5, gt=0, lt=1)  # mu
     width: float = Field(default=0.5 / 3, gt=0, le=10)  # sigma
     ungrounded_reward: Reward = -0.5
@@ -83,4 +85,10 @@ class SpellSection(GameSection):
             raise ValueError('verify = false leaves nothing to train the verifier on; remove "verifier" from train')
         if not any(self.tasks.values()):
             raise ValueError("tasks must hold at least one share above 0")
+        shape = {name: type(self).model_fields[name].default for name in ("target", "width")}
+        if self.questioner_reward != "gaussian" and any(getattr(self, name) != value for name, value in shape.items()):
+            raise ValueError(
+                f'target and width shape the gaussian reward; questioner_reward = "{self.questioner_reward}"'
+                " has neither: remove them"
+            )
         return self

@@ -51,6 +51,16 @@ def one_minus_mean(rewards: Sequence[float]) -> float:
     return 1.0 - mean(rewards)
 
 
+def absolute_zero(pass_rate: float) -> float:
+    """1 − p for a task that is answered correctly with probability p, 0 at p = 0 (Absolute Zero)."""
+    return 1.0 - pass_rate if pass_rate > 0.0 else 0.0
+
+
+def r_zero(pass_rate: float) -> float:
+    """1 − 2 |p − 1/2| for a task that is answered correctly with probability p (R-Zero)."""
+    return 1.0 - 2.0 * abs(pass_rate - 0.5)
+
+
 def intermediate(rewards: Sequence[float], left: float, right: float) -> float:
     """4 (left + s)(right − s) for a success rate 0 < s < 1, else 0 (released SSP code); s = (1/n) Σⱼ rⱼ."""
     success = mean(rewards)

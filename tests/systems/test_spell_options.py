@@ -102,6 +102,15 @@ def test_the_width_of_equation_7():
     assert of(narrow, "questioner")[0].reward == of(wide, "questioner")[0].reward == 1.0
 
 
+@pytest.mark.parametrize(
+    ("name", "half", "three", "one"), [("absolute-zero", 0.5, 0.25, 0.75), ("r-zero", 1, 0.5, 0.5)]
+)
+def test_the_other_rewards_of_figure_5(name: str, half: float, three: float, one: float):
+    """Questions 0, 5 and 6 are solved by two, three and one of four answers; the penalties stay."""
+    episodes, _, _ = play(questioner_reward=name)
+    assert [e.reward for e in of(episodes, "questioner")] == [half, -1.0, 0.0, -0.5, -1.0, three, one, 0.0]
+
+
 def test_an_outside_model_in_place_of_the_rule():
     cfg = card(rule="judge", judge_table=JUDGE)
     assert set(spell.judges(cfg)) == {"judge"}
@@ -146,6 +155,7 @@ def test_a_thought_is_no_question_answer_or_verdict():
         ({"tasks": {"poem": 1}}, "tasks"),
         ({"families": {"web": []}}, "families"),
         ({"groups": 0}, "groups"),
+        ({"questioner_reward": "r-zero", "width": 0.1}, 'questioner_reward = "r-zero" has neither: remove them'),
     ],
 )
 def test_what_a_card_may_not_say(changes: dict[str, Any], complaint: str):

@@ -85,7 +85,24 @@ def test_what_is_not_of_the_required_form_is_no_question(task: str, text: str, r
     ],
 )
 def test_equation_7(success: float, reward: float):
-    assert rules.questioner_reward(success, 0.5, 0.5 / 3) == pytest.approx(reward, rel=1e-12)
+    assert rules.questioner_reward("gaussian", success, 0.5, 0.5 / 3) == pytest.approx(reward, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("success", "absolute_zero", "r_zero"),
+    [
+        (0.0, 0.0, 0.0),  # as under Eq. (7), nothing for a question that nobody or everybody solves
+        (0.125, 0.875, 0.25),  # one of eight answers: Absolute Zero likes it best
+        (0.5, 0.5, 1.0),
+        (0.75, 0.25, 0.5),
+        (1.0, 0.0, 0.0),
+    ],
+)
+def test_the_mappings_of_figure_5(success: float, absolute_zero: float, r_zero: float):
+    wanted = {"absolute-zero": absolute_zero, "r-zero": r_zero}
+    assert {name: rules.questioner_reward(name, success, 0.5, 0.5 / 3) for name in wanted} == wanted
+    with pytest.raises(ValueError, match="name is 'gauss'"):
+        rules.questioner_reward("gauss", 0.5, 0.5, 0.5 / 3)
 
 
 # ------------------------------------------------------------------------------------------------------ the responder

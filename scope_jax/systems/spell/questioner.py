@@ -41,4 +41,7 @@ def _reward(cfg: Config, asked: Asked, success: float | None) -> float:
         return cfg.spell.malformed_reward
     if asked.reason == rules.UNGROUNDED:
         return cfg.spell.ungrounded_reward
-    return 0.0 if success is None else rules.questioner_reward(success, cfg.spell.target, cfg.spell.width)
+    if success is None:
+        return 0.0
+    card = cfg.spell
+    return rules.questioner_reward(card.questioner_reward, success, card.target, card.width)

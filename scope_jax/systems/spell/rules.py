@@ -8,8 +8,9 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from scope_jax.config import RuleText, SpellTask, Vote, one_of
+from scope_jax.config import QuestionerReward, RuleText, SpellTask, Vote, one_of
 from scope_jax.play import measures
+from scope_jax.play.rewards import absolute_zero, r_zero
 from scope_jax.systems.spell.records import LETTERS, Question
 from scope_jax.text.objects import last_object
 
@@ -133,11 +134,18 @@ def verifier_rewards(verdicts: Sequence[bool | None], decided: bool, malformed: 
     return tuple(malformed if verdict is None else float(verdict == decided) for verdict in verdicts)
 
 
-def questioner_reward(success: float, target: float, width: float) -> float:
-    """exp(−(r̄ − μ)²/(2σ²)) for 0 < r̄ < 1, else 0 (Eq. (7))."""
+def questioner_reward(name: str, success: float, target: float, width: float) -> float:
+    """The reward of a well-formed, grounded question by its success rate r̄, 0 unless 0 < r̄ < 1.
+
+    gaussian: exp(−(r̄ − μ)²/(2σ²)) (Eq. (7)). The mappings it is compared with in Fig. 5: absolute-zero, 1 − r̄; r-zero,
+    1 − 2 |r̄ − 1/2|. Raises ValueError for an unknown name.
+    """
+    one_of("name", name, QuestionerReward)
     if not 0.0 < success < 1.0:
         return 0.0
-    return math.exp(-((success - target) ** 2) / (2 * width**2))
+    if name == "gaussian":
+        return math.exp(-((success - target) ** 2) / (2 * width**2))
+    return {"absolute-zero": absolute_zero, "r-zero": r_zero}[name](success)
 
 
 def spread(rewards: Sequence[float]) -> bool:

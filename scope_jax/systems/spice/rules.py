@@ -9,6 +9,7 @@ import numpy as np
 
 from scope_jax.config import ChallengerReward, one_of
 from scope_jax.play.measures import letter, same_text
+from scope_jax.play.rewards import absolute_zero, r_zero
 from scope_jax.systems.spice.records import MULTIPLE_CHOICE, Attempt, Task
 
 BEST_VARIANCE = 0.25  # of 0/1 correctness at a pass rate of one half (Eq. (1))
@@ -21,23 +22,14 @@ def variance(pass_rate: float, width: float) -> float:
     return math.exp(-((pass_rate * (1.0 - pass_rate) - BEST_VARIANCE) ** 2) / (2.0 * width))
 
 
-def absolute_zero(pass_rate: float) -> float:
-    """1 − p, and 0 for a task with no correct answer (App. 8)."""
-    return 1.0 - pass_rate if pass_rate > 0.0 else 0.0
-
-
 def threshold(pass_rate: float) -> float:
     """1 unless all answers are correct or all are wrong (Figure 7)."""
     return float(0.0 < pass_rate < 1.0)
 
 
-def r_zero(pass_rate: float) -> float:
-    """1 − 2 |p − 1/2| (App. 8, Figure 7)."""
-    return 1.0 - 2.0 * abs(pass_rate - 0.5)
-
-
 def reward(name: str, pass_rate: float, width: float) -> float:
-    """The challenger's reward for a valid task; raises ValueError for an unknown name."""
+    """The challenger's reward for a valid task (Eq. (1); the others: App. 8, Figure 7). Raises ValueError for an
+    unknown name."""
     one_of("name", name, ChallengerReward)
     if name == "variance":
         return variance(pass_rate, width)
