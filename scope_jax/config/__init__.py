@@ -245,8 +245,14 @@ class Config(Section):
     def _spell_is_complete(self) -> Config:
         if self.system != "spell":
             return self
-        if self.data.clusters is None:
+        rlvr = self.spell.mode == "rlvr"
+        if not rlvr and self.data.clusters is None:
             raise ValueError("data.clusters is missing; SPELL needs a file of clusters of documents (docs/data.md)")
+        if rlvr and self.data.questions is None:
+            raise ValueError(
+                'data.questions is missing; spell.mode = "rlvr" needs a file of questions with answers and context '
+                "(docs/data.md)"
+            )
         if self.judge is None and self.spell.rule == "judge":
             raise ValueError(
                 'spell.rule = "judge" needs an external model, but the card has no [judge] table; add one, or set '

@@ -36,6 +36,7 @@ class SpellSection(GameSection):
     """Defaults are the paper's; where it is silent, the released code's."""
 
     prompts: CardPath = str(PROMPTS / "spell")
+    mode: Literal["self-play", "rlvr"] = "self-play"  # rlvr: the baseline on data.questions, App. C.4
     train: tuple[SpellRole, ...] = Field(default=("questioner", "responder", "verifier"), strict=False)  # Eq. (10)
     # shares of the tasks; tasks of each family of clusters whose name is not that of a task
     tasks: dict[SpellTask, Weight] = {"qa": 1.0, "math": 1.0, "choice": 1.0}
@@ -83,6 +84,10 @@ class SpellSection(GameSection):
             raise ValueError("train must list at least one role, each once")
         if "verifier" in self.train and not self.verify:
             raise ValueError('verify = false leaves nothing to train the verifier on; remove "verifier" from train')
+        if self.mode == "rlvr" and (self.train != ("responder",) or self.verify):
+            raise ValueError(
+                'mode = "rlvr" has neither questioner nor verifier; set train = ["responder"] and verify = false'
+            )
         if not any(self.tasks.values()):
             raise ValueError("tasks must hold at least one share above 0")
         shape = {name: type(self).model_fields[name].default for name in ("target", "width")}

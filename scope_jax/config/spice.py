@@ -43,6 +43,7 @@ class SpiceSection(GameSection):
     reasoner_rollouts: Literal["reuse", "fresh"] = "reuse"  # section 2.5; Algorithm 1 l. 17: fresh
     math_seconds: Seconds = 5.0  # timeout per comparison of mathematical answers, which then count as unequal
     # roles, and the loss of their joint update
+    challenger_weight: float = Field(default=1.0, gt=0, le=100)  # of its terms in the loss; Eq. (2): both roles alike
     challenger: ChallengerSection = ChallengerSection(samples=8, max_prompt_tokens=8192, sampling=SAMPLING)
     reasoner: GenerationSection = GenerationSection(samples=8, max_prompt_tokens=4096, sampling=SAMPLING)
     loss: LossCard = LossCard(  # Eq. (3), (4), Dr. GRPO without a KL term; values not stated in the paper as in Oat
@@ -64,6 +65,8 @@ class SpiceSection(GameSection):
                 "the challenger is the base or an external model, which cannot be trained; "
                 'set train = "reasoner", or use the actor as challenger'
             )
+        if self.train != "both" and self.challenger_weight != 1.0:
+            raise ValueError(f'challenger_weight balances two roles, but train = "{self.train}" trains one; remove it')
         if self.train_stages == "format" and self.formats == "multiple-choice":
             raise ValueError(
                 'train_stages = "format" trains nothing with formats = "multiple-choice", which has no first stage; '

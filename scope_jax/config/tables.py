@@ -309,6 +309,7 @@ class DataSection(RowsSection):
     documents: CardPath | None = None  # SCOPE, SPICE: source of tasks; None: the corpus of [retrieval] (only SCOPE)
     prompts: CardPath | None = None  # SCOPE with scope.mode = "curated": tasks with rubrics
     clusters: CardPath | None = None  # SPELL: clusters of related documents
+    questions: CardPath | None = None  # SPELL with spell.mode = "rlvr": questions about texts, with answers
     queries: CardPath | None = None  # SCORE: questions to report on
     # SSP: the number of searches requested from a proposer is uniform in this range, unless a row sets it
     max_searches: Whole = 1

@@ -35,6 +35,7 @@ RUBRIC = ("rubric", "rubrics")
 CONTEXT = ("context", "documents")
 OPTIONS = ("options", "choices")
 OPTION_COLUMNS = ("choice_A", "choice_B", "choice_C", "choice_D")  # LongBench v2
+TASKS = ("qa", "math", "choice")  # of readings
 LARGEST = 1e12  # bound of all counts and weights
 
 FIELDS: Mapping[Kind, tuple[str, ...]] = {
@@ -117,9 +118,14 @@ def readings(row: Row, where: str, columns: Columns) -> Row:
         raise DataError(f"{where}: `{column}` holds {kind_of(options)}, not the options; write a list of texts.")
     texts_of_options = [text_of(option, where, column) for option in options or ()]
     column, task = optional(row, where, "task", ("task",), columns)
+    task = None if task is None else text_of(task, where, column)
+    if task not in (None, *TASKS):
+        raise DataError(
+            f"{where}: `{column}` is {task!r}; write {', '.join(TASKS[:-1])} or {TASKS[-1]}, or leave it out."
+        )
     return question | {
         "options": texts_of_options,
-        "task": None if task is None else text_of(task, where, column),
+        "task": task,
         "context": "\n\n".join(texts),
     }
 

@@ -109,7 +109,7 @@ def _marked(script: Script, task: Task) -> bool:
     documents, question = script.message.rsplit("\n\nQuestion: ", 1)
     said = _said(script)
     card = spell_scripts.card().spell
-    return rules.matches(task, said, rules.conclusion_of(said), _solved(question, documents), card.rule_reads)
+    return rules.matches(task, said, rules.conclusion_of(said), [_solved(question, documents)], card.rule_reads)
 
 
 @pytest.mark.parametrize("task", TASKS)

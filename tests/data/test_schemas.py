@@ -254,6 +254,7 @@ def test_readings_are_questions_about_a_text() -> None:
         ({"context": "…", "options": "A or B"}, "`options` holds a string, not the options"),
         ({"context": "…", "options": ["A", 2]}, "`options` holds a number, not text"),
         ({"context": "…", "task": 1}, "`task` holds a number, not text"),
+        ({"context": "…", "task": "poem"}, "`task` is 'poem'; write qa, math or choice, or leave it out"),
     ],
 )
 def test_broken_readings_are_named(row: dict[str, Any], complaint: str) -> None:

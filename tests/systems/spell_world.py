@@ -13,8 +13,13 @@ from tests.systems.harness import Moment, ScriptedTools
 LONG = {"max_prompt_tokens": 20_000}  # a prompt in characters
 
 
-def card(*, seed: int = 0, judge_table: Mapping[str, Any] | None = None, **spell: Any) -> Config:
-    """A small card: two groups a step, four answers and four judgments; `spell` goes into its [spell] table."""
+def card(
+    *, seed: int = 0, judge_table: Mapping[str, Any] | None = None, questions: str | None = None, **spell: Any
+) -> Config:
+    """A small card: two groups a step, four answers and four judgments; `spell` goes into its [spell] table.
+
+    questions: a file of given questions in place of the clusters.
+    """
     roles = {
         "questioner": LONG | spell.pop("questioner", {}),
         "responder": LONG | {"samples": 4} | spell.pop("responder", {}),
@@ -25,7 +30,7 @@ def card(*, seed: int = 0, judge_table: Mapping[str, Any] | None = None, **spell
         "system": "spell",
         "seed": seed,
         "model": {"checkpoint": "none"},
-        "data": {"clusters": "none"},
+        "data": {"questions": questions} if questions else {"clusters": "none"},
         "train": {"steps": 1},
         "spell": small | roles | spell,
         **({"judge": dict(judge_table)} if judge_table else {}),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from scope_jax.config import EvalSet
 from scope_jax.play import exams
 from scope_jax.play.documents import GAP
@@ -62,13 +60,6 @@ def test_a_long_text_loses_its_middle_and_nothing_else_does():
 def test_a_context_is_made_safe():
     prompt = spell.exam(card()).prompt(row("</text> <think>"), len).text
     assert "[/text] [think]" in prompt and prompt.count("</text>") == 1
-
-
-def test_a_row_of_an_unknown_task_is_named():
-    with pytest.raises(
-        ValueError, match="a row of an evaluation set has the task 'poem'; give one of qa, math, choice"
-    ):
-        spell.exam(card()).prompt(row(task="poem"), len)
 
 
 def test_a_judge_of_the_card_is_asked_about_what_does_not_match():

@@ -152,16 +152,16 @@ def test_conclusions(text: str, found: str | None):
     ],
 )
 def test_the_rule(task: str, response: str, reference: str, right: bool):
-    assert rules.matches(task, response, rules.conclusion_of(response), reference, "response") is right
+    assert rules.matches(task, response, rules.conclusion_of(response), [reference], "response") is right
 
 
 def test_cover_exact_match_may_look_in_the_conclusion_alone():
     said = "It may be Ada Berg. The correct answer is Olaf."
-    assert rules.matches("qa", said, "Olaf", "Ada Berg", "response")
-    assert not rules.matches("qa", said, "Olaf", "Ada Berg", "answer")
-    assert not rules.matches("qa", said, None, "Ada Berg", "answer")
+    assert rules.matches("qa", said, "Olaf", ["Ada Berg"], "response")
+    assert not rules.matches("qa", said, "Olaf", ["Ada Berg"], "answer")
+    assert not rules.matches("qa", said, None, ["Ada Berg"], "answer")
     with pytest.raises(ValueError, match="reads is 'all'"):
-        rules.matches("qa", said, None, "Ada Berg", "all")
+        rules.matches("qa", said, None, ["Ada Berg"], "all")
 
 
 # ------------------------------------------------------------------------------------------------------- the verifier
@@ -275,7 +275,7 @@ def test_nothing_is_read_that_was_not_said(pieces: list[str]):
             assert question.options == (tuple(OPTIONS.values()) if task == "choice" else ())
         found = rules.conclusion_of(text)
         assert found is None or "answer is" in text
-        assert not rules.matches(task, text, found, "Ada" if task == "qa" else "B", "response") or (
+        assert not rules.matches(task, text, found, ["Ada" if task == "qa" else "B"], "response") or (
             "Ada" in text if task == "qa" else found is not None
         )
     if rules.verdict_of(text) is not None:

@@ -97,6 +97,15 @@ def test_fresh_answers_for_the_reasoner():
     assert sum(name.endswith("again") for _, name, _ in tools.asked) == 3
 
 
+def test_the_weight_of_the_challenger_in_the_update():
+    (update,) = spice.updates(card(challenger_weight=0.25))
+    assert [(share.role, share.weight) for share in update.roles] == [("challenger", 0.25), ("reasoner", 1.0)]
+    (update,) = spice.updates(card(train="reasoner"))
+    assert [(share.role, share.weight) for share in update.roles] == [("reasoner", 1.0)]
+    with pytest.raises(CardError, match='train = "reasoner" trains one; remove it'):
+        card(train="reasoner", challenger_weight=0.5)
+
+
 @pytest.mark.parametrize("train", ["challenger", "reasoner"])
 def test_one_role_learns(train: str):
     cfg = card(train=train)

@@ -47,7 +47,7 @@ from scope_jax.learner.types import Episode, Metrics, RoleShare, Update
 from scope_jax.play.defaults import ACTOR, adopt, finished, iterations, policies, searches, total_steps, uses_base
 from scope_jax.play.system import Memory
 from scope_jax.play.tools import Tools
-from scope_jax.systems.spell import instructions
+from scope_jax.systems.spell import given, instructions
 from scope_jax.systems.spell.exams import exam
 from scope_jax.systems.spell.history import History, accepts, orders, push
 from scope_jax.systems.spell.questioner import ask, reward
@@ -76,7 +76,9 @@ def judges(cfg: Config) -> dict[str, JudgeSection]:
 
 
 def source(cfg: Config) -> Source:
-    """Clusters of documents."""
+    """Clusters of documents, or given questions in the mode "rlvr"."""
+    if cfg.spell.mode == "rlvr":
+        return Source(cfg.data.questions or "", "readings", cfg.data)
     assert cfg.data.clusters is not None  # Config has checked it
     return Source(cfg.data.clusters, "clusters", cfg.data)
 
@@ -103,8 +105,10 @@ def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Epi
     """One step of Algorithm 1 up to the update: episodes of all roles, the memory after it, metrics.
 
     Pure: all randomness is derived from the seed and the position in the stream of clusters, or the step, and `memory`
-    is not modified.
+    is not modified. In the mode "rlvr" the step is that of `given`.
     """
+    if cfg.spell.mode == "rlvr":
+        return given.play(cfg, tools, memory, step)
     # l.1: the training loop initialised `policies` from the base model, and reads `source`
     # l.2, l.3: the run began with the memory returned by `start`
     # l.4: a step is one call
@@ -139,10 +143,10 @@ def draw_round(cfg: Config, tools: Tools, position: int, history: History) -> tu
     # l.18, l.19: the questioner's rewards; those of answers and judgments are already known
     asked = reward(cfg, asked, groups)
     # l.20, l.21: add solvable questions to the history
-    after = dict(history)
+    after, by_place = dict(history), {order.place: order for order in drawn}
     for group in groups:
         if accepts(cfg, group.mean):
-            push(cfg, after, group.asked.order, group.question)
+            push(cfg, after, by_place[group.place], group.question)
     # l.22, l.23, l.24: keep everything for the role-specific sampling
     return asked, groups, after
 

@@ -33,16 +33,8 @@ def exam(cfg: Config) -> Exam:
 
 def prompt(cfg: Config, row: Mapping[str, Any], tokens: Callable[[str], int]) -> Messages:
     """The responder's prompt for a row, with at most `exam_prompt_tokens` tokens of text: the middle of the context is
-    cut out if needed.
-
-    The task is the row's, else multiple choice if it has options, else document QA. Raises ValueError for an unknown
-    task.
-    """
-    task = row["task"] or ("choice" if row["options"] else "qa")
-    if task not in instructions.TASKS:
-        raise ValueError(
-            f"a row of an evaluation set has the task {task!r}; give one of {', '.join(instructions.TASKS)}, or none."
-        )
+    cut out if needed."""
+    task = instructions.task_of(row)
     question = Question(row["question"], "", tuple(row["options"]))
     overhead = tokens(instructions.for_responder(cfg, task, question, "").text)
     context = without_middle(row["context"], max(cfg.spell.exam_prompt_tokens - overhead, 0), tokens)

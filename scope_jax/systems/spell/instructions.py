@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 from scope_jax.config import Config
 from scope_jax.systems.spell.records import Entry, Order, Question
@@ -74,6 +75,11 @@ def for_responder(cfg: Config, task: str, question: Question, documents: str) ->
     """Prompt to answer a question about documents."""
     values = {"documents": documents, "question": shown(cfg, question.whole)}
     return _filled(cfg, f"responder_{task}", values, ("documents", "question"))
+
+
+def task_of(row: Mapping[str, Any]) -> str:
+    """The task of a given question: the row's, else multiple choice if it has options, else document QA."""
+    return row["task"] or ("choice" if row["options"] else "qa")
 
 
 def nothing(cfg: Config) -> str:

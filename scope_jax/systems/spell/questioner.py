@@ -32,7 +32,7 @@ def ask(cfg: Config, tools: Tools, orders: Sequence[Order]) -> list[Asked]:
 
 def reward(cfg: Config, asked: Sequence[Asked], groups: Sequence[Group]) -> list[Asked]:
     """The questions with r^que (Eq. (7)), by the success rate of their answers; 0 for a question without answers."""
-    success = {group.asked.order.place: group.mean for group in groups}
+    success = {group.place: group.mean for group in groups}
     return [replace(one, reward=_reward(cfg, one, success.get(one.order.place))) for one in asked]
 
 

@@ -17,11 +17,17 @@ LETTERS = ("A", "B", "C", "D")  # labels of a questioner's options
 
 @dataclass(frozen=True)
 class Question:
-    """The questioner's output: a question, its reference answer, and the options if it is multiple choice."""
+    """A question, its reference answer, and the options if it is multiple choice."""
 
     text: str
     answer: str
     options: tuple[str, ...] = ()  # texts of A, B, C, D
+    aliases: tuple[str, ...] = ()  # other accepted answers, only of a given question
+
+    @property
+    def answers(self) -> tuple[str, ...]:
+        """All accepted answers, the reference first."""
+        return (self.answer, *self.aliases)
 
     @property
     def whole(self) -> str:
@@ -126,16 +132,13 @@ class Response:
 
 @dataclass(frozen=True)
 class Group:
-    """The responder's answers to one question, {y_i}."""
+    """The responder's answers to one question, {y_i}. place: position in the stream of clusters or of questions."""
 
-    asked: Asked
+    place: int
+    task: str
+    question: Question
     prompt: Messages
     responses: tuple[Response, ...]
-
-    @property
-    def question(self) -> Question:
-        assert self.asked.question is not None
-        return self.asked.question
 
     @property
     def rewards(self) -> tuple[float, ...]:

@@ -25,6 +25,16 @@ class Case:
     reply: str
 
 
+@dataclass(frozen=True)
+class Reading:
+    """A question to answer from documents, given as they stand in the prompt. place: as in `Group`."""
+
+    place: int
+    task: str
+    question: Question
+    documents: str
+
+
 def check(cfg: Config, tools: Tools, cases: Sequence[Case]) -> list[tuple[bool, tuple[Judgement, ...]]]:
     """(R_rule(y, a), judgements of an external judge) of each case: by the rule, or by [judge] in its place
     (section 5.6).
@@ -34,13 +44,13 @@ def check(cfg: Config, tools: Tools, cases: Sequence[Case]) -> list[tuple[bool, 
     if cfg.spell.rule == "match":
         return [
             (
-                rules.matches(c.task, c.reply, rules.conclusion_of(c.reply), c.question.answer, cfg.spell.rule_reads),
+                rules.matches(c.task, c.reply, rules.conclusion_of(c.reply), c.question.answers, cfg.spell.rule_reads),
                 (),
             )
             for c in cases
         ]
     to_grade = [
-        grading.Case(c.question.whole, rules.conclusion_of(c.reply) or c.reply.strip() or None, (c.question.answer,))
+        grading.Case(c.question.whole, rules.conclusion_of(c.reply) or c.reply.strip() or None, c.question.answers)
         for c in cases
     ]
     grades = grading.grade("judge", cfg.spell.prompts, tools.judge, to_grade)
@@ -53,10 +63,11 @@ def filter_grounded(cfg: Config, tools: Tools, asked: Sequence[Asked]) -> list[A
     if not cfg.spell.grounding_filter or not places:
         return list(asked)
     nothing = instructions.nothing(cfg)
-    prompts = [_prompt(cfg, tools, asked[place], nothing) for place in places]
+    readings = [_reading(asked[place], nothing) for place in places]
+    prompts = [_prompt(cfg, tools, reading) for reading in readings]
     groups = generate(cfg, tools, "grounding", cfg.spell.responder, prompts, 1)
     replies = [reply_text(completion) for (completion,) in groups]
-    checked = check(cfg, tools, [_case(asked[place], reply) for place, reply in zip(places, replies, strict=True)])
+    checked = check(cfg, tools, [Case(r.task, r.question, y) for r, y in zip(readings, replies, strict=True)])
     filtered = list(asked)
     for place, reply, (right, judged) in zip(places, replies, checked, strict=True):
         filtered[place] = replace(asked[place], reason=UNGROUNDED if right else "", blind=reply, judged=judged)
@@ -69,34 +80,48 @@ def respond(cfg: Config, tools: Tools, asked: Sequence[Asked]) -> tuple[list[Gro
     A question whose documents do not fit into the responder's prompt gets no answers, and a reason that says so.
     """
     places = [place for place, one in enumerate(asked) if not one.reason]
-    prompts = [
-        _prompt(cfg, tools, asked[place], instructions.documents_of(cfg, asked[place].order.cluster["documents"]))
+    readings = [
+        _reading(asked[place], instructions.documents_of(cfg, asked[place].order.cluster["documents"]))
         for place in places
     ]
-    card = cfg.spell.responder
-    answered = generate(cfg, tools, "responder", card, prompts, card.samples)
-    cases = [_case(asked[place], reply_text(c)) for place, group in zip(places, answered, strict=True) for c in group]
-    checked = iter(check(cfg, tools, cases))
     groups, after = [], list(asked)
-    for place, prompt, completions in zip(places, prompts, answered, strict=True):
-        grades = [next(checked) for _ in completions]
-        if not completions[0].turns:
+    for place, group in zip(places, answer(cfg, tools, readings), strict=True):
+        if group is None:
             after[place] = replace(asked[place], reason="documents_too_long")
-            continue
-        responses = [
-            Response(completion, rules.conclusion_of(reply_text(completion)), rule=right, judged=judged)
-            for completion, (right, judged) in zip(completions, grades, strict=True)
-        ]
-        groups.append(Group(asked[place], prompt.messages, tuple(responses)))
+        else:
+            groups.append(group)
     return groups, after
 
 
-def _prompt(cfg: Config, tools: Tools, asked: Asked, documents: str) -> Prompt:
+def answer(cfg: Config, tools: Tools, readings: Sequence[Reading]) -> list[Group | None]:
+    """G answers to each question, checked by the rule; None if its documents do not fit into the prompt."""
+    card = cfg.spell.responder
+    prompts = [_prompt(cfg, tools, reading) for reading in readings]
+    answered = generate(cfg, tools, "responder", card, prompts, card.samples)
+    cases = [
+        Case(r.task, r.question, reply_text(c)) for r, group in zip(readings, answered, strict=True) for c in group
+    ]
+    checked = iter(check(cfg, tools, cases))
+    groups: list[Group | None] = []
+    for reading, prompt, completions in zip(readings, prompts, answered, strict=True):
+        responses = tuple(
+            Response(completion, rules.conclusion_of(reply_text(completion)), rule=right, judged=judged)
+            for completion, (right, judged) in zip(
+                completions, checked, strict=False
+            )  # takes its own from the iterator
+        )
+        fits = bool(completions[0].turns)
+        groups.append(
+            Group(reading.place, reading.task, reading.question, prompt.messages, responses) if fits else None
+        )
+    return groups
+
+
+def _reading(asked: Asked, documents: str) -> Reading:
     assert asked.question is not None  # since it has no reason for rejection
-    messages = instructions.for_responder(cfg, asked.order.task, asked.question, documents)
-    return Prompt(tools.encode_prompt(messages), f"{asked.order.place}", messages)
+    return Reading(asked.order.place, asked.order.task, asked.question, documents)
 
 
-def _case(asked: Asked, reply: str) -> Case:
-    assert asked.question is not None
-    return Case(asked.order.task, asked.question, reply)
+def _prompt(cfg: Config, tools: Tools, reading: Reading) -> Prompt:
+    messages = instructions.for_responder(cfg, reading.task, reading.question, reading.documents)
+    return Prompt(tools.encode_prompt(messages), f"{reading.place}", messages)

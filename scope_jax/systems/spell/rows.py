@@ -16,16 +16,18 @@ from scope_jax.systems.spell.sampling import Chosen, judgment_rewards
 
 
 def episodes(cfg: Config, asked: Sequence[Asked], groups: Sequence[Group], chosen: Chosen) -> list[Episode]:
-    """One episode per question and per answer, and per judgment that was chosen for the verifier.
+    """One episode per question of the questioner and per answer, and per judgment that was chosen for the verifier.
 
     `trained` is True for the chosen episodes of a trained role. All judgments of an answer are recorded with it.
     """
-    by_place = {group.asked.order.place: group for group in groups}
+    by_place = {group.place: group for group in groups}
+    by_question = {one.order.place: one for one in asked}
     made = []
-    for one in asked:
-        place = one.order.place
+    for place in sorted({*by_place, *by_question}):
         group = by_place.get(place)
-        made.append(_question(cfg, one, group, place in chosen.questioner and "questioner" in cfg.spell.train))
+        if place in by_question:
+            learns = place in chosen.questioner and "questioner" in cfg.spell.train
+            made.append(_question(cfg, by_question[place], group, learns))
         if group is not None:
             learns = place in chosen.responder and "responder" in cfg.spell.train
             made += [_answer(cfg, group, number, learns) for number in range(len(group.responses))]
@@ -69,7 +71,7 @@ def _answer(cfg: Config, group: Group, number: int, trained: bool) -> Episode:
     return Episode(
         role="responder",
         policy=ACTOR,
-        group=f"responder/{group.asked.order.place}",
+        group=f"responder/{group.place}",
         datums=Datum.from_completion(response.completion),
         reward=response.reward,
         parts={"rule": float(response.rule), "vote": float(response.vote)},
@@ -82,7 +84,7 @@ def _answer(cfg: Config, group: Group, number: int, trained: bool) -> Episode:
             "answer": group.question.answer,
             "prediction": response.answer,
             "verdicts": [judged.verdict for judged in response.judgments],
-            "place": group.asked.order.place,
+            "place": group.place,
         },
         judgements=(*response.judged, *(judged.judgement for judged in response.judgments)),
     )
@@ -95,7 +97,7 @@ def _judgments(cfg: Config, group: Group, number: int, trained: bool) -> list[Ep
         Episode(
             role="verifier",
             policy=ACTOR,
-            group=f"verifier/{group.asked.order.place} answer {number}",
+            group=f"verifier/{group.place} answer {number}",
             datums=Datum.from_completion(judged.completion),
             reward=reward,
             parts={"malformed": float(judged.verdict is None)},
@@ -107,7 +109,7 @@ def _judgments(cfg: Config, group: Group, number: int, trained: bool) -> list[Ep
                 "verdict": judged.verdict,
                 "vote": response.vote,
                 "rule": response.rule,
-                "place": group.asked.order.place,
+                "place": group.place,
             },
         )
         for judged, reward in zip(response.judgments, judgment_rewards(cfg, response), strict=True)
@@ -134,17 +136,14 @@ def measure(cfg: Config, asked: Sequence[Asked], groups: Sequence[Group], chosen
         "verifier/disagreement": [float(response.vote != response.rule) for response in judged],
         "verifier/conflicting": [float(rules.spread(judgment_rewards(cfg, response))) for response in judged],
         "verifier/malformed": [float(j.verdict is None) for j in judgments],
-        **{
-            f"difficulty/{task}": [1.0 - group.mean for group in groups if group.asked.order.task == task]
-            for task in TASKS
-        },
+        **{f"difficulty/{task}": [1.0 - group.mean for group in groups if group.task == task] for task in TASKS},
         **searching.lengths("questioner", [one.completion for one in asked]),
         **searching.lengths("responder", [response.completion for response in responses]),
         **searching.lengths("verifier", [j.completion for j in judgments]),
     }
     rejected = [one.reason for one in asked]
-    shares = {f"rejected/{reason}": rejected.count(reason) / len(asked) for reason in rules.REASONS}
-    solvable = [group.asked.order.task for group in mixed]
+    shares = {f"rejected/{reason}": rejected.count(reason) / len(asked) for reason in rules.REASONS if asked}
+    solvable = [group.task for group in mixed]
     counts = {
         "groups/mixed": float(len(mixed)),
         "groups/kept": float(len(chosen.responder)),

@@ -102,8 +102,9 @@ def verdict_of(text: str) -> bool | None:
 
 
 # ------------------------------------------------------------------------------------------------------------- rewards
-def matches(task: str, response: str, conclusion: str | None, reference: str, reads: str) -> bool:
+def matches(task: str, response: str, conclusion: str | None, references: Sequence[str], reads: str) -> bool:
     """R_rule(y, a), by task: cover exact match (qa), a number within 0.15 % (math), or an option's letter (choice).
+    True if the response matches one of the references.
 
     Numbers and letters are read from the conclusion only. reads: where cover exact match searches, "response" for the
     whole response (section 4.2) or "answer" for its conclusion. Raises ValueError for unknown values.
@@ -111,10 +112,10 @@ def matches(task: str, response: str, conclusion: str | None, reference: str, re
     one_of("task", task, SpellTask)
     one_of("reads", reads, RuleText)
     if task == "qa":
-        return measures.cover_exact_match(response if reads == "response" else conclusion or "", [reference])
+        return measures.cover_exact_match(response if reads == "response" else conclusion or "", references)
     if conclusion is None:
         return False
-    return (measures.numeric if task == "math" else measures.choice)(conclusion, [reference])
+    return (measures.numeric if task == "math" else measures.choice)(conclusion, references)
 
 
 def vote(verdicts: Sequence[bool | None], rule: str) -> bool:

@@ -37,12 +37,12 @@ def choose(cfg: Config, asked: Sequence[Asked], groups: Sequence[Group], step: i
     of judgments with unequal rewards, on answers where vote and rule agree (consistency check), drawn until there are
     as many judgments, or groups, as responder groups (all if there are fewer).
     """
-    kept = [group.asked.order.place for group in groups if group.mixed][: cfg.spell.groups]
-    mixed = {group.asked.order.place for group in groups if group.mixed}
+    kept = [group.place for group in groups if group.mixed][: cfg.spell.groups]
+    mixed = {group.place for group in groups if group.mixed}
     failed = [a.order.place for a in asked if a.reason not in rules.UNPLAYED and a.order.place not in mixed]
     negatives = _drawn(failed, len(kept), cfg, "spell negatives", step)
     conflicting = [
-        (group.asked.order.place, number)
+        (group.place, number)
         for group in groups
         for number, response in enumerate(group.responses)
         if response.judgments

@@ -26,7 +26,7 @@ def verify(cfg: Config, tools: Tools, groups: Sequence[Group]) -> list[Group]:
         if response.answer is not None
     }
     prompts = [
-        Prompt(tools.encode_prompt(messages), f"{groups[g].asked.order.place} answer {i}", messages)
+        Prompt(tools.encode_prompt(messages), f"{groups[g].place} answer {i}", messages)
         for (g, i), messages in conversations.items()
     ]
     card = cfg.spell.verifier

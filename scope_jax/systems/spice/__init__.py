@@ -101,8 +101,9 @@ def start(cfg: Config) -> Memory:
 
 def updates(cfg: Config) -> tuple[Update, ...]:
     """Algorithm 1 l.21 to l.28: one update of the actor by the trained roles; advantages are within groups."""
-    roles = ("challenger", "reasoner") if cfg.spice.train == "both" else (cfg.spice.train,)
-    return (Update(ACTOR, cfg.spice.loss, tuple(RoleShare(role) for role in roles)),)
+    weights = {"challenger": cfg.spice.challenger_weight, "reasoner": 1.0}
+    roles = weights if cfg.spice.train == "both" else (cfg.spice.train,)
+    return (Update(ACTOR, cfg.spice.loss, tuple(RoleShare(role, weight=weights[role]) for role in roles)),)
 
 
 def exam(cfg: Config) -> Exam:
