@@ -1,4 +1,4 @@
-"""A small OpenAI-compatible server on the loopback, for tests that need a judge, or need it to die."""
+"""A small OpenAI-compatible server on the loopback, for tests that need a judge or a judge that fails."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def chat(text: str) -> Answer:
 def endpoint(answers: Answers, *, port: int = 0, last: int | None = None) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """(url, requests seen so far); `answers` gets the number of the request and its body.
 
-    port: 0 takes a free one. last: having seen that many requests the server is gone; those under way are answered.
+    port: 0 takes a free one. last: the server stops after that many requests; those in progress are answered.
     """
     seen: list[dict[str, Any]] = []
     lock = threading.Lock()
 
-    class Chat(BaseHTTPRequestHandler):
+    class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             with lock:
@@ -43,8 +43,8 @@ def endpoint(answers: Answers, *, port: int = 0, last: int | None = None) -> Ite
         def log_message(self, format: str, *args: Any) -> None:
             """Suppresses the log."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", port), Chat)
-    server.timeout = 0.1  # seconds between two looks at whether it is time to go
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    server.timeout = 0.1  # seconds between two checks whether to stop
     over = threading.Event()
 
     def serve() -> None:

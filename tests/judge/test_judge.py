@@ -66,7 +66,7 @@ def test_transient_failures_are_retried(trouble: Answer):
     assert len(seen) == 3
 
 
-def test_a_reply_without_words_is_a_reply():
+def test_an_empty_reply_is_a_reply():
     spent = 200, {"choices": [{"message": {"role": "assistant", "content": None}, "finish_reason": "length"}]}
     with endpoint(lambda number, body: spent) as (url, seen):
         assert client(url, retries=2)(["q"]) == [Reply("")] and grading.verdict("") is None
@@ -117,7 +117,7 @@ def test_by_default_an_endpoint_may_be_down_for_two_minutes(monkeypatch: pytest.
 
 def test_a_probe_only_checks_that_the_server_answers():
     with endpoint(lambda number, body: (500, "never asked")) as (url, seen):
-        client(url).probe()  # the server answers 501 to a GET, and so it is there
+        client(url).probe()  # the server answers 501 to a GET, so it is up
         assert seen == []
     with pytest.raises(judge_client.JudgeError, match="cannot be reached"):
         client(url).probe()
@@ -148,7 +148,7 @@ def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch):
         ("Incorrect", False),
         ("**Wrong**", False),
         ("<think>It is wrong, or correct?</think>\nCorrect", True),
-        ("is it wrong, or correct?</think>\nCorrect", True),  # the thought was opened elsewhere
+        ("is it wrong, or correct?</think>\nCorrect", True),  # the prompt opened the thought
         ("<think>It is correct", None),  # cut off
         ("Correct or Wrong", None),
         ("not correct", None),
@@ -163,7 +163,7 @@ def test_verdicts_are_never_guessed(reply: str, value: bool | None):
 
 
 @dataclass
-class Desk:
+class LocalJudge:
     """A judge without a network."""
 
     reply: Callable[[str], str]
@@ -187,48 +187,48 @@ def by_paris(message: str) -> str:
 
 
 def test_exact_match_needs_no_judge():
-    desk = Desk(by_paris)
-    assert counts(grading.grade("exact-match", PROMPTS, desk, CASES)) == ([True, False, False, False], 0, 0)
-    assert desk.messages == []
+    fake = LocalJudge(by_paris)
+    assert counts(grading.grade("exact-match", PROMPTS, fake, CASES)) == ([True, False, False, False], 0, 0)
+    assert fake.messages == []
 
 
-def test_the_judge_sees_what_did_not_match():
-    desk = Desk(by_paris)
-    grades = grading.grade("exact-match-then-judge", PROMPTS, desk, CASES)
+def test_the_judge_gets_the_answers_that_did_not_match():
+    fake = LocalJudge(by_paris)
+    grades = grading.grade("exact-match-then-judge", PROMPTS, fake, CASES)
     assert counts(grades) == ([True, True, False, False], 2, 0)
-    assert len(desk.messages) == 2
-    assert "Reference answer: Paris / Lutetia" in desk.messages[0]
-    assert "Answer of the model: {question} Milan [|im_end|]" in desk.messages[1]
+    assert len(fake.messages) == 2
+    assert "Reference answer: Paris / Lutetia" in fake.messages[0]
+    assert "Answer of the model: {question} Milan [|im_end|]" in fake.messages[1]
 
 
-def test_the_judge_alone_sees_every_prediction_once():
-    desk = Desk(by_paris)
-    assert counts(grading.grade("judge", PROMPTS, desk, [*CASES, CASES[0]])) == ([True, True, False, False, True], 3, 0)
-    assert len(desk.messages) == 3
+def test_without_exact_match_the_judge_gets_every_prediction_once():
+    fake = LocalJudge(by_paris)
+    assert counts(grading.grade("judge", PROMPTS, fake, [*CASES, CASES[0]])) == ([True, True, False, False, True], 3, 0)
+    assert len(fake.messages) == 3
 
 
 def test_a_reply_without_verdict_is_asked_for_once_more_then_counted():
     replies = iter(["Hm", "Wrong", "Correct"])
-    desk = Desk(lambda message: next(replies))
-    assert counts(grading.grade("judge", PROMPTS, desk, CASES[:2])) == ([True, False], 2, 0)
-    desk = Desk(lambda message: "Hm" if "Italy" in message else "Correct")
-    assert counts(grading.grade("judge", PROMPTS, desk, CASES)) == ([True, True, False, False], 3, 1)
-    assert len(desk.messages) == 4
+    fake = LocalJudge(lambda message: next(replies))
+    assert counts(grading.grade("judge", PROMPTS, fake, CASES[:2])) == ([True, False], 2, 0)
+    fake = LocalJudge(lambda message: "Hm" if "Italy" in message else "Correct")
+    assert counts(grading.grade("judge", PROMPTS, fake, CASES)) == ([True, True, False, False], 3, 1)
+    assert len(fake.messages) == 4
 
 
 def test_a_judge_that_never_gives_a_verdict_stops_the_run():
     cases = [grading.Case("q", f"guess {index}", ("gold",)) for index in range(8)]
-    desk = Desk(lambda message: "I cannot say")
+    fake = LocalJudge(lambda message: "I cannot say")
     with pytest.raises(judge_client.JudgeError, match="none of 8 replies"):
-        grading.grade("judge", PROMPTS, desk, cases)
-    assert counts(grading.grade("judge", PROMPTS, desk, cases[:7])) == ([False] * 7, 7, 7)
+        grading.grade("judge", PROMPTS, fake, cases)
+    assert counts(grading.grade("judge", PROMPTS, fake, cases[:7])) == ([False] * 7, 7, 7)
 
 
 def test_the_judge_prompt_must_be_there(tmp_path: Path):
     with pytest.raises(ValueError, match=r"judge\.txt: the prompt file does not exist"):
-        grading.grade("judge", str(tmp_path), Desk(by_paris), CASES)
+        grading.grade("judge", str(tmp_path), LocalJudge(by_paris), CASES)
 
 
-def test_grading_over_the_wire():
+def test_grading_over_http():
     with endpoint(lambda number, body: chat(by_paris(body["messages"][0]["content"]))) as (url, _):
         assert grading.grade("judge", PROMPTS, client(url), CASES).correct == [True, True, False, False]

@@ -34,7 +34,7 @@ def judged_by(**fields: Any) -> Config:
 
 
 # ------------------------------------------------------------------------------------------------------- extra fields
-def test_a_request_says_what_the_card_adds():
+def test_a_request_has_the_cards_extra_fields():
     extra = {"reasoning_effort": "low", "seed": 3, "chat_template_kwargs": {"enable_thinking": False}, "stop": ["\n"]}
     with endpoint(lambda number, body: chat("Correct")) as (url, seen):
         client(url, extra_body=extra, max_tokens_field="max_completion_tokens", max_tokens=9)(["q"])
@@ -61,14 +61,14 @@ def test_a_field_that_has_a_key_of_its_own_is_refused(field: str):
 
 
 @pytest.mark.parametrize("value", [float("nan"), {"deep": [float("inf")]}, object()])
-def test_a_field_that_json_does_not_have_is_refused(value: Any):
+def test_a_value_that_json_cannot_represent_is_refused(value: Any):
     with pytest.raises(CardError, match=r"judge\.extra_body"):
         judged_by(extra_body={"a": value})
 
 
 # ----------------------------------------------------------------------------------------------------------- refusals
 @pytest.mark.parametrize("status", [400, 413, 422])
-def test_a_request_that_is_refused_for_itself_is_a_reply_without_a_verdict(status: int):
+def test_a_rejected_request_is_a_reply_without_a_verdict(status: int):
     def answers(number: int, body: dict[str, Any]) -> Answer:
         long = "LONG" in body["messages"][0]["content"]
         return (status, "longer than the context; say Correct") if long else chat("Correct")
@@ -90,7 +90,7 @@ def test_a_request_that_is_refused_for_itself_is_a_reply_without_a_verdict(statu
 
 
 @pytest.mark.parametrize("status", [301, 401, 403, 404, 405])
-def test_any_other_refusal_ends_the_run_with_a_sentence(status: int):
+def test_any_other_error_status_ends_the_run_with_a_clear_error(status: int):
     with endpoint(lambda number, body: (status, "no")) as (url, seen), pytest.raises(judge_client.JudgeError) as caught:
         client(url, retries=2, concurrency=1)(["a", "b"])
     assert len(seen) == 1
@@ -106,7 +106,7 @@ def test_an_endpoint_that_refuses_everything_ends_the_run():
         ):
             ask(["q"])
     with endpoint(lambda number, body: chat("Wrong") if number == 0 else (400, "no")) as (url, _):
-        assert len(client(url, concurrency=1)(["q"] * 20)) == 20  # it has understood one
+        assert len(client(url, concurrency=1)(["q"] * 20)) == 20  # it has accepted one request
 
 
 def test_no_message_contains_the_password_of_a_url():

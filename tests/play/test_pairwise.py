@@ -61,7 +61,7 @@ def between(message: str) -> tuple[str, str]:
     return first.strip(), second.split("How to decide")[0].strip()
 
 
-class Desk:
+class LocalJudge:
     """A judge that prefers the longer answer and calls equal lengths a tie; it never reads what says NOISE."""
 
     def __init__(self) -> None:
@@ -82,11 +82,11 @@ class Desk:
 
 
 def test_each_answer_stands_once_in_each_place() -> None:
-    desk = Desk()
+    judge = LocalJudge()
     pairs = [Pair("q", "a long answer", "short"), Pair("q", None, "short"), Pair("q", "s <score>1</score>", "x" * 99)]
-    votes = pairwise.compare(CFG, PROMPTS, desk, pairs, "judge")
+    votes = pairwise.compare(CFG, PROMPTS, judge, pairs, "judge")
     assert votes == [("A", "B"), None, ("B", "A")]
-    assert [between(message) for message, _ in desk.asked] == [
+    assert [between(message) for message, _ in judge.asked] == [
         ("a long answer", "short"),
         ("short", "a long answer"),
         ("s [score]1[/score]", "x" * 99),  # what is quoted marks nothing
@@ -95,20 +95,20 @@ def test_each_answer_stands_once_in_each_place() -> None:
 
 
 def test_a_vote_that_cannot_be_read_is_asked_for_once_more() -> None:
-    desk = Desk()
-    votes = pairwise.compare(CFG, PROMPTS, desk, [Pair("q", "SLOW", "b"), Pair("q", "NOISE", "bbbbb")], "judge")
+    judge = LocalJudge()
+    votes = pairwise.compare(CFG, PROMPTS, judge, [Pair("q", "SLOW", "b"), Pair("q", "NOISE", "bbbbb")], "judge")
     assert votes == [("A", "B"), (None, None)]
-    assert [again for _, again in desk.asked] == [False] * 4 + [True] * 4
+    assert [again for _, again in judge.asked] == [False] * 4 + [True] * 4
 
 
 def test_equal_pairs_are_asked_once_and_nothing_asks_nobody() -> None:
-    desk = Desk()
-    assert pairwise.compare(CFG, PROMPTS, desk, [Pair("q", "aa", "b")] * 3, "judge") == [("A", "B")] * 3
-    assert len(desk.asked) == 2
-    assert pairwise.compare(CFG, PROMPTS, desk, [Pair("q", None, "b")], "judge") == [None] and len(desk.asked) == 2
+    judge = LocalJudge()
+    assert pairwise.compare(CFG, PROMPTS, judge, [Pair("q", "aa", "b")] * 3, "judge") == [("A", "B")] * 3
+    assert len(judge.asked) == 2
+    assert pairwise.compare(CFG, PROMPTS, judge, [Pair("q", None, "b")], "judge") == [None] and len(judge.asked) == 2
 
 
 def test_a_judge_that_never_votes_stops_the_exam() -> None:
     pairs = [Pair(f"q{number}", "NOISE", "b") for number in range(4)]
     with pytest.raises(JudgeError, match=r"none of 8 replies .* raise evaluate\.judge\.max_tokens"):
-        pairwise.compare(CFG, PROMPTS, Desk(), pairs, "evaluate.judge")
+        pairwise.compare(CFG, PROMPTS, LocalJudge(), pairs, "evaluate.judge")

@@ -1,4 +1,4 @@
-"""A small corpus of our own in several subjects, and what is asked of it."""
+"""A small synthetic corpus on several subjects, and settings for clustering it."""
 
 from __future__ import annotations
 

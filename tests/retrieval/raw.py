@@ -26,7 +26,7 @@ def talking(talk: Talk) -> Iterator[tuple[int, list[bytes]]]:
                 while connection.recv(1 << 16):
                     pass
             except OSError:
-                return  # the client went away, as it should
+                return  # the client disconnected, as it should
 
     def accept() -> None:
         while True:

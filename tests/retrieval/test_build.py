@@ -1,4 +1,4 @@
-"""Index folders: built in one go or after kills, opened, damaged."""
+"""Index folders: built without interruption or after kills, opened, damaged."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def build(corpus: Corpus, embedder: Any, folder: Path, **changes: Any) -> None:
 
 
 def contents_of(folder: Path) -> dict[str, bytes]:
-    """The files that matter for searching; `datasets` notes a random fingerprint beside its Arrow files."""
+    """The files that matter for searching; `datasets` writes a random fingerprint next to its Arrow files."""
     files = [p for p in sorted(folder.rglob("*")) if p.is_file() and p.name not in ("state.json", "dataset_info.json")]
     return {str(p.relative_to(folder)): p.read_bytes() for p in files}
 
@@ -113,7 +113,7 @@ def test_a_stopped_build_resumes(corpus: Corpus, embedder: HashedLexical, tmp_pa
     rest = Counting(embedder, None)
     steps: list[tuple[int, int]] = []
     build(corpus, rest, stopped, progress=lambda done, total: steps.append((done, total)))
-    assert rest.embedded == (101 if limit == 0 else 100 - 32 * (limit - 1))  # the first passage tells the width
+    assert rest.embedded == (101 if limit == 0 else 100 - 32 * (limit - 1))  # one to find the width
     assert steps[-1] == (100, 100)
     assert contents_of(stopped) == contents_of(whole)
     again = Counting(embedder, None)
@@ -186,7 +186,7 @@ def test_an_encoder_passed_to_the_build_must_be_passed_again(corpus: Corpus, tmp
     assert opened is encoder and index.search(encoder.queries(["The river"]), 2)[0].shape == (1, 2)
 
 
-def test_encoders_that_misbehave(corpus: Corpus, embedder: HashedLexical, tmp_path: Path):
+def test_encoders_with_invalid_output_are_rejected(corpus: Corpus, embedder: HashedLexical, tmp_path: Path):
     class Broken(Counting):
         def passages(self, contents):
             vectors = super().passages(contents)
@@ -216,7 +216,7 @@ def test_what_cannot_be_opened(corpus: Corpus, embedder: HashedLexical, copied: 
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "embedder.npz", "embeddings.zarr/zarr.json", "corpus/state.json"])
-def test_a_truncated_file_is_one_sentence(copied: Path, name: str):
+def test_a_truncated_file_gives_one_clear_error(copied: Path, name: str):
     (copied / name).write_bytes((copied / name).read_bytes()[:20])
     with pytest.raises(IndexFolderError, match=r"is damaged: .*; delete the folder and build it again") as caught:
         open_index(copied, kind="exact")
@@ -224,13 +224,13 @@ def test_a_truncated_file_is_one_sentence(copied: Path, name: str):
 
 
 @pytest.mark.parametrize("name", ["embedder.npz", "embeddings.zarr", "corpus", "scann"])
-def test_a_missing_part_is_one_sentence(copied: Path, name: str):
+def test_a_missing_part_gives_one_clear_error(copied: Path, name: str):
     shutil.rmtree(copied / name) if (copied / name).is_dir() else (copied / name).unlink()
     with pytest.raises(IndexFolderError, match="is damaged"):
         open_index(copied, kind="scann" if name == "scann" else "exact")
 
 
-def test_a_missing_or_altered_chunk_is_seen(copied: Path):
+def test_a_missing_or_altered_chunk_is_detected(copied: Path):
     chunk = sorted(p for p in (copied / "embeddings.zarr" / "c").rglob("*") if p.is_file())[1]
     data = bytearray(chunk.read_bytes())
     data[100] ^= 1

@@ -1,4 +1,4 @@
-"""Filters of a corpus: words, prose, phrases held out, near-duplicates."""
+"""Corpus filters: words, prose, held-out phrases, near-duplicates."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def naive(texts: list[str], text: str, length: int, shortest: int) -> bool:
     st.lists(st.lists(st.sampled_from("ab"), max_size=7).map(" ".join), max_size=4),
     st.lists(st.sampled_from("ab"), max_size=12).map(" ".join),
 )
-def test_phrases_as_a_search_for_each_would_find_them(texts: list[str], text: str) -> None:
+def test_phrases_are_found_as_by_a_naive_search(texts: list[str], text: str) -> None:
     found = held_out(*texts, length=4, shortest=2).find(text)
     assert (found is not None) == naive(texts, text, 4, 2)
     assert found is None or f" {found} " in f" {text} "
@@ -108,7 +108,7 @@ def test_similarity_is_jaccards() -> None:
     assert near.nearest(near.signatures(["nothing of that"])[0]) is None
 
 
-def test_the_nearest_is_told_and_the_first_of_equal_ones() -> None:
+def test_the_nearest_document_is_returned_and_the_first_of_ties() -> None:
     near = NearDuplicates(threshold=0.5, permutations=128, shingle=1)
     texts = [numbered(0, 95), numbered(0, 100), numbered(0, 100)]
     for signature_W in near.signatures(texts):

@@ -71,7 +71,7 @@ def test_clusters_hold_every_document_once_and_one_subject_each(plain: Preparati
 
 
 def with_every_fault(folder: Path) -> Preparation:
-    """What every filter drops, among 20 good documents, in two sources of which one has scores."""
+    """Documents for every filter to drop, among 20 good ones, in two sources of which one has scores."""
     good = documents(5)
     text = sentence("rivers", 900)
     bad = [
@@ -112,7 +112,7 @@ def test_every_drop_is_counted_with_its_reason(tmp_path: Path) -> None:
     assert not held.keys() & {"short", "blank", "long", "asked", "exam", "again", "poor"}
 
 
-def test_prose_is_asked_for(tmp_path: Path) -> None:
+def test_the_prose_filter_is_an_option(tmp_path: Path) -> None:
     rows = [*documents(3), {"id": "words", "text": " ".join(["flour", "butter", "onion"] * 20)}]
     asked = wanted(corpus(write(tmp_path / "c.jsonl", rows)), filters=replace(FILTERS, prose=True))
     with pytest.raises(DataError, match=r"0 documents are left \(13 not_prose\)"):  # 36 words are too few for Gopher
@@ -154,7 +154,7 @@ def test_a_preparation_that_was_stopped_anywhere_ends_with_the_same_bytes(tmp_pa
         assert not (stopped / "clusters.jsonl").exists() or names[limit - 1] == "clusters written"
         work = stopped / "work"
         for file in work.glob("*.*"):
-            if file.name != "embedder.npz":  # what was written and not noted any more
+            if file.name != "embedder.npz":  # written, but not recorded before the kill
                 file.write_bytes(file.read_bytes() + b"torn")
         make(asked, stopped)
         assert bytes_of(stopped) == whole
@@ -195,7 +195,7 @@ def test_a_second_call_does_nothing(plain: Preparation, tmp_path: Path) -> None:
         pytest.fail(f"worked again: {told}")
 
     assert make(plain, tmp_path / "out", tell=forbidden) == report
-    os.utime(tmp_path / "corpus.jsonl")  # another time, the same bytes
+    os.utime(tmp_path / "corpus.jsonl")  # a new modification time, the same bytes
     assert make(plain, tmp_path / "out", tell=forbidden) == report
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == before
 
@@ -258,7 +258,7 @@ def test_a_model_is_loaded_only_when_it_is_needed(tmp_path: Path) -> None:
         make(replace(asked, encoder=broken), tmp_path / "broken")
 
 
-def test_bad_input_is_one_sentence_and_nothing_stays(plain: Preparation, tmp_path: Path) -> None:
+def test_bad_input_gives_one_clear_error_and_leaves_no_files(plain: Preparation, tmp_path: Path) -> None:
     folder = tmp_path / "out"
 
     def refused(error: type[Exception], match: str, asked: Preparation) -> None:
@@ -315,7 +315,7 @@ def test_two_processes_do_not_share_a_folder(plain: Preparation, tmp_path: Path)
     make(plain, tmp_path / "out", chunk=60, tell=meddle)
 
 
-def test_a_work_file_that_lost_bytes_is_seen(plain: Preparation, tmp_path: Path) -> None:
+def test_a_truncated_work_file_is_detected(plain: Preparation, tmp_path: Path) -> None:
     def kill(name: str, done: int, total: int) -> None:
         if name == "documents embedded":
             raise Kill

@@ -70,7 +70,7 @@ def test_a_cut_gzip_file_is_named(tmp_path: Path):
         load_corpus(packed)
 
 
-def test_fingerprint_sees_order_and_field_borders():
+def test_fingerprint_depends_on_order_and_field_boundaries():
     fingerprints = {
         Corpus.from_documents(documents).fingerprint
         for documents in (
@@ -103,7 +103,7 @@ def test_a_broken_line_is_named(tmp_path: Path, bad: str, message: str):
     assert "\n" not in str(caught.value)
 
 
-def test_bytes_that_are_no_utf8_are_named(tmp_path: Path):
+def test_invalid_utf8_is_reported_with_its_place(tmp_path: Path):
     path = tmp_path / "c.jsonl"
     path.write_bytes(b'{"title": "a", "text": "\xff"}\n')
     with pytest.raises(DataError, match="line 1: is not UTF-8"):
@@ -126,7 +126,7 @@ def test_an_edited_file_is_read_again(tmp_path: Path):
     assert load_corpus(lines(path, vars(ADA), vars(BABBAGE))).fingerprint != first
 
 
-def test_files_that_are_no_corpus(tmp_path: Path):
+def test_files_that_are_not_a_corpus(tmp_path: Path):
     with pytest.raises(FileNotFoundError, match="does not exist"):
         load_corpus(tmp_path / "none.jsonl")
     with pytest.raises(DataError, match="is not a file"):

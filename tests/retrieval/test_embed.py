@@ -35,7 +35,7 @@ def wide(corpus: Corpus) -> HashedLexical:
 
 
 def bm25(corpus: Corpus, query: str) -> np.ndarray:
-    """The docstring's formula, word by word."""
+    """The formula of the docstring, written out."""
 
     def words(text: str) -> list[str]:
         return [embed._singular(w) for w in re.findall(r"\w+", text.lower().replace("é", "e"))]
@@ -89,7 +89,7 @@ def test_a_vector_does_not_depend_on_its_batch(corpus: Corpus):
     )
 
 
-def test_plurals_accents_and_misspellings_meet(corpus: Corpus, wide: HashedLexical):
+def test_plurals_accents_and_misspellings_match(corpus: Corpus, wide: HashedLexical):
     titles = list(TEXTS)
     passages_NE = wide.passages([d.contents for d in corpus.documents(0, len(corpus))])
     best = (wide.queries(["pony", "eire", "Danubee"]) @ passages_NE.T).argmax(axis=1)

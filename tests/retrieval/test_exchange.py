@@ -166,14 +166,14 @@ def test_a_server_that_does_not_answer_is_reported(monkeypatch: pytest.MonkeyPat
     with pytest.raises(Unanswered, match="after 4 tries"):
         made.post([{}] * 5, lambda response: response, concurrency=5)
     made.close()
-    assert 4 <= len(told) <= 8  # 1.4 seconds, five questions, one sentence at a time
+    assert 4 <= len(told) <= 8  # 1.4 seconds, five requests, one message at a time
     start = f"the judge at http://127.0.0.1:{port}/v1 has not answered for "
     assert all(sentence.startswith(start) and sentence.endswith(" s more.") for sentence in told)
     left = [int(sentence.split("up to ")[1].split()[0]) for sentence in told]
     assert left == sorted(left, reverse=True) and left[0] == 1
     count = len(told)
     time.sleep(0.5)
-    assert len(told) == count  # and then it is quiet
+    assert len(told) == count  # and no more afterwards
 
 
 def test_a_server_that_answers_is_not_reported(monkeypatch: pytest.MonkeyPatch):

@@ -56,7 +56,7 @@ def test_a_query_does_not_depend_on_the_others():
         assert np.array_equal(scores_1k[0], scores_Qk[at]) and np.array_equal(rows_1k[0], rows_Qk[at])
 
 
-def test_small_indices_and_bad_questions():
+def test_small_indices_and_bad_queries():
     index = ExactIndex(unit((3, 4), 5), mesh=None, axes=())
     scores_Qk, rows_Qk = index.search(unit((2, 4), 6), 10)
     assert scores_Qk.shape == (2, 3) and sorted(rows_Qk[0].tolist()) == [0, 1, 2]
@@ -155,7 +155,7 @@ def test_scann_without_a_tree_is_exact(clustered: tuple[np.ndarray, np.ndarray])
     assert index.search(q_QE[:0], 4)[0].shape == (0, 4)
 
 
-def test_scann_fills_up_what_it_did_not_find(clustered: tuple[np.ndarray, np.ndarray]):
+def test_scann_pads_incomplete_results(clustered: tuple[np.ndarray, np.ndarray]):
     index = ScannIndex.build(clustered[0][:400], config(leaves_to_search=1, reorder=5))
     scores_Qk, rows_Qk = index.search(clustered[1], 300)
     missing = rows_Qk == -1

@@ -16,7 +16,7 @@ def found(vectors_NE: np.ndarray, sizes: Sizes, seed: int = 0) -> list[list[int]
 
 
 def blobs(groups: int, each: int, width: int = 8, seed: int = 0) -> np.ndarray:
-    """`each` vectors near each of `groups` centres that lie far apart; group g has the rows g, g + groups, …"""
+    """`each` vectors near each of `groups` well-separated centres; group g has the rows g, g + groups, …"""
     rng = np.random.default_rng(seed)
     centres = 10 * rng.standard_normal((groups, width))
     return (np.tile(centres, (each, 1)) + 0.01 * rng.standard_normal((groups * each, width))).astype(np.float32)
@@ -35,8 +35,8 @@ def test_as_many_centres_as_vectors_and_equal_vectors() -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_groups_that_lie_apart_are_found(seed: int) -> None:
-    """Where a split takes two groups together the next one tells them apart."""
+def test_well_separated_groups_are_found(seed: int) -> None:
+    """Groups that one split leaves together are separated by the next."""
     members = found(blobs(groups=12, each=10), Sizes(mean=10, least=5, most=12, branching=4), seed)
     assert sorted(members) == [list(range(group, 120, 12)) for group in range(12)]
 
@@ -54,7 +54,7 @@ def test_sizes_are_kept_and_nothing_is_lost(least: int, more: int, branching: in
     vectors_NE = rng.standard_normal((count, 3)).astype(np.float32)
     if kind == 1:  # one far away
         vectors_NE[0] = 1000
-    if kind == 2:  # a large heap of equal ones
+    if kind == 2:  # many equal vectors
         vectors_NE[count // 4 :] = 1
     if kind == 3:
         vectors_NE[:] = 0

@@ -80,7 +80,7 @@ def test_index_and_search_from_a_card(card: Path):
     assert "query: " in indexing.PREFIXES["bert"] and "Query:" in indexing.PREFIXES["qwen3"][0]
 
 
-def test_what_makes_another_index_is_refused(card: Path, tmp_path: Path):
+def test_settings_that_need_another_index_are_refused(card: Path, tmp_path: Path):
     assert index(card).exit_code == 0
     assert index(card, "retrieval.encoder.batch=32", "retrieval.encoder.compute_dtype=bfloat16").exit_code == 0
     other = write_bert(tmp_path / "other", seed=1)
@@ -147,7 +147,7 @@ def test_fingerprints(folder: Path, tmp_path: Path):
     assert len(seen) == 3
 
 
-def test_pooling_is_what_the_folder_says(folder: Path, texts: TextEncoder, tmp_path: Path):
+def test_pooling_follows_the_folders_config(folder: Path, texts: TextEncoder, tmp_path: Path):
     copy = write_bert(tmp_path / "copy")
     assert (encoder.load_config(copy).pooling, encoder.load_config(copy).normalize) == ("mean", True)
     for flags, mode in (
@@ -171,7 +171,7 @@ def test_pooling_is_what_the_folder_says(folder: Path, texts: TextEncoder, tmp_p
             encoder.load_config(copy)
 
 
-def test_what_does_not_fit_is_one_sentence(folder: Path, tmp_path: Path):
+def test_encoders_that_do_not_fit_give_one_clear_error(folder: Path, tmp_path: Path):
     with pytest.raises(FileNotFoundError, match="does not exist"):
         encoder.load_config(tmp_path / "none")
     with pytest.raises(ValueError, match="64 positions"):

@@ -115,7 +115,7 @@ def test_a_query_is_retrieved_once():
     first = search(["a", "b", " a", ""])
     assert recorder.asked == [["a", "b"]] and first[0] == first[2]
     assert search(["b", "a"]) == [first[1], first[0]] and len(recorder.asked) == 1
-    search(["c"])  # the oldest, b, makes room
+    search(["c"])  # evicts b, the oldest
     search(["a", "b"])
     assert recorder.asked == [["a", "b"], ["c"], ["b"]]
     uncached = tool(recorder, cache_size=0)

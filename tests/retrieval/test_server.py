@@ -18,7 +18,7 @@ from retrieval.search import Hit, SearchTool
 from tests.retrieval.serving import serving
 
 
-def shelf(queries: Sequence[str], top_k: int) -> list[tuple[Hit, ...]]:
+def five_hits(queries: Sequence[str], top_k: int) -> list[tuple[Hit, ...]]:
     """Five hits of every query."""
     return [
         tuple(Hit(Document(f"{q}-{i}", f'{q} "{i}"', f"line\nof {i}"), 1 - i / 8) for i in range(5)[:top_k])
@@ -28,14 +28,14 @@ def shelf(queries: Sequence[str], top_k: int) -> list[tuple[Hit, ...]]:
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """A server of `shelf` on a free port."""
-    with serving(shelf) as port:
+    """A server of `five_hits` on a free port."""
+    with serving(five_hits) as port:
         yield f"http://127.0.0.1:{port}/retrieve"
 
 
-def test_both_ends_agree(url: str):
+def test_client_and_server_agree(url: str):
     remote = RemoteRetriever(url, timeout=10, retries=0, first_delay=0.01)
-    assert remote(["ada", "böhm"], 2) == shelf(["ada", "böhm"], 2)
+    assert remote(["ada", "böhm"], 2) == five_hits(["ada", "böhm"], 2)
     assert remote([], 2) == []
     search = SearchTool(
         remote, top_k=1, max_tokens=9, truncate=lambda t, n: t, neutralise=lambda t: t.upper(), cache_size=1
@@ -44,7 +44,7 @@ def test_both_ends_agree(url: str):
     remote.close()
 
 
-def test_the_reply_as_other_clients_know_it(url: str):
+def test_the_reply_has_the_format_of_search_r1(url: str):
     scored = httpx.post(url, json={"queries": ["ada"], "topk": 1, "return_scores": True}).json()
     assert scored == {"result": [[{"document": {"id": "ada-0", "contents": '"ada "0""\nline\nof 0'}, "score": 1.0}]]}
     plain = httpx.post(url, json={"queries": ["ada", "bob"]}).json()
@@ -81,7 +81,7 @@ def answering() -> Iterator[Callable[[Answer], tuple[str, list[dict]]]]:
     def start(answer: Answer) -> tuple[str, list[dict]]:
         requests: list[dict] = []
 
-        class Door(BaseHTTPRequestHandler):
+        class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
                 status, body = answer(len(requests))
@@ -93,7 +93,7 @@ def answering() -> Iterator[Callable[[Answer], tuple[str, list[dict]]]]:
             def log_message(self, format: str, *args: object) -> None:
                 """Suppresses the log."""
 
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Door)
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         servers.append(server)
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
         return f"http://127.0.0.1:{server.server_port}/retrieve", requests

@@ -1,4 +1,4 @@
-"""What a search server rejects, and that misbehaving clients do not affect others."""
+"""Which requests a search server rejects, and that misbehaving clients do not affect others."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_body_that_is_too_large_is_not_read_to_its_end(port: int):
         for _ in range(server.BODY_LIMIT // 65536 + 1):
             yield b" " * 65536
 
-    with httpx.Client(trust_env=False) as sender:  # its length is said nowhere
+    with httpx.Client(trust_env=False) as sender:  # without a Content-Length
         reply = sender.post(f"http://127.0.0.1:{port}/retrieve", content=endless())
     assert reply.status_code == 413 and "larger than 4194304 bytes" in reply.json()["error"]
     assert len(asked) == before
@@ -86,7 +86,7 @@ def test_clients_that_disconnect_leave_no_trace(port: int, caplog: pytest.LogCap
     assert caplog.records == []
 
 
-def test_many_at_once_get_what_each_would_get_alone(port: int):
+def test_concurrent_requests_get_the_same_replies_as_single_ones(port: int):
     async def ask(number: int) -> str:
         body = json.dumps({"queries": [f"q{number}"]}).encode()
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -50,7 +50,7 @@ def write_vocabulary(folder: Path) -> None:
 
 
 def write_bert(folder: Path, seed: int = 0, prefix: str = "", **changes: Any) -> Path:
-    """A BERT encoder with its tokenizer; `prefix` stands before the tensors' names as in models that hold a BERT."""
+    """A BERT encoder with its tokenizer; `prefix` is prepended to the tensors' names, as in models that have one."""
     folder.mkdir(parents=True, exist_ok=True)
     config = BERT | changes
     (folder / "config.json").write_text(json.dumps(config))
@@ -69,7 +69,7 @@ def write_bert(folder: Path, seed: int = 0, prefix: str = "", **changes: Any) ->
 
 
 def write_modules(folder: Path, pooling: Mapping[str, Any], normalize: bool = True) -> None:
-    """The files by which sentence-transformers says how hidden states become a vector."""
+    """The files in which sentence-transformers describes how hidden states become a vector."""
     (folder / "modules.json").write_text(json.dumps(MODULES if normalize else MODULES[:2]))
     (folder / "1_Pooling").mkdir(exist_ok=True)
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32, **pooling}))

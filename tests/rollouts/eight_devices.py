@@ -1,5 +1,5 @@
 """Runs on 8 fake CPU devices in a process of its own (test_eight_devices.py starts it) and prints one JSON object:
-what the engine says on a mesh and on one device, to the same requests with searches in between.
+the engine's completions of the same requests, with searches in between, on a mesh and on one device.
 """
 
 import dataclasses

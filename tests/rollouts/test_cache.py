@@ -1,5 +1,5 @@
-"""The cache against the training forward, and the exactness that batching rests on, for a plain decoder and for one
-with everything that a layer may have: windows with a rope of their own, norms after the layers, experts.
+"""The KV cache against the training forward pass, and results independent of the rest of the batch, for a plain decoder
+and for one with every optional part of a layer: sliding windows with their own RoPE, post-layer norms, experts.
 """
 
 from dataclasses import replace
@@ -81,7 +81,7 @@ def test_prefill_extension_and_steps_equal_the_training_forward(cfg, decode_para
 
 
 def test_columns_beyond_a_row_are_exact_zeros(cfg, decode_params, ids):
-    """More columns to attend, with whatever was left in them, change no bit."""
+    """Attending to more columns, which hold stale values, changes no bit."""
     lengths = np.asarray([5, 60, 64, 100], np.int32)
     filled = append(cfg, decode_params, empty(cfg), ids[:, :128], np.zeros(ROWS, np.int32), lengths)
     noise = jax.tree.map(lambda x: jax.random.normal(jax.random.key(1), x.shape), empty(cfg))
@@ -99,7 +99,7 @@ def test_columns_beyond_a_row_are_exact_zeros(cfg, decode_params, ids):
 
 
 def test_columns_before_a_window_are_exact_zeros(ids):
-    """What stands there changes no bit, in a step and in an extension, wherever the window begins in its block."""
+    """Values there change no bit, in a step and in an extension, wherever the window begins within its block."""
     cfg = replace(MIXED, layer_windows=(20, 20))
     params = transformer.unstack_layers(make_params(cfg))
     lengths, counts = np.asarray([21, 84, 90, 150], np.int32), np.asarray([1, 5, 30, 40], np.int32)
@@ -124,8 +124,8 @@ def test_columns_before_a_window_are_exact_zeros(ids):
 
 
 def test_blocks_before_every_window_are_not_read(ids):
-    """An extension of rows that all begin past a block and a window leaves that block out (NaNs in it reach nothing),
-    and gives the bits it gives beside a row that begins at 0, for whose sake every block is gone through.
+    """If all rows begin past a block and a window, an extension skips that block (NaNs in it have no effect),
+    and gives the same bits as beside a row that begins at 0, for which no block can be skipped.
     """
     cfg = replace(MIXED, layer_windows=(20, 20))
     params = transformer.unstack_layers(make_params(cfg))
@@ -144,7 +144,7 @@ def test_blocks_before_every_window_are_not_read(ids):
 
 
 def test_rows_do_not_see_each_other(cfg, decode_params, ids):
-    """The same row in every place, beside short and long neighbours: the same keys and values, the same output."""
+    """The same row in every slot, beside short and long neighbours: the same keys and values, the same output."""
     count, start = 40, 30
     results = []
     for place in range(ROWS):

@@ -21,7 +21,7 @@ def keeping(count, ids=SEEN, turns=1):
 
 
 def episodes(count, **changes):
-    """Requests whose turns end by their length; each keeps another part of them."""
+    """Requests whose turns end at their length limit; each keeps a different part of them."""
     return [
         request(f"question {i}", key=i, stop_ids=(), max_tokens=24, max_turns=4, respond=keeping(3 + i, turns=2))
         for i in range(count)
@@ -39,7 +39,7 @@ def played(rollouts):
     return rollouts.run(episodes(12))
 
 
-def test_the_row_goes_on_right_after_the_kept_tokens(played, free):
+def test_the_row_continues_right_after_the_kept_tokens(played, free):
     for i, (completion, alone) in enumerate(zip(played, free, strict=True)):
         kept = 3 + i
         first, observation, second, again, last = completion.turns
@@ -69,7 +69,7 @@ def test_alone_in_four_and_in_twelve(rollouts, played):
 
 
 def test_a_cut_turn_is_as_good_as_one_that_ended_there(rollouts):
-    """Greedy: the same bits as an episode whose turn a stop string ended at the kept token."""
+    """Greedy: the same bits as an episode whose turn ended at the kept token because of a stop string."""
     greedy = {"temperature": 0.0, "max_turns": 2, "stop_ids": ()}
     said = rollouts.run([request("question", max_tokens=40, **greedy)])[0].ids_T.tolist()
     end = next(
@@ -101,10 +101,10 @@ def test_no_random_number_is_used_twice(rollouts, free):
     said = free[0].ids_T.tolist()
     assert of(4)[:4] == said[:4] and of(4)[4:24] != said[4:]
     longer = rollouts.run([request("question 0", key=0, stop_ids=(), max_tokens=48)])[0]
-    assert of(24) == longer.ids_T.tolist()  # nothing was dropped: as if the turn had gone on
+    assert of(24) == longer.ids_T.tolist()  # nothing was dropped: the same tokens as one longer turn
 
 
-def test_a_full_context_has_room_again(rollouts, params):
+def test_dropping_tokens_makes_room_in_a_full_context(rollouts, params):
     one = request([5] * 100, stop_ids=(), max_tokens=500, max_turns=2, respond=keeping(8))
     (completion,) = rollouts.run([one])
     assert [turn.finish for turn in completion.turns] == ["cut", None, "overflow"]
@@ -133,13 +133,13 @@ def test_the_rest_is_dropped_whatever_follows(rollouts, free, turns, ids, reason
 
 
 @pytest.mark.parametrize("kept", [0, -1, 25])
-def test_what_is_not_there_cannot_be_kept(rollouts, kept):
+def test_tokens_that_were_not_sampled_cannot_be_kept(rollouts, kept):
     one = request("question 0", key=0, stop_ids=(), max_tokens=24, max_turns=2, respond=keeping(kept))
     with pytest.raises(RolloutError, match=f"responder of request 0 keeps {kept} tokens of a turn that has 24"):
         rollouts.run([one])
 
 
-def test_a_script_is_cut_as_well():
+def test_scripted_rollouts_drop_tokens_too():
     spoken = ["I look. <search>a</search> It says", "done"]
     script = ScriptedRollouts(lambda prompt, turns: spoken[len(turns) // 2], ByteTokenizer(), max_length=99)
     (completion,) = script.run([request("Where?", max_turns=3, max_tokens=90, respond=keeping(26))])

@@ -116,7 +116,7 @@ def test_a_prompt_of_pad_ids_is_a_prompt(rollouts, params):
     assert not np.array_equal(short.logprobs_T, long.logprobs_T)
 
 
-def test_stop_ids_of_a_later_call_are_obeyed(rollouts):
+def test_stop_ids_of_a_later_call_take_effect(rollouts):
     free = rollouts.run([request("stop here", stop_ids=())])[0]
     assert free.finish_reason == "length" and len(free.ids_T) == 20
     stop = next(id for id in free.ids_T[5:].tolist() if id != EOS)
@@ -129,7 +129,7 @@ def test_stop_ids_of_a_later_call_are_obeyed(rollouts):
 
 
 def test_the_end_token_is_kept_and_sampled(params, engine):
-    # A policy that ends soon: the end token's row of the output table points where hidden states point.
+    # A policy that ends soon: the end token's row of the output table is aligned with the hidden states.
     eager = {**params, "head": {"table_VD": params["head"]["table_VD"].at[EOS].multiply(3.0)}}
     rollouts = make_rollouts(engine, eager)
     completions = rollouts.run([request(f"prompt {i}", key=i, max_tokens=60) for i in range(12)])

@@ -1,4 +1,4 @@
-"""The engine driven through JetStream's own interface samples what our loop samples."""
+"""The engine driven through JetStream's interface samples the same tokens as our own loop."""
 
 import logging
 import subprocess
@@ -97,7 +97,7 @@ def test_properties_of_the_interface(adapter, engine):
         adapter.prefill(params=None, existing_prefix=object(), padded_tokens=[1], true_length=1)
 
 
-def test_the_import_leaves_no_trace():
+def test_importing_jetstream_has_no_side_effects():
     program = (
         "import logging, sys; before = list(logging.getLogger().handlers)\n"
         "import rollouts.jetstream\n"

@@ -24,21 +24,21 @@ def asking(answer, **limits: int) -> Request:
 
 
 @pytest.mark.parametrize(("limit", "left", "turns"), [(4, 4, 1), (13, 4, 1), (14, 14, 3), (15, 15, 3), (17, 17, 3)])
-def test_a_response_is_counted_over_all_turns_with_what_was_read(limit, left, turns):
-    """4 said, 9 read, 4 said: a turn that does not fit any more is cut, an observation that leaves no room left out."""
+def test_the_response_limit_counts_sampled_tokens_and_observations_of_all_turns(limit, left, turns):
+    """4 sampled, 9 read, 4 sampled: a turn that no longer fits is cut; an observation without room is omitted."""
     completion = play(asking("nine char", max_response_tokens=limit))
     assert (completion.finish_reason, len(completion.turns)) == ("length", turns)
     assert completion.text == "ask?nine charask?"[:left] and len(completion.ids_T) == left
 
 
-def test_the_smaller_of_two_limits_ends_the_episode_and_gives_its_name():
+def test_the_smaller_of_two_limits_ends_the_episode_and_is_its_finish_reason():
     prompt = len("prompt")
     for answer in ("nine char", Continuation([65] * 9, "nine char")):
         assert play(asking(answer, max_response_tokens=99), max_length=prompt + 14).finish_reason == "overflow"
         assert play(asking(answer, max_response_tokens=14), max_length=prompt + 14).finish_reason == "overflow"
         assert play(asking(answer, max_response_tokens=14), max_length=prompt + 15).finish_reason == "length"
     one = replace(request("prompt", max_tokens=3), max_response_tokens=5)
-    assert (play(one).finish_reason, play(one).text) == ("length", "ask")  # of a turn, which is the smaller here
+    assert (play(one).finish_reason, play(one).text) == ("length", "ask")  # the turn's limit, the smaller one
 
 
 @pytest.mark.parametrize(("tokens", "turns"), [(15, 2), (16, 1)])

@@ -95,7 +95,7 @@ def test_a_prompt_that_does_not_fit_ends_the_episode(rollouts):
     assert len(last.rows) == 2 and len(last.rows[1].ids_T) == 1
 
 
-def test_ids_go_on_in_the_same_row(params, rollouts):
+def test_appended_ids_continue_the_same_row(params, rollouts):
     glue = [EOS, 257, 10, 258]
     respond = lambda turns: Continuation(glue, "what it says") if len(turns) == 1 else None  # noqa: E731
     completion = rollouts.run([request("question", **every_turn(respond))])[0]
@@ -119,7 +119,7 @@ def test_more_restarts_than_slots_and_shared_prompts(engine, params):
     assert [bits(c) for c in together[::7]] == [bits(c) for c in alone]
 
 
-def test_what_no_responder_may_answer(rollouts):
+def test_invalid_replies_of_a_responder_are_errors(rollouts):
     with pytest.raises(RolloutError, match=r"responder of request 0 returned a Restart without a prompt"):
         rollouts.run([request("question", **every_turn(lambda turns: Restart([], "")))])
     with pytest.raises(RolloutError, match=r"returned int; it must return text, a Continuation, a Restart or None"):

@@ -51,7 +51,7 @@ def test_frequencies(temperature, top_k, top_p):
     assert chi2 < 30  # at most 10 degrees of freedom: one in a thousand
 
 
-def test_cuts_are_exact():
+def test_truncation_is_exact():
     slots, vocab = 64, 300
     rng = np.random.default_rng(5)
     z = (rng.normal(size=(slots, vocab)) * 2).astype(np.float32)
@@ -69,14 +69,14 @@ def test_cuts_are_exact():
     assert only and all(drawn[slot] == {int(z[slot].argmax())} for slot in only)
 
 
-def test_equal_logits_stay_together():
+def test_equal_logits_are_kept_or_dropped_together():
     z = np.zeros((400, 5), np.float32)
     z[:, 4] = -20
     tokens, _ = draw(z, how(400, top_k=2), np.zeros(400, np.int32))
     assert set(np.asarray(tokens).tolist()) == {0, 1, 2, 3}
 
 
-def test_a_slot_does_not_see_its_neighbours():
+def test_a_slot_does_not_depend_on_its_neighbours():
     slots, vocab = 32, 1000
     z = (np.random.default_rng(7).normal(size=(slots, vocab)) * 3).astype(np.float32)
     plain, cut = how(slots), how(slots)

@@ -1,4 +1,4 @@
-"""Scripted episodes end and are answered by the engine's rules."""
+"""Scripted episodes follow the engine's rules for the ends of turns and for replies."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def test_a_golden_transcript():
     assert not completion.logprobs_T.any()
 
 
-def test_ends():
+def test_finish_reasons():
     eos, cut, over, long = play(
         lambda prompt, turns: {"a": "Done.", "b": "too long", "c": "x" * 50, "d": "?"}[prompt[0]],
         request("a", max_tokens=9),
@@ -50,7 +50,7 @@ def test_an_end_token_that_the_request_does_not_list():
     assert (completion.finish_reason, completion.text, completion.ids_T[-1]) == ("eos", "Done.", EOS)
 
 
-def test_turns_run_out_and_failures_pass_through():
+def test_turn_limits_apply_and_exceptions_propagate():
     spoken = request("a", max_turns=2, respond=lambda turns: "again")
     completion = play(lambda prompt, turns: "word", spoken)[0]
     assert completion.finish_reason == "turns"

@@ -1,4 +1,4 @@
-"""Spans of thinking, and stop strings: none ends a turn inside thinking, even if the prompt opened it."""
+"""Thinking spans and stop strings: none ends a turn inside thinking, even if the prompt opened the span."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MARKS = ("<t>", "</t>")
         ("<t>a</t> b", False, "         b"),
         ("a <t>b</t> c <t>d", False, "a          c     "),
         ("<t>a <t>b</t> c</t> d", False, "              c</t> d"),  # thoughts are not nested
-        ("a</t> b", False, "      b"),  # its first mark closes: something else opened it
+        ("a</t> b", False, "      b"),  # the first mark is a closing one: the prompt opened the thought
         ("a</t> b <t>c</t> d</t>", False, "      b          d</t>"),
         ("a</t> b", True, "      b"),
         ("a b", True, "   "),
@@ -35,12 +35,12 @@ MARKS = ("<t>", "</t>")
         ("a <t", False, "a <t"),
     ],
 )
-def test_what_is_spoken(text: str, opened: bool, spoken: str):
+def test_text_outside_of_thoughts(text: str, opened: bool, spoken: str):
     assert blanked(text, thoughts(text, MARKS, opened)) == spoken
 
 
 def stopped(text: str, opened: bool, stops: Sequence[str], marks: tuple[str, str] = MARKS) -> int | None:
-    """Length of the shortest beginning that ends with a stop string outside of thoughts; by the definition."""
+    """Length of the shortest prefix that ends with a stop string outside of thoughts, by definition."""
     for end in range(1, len(text) + 1):
         head, within, at = text[:end], opened, 0
         while (mark := head.find(marks[within], at)) >= 0:
@@ -56,7 +56,7 @@ def stopped(text: str, opened: bool, stops: Sequence[str], marks: tuple[str, str
     st.lists(st.integers(1, 5), min_size=1),
     st.booleans(),
 )
-def test_a_stop_string_counts_outside_of_thoughts_however_its_bytes_come(pieces, lengths, opened):
+def test_a_stop_string_counts_outside_of_thoughts_however_it_is_tokenised(pieces, lengths, opened):
     text, stops = "".join(pieces), ("</s>", "st")
     raw, listener, end = text.encode(), StopStrings(stops, MARKS, opened), 0
     for place in range(len(raw)):
@@ -95,7 +95,7 @@ def test_a_stop_string_in_an_open_thought_does_not_end_the_turn():
     (turn,) = episode.turns
     assert turn.text == said and not turn.opened
     assert turn.content == " " * said.index(" <s>y") + " <s>y</s>"
-    assert take(an_episode("question", stop=("</t>",)), "<t>a</t>") is None  # a mark is no stop string
+    assert take(an_episode("question", stop=("</t>",)), "<t>a</t>") is None  # a thinking mark is not a stop string
     assert take(an_episode("question", thought=None), said) == "stop"
 
 
@@ -144,8 +144,8 @@ def test_a_mark_without_text_is_refused():
         request("question", thought=("<t>", ""))
 
 
-def test_the_engine_goes_on_in_a_thought(rollouts):
-    """Uses characters that the policy samples when nothing stops it as marks and stop string."""
+def test_the_engine_continues_a_thought(rollouts):
+    """The marks and the stop string are characters that the policy samples when nothing stops it."""
     free = rollouts.run([request(f"question {i}", key=i, max_tokens=40, stop_ids=()) for i in range(4)])
     for i, completion in enumerate(free):
         ids = completion.ids_T.tolist()

@@ -1,4 +1,4 @@
-"""Episodes of many turns on the engine: stop strings, observations in a live slot, threads, limits, failures."""
+"""Multi-turn episodes on the engine: stop strings, observations in a live slot, threads, limits, failures."""
 
 import threading
 import time
@@ -17,7 +17,7 @@ def free(rollouts):
 
 
 def text_at(completion, first, last):
-    """The bytes of some tokens as a stop string; None if they are no text."""
+    """The bytes of some tokens as a stop string; None if they are not valid text."""
     raw = bytes(completion.ids_T[first:last].tolist()) if max(completion.ids_T[first:last]) < 256 else b"\xff"
     try:
         return raw.decode()
@@ -94,19 +94,19 @@ def test_conversations_are_identical_alone_and_together(rollouts, free):
     assert any(len(c.turns) > 1 for c in alone)
 
 
-def test_an_empty_observation_lets_the_turn_go_on(rollouts, params, free):
+def test_an_empty_observation_continues_the_turn(rollouts, params, free):
     i, end, stop = stops_of(free, 2)[0]
     go_on = request(
         f"question {i}", key=i, max_tokens=40, stop_ids=(), stop=(stop,), max_turns=2, respond=lambda turns: ""
     )
     completion = rollouts.run([go_on])[0]
     assert [turn.kind for turn in completion.turns] == ["sampled", "observation", "sampled"]
-    # The key of a token depends on its place alone: what follows is what would have followed.
+    # A token's key depends on its position alone: the continuation is the same as without the stop.
     assert completion.ids_T[:40].tolist() == free[i].ids_T[: len(completion.ids_T)][:40].tolist()
     assert len(completion.ids_T) > end
 
 
-def test_turns_run_out(rollouts, free):
+def test_the_turn_limit_ends_an_episode(rollouts, free):
     i, end, stop = stops_of(free, 2)[0]
     asked = []
 
@@ -149,7 +149,7 @@ def test_the_context_is_used_to_its_last_token(rollouts, params):
     assert len(last.ids_T) == 1
 
 
-def test_others_decode_while_a_responder_thinks(engine, params, free, monkeypatch):
+def test_other_slots_decode_while_a_responder_runs(engine, params, free, monkeypatch):
     rollouts = make_rollouts(engine, params)
     dispatched, thinking = threading.Event(), threading.Event()
     generate = engine.generate
@@ -183,7 +183,7 @@ def test_a_failing_responder_is_one_clear_error(rollouts, free):
     with pytest.raises(ConnectionError, match="search server is gone") as caught:
         rollouts.run([*crowd, bad])
     assert caught.value.__notes__ == ["raised by the responder of request 12 after turn 1"]
-    assert len(rollouts.run(crowd)) == 12  # the engine is as good as before
+    assert len(rollouts.run(crowd)) == 12  # the engine still works
 
     def strange(turns):
         return 7
