@@ -182,7 +182,9 @@ class Engine:
         )
         results = Result(*(self._whole,) * 4)
         state = self._state_sharding
+        self._weight_shardings = param_shardings(declare(model), mesh, DECODE)
         self._unstack = jax.jit(unstack_layers)
+        self._layer = jax.jit(lambda layers, number: jax.tree.map(lambda weight: weight[number], layers))
         self._init = jax.jit(self._init_program, out_shardings=state)
         self._prefill = jax.jit(self._prefill_program, static_argnums=0, out_shardings=self.prefix_sharding)
         self._insert = jax.jit(self._insert_program, donate_argnums=0, out_shardings=state)
@@ -198,12 +200,20 @@ class Engine:
 
         The source may be donated afterwards; nothing passes through the host.
         """
-        shardings = param_shardings(declare(self.model), self.mesh, DECODE)
-        return self._unstack(reshard(params, shardings, self.config.compute_dtype))
+        dtype, shardings = self.config.compute_dtype, self._weight_shardings
+        one = jax.tree.map(
+            lambda sharding: NamedSharding(self.mesh, PartitionSpec(*sharding.spec[1:])), shardings["layers"]
+        )
+        layers = []
+        for number in range(self.model.num_layers):  # one at a time: beside both copies there is never a third
+            layer = reshard(self._layer(params["layers"], number), one, dtype)
+            layers.append(jax.block_until_ready(layer))
+        rest = {name: reshard(tree, shardings[name], dtype) for name, tree in params.items() if name != "layers"}
+        return {**rest, "layers": tuple(layers)}
 
     def take_params(self, params: Params) -> Params:
         """Like load_params, but frees the source weight by weight: at most one weight exists twice at any time."""
-        shardings = param_shardings(declare(self.model), self.mesh, DECODE)
+        shardings = self._weight_shardings
 
         def take(weight: jax.Array, sharding: NamedSharding) -> jax.Array:
             taken = reshard(weight, sharding, self.config.compute_dtype).block_until_ready()

@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
@@ -38,6 +39,25 @@ def _copy(x: jax.Array, axis: str) -> jax.Array:
 
 
 _copy.defvjp(lambda x, axis: (x, None), lambda axis, _, ct: (lax.psum(ct, axis),))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def _gather(w_local: jax.Array, stages: tuple[tuple[int, str], ...], dtype: Any, own: Any) -> jax.Array:
+    w = w_local.astype(dtype)
+    for dim, axis in stages:
+        w = lax.all_gather(w, axis, axis=dim, tiled=True)
+    return w
+
+
+def _scatter(stages: tuple[tuple[int, str], ...], dtype: Any, own: Any, _: None, ct: jax.Array) -> tuple[jax.Array]:
+    """The transpose of `_gather`; its sums are float32 at least, whatever the dtype of the gathered weight."""
+    ct = ct.astype(jnp.promote_types(ct.dtype, jnp.float32))
+    for dim, axis in reversed(stages):
+        ct = lax.psum_scatter(ct, axis, scatter_dimension=dim, tiled=True)
+    return (ct.astype(own),)
+
+
+_gather.defvjp(lambda w, stages, dtype, own: (_gather(w, stages, dtype, own), None), _scatter)
 
 
 def mesh_axes(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
@@ -87,14 +107,16 @@ class Shards:
     def gather(self, w_local: jax.Array, spec: PartitionSpec, dtype: Any) -> jax.Array:
         """All-gathers a weight over fsdp, in the given dtype; it stays sharded over tensor.
 
-        The cast comes before the gather (half the bytes for bfloat16). With several fsdp axes the gathers are staged,
-        innermost axis first: a single gather over several torus dimensions is lowered to an all-reduce.
+        The cast comes before the gather (half the bytes for bfloat16); gradients are summed in float32. With several
+        fsdp axes the gathers are staged, innermost axis first: a single gather over several torus dimensions is lowered
+        to an all-reduce.
         """
-        w = w_local.astype(dtype)
-        for dim, entry in enumerate(spec):
-            for axis in reversed([name for name in mesh_axes(entry) if name in self.fsdp]):
-                w = lax.all_gather(w, axis, axis=dim, tiled=True)
-        return w
+        stages = tuple(
+            (dim, axis)
+            for dim, entry in enumerate(spec)
+            for axis in reversed([name for name in mesh_axes(entry) if name in self.fsdp])
+        )
+        return _gather(w_local, stages, jnp.dtype(dtype), w_local.dtype) if stages else w_local.astype(dtype)
 
     def psum(self, x: jax.Array) -> jax.Array:
         """Σ over the tensor group; the cotangent passes through unchanged."""

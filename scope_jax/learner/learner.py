@@ -84,8 +84,9 @@ def _combined(measured: Sequence[dict[str, Any]]) -> Metrics:
 class Learner:
     """Compiled programs for one model on one mesh.
 
-    param_dtype: dtype of weights, moments and reference. compute_dtype: dtype of the forward pass; log-probs, losses
-    and accumulated gradients are always float32. Raises ValueError if the mesh does not divide the model, or if its
+    param_dtype: dtype of weights and moments. compute_dtype: dtype of the forward pass; log-probs, losses and sums of
+    gradients are always float32. The reference has the smaller of the two dtypes: its weights are only ever cast to
+    compute_dtype, so nothing is lost. Raises ValueError if the mesh does not divide the model, or if its
     devices do not support the section's attention.
     """
 
@@ -102,24 +103,27 @@ class Learner:
         transformer.check_mesh(model, mesh)
         self.model, self.mesh, self.optimizer, self.section = model, mesh, optimizer, section
         self.param_dtype, self.compute_dtype = jnp.dtype(param_dtype), jnp.dtype(compute_dtype)
+        self.reference_dtype = min(self.param_dtype, self.compute_dtype, key=lambda dtype: dtype.itemsize)
         self.attention = attention.resolve(section.attention, mesh.devices.flat[0].platform, self.compute_dtype)
         self.row_shards = mesh.shape["data"] * mesh.shape["fsdp"]
         self.shards = Shards.of(mesh)
         declared = transformer.declare(model)
         self.specs = partition_specs(declared, TRAIN)
         self.param_shardings = param_shardings(declared, mesh, TRAIN)
-        self._abstract_params = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, self.param_dtype), abstract_params(declared)
-        )
-        self.param_count = sum(leaf.size for leaf in jax.tree.leaves(self._abstract_params))
+        self.param_count = sum(leaf.size for leaf in jax.tree.leaves(abstract_params(declared)))
         self._score = jax.jit(self._score_program, static_argnames=("policy", "reference"))
         self._step = jax.jit(self._step_program, static_argnames=("card",), donate_argnames=("state",))
 
     # ------------------------------------------------------------------------------------------------------- state
+    def _abstract(self, dtype: Any) -> Any:
+        """Shape and dtype of every weight."""
+        declared = abstract_params(transformer.declare(self.model))
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), declared)
+
     def state_specs(self, reference: bool) -> TrainState:
         """PartitionSpec of every array of the state."""
         everywhere = PartitionSpec()
-        opt_specs = specs_like(self.optimizer, self._abstract_params, self.specs)
+        opt_specs = specs_like(self.optimizer, self._abstract(self.param_dtype), self.specs)
         return TrainState(everywhere, everywhere, self.specs, opt_specs, self.specs if reference else None)
 
     def state_shardings(self, reference: bool) -> TrainState:
@@ -128,8 +132,11 @@ class Learner:
 
     def abstract_state(self, reference: bool) -> TrainState:
         """Shape, dtype and sharding of every array of the state, for restoring a checkpoint."""
-        ref = self._abstract_params if reference else None
-        shapes = jax.eval_shape(partial(fresh, section=self.optimizer), self._abstract_params, ref_params=ref)
+        ref = self._abstract(self.reference_dtype) if reference else None
+        shapes = jax.eval_shape(
+            partial(fresh, section=self.optimizer, ref_params=None), self._abstract(self.param_dtype)
+        )
+        shapes = shapes.replace(ref_params=ref)
         return jax.tree.map(
             lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
             shapes,
@@ -141,7 +148,7 @@ class Learner:
 
         def build(params: Any) -> TrainState:
             copy = jax.tree.map(lambda weight: jnp.array(weight, self.param_dtype, copy=True), params)
-            ref = jax.tree.map(lambda weight: jnp.array(weight, self.param_dtype, copy=True), params)
+            ref = jax.tree.map(lambda weight: jnp.array(weight, self.reference_dtype, copy=True), params)
             return fresh(copy, self.optimizer, ref if reference else None)
 
         return jax.jit(build, out_shardings=self.state_shardings(reference))(params)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import jax
 from jax.sharding import Mesh
 
 from models import weights
@@ -134,7 +135,9 @@ class Trainer:
         """
         if not self.keeps_reference:
             return dict(states)
-        reference = moved(self._weights(self.world.cfg.model.checkpoint) if base is None else base, self.idle_memory)
+        base = self._weights(self.world.cfg.model.checkpoint) if base is None else base
+        dtype = self.learner.reference_dtype
+        reference = moved(jax.tree.map(lambda weight: weight.astype(dtype), base), self.idle_memory)
         return {name: state.replace(ref_params=reference) for name, state in states.items()}
 
     def _weights(self, folder: str) -> Params:

@@ -50,6 +50,23 @@ def fresh(learner, state):
     return jax.tree.map(partial(jax.device_put, may_alias=False), state, learner.state_shardings(True))
 
 
+def test_a_reference_in_bfloat16_gives_the_same_bits(tiny, tiny_params, make):
+    """The reference is stored in compute_dtype: its weights are cast to it anyway."""
+    mesh = make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
+    learner = Learner(tiny, mesh, OPTIMIZER, SECTION, param_dtype=jnp.float32, compute_dtype=jnp.bfloat16)
+    state = learner.init_state(tiny_params)
+    assert {x.dtype for x in jax.tree.leaves(state.ref_params)} == {jnp.dtype(jnp.bfloat16)}
+    assert {x.dtype for x in jax.tree.leaves(state.params)} == {jnp.dtype(jnp.float32)}
+    wanted = jax.tree.map(lambda leaf: leaf.dtype, learner.abstract_state(True))
+    assert jax.tree.map(lambda leaf: leaf.dtype, state) == wanted
+    (batch,) = learner.pack(make[2](8, 4), POLICY)
+    small, whole = (
+        learner.score(state.replace(ref_params=reference), batch, policy=False).ref_MN
+        for reference in (state.ref_params, tiny_params)
+    )
+    assert np.asarray(small).any() and np.array_equal(small, whole)
+
+
 def gradient_of(after) -> dict[str, np.ndarray]:
     """The gradient of a first step, from Adam's first moment: mu = (1 − beta1) · g."""
     leaves = jax.tree.leaves_with_path(after.opt_state[0].mu)

@@ -235,6 +235,22 @@ def staged_gather() -> bool:
     return bool(jnp.array_equal(gathered, w))
 
 
+def gathered_gradient() -> list[float]:
+    """d/dw of Σ_d c_d · w over 8 devices whose bfloat16 cotangents c are 1 and, seven times, 1/256, which bfloat16
+    cannot add to 1."""
+    mesh = make_mesh(MeshConfig(1, 8, 1))
+    shards = Shards.of(mesh)
+
+    def loss(w, c):
+        return jnp.sum(shards.gather(w, P("fsdp"), jnp.bfloat16) * c)
+
+    run = jax.shard_map(
+        jax.grad(loss), mesh=mesh, in_specs=(P("fsdp"), P("fsdp")), out_specs=P("fsdp"), check_vma=False
+    )
+    c = jnp.asarray([1.0, *[1 / 256] * 7], jnp.bfloat16)
+    return run(jnp.ones(8), c).tolist()
+
+
 def refusals(params, batch) -> dict[str, str]:
     """The errors for models that do not fit a mesh."""
     said = {}
@@ -283,6 +299,7 @@ def main() -> None:
         "expert_shards": expert_shards(),
         "pair": gradient_pair(),
         "staged": staged_gather(),
+        "gathered_gradient": gathered_gradient(),
         "refusals": refusals(params, batch),
     }
     print(json.dumps(facts))

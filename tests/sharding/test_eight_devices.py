@@ -49,6 +49,10 @@ def test_staged_gather_keeps_row_order(facts):
     assert facts["staged"] is True
 
 
+def test_gradients_of_bfloat16_weights_are_summed_in_float32(facts):
+    assert facts["gathered_gradient"] == [1 + 7 / 256] * 8
+
+
 def test_published_weights_under_decode_rules(facts):
     assert facts["decode"]["hidden"] < 1e-5
     assert facts["decode"]["same_values"] and facts["decode"]["placed"]
