@@ -3,7 +3,7 @@
     python tests/equivalence/smoke_checkpoint.py --out runs/smoke-base
 
 A random model never writes a search. A minute of the project's own supervised training on one fixed episode per role
-is enough for it to say the words of a search, a question and an answer; what it says means nothing.
+is enough for it to write the tags of a search, a question and an answer; the text in them is meaningless.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def random_qwen3(folder: Path, vocab_size: int) -> None:
 
 
 def demonstration(tokenizer: Tokenizer, role: str, query: str, answer: str, searches: int) -> Episode:
-    """One fixed episode: `searches` searches with an observation each, then the role's last word."""
+    """One fixed episode: `searches` searches with an observation each, then the role's final output."""
     text = templates.fill(
         (PROMPTS / f"{role}.txt").read_text(encoding="utf-8"),
         dict.fromkeys(("example1", "example2", "example3"), "") | {"answer": answer, "n": searches, "question": query},

@@ -17,7 +17,7 @@ SHAPES = {"matrix": (5, 4), "scale": (6,), "table": (3, 2, 2)}
 
 
 def gradients(step: int) -> dict[str, np.ndarray]:
-    """Gradients whose norm lies above the bound in some steps and below it in others."""
+    """Gradients whose norm exceeds the clipping bound in some steps and not in others."""
     rng = np.random.default_rng(step)
     scale = (0.05, 0.4, 3.0)[step % 3]
     return {name: (scale * rng.normal(size=shape)).astype(np.float32) for name, shape in SHAPES.items()}

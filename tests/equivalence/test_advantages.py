@@ -1,4 +1,4 @@
-"""Advantages against torch, with the statistics written as tensor operations over groups and over tokens."""
+"""Advantages against torch, whose statistics are tensor operations over groups and over tokens."""
 
 import itertools
 
@@ -65,8 +65,8 @@ def test_matches_torch(rewards, name, ddof):
     [("none", 1.0), ("ema", 1.0), ("leave-one-out", 1.0), ("group-mean", 2 / 3), ("batch-mean", 2 / 3)],
 )
 def test_expected_policy_gradient(name, share):
-    """E over all groups of three draws of mean A ∇log π is ∇E[r], or (1 − 1/G) of it: the baseline of a mean that
-    contains the draw itself takes its share. Enumerated over a vocabulary of four."""
+    """The expectation of mean A ∇log π over all groups of three draws is ∇E[r], or (1 − 1/G) of it if the baseline is a
+    mean that includes the draw itself. Enumerated over a vocabulary of four."""
     logits = torch.tensor([0.3, -0.5, 0.1, 0.9], dtype=torch.float64, requires_grad=True)
     rewards_V = torch.tensor([1.0, -0.2, 0.4, 0.7], dtype=torch.float64)
     probs_V = torch.softmax(logits, 0)

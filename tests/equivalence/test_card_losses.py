@@ -1,14 +1,16 @@
-"""A step played under each card's loss tables against the equations of its paper, in torch: value and gradient.
+"""The losses of a played step, under each card's settings, against the equations of its paper in torch: value and
+gradient.
 
-The games are SSP (Eq. (4) and (5)) and SCOPE (Eq. (2) and (3)). A script plays; a small model gives the log-probs, by a
-plain forward pass: now, before the update, and of the reference. The torch side starts from rewards, reads no card, and
-differentiates by log π. Where a paper leaves something open, the choice is that of docs/fidelity.md: clipped and
-dual-clipped ratios of tokens, KL by k3 with the ratio, divisors by mini-batch.
+The games are SSP (Eq. (4) and (5)) and SCOPE (Eq. (2) and (3)). Scripted policies play; a small model gives the
+log-probs by a plain forward pass: current, before the update, and of the reference. The torch side starts from rewards,
+reads no card, and differentiates with respect to log π. Where a paper leaves something open, the choice is that of
+docs/fidelity.md: token ratios with clip and dual clip, the k3 estimator of the KL with the ratio, one divisor per
+mini-batch.
 
-Loss and gradient by log π agree to 1e-6. For one card of each game so does the loss of the whole optimiser step, and
-torch's gradient is carried to the weights through that plain forward pass, where the step's own agrees to 1e-5: the
-rounding of two backward passes in float32 is a few 1e-6 here. (SCOPE's card is Qwen3's, whose episodes are several
-rows.)
+Loss and gradient with respect to log π agree to 1e-6. For one card of each game, the loss of the whole optimiser step
+agrees to 1e-6 too, and torch's gradient, backpropagated to the weights through that plain forward pass, agrees with the
+step's to 1e-5: the rounding of two backward passes in float32 is a few 1e-6 here. (SCOPE's card is the one for Qwen3,
+where an episode is several rows.)
 """
 
 import shutil
@@ -47,7 +49,7 @@ TOLERANCE, ROUNDING = 1e-6, 1e-5
 # ------------------------------------------------------------------------------------------------- the papers, in torch
 @dataclass
 class Rollout:
-    """What an equation knows of one episode: its reward and the log-probs of its sampled tokens."""
+    """What an equation needs of one episode: its reward and the log-probs of its sampled tokens."""
 
     reward: float
     now: Any  # torch.Tensor, of its sampled tokens
@@ -80,12 +82,12 @@ def ssp_eq_4(questions):
 
 
 def ssp_eq_5(questions):
-    """1/B Σ_i R(τ_i) Σ_t log π; no divergence, no baseline, nothing divided by a length."""
+    """1/B Σ_i R(τ_i) Σ_t log π: no KL term, no baseline, no division by a length."""
     return [surrogate(one, one.reward, 0.2, 0.285) / len(questions) for (one,) in questions]
 
 
 def ssp_released_proposer(questions):
-    """The released code's form, which Atlas uses: mean over the tokens of an episode, and a divergence."""
+    """The form of the released code, which Atlas uses: mean over the tokens of an episode, and a KL term."""
     tokens = [surrogate(one, one.reward, 0.2, 0.285) - 0.01 * divergence(one) for (one,) in questions]
     return [token / len(token) / len(questions) for token in tokens]
 
@@ -102,7 +104,7 @@ def scope_eq_3(groups):
 
 # ------------------------------------------------------------------------------------------------------ played episodes
 def short_prompts(tmp_path, game, **texts):
-    """The game's own prompts, but for those that the policies begin with, which cost time here and show nothing."""
+    """The game's own prompts, except for those of the policies, which are shortened to save time."""
     folder = tmp_path / game
     shutil.copytree(PROMPTS / game, folder)
     for role, text in texts.items():
@@ -113,7 +115,7 @@ def short_prompts(tmp_path, game, **texts):
 def played_ssp(card, tmp_path):
     """(config, episodes) of one step: four answers, of which the third finds no question."""
     prompts = short_prompts(tmp_path, "ssp", proposer="About {answer}: {search}", solver="{question} {search}")
-    # A letter is a token here, and needs room.
+    # A letter is one token here, so the limits are raised.
     room = [f"ssp.{role}.sampling.max_tokens=1000" for role in ("proposer", "solver")]
     room += ["rollout.max_length=10000", "rollout.prefill_buckets=[4096]", "learner.buckets=[10000]"]
     cfg = load_card(CONFIGS / card, [prompts, *room, 'ssp.fill="dummy"'])
@@ -138,7 +140,7 @@ def played_scope(card, tmp_path):
     sizes = {"steps_per_iteration": 1, "challenger_batch": 4, "solver_batch": 2, "generation_batch": 4}
     sizes |= {"target_tasks": 2, "n_train": 2, "n_filter": 2, "challenger.samples": 4, "solver.samples": 4}
     speaking = ("challenger.sampling", "solver.sampling", "estimate", "creation", "gates", "rubric_writer", "grader")
-    sizes |= {f"{name}.max_tokens": 1000 for name in speaking}  # a letter is a token here
+    sizes |= {f"{name}.max_tokens": 1000 for name in speaking}  # a letter is one token here
     cfg = load_card(CONFIGS / card, [prompts, *(f"scope.{name}={size}" for name, size in sizes.items())])
     names = {("xml", "chat"): "qwen2.5", ("hermes", "chat-trimmed"): "qwen3", ("function", "chat"): "olmo3"}
     way = names.get((cfg.model.dialect, cfg.model.turns), "raw")
@@ -170,13 +172,13 @@ def learner():
 
 @pytest.fixture(scope="module")
 def weights():
-    """Three neighbours: the policy, the policy before the update, the reference."""
+    """Three similar sets of weights: the policy, the policy before the update, the reference."""
     params, rng = weights_of(MODEL), np.random.default_rng(0)
 
-    def neighbour(weight):
+    def perturbed(weight):
         return weight * (1 + 0.1 * rng.normal(size=weight.shape).astype(np.float32))
 
-    return [jax.device_get(params), *(jax.device_get(jax.tree.map(neighbour, params)) for _ in range(2))]
+    return [jax.device_get(params), *(jax.device_get(jax.tree.map(perturbed, params)) for _ in range(2))]
 
 
 def plain(params, ids_RT):
@@ -202,12 +204,12 @@ def rows_of(datums):
 
 
 def laid_out(batch, values_N):
-    """Values of the sampled tokens, which are in datum order, in the batch's layout."""
+    """Values of the sampled tokens, given in datum order, in the batch's layout."""
     source_MN = np.asarray(batch.source_MN)
     return jnp.asarray(np.where(source_MN >= 0, values_N[np.maximum(source_MN, 0)], np.float32(0)))
 
 
-def apart(one, other):
+def max_difference(one, other):
     """Largest difference, relative to the largest entry."""
     pairs = list(zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True))
     return max(np.abs(np.asarray(a) - np.asarray(b)).max() for a, b in pairs) / max(np.abs(b).max() for _, b in pairs)
@@ -226,11 +228,11 @@ def by_logprob(logp_N, tokens, counts, card):
 
 
 def check(learner, weights, episodes, update, equation, mini_batches, whole):
-    """One role's update: loss and gradient of each mini-batch against the equation. whole: of the last mini-batch the
-    optimiser step too.
+    """One role's update: loss and gradient of each mini-batch against the equation. whole: the optimiser step of the
+    last mini-batch as well.
 
     Returns the fractions of tokens whose ratio was out of range. Terms of both signs cancel in a loss, after a z-score
-    nearly to nothing: the sum of their sizes is its measure.
+    almost completely, so the tolerance is relative to the sum of their absolute values.
     """
     rated, _ = advantages.assign(episodes, update.card)
     batches = learner.pack(rated, update.card)
@@ -252,7 +254,7 @@ def check(learner, weights, episodes, update, equation, mini_batches, whole):
         counts = tokens.mask_N.sum() + batch.padding_tokens, tokens.first_N.sum() + batch.padding_sequences
         ours, ours_N = by_logprob(now_MN.ravel(), tokens, counts, update.card)
         assert abs(float(ours) - loss) <= TOLERANCE * size
-        assert apart(batching.unpack(batch, ours_N.reshape(now_MN.shape)), slope_N) <= TOLERANCE
+        assert max_difference(batching.unpack(batch, ours_N.reshape(now_MN.shape)), slope_N) <= TOLERANCE
     if whole:
         now, _, ref = weights
         state = learner.init_state(now).replace(ref_params=jax.tree.map(jnp.asarray, ref))
@@ -261,12 +263,12 @@ def check(learner, weights, episodes, update, equation, mini_batches, whole):
         moment = jax.tree.map(lambda mu: np.asarray(mu) / 0.1, after.opt_state[0].mu)  # Adam's: (1 − beta1) · g
         weight_RT = np.zeros(sampled_RT.shape, np.float32)
         weight_RT[sampled_RT] = slope_N
-        assert apart(moment, pulled_back(now, ids_RT, weight_RT)) <= ROUNDING
+        assert max_difference(moment, pulled_back(now, ids_RT, weight_RT)) <= ROUNDING
     return clipped
 
 
 def rollouts_of(groups, *logprobs_N):
-    """The groups' episodes with their shares of the log-probs, which follow one another."""
+    """The groups' episodes, each with its part of the concatenated log-probs."""
     place, made = 0, []
     for group in groups:
         made.append([])

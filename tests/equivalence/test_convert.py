@@ -1,4 +1,4 @@
-"""`convert` of models with experts and of OLMo-3: between layouts and dtypes and out of a run, read by transformers."""
+"""`convert` of MoE models and of OLMo-3: between layouts and dtypes and from a run, read by transformers."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_bfloat16_from_file_and_from_our_layout(source, tmp_path):
 
 
 def test_a_run_of_such_a_model(source, tmp_path):
-    """Its newest checkpoint, trained weights in float32, under the names and with the bits that transformers reads."""
+    """Its newest checkpoint: transformers finds the trained float32 weights, bit for bit, under its own names."""
     _, folder = source
     card = load_card(
         Path("configs/ssp/atlas.toml"), (f"model.checkpoint={folder}", "model.tokenizer=assets/atlas/ssp/base")

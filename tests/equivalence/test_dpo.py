@@ -1,4 +1,4 @@
-"""DPO against torch: values and gradients of pairs whose tokens are dealt to shares, and a trajectory of updates."""
+"""DPO against torch: values and gradients of pairs whose tokens are split into shares, and a series of updates."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ def torch_dpo(ratio_w, ratio_l, beta, smoothing):
 
 @pytest.fixture(scope="module")
 def world():
-    """Eight sequences; those of pair k are 2k and 2k + 1, the chosen one is here the first and there the second."""
+    """Eight sequences; those of pair k are 2k and 2k + 1, and either may be the chosen one."""
     rng = np.random.default_rng(2)
     mask_BT = rng.random((2 * PAIRS, LENGTH)) < 0.6
     mask_BT[3] = np.arange(LENGTH) == 4  # a single token
@@ -45,8 +45,8 @@ def ours(logp_BT, world, card, shares):
     dealt = np.array_split(np.random.default_rng(shares).permutation(len(rows)), shares)
 
     def tokens(places):
-        def slots(values, rubbish):
-            return jnp.asarray(np.append(values, np.asarray(rubbish, values.dtype)))
+        def slots(values, garbage):
+            return jnp.asarray(np.append(values, np.asarray(garbage, values.dtype)))
 
         own = rows[places]
         zeros = np.zeros(len(places), world["logp"].dtype)
@@ -98,7 +98,7 @@ def test_pairs_match_torch(world, dtype, shares, smoothing):
 
 
 def test_updates_equal_torch(models, episodes):
-    """Five pairs in packed rows, rewarded either way round, over several micro-batches; AdamW moves the policy."""
+    """Five pairs in packed rows, the chosen one first or second, over several micro-batches, with AdamW steps."""
     policy, reference, cfg, params, ref_params = models
     rewards = [1.0, 0.0, 0.2, 0.7, 3.0, -1.0, 0.0, 0.1, 0.5, 0.4]
     rows = [replace(e, reward=r, temperature=0.8, advantage=None) for e, r in zip(episodes, rewards, strict=True)]
@@ -108,7 +108,7 @@ def test_updates_equal_torch(models, episodes):
     learner = Learner(cfg, mesh, optimizer, section, param_dtype=jnp.float32, compute_dtype=jnp.float32)
     state = learner.init_state(params).replace(ref_params=ref_params)
     card = LossCard(objective="dpo", dpo_beta=0.5)
-    batches = learner.pack(rows[::2] + rows[1::2], card)  # the two of a pair lie apart
+    batches = learner.pack(rows[::2] + rows[1::2], card)  # the two of a pair are not adjacent
     assert batches[0].ids_MBT.shape[0] > 2
     found, wanted = [], []
     adam = torch.optim.AdamW(policy.parameters(), optimizer.learning_rate, weight_decay=0.0)

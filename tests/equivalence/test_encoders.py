@@ -45,7 +45,7 @@ def torch_bert(folder: Path) -> Any:
 
 
 def write_bytes_tokenizer(folder: Path, appends: bool) -> None:
-    """A byte-level tokenizer that closes each text with <|endoftext|> by its own rule, or leaves that to its reader."""
+    """A byte-level tokenizer whose post-processor appends <|endoftext|>, or one that leaves it to the caller."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     fast = FastTokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
     fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -77,7 +77,7 @@ def torch_qwen3(folder: Path, appends: bool = True) -> Any:
 
 
 def saved(make: Any, folder: Path) -> tuple[Any, Path]:
-    """(torch model with lively weights, its folder as transformers writes it)."""
+    """(torch model with noise added to all weights, its folder as transformers writes it)."""
     torch.manual_seed(0)
     model = make(folder)
     with torch.no_grad():
@@ -104,13 +104,13 @@ def pair(request, e5, qwen3):
 
 
 def torch_ids(folder: Path, text: str) -> list[int]:
-    """As transformers' tokenizers make them, marks of the text itself disarmed."""
+    """The ids of transformers' tokenizers, with special tokens inside the text treated as plain text."""
     hf = transformers.AutoTokenizer.from_pretrained(folder, split_special_tokens=True)
     return hf(text, truncation=True, max_length=MAX_TOKENS).input_ids
 
 
 def torch_vectors(kind: str, model: Any, rows: list[list[int]], side: str = "right") -> np.ndarray:
-    """Pooled and normalised as the model cards of the two do it, all rows padded to the longest."""
+    """Pooled and normalised as in the two models' model cards, all rows padded to the longest."""
     longest = max(map(len, rows))
     pads = [[0] * (longest - len(ids)) for ids in rows]
     mask = [[1] * len(ids) for ids in rows]
@@ -144,7 +144,7 @@ def test_token_ids(pair, encoder):
 
 
 def test_vectors(pair, encoder):
-    """All lengths in one call, padded to their programs here and to the longest there (Qwen3: on either side)."""
+    """All lengths in one call, padded to buckets here and to the longest there (Qwen3: on either side)."""
     kind, model, _ = pair
     rows = encoder._tokenizer(TEXTS)
     want = torch_vectors(kind, model, rows)
@@ -166,8 +166,9 @@ def test_prefixes(pair, encoder):
         assert np.abs(got - want).max() <= 1e-5
 
 
-def test_neighbours_change_nothing(pair, encoder):
-    """The same program for any number of texts: alone, among others, in another order. Another row count rounds."""
+def test_other_texts_in_the_batch_change_nothing(pair, encoder):
+    """The same bits alone, among others and in another order, as the program is the same; another row count rounds
+    differently."""
     whole = encoder(TEXTS)
     for place, text in enumerate(TEXTS):
         np.testing.assert_array_equal(encoder([text])[0], whole[place])
@@ -176,7 +177,8 @@ def test_neighbours_change_nothing(pair, encoder):
 
 
 def test_names_with_and_without_the_models_prefix(pair, encoder, tmp_path):
-    """BertModel in a model with a head is "bert.", Qwen3Model in a causal one "model."; heads are left alone."""
+    """The prefix of BertModel in a model with a head is "bert.", that of Qwen3Model in a causal one "model."; heads are
+    ignored."""
     kind, model, folder = pair
     if kind == "bert":
         outer = transformers.BertForMaskedLM(model.config)

@@ -1,8 +1,8 @@
 """Every family against transformers (float32, eager): logits and each layer's hidden states, gradients, decoding
-through the cache, greedy text from the engine, folders that each side reads from the other.
+with the cache, greedy text from the engine, folders written by one side and read by the other.
 
-Tolerances: 1e-5 absolute for logits, whose largest are 3 to 5; relative to the largest value compared, 1e-5 for hidden
-states and all other comparisons of values, 2e-5 for gradients.
+Tolerances: 1e-5 absolute for logits, the largest of which are 3 to 5; relative to the largest value compared, 1e-5 for
+hidden states and all other values, 2e-5 for gradients.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ transformers = pytest.importorskip("transformers")
 
 VOCAB, ROWS, LENGTH, GREEDY = 96, 4, 72, 64
 PROMPTS = (3, 9, 17, 24, 32, 40)
-WINDOW = 8  # rows and generated texts go far past it
+WINDOW = 8  # rows and generated texts are much longer
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
     "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,  # one of four wavelengths lies between the bounds
+    "high_freq_factor": 4.0,  # one of four wavelengths is between the bounds
     "original_max_position_embeddings": 64,
 }
-# Name of the case -> (class of transformers, what its config says beyond SIZES).
+# Name of the case -> (class of transformers, what its config adds to SIZES).
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama_llama3": ("Llama", {"rope_scaling": LLAMA3}),
     "llama_linear_biased": (
@@ -87,7 +87,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "rope_scaling": YARN},
     ),
 }
-# Each family has a case in the quick suite; these compile as much again for what others of their family hold too.
+# Each family has a case in the quick suite; these compile as long and cover little that their family's does not.
 SLOW = ("llama_linear_biased", "qwen2", "qwen3_tied", "qwen3_window", "qwen3_moe_unnormed")
 SIZES = {
     "vocab_size": VOCAB,
@@ -107,7 +107,7 @@ SIZES = {
 
 
 def torch_model(case: str) -> Any:
-    """A random model; norms and biases are moved away from 1 and 0, so that a mistake with them shows."""
+    """A random model whose norms and biases are not 1 and 0, so that errors in them are detected."""
     name, extra = CASES[case]
     sizes = SIZES if name != "Llama" else {k: v for k, v in SIZES.items() if k != "sliding_window"}
     config = getattr(transformers, f"{name}Config")(**(sizes | extra), attn_implementation="eager")
@@ -159,7 +159,7 @@ def one_layer(cfg, window, w, x_BTD, positions_BT):
 
 
 def our_layers(cfg, params, ids_BT):
-    """Hidden states before the first layer and after each, the last one after the final norm, as transformers says."""
+    """Hidden states before the first layer and after each, the last one after the final norm, as in transformers."""
     positions_BT = jnp.broadcast_to(jnp.arange(ids_BT.shape[1]), ids_BT.shape)
     states = [transformer.embed(cfg, params, ids_BT, LOCAL)]
     for w, window in zip(transformer.unstack_layers(params)["layers"], cfg.layer_windows, strict=True):
@@ -176,8 +176,8 @@ def assert_close(ours, theirs, tolerance: float = 1e-5) -> None:
     assert np.abs(np.asarray(ours) - theirs).max() <= tolerance * np.abs(theirs).max()
 
 
-def assert_no_token_between_experts(cfg, router_logits) -> None:
-    """Comparisons mean something only where rounding (1e-6 of a probability at most) cannot change a choice."""
+def assert_no_tie_between_experts(cfg, router_logits) -> None:
+    """Results are comparable only where rounding (at most 1e-6 of a probability) cannot change the routing."""
     assert len(router_logits) == cfg.num_layers
     for logits in router_logits:
         probs = logits.softmax(-1).sort(descending=True).values
@@ -191,7 +191,7 @@ def test_logits_and_every_layer(pair, ids_BT):
     with torch.no_grad():
         out = model(torch.tensor(ids_BT.astype(np.int64)), **asked)
     if cfg.num_experts:
-        assert_no_token_between_experts(cfg, out.router_logits)
+        assert_no_tie_between_experts(cfg, out.router_logits)
     assert np.abs(out.logits.numpy()).max() > 2
     assert np.abs(np.asarray(our_logits(cfg, params, ids_BT)) - out.logits.numpy()).max() <= 1e-5
     ours = our_layers(cfg, params, jnp.asarray(ids_BT))
@@ -201,7 +201,7 @@ def test_logits_and_every_layer(pair, ids_BT):
 
 
 def test_rotary_frequencies(pair):
-    """To two roundings of float32, and the attention factor exactly, for the layers of both kinds."""
+    """To within two float32 roundings, and the attention factor exactly, for both kinds of layers."""
     model, cfg, _, _ = pair
     rotary = model.model.rotary_emb
     nested = cfg.architecture == "olmo3"
@@ -213,7 +213,7 @@ def test_rotary_frequencies(pair):
 
 
 def torch_gradients(model, ids_BT) -> dict[str, np.ndarray]:
-    """Of the mean negative log-likelihood, under the names that files have."""
+    """Of the mean negative log-likelihood, by the names of the tensors in files."""
     ids = torch.tensor(ids_BT.astype(np.int64))
     model.zero_grad()
     model(ids, labels=ids).loss.backward()
@@ -223,7 +223,7 @@ def torch_gradients(model, ids_BT) -> dict[str, np.ndarray]:
         if not name.startswith("model.layers.") or ".experts." not in name:
             gradients[name] = grad
             continue
-        # In memory the experts of a layer are stacked, gate and up in one; in files each has tensors of its own.
+        # In memory the experts of a layer are stacked, gate and up in one tensor; in files every expert has its own.
         layer, kind = name.split(".experts.")
         parts = {"gate_proj": 0, "up_proj": 1} if kind == "gate_up_proj" else {"down_proj": 0}
         for expert, whole in enumerate(grad):
@@ -233,7 +233,7 @@ def torch_gradients(model, ids_BT) -> dict[str, np.ndarray]:
 
 
 def test_gradients(pair, ids_BT):
-    """For every weight, through the same names that export uses."""
+    """For every weight, by the names that export uses."""
     model, cfg, params, _ = pair
     expected = torch_gradients(model, ids_BT)
 
@@ -247,15 +247,15 @@ def test_gradients(pair, ids_BT):
         for index in np.ndindex(grad.shape[: tensor.leading]):
             theirs = expected[tensor.at(index)]
             theirs = theirs.T if tensor.transposed else theirs
-            # A key bias moves every score of a query alike: its gradient is zero up to rounding, on both sides.
+            # A key bias shifts all scores of a query equally: its gradient is zero up to rounding, on both sides.
             scale = max(np.abs(theirs).max(), 1e-3)
             assert np.abs(np.asarray(grad[index]) - theirs).max() <= 2e-5 * scale, tensor.at(index)
             compared += 1
     assert compared == len(expected)
 
 
-def test_packed_rows_are_transformers_rows(pair, ids_BT):
-    """Three texts in one packed row, two of them longer than the window, give each text's own logits."""
+def test_packed_rows_equal_transformers_rows(pair, ids_BT):
+    """Three texts in one packed row, two of them longer than the window: the logits of each text alone."""
     model, cfg, params, _ = pair
     lengths, padding = [5, 30, 33], 4
     row = np.concatenate([ids_BT[i, :n] for i, n in enumerate(lengths)] + [np.zeros(padding, int)])
@@ -270,8 +270,8 @@ def test_packed_rows_are_transformers_rows(pair, ids_BT):
         start += n
 
 
-def test_prefill_and_steps_are_the_whole_forward(pair, ids_BT):
-    """Rows of different lengths, prefilled, extended and decoded; the texts cross a block of the cache."""
+def test_prefill_and_decode_steps_equal_the_full_forward_pass(pair, ids_BT):
+    """Rows of different lengths, prefilled, extended and decoded, across a block boundary of the cache."""
     _, cfg, params, _ = pair
     expected = np.asarray(our_hidden(cfg, params, ids_BT))
     layers = transformer.unstack_layers(params)
@@ -287,7 +287,7 @@ def test_prefill_and_steps_are_the_whole_forward(pair, ids_BT):
 
 
 class Numbers:
-    """A codec for tokens that are no text."""
+    """A codec for tokens without text."""
 
     eos_ids = ()
 
@@ -302,7 +302,7 @@ class Numbers:
 
 
 def test_greedy_text_of_the_engine(pair):
-    """64 tokens after prompts of different lengths; alone and beside the others to the last bit."""
+    """64 tokens after prompts of different lengths; alone and in a batch, bit for bit."""
     model, cfg, params, _ = pair
     engine_config = EngineConfig(
         slots=4, max_length=128, prefill_buckets=(48,), prefill_batch=2, decode_steps=8, compute_dtype=jnp.float32
@@ -316,11 +316,11 @@ def test_greedy_text_of_the_engine(pair):
     completions = rollouts.run(requests)
     for prompt, completion in zip(prompts, completions, strict=True):
         ids = torch.tensor([prompt])
-        seen = torch.ones_like(ids)  # else generate takes prompt tokens that equal the pad id for padding
+        seen = torch.ones_like(ids)  # otherwise `generate` takes prompt tokens equal to the pad id for padding
         with torch.no_grad():
             theirs = model.generate(ids, attention_mask=seen, max_new_tokens=GREEDY, do_sample=False, pad_token_id=0)
         assert completion.ids_T.tolist() == theirs[0, len(prompt) :].tolist()
-    assert len(np.unique(np.concatenate([c.ids_T for c in completions]))) > 10  # no trivial loop
+    assert len(np.unique(np.concatenate([c.ids_T for c in completions]))) > 10  # not one repeated token
     alone = rollouts.run(requests[2:3])[0]
     assert alone.ids_T.tobytes() == completions[2].ids_T.tobytes()
     assert alone.logprobs_T.tobytes() == completions[2].logprobs_T.tobytes()

@@ -1,6 +1,6 @@
 """The whole update against transformers' Qwen3 in torch: loss, gradient and a trajectory of AdamW steps.
 
-Torch runs one unpadded sequence at a time and knows no packing, no micro-batches and no chunks.
+Torch runs one unpadded sequence at a time, without packing, micro-batches or chunks.
 """
 
 from dataclasses import replace
@@ -79,7 +79,7 @@ def torch_logprobs(model, datum):
 
 
 def torch_loss(policy, reference, episodes):
-    """sequence-mean of the clipped, dual-clipped surrogate and of importance-weighted k3."""
+    """sequence-mean of the surrogate with clip and dual clip, and of importance-weighted k3."""
     losses = []
     for episode in episodes:
         (datum,) = episode.datums

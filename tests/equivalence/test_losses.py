@@ -1,7 +1,7 @@
 """Every loss card against a float64 torch implementation written for padded rows: values and gradients.
 
-The torch side knows sequences, masks and sums over [B, T] and differentiates by autograd what the papers print; ours
-knows compact slots, cut into shares and added up. In float32 both agree to 1e-6, in float64 to 1e-10.
+The torch side works on sequences, masks and sums over [B, T] and applies autograd to the papers' equations; ours works
+on compact slots, split into shares whose sums are added. They agree to 1e-6 in float32 and to 1e-10 in float64.
 """
 
 import itertools
@@ -26,14 +26,14 @@ logprobs = jax.jit(token_logprobs_and_entropy, static_argnums=(4, 5), static_arg
 
 @pytest.fixture(scope="module")
 def exact():
-    """Hidden states and everything else of seven sequences, one of them empty, one with a single trained token."""
+    """Hidden states and all other inputs for seven sequences, one of them empty, one with a single trained token."""
     rng = np.random.default_rng(3)
     mask_BT = rng.random((ROWS, LENGTH)) < 0.6
     mask_BT[2] = False
     mask_BT[4] = np.arange(LENGTH) == 5
     advantage_B = np.array([1.5, -0.7, 9.0, 0.0, -2.0, 0.4, -0.1])
     hidden_BTD = rng.normal(size=(ROWS, LENGTH, WIDTH))
-    table_VD = rng.normal(size=(VOCAB, WIDTH)) / 2  # the rounding of a log-prob grows with its logits
+    table_VD = rng.normal(size=(VOCAB, WIDTH)) / 2  # the rounding error of a log-prob grows with its logits
     targets_BT = rng.integers(0, VOCAB, (ROWS, LENGTH))
     logits = hidden_BTD @ table_VD.T / 0.8
     logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
@@ -62,7 +62,7 @@ def torch_aggregate(values, mask, card):
 
 
 def torch_kl(logp, old, ref, card):
-    """Estimators differentiated by autograd as they stand: importance-weighted (k2's weight held fixed), or plain."""
+    """Estimators as written, under autograd: importance-weighted (k2's weight held constant), or plain."""
     bound = card.log_ratio_bound
     ratio, delta = torch.exp((logp - old).clamp(-bound, bound)), (logp - ref).clamp(-bound, bound)
     k2, k3 = delta**2 / 2, torch.exp(-delta) - 1 + delta
@@ -73,7 +73,7 @@ def torch_kl(logp, old, ref, card):
 
 
 def torch_policy(logp, old, mu, advantage, mask, card):
-    """Loss of each token, and the constant that weighs it."""
+    """Loss of each token, and its constant weight."""
     trained = mask.double()
     ratio = torch.exp((logp - old).clamp(-card.log_ratio_bound, card.log_ratio_bound))
     if card.ratio == "sequence":
@@ -119,13 +119,13 @@ def torch_loss(hidden, table, world, card, scored):
 
 
 def tokens_of(world, places, card, scored):
-    """The slots of some (row, column) places, in that order, then empty slots full of rubbish."""
+    """The slots of some (row, column) places, in that order, then empty slots with garbage values."""
     rows, columns = np.array(places).T
     mask = world["mask"]
     starts = {(row, int(np.flatnonzero(mask[row])[0])) for row in set(rows.tolist())}
 
-    def slots(values, rubbish):
-        return jnp.asarray(np.concatenate([values, np.full(SLOTS - len(places), rubbish, values.dtype)]))
+    def slots(values, garbage):
+        return jnp.asarray(np.concatenate([values, np.full(SLOTS - len(places), garbage, values.dtype)]))
 
     return losses.Tokens(
         mask_N=slots(np.ones(len(places), bool), False),
@@ -141,14 +141,14 @@ def tokens_of(world, places, card, scored):
 
 
 def shares_of(world, count):
-    """Trained places dealt to `count` shares without regard to rows: sequences are cut apart."""
+    """Trained places split into `count` shares regardless of rows: sequences are cut."""
     places = [(int(row), int(column)) for row, column in np.argwhere(world["mask"])]
     order = np.random.default_rng(count).permutation(len(places))
     return [[places[i] for i in part] for part in np.array_split(order, count)]
 
 
 def our_loss(hidden, table, world, card, scored, shares):
-    """Σ numerators / denominator over the shares; what is summed over sequences comes first."""
+    """Σ numerators / denominator over the shares, after the sums over whole sequences."""
     entered, sequences = [], None
     for places in shares:
         rows, columns = (np.pad(x, (0, SLOTS - len(places))) for x in np.array(places).T)
@@ -230,7 +230,7 @@ def test_card_matches_torch(exact, card, dtype):
             arrays = jnp.asarray(world["h"]), jnp.asarray(world["w"])
             loss, (grad_hidden, grad_table) = run(*arrays, world, card, scored, shares_of(world, 1))
             assert loss.dtype == grad_hidden.dtype == grad_table.dtype == dtype
-        # Weighted terms of both signs can cancel to next to nothing: there their own size is the measure.
+        # Weighted terms of both signs can cancel almost completely: the tolerance is relative to their absolute values.
         cancels = card.surrogate == "weight" or card.rollout_cap
         assert abs(float(loss) - theirs.item()) <= bound * (size if cancels else abs(theirs.item()))
         assert relative(grad_hidden, hidden.grad) <= bound
@@ -243,7 +243,7 @@ SHARED = [card for card in CARDS[::7] + CARDS[18:24] if card.objective == "polic
 
 @pytest.mark.parametrize("card", SHARED, ids=name_of)
 def test_shares_change_nothing_but_rounding(exact, card):
-    """Sequences lie in pieces over the shares; what those with a ratio of whole sequences need is summed first."""
+    """Sequences are cut over the shares; cards with sequence-level ratios need sums over whole sequences first."""
     world = in_dtype(exact, np.float32)
     hidden, table = jnp.asarray(world["h"]), jnp.asarray(world["w"])
     run = jax.value_and_grad(our_loss, argnums=(0, 1))
@@ -254,7 +254,7 @@ def test_shares_change_nothing_but_rounding(exact, card):
 
 
 def test_the_cases_reach_every_branch(exact):
-    """Clipped above, clipped below and dual-clipped tokens and sequences are there, capped weights and others."""
+    """Tokens and sequences clipped above, clipped below and dual-clipped all occur, as do capped weights and others."""
     logits = torch.tensor(exact["h"]) @ torch.tensor(exact["w"]).T / 0.8
     logp = torch.log_softmax(logits, -1).gather(-1, torch.tensor(exact["targets"])[..., None])[..., 0].numpy()
     mask = exact["mask"]
@@ -293,7 +293,7 @@ def vocabulary():
 
 
 def expected_gradient(card, logits, old, ref, sampler=None):
-    """∇ of the KL term summed over the whole vocabulary, each token with its probability under whoever samples."""
+    """∇ of the KL term summed over the whole vocabulary, each token weighted by its probability under the sampler."""
     old_V, ref_V = jnp.asarray(old.numpy()), jnp.asarray(ref.numpy())
     sampler_V = old_V if sampler is None else jnp.asarray(sampler.numpy())
     share_V = jnp.exp(sampler_V)
@@ -327,7 +327,7 @@ def expected_gradient(card, logits, old, ref, sampler=None):
         ("k3-plain", "KL(ref ‖ π)", "neither"),
     ],
 )
-def test_expected_gradient_is_what_the_table_says(vocabulary, kl, on_policy, off_policy):
+def test_expected_gradient_is_as_in_the_table(vocabulary, kl, on_policy, off_policy):
     """docs/losses.md: E over x ~ π_old of each estimator's gradient, against closed forms over a small vocabulary."""
     logits, old, _, ref = vocabulary
     forward, reverse = closed_forms(logits, ref)
@@ -339,7 +339,7 @@ def test_expected_gradient_is_what_the_table_says(vocabulary, kl, on_policy, off
             assert (relative(found, reverse) <= 1e-10) == (wanted == "KL(ref ‖ π)")
             if wanted == "neither":
                 assert min(relative(found, forward), relative(found, reverse)) > 0.05
-        # At π = π_old = ref the divergence is flat: only k1 then pushes single tokens, with mean zero.
+        # At π = π_old = ref the KL has zero gradient: only k1 then has a gradient for single tokens, with mean zero.
         same_V = jnp.asarray(ref.numpy())
         slope_V = jax.grad(lambda x_V: jnp.sum(losses.kl_terms(x_V, same_V, same_V, card)))(same_V)
     np.testing.assert_allclose(slope_V, np.ones(6) if kl == "k1" else np.zeros(6), atol=1e-15)
@@ -347,8 +347,8 @@ def test_expected_gradient_is_what_the_table_says(vocabulary, kl, on_policy, off
 
 @pytest.mark.parametrize("bound", [0.0, 0.05])
 def test_rollout_weight_corrects_the_divergence_for_the_sampler(vocabulary, bound):
-    """x ~ μ: without the weight the expectation is another one; with it, and no cap in reach, it is right again.
-    A bound on the reported value changes nothing in it."""
+    """x ~ μ: without the weight the expectation is wrong; with it, if no weight reaches the cap, it is right.
+    A bound on the reported value does not affect it."""
     logits, old, mu, ref = vocabulary
     forward, _ = closed_forms(logits, ref)
     with jax.enable_x64(True):

@@ -1,7 +1,7 @@
-"""The cards of docs/losses.md against what the papers print, written in torch over padded rows: value and gradient.
+"""The cards of docs/losses.md against the papers' equations, in torch over padded rows: value and gradient.
 
-Rewards go in, so that advantages are part of it. Two groups of three completions; the ratios spread on both sides of
-every clip range.
+The input is rewards, so that advantages are tested too. Two groups of three completions; there are ratios below and
+above every clip range.
 """
 
 import re
@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "losses.md"
 ROWS, LENGTH = 6, 7
-BASELINE = 0.35  # b_{t−1} of the card that keeps one
+BASELINE = 0.35  # b_{t−1}, for the card with a moving baseline
 
 
 def published() -> dict[str, LossCard]:
@@ -38,7 +38,7 @@ def world():
     rng = np.random.default_rng(5)
     mask_BT = np.arange(LENGTH) < np.array([7, 3, 5, 1, 6, 4])[:, None]
     logp_BT = -2 + 0.5 * rng.normal(size=(ROWS, LENGTH))
-    scale_B1 = np.array([[0.4], [0.4], [0.4], [0.4], [1e-4], [2e-4]])  # some ratios inside of the tightest range
+    scale_B1 = np.array([[0.4], [0.4], [0.4], [0.4], [1e-4], [2e-4]])  # some ratios are within the tightest range
     old_BT = logp_BT + scale_B1 * rng.normal(size=logp_BT.shape)
     ref_BT = logp_BT + 0.5 * rng.normal(size=logp_BT.shape)
     rewards_B = np.array([1.0, 0.0, 0.4, 0.2, 0.9, -0.3])
@@ -51,7 +51,7 @@ def zscored(r_B):
 
 
 def whitened(x_B, mask_BT):
-    """Each episode's number on all its tokens, brought to mean 0 and variance 1 over the tokens of the batch."""
+    """Each episode's value on all its tokens, whitened to mean 0 and variance 1 over the tokens of the batch."""
     tokens = torch.repeat_interleave(x_B, mask_BT.sum(1))
     white = (tokens - tokens.mean()) * torch.rsqrt(tokens.var() + 1e-8)
     return white[torch.cumsum(mask_BT.sum(1), 0) - 1]
@@ -62,7 +62,7 @@ def clipped(ratio, advantage, low, high):
 
 
 def printed(name, logp, old, ref, r_B, mask_BT):
-    """The loss as the paper writes it."""
+    """The loss as in the paper."""
     mask = mask_BT.double()
     length_B = mask.sum(1)
     ratio, delta = torch.exp(logp - old), logp - ref
@@ -129,13 +129,13 @@ def ours(card, world):
     return float(loss), grad_BT
 
 
-def test_the_document_has_them_all():
+def test_the_document_has_a_card_for_every_loss():
     assert len(CARDS) == 10
     assert {"GRPO", "Dr. GRPO", "DAPO", "GSPO", "CISPO", "REINFORCE", "RLOO", "REINFORCE++"} < set(CARDS)
 
 
 @pytest.mark.parametrize("name", CARDS)
-def test_card_is_what_its_paper_prints(world, name):
+def test_card_equals_the_papers_equation(world, name):
     """To 1e-10 in float64."""
     logp = torch.tensor(world["logp"], requires_grad=True)
     fixed = [torch.tensor(world[key]) for key in ("old", "ref", "rewards", "mask")]

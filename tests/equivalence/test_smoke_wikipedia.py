@@ -1,4 +1,4 @@
-"""Real passages, the real Qwen tokenizer and template, a random Qwen3: two steps, stopped between, exported."""
+"""Real passages, the real Qwen tokenizer and template, a random Qwen3: two steps with a stop in between, exported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real chat templates through encode_chat: transformers' own ids, whatever the day; and turns appended to a prompt."""
+"""Real chat templates through encode_chat: transformers' ids, on any date; and turns appended to a prompt."""
 
 from pathlib import Path
 from typing import Any
@@ -100,7 +100,7 @@ CONVERSATIONS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]] | None
 
 
 def with_template(tokenizer: Tokenizer, template: str) -> Tokenizer:
-    """The same tokenizer, now with this template (reading its vocabulary anew would take seconds)."""
+    """The same tokenizer with this template (reading its vocabulary again would take seconds)."""
     tokenizer._hf.chat_template = template
     return tokenizer
 
@@ -138,8 +138,8 @@ def test_ids_are_transformers(load, name, prompt):
             assert tokenizer.encode_chat(messages, **options) == want, (title, switch)
 
 
-def test_conversations_say_different_things(load):
-    """The control of the test above: options and templates do change ids."""
+def test_options_and_templates_change_the_ids(load):
+    """A control for the test above, which would pass trivially if all ids were equal."""
     messages, tools = CONVERSATIONS["steps"]
     rows = [load(name).encode_chat(messages, tools=tools) for name in ("qwen2.5", "qwen3", "llama3.1")]
     rows += [load("qwen3").encode_chat(messages, tools=tools, enable_thinking=False)]
@@ -148,7 +148,7 @@ def test_conversations_say_different_things(load):
 
 
 @pytest.mark.parametrize("name", ["llama3.1", "llama3.2"])
-def test_prompts_do_not_depend_on_the_day(load, name):
+def test_prompts_do_not_depend_on_the_date(load, name):
     tokenizer = load(name)
     messages = CONVERSATIONS["system"][0]
     assert "Today Date: 26 Jul 2024" in tokenizer.decode(tokenizer.encode_chat(messages))
@@ -170,7 +170,7 @@ def episode(tokenizer: Tokenizer, messages, turns, **options) -> tuple[list[int]
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_appended_turns_are_the_rendered_conversation(load, name):
+def test_appended_turns_equal_the_rendered_conversation(load, name):
     tokenizer = load(name)
     results = [say("tool", "found <|im_end|> <|eot_id|>"), say("tool", "more")]
     turns = [('<tool_call>\n{"name": "x"}\n</tool_call>', results), ("Let me see <", results[:1])]
@@ -203,7 +203,7 @@ def test_a_template_that_rewrites_history_is_refused(load, said, observation, op
         load("qwen3").continuation(before, observation, **options)
 
 
-def test_what_ends_a_turn_comes_first(load):
+def test_a_continuation_begins_with_the_end_of_the_turn(load):
     for name in TEMPLATES:
         tokenizer = load(name)
         before = [say("user", "Go."), say("assistant", "Done.")]
@@ -244,7 +244,7 @@ NASTY = st.lists(
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(user=NASTY, tool=NASTY, said=NASTY)
 def test_foreign_text_gives_no_marker_and_no_tag(load, name, user, tool, said):
-    """Special tokens and tags are those of the same conversation with harmless words from others."""
+    """Special tokens and tags are those of the same conversation with harmless user and tool text."""
     tokenizer = load(name)
     tags = {tokenizer._plain.token_to_id(tag) for tag in TAGS} - {None}
 

@@ -1,4 +1,4 @@
-"""Small published weights, where the shared data is: a trained Llama continues as recorded, an old folder loads."""
+"""Small published weights, where the shared data has them: recorded greedy continuations, and an old folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sharding.collectives import LOCAL
 
 
 def half_split(rows: np.ndarray, head_dim: int) -> np.ndarray:
-    """Rows (out features) of a projection whose rotation turns neighbours, in the order that turns halves apart."""
+    """Rows (output features) of a projection for interleaved RoPE, reordered for RoPE over two halves."""
     pairs = rows.reshape(-1, head_dim // 2, 2, rows.shape[-1])
     return pairs.transpose(0, 2, 1, 3).reshape(rows.shape)
 
@@ -28,7 +28,7 @@ def read_llama2c(path: Path, theta: float, eps: float) -> tuple[ModelConfig, dic
     """(config, weights) of llama2.c's first file format: seven int32, then float32 matrices of all layers by kind."""
     data = path.read_bytes()
     D, F, L, H, K, V, length = struct.unpack("7i", data[:28])
-    assert V > 0  # the sign says that the output table is the embedding table
+    assert V > 0  # a positive sign means that the output table is the embedding table
     h = D // H
     cfg = ModelConfig("llama", V, L, D, H, K, h, F, Rope(theta), eps, True, "none", False, False, max_positions=length)
     values, at = np.frombuffer(data, "<f4", offset=28), 0
@@ -72,7 +72,7 @@ def logits(cfg: ModelConfig, params: dict, ids_BT: jax.Array) -> jax.Array:
 
 
 def test_a_trained_llama_continues_as_recorded(shared_data):
-    """Each recorded token is the likeliest after those before it."""
+    """Each recorded token is the most probable one after its prefix."""
     folder = shared_data / "weights" / "stories260K"
     if not folder.is_dir():
         pytest.skip("no stories260K in the shared data")

@@ -1,4 +1,4 @@
-"""Small batches of episodes and one small model, shared by the tests of this folder."""
+"""Small batches of episodes and a small model, shared by the tests in this folder."""
 
 import jax
 import numpy as np
@@ -12,7 +12,7 @@ from sharding.spec import init_params
 
 TINY = ModelConfig(
     architecture="qwen3",
-    vocab_size=72,  # the size of nothing else
+    vocab_size=72,  # differs from all other sizes
     num_layers=2,
     width=32,
     num_heads=4,
@@ -59,7 +59,7 @@ def tiny() -> ModelConfig:
 
 
 def weights_of(cfg: ModelConfig):
-    """Weights that keep the size of what passes through them: nothing is flat, and rounding is not amplified."""
+    """Weights that preserve the scale of activations: no flat distributions, and rounding is not amplified."""
     params = init_params(transformer.declare(cfg), jax.random.key(0))
     params = jax.tree.map(lambda weight: weight * 8 if weight.ndim > 2 else weight, params)
     return params | {"embed": {"table_VD": params["embed"]["table_VD"] * 25}}

@@ -1,11 +1,11 @@
-"""One update on 8 fake CPU devices (test_eight_devices.py starts it), against one device; prints one JSON object."""
+"""One update on 8 fake CPU devices against one device (test_eight_devices.py starts it); prints one JSON object."""
 
 import json
 import os
 from dataclasses import replace
 from functools import partial
 
-# Compiling is most of this script's work and speed of the programs does not matter: no optimisation.
+# Compilation dominates the time of this script and the programs need not be fast: no optimisation.
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
@@ -23,7 +23,7 @@ from tests.learner.conftest import TINY, random_episodes, weights_of
 
 MESHES = {"fsdp4_tensor2": (1, 4, 2), "data2_fsdp2_tensor2": (2, 2, 2)}
 CARD = LossCard(kl="k3", kl_coef=0.1, mini_batches=2)
-# Ratio and weight of whole sequences, which lie over devices and micro-batches; entropy bonus over the tensor group.
+# Ratio and weight of whole sequences, which span devices and micro-batches; entropy bonus over the tensor group.
 SEQUENCE_CARD = LossCard(
     ratio="sequence",
     clip_low=0.02,
@@ -44,7 +44,7 @@ def run(sizes: tuple[int, int, int], params, compute_dtype, micro_batch_rows=4, 
     learner = Learner(TINY, mesh, optimizer, section, param_dtype=jnp.float32, compute_dtype=compute_dtype)
     state = learner.init_state(params)
     state = state.replace(ref_params=jax.tree.map(lambda w: w * 1.1, state.ref_params))
-    episodes = random_episodes(24, 6) if card is CARD else in_turns(random_episodes(24, 6))
+    episodes = random_episodes(24, 6) if card is CARD else split_in_two(random_episodes(24, 6))
     batches = learner.pack(episodes, card)
     scores = [learner.score(state, batch) for batch in batches]
     measured = []
@@ -57,8 +57,8 @@ def run(sizes: tuple[int, int, int], params, compute_dtype, micro_batch_rows=4, 
     return grads, jax.device_get(state.params), measured, table.addressable_shards[0].data.size / table.size
 
 
-def in_turns(episodes):
-    """Every second episode as two datums, which then lie in different rows."""
+def split_in_two(episodes):
+    """Every second episode as two datums, which end up in different rows."""
     return [replace(e, datums=e.datums * 2) if number % 2 else e for number, e in enumerate(episodes)]
 
 
@@ -67,15 +67,15 @@ def worst(measured, base) -> float:
     return max(abs(a[key] - b[key]) / max(abs(b[key]), 1e-3) for a, b in zip(measured, base, strict=True) for key in b)
 
 
-def apart(one, other) -> float:
+def max_difference(one, other) -> float:
     """Largest difference of any weight, relative to the largest entry of its own leaf."""
     pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
     return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs)
 
 
 def split_vocabulary() -> list[float]:
-    """Log-probs, entropies and both gradients over a tensor group of 4 whose shares of the vocabulary, 300 words, are
-    three blocks of 128 with overlaps; against one block on one device.
+    """Log-probs, entropies and both gradients over a tensor group of 4, where each shard of the vocabulary (300 tokens)
+    is computed in three overlapping blocks of 128, against one block on one device.
     """
     rng = np.random.default_rng(0)
     hidden_ND, table_VD = (jnp.asarray(rng.normal(size=size), jnp.float32) for size in ((64, 12), (1200, 12)))
@@ -102,7 +102,7 @@ def split_vocabulary() -> list[float]:
         check_vma=False,
     )
     expected = jax.jit(partial(measured, chunk=64, shards=LOCAL))(hidden_ND, table_VD)
-    return [apart(a, b) for a, b in zip(jax.jit(run)(hidden_ND, table_VD), expected, strict=True)]
+    return [max_difference(a, b) for a, b in zip(jax.jit(run)(hidden_ND, table_VD), expected, strict=True)]
 
 
 def main() -> None:
@@ -112,16 +112,16 @@ def main() -> None:
     for name, sizes in MESHES.items():
         grads, weights, measured, share = run(sizes, params, jnp.float32, micro_batch_rows=8)
         facts[name] = {
-            "grads": apart(grads, base[0]),
-            "params": apart(weights, base[1]),
+            "grads": max_difference(grads, base[0]),
+            "params": max_difference(weights, base[1]),
             "metrics": worst(measured, base[2]),
             "share": share,
         }
     one = run((1, 1, 1), params, jnp.float32, card=SEQUENCE_CARD)
     grads, weights, measured, _ = run(MESHES["data2_fsdp2_tensor2"], params, jnp.float32, 8, SEQUENCE_CARD)
     facts["sequence"] = {
-        "grads": apart(grads, one[0]),
-        "params": apart(weights, one[1]),
+        "grads": max_difference(grads, one[0]),
+        "params": max_difference(weights, one[1]),
         "metrics": worst(measured, one[2]),
         "clipped": one[2][1]["clip_fraction"],
     }

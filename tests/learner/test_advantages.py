@@ -1,4 +1,4 @@
-"""Advantages worked out by hand."""
+"""Advantages computed by hand."""
 
 import math
 
@@ -32,7 +32,7 @@ def test_group_zscore_by_hand():
     assert advantage_of(zscore(0, 0.5), [1, 0]) == pytest.approx([0.5, -0.5])
 
 
-def test_groups_interleaved_are_told_apart_by_name():
+def test_interleaved_groups_are_separated_by_name():
     assert advantage_of(LossCard(advantage="group-mean"), [1, 10, 3, 20], "abab") == [-1, -5, 1, 5]
 
 
@@ -55,7 +55,7 @@ def test_batch_baseline_ignores_groups():
     assert advantage_of(LossCard(advantage="batch-mean"), [1, 2, 6], "aab") == [-2, -1, 3]
 
 
-def test_whitening_weighs_rewards_by_tokens():
+def test_whitening_weights_rewards_by_tokens():
     # tokens 1, 1, 1, 0: mean .75, unbiased variance (3 · .0625 + .5625) / 3 = .25
     card = LossCard(advantage="token-whiten", advantage_eps=0.0)
     assert advantage_of(card, [1, 0], tokens=[3, 1]) == pytest.approx([0.5, -1.5])
@@ -74,7 +74,7 @@ def test_whitening_after_the_group_mean():
     assert advantage_of(card, [3, 1, 7, 7], "aabb", tokens=[3, 1, 2, 2]) == pytest.approx(wanted)
 
 
-def test_a_moving_baseline_is_that_of_the_update_before(make):
+def test_a_moving_baseline_is_the_value_before_the_update(make):
     datum_of, episode_of, _ = make
     card = LossCard(advantage="ema", ema_decay=0.7, ema_start=0.0)
 

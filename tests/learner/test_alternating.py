@@ -1,8 +1,8 @@
-"""SCORE's Proposition 2: a solver's and then an evaluator's update of shared weights follow, in expectation, the
-gradient of L_s + αL_e up to O(η²).
+"""SCORE's Proposition 2: an update of the solver followed by one of the evaluator, on shared weights, equals in
+expectation a gradient step on L_s + αL_e up to O(η²).
 
-The losses are the learner's, the policy a two-layer softmax model in float64 that all outcomes can be enumerated of: 64
-groups of three one-token answers, and four one-token rubrics, with rewards of the rubric that depend on the answers.
+The losses are the learner's. The policy is a two-layer softmax model in float64, small enough to enumerate all
+outcomes: 64 groups of three one-token answers, and four one-token rubrics, whose rewards depend on the answers.
 """
 
 import itertools
@@ -34,7 +34,7 @@ def logps(params, prompt):
 
 
 def loss(params, ref, card, prompt, words_N, advantage_N, weight_N, divisor):
-    """The card's loss of one-token sequences, as the first step after sampling sees it."""
+    """The card's loss on one-token sequences, in the first step after sampling."""
     count = len(words_N)
     tokens = losses.Tokens(
         mask_N=jnp.ones(count, bool),
@@ -62,7 +62,7 @@ def surrogate(params, ref, alpha, solver_reward_V, rubric_reward_V):
 
 
 def residuals(rates, alpha):
-    """‖E[θ'' − θ] + η ∇(L_s + αL_e)‖ for each rate, where θ'' was reached with ALPHA."""
+    """‖E[θ'' − θ] + η ∇(L_s + αL_e)‖ for each rate, where θ'' are the weights after both updates with ALPHA."""
     rng = np.random.default_rng(0)
     shapes = {"embed": (2, WIDTH), "mix": (WIDTH, WIDTH), "table": (WORDS, WIDTH)}
     params, ref = ({name: jnp.asarray(rng.normal(size=shape)) for name, shape in shapes.items()} for _ in range(2))
@@ -79,7 +79,7 @@ def residuals(rates, alpha):
     words_V = jnp.arange(WORDS)
 
     @jax.jit
-    def moved(rate):
+    def updated(rate):
         share_O = jnp.exp(logps(params, 0))[answers_OG].prod(1)
         share_V = jnp.exp(logps(params, 1))
 
@@ -94,19 +94,19 @@ def residuals(rates, alpha):
         rest = jax.tree.map(lambda after, w, g: jnp.tensordot(share_O, after - w, 1) + rate * g, afters, params, slope)
         return jnp.sqrt(sum(jnp.sum(x**2) for x in jax.tree.leaves(rest)))
 
-    return np.array([float(moved(rate)) for rate in rates])
+    return np.array([float(updated(rate)) for rate in rates])
 
 
 def test_alternating_updates_follow_the_surrogate_up_to_second_order():
     with jax.enable_x64(True):
         found = residuals(RATES, ALPHA)
     second = found / np.square(RATES)
-    assert second.max() < 1.2 * second.min()  # bounded over three decades …
-    assert second[3] == pytest.approx(second[2], rel=1e-2) and second[3] > 1e-3  # … with a limit, which is not zero
+    assert second.max() < 1.2 * second.min()  # bounded over three orders of magnitude …
+    assert second[3] == pytest.approx(second[2], rel=1e-2) and second[3] > 1e-3  # … with a limit other than zero
     assert found[3] / RATES[3] < 1.2e-3 * found[0] / RATES[0]
 
 
-def test_another_weight_of_the_evaluator_is_seen_in_first_order():
+def test_another_weight_of_the_evaluator_gives_a_first_order_error():
     with jax.enable_x64(True):
         found = residuals(RATES[2:], 2 * ALPHA) / RATES[2:]
     assert found[1] == pytest.approx(found[0], rel=1e-2) and found[1] > 1e-2

@@ -1,4 +1,4 @@
-"""Packing: the layout, sizes from a small set, and independence of the token ids."""
+"""Packing: layout, sizes from a small set, and independence of the token ids."""
 
 from dataclasses import replace
 
@@ -33,7 +33,7 @@ def test_two_short_datums_share_a_row(make):
     assert batch.advantage_MN[0, :3].tolist() == [3, 3, -4]
     assert batch.length_MN[0, :3].tolist() == [2, 2, 1]
     assert batch.first_MN[0, :3].tolist() == [True, False, True]
-    assert batch.temperature_MN[0].tolist() == [0.5, 0.5, 1, 1, 1, 1, 1, 1]  # the arg-max has log-probs at 1
+    assert batch.temperature_MN[0].tolist() == [0.5, 0.5, 1, 1, 1, 1, 1, 1]  # 1 for the greedy token
     assert batch.weight_MN[0].tolist() == [1, 1, 0.25, 0, 0, 0, 0, 0]
     assert int(batch.micro_batches) == 1
     plain = batching.pack([first, second], SECTION, 1, tempered=False)
@@ -52,7 +52,7 @@ def test_an_episode_of_several_datums_is_one_sequence(make):
 @pytest.mark.parametrize("micro", [0, 1, 2])
 @pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.parametrize("packing", [True, False])
-def test_an_episode_counts_once_however_its_datums_are_dealt(make, packing, shards, micro):
+def test_an_episode_counts_once_however_its_datums_are_distributed(make, packing, shards, micro):
     """Mean over episodes of the mean over all sampled tokens of each, by hand and from the slots of the batch."""
     datum_of, episode_of, _ = make
     rng = np.random.default_rng(0)
@@ -87,8 +87,8 @@ def test_without_packing_each_datum_has_its_row(make):
     st.sampled_from([1, 2, 4]),
     st.integers(0, 2**16),
 )
-def test_every_token_arrives_once(lengths, packing, micro, shards, seed):
-    """Rows hold whole datums, slots point at the right hidden state, and all of it lies within the shard."""
+def test_every_token_is_in_the_batch_once(lengths, packing, micro, shards, seed):
+    """Rows hold whole datums, slots point at the right hidden states, and all of it is within the shard."""
     from tests.learner.conftest import datum_of, episode_of
 
     rng = np.random.default_rng(seed)
@@ -163,7 +163,7 @@ def test_padding_is_counted_and_has_no_row(make):
     assert (batch.padding_tokens, batch.padding_sequences) == (6, 2) and batch.mask_MN.sum() == 2
     assert (alone.padding_tokens, alone.padding_sequences) == (0, 0)
     np.testing.assert_array_equal(batch.ids_MBT, alone.ids_MBT)
-    # groups of padding keep their place when mini-batches are cut; one without anything else is none
+    # groups of padding keep their place when mini-batches are cut; a mini-batch of padding alone is dropped
     other = replace(real, group="e")
     assert batching.mini_batches([real, *padding, other], 2) == [[real, padding[0]], [padding[2], other]]
     assert batching.mini_batches([real, *padding], 3) == [[real]]
@@ -199,7 +199,7 @@ def test_pairs_are_ranked_and_stay_together(make):
 
 
 @pytest.mark.parametrize("rewards", [[1.0], [0.5, 0.5], [1.0, 0.0, 0.5], [1.0, float("nan")]])
-def test_a_group_that_is_no_pair_is_named(make, rewards):
+def test_a_group_that_is_not_a_pair_is_named(make, rewards):
     datum_of, episode_of, _ = make
     group = [episode_of(datum_of([1, 2], [0, 1]), group="q7", reward=reward) for reward in rewards]
     with pytest.raises(ValueError, match=r"group 'q7' of role 'solver' .* needs exactly two with different rewards"):

@@ -22,9 +22,9 @@ def facts():
 
 @pytest.mark.parametrize("mesh", ["fsdp4_tensor2", "data2_fsdp2_tensor2", "sequence"])
 def test_an_update_equals_that_of_one_device(facts, mesh):
-    """Gradient, weights after two clipped steps, every metric; the base has other micro-batches too.
+    """Gradient, weights after two clipped steps, every metric; the single device uses other micro-batches, too.
 
-    "sequence": ratios and weights of whole sequences whose rows lie on different devices.
+    "sequence": ratios and weights of whole sequences whose rows are on different devices.
     """
     assert facts[mesh]["grads"] < 1e-5
     assert facts[mesh]["params"] < 1e-5

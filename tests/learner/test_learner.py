@@ -1,4 +1,5 @@
-"""The learner on one device: what changes, what must not, and that splitting the work changes rounding only."""
+"""The learner on one device: what an update changes and what it must not, and that splitting the work changes rounding
+only."""
 
 from dataclasses import replace
 from functools import partial
@@ -18,7 +19,7 @@ from scope_jax.learner.state import DivergedError
 from sharding.collectives import LOCAL
 from sharding.mesh import MeshConfig, make_mesh
 
-# Two sizes of batch serve nearly all tests: what the `episodes` make, and a few tokens in one micro-batch.
+# Nearly all tests share two batch sizes: that of `episodes`, and a few tokens in one micro-batch.
 OPTIMIZER = OptimizerSection(learning_rate=1e-2, warmup_steps=1, max_grad_norm=1e9, weight_decay=0.0)
 SECTION = LearnerSection(buckets=(32,), packing=True, micro_batch_rows=2, logprob_chunk=16)
 POLICY = LossCard(kl="k3", kl_coef=0.1)
@@ -39,7 +40,7 @@ def learner(tiny):
 
 @pytest.fixture(scope="module")
 def state(learner, tiny_params):
-    """A state whose reference differs from its policy. Steps donate it: tests use `fresh`."""
+    """A state whose reference differs from its policy. Steps donate their state, so tests use `fresh`."""
     start = learner.init_state(tiny_params)
     rng = np.random.default_rng(0)
     moved = jax.tree.map(lambda w: w + 0.02 * rng.normal(size=w.shape).astype(np.float32), start.ref_params)
@@ -80,7 +81,7 @@ def first_step(learner, state, episodes, card, temperature=1.0):
     return gradient_of(after), metrics, jax.device_get(after.params)
 
 
-def apart(one, other) -> float:
+def max_difference(one, other) -> float:
     scale = max(np.abs(x).max() for x in jax.tree.leaves(other))
     return max(np.abs(a - b).max() for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)) / scale
 
@@ -104,9 +105,9 @@ def base(learner, state, episodes):
         pytest.param({"remat": "none"}, marks=pytest.mark.slow),
     ],
 )
-def test_cutting_the_work_changes_rounding_only(tiny, state, episodes, base, section):
+def test_splitting_the_work_changes_rounding_only(tiny, state, episodes, base, section):
     grads, metrics, _ = first_step(build(tiny, **section), state, episodes, POLICY)
-    assert apart(grads, base[0]) < 1e-5
+    assert max_difference(grads, base[0]) < 1e-5
     assert metrics["loss"] == pytest.approx(base[1]["loss"], rel=1e-5)
     assert metrics["tokens"] == base[1]["tokens"] and metrics["sequences"] == 9
 
@@ -125,7 +126,7 @@ SEQUENCE = LossCard(
 
 
 def sampled_nearby(learner, state, episodes):
-    """The episodes as if an engine had sampled them whose log-probs differ a little from the learner's."""
+    """The episodes as if sampled by an engine whose log-probs differ slightly from the learner's."""
     (batch,) = learner.pack(episodes, POLICY)
     scored = iter(batching.unpack(batch, learner.score(fresh(learner, state), batch, reference=False).old_MN))
     rng = np.random.default_rng(1)
@@ -139,9 +140,9 @@ def sampled_nearby(learner, state, episodes):
 
 @pytest.mark.slow
 def test_sequences_may_be_cut_over_micro_batches(tiny, state, episodes):
-    """Ratio and weight of whole episodes, of two datums each, in one micro-batch and in many: gradient of the second
-    mini-batch, whose policy has moved. Adam's first moment holds both steps; its eps keeps the step between them from
-    blowing up the rounding of gradients near zero."""
+    """Ratio and weight of whole episodes of two datums each, in one micro-batch and in many: the gradient of the second
+    mini-batch, after the policy has changed. Adam's first moment holds both steps; its eps prevents the step between
+    them from amplifying the rounding of gradients near zero."""
     rows = [replace(e, datums=e.datums * 2) for e in sampled_nearby(build(tiny), state, episodes)]
 
     def run(**section):
@@ -153,7 +154,7 @@ def test_sequences_may_be_cut_over_micro_batches(tiny, state, episodes):
     (one, *_), whole, base = run(micro_batch_rows=0)
     (many, *_), cut, metrics = run(micro_batch_rows=1, packing=False)
     assert one == 1 and many >= 8
-    assert apart(cut, whole) < 1e-5
+    assert max_difference(cut, whole) < 1e-5
     for name in ("loss", "entropy", "ratio_mean", "rollout_weight_mean", "clip_fraction", "grad_norm"):
         assert metrics[name] == pytest.approx(
             base[name], rel=1e-5, abs=1e-5
@@ -174,7 +175,7 @@ def test_entropy_is_that_of_the_whole_distribution(base, learner, state, episode
 def test_same_input_same_bits(learner, state, episodes, base):
     grads, metrics, params = first_step(learner, state, episodes, POLICY)
     assert metrics == base[1]
-    assert apart(params, base[2]) == 0 and apart(grads, base[0]) == 0
+    assert max_difference(params, base[2]) == 0 and max_difference(grads, base[0]) == 0
 
 
 def test_metrics_of_a_policy_update(base):
@@ -190,8 +191,8 @@ def test_metrics_of_a_policy_update(base):
     assert metrics["param_rms"] == pytest.approx(np.sqrt(sum(squares) / count), rel=1e-6)
 
 
-def test_score_is_what_the_step_sees(learner, state, episodes):
-    """Old log-probs handed in give the same first step as none, where they are the policy's own."""
+def test_score_equals_the_log_probs_of_the_step(learner, state, episodes):
+    """Old log-probs that are the policy's own give the same first step as none."""
     (batch,) = learner.pack(episodes, POLICY)
     start = fresh(learner, state)
     scores = learner.score(start, batch)
@@ -202,13 +203,13 @@ def test_score_is_what_the_step_sees(learner, state, episodes):
     assert not np.asarray(scores.old_MN)[~np.asarray(batch.mask_MN)].any()
 
 
-def test_mini_batches_are_steps_and_later_ones_see_a_moved_policy(learner, state, episodes):
+def test_mini_batches_are_steps_and_later_ones_use_the_updated_policy(learner, state, episodes):
     card = POLICY.model_copy(update={"mini_batches": 3})
     batches = learner.pack(episodes, card)
     after, metrics = learner.update(fresh(learner, state), batches, card)
     assert len(batches) == 3 and int(after.opt_state[0].count) == 3
     assert metrics["ratio_max"] > 1.0 and metrics["sequences"] == 9
-    assert int(after.step) == 1  # the learning rate follows updates, as verl's scheduler does, not optimiser steps
+    assert int(after.step) == 1  # the learning rate follows updates, as in verl, not optimiser steps
 
 
 def test_temperature_is_used_if_the_card_is_tempered(learner, state, episodes):
@@ -222,7 +223,7 @@ def test_temperature_is_used_if_the_card_is_tempered(learner, state, episodes):
     np.testing.assert_array_equal(logps(POLICY, 0.0), plain)
 
 
-def test_roles_of_one_update_keep_their_temperatures(learner, state, episodes):
+def test_roles_in_one_update_keep_their_temperatures(learner, state, episodes):
     """Each token's log-prob is that of its own episode's temperature, as if its role were scored alone."""
 
     def logps(rows):
@@ -247,8 +248,8 @@ def test_a_weight_scales_the_terms_of_its_episodes_and_no_divisor(learner, state
 
 
 def test_prompt_and_observation_targets_change_nothing(learner, state, make):
-    """The loss never asks what follows an unsampled position: only the last token of a datum can show it, its id is
-    seen by no other. Sampled there, it is trained; observed there, its id is without any effect."""
+    """Targets that were not sampled do not enter the loss. This is tested on the last token of a datum, as no other
+    token attends to it: if sampled, it is trained; if observed, its id has no effect."""
     datum_of, episode_of, _ = make
 
     def run(last_id, last_sampled):
@@ -259,11 +260,11 @@ def test_prompt_and_observation_targets_change_nothing(learner, state, make):
     assert seen[1] == other[1]
     embedding = "['embed']['table_VD']"
     np.testing.assert_array_equal(seen[0][embedding], other[0][embedding])
-    assert run(7, True)[1]["tokens"] == 3 and apart(run(7, True)[0], run(50, True)[0]) > 1e-3
+    assert run(7, True)[1]["tokens"] == 3 and max_difference(run(7, True)[0], run(50, True)[0]) > 1e-3
 
 
 def test_unsampled_positions_get_exactly_zero_gradient(learner, state, episodes):
-    """∂loss/∂hidden is zero wherever the next token was not sampled: through the head nothing reaches it."""
+    """∂loss/∂hidden is zero wherever the next token was not sampled: no gradient comes through the head."""
     (batch,) = learner.pack(episodes[:3], POLICY)
     used = np.asarray(batch.index_MN)[np.asarray(batch.mask_MN)]
     hidden = jnp.asarray(np.random.default_rng(0).normal(size=(batch.ids_MBT.size, 32)), jnp.float32)
@@ -287,7 +288,7 @@ def test_unsampled_positions_get_exactly_zero_gradient(learner, state, episodes)
 
 @pytest.mark.parametrize("pad", [0, 63])
 def test_a_real_token_equal_to_the_pad_id_counts(learner, state, make, pad):
-    """Padding is written as 0; a real 0 keeps its position, is attended to and trained: against one unpadded row."""
+    """Padding is 0; a real 0 keeps its position, is attended to and trained. Compared with one unpadded row."""
     datum_of, episode_of, _ = make
     ids_T = jnp.array([5, pad, 9, pad, 11])
     episode = episode_of(datum_of(ids_T, [0, 0, 1, 1, 1]), advantage=1.0)
@@ -305,23 +306,23 @@ def test_a_real_token_equal_to_the_pad_id_counts(learner, state, make, pad):
     (_, logp), grads = plain(state.params)
     np.testing.assert_allclose(scored, logp, atol=1e-5)
     ours, _, _ = first_step(learner, state, [episode], SUPERVISED)
-    assert apart(list(ours.values()), grads) < 1e-5
+    assert max_difference(list(ours.values()), grads) < 1e-5
 
 
-def test_a_gradient_that_is_not_finite_skips_the_step(learner, state, episodes):
+def test_a_non_finite_gradient_skips_the_step(learner, state, episodes):
     poisoned = [episodes[0].with_advantage(float("nan")), *episodes[1:]]
     start = fresh(learner, state)
     after, metrics = learner.update(start, learner.pack(poisoned, POLICY), POLICY)
     assert metrics["skipped"] == 1 and not np.isfinite(metrics["grad_norm"])
-    assert apart(jax.device_get(after.params), state.params) == 0
+    assert max_difference(jax.device_get(after.params), state.params) == 0
     assert not any(leaf.any() for leaf in jax.tree.leaves(jax.device_get(after.opt_state)))
     assert int(after.step) == int(after.skipped) == 1
     again, metrics = learner.update(after, learner.pack(episodes, POLICY), POLICY)
     assert metrics["skipped"] == 0 and int(again.skipped) == 0 and int(again.step) == 2
-    assert apart(jax.device_get(again.params), state.params) > 0
+    assert max_difference(jax.device_get(again.params), state.params) > 0
 
 
-def test_many_gradients_in_a_row_that_are_not_finite_end_the_run(learner, state, episodes):
+def test_many_consecutive_non_finite_gradients_end_the_run(learner, state, episodes):
     poisoned = learner.pack([episodes[0].with_advantage(float("nan")), *episodes[1:]], POLICY)
     after = fresh(learner, state)
     for _ in range(OPTIMIZER.max_skipped):
@@ -333,19 +334,19 @@ def test_many_gradients_in_a_row_that_are_not_finite_end_the_run(learner, state,
         learner.update(after, poisoned, POLICY)
 
 
-@pytest.mark.parametrize("size", [1e3, 1e25])  # the square of the second has no float32
+@pytest.mark.parametrize("size", [1e3, 1e25])  # the square of the second overflows float32
 def test_weights_that_explode_end_the_run(learner, state, episodes, size):
     far = state.replace(params=jax.tree.map(lambda w: size * w, state.params))
     with pytest.raises(DivergedError, match=r"root mean square .* above optimizer\.max_param_rms = 1; start a new run"):
         learner.update(fresh(learner, far), learner.pack(episodes, POLICY), POLICY)
 
 
-def test_equal_rewards_without_kl_move_nothing(learner, state, make):
+def test_equal_rewards_without_kl_change_nothing(learner, state, make):
     datum_of, episode_of, _ = make
     still = [episode_of(datum_of([1, 2, 3], [0, 1, 1], [0, -4, -5]), advantage=0.0) for _ in range(2)]
     _, metrics, params = first_step(learner, state, still, LossCard(kl="none"))
     assert metrics["grad_norm"] == 0 and metrics["tokens"] == 4
-    assert apart(params, state.params) == 0
+    assert max_difference(params, state.params) == 0
 
 
 def test_supervised_loss_falls_and_the_end_of_sequence_is_learned(learner, state, make):
@@ -362,12 +363,12 @@ def test_supervised_loss_falls_and_the_end_of_sequence_is_learned(learner, state
     assert (ends[0] < -0.5).all() and (ends[-1] > -0.05).all()
 
 
-def test_update_donates_and_the_reference_stays(learner, state, episodes):
+def test_update_donates_the_state_but_keeps_the_reference(learner, state, episodes):
     start = fresh(learner, state)
     after, _ = learner.update(start, learner.pack(episodes, POLICY), POLICY)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves((start.params, start.opt_state)))
     assert after.ref_params is start.ref_params
-    assert apart(jax.device_get(after.ref_params), state.ref_params) == 0
+    assert max_difference(jax.device_get(after.ref_params), state.ref_params) == 0
 
 
 def test_init_state_copies(learner, tiny_params):
@@ -390,7 +391,7 @@ def dots_in(jaxpr):
             yield from dots_in(inner)
 
 
-def test_the_head_meets_trained_positions_only(tiny, state, make):
+def test_the_head_is_applied_to_trained_positions_only(tiny, state, make):
     learner = build(tiny, micro_batch_rows=4, logprob_chunk=512)
     (batch,) = learner.pack(make[2](8, 4), POLICY)
     trained, all_positions = batch.index_MN.shape[1], batch.ids_MBT[0].size

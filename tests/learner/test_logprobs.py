@@ -1,4 +1,4 @@
-"""Token log-probs: values, gradients, and how large the logits in the program ever are."""
+"""Token log-probs: values, gradients, and the largest block of logits in the program."""
 
 import jax
 import jax.extend.core
@@ -110,13 +110,13 @@ def test_no_more_than_one_block_of_logits_exists(inputs):
     assert not [shape for shape in shapes if np.prod(shape) > N * LANES and shape != (V, D)]
 
 
-def test_blocks_cover_the_vocabulary_within_the_chunks_memory():
+def test_blocks_cover_the_vocabulary_within_the_memory_of_a_chunk():
     for sizes in ((151936, 4096, 4096, 128), (151936, 80000, 64, 128), (32000, 999, 256, 512), (211, 37, 16, 8)):
         vocab, positions, width, chunk = sizes
         block = vocabulary_block(*sizes)
         assert block % LANES == 0 and block <= vocab
         assert block == LANES or (positions + width) * block <= chunk * vocab
-    assert vocabulary_block(151936, 4096, 64, 128) == 4608  # 33 blocks, the last two share 128 words
+    assert vocabulary_block(151936, 4096, 64, 128) == 4608  # 33 blocks, the last two share 128 tokens
     assert vocabulary_block(151936, 100, 4096, 128) == 151936
     assert vocabulary_block(100, 37, 16, 8) == 100
 
@@ -143,10 +143,10 @@ def value_and_gradient(log_probs):
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("width", [64, 4096])
 def test_memory_is_a_twentieth_of_the_full_logits(backward, width):
-    """V = 151,936 (Qwen's), T = 4,096, D of Qwen3-8B or small, float32, nothing run: temporaries as XLA counts them, at
-    the default chunk.
+    """V = 151,936 (Qwen's), T = 4,096, D of Qwen3-8B or small, float32, default chunk: XLA's count of temporaries in
+    the compiled program, which is not run.
 
-    Arguments and results (the gradient of the table among them, which the full version has as well) are not temporary.
+    Arguments and results are not temporaries (one of them is the gradient of the table, as in the full version).
     """
     positions, vocab = 4096, 151936
 
@@ -158,7 +158,7 @@ def test_memory_is_a_twentieth_of_the_full_logits(backward, width):
         assert used is not None
         return used.temp_size_in_bytes
 
-    assert temporaries(full) >= positions * vocab * 4  # 2.3 GiB: what is compared with is what it says
+    assert temporaries(full) >= positions * vocab * 4  # 2.3 GiB: the baseline does hold full logits
     assert temporaries(chunked) < temporaries(full) / 20
 
 
@@ -179,7 +179,7 @@ def test_values_and_gradients_at_qwens_vocabulary(spread):
     """V = 151,936 in several blocks whose last two overlap; logits with a standard deviation of `spread`.
 
     Against float64: log-probs to 1e-5 absolute, gradients to 1e-5 of their largest entry. Against full logits in
-    float32: the same, and 1e-5 absolute throughout at a spread of 1. No float32 program keeps the latter at a spread
+    float32: the same, and 1e-5 absolute throughout at a spread of 1. No float32 program meets the latter at a spread
     of 3, where gradients reach 10: full logits themselves are then 1.8e-5 from float64.
     """
     positions, width, vocab = 256, 8, 151936

@@ -1,4 +1,4 @@
-"""Losses worked out by hand: two sequences, of two tokens and of one."""
+"""Losses computed by hand: two sequences, of two tokens and of one."""
 
 import math
 
@@ -70,7 +70,7 @@ def test_clipped_surrogate_and_aggregation(fields, wanted):
 
 
 def test_dual_clip_bounds_the_loss_of_bad_actions():
-    # A = −1 and ratio e² ≈ 7.39: plain PPO charges 7.39, dual clip 3
+    # A = −1 and ratio e² ≈ 7.39: the loss is 7.39 in plain PPO, 3 with dual clip
     toks = tokens(old_N=jnp.array([OLD[0], OLD[0], LOGP[2] - 2.0, 0.0]), advantage_N=jnp.array([0.0, 0.0, -1.0, 0.0]))
     assert value(card_of(aggregation="token-mean"), toks) == pytest.approx(math.exp(2) / 3, rel=1e-6)
     assert value(card_of(aggregation="token-mean", dual_clip=3.0), toks) == pytest.approx(1.0, rel=1e-6)
@@ -98,8 +98,8 @@ def test_kl_values(kl, wanted):
     assert float(parts.sums[f"kl_{kl}"]) == pytest.approx(wanted, rel=1e-5)
 
 
-def test_k3_slope_survives_a_reference_that_is_far_off():
-    # δ = −18: e^18 swallows the rest in float32, the slope r·δ does not
+def test_k3_gradient_survives_a_distant_reference():
+    # δ = −18: e^18 absorbs the other terms in float32, the gradient r·δ is exact
     slope = jax.grad(lambda x: losses.kl_terms(x, jnp.array([-18.0]), jnp.array([0.0]), card_of(kl="k3"))[0])
     assert float(slope(jnp.array([-18.0]))[0]) == -18.0
 
@@ -124,7 +124,7 @@ def test_old_log_probs_of_the_rollout():
     assert value(card) == pytest.approx((-2 - 2.4 + 0.8) / 3, rel=1e-6)
 
 
-# The first sequence's ratio is √(1 · 1.5) = 1.2247, the second's .5, which the clip holds at .8 since A < 0.
+# The first sequence's ratio is √(1 · 1.5) = 1.2247, the second's .5, clipped to .8 as A < 0.
 def test_ratio_of_a_whole_sequence():
     card = card_of(aggregation="sequence-mean", ratio="sequence")
     assert value(card) == pytest.approx((-2 * math.sqrt(1.5) + 0.8) / 2, rel=1e-6)
@@ -175,12 +175,12 @@ def test_weight_of_the_rollout():
     assert value(by_sequence) == pytest.approx(0.8 * (-2 - 2.5 + 0.8) / 3, rel=1e-6)
     sums = {name: float(x) for name, x in parts_of(by_token).per_token.items()}
     assert sums["rollout_weight_mean"] == pytest.approx(2.5, rel=1e-6) and sums["rollout_cap_fraction"] == 1
-    # before the first step π_old is π: 1, .6/.5 and .2/.5, and it is no part of the gradient
+    # before the first step π_old is π: 1, .6/.5 and .2/.5, without a gradient
     fresh = card_of(aggregation="token-mean", rollout_cap=1.1)
     assert gradient(fresh, tokens(old_N=None)) == pytest.approx([-2, -2 * 1.1, 0.4, 0], rel=1e-6)
 
 
-def test_weight_of_the_rollout_enters_the_kl_that_counts_ratios():
+def test_weight_of_the_rollout_enters_the_kl_estimators_with_a_ratio():
     still = tokens(advantage_N=jnp.zeros(4))
     k1 = card_of(aggregation="constant", kl="k1", rollout_cap=2.0)  # r·δ = log 2, 0, ½ log 2; weights 1, .8, .8
     assert float(parts_of(k1, still).sums["kl_k1"]) == pytest.approx(1.4 * math.log(2), rel=1e-5)
@@ -198,7 +198,7 @@ def test_plain_k3_and_its_bound():
     assert gradient(bound, still) == [0, 0, 0, 0]
 
 
-def test_a_bound_leaves_the_slope_of_the_counted_estimators_alone():
+def test_a_bound_does_not_change_the_gradient_of_estimators_with_a_ratio():
     still = tokens(advantage_N=jnp.zeros(4))
     free = card_of(aggregation="constant", kl="k3", kl_coef=1.0)
     bound = free.model_copy(update={"kl_bound": 0.1})
@@ -215,7 +215,7 @@ def test_entropy_bonus():
         value(card)
 
 
-def test_a_divergence_is_not_left_out_in_silence():
+def test_a_kl_without_reference_log_probs_is_an_error():
     with pytest.raises(ValueError, match="needs the log-probs of the reference"):
         value(card_of(kl="k3"), tokens(ref_N=None))
 
@@ -235,7 +235,7 @@ def test_cards_that_contradict_themselves_are_refused(fields, sentence):
         LossCard(**fields)
 
 
-def test_dual_clip_is_switched_off_in_a_card():
+def test_a_card_can_switch_off_dual_clip():
     off = load_card("configs/ssp/atlas.toml", ["ssp.solver.loss.dual_clip=0"]).ssp.solver.loss
     assert off.dual_clip == 0 == card_of(dual_clip=None).dual_clip
     toks = tokens(old_N=jnp.array([OLD[0], OLD[0], LOGP[2] - 2.0, 0.0]), advantage_N=jnp.array([0.0, 0.0, -1.0, 0.0]))
@@ -264,7 +264,7 @@ def test_metrics_of_the_tokens():
     assert float(parts.maxima["mismatch_max"]) == pytest.approx(math.log(5 / 4), rel=1e-5)
 
 
-def test_empty_slots_cannot_poison_the_sum():
+def test_non_finite_values_in_empty_slots_do_not_enter_the_sum():
     card = card_of(aggregation="token-mean", kl="k3")
     grad = jax.grad(lambda logp: losses.loss_parts(logp, tokens(), card).numerator)(jnp.array([*LOGP[:3], -1e4]))
     assert value(card, logp=[*LOGP[:3], -1e4]) == value(card)

@@ -1,7 +1,7 @@
 """Runs on 8 fake CPU devices in a process of its own (test_eight_devices.py starts it) and prints one JSON object.
 
-The forward pass and its gradients on several meshes, against one device; and a small program that pins down what the
-collectives do to gradients.
+The forward pass and its gradients on several meshes, against one device; and a small program that tests the gradients
+of the collectives.
 """
 
 import json
@@ -10,7 +10,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-# Compiling is most of this script's work and speed of the programs does not matter: no optimisation.
+# Compilation dominates the time of this script and the programs need not be fast: no optimisation.
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
@@ -92,7 +92,7 @@ def forward(cfg, params, batch, shards, remat):
 
 
 def local_loss(params, batch, cfg, shards, remat):
-    """(loss, hidden states). The loss is smooth and touches every hidden feature and, through a vocabulary-parallel
+    """(loss, hidden states). The loss is smooth and depends on every hidden feature and, through a vocabulary-parallel
     log-sum-exp, every row of the table.
     """
     hidden_BTD = forward(cfg, params, batch, shards, remat)
@@ -171,7 +171,7 @@ def decode_rules(params, batch, expected_hidden) -> dict[str, float | bool]:
 
 
 def loaded_shards(params) -> dict[str, bool]:
-    """A Hugging Face folder read straight into shards, by either table of rules."""
+    """A Hugging Face folder read directly into shards, with either table of rules."""
     mesh = make_mesh(MeshConfig(1, 4, 2))
     facts = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -272,7 +272,7 @@ def refusals(params, batch) -> dict[str, str]:
 
 def random_params(cfg):
     params = init_params(transformer.declare(cfg), jax.random.key(0))
-    # Biases and norms start at 0 and 1; other values let a wrong sum show.
+    # Biases and norms start at 0 and 1; other values reveal a wrong sum.
     return jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(1), x.shape), params)
 
 

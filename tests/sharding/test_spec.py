@@ -32,7 +32,7 @@ def test_rows_take_fsdp_and_tensor_comes_first(axes, train, decode):
     assert spec_for(matrix(*axes), DECODE) == decode
 
 
-def test_fsdp_spreads_whole_experts_and_tensor_cuts_each():
+def test_fsdp_distributes_whole_experts_and_tensor_splits_each():
     up_XDF, down_XFD = (matrix("experts", *axes, shape=(2, 4, 6)) for axes in (("width", "ffn"), ("ffn", "width")))
     assert spec_for(up_XDF, TRAIN) == P("fsdp", None, "tensor")
     assert spec_for(down_XFD, TRAIN) == P("fsdp", "tensor", None)
@@ -44,7 +44,7 @@ def test_unknown_logical_axis_is_named():
         spec_for(matrix("colour", "width"), TRAIN)
 
 
-def test_param_wants_one_name_per_dimension():
+def test_param_needs_one_axis_name_per_dimension():
     with pytest.raises(ValueError, match="names 1 axes"):
         Param((2, 3), ("width",), ones, jnp.float32)
 
@@ -73,7 +73,7 @@ def test_init_is_a_function_of_key_and_path_alone():
     assert shapes == jax.tree.map(lambda x: (x.shape, x.dtype), abstract_params(more))
 
 
-def test_init_has_the_asked_spread():
+def test_init_has_the_declared_standard_deviation():
     values = init_params({"w": matrix(None, None, shape=(100, 100))}, jax.random.key(0))["w"]
     assert abs(float(values.std()) - 0.02) < 0.001 and abs(float(values.mean())) < 0.001
 
@@ -99,6 +99,6 @@ def test_published_copy_survives_donation_of_the_source():
     assert half["w"].dtype == jnp.bfloat16 and float(half["w"].sum()) == 24.0
 
 
-def test_distributed_start_wants_all_or_nothing():
+def test_distributed_start_needs_all_settings_or_none():
     with pytest.raises(ValueError, match="together"):
         distributed.start("localhost:1234", None, 2)

@@ -68,7 +68,7 @@ def gradient(learner: Learner, episodes: list[Episode], loss: LossCard) -> dict[
     return {jax.tree_util.keystr(path): np.asarray(mu) / 0.1 for path, mu in leaves}
 
 
-def apart(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
+def max_difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
     return max(float(np.abs(one[name] - other[name]).max()) for name in one) / max(
         float(np.abs(x).max()) for x in other.values()
     )
@@ -81,7 +81,7 @@ def test_dummy_padding_gives_no_gradient(learner: Learner):
     solver = of(step(cfg, {"pool": []}, 0, 1)[0], "solver")
     real = [e for e in solver if e.text["origin"] == "fresh"]
     padded, alone = gradient(learner, solver, loss), gradient(learner, real, loss)
-    assert apart(padded, {name: grad * 2 / 8 for name, grad in alone.items()}) < 1e-6
+    assert max_difference(padded, {name: grad * 2 / 8 for name, grad in alone.items()}) < 1e-6
     assert max(np.abs(grad).max() for grad in padded.values()) > 1e-3
     dummies = [e for e in solver if e.text["origin"] == "dummy"]
     assert len(dummies) == 6 and learner.pack(dummies, loss) == []
