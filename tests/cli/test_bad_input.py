@@ -1,4 +1,4 @@
-"""User errors: one sentence on standard error, exit code 2, no partial output."""
+"""User errors: one message on standard error, exit code 2, no partial output."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run(*words: object) -> Result:
 
 
 def refused(result: Result) -> str:
-    """The one sentence of an error."""
+    """The one-line message of an error."""
     assert result.exit_code == 2, result.output
     assert result.stdout == ""
     assert "Traceback" not in result.stderr
@@ -46,7 +46,7 @@ def refused(result: Result) -> str:
     return sentences[0]
 
 
-def test_replay_wants_two_runs_of_scope(tmp_path: Path) -> None:
+def test_replay_needs_two_runs_of_scope(tmp_path: Path) -> None:
     assert "does not exist" in refused(run("replay", tmp_path / "none", tmp_path))
     assert "is not a run folder" in refused(run("replay", tmp_path, tmp_path))
     (tmp_path / "config.toml").write_text(CARD)
@@ -158,7 +158,7 @@ def test_demo_outside_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "run the demo from the root of the scope-jax checkout" in refused(run("demo"))
 
 
-def test_as_a_process_without_a_traceback(tmp_path: Path) -> None:
+def test_a_process_prints_no_traceback(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "scope_jax", "train", "none.toml", "--run", str(tmp_path / "run")]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)

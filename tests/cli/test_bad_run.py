@@ -1,4 +1,4 @@
-"""Runs that cannot start because an input is broken: one sentence, exit code 2, no partial output."""
+"""Runs that cannot start because an input is broken: one error message, exit code 2, no partial output."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_truncated_safetensors(tmp_path: Path) -> None:
     assert "model.safetensors" in text
 
 
-def test_a_base_with_a_nan(tmp_path: Path) -> None:
+def test_a_checkpoint_with_a_nan(tmp_path: Path) -> None:
     base = tmp_path / "base"
     shutil.copytree(ATLAS / "ssp" / "base", base)
     tensors = load_file(base / "model.safetensors")
@@ -70,7 +70,7 @@ def test_a_base_with_a_nan(tmp_path: Path) -> None:
         ("seal.json", lambda _: {}, "seal.json is damaged"),
     ],
 )
-def test_model_folder_that_says_nonsense(tmp_path: Path, name: str, change: Callable[[Any], Any], words: str) -> None:
+def test_model_folder_with_invalid_fields(tmp_path: Path, name: str, change: Callable[[Any], Any], words: str) -> None:
     base = tmp_path / "base"
     shutil.copytree(ATLAS / "ssp" / "base", base)
     contents = json.loads((base / name).read_text()) if (base / name).is_file() else {}
@@ -117,7 +117,7 @@ def test_broken_answers(tmp_path: Path, lines: list[str], words: str) -> None:
 
 
 def test_unreachable_judge(tmp_path: Path) -> None:
-    with socket.socket() as closed:  # bound, but nobody listens
+    with socket.socket() as closed:  # bound, but not listening
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/v1"
         asked = (f'judge={{url = "{url}", model = "m"}}', "ssp.grader=judge", "ssp.prompts=scope_jax/prompts/ssp")

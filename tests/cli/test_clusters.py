@@ -1,4 +1,4 @@
-"""`scope-jax index CARD --clusters`: from a card to clusters, a second call, mistakes, real passages."""
+"""`scope-jax index CARD --clusters`: from a card to clusters, a second call, errors, real passages."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_clusters_of_a_card_and_a_second_call(card: Path, tmp_path: Path) -> Non
         ('clusters.encoder.checkpoint="nowhere"', "nowhere"),
     ],
 )
-def test_mistakes_are_one_sentence(card: Path, tmp_path: Path, override: str, said: str | None) -> None:
+def test_bad_settings_give_one_clear_error(card: Path, tmp_path: Path, override: str, said: str | None) -> None:
     if said is None:
         assert load_card(card, [override]).clusters.min_documents == 6
         return
@@ -96,18 +96,18 @@ def test_mistakes_are_one_sentence(card: Path, tmp_path: Path, override: str, sa
     assert not out.exists() or [path.name for path in out.iterdir()] == [".lock"]
 
 
-def test_a_card_without_clusters_says_so() -> None:
+def test_a_card_without_clusters_gives_a_clear_error() -> None:
     done = index(ROOT / "configs/ssp/atlas.toml")
     assert done.exit_code == 2 and "the card has no clusters.folder; add it" in done.stderr
 
 
-def test_other_settings_in_a_folder_that_is_there(card: Path, tmp_path: Path) -> None:
+def test_other_settings_for_an_existing_folder(card: Path, tmp_path: Path) -> None:
     assert index(card).exit_code == 0
     done = index(card, "--set", "clusters.seed=1")
     assert done.exit_code == 2 and "were built with another value of seed (0, now 1)" in done.stderr
 
 
-def test_an_embedding_model_is_part_of_what_clusters_were_made_with(card: Path, tmp_path: Path) -> None:
+def test_a_change_of_embedding_model_is_detected(card: Path, tmp_path: Path) -> None:
     first, second = (tiny_encoders.write_bert(tmp_path / f"encoder-{seed}", seed) for seed in (0, 1))
     words = ("--set", "clusters.encoder.max_tokens=16", "--set")
     done = index(card, *words, f"clusters.encoder.checkpoint={first}")

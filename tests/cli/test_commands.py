@@ -48,7 +48,7 @@ def test_report_prints_the_page(tmp_path: Path) -> None:
     assert "50.0 %" in page.read_text()
 
 
-def test_report_leaves_out_a_line_that_was_not_written_to_its_end(tmp_path: Path) -> None:
+def test_report_ignores_an_incomplete_last_line(tmp_path: Path) -> None:
     run = tmp_path / "run"
     RunLog(run, parse_config(TABLE, "card")).metrics(1, {"solver/reward": 0.25})
     whole = (run / "metrics.jsonl").read_text()
@@ -85,11 +85,11 @@ def caught(action) -> BaseException:
     return info.value
 
 
-def test_which_errors_are_the_users(tmp_path: Path) -> None:
+def test_which_errors_are_user_errors(tmp_path: Path) -> None:
     assert errors.is_users(errors.UserError("x"))
     assert errors.is_users(caught(lambda: parse_config({}, "card")))
     assert errors.is_users(caught(lambda: (tmp_path / "none").read_text()))
-    assert not errors.is_users(caught(lambda: json.loads("{")))  # raised inside a library: our mistake
+    assert not errors.is_users(caught(lambda: json.loads("{")))  # raised inside a library: a bug of ours
     assert not errors.is_users(caught(lambda: {}["x"]))
     assert not errors.is_users(ValueError("never raised"))
     assert errors.sentence(ValueError("two\n  lines")) == "two lines."

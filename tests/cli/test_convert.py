@@ -1,4 +1,4 @@
-"""`convert` and `export`: round trips of layouts and dtypes, bit for bit; an error is one sentence, without files."""
+"""`convert` and `export`: round trips of layouts and dtypes, bit for bit; errors are clear and leave no files."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def same(a: Any, b: Any) -> bool:
     return jax.tree.all(jax.tree.map(lambda x, y: x.dtype == y.dtype and np.array_equal(x, y), a, b))
 
 
-def speaks_like(folder: Path, other: Path) -> bool:
+def same_tokenizer(folder: Path, other: Path) -> bool:
     messages = [{"role": "user", "content": "Which river <|im_end|> is it?"}]
     ours, theirs = Tokenizer.load(folder), Tokenizer.load(other)
     return ours.encode_chat(messages) == theirs.encode_chat(messages) and ours.eos_ids == theirs.eos_ids
@@ -80,7 +80,7 @@ def test_conversion_round_trip_is_bitwise(own: Path, base: dict[str, Any], tmp_p
     assert converted(own, tmp_path / "hf", "--to", "hf")["dtype"] == "bfloat16"
     back, first = load_file(tmp_path / "hf" / "model.safetensors"), load_file(BASE / "model.safetensors")
     assert same(back, first)
-    assert speaks_like(own, BASE) and speaks_like(tmp_path / "hf", BASE)
+    assert same_tokenizer(own, BASE) and same_logits(tmp_path / "hf", BASE)
     assert weights.load_config(tmp_path / "hf") == weights.load_config(own) == weights.load_config(BASE)
 
 
@@ -92,7 +92,7 @@ def test_dtype_round_trips(base: dict[str, Any], tmp_path: Path) -> None:
     assert config["dtype"] == config["torch_dtype"] == "float32"
     assert converted(tmp_path / "wide", tmp_path / "again", "--to", "hf", "--dtype", "bfloat16")["dtype"] == "bfloat16"
     assert same(weights.load(tmp_path / "again", dtype=jnp.bfloat16)[1], base)
-    assert speaks_like(tmp_path / "again", BASE)
+    assert same_tokenizer(tmp_path / "again", BASE)
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def test_a_run_and_its_export(run: Path, base: dict[str, Any], tmp_path: Path) -
     assert result.exit_code == 0, result.output
     exported, expected = (tmp_path / name / "model.safetensors" for name in ("exported", "hf"))
     assert exported.read_bytes() == expected.read_bytes()
-    assert speaks_like(tmp_path / "own", BASE)
+    assert same_tokenizer(tmp_path / "own", BASE)
 
 
 def _truncate(folder: Path) -> str:
@@ -169,7 +169,7 @@ def test_a_card_starts_from_either_layout(own: Path, base: dict[str, Any], tmp_p
     assert words in refused("train", "configs/ssp/atlas.toml", "--run", tmp_path / "run", *overrides)
 
 
-def test_what_cannot_be_converted(run: Path, tmp_path: Path) -> None:
+def test_inputs_that_cannot_be_converted(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert "does not exist" in refused("convert", tmp_path / "none", out, "--to", "hf")
     (tmp_path / "empty").mkdir()

@@ -1,4 +1,4 @@
-"""`eval` reports errors before it reads any weights, keeps its records, and counts replies without a verdict."""
+"""`eval` reports errors before it reads weights, keeps its records, and counts replies without a verdict."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def refused(model: Path, *words: object) -> str:
-    """The error raised before the missing weights are noticed; nothing is printed or left behind."""
+    """The error raised before the missing weights are noticed; no output, no files."""
     before = sorted(model.parent.rglob("*"))
     result = run("eval", model, "--card", CARD, "--set", f"evaluate.sets=[{SETS[0]}]", *words)
     assert result.exit_code == 2 and result.stdout == "", (result.output, result.exception)
@@ -48,20 +48,20 @@ def refused(model: Path, *words: object) -> str:
     return sentence
 
 
-def test_what_cannot_work_is_told_before_weights_are_read(model: Path, tmp_path: Path) -> None:
+def test_configuration_errors_come_before_weights_are_read(model: Path, tmp_path: Path) -> None:
     assert "safetensors" in refused(model)
     assert f"{tmp_path / 'none'} does not exist" in refused(model, "--records", tmp_path / "none" / "found.jsonl")
     assert f"{tmp_path} is a folder" in refused(model, "--records", tmp_path)
     second = f'{{name="second", path="{tmp_path / "gone.jsonl"}"}}'
     assert "gone.jsonl does not exist" in refused(model, "--set", f"evaluate.sets=[{SETS[0]}, {second}]")
-    with socket.socket() as closed:  # bound, but nobody listens
+    with socket.socket() as closed:  # bound, but not listening
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
         judged = ("--set", "ssp.grader=judge", "--set", f'judge={{url="{url}/v1", model="m"}}')
         assert "judge.txt: the prompt file does not exist" in refused(model, *judged)
         prompts = ("--set", "ssp.prompts=scope_jax/prompts/ssp")
         assert f"the judge at {url}/v1 cannot be reached" in refused(model, *judged, *prompts)
-        # verification alone asks the judge in training; an exam does not, and so it may be away
+        # in training, only verification uses the judge; an exam does not, so the judge may be down
         verifying = ("--set", "ssp.verify=judge", *judged[2:])
         assert "safetensors" in refused(model, *verifying, *prompts)
         search = ("--set", f'retrieval={{url="{url}/retrieve", timeout=1.0}}')
@@ -72,14 +72,14 @@ def test_what_cannot_work_is_told_before_weights_are_read(model: Path, tmp_path:
 
 
 def without_retrieval() -> str:
-    """The card without its [retrieval], which an override could only add to."""
+    """The card without its [retrieval] table, which an override cannot remove."""
     text = Path(CARD).read_text(encoding="utf-8")
     before, _, after = text.partition("[retrieval]")
     return before + after[after.index("[rollout]") :]
 
 
-def test_sets_are_kept_as_they_are_done(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """If the judge fails in the second set, the first one's records remain; a complete exam replaces them."""
+def test_sets_are_saved_one_by_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """If the judge fails in the second set, the records of the first remain; a complete exam replaces them."""
     lost = [True]
 
     def answered(cfg: Any, exam: Any, tools: Any, rows: list[Any], one: Any) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""A libtpu installed for ahead-of-time compilation prints nothing on a machine without a TPU."""
+"""An installed libtpu (for ahead-of-time compilation) prints nothing on a machine without a TPU."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = "from scope_jax.cli import quiet_libtpu; quiet_libtpu(); import jax; print(jax.devices()[0].platform)"
 
 
-@pytest.mark.skipif(find_spec("libtpu") is None, reason="there is no libtpu to be quiet")
+@pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu is not installed")
 def test_libtpu_is_quiet_without_a_tpu():
     env = {k: v for k, v in os.environ.items() if k != "JAX_PLATFORMS" and not k.startswith("TPU_")}
     env["PYTHONPATH"] = str(ROOT)

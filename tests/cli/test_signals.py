@@ -1,4 +1,4 @@
-"""A command ended by a signal prints one sentence and exits with the usual code."""
+"""A command ended by a signal prints one line and exits with the usual code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from scope_jax.run import stopping
 
-# A command that waits in one of several ways, in the program itself.
+# A command that waits in one of several ways, inside the program.
 PROGRAM = """
 import signal, sys, time
 if "ignoring" in sys.argv[1]:
@@ -48,7 +48,7 @@ cli.run()
 
 
 def start(how: str) -> subprocess.Popen[str]:
-    """Starts the program and returns once it waits."""
+    """Starts the program and returns when it is waiting."""
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, how],
         stdout=subprocess.PIPE,
@@ -70,7 +70,7 @@ def start(how: str) -> subprocess.Popen[str]:
         ("searching", signal.SIGINT, 130, "Ctrl-C"),
     ],
 )
-def test_a_signal_costs_one_sentence(how: str, number: signal.Signals, code: int, name: str) -> None:
+def test_a_signal_prints_one_line(how: str, number: signal.Signals, code: int, name: str) -> None:
     process = start(how)
     process.send_signal(number)
     _, said = process.communicate(timeout=30)
@@ -91,7 +91,7 @@ def test_the_second_signal_ends_at_once() -> None:
     assert said == "\nscope-jax: ended at once.\n" and process.returncode == 130
 
 
-def test_a_signal_that_the_parent_switched_off_stays_off() -> None:
+def test_a_signal_that_the_parent_ignores_stays_ignored() -> None:
     process = start("ignoring")
     process.send_signal(signal.SIGINT)
     time.sleep(0.2)
@@ -111,7 +111,7 @@ def listening() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("listening")
-def test_a_block_may_be_finished_first() -> None:
+def test_a_protected_block_is_finished_first() -> None:
     done = []
 
     def work() -> None:
@@ -127,7 +127,7 @@ def test_a_block_may_be_finished_first() -> None:
 
 
 @pytest.mark.usefixtures("listening")
-def test_outside_of_such_a_block_it_is_an_exception() -> None:
+def test_outside_of_a_protected_block_a_signal_is_an_exception() -> None:
     with stopping.unbroken():
         pass
     with pytest.raises(KeyboardInterrupt):

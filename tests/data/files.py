@@ -26,7 +26,7 @@ def jsonl(path: Path, *rows: object) -> Path:
 
 
 def every_format(folder: Path, rows: Rows, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """The same rows as a file of each format and as a hub data set, by what it is."""
+    """The same rows as a file of each format and as a hub data set, by format."""
     plain = jsonl(folder / "rows.jsonl", *rows)
     (folder / "rows.jsonl.gz").write_bytes(gzip.compress(plain.read_bytes()))
     (folder / "marked.jsonl").write_bytes(b"\xef\xbb\xbf" + plain.read_bytes())
@@ -37,7 +37,7 @@ def every_format(folder: Path, rows: Rows, monkeypatch: pytest.MonkeyPatch) -> d
 
 
 def hub(monkeypatch: pytest.MonkeyPatch, sets: dict[tuple[str, str | None, str], Rows]) -> None:
-    """A hub that has these (name, configuration, split)s and no other."""
+    """A hub that has only these (name, configuration, split) data sets."""
 
     def load_dataset(name: str, config: str | None, *, split: str) -> datasets.Dataset:
         if (name, config, split) not in sets:

@@ -1,7 +1,7 @@
-"""Bad data files: none is accepted, none ends in a traceback; one sentence names the file and the line or row.
+"""Bad data files: none is accepted, none ends in a traceback; the error names the file and the line or row.
 
-Every case is a file with what is wrong in it, how it is read, the place that the sentence must name (after the file's
-path) and some of its words.
+Every case is a bad file, how it is read, the place that the error must name (after the file's path) and some words of
+the error.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ Case = tuple[str, bytes, str, str, str]  # file name, content, how it is read, p
 def line(
     text: str | bytes, kind: str = "answers", place: str = ", line 2", words: str = "", name: str = "f.jsonl"
 ) -> Case:
-    """A file whose second line is bad; the others are good in every way."""
+    """A file whose second line is bad; the others are valid."""
     good = json.dumps(GOOD[kind]).encode()
     bad = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
     return name, good + b"\n" + bad + b"\n" + good + b"\n", kind, place, words
 
 
 def row(words: str, kind: str, /, **changes: Any) -> Case:
-    """A file whose second row differs from a good one in `changes`; ... takes a key away."""
+    """A file whose second row differs from a valid one in `changes`; ... removes a key."""
     changed = {key: value for key, value in (GOOD[kind] | changes).items() if value is not ...}
     return line(json.dumps(changed), kind, words=words)
 
@@ -67,7 +67,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "documents": {"id": "rome", "title": "Rome", "text": "Rome lies on the Tiber."},
     "corpus": {"id": "rome", "title": "Rome", "text": "Rome lies on the Tiber."},
 }
-HALF = "\ud83d"  # of a surrogate pair
+HALF = "\ud83d"  # half of a surrogate pair
 GOOD_LINES = b'{"answer": "Rome"}\n' * 3000
 GZIPPED = gzip.compress(GOOD_LINES)
 
@@ -94,7 +94,7 @@ def damaged_text() -> pa.Array:
     )
 
 
-FOUND: dict[str, Case] = {  # what was found to be believed or to end in a traceback
+FOUND: dict[str, Case] = {  # cases that were once accepted or ended in a traceback
     "answer is a number": row("`answer` holds a number, not text", "answers", answer=42),
     "answer is null": row("has no answers", "answers", answer=None),
     "answers are null": row("has no answers", "questions", answers=None),
@@ -120,7 +120,7 @@ FOUND: dict[str, Case] = {  # what was found to be believed or to end in a trace
 }
 
 OWN: dict[str, Case] = {
-    # JSON lines as such
+    # JSON lines in general
     "comma at the end": line('{"answer": "Rome",}', words="not JSON"),
     "single quotes": line("{'answer': 'Rome'}", words="not JSON"),
     "two objects": line('{"answer": "Rome"} {"answer": "Oslo"}', words="not JSON (Extra data at character 20)"),
@@ -252,7 +252,7 @@ def read(path: Path, kind: str) -> None:
 
 
 def refused(call: Callable[[], object]) -> str:
-    """The one-sentence error of a call, as the command line prints it."""
+    """The error message of a call, as the command line prints it."""
     with pytest.raises((ValueError, OSError)) as caught:
         call()
     assert errors.is_users(caught.value), caught.value
@@ -263,7 +263,7 @@ def refused(call: Callable[[], object]) -> str:
 
 
 @pytest.mark.parametrize("case", [*FOUND.values(), *OWN.values()], ids=[*FOUND, *OWN])
-def test_a_bad_file_is_named_with_what_is_wrong(tmp_path: Path, case: Case) -> None:
+def test_the_error_names_a_bad_file_and_what_is_wrong(tmp_path: Path, case: Case) -> None:
     name, content, kind, place, words = case
     path = tmp_path / name
     path.write_bytes(content)
@@ -271,23 +271,21 @@ def test_a_bad_file_is_named_with_what_is_wrong(tmp_path: Path, case: Case) -> N
     assert f"{path}{place}" in text and words in text
 
 
-def test_there_are_more_than_sixty_of_our_own() -> None:
+def test_there_are_more_than_sixty_cases() -> None:
     assert len(OWN) > 60 and not FOUND.keys() & OWN.keys()
     assert len({case[:3] for case in (*FOUND.values(), *OWN.values())}) == len(FOUND) + len(OWN)
 
 
 @pytest.mark.parametrize("kind", GOOD)
-def test_the_good_rows_beside_the_bad_ones_are_good(tmp_path: Path, kind: str) -> None:
+def test_the_rows_that_the_cases_change_are_valid(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "f.jsonl"
-    path.write_bytes(
-        b"\xef\xbb\xbf" + json.dumps(GOOD[kind]).encode() + b"\r\n\n"
-    )  # with mark, old line end, blank line
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(GOOD[kind]).encode() + b"\r\n\n")  # byte-order mark, CRLF, blank line
     read(path, kind)
 
 
 @pytest.mark.parametrize("name", ["f", "f.jsonl", "f.jsonl.gz", "f.parquet", "role.txt"])
 @pytest.mark.parametrize("kind", ["answers", "corpus", "prompt"])
-def test_a_folder_is_no_file(tmp_path: Path, name: str, kind: str) -> None:
+def test_a_folder_instead_of_a_file(tmp_path: Path, name: str, kind: str) -> None:
     folder = tmp_path / name
     folder.mkdir()
     text = refused(lambda: read(folder, kind))
@@ -296,11 +294,11 @@ def test_a_folder_is_no_file(tmp_path: Path, name: str, kind: str) -> None:
 
 @pytest.mark.parametrize("name", ["f.jsonl", "f.json.gz", "f.parquet"])
 @pytest.mark.parametrize("kind", ["answers", "corpus", "documents"])
-def test_a_file_that_is_not_there(tmp_path: Path, name: str, kind: str) -> None:
+def test_a_missing_file(tmp_path: Path, name: str, kind: str) -> None:
     assert f"{tmp_path / name} does not exist" in refused(lambda: read(tmp_path / name, kind))
 
 
-def test_a_prompt_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_prompt(tmp_path: Path) -> None:
     assert f"{tmp_path / 'role.txt'}: the prompt file does not exist" in refused(
         lambda: read(tmp_path / "role.txt", "prompt")
     )
@@ -313,7 +311,7 @@ def test_two_columns_of_one_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["answers", "corpus"])
-def test_a_hub_set_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_a_hub_data_set_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     text = refused(lambda: read(Path("nobody/nothing"), kind))
     assert "nobody/nothing is not a local file, and the split 'train' cannot be loaded from the hub" in text
@@ -328,7 +326,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize(("card", "override", "case"), COMMANDS.values(), ids=COMMANDS)
-def test_the_command_line_says_so_in_one_sentence(tmp_path: Path, card: str, override: str, case: Case) -> None:
+def test_the_command_line_prints_one_message(tmp_path: Path, card: str, override: str, case: Case) -> None:
     name, content, _, place, words = case
     path = tmp_path / name
     path.write_bytes(content)

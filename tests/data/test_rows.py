@@ -39,16 +39,16 @@ def test_every_format_gives_the_same_rows_and_the_same_subset(
     assert len(order) == 7 and order == sorted(order) and order != list(range(7))
 
 
-def test_a_subset_is_random_named_by_its_seed_and_holds_every_smaller_one() -> None:
+def test_a_subset_is_random_fixed_by_its_seed_and_contains_every_smaller_one() -> None:
     assert sources.subset(range(40), 40, 0) == sources.subset(range(40), 99, 0) == list(range(40))
     drawn = [set(sources.subset(range(40), limit, 5)) for limit in (1, 5, 20, 39)]
     assert [len(chosen) for chosen in drawn] == [1, 5, 20, 39]
     assert all(small < large for small, large in itertools.pairwise(drawn))
     counts = Counter(place for seed in range(800) for place in sources.subset(range(40), 10, seed))
-    assert all(abs(counts[place] - 200) < 5 * 12.3 for place in range(40))  # 12.3: deviation of 800 draws at 1/4
+    assert all(abs(counts[place] - 200) < 5 * 12.3 for place in range(40))  # 12.3 = √(800 · ¼ · ¾)
 
 
-def test_an_evaluation_subset_does_not_move_with_the_seed_of_the_run() -> None:
+def test_an_evaluation_subset_does_not_depend_on_the_seed_of_the_run() -> None:
     card, sets = Path("configs/ssp/atlas.toml"), []
     for override in ("seed=0", "seed=1"):
         cfg = load_card(card, [override])
@@ -61,7 +61,7 @@ def test_an_evaluation_subset_does_not_move_with_the_seed_of_the_run() -> None:
 
 
 class Row:
-    """An item that counts how many of its kind are alive."""
+    """An item that counts how many instances are alive."""
 
     alive = most = 0
 
@@ -76,10 +76,10 @@ class Row:
 def test_only_the_subset_is_in_memory() -> None:
     rows: Iterator[Row] = (Row() for _ in range(200_000))
     assert len(sources.subset(rows, 50, 0)) == 50
-    assert Row.most < 60  # those kept, and a few at hand
+    assert Row.most < 60  # those kept, and a few being read
 
 
-def test_documents_are_read_when_they_are_asked_for(tmp_path: Path) -> None:
+def test_documents_are_read_on_demand(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "c.jsonl", *ROWS["documents"])
     rows = sources.load(source(path, "documents"))
     assert isinstance(rows, sources.Documents) and len(rows) == 40
@@ -126,7 +126,7 @@ def test_a_hub_corpus_is_read_again_when_it_changes(monkeypatch: pytest.MonkeyPa
         assert len(sources.load(source("someone/wiki", "documents", split="test"))) == count
 
 
-def test_columns_stand_in_cards_and_on_the_command_line_and_are_written_to_the_run(tmp_path: Path) -> None:
+def test_columns_are_set_in_cards_or_overrides_and_written_to_the_run(tmp_path: Path) -> None:
     exam = '{name="e", path="e.jsonl", split="test", limit=9, limit_seed=4, columns={answers="answer.value"}}'
     overrides = ["data.columns.searches=hops", "retrieval.columns.text=body", f"evaluate.sets=[{exam}]"]
     cfg = load_card("configs/ssp/atlas.toml", overrides)
@@ -135,7 +135,7 @@ def test_columns_stand_in_cards_and_on_the_command_line_and_are_written_to_the_r
     (tmp_path / "config.toml").write_text(to_toml(cfg), encoding="utf-8")
     assert load_card(tmp_path / "config.toml") == cfg
     with pytest.raises(CardError, match="answer"):
-        load_card("configs/ssp/atlas.toml", ["data.columns.answer=gold"])  # the field is called answers
+        load_card("configs/ssp/atlas.toml", ["data.columns.answer=gold"])  # the field's name is answers
 
 
 def test_a_file_has_no_splits(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_questions_by_their_known_names(name: str) -> None:
     assert questions({name: "Q?", "answer": "A"}, "a place", {}) == {"question": "Q?", "answers": ["A"]}
 
 
-def test_columns_of_the_card_lead_into_objects() -> None:
+def test_columns_of_the_card_may_be_paths_into_objects() -> None:
     verl = {
         "reward_model": {"ground_truth": {"target": "Paris"}},
         "extra_info": {"question": "Where?", "n": 2},
@@ -63,7 +63,7 @@ def test_columns_of_the_card_lead_into_objects() -> None:
     assert questions(dotted, "a place", {"answers": "a.b"})["answers"] == ["Rome"]  # a name with a dot comes first
 
 
-def test_a_column_that_the_card_names_must_be_there() -> None:
+def test_a_column_that_the_card_names_must_exist() -> None:
     with pytest.raises(DataError, match=r"f, line 1: has no column `turns` for the searches; .* `answer`"):
         answers({"answer": "Rome", "search_turns": 3}, "f, line 1", {"searches": "turns"})
     assert answers({"answer": "Rome", "turns": None}, "f, line 1", {"searches": "turns"})["searches"] is None
@@ -79,12 +79,12 @@ def test_a_column_that_the_kind_of_rows_does_not_have_is_refused(tmp_path: Path)
         sources.load(source(path, "answers", columns={"rubric": "rubric"}))
 
 
-def test_a_row_says_how_many_searches_its_question_needs(tmp_path: Path) -> None:
+def test_a_row_may_give_the_number_of_searches_of_its_question(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "a.jsonl", *[{"ground_truth": f"a{n}", "search_turns": n or None} for n in range(5)])
     cfg = card(data={"min_searches": 7, "max_searches": 9}, proposer={"samples": 2})
     slots = ssp.open_slots(cfg, sources.load(source(path, "answers")), 3)
     assert [slot.searches for slot in slots[2:]] == [1, 1, 2, 2, 3, 3, 4, 4]
-    assert slots[0].searches == slots[1].searches in (7, 8, 9)  # drawn, as the row does not say
+    assert slots[0].searches == slots[1].searches in (7, 8, 9)  # drawn at random, as the row has no number
 
 
 # ------------------------------------------------------------------------------------------------------------- rubrics
@@ -114,7 +114,7 @@ def test_a_criterion_may_be_a_fact() -> None:
             tasks({"question": "Q", "rubric": [{"criterion": "a", "fact": broken}]}, "f, line 1", {})
 
 
-def test_a_conversation_stands_for_a_question() -> None:
+def test_a_conversation_may_replace_a_question() -> None:
     talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
     for row in ({"question": "Q", "messages": talk}, {"prompt": talk}):
         row = tasks({**row, "rubric": [{"criterion": "a", "priority": "bonus"}]}, "a place", {})
@@ -183,7 +183,7 @@ def test_real_tasks_without_a_list_of_criteria_are_refused(shared_data: Path, na
 @pytest.mark.parametrize(("name", "count"), [("corpus/passages", 500), ("longdoc/docs", 24)])
 def test_real_documents_load_by_name(shared_data: Path, tmp_path: Path, name: str, count: int) -> None:
     with (shared_data / f"{name}.jsonl").open(encoding="utf-8") as lines:
-        path = tmp_path / "first.jsonl"  # the first rows, for reading all of them takes long
+        path = tmp_path / "first.jsonl"  # the first rows, as reading all takes long
         path.write_text("".join(itertools.islice(lines, count)), encoding="utf-8")
     rows = sources.load(source(path, "documents"))
     assert len(rows) == count and set(rows[count - 1]) == {"id", "title", "text"}
@@ -203,7 +203,7 @@ def test_queries_need_no_answer() -> None:
         queries({"question": ""}, "a place", {})
 
 
-def test_clusters_are_documents_that_belong_together() -> None:
+def test_clusters_have_an_id_and_documents() -> None:
     row = {"id": 7, "family": "math", "documents": [DOCUMENT, {"text": "About b."}], "size": 2}
     second = {"id": "1", "title": "", "text": "About b."}
     assert clusters(row, "a place", {}) == {"id": "7", "family": "math", "documents": [DOCUMENT, second]}

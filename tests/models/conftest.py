@@ -45,7 +45,7 @@ def tiny() -> ModelConfig:
 @pytest.fixture(scope="session")
 def params(tiny):
     params = jax.jit(lambda: init_params(declare(tiny), jax.random.key(0)))()
-    # Biases and norms start at 0 and 1: other values let a mistake show.
+    # Biases and norms start at 0 and 1: other values reveal mistakes.
     rng = np.random.default_rng(1)
     return jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype(np.float32), params)
 
@@ -67,5 +67,5 @@ def write_byte_level(folder: Path, pad: str | None = "<|pad|>", template: str | 
 
 @pytest.fixture(scope="session")
 def byte_level() -> Callable[..., Path]:
-    """write_byte_level: makes a folder into a tokenizer's."""
+    """write_byte_level, which writes a tokenizer into a folder."""
     return write_byte_level

@@ -1,5 +1,5 @@
-"""Compiles a layer of experts, forward and backward, ahead of time for TPU v5p on a machine without TPU, and prints
-one JSON object: FLOPs with those of the kernels, how many kernels, memory, scatters of rows (test_moe.py starts it).
+"""Compiles an MoE layer, forward and backward, ahead of time for TPU v5p on a machine without a TPU, and prints one
+JSON object: FLOPs including the kernels', number of kernels, memory, scatters of rows (test_moe.py starts it).
 """
 
 import json
@@ -65,7 +65,7 @@ def main() -> None:
     text = compiled.as_text() or ""
     cost = compiled.cost_analysis() or {}
     memory = compiled.memory_analysis()
-    scatters = re.findall(r"= (\w+\[[\d,]*\])\S* scatter\(", text)  # the kernels' tables of groups are made by some
+    scatters = re.findall(r"= (\w+\[[\d,]*\])\S* scatter\(", text)  # small ones build the kernels' group tables
     print(
         json.dumps(
             {

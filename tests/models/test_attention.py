@@ -1,4 +1,4 @@
-"""Attention backends: each equals the reference; windows, packed segments, encoders; what TPUs and GPUs would run."""
+"""Attention backends: each equals the reference; windows, packed segments, encoders; the programs for TPUs and GPUs."""
 
 import math
 import os
@@ -26,7 +26,7 @@ def heads(rng, rows, length, num_heads, num_kv, head_dim):
 
 
 def make(backend, segments_BT, window, causal) -> Attend:
-    if backend == "splash":  # the kernel itself, run by XLA's ordinary operations
+    if backend == "splash":  # the kernel itself in Pallas' interpreter
         return partial(splash.attend, segments_BT=segments_BT, window=window, causal=causal, interpret=True)
     return make_attend(backend, segments_BT, window, causal=causal)
 
@@ -92,7 +92,7 @@ def test_backends_equal_the_reference(backend, window, causal, num_heads, num_kv
 
 
 def test_splash_with_several_blocks_equals_the_reference():
-    # T = 600 is two blocks of 384, one of which no later token sees through the window.
+    # T = 600 is two blocks of 384, one of which is outside of the window of later tokens.
     assert splash.blocks_of(600) == (384, 768)
     arrays = heads(np.random.default_rng(1), 1, 600, 2, 1, 8)
     segments_BT = jnp.asarray([[1] * 250 + [2] * 330 + [0] * 20], jnp.int32)
@@ -129,7 +129,7 @@ def test_bfloat16_stays_bfloat16_and_near_the_reference():
         np.testing.assert_allclose(out.astype(jnp.float32), exact, atol=0.03)  # 8 bits of mantissa, values up to 4
 
 
-def test_auto_chooses_by_platform_and_dtype():
+def test_auto_selects_by_platform_and_dtype():
     assert resolve("auto", "cpu", jnp.bfloat16) == "reference"
     assert resolve("auto", "tpu", jnp.bfloat16) == "splash"
     assert resolve("auto", "gpu", jnp.bfloat16) == "cudnn"
@@ -138,7 +138,7 @@ def test_auto_chooses_by_platform_and_dtype():
     assert resolve("reference", "tpu", jnp.float32) == "reference"
 
 
-def test_wrong_choices_are_one_sentence():
+def test_unsupported_backends_give_one_clear_error():
     with pytest.raises(ValueError, match="TPU kernel but the devices are cpu"):
         resolve("splash", "cpu", jnp.float32)
     with pytest.raises(ValueError, match="'flash'; it must be"):
@@ -149,9 +149,9 @@ def test_wrong_choices_are_one_sentence():
         make_attend("flash", jnp.ones((1, 2), jnp.int32))
 
 
-def test_cudnn_kernels_are_what_a_gpu_gets(monkeypatch):
-    """The program for CUDA, lowered without a GPU, calls cuDNN forward and backward on keys that are not repeated."""
-    # JAX looks for an installed cuDNN while it traces; the version has no influence on the program.
+def test_gpu_programs_call_cudnn_kernels(monkeypatch):
+    """The program for CUDA, lowered without a GPU, calls cuDNN forward and backward, without repeating keys for GQA."""
+    # JAX looks for an installed cuDNN during tracing; its version does not affect the program.
     monkeypatch.setattr("jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version", lambda: 91002)
 
     def program(q, k, v, segments_BT, cotangent):
@@ -175,14 +175,14 @@ def test_cudnn_kernels_are_what_a_gpu_gets(monkeypatch):
     "name", ["learner", *(pytest.param(name, marks=pytest.mark.slow) for name in ("windows", "whole"))]
 )
 def test_programs_compile_for_tpus_ahead_of_time(name):
-    """tpu_programs.py, in a process of its own: libtpu and this process's CPU devices want different settings."""
+    """Runs tpu_programs.py in a separate process: libtpu and this process's CPU devices need different settings."""
     env = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
         "JAX_PLATFORMS": "cpu",
-        "JAX_ENABLE_COMPILATION_CACHE": "false",  # it cannot read programs back without the device
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # two workers may compile at the same time
-        "TPU_SKIP_MDS_QUERY": "1",  # these three keep it from looking for a slice it belongs to
+        "JAX_ENABLE_COMPILATION_CACHE": "false",  # cached programs cannot be loaded without the device
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # two pytest workers may compile at the same time
+        "TPU_SKIP_MDS_QUERY": "1",  # these three keep libtpu from looking for a TPU slice
         "TPU_ACCELERATOR_TYPE": "v5litepod-1",
         "TPU_WORKER_HOSTNAMES": "localhost",
     }

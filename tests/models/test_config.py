@@ -33,7 +33,7 @@ def without(config: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in config.items() if name not in names}
 
 
-def test_a_plain_llama():
+def test_llama():
     cfg = from_hf(LLAMA)
     assert cfg == ModelConfig(
         "llama",
@@ -56,7 +56,7 @@ def test_a_plain_llama():
     assert from_hf(without(LLAMA, "num_key_value_heads")).num_kv_heads == 4
 
 
-def test_rope_of_both_generations():
+def test_rope_in_the_formats_of_transformers_4_and_5():
     """rope_theta beside rope_scaling (up to 4), or rope_parameters with everything (from 5 on)."""
     old = from_hf(LLAMA | {"rope_scaling": YARN})
     new = from_hf(without(LLAMA, "rope_theta") | {"rope_parameters": YARN | {"rope_theta": 10000.0}})
@@ -109,7 +109,7 @@ def test_biases_and_head_dim_of_qwen2():
         (OLMO3 | {"layer_types": ["full_attention"]}, "each of the 4 layers"),
     ],
 )
-def test_what_is_refused(config, message):
+def test_unsupported_configs_are_refused(config, message):
     with pytest.raises(ValueError, match=message):
         from_hf(config)
 
@@ -140,7 +140,7 @@ def test_inconsistent_models_are_refused():
 
 def test_frequencies_by_hand():
     """h = 4, θ = 100: 1 and 1/10 per token. Linear halves both. llama3 with bounds of 4 and 64 tokens leaves the first
-    (2π tokens: just inside the blend) nearly alone and stretches the second (20π tokens) nearly in full.
+    (2π tokens: just inside the blend) nearly unchanged and scales the second (20π tokens) almost by the full factor.
     """
     np.testing.assert_allclose(frequencies(Rope(100.0), 4), [1, 0.1], rtol=1e-7)
     np.testing.assert_allclose(frequencies(Rope(100.0, "linear", 2.0), 4), [0.5, 0.05], rtol=1e-7)
@@ -148,12 +148,12 @@ def test_frequencies_by_hand():
     blend = (64 / (np.asarray([2, 20]) * np.pi) - 1) / 15
     expected = np.asarray([1, 0.1]) * ((1 - blend) / 8 + blend)
     np.testing.assert_allclose(frequencies(llama3, 4), expected, rtol=1e-6)
-    # YaRN: both pairs lie between the bounds' pairs 0 and 2, the first at 0 and the second half way.
+    # YaRN: the bounds are pairs 0 and 2, so the first pair is at the lower bound and the second one halfway.
     yarn = Rope(100.0, "yarn", 4.0, 64, beta_fast=64 / (2 * np.pi), beta_slow=64 / (2 * np.pi * 100))
     np.testing.assert_allclose(frequencies(yarn, 4), [1, 0.1 * (0.5 / 4 + 0.5)], rtol=1e-6)
 
 
-def test_layers_are_scanned_by_the_shorter_of_period_and_runs():
+def test_layers_are_scanned_by_period_or_by_runs_whichever_is_shorter():
     assert layer_stages((None,) * 6) == [(0, (None,), 6)]
     assert layer_stages((4, 4, 4, None) * 8) == [(0, (4, 4, 4, None), 8)]
     assert layer_stages((None, None, 4, 4, 4)) == [(0, (None,), 2), (2, (4,), 3)]

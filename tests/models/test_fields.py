@@ -1,4 +1,4 @@
-"""Model folders with invalid JSON fields: one sentence with file and field, and no file outside is opened."""
+"""Model folders with invalid JSON fields: one error with file and field, and no file outside the folder is opened."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ NONSENSE: list[Any] = ["64", "", [], [64], {}, {"a": 1}, True, 1.5, 0, -1, 10**3
 # ---------------------------------------------------------------------------------------------------------- config.json
 @pytest.mark.parametrize("value", NONSENSE, ids=repr)
 @pytest.mark.parametrize("name", SIZES)
-def test_a_size_is_a_whole_number_from_one(name: str, value: Any) -> None:
+def test_a_size_is_a_positive_integer(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=rf"config\.json: field '{name}' is .*; it must be a whole number from 1"):
         config.from_hf(QWEN3 | {name: value})
     if name in BERT:
@@ -86,7 +86,7 @@ def test_a_size_is_a_whole_number_from_one(name: str, value: Any) -> None:
         ("num_hidden_layers", 100_000, "a whole number from 1 to 10000"),
     ],
 )
-def test_other_fields_are_of_their_type(name: str, value: Any, wanted: str) -> None:
+def test_other_fields_have_the_right_type(name: str, value: Any, wanted: str) -> None:
     plain = {key: given for key, given in QWEN3.items() if key not in ("rope_parameters", "rope_scaling")}
     with pytest.raises(ValueError, match=rf"config\.json: field .*; it must be {wanted}"):
         config.from_hf(plain | {"rope_theta": 1e4, name: value})
@@ -101,16 +101,16 @@ JSON = st.recursive(
 
 @settings(max_examples=300, deadline=None)
 @given(base=st.sampled_from([QWEN3, MOE, OLMO3]), data=st.data())
-def test_whatever_a_field_says_is_built_or_refused(base: dict[str, Any], data: st.DataObject) -> None:
+def test_any_value_of_a_field_gives_a_model_or_a_clear_error(base: dict[str, Any], data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(base)))
     value = data.draw(JSON)
     if isinstance(base[name], dict) and data.draw(st.booleans()):  # one field of an object
         value = base[name] | {data.draw(st.sampled_from(sorted(base[name]))): value}
-    with contextlib.suppress(ValueError):  # and nothing else is raised
+    with contextlib.suppress(ValueError):  # no other exception
         config.from_hf(base | {name: value})
 
 
-def test_the_bases_themselves_are_models() -> None:
+def test_the_unchanged_configs_are_valid() -> None:
     assert config.from_hf(MOE).num_experts == 4 and config.from_hf(OLMO3).rope.kind == "yarn"
     assert bert.from_hf(BERT).token_types == 2
 
@@ -123,7 +123,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("text", ["[]", "3", '"x"', "null", "{", "\x00", "[" * 100_000, "9" * 5000])
 @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "generation_config.json"])
-def test_a_file_that_holds_no_object(folder: Path, name: str, text: str) -> None:
+def test_a_file_without_a_json_object(folder: Path, name: str, text: str) -> None:
     (folder / name).write_text(text)
     with pytest.raises(WeightsError, match=name.replace(".", r"\.")) as caught:
         weights.load_config(folder) if name == "config.json" else Tokenizer.load(folder)
@@ -158,7 +158,7 @@ def test_tokenizer_files_of_wrong_types(folder: Path, name: str, text: str) -> N
 
 
 @pytest.mark.parametrize("named", ["../model.safetensors", "/etc/passwd", "a/../../b", "", ".", 3, None, ["x"], "a\0b"])
-def test_an_index_names_files_of_its_own_folder(folder: Path, named: Any) -> None:
+def test_an_index_names_files_in_its_own_folder(folder: Path, named: Any) -> None:
     outside = folder.parent / "model.safetensors"
     shutil.copyfile(folder / "model.safetensors", outside)
     (folder / INDEX).write_text(json.dumps({"weight_map": {"a": "model.safetensors", "b": named}}))
@@ -173,8 +173,8 @@ def test_an_index_has_a_map(folder: Path, contents: Any) -> None:
         Checkpoint(folder, stack)
 
 
-def test_a_file_may_be_a_link_and_lie_deeper(folder: Path) -> None:
-    """As in the cache of the hub, whose files are links to blobs."""
+def test_a_file_may_be_a_link_and_in_a_subfolder(folder: Path) -> None:
+    """As in the cache of the Hugging Face hub, where files are links to blobs."""
     blob = folder.parent / "blob"
     shutil.move(folder / "model.safetensors", blob)
     (folder / "parts").mkdir()

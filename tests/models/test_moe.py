@@ -1,4 +1,4 @@
-"""Experts: routing and dispatch by hand, grouped products of every backend, what they cost, the program for TPU."""
+"""MoE: routing and dispatch by hand, grouped matmuls of every backend and their cost, the program for TPU."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def by_row(x_JI, w_XIO, sizes):
 
 @pytest.mark.parametrize("sizes", RUNS)
 def test_grouped_product_and_gradient(arrays, sizes):
-    """Against a product row by row; empty runs get a gradient of zero."""
+    """Against a product row by row; empty groups get a gradient of zero."""
     x, w, ct = arrays
     sizes_X = jnp.asarray(sizes)
     ours, pull = jax.vjp(lambda x, w: moe.grouped_matmul(x, w, sizes_X), x, w)
@@ -53,7 +53,7 @@ def test_grouped_product_and_gradient(arrays, sizes):
 
 @pytest.mark.parametrize("sizes", RUNS[:2])
 def test_megablox_in_its_interpreter(arrays, sizes):
-    """The three kernels' arguments, padding and transposes, without a TPU."""
+    """Tests the three kernels' arguments, padding and transposes without a TPU."""
     x, w, ct = arrays
     sizes_X = jnp.asarray(sizes)
     expected, pull = jax.vjp(lambda x, w: by_row(x, w, sizes), x, w)
@@ -76,7 +76,7 @@ def test_routing_by_hand(cfg):
 
 
 def test_every_token_gets_its_experts(cfg):
-    """Value and gradients of the layer against the sum over experts written down, all tokens at one expert included."""
+    """Value and gradients of the layer against an explicit sum over experts, also if one expert gets every token."""
     rng = np.random.default_rng(1)
     shapes = {"router_DX": (IN, 4), "gate_XDF": (4, IN, 6), "up_XDF": (4, IN, 6), "down_XFD": (4, 6, IN)}
     w = {name: jnp.asarray(rng.normal(size=shape), jnp.float32) for name, shape in shapes.items()}
@@ -99,7 +99,7 @@ def test_every_token_gets_its_experts(cfg):
             np.testing.assert_allclose(mine, other, atol=2e-5 * max(1.0, float(np.abs(other).max())))
 
 
-def test_a_row_has_the_same_bits_beside_any_others(arrays):
+def test_a_row_has_the_same_bits_in_any_batch(arrays):
     x, w, _ = arrays
     run = jax.jit(moe.block_matmul)
     row = np.asarray(run(x, w, jnp.asarray([0, 0, 32, 0])))[7].tobytes()
@@ -109,8 +109,8 @@ def test_a_row_has_the_same_bits_beside_any_others(arrays):
 
 
 def test_work_and_memory_of_the_loop_over_blocks():
-    """XLA counts a loop's body once: times the blocks it is at most 1.5 products of J rows, for each of the three;
-    `ragged_dot` on this platform multiplies every row by each of the experts. No temporary holds an [X, J, ·] array.
+    """XLA counts a loop's body once. Times the number of blocks, it is at most 1.5 products of J rows, for each of the
+    three products; `ragged_dot` on this platform multiplies every row by every expert. No temporary is [X, J, ·].
     """
     rows, experts, width = 2048, 16, 64
     sizes_X = jnp.full((experts,), rows // experts, jnp.int32)

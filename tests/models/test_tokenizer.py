@@ -49,8 +49,8 @@ def test_plain_text_round_trips_without_special_tokens(tokenizer, text):
     assert b"".join(tokenizer.token_bytes(id) for id in ids) == text.encode()
 
 
-def test_ordinary_encoding_does_give_markers(tokenizer):
-    """The vocabulary does contain the marker: transformers' ordinary call returns its id, ours does not."""
+def test_transformers_own_encoding_gives_special_tokens(tokenizer):
+    """A control: transformers' default call returns the marker's id, ours does not."""
     (marker,) = tokenizer._hf("<|im_end|>", add_special_tokens=False)["input_ids"]
     assert marker in tokenizer.special_ids and marker == tokenizer.eos_id
     assert len(tokenizer.encode("<|im_end|>")) > 1
@@ -132,7 +132,7 @@ def test_saved_folder_loads_the_same(tokenizer, tmp_path):
     assert again.vocab_size == tokenizer.vocab_size == len(tokenizer._hf)
 
 
-def test_ids_of_ends(tmp_path, byte_level):
+def test_end_token_ids(tmp_path, byte_level):
     byte_level(tmp_path, pad=None)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 259]}))
     tokenizer = Tokenizer.load(tmp_path)
@@ -140,7 +140,7 @@ def test_ids_of_ends(tmp_path, byte_level):
     assert tokenizer.pad_id == 259 and tokenizer.bos_id is None
 
 
-def test_errors_say_what_is_wrong(tmp_path, byte_level):
+def test_errors_are_clear(tmp_path, byte_level):
     with pytest.raises(FileNotFoundError, match="does not exist"):
         Tokenizer.load(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()

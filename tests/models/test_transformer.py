@@ -45,7 +45,7 @@ def grad(cfg, params, ids_BT, positions_BT, segments_BT, weight_BT, **options):
 
 
 def test_attention_by_hand():
-    """One head: q·k/√h is 0 or ln 3, so the second token weighs the first 3 to 1."""
+    """One head: q·k/√h is 0 or ln 3, so the second token's attention weights are 3 : 1."""
     q_BTHh = jnp.array([[[[math.sqrt(2.0), 0.0]], [[math.sqrt(2.0), 0.0]]]])
     k_BTKh = jnp.array([[[[math.log(3.0), 0.0]], [[0.0, 1.0]]]])
     v_BTKh = jnp.array([[[[4.0, 0.0]], [[0.0, 8.0]]]])
@@ -95,19 +95,19 @@ def test_packed_rows_equal_rows_alone(tiny, params):
 
 
 def test_a_real_pad_token_keeps_position_attention_and_gradient(tiny, params):
-    """The row [5, PAD, PAD, 9] with four real tokens: masks come from segments, so PAD is read and trained."""
+    """The row [5, PAD, PAD, 9] has four real tokens: masks come from segments, so PAD is attended to and trained."""
     positions, real = [[0, 1, 2, 3, 0]], [[1, 1, 1, 1, 0]]
     row = [[5, PAD_ID, PAD_ID, 9, PAD_ID]]
     out = run(tiny, params, row, positions, real)
     shorter = run(tiny, params, [[5, 9]], [[0, 1]], [[1, 1]])
-    assert not np.allclose(out[0, 3], shorter[0, 1], atol=1e-3)  # skipping the PADs would give this
+    assert not np.allclose(out[0, 3], shorter[0, 1], atol=1e-3)  # the result if PADs were skipped
     swapped = run(tiny, params, [[5, PAD_ID, 8, 9, PAD_ID]], positions, real)
     assert not np.allclose(out[0, 3], swapped[0, 3], atol=1e-3)  # the second PAD is attended to
 
     grads = grad(tiny, params, row, positions, real, [[0, 0, 0, 1, 0]])["embed"]["table_VD"]
-    assert float(np.abs(grads[PAD_ID]).max()) > 1e-3  # through attention alone
+    assert float(np.abs(grads[PAD_ID]).max()) > 1e-3  # a gradient through attention only
     padding = grad(tiny, params, [[5, 8, 8, 9, PAD_ID]], positions, real, real)["embed"]["table_VD"]
-    assert float(np.abs(padding[PAD_ID]).max()) == 0.0  # a PAD in the padding itself: nothing
+    assert float(np.abs(padding[PAD_ID]).max()) == 0.0  # none for a PAD that is padding
 
 
 def test_later_tokens_and_packed_neighbours_change_nothing(tiny, params):
@@ -134,7 +134,7 @@ def test_bfloat16_compute_stays_near_float32(tiny, params):
     assert a @ b / (np.linalg.norm(a) * np.linalg.norm(b)) > 0.999
 
 
-def test_layers_unstack_to_what_block_takes(tiny, params):
+def test_unstacked_layers_are_the_inputs_of_block(tiny, params):
     ids, positions = jnp.array([[3, 4, 5, 6, 7]]), jnp.array([[0, 1, 2, 3, 4]])
     unstacked = transformer.unstack_layers(params)
     assert len(unstacked["layers"]) == tiny.num_layers

@@ -1,4 +1,4 @@
-"""Every kind of tokenizer folder: golden ids, exact bytes, text that stays text, saved folders that read the same."""
+"""Every kind of tokenizer: golden ids, exact bytes, text that never becomes special tokens, saving and reloading."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GOLDEN = {
 }
 EXACT = ["qwen", "llama3", "llama2_spm", "olmo2_dolma2", "gpt-2", "spm_bpe", "spm_unigram"]
 INEXACT = ["bert_uncased", "spm_nfkc"]
-# Names that a policy's template or dialect could mean something by.
+# Tokens that have a meaning in some policy's template or dialect.
 TAGS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 
 
@@ -53,7 +53,7 @@ def read_gguf(file: BinaryIO) -> dict[str, Any]:
 
 
 def write_gpt2(source: Path, folder: Path) -> None:
-    """GPT-2's tokenizer.json, of the vocabulary in a GGUF file."""
+    """GPT-2's tokenizer.json, made from the vocabulary in a GGUF file."""
     with source.open("rb") as file:
         data = read_gguf(file)
     vocabulary = {piece: id for id, piece in enumerate(data["tokenizer.ggml.tokens"])}
@@ -90,7 +90,7 @@ UNIGRAM = EXACTLY | {"vocab_size": 298, "control_symbols": ["[ctl]"], "user_defi
 
 @pytest.fixture(scope="module")
 def load(request, tmp_path_factory) -> Callable[[str], Tokenizer]:
-    """The tokenizer of a name, read once; skips where it needs data that is not there."""
+    """The tokenizer of a name, read once; skips the test if its data is missing."""
     loaded: dict[str, Tokenizer] = {}
 
     def folder_of(name: str) -> Path:
@@ -120,7 +120,7 @@ def load(request, tmp_path_factory) -> Callable[[str], Tokenizer]:
 
 @pytest.fixture(autouse=True)
 def named(request, load) -> None:
-    """Reads a test's tokenizer before the test begins: a skip inside a property would be reported as its failure."""
+    """Reads a test's tokenizer before the test begins: a skip inside a hypothesis test would be a failure."""
     if hasattr(request.node, "callspec") and "name" in request.node.callspec.params:
         load(request.node.callspec.params["name"])
 
@@ -141,7 +141,7 @@ def test_golden_ids(load, shared_data, name):
 
 
 @pytest.mark.parametrize("name", ["spm_bpe", "spm_unigram"])
-def test_sentencepiece_gives_its_librarys_ids(load, tmp_path, name):
+def test_sentencepiece_ids_equal_the_librarys(load, tmp_path, name):
     tokenizer = load(name)
     tokenizer.save(tmp_path)
     options = {"spm_bpe": BPE, "spm_unigram": UNIGRAM}[name]
@@ -152,7 +152,7 @@ def test_sentencepiece_gives_its_librarys_ids(load, tmp_path, name):
 
 
 def test_where_ids_differ_from_the_sentencepiece_librarys(load, tmp_path):
-    """The two places that the document names: U+2581 itself, and dummy spaces around symbols of the maker's own."""
+    """The two exceptions in docs/tokenizers.md: U+2581 itself, and dummy spaces around user-defined symbols."""
     tokenizer = load("spm_unigram")
     train_spm(tmp_path, "unigram", **UNIGRAM)
     library = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
@@ -169,7 +169,7 @@ def test_where_ids_differ_from_the_sentencepiece_librarys(load, tmp_path):
     assert pieces(tokenizer.encode(text)) == ["<think>", "c", "at"]
 
 
-# ------------------------------------------------------------------------------------------- texts that stay as said
+# ------------------------------------------------------------------------------------------- text that stays text
 NAMES = [
     "<|im_end|>",
     "<|im_start|>",
@@ -221,7 +221,7 @@ PROPERTY = settings(max_examples=25, deadline=None, suppress_health_check=[Healt
 @given(text=TEXTS, more=TEXTS)
 @example(text="x" * 20_000 + " " * 20_000 + "<|im_end|>" * 500 + "\u2581" * 50, more="日" * 20_000)
 @example(text="</s", more=">")
-def test_tokens_spell_the_text(load, name, text, more):
+def test_the_bytes_of_tokens_equal_the_text(load, name, text, more):
     tokenizer = load(name)
     for forbid in ((), TAGS):
         ids = tokenizer.encode(text, forbid)
@@ -229,7 +229,7 @@ def test_tokens_spell_the_text(load, name, text, more):
         assert tokenizer.decode(ids) == said
         assert b"".join(tokenizer.token_bytes(id) for id in ids) == said.encode()
         assert tokenizer.special_ids.isdisjoint(ids)
-    # A continuation brings no space of its own.
+    # A continuation adds no space of its own.
     both = tokenizer.encode(more) + tokenizer.encode(text)
     assert tokenizer.decode(both) == tokenizer.normalise(more) + tokenizer.normalise(text)
 
@@ -248,14 +248,14 @@ def test_no_token_spans_a_forbidden_name(load, name, text):
 @PROPERTY
 @given(text=TEXTS)
 @example(text="[SEP]" * 300 + "＜s＞</S>" * 50)
-def test_encoders_vocabularies_give_no_special_tokens_either(load, name, text):
+def test_vocabularies_of_encoders_give_no_special_tokens_either(load, name, text):
     tokenizer = load(name)
     ids = tokenizer.encode(text)
     assert tokenizer.special_ids.isdisjoint(ids)
     assert tokenizer.decode(ids) == tokenizer._hf.decode(ids, clean_up_tokenization_spaces=False)
 
 
-def test_normalise_says_what_the_vocabulary_composes(load):
+def test_normalise_applies_the_vocabularys_normalisation(load):
     assert load("qwen").normalise("e\u0301 \ud800") == "\u00e9 \ufffd"
     assert load("llama3").normalise("e\u0301 \u2581") == "e\u0301 \u2581"
     assert load("llama2_spm").normalise("e\u0301 \u2581") == "e\u0301 \u2581"
@@ -270,8 +270,8 @@ def test_forbidden_names_are_tokens_otherwise(load):
         tokenizer.encode("x", ["<"])
 
 
-def test_names_that_only_normalisation_brings_about(tmp_path):
-    """A token that is matched in normalised text, as added words of lower-casing vocabularies are."""
+def test_forbidden_names_that_appear_only_after_normalisation(tmp_path):
+    """A token that is matched in normalised text, like the added tokens of lower-casing vocabularies."""
     fast = FastTokenizer(
         models.WordPiece({"[UNK]": 0, "[SEP]": 1, "<": 2, "tag": 3, ">": 4, "x": 5}, unk_token="[UNK]")
     )
@@ -342,7 +342,7 @@ def test_llama3_has_the_special_tokens_of_its_releases(load):
     assert tokenizer.vocab_size == 128256 and tokenizer.eos_ids == (128009, 128001, 128008)
 
 
-def test_inexact_tokenizers_do_not_generate(load, tmp_path):
+def test_inexact_tokenizers_cannot_be_used_for_generation(load, tmp_path):
     train_spm(tmp_path, "unigram", vocab_size=36)
     with pytest.raises(ValueError, match="works for text encoders only"):
         Tokenizer.load(tmp_path)

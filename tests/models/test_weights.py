@@ -1,4 +1,4 @@
-"""Folders in Hugging Face layout: round trips, slices, and one sentence for every kind of broken folder."""
+"""Folders in Hugging Face layout: round trips, slices, and one clear error for every kind of broken folder."""
 
 import json
 import struct
@@ -42,10 +42,10 @@ def test_round_trip_is_bitwise(folder, tiny, params):
     cfg, loaded = load_hf(folder)
     assert cfg == tiny
     assert same(loaded, params)
-    assert [path.name for path in folder.parent.iterdir()] == ["model"]  # no temporary folder stays
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]  # no temporary folder is left
 
 
-def test_matrices_are_transposed_and_layers_apart(folder, params):
+def test_matrices_are_transposed_and_layers_are_separate_tensors(folder, params):
     tensors = load_file(folder / "model.safetensors")
     assert {name: x.shape for name, x in tensors.items()} == hf_shapes(load_config(folder))
     assert np.array_equal(tensors["model.layers.1.mlp.down_proj.weight"], params["layers"]["down_FD"][1].T)
@@ -72,15 +72,15 @@ def test_several_files_with_an_index(tmp_path, tiny, params, monkeypatch):
         load_hf(tmp_path / "model")
 
 
-def test_a_mesh_gives_the_asked_shardings(folder, params):
+def test_a_mesh_gives_the_requested_shardings(folder, params):
     mesh = make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
     loaded = load_hf(folder, mesh, TRAIN)[1]
     assert same(loaded, params)
     assert {leaf.sharding.mesh for leaf in jax.tree.leaves(loaded)} == {mesh}
 
 
-def test_only_the_asked_slice_is_read(folder, params):
-    """Reading two columns of our weight reads two rows of the file, as it is transposed there."""
+def test_only_the_requested_slice_is_read(folder, params):
+    """Reading two columns of our weight reads two rows of the file, where it is transposed."""
     with ExitStack() as stack:
         checkpoint = Checkpoint(folder, stack)
         part = np.zeros((2, 32), np.float32)
@@ -95,7 +95,7 @@ def test_only_the_asked_slice_is_read(folder, params):
 
 @pytest.mark.parametrize("block", [64, 1000, 4096, 50_000])
 def test_blocks_of_any_size_give_the_same_bits(folder, tmp_path, tiny, params, monkeypatch, block):
-    """Blocks of one row, of a part of a tensor, of several layers: read and written through the devices alike."""
+    """Blocks of one row, of part of a tensor, or of several layers, for reading and for writing."""
     monkeypatch.setattr(streaming, "BLOCK_BYTES", block)
     assert same(load_hf(folder)[1], params)
     save_hf(tmp_path / "again", tiny, params, jnp.float32, None)
@@ -110,7 +110,7 @@ def test_tied_checkpoint_may_store_the_head_twice(tmp_path, tiny, params):
     assert same(load_hf(tmp_path / "m")[1], trunk)
 
 
-def test_rotary_frequencies_of_old_checkpoints_are_left_aside(folder, params):
+def test_rotary_frequencies_in_old_checkpoints_are_ignored(folder, params):
     frequencies = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(6, np.float32)}
     rewrite(folder, lambda t: t.update(frequencies))
     assert same(load_hf(folder)[1], params)
@@ -118,11 +118,11 @@ def test_rotary_frequencies_of_old_checkpoints_are_left_aside(folder, params):
 
 @pytest.mark.parametrize("block", [1024, 4 * 2**20])
 def test_every_16_bit_value_is_cast_exactly(tmp_path, tiny, params, monkeypatch, block):
-    """All finite float16 and bfloat16 patterns, through the devices (small blocks) and the host alike: float32 holds
-    each of them, bfloat16 what numpy rounds to (ties to even).
+    """All finite float16 and bfloat16 values, both on the devices (small blocks) and on the host: exact in float32,
+    and in bfloat16 as numpy rounds (ties to even).
     """
     patterns = np.arange(2**16, dtype=np.uint16)
-    sized = replace(tiny, vocab_size=2**11)  # its table of width 32 has one place for each
+    sized = replace(tiny, vocab_size=2**11)  # its table of width 32 has one element for each
     save_hf(tmp_path / "m", sized, init_params(declare(sized), jax.random.key(0)), jnp.float32, None)
     monkeypatch.setattr(streaming, "BLOCK_BYTES", block)
     for kind in (np.float16, jnp.bfloat16):
@@ -136,8 +136,8 @@ def test_every_16_bit_value_is_cast_exactly(tmp_path, tiny, params, monkeypatch,
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("kind", [np.float32, jnp.bfloat16])
-def test_a_weight_that_is_not_finite_is_named(folder, tiny, params, tmp_path, kind, value):
-    """When loading, and when saving: then nothing is written."""
+def test_a_non_finite_weight_is_named(folder, tiny, params, tmp_path, kind, value):
+    """On loading and on saving, where nothing is written."""
     name = "model.layers.1.mlp.down_proj.weight"
 
     def poison(tensors):
@@ -229,7 +229,7 @@ def test_tensors_that_do_not_fit(folder, change, message):
         load_hf(folder)
 
 
-def test_export_replaces_a_model_but_nothing_else(folder, tiny, params, tmp_path):
+def test_export_overwrites_a_model_but_nothing_else(folder, tiny, params, tmp_path):
     other = jax.tree.map(lambda x: x + 1, params)
     save_hf(folder, tiny, other, jnp.float32, None)
     assert same(load_hf(folder)[1], other)
@@ -240,7 +240,7 @@ def test_export_replaces_a_model_but_nothing_else(folder, tiny, params, tmp_path
     assert (tmp_path / "thesis" / "draft.txt").read_text() == "mine"
 
 
-def test_failed_export_leaves_nothing(folder, tiny, params, tmp_path):
+def test_failed_export_leaves_no_files(folder, tiny, params, tmp_path):
     before = (folder / "model.safetensors").read_bytes()
     wrong = {name: value for name, value in params.items() if name != "head"}
     with pytest.raises(ValueError, match="do not match the model config"):
@@ -263,7 +263,7 @@ def test_export_with_a_tokenizer(tiny, params, byte_level, tmp_path):
     assert load_hf(tmp_path / "model")[0] == tiny
 
 
-def test_file_is_what_others_can_read(folder):
+def test_files_can_be_read_by_safetensors(folder):
     assert (folder / "model.safetensors").stat().st_mode & 0o777 == 0o644
     with safe_open(folder / "model.safetensors", framework="np") as file:
         assert file.metadata() == {"format": "pt"}

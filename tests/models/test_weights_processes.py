@@ -1,4 +1,4 @@
-"""Tests in separate processes: measured memory, and weights sharded over two processes."""
+"""Tests in separate processes: peak memory, and weights sharded over two processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def start(script: str, devices: int, *words: object) -> subprocess.Popen[str]:
         "PYTHONPATH": str(ROOT),
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-        "MALLOC_MMAP_THRESHOLD_": "65536",  # what is freed goes back to the kernel at once; read by glibc at the start
+        "MALLOC_MMAP_THRESHOLD_": "65536",  # glibc returns freed memory to the kernel at once
     }
     command = [sys.executable, str(SCRIPTS / script), *map(str, words)]
     return subprocess.Popen(
@@ -41,13 +41,13 @@ def facts(process: subprocess.Popen[str]) -> dict:
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 8])
 def test_peak_memory_is_below_a_tensor(tmp_path: Path, devices: int) -> None:
-    """A table of 64 MiB and 20 layers over several files, in and out, in either dtype (weights_memory.py says how)."""
+    """A table of 64 MiB and 20 layers in several files, loaded and saved in either dtype (see weights_memory.py)."""
     if not os.access("/proc/self/clear_refs", os.W_OK):
         pytest.skip("the kernel does not let a process reset its own peak (/proc/self/clear_refs)")
     measured = facts(start("weights_memory.py", devices, tmp_path))
     assert measured.pop("files") == 4
-    assert measured.pop("values")  # what was read and written is right, bit for bit
-    # The measure sees what is there: an array of one tensor's size, and a reader that stacks on the host.
+    assert measured.pop("values")  # what was read and written is bit-exact
+    # Controls for the measurement: an array of one tensor's size, and a reader that stacks on the host.
     assert measured.pop("known") == pytest.approx(1.0, abs=0.05)
     if devices == 1:
         assert measured.pop("stacked") > 1.8
@@ -57,7 +57,7 @@ def test_peak_memory_is_below_a_tensor(tmp_path: Path, devices: int) -> None:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
-    """The reports of the two processes."""
+    """The results of the two processes."""
     folder = tmp_path_factory.mktemp("two")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -77,8 +77,8 @@ def test_two_processes_of_four_devices(pair: list[dict]) -> None:
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_each_process_reads_its_share(pair: list[dict], layout: str, block: int) -> None:
-    """Norms are whole on every device, every other byte of the checkpoint is read by one process and once; with two
-    data-parallel halves each half is a whole copy, and so each process reads everything, once for its four devices.
+    """Norms are replicated on every device; every other byte of the checkpoint is read once, by one process. With two
+    data-parallel halves each half is a full copy, so each process reads everything, once for its four devices.
     """
     for one in pair:
         assert one[f"{layout} {block} right"]
@@ -90,7 +90,9 @@ def test_each_process_reads_its_share(pair: list[dict], layout: str, block: int)
 
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_export_of_spread_weights_is_one_whole_folder(pair: list[dict], layout: str, block: int) -> None:
+def test_export_of_weights_sharded_over_processes_is_one_complete_folder(
+    pair: list[dict], layout: str, block: int
+) -> None:
     for one in pair:
         assert one[f"{layout} {block} written"]
         assert one[f"{layout} {block} orbax"]

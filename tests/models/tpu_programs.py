@@ -1,8 +1,8 @@
-"""Compiles ahead of time for TPUs and checks the compiler's own figures: run by test_attention.py.
+"""Compiles ahead of time for TPUs and checks the compiler's own figures (test_attention.py runs it).
 
     python tests/models/tpu_programs.py windows|whole|learner
 
-Nothing runs. Prints the figures; exits with an assertion if one is off.
+The programs are not run. Prints the figures; an assertion fails if one is wrong.
 """
 
 from __future__ import annotations

@@ -41,14 +41,14 @@ CFG = from_hf(CONFIG)
 
 
 def expected() -> dict:
-    """The weights as numpy arrays, alike in both processes."""
+    """The weights as numpy arrays, the same in both processes."""
     return {
         path_name(path): np.random.default_rng(i).normal(size=param.shape).astype(np.float32)
         for i, (path, param) in enumerate(jax.tree_util.tree_leaves_with_path(declare(CFG)))
     }
 
 
-def right(params: dict, values: dict) -> bool:
+def is_correct(params: dict, values: dict) -> bool:
     """Every shard on this process's devices holds its part of the values, bit for bit."""
     return all(
         np.array_equal(np.asarray(shard.data), values[path_name(path)][shard.index])
@@ -78,7 +78,7 @@ def main() -> None:
             super().__init__(folder, stack)
             read.append(self)
 
-    weights.Checkpoint = Counted  # so that its counter can be seen afterwards
+    weights.Checkpoint = Counted  # to read its counter afterwards
     facts: dict = {"devices": [len(jax.local_devices()), len(jax.devices())], "files": []}
     if process == 0:
         (folder / "source").mkdir()
@@ -92,11 +92,11 @@ def main() -> None:
         for block in (4 * 2**20, 8192):
             streaming.BLOCK_BYTES = block
             params = weights.load_hf(folder / "source", mesh, TRAIN)[1]
-            facts[f"{name} {block} right"] = right(params, values)
+            facts[f"{name} {block} right"] = is_correct(params, values)
             facts[f"{name} {block} read"] = read[-1].bytes_read
             out = folder / f"{name}-{block}"
             weights.save_hf(out, CFG, params, jnp.float32, None)
-            # Not only process 0 may look: the folder stands when the call returns anywhere.
+            # The folder is complete when the call returns in any process, not only in process 0.
             facts["files"].append(sorted(path.name for path in out.iterdir()))
             written = load_file(out / "model.safetensors")
             facts[f"{name} {block} written"] = set(written) == set(hf_shapes(CFG)) and all(
@@ -104,7 +104,7 @@ def main() -> None:
             )
             weights.save_orbax(folder / f"{out.name}-orbax", CFG, params, jnp.float32, out)
             again = weights.load(folder / f"{out.name}-orbax", mesh, TRAIN)[1]
-            facts[f"{name} {block} orbax"] = right(again, values)
+            facts[f"{name} {block} orbax"] = is_correct(again, values)
     facts["total"] = sum(value.nbytes for value in values.values())
     facts["whole on every device"] = sum(value.nbytes for path, value in values.items() if "norm" in path)
     print(json.dumps(facts))

@@ -1,15 +1,15 @@
-"""Measures, in a process of its own, what reading and writing weights costs the host beside the weights themselves.
+"""Measures, in a separate process, the host memory that reading and writing weights takes beyond that of the weights.
 
     python weights_memory.py FOLDER     (environment: see test_weights_processes.py)
 
 Prints one JSON object: for each case the peak as a multiple of the checkpoint's largest tensor.
 
-On a CPU the device arrays are host memory too, so the measure is: highest resident set (VmHWM, which the kernel keeps)
-minus the bytes of all jax arrays that live, minus the same difference at the beginning. It is taken, and VmHWM set
-back, after every single weight: over a whole load, arrays that come later would hide what an early weight cost. Mapped
-file pages count. Three things could make the measure lie, and are excluded: memory that malloc keeps and reuses
-(everything above 64 KiB is mapped, so it goes back at once), compilation (each case runs once before it is measured),
-and a measure that sees nothing (a known allocation and a plain reading with numpy.stack are measured as well).
+On a CPU the device arrays are host memory too, so the measure is the peak resident set (VmHWM, kept by the kernel)
+minus the bytes of all live jax arrays, minus the same difference at the beginning. It is taken, and VmHWM is reset,
+after every single weight: over a whole load, later arrays would hide the cost of an early weight. Mapped file pages
+count. Three sources of error are excluded: memory that malloc keeps and reuses (everything above 64 KiB is mapped, so
+it is returned at once), compilation (each case runs once before it is measured), and a measure that always gives zero
+(a known allocation and a simple reader with numpy.stack are measured as well).
 """
 
 import ctypes
@@ -64,7 +64,7 @@ def resident(field: str) -> int:
 
 
 class Meter:
-    """The highest cost so far, in bytes; call it whenever a weight is finished."""
+    """The highest cost so far, in bytes; called whenever a weight is finished."""
 
     def __init__(self) -> None:
         gc.collect()
@@ -86,7 +86,7 @@ class Meter:
 
 
 def peak(action: Callable[[Meter], Any]) -> int:
-    """Bytes at the highest moment of the action beside the weights; the action has run once before."""
+    """Peak bytes of the action beyond the weights; the action has run once before."""
     meter = Meter()
     left = action(meter)
     meter()
@@ -103,7 +103,7 @@ def synthetic() -> Any:
 
 
 def stacked(folder: Path, meter: Meter) -> Any:
-    """The plain way: every weight is stacked on the host and then handed over."""
+    """The simple reader: every weight is stacked on the host and then put on the devices."""
     index = json.loads((folder / tensorfile.INDEX).read_text())["weight_map"]
 
     def read(name: str, transposed: bool) -> np.ndarray:

@@ -1,7 +1,7 @@
-"""Coordination: two players who cannot talk try to name the same letter of a list (Schelling's focal points).
+"""Coordination: two players who cannot communicate try to name the same letter of a list (Schelling's focal points).
 
-A caller names a letter of the row's list, a guesser tries to name the same one. Both are one policy and learn in one
-update. A caller who names none leaves nothing to guess: rows are drawn until enough of them can be played.
+A caller names a letter from the row's list; a guesser tries to name the same one. Both are one policy, trained in one
+update. If a caller names no letter, there is nothing to guess, so rows are drawn until enough of them are playable.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Row = Mapping[str, Any]
 class Options(Section):
     """The card's [game] table."""
 
-    rows: int  # that a step plays
-    most_draws: int  # of so many rows each
-    guesses: int  # at each caller's letter
+    rows: int  # played in each step
+    most_draws: int  # each draw is that many rows
+    guesses: int  # for each caller's letter
     loss: LossCard
 
 
@@ -41,7 +41,7 @@ def start(cfg: Config) -> Memory:
 
 
 def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Episode], Memory, Metrics]:
-    """Callers until `rows` of them named a letter of their list, then the guesses at what these said."""
+    """Samples callers until `rows` of them named a letter of their list, then the guesses at these letters."""
     options, drawn = game_options(Options, cfg), memory["drawn"]
     called: dict[str, tuple[Row, Completion]] = {}
     playable: dict[str, Row] = {}
@@ -80,7 +80,7 @@ def episode(role: str, group: str, said: Completion, reward: float) -> Episode:
 
 
 def updates(cfg: Config) -> Sequence[Update]:
-    """One update of both roles, callers compared with all others, guessers with those at the same letter."""
+    """One update of both roles. Baselines: all callers for a caller, all guessers of the same letter for a guesser."""
     loss = game_options(Options, cfg).loss
     callers = RoleShare("caller", advantage=loss.model_copy(update={"advantage": "batch-mean"}), weight=0.5)
     return (Update("actor", loss, (callers, RoleShare("guesser"))),)

@@ -73,7 +73,7 @@ loss = {{ advantage = "group-mean", kl = "none", aggregation = "token-mean" }}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Qwen3 that mostly says letters, lists to train on, and others to be examined on."""
+    """A random Qwen3 that mostly writes letters, lists for training, and others for evaluation."""
     folder = tmp_path_factory.mktemp("letters")
     characters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(characters)}, merges=[]))
@@ -84,7 +84,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fast.chat_template = TEMPLATE
     fast.save_pretrained(folder / "letters")
     params = jax.jit(lambda: init_params(declare(MODEL), jax.random.key(0)))()
-    # the first coordinate is about the same after every token, and adds about 5 to the logits of letters
+    # the first coordinate is about the same for every token, and adds about 5 to the logits of letters
     params["embed"]["table_VD"] = params["embed"]["table_VD"].at[:, 0].set(1.0)
     ids = np.asarray(fast.convert_tokens_to_ids([*string.ascii_lowercase]))
     params["head"]["table_VD"] = params["head"]["table_VD"].at[ids, 0].set(5 / MODEL.width**0.5)
@@ -108,13 +108,15 @@ def whole(folder: Path) -> Path:
     return run(folder, "whole")
 
 
-def test_it_learns_and_is_examined(whole: Path) -> None:
+def test_it_learns_and_is_evaluated(whole: Path) -> None:
     first, *steps = runs.lines(whole, "metrics.jsonl")
     rewards = [line.get("guesser/reward", 0.0) for line in steps]
     assert sum(rewards[-3:]) / 3 > 0.9 > 0.1 > rewards[0]
     assert steps[-1]["eval/held_out/exact-match"] > 0.9 > 0.5 > first["eval/held_out/exact-match"]
     assert first["eval/held_out/exact-match_pass@4"] >= first["eval/held_out/exact-match_pass@2"]
-    assert steps[0]["rows/drawn"] == 18 and steps[-1]["rows/drawn"] == 6  # most_draws at first, none wasted at last
+    assert (
+        steps[0]["rows/drawn"] == 18 and steps[-1]["rows/drawn"] == 6
+    )  # most_draws in the first step, no wasted draws in the last
     assert {"caller+guesser/grad_norm", "caller+guesser/clip_fraction"} <= set(steps[0])
     first_step = [e for e in runs.lines(whole, "episodes.jsonl") if e["step"] == 1]
     assert {e["role"] for e in first_step} == {"caller", "guesser"}
@@ -130,7 +132,7 @@ def test_it_resumes_with_the_same_bits(folder: Path, whole: Path) -> None:
 
 
 def test_rows_are_drawn_until_the_step_is_full(folder: Path) -> None:
-    """Every other caller passes: twelve rows for six letters."""
+    """Every other caller names no letter: twelve rows for six letters."""
     cfg = load_card(folder / "card.toml")
     tools = ScriptedTools(
         lambda now: "a" if now.role == "guesser" or int(now.name) % 2 else "!",
@@ -153,7 +155,7 @@ def test_rows_are_drawn_until_the_step_is_full(folder: Path) -> None:
         ("game.guess=3", "unknown key `guess`"),
     ],
 )
-def test_what_does_not_fit_is_said(folder: Path, change: str, complaint: str) -> None:
+def test_invalid_games_give_a_clear_error(folder: Path, change: str, complaint: str) -> None:
     with pytest.raises(CardError, match=complaint):
         updates(folder / "card.toml", change)
 

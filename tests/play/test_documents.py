@@ -33,7 +33,7 @@ def test_a_script_without_spaces_is_cut_at_any_character():
     text = "(Title: 水)\n" + "水" * 300
     assert cut(text, 200, len) == text[:200]
     assert cut("水" * 300, 7, len) == "水" * 7
-    assert cut("a" * 100 + " b", 99, len) == ""  # still a word
+    assert cut("a" * 100 + " b", 99, len) == ""  # a long word is not split
 
 
 def test_segments_follow_each_other():
@@ -61,7 +61,7 @@ def test_nothing_but_space_is_lost_and_every_segment_fits(text: str, limit: int)
     assert all(parts) or parts == [""]
 
 
-def test_the_work_grows_with_the_text_and_not_with_its_square():
+def test_cutting_takes_linear_time():
     def measured(size: int) -> int:
         seen = 0
 
@@ -79,7 +79,9 @@ def test_the_work_grows_with_the_text_and_not_with_its_square():
 def test_a_long_text_loses_its_middle():
     text = "one two three four five six seven"
     assert without_middle(text, len(text), len) == text
-    assert without_middle(text, 20, len) == f"one two{GAP}six seven"  # 17 characters beside the gap, 8 of them first
+    assert (
+        without_middle(text, 20, len) == f"one two{GAP}six seven"
+    )  # 17 characters besides the gap, 8 of them before it
     assert without_middle(text, 4, words) == f"one{GAP}six seven"
     assert without_middle(text, 4, len) == ""
     assert without_middle("水" * 400, 23, len) == "水" * 10 + GAP + "水" * 10  # a script without spaces

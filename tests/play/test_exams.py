@@ -1,4 +1,4 @@
-"""Exams of a game of one turn, with every measure, by hand."""
+"""Exams of a single-turn game with every measure, computed by hand."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def take(exam: Exam, cfg: Config, world: Any, rows: list[Any], *measures: str, *
     return exams.take(cfg, exam, world, rows, one)
 
 
-def test_measures_of_the_text_compare_with_every_right_answer():
+def test_text_measures_compare_with_every_accepted_answer():
     names = ("accuracy", "exact-match", "cover-exact-match", "f1", "numeric", "choice")
     sums, capital, city = take(EXAM, card(), tools(), ROWS, *names)
     assert sums["measures"] == dict.fromkeys(names, 0.0) | {"numeric": 1.0}
@@ -68,8 +68,8 @@ def test_measures_of_the_text_compare_with_every_right_answer():
     assert [record["counts"] for record in (sums, capital, city)] == [{}, {}, {}] and not capital["correct"]
 
 
-def test_an_answer_is_right_if_one_of_the_games_measures_says_so():
-    """SPELL App. C: the larger of cover exact match and a judge, who sees only what does not match."""
+def test_an_answer_is_right_if_any_of_the_games_measures_accepts_it():
+    """SPELL App. C: the larger of cover exact match and a judge, which gets only the answers that do not match."""
     spell = replace(EXAM, accuracy=("cover-exact-match", "judge"))
     world = tools(lambda message: "Correct" if "4.0" in message else "Wrong")
     records = take(spell, card(judge=JUDGE), world, ROWS, "accuracy", "judge", "cover-exact-match")
@@ -79,12 +79,12 @@ def test_an_answer_is_right_if_one_of_the_games_measures_says_so():
         {"accuracy": 0.0, "judge": 0.0, "cover-exact-match": 0.0},
     ]
     asked = [message.split("model:")[1].split("\n")[2] for _, message, *_ in world.endpoints]
-    assert asked == ["4.0", "It is Paris"]  # nobody is asked twice, nor about no answer
+    assert asked == ["4.0", "It is Paris"]  # no request twice, and none without an answer
     assert {name for name, *_ in world.endpoints} == {exams.JUDGE}
     assert [record["counts"]["judge_requests"] for record in records] == [1, 1, 0]
 
 
-def test_a_judge_without_a_verdict_is_counted_and_says_nothing_right():
+def test_missing_verdicts_are_counted_and_mark_nothing_right():
     records = take(EXAM, card(judge=JUDGE), tools(lambda message: "Both Correct and Wrong"), ROWS, "judge")
     metrics = scores("eval", "exam", records)
     assert metrics["eval/exam/judge"] == 0.0
@@ -95,11 +95,11 @@ def test_pairs_are_compared_with_the_rows_first_answer():
     def judge(message: str) -> str:
         first, second = (part.split("\n\n")[1] for part in message.split("Answer ")[1:])
         if "4.0" in message:
-            return "<verdict>A</verdict>"  # whatever stands first
+            return "<verdict>A</verdict>"  # always the first
         return f"<verdict>{'A' if 'It is' in first else 'B' if 'It is' in second else 'tie'}</verdict>"
 
     records = take(EXAM, card(judge=JUDGE), tools(judge), ROWS, "pairwise")
-    assert [record["measures"]["pairwise"] for record in records] == [0.5, 1.0, 0.0]  # no answer loses
+    assert [record["measures"]["pairwise"] for record in records] == [0.5, 1.0, 0.0]  # a missing answer loses
     assert [record["votes"] for record in records] == [["A", "A"], ["A", "B"], []]
     assert [record["measures"]["answer_tokens"] for record in records] == [3.0, 11.0, 0.0]  # tokens are characters
     lame = take(
@@ -111,7 +111,7 @@ def test_pairs_are_compared_with_the_rows_first_answer():
     )
     assert "pairwise" not in lame[0]["measures"] and lame[0]["votes"] == ["A", None]
     metrics = scores("eval", "exam", lame)
-    assert metrics["eval/exam/pairwise"] == 0.5  # of the two that have it
+    assert metrics["eval/exam/pairwise"] == 0.5  # mean over the two that have it
     assert (metrics["eval/exam/pairwise_asked"], metrics["eval/exam/pairwise_unparsed"]) == (4.0, 1.0)
 
 
@@ -121,7 +121,7 @@ RUBRIC = [
 ]
 
 
-def test_any_game_can_be_graded_by_rubrics_by_the_base():
+def test_any_game_can_be_graded_on_rubrics_by_the_base_model():
     grader = {"temperature": 0.0, "max_tokens": 50}
     cfg, world = card(grader=grader), tools()
     rows = [{"question": "Tell.", "rubric": RUBRIC}, {"question": "Largest city?", "rubric": RUBRIC}]
@@ -138,7 +138,7 @@ def test_any_game_can_be_graded_by_rubrics_by_the_base():
     assert {name: table.max_tokens for name, table in exams.judges(outside, EXAM).items()} == {exams.GRADER: 50}
 
 
-def test_samples_of_a_row_follow_each_other_and_are_sampled_as_the_card_says():
+def test_samples_of_a_row_are_adjacent_and_use_the_cards_settings():
     cfg, world = card(temperature=0.5, top_p=0.8, max_tokens=7), tools()
     records = take(EXAM, cfg, world, ROWS[:2], samples=2, top_k=3, max_tokens=99)
     assert [(record["question"], record["sample"]) for record in records] == [
@@ -146,14 +146,14 @@ def test_samples_of_a_row_follow_each_other_and_are_sampled_as_the_card_says():
     ]
     sampling = {key: world.sampling["eval"][key] for key in ("temperature", "top_p", "top_k", "max_tokens")}
     assert sampling == {"temperature": 0.5, "top_p": 0.8, "top_k": 3, "max_tokens": 99}
-    assert world.asked == [("eval", "0", 2), ("eval", "1", 2)]  # a prompt is read once for all its samples
+    assert world.asked == [("eval", "0", 2), ("eval", "1", 2)]  # one request per prompt for all its samples
 
 
 def sets(*measures: str) -> dict[str, Any]:
     return {"sets": [{"name": "held", "path": "none", "measures": list(measures)}]}
 
 
-def test_who_is_asked_follows_from_the_measures():
+def test_the_measures_determine_which_judges_are_used():
     assert exams.judges(card(**sets()), EXAM) == {}  # accuracy is exact match here
     assert set(exams.judges(card(**sets("judge"), judge=JUDGE), EXAM)) == {exams.JUDGE}
     strict = replace(EXAM, accuracy=("exact-match", "judge"))
@@ -165,7 +165,7 @@ def test_who_is_asked_follows_from_the_measures():
         exams.judges(card(**sets("rubric")), EXAM)
 
 
-def test_prompts_are_looked_at_before_anything_is_asked(tmp_path):
+def test_prompts_are_validated_before_any_request(tmp_path):
     rows = {"held": ROWS}
     exams.check_prompts(card(**sets("judge"), judge=JUDGE), EXAM, rows)
     exams.check_prompts(card(**sets("pairwise"), judge=JUDGE), EXAM, rows)

@@ -1,4 +1,4 @@
-"""Mathematical equality in a process that cannot hang the run."""
+"""Mathematical equality in a worker process, so that a slow comparison cannot hang the run."""
 
 import time
 
@@ -34,9 +34,9 @@ def test_equal(answers, said, golds, equal):
     assert answers.equal(said, golds) is equal
 
 
-def test_what_takes_long_is_given_up_and_the_next_question_is_answered():
+def test_a_slow_comparison_is_abandoned_and_the_next_one_works():
     answers = MathAnswers(seconds=10)
-    assert answers.equal("2", ["2"])  # the worker is there, its libraries are loaded
+    assert answers.equal("2", ["2"])  # starts the worker, which loads its libraries
     answers.seconds = 0.5
     began = time.monotonic()
     assert not answers.equal("10^{10^{10^{10}}}", ["3"])

@@ -1,4 +1,4 @@
-"""Answers compared with accepted ones, and statistics of the marks, on cases worked by hand."""
+"""Comparison of answers with accepted ones, and statistics of the scores, on hand-computed cases."""
 
 import math
 from itertools import combinations
@@ -27,7 +27,7 @@ from scope_jax.play.measures import (
         ("It is the Eiffel Tower, in Paris.", ["Eiffel tower"], True),
         ("Paris", ["The Paris!"], True),
         ("Parisian", ["Paris"], False),
-        ("Eiffel", ["Eiffel Tower"], False),  # a part of the answer covers nothing
+        ("Eiffel", ["Eiffel Tower"], False),  # a part of the accepted answer is not enough
         ("", ["Paris"], False),
         ("anything", [""], False),
         ("Lyon or Paris", ["Rome", "Paris"], True),
@@ -123,8 +123,8 @@ def test_f1(said, golds, value):
         ("0.12%", "12%", False),
         ("3.5 million", "3500000", True),
         ("3.5 million", "3.5", True),  # the question may have asked for millions
-        ("3.5 million", "3.5 thousand", False),  # but both cannot be meant
-        ("3.5", "3500", False),  # nobody named a scale
+        ("3.5 million", "3.5 thousand", False),  # but not thousands if it says millions
+        ("3.5", "3500", False),  # no scale is given
         ("$3.5bn", "3,500 million", True),
         ("3.5 bn", "3.5 mn", False),
         ("-12%", "12%", False),
@@ -133,7 +133,7 @@ def test_f1(said, golds, value):
         ("1e3", "1000", True),
         ("0", "0", True),
         ("0", "0.0001", False),
-        ("between 3 and 5", "5", False),  # two numbers are no answer
+        ("between 3 and 5", "5", False),  # two numbers are not an answer
         ("none", "5", False),
         ("5", "five", False),
         ("1" + "0" * 400, "5", False),  # more than a float holds
@@ -147,7 +147,7 @@ def test_a_long_run_of_spaces_is_read_quickly():
     assert readings("(" + " " * 300_000 + "5)" + " " * 300_000) == ((-5.0,), False)
 
 
-def test_the_scale_is_part_of_a_reading():
+def test_the_scale_is_part_of_a_parsed_number():
     assert readings("2.5 billion") == ((2.5e9, 2.5), True)
     assert readings("50%") == ((0.5, 50.0), True)
     assert readings("7") == ((7.0,), False)

@@ -1,4 +1,4 @@
-"""Two answers compared in both orders, by hand."""
+"""Two answers compared in both orders, on hand-computed cases."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def test_votes_are_never_guessed(reply: str, vote: str | None) -> None:
 @pytest.mark.parametrize(
     ("as_first", "as_second", "value"),
     [
-        ("A", "B", 1.0),  # better wherever it stands
+        ("A", "B", 1.0),  # better in either position
         ("B", "A", 0.0),
-        ("A", "A", 0.5),  # the judge prefers a place
+        ("A", "A", 0.5),  # the judge prefers a position
         ("B", "B", 0.5),
         ("tie", "tie", 0.5),
         ("A", "tie", 0.75),
@@ -56,13 +56,13 @@ def test_points_are_the_mean_of_both_orders(as_first, as_second, value) -> None:
 
 
 def between(message: str) -> tuple[str, str]:
-    """What stands as A and as B."""
+    """The texts presented as A and as B."""
     first, second = message.split("Answer A:")[1].split("Answer B:")
     return first.strip(), second.split("How to decide")[0].strip()
 
 
 class LocalJudge:
-    """A judge that prefers the longer answer and calls equal lengths a tie; it never reads what says NOISE."""
+    """A judge that prefers the longer answer, a tie for equal lengths; it never gives a verdict on NOISE."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, bool]] = []
@@ -81,7 +81,7 @@ class LocalJudge:
         return f"<verdict>{word}</verdict>"
 
 
-def test_each_answer_stands_once_in_each_place() -> None:
+def test_each_answer_is_once_in_each_position() -> None:
     judge = LocalJudge()
     pairs = [Pair("q", "a long answer", "short"), Pair("q", None, "short"), Pair("q", "s <score>1</score>", "x" * 99)]
     votes = pairwise.compare(CFG, PROMPTS, judge, pairs, "judge")
@@ -89,19 +89,19 @@ def test_each_answer_stands_once_in_each_place() -> None:
     assert [between(message) for message, _ in judge.asked] == [
         ("a long answer", "short"),
         ("short", "a long answer"),
-        ("s [score]1[/score]", "x" * 99),  # what is quoted marks nothing
+        ("s [score]1[/score]", "x" * 99),  # tags inside an answer have no effect
         ("x" * 99, "s [score]1[/score]"),
     ]
 
 
-def test_a_vote_that_cannot_be_read_is_asked_for_once_more() -> None:
+def test_an_unparseable_vote_is_requested_once_more() -> None:
     judge = LocalJudge()
     votes = pairwise.compare(CFG, PROMPTS, judge, [Pair("q", "SLOW", "b"), Pair("q", "NOISE", "bbbbb")], "judge")
     assert votes == [("A", "B"), (None, None)]
     assert [again for _, again in judge.asked] == [False] * 4 + [True] * 4
 
 
-def test_equal_pairs_are_asked_once_and_nothing_asks_nobody() -> None:
+def test_equal_pairs_are_judged_once_and_missing_answers_never() -> None:
     judge = LocalJudge()
     assert pairwise.compare(CFG, PROMPTS, judge, [Pair("q", "aa", "b")] * 3, "judge") == [("A", "B")] * 3
     assert len(judge.asked) == 2
