@@ -1,4 +1,4 @@
-"""Values that no run could use are refused when the card is read: with the file, the key and what it must be."""
+"""Values that no run could use are rejected when the card is read: the error names file, key and valid range."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.systems import harness
 
 SSP, SCOPE = Path("configs/ssp/atlas.toml"), Path("configs/scope/atlas.toml")
 SECRET = "hunter2"
-# What found its way into a run before: key=value, with a word of the sentence that refuses it.
+# Values that were once accepted: key=value, with a word of the error message.
 FOUND = [
     ("train.batch_size=0", "at least 1"),
     ("train.batch_size=-4", "at least 1"),
@@ -52,12 +52,12 @@ FOUND = [
     ("rollout.slots=0", "at least 1"),
     (f'judge={{url="http://me:{SECRET}@host/v1", model="m"}}', "api_key_env"),
 ]
-# A hundred more, one a line.
+# A hundred more, one per line.
 NONSENSE = (Path(__file__).parent / "nonsense.txt").read_text(encoding="utf-8").splitlines()
 
 
 def refused(override: str) -> str:
-    """The sentence that refuses the Atlas card of the override's game."""
+    """The error message for the Atlas card of the override's game."""
     card = SCOPE if override.startswith("scope.") else SSP
     with pytest.raises(CardError) as caught:
         load_card(card, [override])
@@ -108,7 +108,7 @@ def test_files_that_are_not_cards(text: str, tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------------------------------------------- by the schema
 def nodes(schema: dict[str, Any], node: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """(key, JSON schema) of every value that is no table, tables of tables included."""
+    """(key, JSON schema) of every value that is not a table, also in nested tables."""
     if "$ref" in node:
         node = schema["$defs"][node["$ref"].rpartition("/")[2]]
     for inner in node.get("anyOf", []):

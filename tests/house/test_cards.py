@@ -1,4 +1,4 @@
-"""The header of every card: its command, hardware and expectation, and whether anybody has run it."""
+"""The header of every card: its command, hardware and expected result, and whether it has been run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scope_jax.systems import scope, spice
 
 ROOT = Path(__file__).parents[2]
 CARDS = sorted((ROOT / "configs").rglob("*.toml"))
-# Where what was seen is written down, or is run and looked at.
+# Files that record results, or that run cards and check them.
 RECORDS = (ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "tests" / "equivalence" / "test_smoke_wikipedia.py")
 # Bytes of a token's keys and values in bfloat16: 2 · layers · key heads · head size · 2 (the models' config.json).
 CACHE = {
@@ -32,21 +32,21 @@ def header(path: Path) -> str:
 
 
 def recorded(path: Path) -> bool:
-    """True if a record names the card or the folder of its like."""
+    """True if a record names the card or the folder of similar cards."""
     name = path.relative_to(ROOT)
     texts = [record.read_text(encoding="utf-8") for record in RECORDS]
     return any(str(name) in text or f"`{name.parent}/`" in text for text in texts)
 
 
 @pytest.mark.parametrize("path", CARDS, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_a_header_says_how_to_run_the_card_on_what_and_what_to_expect(path: Path) -> None:
+def test_a_header_has_the_command_the_hardware_and_the_expected_result(path: Path) -> None:
     text = header(path)
     assert re.search(rf"scope-jax train {re.escape(str(path.relative_to(ROOT)))} --run runs/[\w.-]+", text)
     assert re.search(r"Hardware: +\w", text) and re.search(r"Expect[:( ]", text)
 
 
 @pytest.mark.parametrize("path", CARDS, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_a_card_says_that_it_was_not_run_exactly_if_no_record_names_it(path: Path) -> None:
+def test_a_card_says_not_run_if_and_only_if_no_record_names_it(path: Path) -> None:
     assert (NOT_RUN in header(path)) == (not recorded(path))
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints come back with the same bits, or not at all."""
+"""Checkpoints are restored bit for bit, or not at all."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def folder(written: Path, tmp_path: Path) -> Path:
 WANTED = {"actor": state(0), "other": state(0)}
 
 
-def test_the_newest_comes_back_bit_for_bit(folder: Path) -> None:
+def test_the_newest_is_restored_bit_for_bit(folder: Path) -> None:
     warnings: list[str] = []
     saved = Checkpoints(folder, card()).resume(targets(WANTED), warnings.append)
     assert saved is not None
@@ -98,7 +98,7 @@ def test_old_ones_are_removed(folder: Path) -> None:
     assert all(fault(folder / str(step)) is None for step in (2, 3))
 
 
-def test_a_checkpoint_with_a_name_stays(folder: Path) -> None:
+def test_a_named_checkpoint_is_kept(folder: Path) -> None:
     checkpoints = Checkpoints(folder, card(keep=2))
     for step in range(4, 8):
         checkpoints.save(step, {"actor": state(step), "other": state(1)}, {}, "iteration-1" if step == 4 else "")
@@ -160,7 +160,7 @@ DAMAGE = [
 
 
 @pytest.mark.parametrize(("damage", "words"), DAMAGE)
-def test_a_damaged_checkpoint_is_skipped_with_one_sentence(folder: Path, damage, words: str) -> None:
+def test_a_damaged_checkpoint_is_skipped_with_one_message(folder: Path, damage, words: str) -> None:
     damage(folder / "3")
     warnings: list[str] = []
     saved = Checkpoints(folder, card()).resume(targets(WANTED), warnings.append)
@@ -173,7 +173,7 @@ def test_a_damaged_checkpoint_is_skipped_with_one_sentence(folder: Path, damage,
     assert words in warnings[0]
 
 
-def test_a_damaged_checkpoint_that_was_named_is_an_error(folder: Path) -> None:
+def test_a_damaged_checkpoint_requested_by_name_is_an_error(folder: Path) -> None:
     _truncate(folder / "3")
     with pytest.raises(CheckpointError, match=r"checkpoints/3 cannot be used: .* bytes instead of"):
         locate(folder / "3")
@@ -190,7 +190,7 @@ def test_only_damaged_ones_is_an_error_not_a_silent_restart(folder: Path) -> Non
         Checkpoints(folder, card()).resume(targets(WANTED), lambda _: None)
 
 
-def test_no_checkpoint_where_one_was_named(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_requested_by_name_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="has no checkpoint"):
         locate(tmp_path / "nothing")
 
@@ -208,7 +208,7 @@ def test_a_damaged_step_is_overwritten_and_later_steps_are_removed(folder: Path)
 
 
 def test_another_layout_is_refused(folder: Path) -> None:
-    """The format that runs saved before layouts had versions."""
+    """The format of checkpoints from before layouts had versions."""
     before = Checkpoints(folder, card())
     del before.meta["layout"]
     before.save(4, {"actor": state(40), "other": state(41)}, {})
@@ -234,7 +234,7 @@ def test_another_shape_is_an_error_not_a_skip(folder: Path) -> None:
         Checkpoints(folder, card()).resume(targets(wrong), pytest.fail)
 
 
-def test_memory_that_json_would_change_is_refused(tmp_path: Path) -> None:
+def test_memory_that_json_cannot_represent_is_refused(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, card())
     for memory in ({"pool": (1, 2)}, {"by_step": {3: "x"}}):
         with pytest.raises(ValueError, match="plain JSON"):
@@ -273,8 +273,8 @@ for step in range(1, 1000):
 """
 
 
-def test_sigkill_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
-    """Killed three times in the middle of writing: what is found is always whole, and states and memory agree."""
+def test_sigkill_leaves_a_complete_checkpoint(tmp_path: Path) -> None:
+    """Killed three times while writing: the newest checkpoint is always complete, and its states and memory agree."""
     table = json.dumps(card(keep=1).model_dump(mode="json"))
     wanted = targets({"actor": {"w": jnp.zeros((700, 700))}})
     for round_, delay in enumerate((0.0, 0.02, 0.05)):

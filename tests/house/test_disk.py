@@ -1,4 +1,4 @@
-"""A full disk gives one sentence with the file's name, and the run resumes once there is room."""
+"""A full disk gives one error with the file's name, and the run resumes once there is space."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SENTENCE = r"could not be written \(No space left on device\); free some space a
 
 @contextmanager
 def no_file_larger_than(limit: int) -> Iterator[None]:
-    """Simulates a disk with that much room per file (with another error number)."""
+    """Simulates a disk with that much space per file (with another error number)."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:
@@ -37,7 +37,7 @@ def no_file_larger_than(limit: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here")
+@pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
 @pytest.mark.parametrize("name", ["metrics.jsonl", "episodes.jsonl", NAME])
 def test_a_record_that_cannot_be_written_is_named(name: str, tmp_path: Path) -> None:
     log = RunLog(tmp_path / "run", card())
@@ -56,7 +56,7 @@ def test_a_record_that_cannot_be_written_is_named(name: str, tmp_path: Path) -> 
     assert read_lines(tmp_path / "run" / "metrics.jsonl") == [{"step": 1, "loss": 0.5}]
 
 
-def test_a_checkpoint_that_cannot_be_written_costs_a_sentence(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+def test_a_checkpoint_that_cannot_be_written_gives_one_message(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
     folder = tmp_path / "checkpoints"
     checkpoints = Checkpoints(folder, card(keep=2))
     memory = {"pool": [1], "history": {}}
@@ -72,8 +72,8 @@ def test_a_checkpoint_that_cannot_be_written_costs_a_sentence(tmp_path: Path, ca
         f"{folder / '2'} could not be written (File too large); free some space and run the same command again."
     )
     assert caught.value.__context__ is None
-    checkpoints.wait()  # it was told once
-    assert [path.name for path in folder.iterdir()] == ["1"]  # and what was half written takes no room
+    checkpoints.wait()  # reported only once
+    assert [path.name for path in folder.iterdir()] == ["1"]  # and the incomplete checkpoint is removed
     assert capfd.readouterr() == ("", "")
     again = Checkpoints(folder, card(keep=2))
     saved = again.resume(targets(WANTED), pytest.fail)
@@ -85,9 +85,7 @@ def test_a_checkpoint_that_cannot_be_written_costs_a_sentence(tmp_path: Path, ca
     assert saved is not None and same(saved.states, {"actor": state(2), "other": state(12)})
 
 
-def test_an_error_of_orbax_that_is_not_the_disks_stays_what_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_errors_of_orbax_are_passed_on_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(folder: Path) -> None:
         raise ValueError("a fault of our own")
 
@@ -107,11 +105,11 @@ def test_which_errors_are_disk_errors() -> None:
         writing(Path("f")),
     ):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
-    with pytest.raises(FileNotFoundError, match="'other'"), writing(Path("f")):  # the system names the file itself
+    with pytest.raises(FileNotFoundError, match="'other'"), writing(Path("f")):  # the message already has the name
         raise FileNotFoundError(errno.ENOENT, "there is none", "other")
 
 
-def test_an_index_that_cannot_be_written_costs_a_sentence(tmp_path: Path) -> None:
+def test_an_index_that_cannot_be_written_gives_one_message(tmp_path: Path) -> None:
     corpus, run = tmp_path / "corpus.jsonl", tmp_path / "run"
     corpus.write_text("".join(f'{{"title": "t{n}", "text": "word{n} again"}}\n' for n in range(40)))
     table = RetrievalSection(corpus=str(corpus))
@@ -126,7 +124,7 @@ SMALL = ("train.steps=4", "train.save_every=1", "train.batch_size=4", "evaluate.
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
-def test_a_run_on_a_small_disk_says_one_sentence_and_goes_on_with_more_room(tmp_path: Path) -> None:
+def test_a_run_on_a_full_disk_gives_one_message_and_resumes_with_more_space(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=30m", "tmpfs", str(disk)], check=False).returncode:

@@ -1,4 +1,4 @@
-"""The documents say what the code says: every key of a card is documented with its default, and read by someone."""
+"""The documents agree with the code: every key of a card is documented with its default, and some code reads it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pydantic_core import PydanticUndefined
 from scope_jax.config import Config, LossCard, RoleSection, ScopeSection, ScoreSection, SpellSection, SpiceSection
 
 ROOT = Path(__file__).parents[2]
-# Tables with the keys of another one, which has them documented.
+# Tables with the keys of another table, where they are documented.
 LIKE_ANOTHER = {"evaluate.judge": "judge", "evaluate.grader": "scope.grader"}
 
 
@@ -39,7 +39,7 @@ def keys(section: type[BaseModel], prefix: str = "") -> dict[str, Any]:
 
 
 def shown(default: Any) -> str:
-    """A default as the tables write it."""
+    """A default as the tables show it."""
     if default is PydanticUndefined:
         return "—"
     if default is None:
@@ -87,7 +87,7 @@ def test_every_key_of_the_game_is_documented() -> None:
     assert [key for key in own if f"`{key}`" not in text] == []
 
 
-# Of each game: its section, and the tables in it that are documented as a whole.
+# For each game: its section, and the tables in it that are documented as a whole.
 GAMES = {
     "scope": (ScopeSection(), ("challenger", "solver", "estimate", "creation")),
     "spice": (SpiceSection(), ("challenger.sampling", "reasoner.sampling", "loss")),
@@ -137,7 +137,7 @@ def test_every_key_is_read_somewhere() -> None:
             tree = ast.parse(path.read_text(encoding="utf-8"))
             if path.parent.name != "config":
                 read |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    # Sections handed over whole with model_dump: their keys are fields of the receiving dataclass.
+    # Sections passed on as a whole with model_dump: their keys are fields of the receiving dataclass.
     for path in (ROOT / "sharding" / "mesh.py", ROOT / "retrieval" / "scann.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         read |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
@@ -148,14 +148,14 @@ def test_every_key_is_read_somewhere() -> None:
 @pytest.mark.parametrize(
     "document", ["README.md", "CONTRIBUTING.md", *[f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md")]]
 )
-def test_links_lead_somewhere(document: str) -> None:
+def test_links_are_valid(document: str) -> None:
     path = ROOT / document
     links = re.findall(r"\]\(([^)#]+)", path.read_text(encoding="utf-8"))
     missing = [link for link in links if "://" not in link and not (path.parent / link).exists()]
     assert missing == []
 
 
-def test_what_the_readme_names_exists() -> None:
+def test_paths_in_the_readme_exist() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     tree = text.split("## Repository layout")[1].split("```")[1]
     names = [name for name in re.findall(r"([a-z_]+/[a-z_/]*|[a-z_]+\.py)", tree) if not name.startswith("ssp")]

@@ -1,4 +1,4 @@
-"""Scores of exams by hand: means over questions, standard errors, pass@k, further measures of answers."""
+"""Scores of exams computed by hand: means over questions, standard errors, pass@k, further measures."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def test_pass_at_k_is_unbiased_and_only_for_binary_measures():
     marks = [1.0, 0.0, 0.0, 0.0]
     found = means([record(place, accuracy=mark, searches=mark) for place, mark in enumerate(marks)])
     assert found["accuracy_pass@2"] == pytest.approx(0.5) and found["accuracy_pass@4"] == 1.0
-    assert "searches_pass@2" not in found and "accuracy_se" not in found  # one question has no error of its mean
+    assert "searches_pass@2" not in found and "accuracy_se" not in found  # no standard error from a single question
 
 
 def test_a_record_without_a_measure_is_left_out():

@@ -1,4 +1,4 @@
-"""A foreign package with the name of one of ours is an error that says so."""
+"""A foreign package with the name of one of ours gives a clear error."""
 
 from __future__ import annotations
 

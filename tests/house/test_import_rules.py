@@ -1,4 +1,4 @@
-"""Every import contract is effective: a small tree that breaks it is rejected, one that keeps it is not."""
+"""Every import contract is effective: a small source tree that violates it fails, one that obeys it passes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ BROKEN = {
 
 
 def lint(folder: Path, changes: dict[str, str]) -> dict[str, str]:
-    """Contract name → KEPT or BROKEN for a tree of the rooms with `changes` added to its files."""
+    """Contract name → KEPT or BROKEN for a tree of our packages with `changes` added to its files."""
     for name, text in KEPT.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,11 +66,11 @@ def contracts() -> list[str]:
     return [contract["name"] for contract in table["tool"]["importlinter"]["contracts"]]
 
 
-def test_a_tree_that_keeps_the_rules_passes(tmp_path: Path) -> None:
+def test_a_tree_that_obeys_the_rules_passes(tmp_path: Path) -> None:
     assert lint(tmp_path, {}) == dict.fromkeys(contracts(), "KEPT")
 
 
-def test_a_tree_that_breaks_every_rule_once_breaks_every_contract(tmp_path: Path) -> None:
+def test_violating_every_rule_once_breaks_every_contract(tmp_path: Path) -> None:
     changes: dict[str, str] = {}
     for file, line in BROKEN.values():
         changes[file] = changes.get(file, "") + line + "\n"
@@ -81,8 +81,8 @@ def test_every_contract_has_its_counterexample() -> None:
     assert [name for name in contracts() if not name.startswith(tuple(BROKEN))] == []
 
 
-def test_no_module_imports_one_that_imports_it() -> None:
-    """Beyond the contract, which compares siblings: also a package and a module inside it, and imports for types."""
+def test_there_are_no_import_cycles() -> None:
+    """Stricter than the contract: also between a package and a module inside it, and for type-only imports."""
     graph = grimp.build_graph(*ROOMS, cache_dir=None)
     cycles = [
         (module, *back)
@@ -93,8 +93,8 @@ def test_no_module_imports_one_that_imports_it() -> None:
     assert len(graph.modules) > 100 and cycles == []
 
 
-def test_nothing_is_imported_behind_the_linters_back() -> None:
-    """importlib.import_module and __import__ are invisible to import-linter; only the two guards may use them."""
+def test_dynamic_imports_are_in_the_guards_only() -> None:
+    """import-linter does not see importlib.import_module and __import__; only the two guards may use them."""
     found = set()
     for room in ROOMS:
         for path in (ROOT / room).rglob("*.py"):

@@ -1,4 +1,4 @@
-"""Replies of judges are saved with the episodes, rewound with the run, and shown in its report."""
+"""Judges' replies are saved with the episodes, rewound with the run, and shown in its report."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def cfg() -> Config:
 
 
 def episode(step: int, *said: str) -> Episode:
-    """An episode about which a judge was asked once for each reply, twice where it begins with a question mark."""
+    """An episode with one judge request per reply, or two if the reply begins with a question mark."""
     datum = Datum(np.arange(5), np.array([False, False, True, True, True]), np.zeros(5, np.float32))
     asked = tuple(
         Judgement("grader", f"criterion {k}", (*[Reply("hm")] * text.startswith("?"), Reply(text)), not text)
@@ -48,14 +48,14 @@ def episode(step: int, *said: str) -> Episode:
 
 
 def play(log: RunLog, steps: range) -> None:
-    """In every third step no judge is asked."""
+    """Every third step has no judge requests."""
     for step in steps:
         said = () if step % 3 == 0 else (f"<score>{step}</score>", "?dass \u2028 ß", "")
         log.episodes(step, [episode(step), episode(step, *said)])
         log.metrics(step, {"loss": 1 / (step + 1)})
 
 
-def test_every_reply_is_there_with_its_step_and_episode(cfg: Config, tmp_path: Path) -> None:
+def test_every_reply_is_saved_with_its_step_and_episode(cfg: Config, tmp_path: Path) -> None:
     log = RunLog(tmp_path / "run", cfg)
     play(log, range(1, 4))
     refused = Judgement("gates", "entity", (Reply("", "HTTP 400: 'too long'"),), None)
@@ -71,11 +71,11 @@ def test_every_reply_is_there_with_its_step_and_episode(cfg: Config, tmp_path: P
     }  # fmt: skip
     assert (records[2]["replies"], records[2]["read"]) == ([{"text": "", "refused": ""}], True)
     assert records[-1]["replies"] == [{"text": "", "refused": "HTTP 400: 'too long'"}]
-    with gzip.open(path, "rt", encoding="utf-8") as file:  # any gzip reads it
+    with gzip.open(path, "rt", encoding="utf-8") as file:  # a regular gzip file
         assert [json.loads(line) for line in file] == records
 
 
-def test_rewound_and_written_again_the_file_has_the_same_bits(cfg: Config, tmp_path: Path) -> None:
+def test_a_rewound_and_rewritten_file_has_the_same_bits(cfg: Config, tmp_path: Path) -> None:
     straight = RunLog(tmp_path / "straight", cfg)
     play(straight, range(9))
     expected = (tmp_path / "straight" / judgements.NAME).read_bytes()
@@ -85,7 +85,7 @@ def test_rewound_and_written_again_the_file_has_the_same_bits(cfg: Config, tmp_p
         play(log, range(6))
         path = run / judgements.NAME
         whole = path.read_bytes()
-        path.write_bytes(expected[: len(whole) + 50])  # killed while the next step was written
+        path.write_bytes(expected[: len(whole) + 50])  # killed while writing the next step
         assert expected.startswith(whole)
         log.close()
         log = RunLog(run, cfg)
@@ -96,7 +96,7 @@ def test_rewound_and_written_again_the_file_has_the_same_bits(cfg: Config, tmp_p
         log.close()
 
 
-def test_members_are_found_wherever_the_blocks_of_the_file_end(
+def test_gzip_members_are_found_at_any_block_boundary(
     cfg: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = RunLog(tmp_path / "run", cfg)
@@ -116,11 +116,11 @@ def test_members_are_found_wherever_the_blocks_of_the_file_end(
         assert list(judgements.read(path)) == found
 
 
-def test_what_the_judge_said_is_folded_under_its_episode(cfg: Config, tmp_path: Path) -> None:
+def test_the_report_shows_judge_replies_under_their_episode(cfg: Config, tmp_path: Path) -> None:
     log = RunLog(tmp_path / "run", cfg)
     log.episodes(1, [episode(1), episode(1, "<score>1</score>", "?so & so")])
     log.metrics(1, {"eval/held-out/accuracy": 0.5})
-    for name in ("metrics.jsonl", "episodes.jsonl"):  # killed in the middle of a line; nobody has gone on yet
+    for name in ("metrics.jsonl", "episodes.jsonl"):  # killed in the middle of a line, not resumed yet
         with (tmp_path / "run" / name).open("a") as file:
             file.write('{"step": 2, "lo')
     page = write_report(tmp_path / "run").read_text(encoding="utf-8")
@@ -130,7 +130,7 @@ def test_what_the_judge_said_is_folded_under_its_episode(cfg: Config, tmp_path: 
     assert "<details><summary>what" in page
 
 
-# -------------------------------------------------------------------------------------------------- what games collect
+# -------------------------------------------------------------------------------------------------- what games save
 def about(episodes: list[Any], role: str) -> list[list[tuple[str, str, list[str], Any]]]:
     return [
         [(j.job, j.about, [reply.refused or reply.text for reply in j.replies], j.read) for j in e.judgements]

@@ -1,4 +1,4 @@
-"""Every metric that a card or a document names is one that a played step, its update or an exam yields."""
+"""Every metric that a card or a document names is produced by a step, its update or an exam."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 CARDS = sorted((ROOT / "configs").rglob("*.toml"))
 
 
-def learned() -> set[str]:
-    """What the learner measures in a step: the program is traced, not compiled."""
+def learner_metrics() -> set[str]:
+    """The learner's metrics of a step; the program is traced, not compiled."""
     mesh = make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
     section = LearnerSection(buckets=(32,), attention="reference")
     learner = Learner(TINY, mesh, OptimizerSection(), section, param_dtype="float32", compute_dtype="float32")
@@ -92,11 +92,13 @@ def known() -> frozenset[str]:
     }
     assert set(games) == set(SYSTEMS)
     own = set().union(*(names for names, _ in games.values()))
-    return frozenset(own | {f"{role}/{name}" for _, roles in games.values() for role in roles for name in learned()})
+    return frozenset(
+        own | {f"{role}/{name}" for _, roles in games.values() for role in roles for name in learner_metrics()}
+    )
 
 
 def matches(mention: str) -> bool:
-    """True if a metric has this name; `<reason>` stands for any one part, … for anything."""
+    """True if a metric has this name; `<reason>` matches any one part, … matches anything."""
     pattern = re.sub(r"<\w+>", "[^/]+", mention).replace("…", ".+")
     return any(re.fullmatch(pattern, name) for name in known())
 
@@ -108,7 +110,7 @@ def in_document(text: str) -> set[str]:
 
 
 def in_card(text: str) -> set[str]:
-    """Words a/b of the comments whose first part is one that metrics begin with."""
+    """Words a/b in comments where a is the first part of some metric."""
     comments = " ".join(line.partition("#")[2] for line in text.splitlines())
     families = {name.split("/")[0] for name in known()}
     words = re.findall(r"(?<![\w/.<])[a-z_]+(?:/[a-z_]+)+(?![\w/.-])", comments)
@@ -122,7 +124,7 @@ def test_no_metric_is_named_that_does_not_exist(path: Path) -> None:
     assert sorted(name for name in named if not matches(name)) == []
 
 
-def test_names_are_found_where_they_stand() -> None:
+def test_names_are_found_in_documents_and_cards() -> None:
     text = (ROOT / "docs" / "scope.md").read_text(encoding="utf-8")
     assert {"gates/relevance", "rejected/<reason>", "estimate/…", "…/cut_off"} <= in_document(text)
     assert in_document("`docs/losses.md` `configs/scope` `</answer>` `gates/nothing`") == {"gates/nothing"}
@@ -133,7 +135,7 @@ def test_names_are_found_where_they_stand() -> None:
 
 
 @pytest.mark.parametrize("game", ["ssp", "scope", "spice", "spell", "score"])
-def test_what_to_watch_names_the_last_part_of_a_metric(game: str) -> None:
+def test_the_section_on_what_to_watch_names_metrics(game: str) -> None:
     text = (ROOT / "docs" / f"{game}.md").read_text(encoding="utf-8").split("## What to watch")[1]
     names = set(re.findall(r"`([a-z_]+)`", text)) - {"metrics"}
     assert sorted(names - {name.rpartition("/")[2] for name in known()}) == []

@@ -1,4 +1,4 @@
-"""A run's files: tied to one config, and after a kill as if nothing had happened."""
+"""A run's files: tied to one config, and after a kill the same as those of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_records_are_json_lines(cfg: Config, tmp_path: Path) -> None:
     assert log.before_after() == {"before": {"eval/held-out/accuracy": 0.25}, "after": {"eval/held-out/accuracy": 0.75}}
 
 
-def test_rewound_and_written_again_the_files_are_those_of_an_uninterrupted_run(cfg: Config, tmp_path: Path) -> None:
+def test_rewound_and_rewritten_files_equal_those_of_an_uninterrupted_run(cfg: Config, tmp_path: Path) -> None:
     def write(log: RunLog, steps: range) -> None:
         for step in steps:
             log.episodes(step, [episode(step), episode(-step)])
@@ -101,7 +101,7 @@ def test_rewinding_a_new_run_changes_nothing(cfg: Config, tmp_path: Path) -> Non
     assert log.before_after() == {"before": {}, "after": {}}
 
 
-def test_another_config_is_refused_with_its_keys(cfg: Config, tmp_path: Path) -> None:
+def test_another_config_is_refused_with_the_differing_keys(cfg: Config, tmp_path: Path) -> None:
     log = RunLog(tmp_path, cfg)
     log.metrics(0, {"eval/held-out/accuracy": 0.25})
     log.close()
@@ -114,7 +114,7 @@ def test_another_config_is_refused_with_its_keys(cfg: Config, tmp_path: Path) ->
 
 @pytest.mark.parametrize("written", ["metrics.jsonl", "episodes.jsonl", "checkpoints/1/seal.json"])
 def test_a_folder_without_a_step_can_be_reused(cfg: Config, tmp_path: Path, written: str) -> None:
-    """A card whose data was not found is corrected: its folder is used again, also with an index in it."""
+    """The folder of a card whose data was not found can be reused after a correction, also with an index in it."""
     RunLog(tmp_path, override(data={"answers": "anwsers.jsonl"})).close()
     for name in ("index/manifest.json", "metrics.jsonl"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -127,7 +127,7 @@ def test_a_folder_without_a_step_can_be_reused(cfg: Config, tmp_path: Path, writ
         RunLog(tmp_path, override(data={"answers": "others.jsonl"}))
 
 
-def test_length_and_cadence_may_change(cfg: Config, tmp_path: Path) -> None:
+def test_length_and_intervals_may_change(cfg: Config, tmp_path: Path) -> None:
     longer = override(
         train={"steps": 99, "save_every": 1, "keep": 5}, evaluate={"every": 7}, launch={"fake_devices": 4}
     )
@@ -138,13 +138,13 @@ def test_length_and_cadence_may_change(cfg: Config, tmp_path: Path) -> None:
     assert load_card(tmp_path / "config.toml") == longer
 
 
-def test_a_judge_may_move_but_not_change(cfg: Config) -> None:
+def test_a_judge_may_change_its_url_but_not_its_model(cfg: Config) -> None:
     here = override(scope={"grader": {"endpoint": {"url": "http://a/v1", "model": "m", "concurrency": 2}}})
     there = override(scope={"grader": {"endpoint": {"url": "http://b/v1", "model": "m", "retries": 1}}})
     other = override(scope={"grader": {"endpoint": {"url": "http://b/v1", "model": "n"}}})
     assert differing(here, there) == [] and fingerprint(here) == fingerprint(there)
     assert differing(here, other) == ["scope.grader.endpoint.model"]
-    assert "scope.grader.endpoint.model" in differing(cfg, here)  # the base graded before
+    assert "scope.grader.endpoint.model" in differing(cfg, here)  # before, the base model graded
 
 
 def test_one_more_evaluation_set_is_another_config(cfg: Config) -> None:

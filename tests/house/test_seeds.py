@@ -1,4 +1,4 @@
-"""Cards × seeds: the statistics by hand, what is read from a run, the runner with a stand-in for `scope-jax train`."""
+"""Cards × seeds: hand-computed statistics, the figures read from a run, the runner with a fake `scope-jax train`."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def test_differences_are_taken_seed_by_seed():
         (Estimate(0.5, None, 1), "n too small"),
         (Estimate(0.5, 0.01, 2), "n too small"),
         (Estimate(0.5, 0.3, 3), "not distinguished"),
-        (Estimate(0.5, 0.25, 5), "not distinguished"),  # exactly two errors are not more than two
+        (Estimate(0.5, 0.25, 5), "not distinguished"),  # exactly two standard errors are not enough
         (Estimate(0.5, 0.24, 3), "higher, but n too small"),
         (Estimate(0.5, 0.24, 5), "higher"),
         (Estimate(-0.5, 0.24, 5), "lower"),
         (Estimate(0.0, 0.0, 5), "not distinguished"),
     ],
 )
-def test_a_direction_takes_five_seeds_and_two_standard_errors(difference: Estimate, word: str):
+def test_a_difference_needs_five_seeds_and_two_standard_errors(difference: Estimate, word: str):
     assert verdict(difference) == word
 
 
@@ -71,7 +71,7 @@ def written(run: Path, *records: dict[str, object]) -> Path:
     return run
 
 
-def test_an_exam_has_a_first_and_a_last_score_and_training_two_halves(tmp_path: Path):
+def test_before_and_after_of_exams_and_of_training_metrics(tmp_path: Path):
     run = written(
         tmp_path / "run",
         {"step": 0, "eval/held_out/accuracy": 0.2},
@@ -99,13 +99,13 @@ def test_distance_from_the_target_of_each_iteration(tmp_path: Path):
     assert before_after(run, "scope/off_target") == (pytest.approx(0.4), pytest.approx(0.15))
 
 
-def test_a_task_drifts_that_names_nothing_of_its_source(tmp_path: Path):
+def test_tasks_that_name_nothing_from_their_source_count_as_drift(tmp_path: Path):
     known = things(load_world())
     source = next(thing for thing in known.values() if thing.neighbours)
     other = next(thing for thing in known.values() if thing.name not in source.names)
     assert not drifted(f"Explain {source.name}.", source) and not drifted(f"Explain {source.neighbours[0]}", source)
     assert drifted(f"Explain {other.name}.", source)
-    drafts = [(1, source, ""), (1, other, ""), (2, other, ""), (2, source, "gates")]  # the last one was turned away
+    drafts = [(1, source, ""), (1, other, ""), (2, other, ""), (2, source, "gates")]  # the last one was rejected
     lines = [
         {
             "step": step,
@@ -136,7 +136,7 @@ def test_a_table_compares_every_card_with_the_first():
     assert shown(Estimate(24.04, 1.26, 3)) == "24.0 ± 1.3" and shown(None) == "–"
 
 
-def test_a_table_takes_its_own_place_in_a_document(tmp_path: Path):
+def test_a_table_is_written_at_its_marker_in_a_document(tmp_path: Path):
     document = tmp_path / "results.md"
     document.write_text("A\n<!-- seeds: a -->\nold\n<!-- end -->\nB\n<!-- seeds: b -->\nkept\n<!-- end -->\n")
     place(document, "a", "new")
@@ -148,8 +148,8 @@ def test_a_table_takes_its_own_place_in_a_document(tmp_path: Path):
 
 
 # ----------------------------------------------------------------------------------------------------------- runner
-# Stands in for `scope-jax train CARD --run RUN --set …`: notes when and on which cores it worked, fails for seeds in
-# FAIL, waits to be killed for those in HANG, and scores 0.5 + seed / 10.
+# A fake `scope-jax train CARD --run RUN --set …`: records when and on which cores it ran, fails for seeds in FAIL,
+# waits to be killed for those in HANG, and scores 0.5 + seed / 10.
 FAKE = """
 import json, os, pathlib, sys, time
 card, run, sets = sys.argv[1], pathlib.Path(sys.argv[3]), sys.argv[5::2]
@@ -182,7 +182,7 @@ def worked(out: Path) -> list[dict[str, object]]:
     return [json.loads(line) for path in out.rglob("worked.jsonl") for line in path.read_text().splitlines()]
 
 
-def test_what_is_done_is_left_alone_and_a_failure_does_not_stop_the_others(
+def test_finished_runs_are_kept_and_a_failure_does_not_stop_the_others(
     tmp_path: Path, train: list[str], monkeypatch: pytest.MonkeyPatch
 ):
     asked, said = jobs([WHOLE], [0, 1, 2, 1], tmp_path / "out"), []
@@ -195,7 +195,7 @@ def test_what_is_done_is_left_alone_and_a_failure_does_not_stop_the_others(
     assert run_all(asked, 1, said.append, train) == {}
     assert [entry["seed"] for entry in worked(tmp_path)] == [0, 2, 1]
     assert said[-4:-2] == ["ssp/atlas seed 0: done before", said[-3]] and "ssp/atlas seed 1: started" in said[-3]
-    # the same run with other values is another one: it is for `train` to refuse or to go on
+    # the same run with other overrides is passed to `train`, which refuses or resumes it
     assert not any(done(job) for job in jobs([WHOLE], [0], tmp_path / "out", ["train.batch_size=4"]))
 
 
@@ -207,7 +207,7 @@ def test_workers_do_not_share_cores(tmp_path: Path, train: list[str]):
     entries = worked(tmp_path)
     cores = {tuple(entry["cores"]) for entry in entries}  # type: ignore[arg-type]
     assert len(entries) == 3 and len(cores) == 2 and not set.intersection(*map(set, cores))
-    for entry in entries:  # whoever works at the same time works elsewhere
+    for entry in entries:  # runs at the same time use different cores
         for other in entries:
             apart = entry["ended"] <= other["began"] or other["ended"] <= entry["began"]  # type: ignore[operator]
             assert entry is other or apart or entry["cores"] != other["cores"]
@@ -217,7 +217,7 @@ def test_workers_do_not_share_cores(tmp_path: Path, train: list[str]):
         shares([0, 1], 3)
 
 
-def test_a_signal_ends_what_was_started(tmp_path: Path, train: list[str]):
+def test_a_signal_ends_the_started_runs(tmp_path: Path, train: list[str]):
     program = f"import sys; from benchmarks.seeds.__main__ import *; listen(); sys.exit(main(sys.argv[1:], {train!r}))"
     out = tmp_path / "out"
     words = [str(WHOLE), "--seeds", "0", "1", "--out", str(out), "--metrics", "eval/a/score"]
@@ -249,6 +249,6 @@ def test_the_whole_command(tmp_path: Path, train: list[str], capsys: pytest.Capt
     assert main([str(WHOLE), *words], train) == 2 and "two cards have the name ssp/atlas" in capsys.readouterr().err
 
 
-def test_cards_are_named_by_their_place():
+def test_cards_are_named_by_their_path():
     assert card_name(CHANGED) == "ssp/ablations/solver-only" and card_name(Path("mine/own.toml")) == "own"
     assert Job(WHOLE, 3, Path("runs/a/seed-3")).log == Path("runs/a/seed-3.log")

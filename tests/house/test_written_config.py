@@ -1,4 +1,4 @@
-"""The config.toml of a run is valid TOML that reads back as the very same config, whatever stands in it."""
+"""The config.toml of a run is valid TOML that reads back as the same config, whatever its values."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def put(table: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 
 @st.composite
 def changed_cards(draw: st.DrawFn) -> dict[str, Any]:
-    """An Atlas card with a few keys of the schema changed, and texts of all kinds where texts may be."""
+    """An Atlas card with a few random changes allowed by the schema, and arbitrary strings for string keys."""
     table = CARDS[draw(st.sampled_from(sorted(CARDS)))]
     for path, node in draw(st.lists(st.sampled_from(LEAVES), max_size=4)):
         table = put(table, path, draw(value_of(node)))
@@ -57,11 +57,11 @@ def changed_cards(draw: st.DrawFn) -> dict[str, Any]:
 
 @settings(max_examples=50, deadline=None)
 @given(table=changed_cards())
-def test_any_config_reads_back_as_it_was(table: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_any_config_reads_back_unchanged(table: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> None:
     try:
         cfg = parse_config(table, "drawn")
     except CardError:
-        reject()  # keys that do not fit together; hypothesis complains if these are many
+        reject()  # keys that contradict each other; hypothesis fails if this happens too often
     path = tmp_path_factory.getbasetemp() / "drawn.toml"
     path.write_text(to_toml(cfg), encoding="utf-8")
     again = load_card(path)
@@ -71,7 +71,7 @@ def test_any_config_reads_back_as_it_was(table: dict[str, Any], tmp_path_factory
 @pytest.mark.parametrize(
     "kwargs", [{"enable thinking": True}, {"": 1}, {CONTROL: CONTROL}, {"a.b": "a\nb"}, {"é": "😀"}, {"#": "["}]
 )
-def test_keys_and_texts_of_all_kinds(kwargs: dict[str, Any], tmp_path: Path) -> None:
+def test_arbitrary_keys_and_strings(kwargs: dict[str, Any], tmp_path: Path) -> None:
     cfg = parse_config(put(CARDS["ssp"], "model.chat_template_kwargs", kwargs), "a card")
     (tmp_path / "config.toml").write_text(to_toml(cfg), encoding="utf-8")
     assert load_card(tmp_path / "config.toml").model.chat_template_kwargs == kwargs

@@ -1,4 +1,4 @@
-"""Training runs in processes of their own, for tests that kill them, and what a run's folder holds afterwards."""
+"""Training runs in separate processes, for tests that kill them, and the contents of their folders afterwards."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from scope_jax.run.metrics import read_lines
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 600  # seconds for anything to happen
-# SCOPE on Atlas with documents and samples so few that a step takes a second or two, and few programs to compile. All
-# tasks that could be graded are kept; `generation_batch` is below the target, and so every batch is a step of its own.
+# SCOPE on Atlas with so few documents and samples that a step takes a second or two, and few programs to compile. All
+# tasks that could be graded are kept; `generation_batch` is below the target, so that every batch is a separate step.
 SCOPE = (
     "train.save_every=1",
     "evaluate.sets=[]",
@@ -57,16 +57,16 @@ def start(command: Sequence[str]) -> subprocess.Popen[str]:
 
 
 def wait_for(process: subprocess.Popen[str], moment: Callable[[], bool]) -> None:
-    """Returns when `moment` is true, which it must become while the process works."""
+    """Returns when `moment` is true, which must happen while the process is running."""
     limit = time.monotonic() + LIMIT
     while not moment():
         assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < limit, "the moment that the test waits for never came"
+        assert time.monotonic() < limit, "the condition never became true"
         time.sleep(0.002)
 
 
 def end(process: subprocess.Popen[str], code: int = 0) -> str:
-    """What the process printed, when it is over."""
+    """The output of the process, after it has ended."""
     output, _ = process.communicate(timeout=LIMIT)
     assert process.returncode == code, output
     return output
@@ -87,13 +87,13 @@ def kill_when(command: Sequence[str], moment: Callable[[], bool]) -> None:
 
 # ------------------------------------------------------------------------------------------------------------ folders
 def lines(run: Path, name: str) -> list[dict[str, Any]]:
-    """Records of a file without the wall-clock figures, which no two runs share."""
+    """Records of a file without the wall-clock figures, which differ between runs."""
     records = read_lines(run / name)
     return [{key: value for key, value in record.items() if not key.startswith("time/")} for record in records]
 
 
 def saved(run: Path) -> list[int]:
-    """Steps whose checkpoints are there whole."""
+    """Steps with a complete checkpoint."""
     return checkpoint.steps(run / "checkpoints")
 
 
@@ -110,19 +110,19 @@ def arrays(run: Path, step: int) -> dict[str, np.ndarray]:
 
 
 def judged(run: Path) -> bytes:
-    """What the judges said, as it lies on disk; nothing where nobody was asked."""
+    """The judges' replies as saved on disk; empty if there were no requests."""
     path = run / judgements.NAME
     return path.read_bytes() if path.is_file() else b""
 
 
 def memory(run: Path, step: int) -> dict[str, Any]:
-    """What a checkpoint keeps beside the states."""
+    """What a checkpoint holds besides the states."""
     handler = ocp.Checkpointer(ocp.JsonCheckpointHandler())
     return handler.restore(saved_at(run, step) / "memory")
 
 
 def same(expected: Path, found: Path) -> None:
-    """Asserts that two runs kept the same bits: states and memory in every checkpoint, metrics, episodes."""
+    """Asserts that two runs saved the same bits: states and memory in every checkpoint, metrics, episodes."""
     assert saved(expected) == saved(found) != []
     for step in saved(expected):
         left, right = arrays(expected, step), arrays(found, step)

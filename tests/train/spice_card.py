@@ -1,4 +1,4 @@
-"""A card of SPICE on the base of Atlas, which does not know the game: few tokens, short prompts, the shapes of SSP."""
+"""A card of SPICE on SSP's Atlas base, which was not trained on SPICE: few tokens, short prompts, the shapes of SSP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that begin with another run's state: the same bits as a run that went on, and what a changed card changes."""
+"""Runs that start from another run's state: the same bits as one continued run, and the effect of a changed card."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ def made(role: str, policy: str, *seed: int) -> list[Episode]:
 
 
 def play_ssp(cfg: Config, tools: Any, memory: Any, step: int) -> Any:
-    """A step that depends on all that a run carries: its number and its pool."""
+    """A step that depends on all state that a run carries: its number and its pool."""
     pool = memory["pool"]
     return made("solver", "actor", step, len(pool)), {"pool": [*pool, step]}, {"pool": float(len(pool))}
 
 
 def play_scope(cfg: Config, tools: Any, memory: Any, step: int) -> Any:
-    """The stages in their order, each of one step."""
+    """The stages in order, of one step each."""
     stage = memory["stage"]
     episodes = [] if stage == "tasks" else made(stage, stage, step, memory["drawn"])
     tasks = [f"task {step}"] if stage == "tasks" else []
@@ -102,7 +102,7 @@ def same_from(whole: Path, branch: Path, step: int) -> None:
         assert later and later == [record for record in runs.lines(branch, name) if step < record["step"] <= last]
 
 
-def test_ssp_goes_on_in_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ssp_continues_in_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ssp, "play", play_ssp)
     run, whole, branch = run_of("ssp/atlas.toml", SSP, tmp_path / "index"), tmp_path / "whole", tmp_path / "branch"
     run(whole, "train.steps=3")
@@ -110,7 +110,7 @@ def test_ssp_goes_on_in_another_folder(tmp_path: Path, monkeypatch: pytest.Monke
     same_from(whole, branch, 2)
     assert runs.saved(branch) == [3] and runs.memory(branch, 3)["game"] == {"pool": [0, 1, 2]}
     assert load_card(branch / "config.toml").train.origin == str(whole / "checkpoints" / "2")
-    # it knows where it came from: to go on, the origin need not be named again, and must be no other one
+    # it records its origin: to resume, the origin need not be given again, and must not differ
     assert run(branch, "train.steps=3")["steps"] == 3
     with pytest.raises(RunError, match=r"different values of train\.origin"):
         run(branch, "train.steps=3", f"train.origin={whole}@1")
@@ -119,7 +119,7 @@ def test_ssp_goes_on_in_another_folder(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_scope_branches_at_the_end_of_an_iteration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three iterations are two and one more; the second can be played with a challenger that learns no more."""
+    """Three iterations equal two and one more; the second may be played with a frozen challenger."""
     monkeypatch.setattr(scope, "play", play_scope)
     monkeypatch.setattr(train, "evaluate", lambda world: {"eval/held-out/score": 0.5})
     run, whole = run_of("scope/atlas.toml", SCOPE, tmp_path / "index"), tmp_path / "whole"
@@ -154,7 +154,7 @@ def test_an_iteration_that_has_not_begun_is_reopened(frozen_before: int | None, 
     assert scope.iterations(after, opened) == 1 and ssp.iterations(after, {}) == 0
 
 
-# -------------------------------------------------------------------------------------------------------- what is not
+# --------------------------------------------------------------------------------------------------- what is refused
 def fabricated(run: Path, card: str, *sets: str) -> Path:
     """A run folder with checkpoints of steps 2 and 4, of policies that have one small weight."""
     cfg = load_card(CARDS / card, ("train.keep=9", *sets))
@@ -195,7 +195,7 @@ def test_origins_are_checked_before_anything_is_written(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_another_model_is_one_sentence(tmp_path: Path) -> None:
+def test_another_model_gives_one_clear_error(tmp_path: Path) -> None:
     other = fabricated(tmp_path / "other", "ssp/atlas.toml")
     words = ["train", str(CARDS / "ssp" / "atlas.toml"), "--run", str(tmp_path / "run"), "--from", f"{other}@2"]
     result = CliRunner().invoke(app, [*words, "--set", "evaluate.sets=[]"])
@@ -211,9 +211,9 @@ def test_ssp_has_no_iterations_to_keep() -> None:
 
 
 # --------------------------------------------------------------------------------------------------------- whole runs
-@pytest.mark.slow  # real steps of both games in processes of their own
+@pytest.mark.slow  # real steps of both games in separate processes
 @pytest.mark.parametrize("game", ["ssp", "scope"])
-def test_three_are_two_and_one_more(tmp_path: Path, game: str) -> None:
+def test_three_iterations_equal_two_and_one_more(tmp_path: Path, game: str) -> None:
     whole, first, more = tmp_path / "whole", tmp_path / "first", tmp_path / "more"
     if game == "ssp":
         sets = ("train.save_every=1", "train.batch_size=4", "rollout.slots=8", "ssp.solver.samples=2")

@@ -1,4 +1,4 @@
-"""A run that diverges ends with one sentence and saves no diverged weights."""
+"""A run that diverges ends with one error and saves no diverged weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SMALL = (
 
 
 @pytest.mark.slow
-def test_a_run_that_diverges_ends_with_a_sentence_and_saves_nothing(tmp_path: Path) -> None:
+def test_a_run_that_diverges_ends_with_an_error_and_saves_nothing(tmp_path: Path) -> None:
     run = tmp_path / "run"
     sets = (*SMALL, "train.steps=2", "train.save_every=1", "optimizer.learning_rate=1.0", "optimizer.warmup_steps=0")
     output = end(start(command("ssp/atlas.toml", run, sets)), code=2)

@@ -1,4 +1,4 @@
-"""What `eval` and `replay` load, and which weights are sampled when the base judges."""
+"""Which weights `eval` and `replay` load, and which are sampled when the base model is the judge."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SETS = (
 
 
 def digest(tree: Any) -> str:
-    """Of all bits of some weights, whatever their order."""
+    """A hash of the bits of some weights, independent of their order."""
     leaves = sorted(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree))
     return hashlib.sha256(b"".join(leaves)).hexdigest()
 
@@ -67,7 +67,7 @@ def refused(*words: object) -> str:
 
 
 def write_run(folder: Path, cfg: Config, shift: float) -> None:
-    """A run with one checkpoint, whose policies lie a little beside the base, each elsewhere."""
+    """A run with one checkpoint, whose policies differ slightly from the base and from each other."""
     log = RunLog(folder, cfg)
     trainer = assemble(cfg, folder)
     states, memory, _ = trainer.start(None)
@@ -93,8 +93,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def spoken(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
-    """Digests of the weights in the engine whenever a policy was sampled, by policy."""
+def sampled_weights(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """Digests of the weights in the engine at each time a policy was sampled, by policy."""
     found: dict[str, list[str]] = {}
     speak = Sampler.use
 
@@ -108,47 +108,47 @@ def spoken(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
 
 
 def in_engine(folder: Path) -> str:
-    """What the engine holds of a model folder's weights."""
+    """Digest of a model folder's weights as the engine holds them."""
     cfg, params = weights.load(folder)
     layers = params.pop("layers")
     return digest([params, [jax.tree.map(lambda w, i=i: w[i], layers) for i in range(cfg.num_layers)]])
 
 
-# ------------------------------------------------------------------------------------------------------ who judges
-def test_exports_of_two_runs_are_graded_by_the_same_base(runs: Path, spoken: dict[str, list[str]]) -> None:
+# -------------------------------------------------------------------------------------------------- which model judges
+def test_exports_of_two_runs_are_graded_by_the_same_base(runs: Path, sampled_weights: dict[str, list[str]]) -> None:
     base, other = in_engine(ASSETS / "scope" / "base"), runs / "other"
     solvers = []
     for folder in (runs / "one" / "hf" / "solver", runs / "two-hf" / "solver"):
         results = played("eval", folder, "--card", CARD)
         assert results["step"] is None and results["base"] == str(ASSETS / "scope" / "base")
-        assert set(spoken.pop(BASE)) == {base}
-        solvers += spoken.pop("solver")
+        assert set(sampled_weights.pop(BASE)) == {base}
+        solvers += sampled_weights.pop("solver")
     assert set(solvers) == {in_engine(runs / "one/hf/solver"), in_engine(runs / "two-hf/solver")} and len(solvers) == 2
     shutil.copytree(runs / "two-hf" / "challenger", other, dirs_exist_ok=True)
     results = played("eval", runs / "two-hf" / "solver", "--card", CARD, "--base", other)
-    assert results["base"] == str(other) and set(spoken[BASE]) == {in_engine(other)}
+    assert results["base"] == str(other) and set(sampled_weights[BASE]) == {in_engine(other)}
 
 
-def test_a_run_and_its_export_are_the_same_to_an_exam(runs: Path, spoken: dict[str, list[str]]) -> None:
-    """An export that lies in the run is found there, also by the folder that holds one for each policy."""
+def test_a_run_and_its_export_give_the_same_exam(runs: Path, sampled_weights: dict[str, list[str]]) -> None:
+    """An export inside the run's folder works too, also through the folder with one export for each policy."""
     first = played("eval", runs / "one")
     assert first["step"] == 1 and first["metrics"]["eval/held_out/judge_requests"] > 0
     for target in ("one/checkpoints/1", "one/hf"):
         results = played("eval", runs / target)
         assert results["metrics"] == first["metrics"] and results["base"] == first["base"]
         assert results["step"] == (1 if target.endswith("1") else None)
-    assert {name: len(set(found)) for name, found in spoken.items()} == {"solver": 1, BASE: 1}
+    assert {name: len(set(found)) for name, found in sampled_weights.items()} == {"solver": 1, BASE: 1}
 
 
-def test_replay_takes_exports_and_one_base(runs: Path, spoken: dict[str, list[str]]) -> None:
+def test_replay_takes_exports_and_one_base(runs: Path, sampled_weights: dict[str, list[str]]) -> None:
     results = played("replay", runs / "one", runs / "two-hf")
     assert results["base"] == str(ASSETS / "scope" / "base")
-    assert spoken.pop("solver") == [in_engine(runs / "one/hf/solver"), in_engine(runs / "two-hf/solver")]
-    assert set(spoken.pop(BASE)) == {in_engine(ASSETS / "scope" / "base")}
+    assert sampled_weights.pop("solver") == [in_engine(runs / "one/hf/solver"), in_engine(runs / "two-hf/solver")]
+    assert set(sampled_weights.pop(BASE)) == {in_engine(ASSETS / "scope" / "base")}
     assert played("replay", runs / "one/hf", runs / "two")["metrics"] == results["metrics"]
 
 
-def test_without_a_base_or_with_a_strange_one(runs: Path, tmp_path: Path) -> None:
+def test_a_missing_base_or_one_of_another_model_is_an_error(runs: Path, tmp_path: Path) -> None:
     target, gone = runs / "two-hf" / "solver", tmp_path / "gone"
     said = refused("eval", target, "--card", CARD, "--set", f"model.checkpoint={gone}")
     assert f"the base model judges the answers, but {gone} is not a model folder" in said and "--base" in said
@@ -164,8 +164,8 @@ def test_without_a_base_or_with_a_strange_one(runs: Path, tmp_path: Path) -> Non
     assert "differ in tokenizer or chat template" in refused("eval", target, "--card", CARD, "--base", other)
 
 
-def test_weights_that_are_not_finite_are_neither_examined_nor_exported(tmp_path: Path) -> None:
-    """A run that could not have written them, since one that diverges ends."""
+def test_non_finite_weights_are_neither_evaluated_nor_exported(tmp_path: Path) -> None:
+    """Such a checkpoint is made by hand, as a run that diverges ends before it saves."""
     write_run(tmp_path / "bad", load_card(CARD, SETS), float("nan"))
     text = refused("eval", tmp_path / "bad")
     assert "bad/checkpoints/1 cannot be used: " in text and "holds values that are NaN or infinite" in text
@@ -179,16 +179,16 @@ def test_a_checkpoint_of_another_game_or_model(runs: Path, tmp_path: Path) -> No
     assert "has no actor.params" in said and "another game or model" in said
 
 
-# ------------------------------------------------------------------------------------------------------ what lives
+# ------------------------------------------------------------------------------------------------------ memory
 def described(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), tree)
 
 
 @pytest.mark.parametrize("dtypes", [("bfloat16", "float32"), ("float32", "bfloat16")])
-def test_exam_weights_are_those_the_run_samples_with(
+def test_exams_use_the_weights_that_the_run_samples_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtypes: tuple[str, str]
 ) -> None:
-    """A checkpoint and an export read for an exam, and the state published during training: the same bits."""
+    """A checkpoint and an export loaded for an exam have the same bits as the state published during training."""
     read: list[Any] = []
     take = Engine.take_params
     monkeypatch.setattr(
@@ -229,7 +229,7 @@ EIGHT = {  # Qwen3-8B
 
 @pytest.fixture
 def eight(tmp_path: Path) -> World:
-    """What `eval` assembles for a folder of 8.2 billion weights, of which none are there."""
+    """What `eval` assembles for a folder of 8.2 billion weights, without weight files."""
     folder = shutil.copytree(ASSETS / "ssp" / "base", tmp_path / "eight")
     (folder / "model.safetensors").unlink()
     config = json.loads((folder / "config.json").read_text())
@@ -240,7 +240,7 @@ def eight(tmp_path: Path) -> World:
 
 
 def sizes_of(world: World) -> tuple[int, int]:
-    """(bytes of the weights as `take` reads them, bytes of the engine's state)."""
+    """(bytes of the weights as `take` loads them, bytes of the engine's state)."""
     state = jax.eval_shape(engine_of(world).init_decode_state)
     return tuple(
         sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
@@ -256,7 +256,7 @@ def test_eight_billion_weights_are_read_once_in_the_engines_dtype(tmp_path: Path
     gc.collect()
     before = sum(array.nbytes for array in jax.live_arrays())
     world = request.getfixturevalue("eight")
-    assert sum(array.nbytes for array in jax.live_arrays()) - before < 2**20  # no state waits for what is read
+    assert sum(array.nbytes for array in jax.live_arrays()) - before < 2**20  # nothing is allocated before loading
     targets, (weights_bytes, cache) = examined.targets(world), sizes_of(world)
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(targets)} == {"bfloat16"}
     assert weights_bytes == 2 * 8_190_735_360  # parameters of Qwen3-8B
@@ -265,9 +265,9 @@ def test_eight_billion_weights_are_read_once_in_the_engines_dtype(tmp_path: Path
     assert sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(trainer)) > 7.9 * weights_bytes
 
 
-@pytest.mark.slow  # a minute or two of compiling 36 layers
-def test_the_decode_program_of_eight_billion_weights_takes_these_and_the_cache(eight: World) -> None:
-    """The compiler's own figure: arguments are the weights, the state, and one number."""
+@pytest.mark.slow  # compiling 36 layers takes a minute or two
+def test_the_decode_program_of_eight_billion_weights_needs_weights_and_cache(eight: World) -> None:
+    """By the compiler's own figures; the arguments are the weights, the state, and one number."""
     engine = engine_of(eight)
     params = jax.eval_shape(unstack_layers, examined.targets(eight))
     state = jax.eval_shape(engine.init_decode_state)
@@ -275,12 +275,14 @@ def test_the_decode_program_of_eight_billion_weights_takes_these_and_the_cache(e
     figures = lowered.compile().memory_analysis()
     assert figures is not None
     assert figures.argument_size_in_bytes == sum(sizes_of(eight)) + 4
-    assert figures.alias_size_in_bytes == sizes_of(eight)[1]  # the state is given up to its successor
+    assert figures.alias_size_in_bytes == sizes_of(eight)[1]  # the state is donated
 
 
 @pytest.mark.parametrize("target", ["one", "two-hf/solver"])
-def test_an_exam_holds_weights_judge_and_cache(runs: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
-    """Live bytes within 1.1 × (weights + judge + cache) at every dispatch; while loading, one weight exists twice."""
+def test_an_exam_needs_memory_for_weights_judge_and_cache(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    """Live bytes are within 1.1 × (weights + judge + cache) at every dispatch; on loading, one weight exists twice."""
     seen: dict[str, list[int]] = {"loading": [], "playing": []}
     engines: list[Engine] = []
     generate, reshard = Engine.generate, engine.reshard

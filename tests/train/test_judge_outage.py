@@ -1,4 +1,4 @@
-"""SCOPE with every job of the judge at an endpoint that dies while it grades: the run waits, and nothing is lost."""
+"""SCOPE with an endpoint for every judge, which goes down while it grades: the run waits, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from tests.train import runs
 
 pytestmark = pytest.mark.slow
 
-GONE = 30.0  # seconds
+OUTAGE = 30.0  # seconds
 SMALL = (*runs.SCOPE, "scope.iterations=1", "scope.max_batches=1")
 RUBRIC = "".join(f'<rubric priority="important">Tells {what}.</rubric>' for what in ("who", "where", "when"))
 
 
-class Calm(NamedTuple):
-    """A run whose judge never died, and what the judge was asked."""
+class Uninterrupted(NamedTuple):
+    """A run whose judge was always up, and the requests that the judge got."""
 
     run: Path
     asked: list[dict[str, Any]]
 
     @property
-    def midst(self) -> int:
-        """Number of requests after which half of the largest batch to grade has been asked."""
+    def middle_request(self) -> int:
+        """Number of requests after which half of the largest batch of gradings has been sent."""
         place, sizes = 0, []
         for job, batch in groupby(self.asked, key=lambda request: request["model"]):
             size = len(list(batch))
@@ -40,7 +40,7 @@ class Calm(NamedTuple):
 
 
 def reply(number: int, body: dict[str, Any]) -> Answer:
-    """What each of the judges says: a function of the message, half of the answers meet a criterion."""
+    """The reply of each judge, a function of the message; half of the answers meet a criterion."""
     if body["model"] == "rubric_writer":
         return chat(f"<think>Three will do.</think><rubrics>{RUBRIC}</rubrics>")
     odd = zlib.crc32(body["messages"][0]["content"].encode()) % 2
@@ -60,40 +60,42 @@ def messages(requests: list[dict[str, Any]]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> Calm:
-    run = tmp_path_factory.mktemp("calm") / "run"
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Uninterrupted:
+    run = tmp_path_factory.mktemp("uninterrupted") / "run"
     with endpoint(reply) as (url, seen):
         runs.finish(command(run, url))
-    return Calm(run, seen)
+    return Uninterrupted(run, seen)
 
 
 def port(url: str) -> int:
     return int(url.split(":")[2].split("/")[0])
 
 
-def test_a_run_waits_for_a_judge_that_is_gone_for_30_seconds(calm: Calm, tmp_path: Path) -> None:
+def test_a_run_waits_for_a_judge_that_is_down_for_30_seconds(uninterrupted: Uninterrupted, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with endpoint(reply, last=calm.midst) as (url, seen):
+    with endpoint(reply, last=uninterrupted.middle_request) as (url, seen):
         process = runs.start(command(run, url))
-        runs.wait_for(process, lambda: len(seen) >= calm.midst)
+        runs.wait_for(process, lambda: len(seen) >= uninterrupted.middle_request)
     with refused(port(url)):
         before = runs.lines(run, "metrics.jsonl")
-        time.sleep(GONE)
+        time.sleep(OUTAGE)
         assert process.poll() is None, process.communicate()[0]
-        assert runs.lines(run, "metrics.jsonl") == before  # it waits within the step
+        assert runs.lines(run, "metrics.jsonl") == before  # it waits inside the step
     with endpoint(reply, port=port(url)) as (_, later):
         runs.end(process)
     assert seen[-1]["model"] == later[0]["model"] == "grader"
-    assert messages(seen + later) == messages(calm.asked)
-    runs.same(calm.run, run)
+    assert messages(seen + later) == messages(uninterrupted.asked)
+    runs.same(uninterrupted.run, run)
     graded = [e["text"]["verdicts"] for e in runs.lines(run, "episodes.jsonl") if e["role"] == "solver"]
     given = {verdict for verdicts in graded for verdict in verdicts}
-    assert given == {True, False}  # and None nowhere
+    assert given == {True, False}  # and never None
 
 
-def test_a_judge_that_stays_away_stops_the_run_which_can_go_on_later(calm: Calm, tmp_path: Path) -> None:
+def test_a_judge_that_stays_down_stops_the_run_which_can_be_resumed(
+    uninterrupted: Uninterrupted, tmp_path: Path
+) -> None:
     run, hasty = tmp_path / "run", [f"scope.{job}.endpoint.retries=1" for job in ("gates", "rubric_writer", "grader")]
-    with endpoint(reply, last=calm.midst) as (url, _):
+    with endpoint(reply, last=uninterrupted.middle_request) as (url, _):
         said = runs.end(runs.start(command(run, url, *hasty)), 2)
     sentence = said.splitlines()[-1]
     assert sentence.startswith(f"scope-jax: the judge at {url} did not answer after 2 tries (") and sentence[-1] == "."
@@ -103,4 +105,4 @@ def test_a_judge_that_stays_away_stops_the_run_which_can_go_on_later(calm: Calm,
     assert runs.lines(run, "metrics.jsonl")[-1]["step"] == runs.lines(run, "episodes.jsonl")[-1]["step"] == step
     with endpoint(reply, port=port(url)):
         runs.finish(command(run, url, *hasty))
-    runs.same(calm.run, run)
+    runs.same(uninterrupted.run, run)

@@ -1,4 +1,4 @@
-"""Several policies in one run: which weights are sampled, where states are kept, one reference for all."""
+"""Several policies in one run: which weights are sampled, where states are kept, one shared reference."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 class Recorder:
-    """An engine that records the weights it was given."""
+    """An engine that records the weights it gets."""
 
     def __init__(self) -> None:
         self.loaded: list[Any] = []
@@ -109,13 +109,13 @@ def test_an_offloaded_policy_samples_on_the_accelerator() -> None:
     assert kinds(recorder.loaded[0]) == {ACCELERATOR}
 
 
-def test_states_move_without_a_change_of_bits() -> None:
+def test_moving_a_state_changes_no_bit() -> None:
     state = states_of(0.1, 0.2)["solver"]
     away = moved(state, HOST)
     assert kinds(away) == {HOST} and same(away, state)
     assert kinds(moved(away, ACCELERATOR)) == {ACCELERATOR}
     again = moved(state, ACCELERATOR)
-    assert again.params["w"] is state.params["w"]  # what lies there already is not copied
+    assert again.params["w"] is state.params["w"]  # what is there already is not copied
 
 
 def test_a_checkpoint_holds_the_reference_once(trainer: Trainer, tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_checkpoint_holds_the_reference_once(trainer: Trainer, tmp_path: Path)
     assert same(back, states)
 
 
-def test_policies_may_begin_elsewhere_and_the_base_stays_the_reference(tmp_path: Path) -> None:
+def test_policies_may_start_from_other_checkpoints_with_the_base_as_reference(tmp_path: Path) -> None:
     other = tmp_path / "other"
     base, params = weights.load("assets/atlas/scope/base")
     weights.save_hf(other, base, jax.tree.map(lambda w: w + 1, params), jax.numpy.float32, None)
@@ -158,7 +158,7 @@ def test_policies_may_begin_elsewhere_and_the_base_stays_the_reference(tmp_path:
         ("solver", 1, "differs from the base in assets/atlas/scope/base in num_layers, layer_windows"),
     ],
 )
-def test_a_policy_that_cannot_begin_there_is_one_sentence(
+def test_an_unsuitable_initial_checkpoint_gives_one_clear_error(
     tmp_path: Path, name: str, layers: int, sentence: str
 ) -> None:
     config = json.loads(Path("assets/atlas/scope/base/config.json").read_text())

@@ -1,4 +1,4 @@
-"""A run that is killed goes on and ends with the bits of one that was not: weights, metrics, episodes, memory."""
+"""A killed run resumes and ends with the bits of an uninterrupted run: weights, metrics, episodes, memory."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def played(run: Path, step: int) -> bool:
-    """True once the metrics of `step` are on disk, which is before its checkpoint is."""
+    """True once the metrics of `step` are on disk, which happens before its checkpoint is."""
     path = run / "metrics.jsonl"
     written = path.read_text().splitlines() if path.is_file() else []
     return any(json.loads(line)["step"] >= step for line in written if line.endswith("}"))
 
 
 def writing(run: Path, step: int) -> bool:
-    """True while the checkpoint of `step` lies under its temporary name."""
+    """True while the checkpoint of `step` has its temporary name."""
     return any(path.name.startswith(f"{step}.") for path in (run / "checkpoints").glob("*"))
 
 
@@ -79,7 +79,7 @@ def test_a_killed_run_ends_with_the_same_bits(whole: Path, tmp_path: Path, momen
 
 
 @pytest.mark.slow
-def test_a_run_that_is_told_to_stop_finishes_the_checkpoint_and_goes_on(whole: Path, tmp_path: Path) -> None:
+def test_a_run_that_gets_sigterm_finishes_the_checkpoint_and_can_be_resumed(whole: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = runs.start(command(run))
     runs.wait_for(process, lambda: writing(run, 2))
@@ -94,7 +94,7 @@ def test_a_run_that_is_told_to_stop_finishes_the_checkpoint_and_goes_on(whole: P
 
 @pytest.fixture
 def listening() -> Iterator[None]:
-    """The signals as in the program."""
+    """With the program's signal handlers."""
     before = {number: signal.getsignal(number) for number in stopping.SIGNALS}
     stopping.listen()
     yield
@@ -104,10 +104,10 @@ def listening() -> Iterator[None]:
 
 @pytest.mark.usefixtures("listening")
 @pytest.mark.parametrize("end", ["an error in the next step", "a signal in the next step", "a signal while it begins"])
-def test_whatever_ends_a_run_the_checkpoint_that_was_begun_is_finished(
+def test_however_a_run_ends_it_finishes_the_checkpoint_being_written(
     end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One step plays nothing and is saved; then the end comes at once, while the files are being written."""
+    """One empty step is played and saved; then the run ends at once, while the files are being written."""
 
     def play(cfg: Any, tools: Any, memory: Any, step: int) -> Any:
         if step == 1 and "error" in end:

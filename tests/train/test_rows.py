@@ -1,4 +1,4 @@
-"""A trained row's ids are exactly the ids the engine saw and sampled, in every way of joining turns.
+"""The ids of a training row are exactly those that the engine read and sampled, in every turn mode.
 
 The real engine's operations are recorded: what it prefilled, what was appended, which token it sampled in which slot.
 """
@@ -54,7 +54,7 @@ class ByteChat(ByteTokenizer):
 
 @dataclass
 class Sequence:
-    """What one slot held from one insertion to the next."""
+    """The contents of one slot from one insertion to the next."""
 
     ids: list[int]
     sampled: list[bool] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Sequence:
         self.logprobs += logprobs
 
     def holds(self, datum: Datum, dropped: int) -> bool:
-        """True if the datum is this sequence, up to what a dispatch sampled after a stop string, and so many more."""
+        """True if the datum equals this sequence, up to one dispatch and `dropped` sampled tokens at its end."""
         count = len(datum.ids_T)
         rest = self.sampled[count:]
         return (
@@ -81,8 +81,8 @@ class Sequence:
         )
 
 
-class Watched(Engine):
-    """An engine whose operations are recorded; its programs are those of the engine it wraps."""
+class RecordingEngine(Engine):
+    """Records the operations of the engine that it wraps."""
 
     def __init__(self, engine: Engine) -> None:
         vars(self).update(vars(engine))
@@ -133,17 +133,17 @@ def engine():
 
 @dataclass(frozen=True)
 class Plan:
-    """An episode to play: what is random about it."""
+    """The random choices for an episode."""
 
     prompt: str
     mode: Mode
     dialect: str
     turns: int
     stops: str
-    results: tuple[str, ...]  # what the searches find, turn after turn; then the episode ends
-    nudged: int  # the turn that is answered by words instead of results
+    results: tuple[str, ...]  # search results, one per turn; then the episode ends
+    nudged: int  # the turn that gets a message instead of results
     key: int
-    end: int | None = None  # characters of a turn that are answered, the others are dropped
+    end: int | None = None  # characters of a turn that are kept, the others are dropped
 
     def request(self) -> Request:
         dialect = dialects.load(self.dialect)
@@ -187,18 +187,18 @@ plans = st.builds(
 
 
 def play(engine: Any, params: Any, asked: list[Plan]) -> tuple[list[Completion], list[Sequence]]:
-    watched = Watched(engine)
+    watched = RecordingEngine(engine)
     rollouts = LocalRollouts(watched, ByteChat(), seed=0, threads=4)
     rollouts.load_params(params)
     return rollouts.run([plan.request() for plan in asked]), watched.sequences
 
 
-SLOW = [HealthCheck.too_slow]  # a step of the engine takes its time
+SLOW = [HealthCheck.too_slow]  # an engine step is slow
 
 
 @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=SLOW)
 @given(asked=st.lists(plans, min_size=1, max_size=12))
-def test_a_row_is_what_the_engine_saw_and_sampled(engine, params, asked):
+def test_a_row_is_what_the_engine_read_and_sampled(engine, params, asked):
     completions, sequences = play(engine, params, asked)
     datums = [
         (datum, 0 if plan.end is None else MAX_TOKENS)
@@ -220,7 +220,7 @@ def test_a_row_is_what_the_engine_saw_and_sampled(engine, params, asked):
 
 @pytest.fixture(scope="module")
 def many(engine, params) -> list[Completion]:
-    """Episodes of every mode and dialect that do have several turns."""
+    """Episodes of every mode and dialect, all with several turns."""
     asked = [
         Plan(f"Q{i}", mode, name, 4, "".join(map(chr, range(40, 128))), ("one", "two", "three"), i, i, end)
         for mode in MODES

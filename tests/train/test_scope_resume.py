@@ -1,4 +1,4 @@
-"""SCOPE killed in any of its stages goes on and ends with the bits of a run that was not: policies, tasks, files."""
+"""SCOPE, killed in any stage, resumes and ends with the bits of an uninterrupted run: policies, tasks, files."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tests.train import runs
 
 pytestmark = pytest.mark.slow
 
-# Two iterations of 2 steps of the challenger, 2 batches of tasks (too few for the target) and 2 steps of the solver.
+# Two iterations of 2 challenger steps, 2 batches of tasks (fewer than the target) and 2 solver steps.
 SMALL = (*runs.SCOPE, "scope.iterations=2", "scope.max_batches=2")
-# Metrics that only the steps of a stage have.
+# Metrics that only steps of that stage have.
 STAGES = {"challenger": "challenger/valid", "tasks": "tasks/kept", "solver": "solver/reward"}
 
 
@@ -34,7 +34,7 @@ def steps(run: Path, stage: str, iteration: int) -> list[int]:
 
 
 def moved(run: Path, policy: str) -> bool:
-    """True if the policy's weights are no longer the base's, of which the states keep one copy."""
+    """True if the policy's weights differ from the base's, of which the states hold one copy."""
     arrays = runs.arrays(run, runs.saved(run)[-1])
     base = {name.split("/ref_params/")[1]: array for name, array in arrays.items() if "/ref_params/" in name}
     assert base
@@ -57,7 +57,7 @@ def test_a_run_killed_in_a_stage_ends_with_the_same_bits(
 ) -> None:
     run, first = tmp_path / "run", steps(whole, stage, iteration)[0]
     runs.kill_when(command(run), lambda: first in runs.saved(run))
-    # by its own files the run was within the second step of the stage: the first is saved, the second not yet played
+    # its files show that the run was in the second step of the stage: the first is saved, the second not yet played
     assert runs.saved(run)[-1] == runs.lines(run, "metrics.jsonl")[-1]["step"] == first
     game = runs.memory(run, first)["game"]
     assert (game["stage"], game["iteration"], game["place"]) == (stage, iteration, 1)

@@ -1,4 +1,4 @@
-"""SPICE killed while it draws attempts goes on and ends with the bits of a run that was not."""
+"""SPICE, killed while drawing attempts, resumes and ends with the bits of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.train import runs, spice_card
 
 pytestmark = pytest.mark.slow
 
-# The base of Atlas knows no JSON: every attempt is a penalty, all rounds are drawn, and without a baseline they train.
+# This Atlas base writes no JSON: every attempt gets the penalty, all rounds are drawn, and with no baseline they train.
 SETS = ('spice.loss.advantage="none"',)
 
 

@@ -1,4 +1,4 @@
-"""A step of SPICE through the real tokenizer and learner: what both roles said changes the one policy together."""
+"""A step of SPICE with the real tokenizer and learner: both roles' episodes train the one policy in one update."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def script(answers: Iterator[str], tasks: Iterator[str]) -> Any:
 
 
 @pytest.mark.slow
-def test_a_step_moves_the_weights_by_both_roles_in_one_update(tmp_path: Any) -> None:
+def test_a_step_trains_both_roles_in_one_update(tmp_path: Any) -> None:
     trainer = assemble(load_card(spice_card.written(tmp_path)), tmp_path / "run")
     answers, tasks = itertools.cycle([r"so \boxed{7}", "none"]), itertools.cycle([TASK, "I pass."])
     said = ScriptedRollouts(script(answers, tasks), trainer.world.tokenizer, max_length=512)

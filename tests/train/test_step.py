@@ -1,4 +1,4 @@
-"""One whole step of the demo, small: what the engine says of its tokens and what the learner says of them agree."""
+"""One small step of the demo: engine and learner agree on the log-probs of the sampled tokens."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def episodes(trainer: Trainer, started: dict[str, TrainState]) -> list[Episode]:
 def test_engine_and_learner_agree_on_every_token_of_a_step(
     trainer: Trainer, started: dict[str, TrainState], episodes: list[Episode]
 ) -> None:
-    """Within 1e-4 in float32, over every sampled token of both roles, through searches and their observations."""
+    """Within 1e-4 in float32, over every sampled token of both roles, also after searches and their observations."""
     for update in trainer.world.system.updates(trainer.world.cfg):
         rated, _ = advantages.assign([e for e in episodes if e.role == update.name], update.card)
         for batch, part in zip(
@@ -60,8 +60,8 @@ def test_engine_and_learner_agree_on_every_token_of_a_step(
             np.testing.assert_allclose(learner_N, engine_N, atol=1e-4, rtol=0)
 
 
-def test_a_row_is_what_the_engine_saw(trainer: Trainer, episodes: list[Episode]) -> None:
-    """Prompt, speech and observations decode to the text, in order, and only what was spoken is marked as sampled."""
+def test_a_row_decodes_to_the_text_of_the_episode(trainer: Trainer, episodes: list[Episode]) -> None:
+    """Prompt, sampled text and observations decode to the text, in order, and only sampled text is marked as such."""
     for episode in episodes:
         (datum,) = episode.datums
         turns = episode.text["turns"]
@@ -76,7 +76,7 @@ def test_a_row_is_what_the_engine_saw(trainer: Trainer, episodes: list[Episode])
         )
 
 
-def test_a_step_moves_the_weights_and_rates_the_episodes(trainer: Trainer, episodes: list[Episode]) -> None:
+def test_a_step_changes_the_weights_and_sets_advantages(trainer: Trainer, episodes: list[Episode]) -> None:
     states, _, _ = trainer.start(None)
     before = jax.device_get(states["actor"].params)
     after, rated, baselines, metrics = learn(trainer, states, episodes, {})

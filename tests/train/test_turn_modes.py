@@ -1,4 +1,4 @@
-"""A whole step of the demo, its turns joined by the template: engine and learner agree, every row is learned from."""
+"""A whole step of the demo with turns joined by the template: engine and learner agree, and every row is trained."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scope_jax.train import learn
 SMALL = ("train.batch_size=4", "rollout.slots=16", "evaluate.sets=[]", "ssp.solver.samples=2")
 
 
-@pytest.mark.slow  # two steps of the demo, compiled anew
+@pytest.mark.slow  # two steps of the demo with new programs to compile
 @pytest.mark.parametrize(("mode", "rows"), [("chat", {1}), ("chat-trimmed", {1, 2})])
 def test_a_step(tmp_path: Path, mode: str, rows: set[int]) -> None:
     trainer = assemble(load_card("configs/ssp/atlas.toml", (*SMALL, f"model.turns={mode}")), tmp_path)
@@ -34,14 +34,14 @@ def test_a_step(tmp_path: Path, mode: str, rows: set[int]) -> None:
             assert spoken == turns
             later = [world.tokenizer.decode(d.ids_T[~d.sampled_T].tolist()) for d in episode.datums[1:]]
             assert all("<information>" in text for text in later)
-            assert all(text.count("<think>") == spoken_thoughts(episode.datums[0], world) for text in later)
+            assert all(text.count("<think>") == thought_tags_in_prompt(episode.datums[0], world) for text in later)
     _, rated, _, metrics = learn(trainer, states, episodes, remembered["baselines"])
     assert all(np.isfinite(e.advantage) for e in rated if e.trained and e.advantage is not None)
     mismatches = [metrics[name] for role in ("solver", "proposer") if (name := f"{role}/mismatch_max") in metrics]
-    assert mismatches[0] < 1e-4  # of the first update, which moves the weights before the second; dummies need none
+    assert mismatches[0] < 1e-4  # of the first update only, as the second has changed weights; dummies have none
 
 
-def spoken_thoughts(datum, world) -> int:
-    """How often the prompt itself, which explains the format, says <think>."""
+def thought_tags_in_prompt(datum, world) -> int:
+    """How often <think> occurs in the prompt itself, which explains the format."""
     first = int(np.flatnonzero(datum.sampled_T)[0])
     return world.tokenizer.decode(datum.ids_T[:first].tolist()).count("<think>")

@@ -1,4 +1,4 @@
-"""[[train.watch]]: when a rule ends a run, what the run leaves behind, and that a resumed run counts the same."""
+"""[[train.watch]]: when a rule ends a run, what the run saves, and that a resumed run continues the count."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def counts(text: str, values: list[Any]) -> list[int]:
     return [watch(text, records[: end + 1]).counts[0] for end in range(len(values))]
 
 
-def test_values_in_a_row_are_counted() -> None:
+def test_consecutive_values_are_counted() -> None:
     above, below = '[{metric="x/y", above=2.0, steps=3}]', '[{metric="x/y", below=0.0}]'
     assert counts(above, [3.0, 2.0, 2.1, 5.0, "", None, 1.0]) == [1, 0, 1, 2, 2, 3, 0]
     assert counts(above, [math.inf, math.nan, -math.inf]) == [1, 2, 3]
@@ -52,7 +52,7 @@ def test_the_reason_names_metric_bound_and_steps() -> None:
     assert "c was above 1000 (or not finite) in 1 step." in (watch(rules, [{"a/b": 1.0, "c": 1001.0}]).reason or "")
 
 
-def test_the_evaluation_before_the_first_step_ends_no_run_but_makes_its_names_known() -> None:
+def test_the_first_evaluation_ends_no_run_but_its_metric_names_are_valid() -> None:
     rules, first = '[{metric="eval/q/accuracy", below=0.5}]', {"step": 0, "eval/q/accuracy": 0.1}
     found = watch(rules, [first])
     assert found.counts == (0,) and "eval/q/accuracy" in found.seen
@@ -67,7 +67,7 @@ def test_a_rule_has_one_bound() -> None:
 
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Steps that train nothing, with the entropies of VALUES; the list says which were played."""
+    """Steps that train nothing, with the entropies of VALUES; the list holds the steps that were played."""
     steps: list[int] = []
 
     def play(cfg: Any, tools: Any, memory: Any, step: int) -> Any:
@@ -89,13 +89,13 @@ def test_a_run_stops_with_a_checkpoint_and_resumes_with_the_same_counts(tmp_path
     assert results["steps"] == 5 and played == [1, 2, 3, 4, 5]
     assert "solver/entropy was below 0.05 (or not finite) in 2 consecutive steps" in results["stopped"]
     assert runs.saved(tmp_path / "run") == [3, 5]
-    # the same command has nothing left to do
+    # the same command again does nothing
     assert run(tmp_path / "run", ENTROPY)["stopped"] == results["stopped"] and len(played) == 5
-    # stopped between the two low values, and resumed: the count goes on
+    # stopped between the two low values and resumed: the count continues
     assert "stopped" not in run(tmp_path / "cut", ENTROPY, "train.steps=4")
     assert run(tmp_path / "cut", ENTROPY)["stopped"] == results["stopped"]
     assert runs.lines(tmp_path / "cut", "metrics.jsonl") == runs.lines(tmp_path / "run", "metrics.jsonl")
-    # a rule may change, as it does not change what is computed
+    # a rule may change, as it does not affect what is computed
     assert run(tmp_path / "run", ENTROPY.replace("steps=2", "steps=3"))["steps"] == 9 and played[-4:] == [6, 7, 8, 9]
 
 
