@@ -65,6 +65,8 @@ class Episode:
             finish = "eos" if token in self._tokenizer.eos_ids else "stop"
         elif params.stop and self._stops.completed_by(self._tokenizer.token_bytes(token)):
             finish = "stop"
+        elif params.ends and self._ends.completed_by(self._tokenizer.token_bytes(token)):
+            finish, self._ended_by_text = "eos", True
         elif len(self._ids) >= params.max_tokens:
             finish = "length"
         elif self.length >= self._room:
@@ -80,12 +82,16 @@ class Episode:
         self._opened = params.thought is not None and end.endswith(params.thought[0])
         self._left_out = None if params.tags_in_thinking else params.thought
         self._stops = StopStrings(params.stop, self._left_out, self._opened)
+        self._ends, self._ended_by_text = StopStrings(params.ends, None, False), False
 
     def close(self, finish: str) -> None:
         """Ends the turn that is being sampled."""
-        ids = self._ids
-        sampled = ids[:-1] if finish == "eos" or ids[-1] in self.request.params.stop_ids else ids
-        text = self._tokenizer.decode(sampled)
+        ids, params = self._ids, self.request.params
+        if self._ended_by_text:
+            text = self._tokenizer.decode(ids)
+            text = text[: min((place for place in map(text.find, params.ends) if place >= 0), default=len(text))]
+        else:
+            text = self._tokenizer.decode(ids[:-1] if finish == "eos" or ids[-1] in params.stop_ids else ids)
         arrays = np.asarray(ids, np.int32), np.asarray(self._logprobs, np.float32)
         self._add(Turn("sampled", *arrays, text, finish, opened=self._opened, thought=self._left_out))
 

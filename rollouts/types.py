@@ -26,7 +26,8 @@ class SamplingParams:
     stop_ids: ids that end a turn and are kept in it; the tokenizer's end tokens belong here. tempered_logprobs: report
     log softmax(logits / temperature) instead of log softmax(logits); neither is renormalised after top_k or top_p.
     thought: the opening and closing mark of thinking, if turns may contain any; a turn starts inside thinking if its
-    prompt ends with the opening mark. tags_in_thinking: stop strings also count inside thinking.
+    prompt ends with the opening mark. tags_in_thinking: stop strings also count inside thinking. ends: strings that end
+    a turn as an end token does, also inside thinking; their tokens are kept, but the turn's text ends before them.
     """
 
     temperature: float
@@ -38,6 +39,7 @@ class SamplingParams:
     tempered_logprobs: bool
     thought: Marks | None = None
     tags_in_thinking: bool = False
+    ends: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.temperature >= 0:
@@ -50,6 +52,8 @@ class SamplingParams:
             raise ValueError(f"SamplingParams.max_tokens is {self.max_tokens}; a turn has at least one token.")
         if "" in self.stop:
             raise ValueError("SamplingParams.stop holds an empty string, which would stop everywhere; remove it.")
+        if "" in self.ends:
+            raise ValueError("SamplingParams.ends holds an empty string, which would stop everywhere; remove it.")
         if self.thought is not None and "" in self.thought:
             raise ValueError("SamplingParams.thought has an empty mark; give both, or None.")
 
@@ -58,8 +62,9 @@ class SamplingParams:
 class Turn:
     """A piece of an episode after the prompt: tokens of the policy, or of an observation.
 
-    ids: int32; logprobs: float32, 0 in observations. text: the decoded ids without the stop id; for observations a
-    readable form. finish: how a sampled turn ended ("stop": a stop string or stop id, "eos": an end token,
+    ids: int32; logprobs: float32, 0 in observations. text: the decoded ids without the stop id, or up to a string of
+    `ends`; for observations a readable form. finish: how a sampled turn ended ("stop": a stop string or stop id, "eos":
+    an end token or a string of `ends`,
     "length": max_tokens or max_response_tokens, "overflow": the engine's length, "cut": the responder kept only its
     beginning), None for observations. restarts: True for an observation that replaces the context by a new prompt;
     `ids` is that whole prompt. opened: the turn started inside thinking. thought: marks of thinking to leave out of

@@ -46,11 +46,22 @@ class ModelSection(Section):
     # how the model writes a search and reads results (SCOPE Table 11): xml, hermes, function, or a TOML file
     dialect: Annotated[CardPath, AfterValidator(_known_dialect)] = "xml"
     turns: Literal["raw", "chat", "chat-trimmed"] = "raw"  # how an observation joins the conversation, see rollouts.md
+    # strings that end a reply and are left out of its text; for templates without an end token, with `raw` turns
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(default=(), strict=False)
     tags_in_thinking: bool = (
         False  # tags inside <think> … </think> have the same effect as outside; released codes: True
     )
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
     param_dtype: Literal["float32", "bfloat16"] = "float32"  # master weights and Adam moments
+
+    @model_validator(mode="after")
+    def _stop_ends_a_raw_turn(self) -> ModelSection:
+        if self.stop and self.turns != "raw":
+            raise ValueError(
+                f'stop ends a reply without an end token, after which turns = "{self.turns}" cannot continue; '
+                'remove stop or set turns = "raw"'
+            )
+        return self
 
 
 def _an_axis(size: int) -> int:

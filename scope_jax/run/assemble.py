@@ -188,6 +188,7 @@ class StepTools:
             tempered_logprobs=tempered,
             thought=parsing.THOUGHT,
             tags_in_thinking=self.world.cfg.model.tags_in_thinking,
+            ends=self.world.cfg.model.stop,
         )
         alike: dict[tuple[int, ...], str] = {}  # by ids, the name of the first of the prompts that share a prefill
         requests = [

@@ -50,6 +50,23 @@ def test_an_end_token_that_the_request_does_not_list():
     assert (completion.finish_reason, completion.text, completion.ids_T[-1]) == ("eos", "Done.", EOS)
 
 
+def test_a_string_that_ends_a_turn_is_left_out_of_its_text_but_not_of_its_tokens():
+    """As vLLM's stop: the text ends before the string, wherever it occurs, and what the policy sampled is kept."""
+    said = "<think>Hm</think> It is 5.\nUser: and"
+    cut, tag, thinking, whole = play(
+        lambda prompt, turns: {"a": said, "b": "<a>5</a> User:", "c": "<think>so\nUser: x", "d": "A User"}[prompt[0]],
+        request("a", ends=("\nUser:", "User:"), max_tokens=99),
+        request("b", ends=("User:",), stop=("</a>",), max_tokens=99),
+        request("c", ends=("User:",), thought=("<think>", "</think>"), max_tokens=99),
+        request("d", ends=("User:",), max_tokens=99),
+    )
+    assert (cut.finish_reason, cut.text) == ("eos", "<think>Hm</think> It is 5.")
+    assert cut.ids_T.tolist() == list(said.removesuffix(" and").encode()) and cut.sampled_T.all()
+    assert (tag.finish_reason, tag.text) == ("stop", "<a>5</a>")
+    assert (thinking.finish_reason, thinking.text, thinking.turns[0].content.strip()) == ("eos", "<think>so\n", "")
+    assert (whole.finish_reason, whole.text, whole.ids_T[-1]) == ("eos", "A User", EOS)
+
+
 def test_turn_limits_apply_and_exceptions_propagate():
     spoken = request("a", max_turns=2, respond=lambda turns: "again")
     completion = play(lambda prompt, turns: "word", spoken)[0]

@@ -27,6 +27,7 @@ def test_each_ablation_on_atlas_changes_one_thing_of_its_card() -> None:
             "train": "reasoner",
             "challenger": base["spice"]["challenger"] | {"model": "base"},
         },
+        "atlas-light-challenger": {"challenger_weight": 0.15},
         "atlas-no-corpus": {"corpus": False},
         "atlas-r-zero": {"challenger_reward": "r-zero"},
         "atlas-threshold": {"challenger_reward": "threshold"},

@@ -5,7 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from rollouts.scripted import ScriptedRollouts
+from scope_jax.config import CardError, load_card
 from scope_jax.play.tools import Prompt
 from scope_jax.run.assemble import StepTools
 from scope_jax.text.messages import Messages
@@ -17,7 +20,7 @@ def test_prompts_of_equal_ids_share_a_prefill_and_no_random_numbers():
     script = ScriptedRollouts(lambda prompt, turns: "x", Characters(), max_length=9)
     engine = SimpleNamespace(run=lambda requests: asked.extend(requests) or script.run(requests))
     world: Any = SimpleNamespace(
-        cfg=SimpleNamespace(seed=0, model=SimpleNamespace(tags_in_thinking=False)),
+        cfg=SimpleNamespace(seed=0, model=SimpleNamespace(tags_in_thinking=False, stop=("User:",))),
         tokenizer=SimpleNamespace(eos_ids=(3,)),
         sampler=SimpleNamespace(use=lambda policy: engine),
     )
@@ -26,3 +29,9 @@ def test_prompts_of_equal_ids_share_a_prefill_and_no_random_numbers():
     StepTools.generate(tools, "writer", prompts, 2, policy="actor", temperature=1.0, max_tokens=4)
     assert [request.group for request in asked] == ["a", "a", "b", "b", "a", "a"]
     assert len({tuple(request.key.tolist()) for request in asked}) == 6
+    assert {request.params.ends for request in asked} == {("User:",)}
+
+
+def test_a_reply_that_a_string_ends_cannot_be_continued_by_a_template():
+    with pytest.raises(CardError, match='turns = "chat" cannot continue; remove stop'):
+        load_card("configs/score/qwen2.5-7b.toml", ['model.stop=["User:"]'])
