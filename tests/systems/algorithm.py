@@ -1,4 +1,5 @@
-"""A game's table of its paper's Algorithm 1 against its code, read as syntax: comments and strings are no calls."""
+"""Compares a game's table of its paper's Algorithm 1 with the game's syntax tree, where comments and strings do not
+count as calls."""
 
 from __future__ import annotations
 
@@ -15,23 +16,23 @@ from scope_jax.play.system import System
 
 HOME = Path(__file__).parents[2] / "scope_jax"
 LOOP = sorted([*HOME.glob("*.py"), *(HOME / "run").glob("*.py")])
-ASKED = [name for name in vars(System) if not name.startswith("_")]  # what the loop asks of a game
+ASKED = [name for name in vars(System) if not name.startswith("_")]  # what the training loop calls
 
 
 @dataclass(frozen=True)
 class Place:
-    """The code between the comment of one or more lines of the algorithm and the next such comment."""
+    """The code from the comment with one or more line numbers of the algorithm to the next such comment."""
 
     function: str
     calls: tuple[tuple[str, ...], ...]  # dotted names in order, ("drawing", "orders")
 
 
 def complaints(game: ModuleType, steps: tuple[str, ...], source: str | None = None) -> list[str]:
-    """What does not agree between the table in the docstring and the functions `steps`, `play` first.
+    """The differences between the table in the docstring and the functions `steps`, of which `play` is the first.
 
-    Every line of the table has one comment, in the table's order. Every function that a row names is a step that holds
-    the comment or that `play` refers to, or a function that the loop calls, or one that is called below the comment,
-    in the order of the row.
+    Every line of the table has one comment, in the table's order. A function that a row names must be a step that
+    contains the comment or that `play` refers to, or a function that the training loop calls, or one that is called
+    below the comment, in the order of the row.
     """
     tree = ast.parse(source or inspect.getsource(game))
     rows = re.findall(r"^\| (\d+) \| .+? \| (.+?) \|$", ast.get_docstring(tree) or "", re.MULTILINE)
@@ -65,7 +66,7 @@ def _functions(tree: ast.Module) -> dict[str, ast.FunctionDef]:
 
 
 def _places(source: str, tree: ast.Module, steps: tuple[str, ...]) -> list[tuple[int, Place]]:
-    """(line of the algorithm, its place), in the order of the steps and of the comments in each."""
+    """(line of the algorithm, its place), in the order of the steps and of the comments in them."""
     comments = [
         (token.start[0], [int(number) for number in re.findall(r"l\.(\d+)", mark[1])])
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
@@ -77,7 +78,7 @@ def _places(source: str, tree: ast.Module, steps: tuple[str, ...]) -> list[tuple
         own = [(row, numbers) for row, numbers in comments if function.lineno < row <= (function.end_lineno or 0)]
         ends = [row for row, _ in own[1:]] + [(function.end_lineno or 0) + 1]
         calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
-        calls.sort(key=lambda node: (node.end_lineno, node.end_col_offset))  # as they are evaluated
+        calls.sort(key=lambda node: (node.end_lineno, node.end_col_offset))  # in the order of evaluation
         for (row, numbers), end in zip(own, ends, strict=True):
             here = tuple(_dotted(call.func) for call in calls if row < call.lineno < end)
             places += [(number, Place(name, here)) for number in numbers]
@@ -91,7 +92,7 @@ def _dotted(node: ast.expr) -> tuple[str, ...]:
 
 
 def _defined(game: ModuleType, call: tuple[str, ...]) -> bool:
-    """True if the dotted name is a function, of the game's module or of one that it imports."""
+    """True if the dotted name is a function of the game's module or of a module that it imports."""
     owner: object = game
     for name in call:
         if not isinstance(owner, ModuleType) or name not in vars(owner):
@@ -105,7 +106,7 @@ def _named_in(tree: ast.Module, function: str) -> set[str]:
 
 
 def _asked_by_the_loop() -> set[str]:
-    """Names x of all calls `….system.x(…)` and `system.x(…)` in the modules beside the games."""
+    """The names x in all calls `….system.x(…)` and `system.x(…)` outside of the games."""
     calls = [
         _dotted(node.func)
         for path in LOOP

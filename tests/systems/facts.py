@@ -1,9 +1,9 @@
-"""What the papers and the released code state, transcribed by hand: the cards of configs/ are compared with it.
+"""The values in the papers and the released code, transcribed by hand; the cards in configs/ are compared with them.
 
-ROWS_… are tables as printed, row by row. The functions below them say which key of a card a statement is about: by the
-place it stands in, and by the key, the value that the card must have. A value may leave a choice (`OneOf`, `Between`,
-`Named`). "released code": Alibaba-Quark/SSP b4797e1, EdinburghNLP/SCOPE 337e54d, with the defaults of their forks of
-veRL where they set nothing. "Oat": the framework that SPICE, which has no released code, names; c1a074c.
+ROWS_… are tables as printed, row by row. The functions below them map each place in a paper (table, section, "released
+code") to card keys and the values that the card must have. A value may allow several (`OneOf`, `Between`, `Named`).
+"released code": Alibaba-Quark/SSP b4797e1, EdinburghNLP/SCOPE 337e54d, with the defaults of their forks of veRL where
+they set nothing. "Oat": the framework that SPICE names, which has no released code; c1a074c.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ WITH_GRADIENT_OF_KL = OneOf(("k1", "k2", "k3"))
 
 
 def both(game: str, roles: tuple[str, ...], table: Mapping[str, Any]) -> dict[str, Any]:
-    """A statement about both roles, or all of these, by the full keys."""
+    """A table of settings for several roles, as full keys."""
     return {f"{game}.{role}.{key}": value for role in roles for key, value in table.items()}
 
 
@@ -160,7 +160,7 @@ def ssp(card: str) -> Facts:
             **VERL,
             **verl_loss,
             **both("ssp", roles, {"loss.clip_high": 0.285, "loss.kl_coef": 0.01, "max_turns": 10}),
-            **both("ssp", roles, {"sampling.max_tokens": 8192}),  # a turn may take what is left of the response
+            **both("ssp", roles, {"sampling.max_tokens": 8192}),  # a turn may use the rest of the response budget
             "evaluate.max_tokens": 8192,
             "model.turns": "raw",
             "mesh.fsdp": -1,
@@ -288,7 +288,7 @@ def scope(card: str) -> Facts:
         "Eq. (2)": both("scope", roles, {"loss.advantage": "group-zscore"}),
         "Eq. (3)": {
             **both("scope", roles, {"loss.aggregation": "sequence-mean", "loss.kl": WITH_GRADIENT_OF_KL}),
-            "scope.solver.loss.clip_high": 0.2,  # one ε for both sides
+            "scope.solver.loss.clip_high": 0.2,  # the same ε on both sides
         },
         "Eq. (7)": {"scope.solver_reward.length_penalty": True, "scope.cut_answer": False},
         "App. E": {
@@ -312,19 +312,19 @@ def scope(card: str) -> Facts:
         "released code": {
             **VERL,
             **both("scope", roles, loss | {"sampling.temperature": 1.0}),
-            **{f"scope.{stage}.max_tokens": 8192 for stage in stages},  # what is left of the response
+            **{f"scope.{stage}.max_tokens": 8192 for stage in stages},  # the rest of the response budget
             "scope.challenger.max_turns": 10,
             "scope.solver.max_turns": 5,
             "scope.solver.loss.clip_high": 0.28,
             "scope.document_tokens": 256,
             "scope.dynamic_turns": True,
-            "scope.solver_stops_at_search": card == "olmo3-7b",  # the stop strings of its script are both
+            "scope.solver_stops_at_search": card == "olmo3-7b",  # its script stops at either string
             "scope.generation_batch": 500,
             "scope.max_batches": 20 * 2000 // 500,
             "scope.gates_first": False,
             "scope.gates.temperature": 0.0,
             "scope.gates.max_tokens": 1024 if card == "qwen3-8b" else 256,
-            "scope.grader.temperature": OneOf((0.0, 0.6)),  # of the challenger's stage, of the solver's
+            "scope.grader.temperature": OneOf((0.0, 0.6)),  # in the challenger's stage, in the solver's
             "scope.max_rubrics": 10,
             "scope.ungraded": "zero",
             "scope.min_graded": 0.5,
@@ -342,7 +342,7 @@ def scope(card: str) -> Facts:
 
 
 # --------------------------------------------------------------------------------------------------------------- SPICE
-ROWS_SPICE_5: dict[str, Any] = {  # of the methods that have a figure, SPICE first
+ROWS_SPICE_5: dict[str, Any] = {  # the methods in a figure, SPICE first
     "Corpus documents": (20000, 20000),
     "Challenger sampling": (8, 4, 1),
     "Reasoner sampling": (8, 8, 5, 1),
@@ -361,7 +361,7 @@ BASES = {
 def spice(card: str) -> Facts:
     """Statements about the card of one of the paper's four models. Its code is not published; it is built on Oat."""
     rows, roles = {name: values[0] for name, values in ROWS_SPICE_5.items()}, ("challenger", "reasoner")
-    documents, trajectories = 128, 128  # of a batch; of a gradient update
+    documents, trajectories = 128, 128  # per batch, per gradient update
     batch = documents * (rows["Challenger sampling"] + rows["Reasoner sampling"])
     conversation = {"model.chat_template": Named("octothinker")} if card.startswith("octothinker") else {}
     return {
@@ -444,7 +444,7 @@ SPELL_ROLES = ("questioner", "responder", "verifier")
 
 
 def spell(card: str) -> Facts:
-    """What is said of each key of a SPELL card, by place; "released code" is Tongyi-Zhiwen/Qwen-Doc 12489b0."""
+    """The stated value of each key of a SPELL card, by place; "released code" is Tongyi-Zhiwen/Qwen-Doc 12489b0."""
     output = 20480 if "thinking" in card or card.startswith("r1-") else 4096  # section 5.1: 4K, or 20K
     sampling = {"temperature": 0.7, "top_p": 0.95, "max_tokens": output, "max_response_tokens": output}
     return {
@@ -486,7 +486,7 @@ def spell(card: str) -> Facts:
             "spell.exam_prompt_tokens": OneOf((16384, 100_000)),
         },
         "C.3": {"spell.loss.aggregation": "token-mean", "spell.loss.kl": "none", "spell.loss.mini_batches": 1},
-        "D.1": {"train.steps": Between(60, 75)},  # 8 hours of 7 minutes
+        "D.1": {"train.steps": Between(60, 75)},  # 8 hours at 7 minutes per step
         "App. E": {"spell.max_answer_tokens": 20},
         "Table 6": {"model.checkpoint": Named(MODELS_SPELL_6[card])},
         "veRL": VERL,
@@ -512,7 +512,7 @@ def spell(card: str) -> Facts:
 
 
 # --------------------------------------------------------------------------------------------------------------- SCORE
-ROWS_SCORE_2: dict[str, float] = {  # a row of Table 2 may hold several
+ROWS_SCORE_2: dict[str, float] = {  # a row of Table 2 may set several keys
     "learning rate": 1e-6,
     "warmup steps": 5,
     "KL coefficient": 0.05,
@@ -535,7 +535,7 @@ SCORE_ROLES = ("solver", "evaluator")
 
 
 def score(card: str) -> Facts:
-    """What is said of each key of a SCORE card, by place; there is no released code."""
+    """The stated value of each key of a SCORE card, by place; there is no released code."""
     rows, (model, queries) = ROWS_SCORE_2, MODELS_SCORE[card]
     verl_loss = {f"score.{role}.loss.{key}": value for role in SCORE_ROLES for key, value in VERL_LOSS.items()}
     return {

@@ -1,4 +1,4 @@
-"""SCOPE for golden transcripts: four documents, policies that play a plan, a base that judges by plain words."""
+"""SCOPE for golden transcripts: four documents, policies that follow a plan, a judge that compares words."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def answer(text: str) -> str:
 
 
 def by_words(moment: Moment) -> str:
-    """The base as judge: gates fail tasks that say VAGUE or ALIEN, a criterion is met if its last word is answered."""
+    """The base as judge: gates reject VAGUE and ALIEN tasks; a criterion is met if its last word is in the answer."""
     if moment.role == "rubric_writer":
         return "I cannot." if "UNGRADABLE" in moment.prompt.split("Documents:")[0] else GOOD_RUBRICS
     if moment.role == "gates":
@@ -78,12 +78,12 @@ def by_words(moment: Moment) -> str:
 
 @dataclass
 class Plan:
-    """Who says what, one text for each turn. Drafts by (title, sample), attempts by (word in the task, sample)."""
+    """Scripted texts, one for each turn. Drafts by (title, sample), attempts by (word in the task, sample)."""
 
     drafts: Mapping[tuple[str, int], Sequence[str]] = field(default_factory=dict)
     attempts: Mapping[tuple[str, int], Sequence[str]] = field(default_factory=dict)
     judge: Callable[[Moment], str] = by_words
-    replies: Mapping[str, str] = field(default_factory=dict)  # to another's searches, by a word of the task
+    replies: Mapping[str, str] = field(default_factory=dict)  # to another policy's searches, by a word of the task
 
     def __call__(self, moment: Moment) -> str:
         if moment.role == "challenger":
@@ -102,7 +102,7 @@ class Plan:
 
 @dataclass
 class World(ScriptedTools):
-    """ScriptedTools that remember who spoke, and which endpoint was asked what."""
+    """ScriptedTools that record which policies were sampled and the requests to each endpoint."""
 
     policies: dict[str, str] = field(default_factory=dict)
     endpoints: list[tuple[str, str, float | None, int | None]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Algorithm 1 of each paper as a table in the game's docstring: the code does what the table says, where it says so."""
+"""Algorithm 1 of each paper as a table in the game's docstring: the code agrees with the table, line by line."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_every_game_is_checked():
         ("# l.2: the batch", "# l.3: the batch", "comments are [1, 3, 3,"),
     ],
 )
-def test_a_name_in_a_comment_is_no_call(old: str, new: str, complaint: str):
+def test_differences_are_found(old: str, new: str, complaint: str):
     source = inspect.getsource(ssp)
     assert source.count(old) == 1
     assert any(found.startswith(complaint) for found in complaints(ssp, ("play",), source.replace(old, new)))

@@ -1,10 +1,10 @@
-"""Every value of the paper's cards cites its place, and is what stands there.
+"""Every value in the papers' cards cites its source, and equals the value there.
 
     key = value    # place, place (words): words; place; place: other value; words
 
-The first clause names where the value comes from, all of its places must hold it. "not stated" comes first where the
-paper says nothing of the key. A later clause that begins with a place must hold the value as well, or names the other
-value that stands there; only in parentheses places may be named in passing. What stands where: tests/systems/facts.py.
+The first clause names the sources of the value, which must all have it. "not stated" comes first if the paper does not
+mention the key. A later clause that begins with a place must have the value as well, or name the other value that is
+there; places may be mentioned freely in parentheses only. The values by place: tests/systems/facts.py.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ MAIN = {
     "spice": "Table 5",
     "spell": "section 5.1",
     "score": "Table 2",
-}  # where the hyperparameters stand
+}  # where the hyperparameters are
 NOT_STATED = "not stated"
-CODES = ("released code", "veRL", "Search-R1", "Oat")  # places that are no paper
+CODES = ("released code", "veRL", "Search-R1", "Oat")  # sources other than papers
 PLACE = (
     r"(?:Table \d+|section \d(?:\.\d)?|App\. (?:[A-H]|\d{1,2})|[A-H]\.\d|Eq\. \(\d+\)|Algorithm 1|"
     rf"{NOT_STATED}|{'|'.join(CODES)})"
@@ -57,7 +57,7 @@ def lines(text: str) -> Iterator[tuple[str, Any, str]]:
 
 
 def _comment(line: str) -> str:
-    """What stands behind the value: from the first # at which the rest before it is a line of TOML."""
+    """The comment after the value: from the first # before which the line is valid TOML."""
     for mark in re.finditer("#", line):
         try:
             tomllib.loads(line[: mark.start()])
@@ -68,7 +68,7 @@ def _comment(line: str) -> str:
 
 
 def complaint(key: str, value: Any, comment: str, stated: Facts) -> str | None:
-    """Why the comment is no citation of this value; None if it is one."""
+    """Why the comment is not a valid citation of this value; None if it is."""
     first, *others = comment.split("; ")
     cited = CLAUSE.fullmatch(first)
     if cited is None:
@@ -106,7 +106,7 @@ def _contrast(key: str, value: Any, place: str, words: str, stated: Facts) -> st
 
 
 def settled(path: Path) -> dict[str, Any]:
-    """The values of a card and of the one that it extends."""
+    """The values of a card and of the card that it extends."""
     own = {key: value for key, value, _ in lines(path.read_text(encoding="utf-8"))}
     return (settled(path.parent / own["extends"]) if "extends" in own else {}) | own
 
@@ -116,7 +116,7 @@ def statements(path: Path) -> Facts:
 
 
 @pytest.mark.parametrize("path", CARDS, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_every_value_is_what_stands_where_its_comment_says(path: Path):
+def test_every_value_equals_the_one_at_its_cited_source(path: Path):
     found = {
         key: wrong
         for key, value, comment in lines(path.read_text(encoding="utf-8"))
@@ -127,8 +127,8 @@ def test_every_value_is_what_stands_where_its_comment_says(path: Path):
 
 
 @pytest.mark.parametrize("path", CARDS, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_every_number_of_the_main_table_stands_in_the_card(path: Path):
-    """Nothing that the table of hyperparameters says of a key is left to a default, and no other value comes of it."""
+def test_every_value_of_the_main_table_is_in_the_card(path: Path):
+    """No value of the table of hyperparameters is left to a default, and the resolved card has that value."""
     table, values = statements(path)[MAIN[path.parent.name]], settled(path)
     assert sorted(set(table) - set(values)) == []
     assert {key: values[key] for key, stated in table.items() if stated != values[key]} == {}
@@ -164,16 +164,16 @@ def test_the_results_in_the_header_are_the_papers(path: Path):
         ("mini_batches = 2     # Table 4: 256 / 128; a word more", None),
     ],
 )
-def test_what_a_citation_is(line: str, wrong: str | None):
+def test_valid_and_invalid_citations(line: str, wrong: str | None):
     ((key, value, comment),) = lines(f"[ssp.solver.loss]\n{line}")
     assert complaint(key, value, comment, facts.ssp("qwen2.5-7b")) == wrong
 
 
-def test_a_comment_begins_behind_the_value():
+def test_a_comment_begins_after_the_value():
     assert list(lines('a = "x # y"  # not stated')) == [("a", "x # y", "not stated")]
 
 
-# ------------------------------------------------------------------------------------------------- as the papers print
+# ------------------------------------------------------------------------------------------------- as in the papers
 @pytest.mark.parametrize(
     ("paper", "rows"),
     [
@@ -183,7 +183,7 @@ def test_a_comment_begins_behind_the_value():
     ],
     ids=["ssp", "scope", "spice"],
 )
-def test_rows_are_typed_as_the_paper_prints_them(shared_data: Path, paper: str, rows: dict[str, Any]):
+def test_rows_equal_the_papers_text(shared_data: Path, paper: str, rows: dict[str, Any]):
     path = shared_data.parent / "papers" / paper
     if not path.is_file():
         pytest.skip(f"{paper} is not there")

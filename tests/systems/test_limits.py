@@ -1,4 +1,4 @@
-"""The limits of a card on prompts and responses, in both games: what they end, and what is counted."""
+"""A card's limits on prompts and responses, in SSP and SCOPE: what they end, and what is counted."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def step_of_scope(plan=None, **changes):
     return episodes, metrics
 
 
-def test_a_proposers_response_is_the_whole_episode():
-    """Searches and what they found count; who has no room left for the question has none."""
+def test_the_proposers_response_limit_covers_the_whole_episode():
+    """Searches and their results count; if no room is left for the question, there is none."""
     free, counted = step_of_ssp()
     longest = max(len(e.datums[0].ids_T) - len(e.text["prompt"]) for e in harness.of(free, "proposer"))
     said = max(int(e.datums[0].sampled_T.sum()) for e in harness.of(free, "proposer"))
@@ -50,8 +50,8 @@ def test_prompts_that_are_too_long_are_not_played_and_counted():
     assert metrics["solver/prompt_too_long"] == 1 and metrics["proposer/prompt_too_long"] == 0
 
 
-def test_materials_have_the_limit_of_a_solvers_prompt():
-    """The verification is the solver's, so its prompt may be as long."""
+def test_verification_prompts_have_the_solvers_limit():
+    """The solver does the verification, so its prompt may be as long as the solver's."""
     tools = harness.world()
     _, _, metrics = play_step(ssp, harness.card(), tools, {"pool": []}, harness.ITEMS, 0)
     lengths = sorted(len(text) for (role, _), text in tools.prompts.items() if role == "verify")
@@ -60,7 +60,7 @@ def test_materials_have_the_limit_of_a_solvers_prompt():
     assert metrics["rejected/materials_too_long"] == lengths.count(lengths[-1]) / len(lengths)
 
 
-def test_a_task_that_is_too_long_is_not_tried_and_not_kept():
+def test_a_task_that_is_too_long_is_not_attempted_and_not_kept():
     drafts = {
         ("Bern", 0): (searching_turn("Aare"), task(LONG_TASK)),
         ("Bern", 1): (searching_turn("Aare"), task("Tell.")),

@@ -1,4 +1,4 @@
-"""Prompts as messages: what system, user and tools become under a template, and which templates cannot say it."""
+"""Prompts as messages: how templates render system, user and tools, and which templates cannot."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ QWEN = "{% if tools %}<|im_start|>system\n{{ tools | tojson }} in <tool_call><|i
 
 @pytest.fixture(scope="module")
 def olmo() -> Tokenizer:
-    """The small world's vocabulary under a template of OLMo-3's rules."""
+    """The harness's vocabulary with a template that follows OLMo-3's rules."""
     return Tokenizer.load(ATLAS, OLMO)
 
 
@@ -55,7 +55,7 @@ def signature(dialect: Dialect) -> str:
     of_scope.for_solver(scope_world.card(way="olmo3"), "Tell of Bern."),
     of_scope.for_challenger(scope_world.card(way="olmo3"), Order(0, "k", "Bern.", "planning", 2)),
 ], ids=["solver", "challenger"])  # fmt: skip
-def test_olmo_is_told_which_function_it_has(olmo, messages):
+def test_olmos_prompt_declares_the_search_function(olmo, messages):
     said = shown(olmo, messages)
     system, user = said.split("<|im_end|>")[:2]
     assert f"<functions>{signature(FUNCTION)}</functions>" in system and "no function" not in said
@@ -68,7 +68,7 @@ def test_olmo_judges_without_a_function(olmo):
     assert "There is no function for you to call. <functions></functions>" in said
 
 
-def test_a_system_message_of_ones_own_replaces_the_templates(olmo):
+def test_a_custom_system_message_replaces_the_templates(olmo):
     system = "You look things up."
     own = shown(olmo, Messages("Go.", system, FUNCTION.tools))
     assert own.startswith(f"<|im_start|>system\n{system}<functions>{signature(FUNCTION)}</functions><|im_end|>")
@@ -76,7 +76,7 @@ def test_a_system_message_of_ones_own_replaces_the_templates(olmo):
 
 
 @pytest.mark.parametrize("way", ["qwen3", "olmo3"])
-def test_the_games_declare_the_search_to_those_who_may_search_only(way):
+def test_the_games_declare_the_search_only_to_roles_that_may_search(way):
     cfg, name = scope_world.card(way=way), scope_world.WAYS[way][0]
     tools = scope_world.world(way=way)
     tools.script = harness.spoken_in(name, tools.script)
@@ -103,7 +103,7 @@ def told(tools: harness.ScriptedTools) -> dict[str, bool]:
     ("name", "template"), [("function", OLMO.read_text()), ("hermes", QWEN), ("xml", CHATML + PROMPT)]
 )
 def test_later_turns_belong_to_the_same_conversation(name, template, system):
-    """Appended or rendered anew, what is read is the template's rendering with the system message and the tools."""
+    """Appended or re-rendered, prompts equal the template's rendering with the system message and the tools."""
     tokenizer, dialect = Tokenizer.load(ATLAS, template), dialects.load(name)
     messages = Messages("Which river?", system, dialect.tools)
     text, said = dialect.observation(["The Seine."]), f"I look. {dialect.write('Paris')}"
@@ -122,8 +122,8 @@ def test_later_turns_belong_to_the_same_conversation(name, template, system):
     assert list(anew.prompt_ids) == whole and whole[: len(prompt)] == prompt
 
 
-def test_the_prompts_of_atlas_are_those_its_base_was_trained_on():
-    """One user message in tags is rendered to the ids that it had when prompts were single strings."""
+def test_the_prompts_of_atlas_equal_those_in_its_demonstrations():
+    """A prompt of one user message in tags has the same ids as when prompts were single strings."""
     on_scope, on_ssp = (load_card(ROOT / "configs" / system / "atlas.toml") for system in ("scope", "ssp"))
     bern = Order(0, "k", "(Title: The city Bern)\nA.", "planning", 2)
     prompts = [
@@ -143,7 +143,7 @@ def test_the_prompts_of_atlas_are_those_its_base_was_trained_on():
     assert hashlib.sha256(json.dumps(ids).encode()).hexdigest() == digest
 
 
-# ------------------------------------------------------------------------------------------------ what cannot be said
+# ------------------------------------------------------------------------------------------------ what is not supported
 NO_TOOLS = "{% if tools %}{{ raise_exception('Tools are not supported') }}{% endif %}" + CHATML + PROMPT
 LLAMA = "{% if tools %}Respond with JSON. {{ tools | tojson }}{% endif %}" + CHATML + PROMPT
 USERS = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}" + PROMPT
@@ -159,7 +159,7 @@ STRICT = "{% if messages[0].role == 'system' %}{{ raise_exception('System role n
         (LLAMA, "declares tools but does not mention <tool_call>"),
     ],
 )
-def test_a_template_that_cannot_declare_the_search_is_one_sentence(mode, template, complaint):
+def test_a_template_that_cannot_declare_the_search_gives_one_clear_error(mode, template, complaint):
     tokenizer = Tokenizer.load(ATLAS, template)
     with pytest.raises(ValueError, match=f"{complaint}.*; choose the model.dialect of the model's family"):
         Joiner(mode, tokenizer, HERMES)
@@ -167,7 +167,7 @@ def test_a_template_that_cannot_declare_the_search_is_one_sentence(mode, templat
 
 
 @pytest.mark.parametrize("template", [USERS, STRICT])
-def test_a_template_without_a_system_role_is_one_sentence(template):
+def test_a_template_without_a_system_role_gives_one_clear_error(template):
     joiner = Joiner("raw", Tokenizer.load(ATLAS, template), XML)
     with pytest.raises(
         ValueError, match=r"does not support system messages, but solver\.system\.txt exists; remove it"
@@ -194,7 +194,7 @@ def with_prompts(system: str, folder: Path) -> Config:
 
 
 @pytest.mark.parametrize("system", ["scope", "ssp"])
-def test_a_file_beside_a_roles_prompt_is_its_system_message(tmp_path: Path, system: str):
+def test_a_system_file_next_to_a_roles_prompt_is_its_system_message(tmp_path: Path, system: str):
     (tmp_path / "solver.txt").write_text(
         "{task} {question}".replace("{question}" if system == "scope" else "{task}", "")
     )
@@ -219,7 +219,7 @@ def test_a_file_beside_a_roles_prompt_is_its_system_message(tmp_path: Path, syst
         ("parameters", "args"),
     ],
 )
-def test_a_tool_that_is_not_the_call_is_one_sentence(tmp_path: Path, change: tuple[str, str]):
+def test_a_tool_that_differs_from_the_call_gives_one_clear_error(tmp_path: Path, change: tuple[str, str]):
     text = (ROOT / "scope_jax" / "text" / "dialects" / "hermes.toml").read_text()
     assert change[0] in text
     (tmp_path / "own.toml").write_text(text.replace(*change))
@@ -227,7 +227,7 @@ def test_a_tool_that_is_not_the_call_is_one_sentence(tmp_path: Path, change: tup
         dialects.load(str(tmp_path / "own.toml"))
 
 
-def test_a_declaration_and_a_prompt_never_both_spell_out_a_json_call():
-    """Qwen's templates say how a call is written; OLMo-3's says where, and the prompt what stands there."""
+def test_a_json_call_is_explained_in_the_declaration_or_in_the_prompt_not_in_both():
+    """Qwen's templates explain the format of a call; OLMo-3's only gives the tags, and the prompt the format."""
     assert "{" not in HERMES.words.call and HERMES.tools[0]["function"]["name"] in HERMES.words.call
     assert FUNCTION.words.call == FUNCTION.write("your query")

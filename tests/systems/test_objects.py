@@ -1,4 +1,4 @@
-"""The JSON object a reply ends with."""
+"""The JSON object at the end of a reply."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ PAIR = '{"question": "Who?", "answer": "Ada"}'
         ("", None),
         ("}", None),
         ("{", None),
-        ('{"a": 1,}', None),  # a comma too many is no JSON
+        ('{"a": 1,}', None),  # a trailing comma is not JSON
         ("{'a': 1}", None),
         ('{"a": 1, "a": 2}', None),
         ('{"a": NaN}', None),
         ('{"a": 1e999}', None),
         ('{"a": ' + "1" * 5000 + "}", None),
-        ('{"a": "\\ud800"}', None),  # half of a character
+        ('{"a": "\\ud800"}', None),  # a lone surrogate
         ('["a"]', None),
-        (f"{PAIR} {{and a brace}}", None),  # what stands last is no object
+        (f"{PAIR} {{and a brace}}", None),  # no object at the end
         ('{"a":' * 5000 + "1" + "}" * 5000, None),  # too deep
     ],
 )
@@ -53,13 +53,13 @@ VALUES = st.recursive(
 
 @settings(max_examples=300, deadline=None)
 @given(st.text(st.characters(codec="utf-8")), st.dictionaries(st.text(max_size=6), VALUES, max_size=4), st.booleans())
-def test_whatever_stands_before_an_object_it_is_found(before: str, value: dict, ascii: bool):
+def test_an_object_is_found_after_any_text(before: str, value: dict, ascii: bool):
     text = f"{before}\n{json.dumps(value, ensure_ascii=ascii)}\n```\n"
     assert last_object(text) == value
 
 
 @settings(max_examples=500, deadline=None)
 @given(st.lists(st.sampled_from(['{"a":', "{", "}", '"', "\\", '\\"', ",", ":", "[", "]", "1", "a", " "]), max_size=30))
-def test_any_text_is_read_without_an_error(pieces: list[str]):
+def test_any_text_is_parsed_without_an_error(pieces: list[str]):
     found = last_object("".join(pieces))
     assert found is None or isinstance(found, dict)

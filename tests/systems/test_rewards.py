@@ -12,9 +12,9 @@ from scope_jax.play import rewards
         ("  new   york ", ("New York",), True),
         ("U.S.A.", ("United States", "USA"), True),
         ("Paris, France", ("Paris",), False),
-        ("Theodore", ("odore",), False),  # an article is a word, not a prefix
+        ("Theodore", ("odore",), False),  # articles are removed as words, not as prefixes
         ("", ("Paris",), False),
-        ("the", ("a",), False),  # nothing is left of either: not the same
+        ("the", ("a",), False),  # both are empty after normalisation: no match
         ("The", ("the",), True),
         ("?", ("?",), True),
     ],
@@ -29,7 +29,7 @@ def test_contains_words_is_about_whole_words():
     assert not rewards.contains_words("anything", "the")
 
 
-def test_proposer_rewards_by_hand():
+def test_proposer_rewards():
     assert rewards.one_minus_mean([1.0, 0.0, 0.0, 1.0, 0.0]) == pytest.approx(0.6)  # 1 − 2/5, Eq. (7)
     assert rewards.one_minus_mean([1.0]) == 0.0
     assert rewards.intermediate([1.0, 0.0], 0.0, 1.0) == pytest.approx(1.0)  # 4 · ½ · ½

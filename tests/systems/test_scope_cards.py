@@ -1,4 +1,4 @@
-"""The paper's cards, the ablations of the document and the prompts say what the code does."""
+"""The paper's cards, the ablations in docs/scope.md and the prompts agree with the code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHIPPED = Path(ScopeSection().prompts)
 
 @pytest.mark.parametrize("path", CARDS, ids=lambda path: path.stem)
 def test_the_papers_cards_are_the_defaults(path: Path):
-    """Their values are held against the paper in test_citations."""
+    """test_citations compares their values with the paper."""
     cfg = load_card(path)
     game = cfg.scope
     assert cfg.rollout.max_length == max(cfg.learner.buckets)
@@ -31,7 +31,7 @@ def test_the_papers_cards_are_the_defaults(path: Path):
     assert scope.judges(cfg) == {} and scope.uses_base(cfg)
 
 
-def test_each_card_speaks_its_models_dialect():
+def test_each_card_uses_its_models_dialect():
     spoken = {path.stem: (load_card(path).model.dialect, load_card(path).model.turns) for path in CARDS}
     assert spoken == {
         "olmo3-7b": WAYS["olmo3"],
@@ -40,7 +40,7 @@ def test_each_card_speaks_its_models_dialect():
     }
 
 
-def test_the_settings_of_the_document_are_accepted_and_change_something():
+def test_the_documented_settings_are_accepted_and_change_something():
     section = (ROOT / "docs" / "scope.md").read_text().split("## The paper's ablations")[1].split("## What")[0]
     settings = set(re.findall(r"`(scope\.[\w.]+=[^`]+)`", section))
     assert len(settings) >= 17
@@ -103,7 +103,7 @@ def test_gates_come_with_examples_of_both_verdicts():
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_prompts_speak_the_dialect_and_fill_every_variable(way: str):
+def test_prompts_use_the_dialect_and_fill_every_variable(way: str):
     cfg = card(way=way)
     words = dialects.load(cfg.model.dialect).words
     order = Order(0, "k", "A document {with} braces and <task>tags</task>.", "long_form_qa", 3)

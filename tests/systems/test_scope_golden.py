@@ -1,4 +1,4 @@
-"""A whole iteration of SCOPE on four documents, for each of the paper's three ways of searching, by hand."""
+"""A whole iteration of SCOPE on four documents, in each of the paper's three dialects, computed by hand."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LONG = "alpha beta".ljust(39, ".") + "!"  # 40 characters, halfway between the l
 
 
 def plan(way: str) -> Plan:
-    """Drafts and attempts in the words of one dialect; each kind of failure once."""
+    """Drafts and attempts in one dialect, with each kind of failure once."""
     dialect = dialects.load(WAYS[way][0])
     look, broken = searching_turn("Rhine", way), f"<think>hm</think> {dialect.open}{dialect.close}"
     bare = dialect.write("Aare")  # a search without a thought
@@ -89,7 +89,7 @@ def test_the_module_has_the_shape_of_a_game():
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_challengers_step_by_hand(way: str):
+def test_a_challengers_step(way: str):
     cfg, tools = game(way), world(plan(way), way)
     episodes, memory, metrics = play_step(scope, cfg, tools, scope.start(cfg), DOCUMENTS, 0)
     drafts = of(episodes, "challenger")
@@ -164,7 +164,7 @@ def test_a_challengers_step_by_hand(way: str):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_task_generation_and_a_solvers_step_by_hand(way: str):
+def test_task_generation_and_a_solvers_step(way: str):
     cfg = game(way)
     memory = scope.start(cfg) | {"stage": "tasks", "drawn": 4}
     episodes, memory, metrics = play_step(scope, cfg, world(plan(way), way), memory, DOCUMENTS, 1)
@@ -217,7 +217,7 @@ def test_task_generation_and_a_solvers_step_by_hand(way: str):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_training_rows_are_what_the_engine_saw(way: str):
+def test_training_rows_equal_the_engines_tokens(way: str):
     cfg = game(way)
     tools = world(plan(way), way)
     memory = scope.start(cfg) | {"stage": "solver", "tasks": [{"question": "Tell of Aare.", "rubric": [CRITERION]}]}
@@ -235,7 +235,7 @@ def test_training_rows_are_what_the_engine_saw(way: str):
         case "olmo3":
             environment = chr(ROLES["environment"])
             rows = [[(asked, False), (look, True), (f"{end}{environment}{found}{end}{assistant}", False), (last, True)]]
-        case _:  # rendered anew without the first turn's thought; the template writes the tag around a tool's message
+        case _:  # re-rendered without the first turn's thought; the template adds the tag around a tool message
             kept = look.split("</think>")[1]
             again = f"{asked}{kept}{end}{chr(ROLES['tool'])}{RESULTS['Rhine']}{end}{assistant}"
             rows = [[(asked, False), (look, True)], [(again, False), (last, True)]]
@@ -251,7 +251,7 @@ CRITERION = criterion("Names alpha.")
 
 # --------------------------------------------------------------------------------------------------------- variants
 def challenge(drafts: dict[tuple[str, int], tuple[str, ...]], **changes: Any) -> tuple[World, list[Any]]:
-    """The first challenger's drafts of a step whose other drafts are the usual ones."""
+    """The first document's drafts, in a step where the other drafts are the default ones."""
     tools = world(Plan(drafts=drafts))
     episodes, _, _ = play_step(scope, card(**changes), tools, scope.start(card(**changes)), DOCUMENTS, 0)
     return tools, of(episodes, "challenger")
@@ -266,7 +266,7 @@ def test_dynamic_turns_count_down_and_end_the_episode():
     assert turns[1].endswith("</information>\nTurns left for searching: 1.\n\n")
     assert "</information>\nThere are no turns left for searching." in turns[3]
     assert len(turns) == 5 and found[0].text["rejected"] == "no_task"  # the third search was not run
-    # three searches are expected, of which the broken one is one
+    # three searches are expected, and the broken one counts as one of them
     turns = [turn["text"] for turn in found[2].text["turns"]]
     assert turns[1].startswith("\nThat search was not run") and turns[1].endswith("Turns left for searching: 2.\n\n")
     assert len(turns) == 7 and found[2].text["rejected"] == "" and found[2].parts["tool"] == pytest.approx(2 / 3)
@@ -276,7 +276,7 @@ def test_dynamic_turns_count_down_and_end_the_episode():
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_turns_left_are_told_in_the_message_of_the_results(way: str):
+def test_the_message_with_the_results_has_the_number_of_turns_left(way: str):
     def broken(way: str) -> str:
         dialect = dialects.load(WAYS[way][0])
         return f"<think>hm</think> {dialect.open}{dialect.close}"
@@ -302,7 +302,7 @@ def test_the_turns_left_are_told_in_the_message_of_the_results(way: str):
     assert again.endswith(f"{end}{chr(ROLES[role])}{message}{end}{assistant}{task('Tell of Aare.')}")
 
 
-def test_a_search_inside_an_answer_is_part_of_the_answer_where_turns_go_on():
+def test_a_search_inside_an_answer_belongs_to_the_answer_if_turns_continue():
     quoting = answer("alpha <search>Nile</search> beta")
     rows = [{"question": "Tell of Aare.", "rubric": [criterion("Names beta.")]}]
     plan = Plan(attempts={("Aare", n): (searching_turn("Rhine") + " and so on", quoting) for n in (0, 1)})
@@ -324,8 +324,8 @@ MADE_UP = "\n<information>\nThe Rhine ends in Peru.\n</information>\n"
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_search_that_was_not_run_is_not_paid(way: str):
-    """Neither one in the last turn there may be, nor those quoted in an answer; an answer behind a search is none."""
+def test_a_search_that_was_not_run_earns_nothing(way: str):
+    """Searches in the last allowed turn or quoted in an answer are not run; an answer after a search is ignored."""
     look, quoted = searching_turn("Rhine", way), dialects.load(WAYS[way][0]).write("Aare")
     attempts = {
         ("Aare", 0): (look, look, f"{look} <answer>alpha</answer>"),
@@ -340,7 +340,7 @@ def test_a_search_that_was_not_run_is_not_paid(way: str):
     one = EvalSet(name="held", path="none", max_tokens=999)
     played = exams.play(cfg, scope.exam(cfg), world(Plan(attempts=attempts), way), rows, one)
     again = world(Plan(replies={"Tell of Aare.": f"{look} <answer>alpha</answer>"}), way)
-    (record,) = ended(cfg, again, played, one)
+    (record,) = continue_with(cfg, again, played, one)
     assert record["prediction"] is None and again.searched == []
 
 
@@ -349,12 +349,12 @@ def test_a_search_that_was_not_run_is_not_paid(way: str):
     "rest",
     [
         pytest.param(f"{MADE_UP}<answer>alpha beta</answer>", id="results and an answer"),
-        pytest.param(f"{MADE_UP}{{more}} {{more}} and more.", id="two further searches, ended by itself"),
-        pytest.param(MADE_UP * 40, id="on and on until max_tokens"),
+        pytest.param(f"{MADE_UP}{{more}} {{more}} and more.", id="two further searches, then the end token"),
+        pytest.param(MADE_UP * 40, id="text until max_tokens"),
     ],
 )
 def test_what_follows_the_search_of_a_turn_is_dropped(way: str, rest: str):
-    """Rows, texts, rewards and metrics are those of a turn that was stopped at its search."""
+    """Rows, texts, rewards and metrics are the same as for a turn that stopped at its search."""
     look = searching_turn("Rhine", way)
     rest = rest.format(more=dialects.load(WAYS[way][0]).write("Aare"))
     rows = [{"question": "Tell of Aare.", "rubric": [criterion(f"Names {word}.") for word in ("alpha", "beta")]}]
@@ -392,7 +392,7 @@ def test_no_gates_lets_every_task_pass():
     assert "gates" not in tools.policies and "gate_entity" not in found[0].parts
 
 
-def test_the_order_of_gates_and_rubrics_decides_who_is_asked():
+def test_the_order_of_gates_and_rubrics_determines_the_requests():
     drafts = {("Aare", n): (searching_turn("Aare"), task("A VAGUE UNGRADABLE tale.")) for n in (0, 1)}
     tools, found = challenge(drafts)
     assert found[0].text["rejected"] == "entity"
@@ -411,10 +411,10 @@ def test_failures_can_cost_the_format_reward():
     _, found = challenge(drafts)
     assert [e.reward > 0 for e in found[:3]] == [True, True, True]
     _, found = challenge(drafts, challenger_reward={"failure_zeroes_format": True})
-    assert [e.reward > 0 for e in found[:3]] == [False, False, True]  # a gate's refusal keeps it
+    assert [e.reward > 0 for e in found[:3]] == [False, False, True]  # it is kept if only a gate fails
 
 
-def test_rubrics_are_written_from_the_document_and_all_that_was_read():
+def test_rubrics_are_written_from_the_document_and_all_search_results():
     tools, _ = challenge({("Aare", 0): (searching_turn("Aare"), searching_turn("Rhine"), task("Tell of Aare."))})
     prompt = next(
         text for (role, _), text in tools.prompts.items() if role == "rubric_writer" and "Tell of Aare" in text
@@ -432,7 +432,7 @@ def test_the_solver_never_sees_the_document():
     assert all("up to 4 times" in text and "Task: Tell of" in text for text in prompts)
 
 
-def test_each_stage_samples_as_its_table_says():
+def test_each_stage_has_its_own_sampling_parameters():
     cfg, tools = card(), world()
     play_step(scope, cfg, tools, scope.start(cfg), DOCUMENTS, 0)
 
@@ -461,7 +461,7 @@ def test_each_stage_has_its_own_number_of_samples():
     }
 
 
-def test_the_grader_reads_a_cut_answer_if_the_card_says_so():
+def test_the_grader_reads_a_truncated_answer_if_the_card_allows_it():
     attempts = {("Aare", n): (searching_turn("Rhine"), answer("alpha beta " + "x " * 20 + "gamma")) for n in (0, 1)}
     rows = [{"question": "About the Aare.", "rubric": [criterion("Names gamma.")]}]
     limits = {"soft_limit": 10, "hard_limit": 20}
@@ -490,14 +490,14 @@ def test_evaluation_grades_every_row():
     assert (tools.sampling["eval"]["temperature"], tools.sampling["eval"]["max_tokens"]) == (0.0, 99)
 
 
-def ended(cfg: Config, tools: World, played: list[exams.Answer], one: EvalSet) -> list[exams.Record]:
-    """Records of the answers that another solver gives at the end of others' episodes."""
+def continue_with(cfg: Config, tools: World, played: list[exams.Answer], one: EvalSet) -> list[exams.Record]:
+    """Records of the answers that one solver gives after the searches of another solver's episodes."""
     answers = scope_replay.finished(cfg, scope.exam(cfg), tools, played, one)
     return exams.measured(cfg, scope.exam(cfg), tools, answers, ["rubric"])
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_one_solver_ends_what_another_searched_for(way: str):
+def test_one_solver_answers_from_the_searches_of_another(way: str):
     rows = [{"question": "Tell of Aare.", "rubric": [criterion(f"Names {word}.") for word in ("alpha", "beta")]}]
     look = searching_turn("Rhine", way)
     before = world(Plan(attempts={("Aare", 0): (look, look, answer("alpha"))}), way)
@@ -509,9 +509,9 @@ def test_one_solver_ends_what_another_searched_for(way: str):
     assert "<answer>alpha" not in text and text.count('Rhine"}' if way == "qwen3" else "Rhine") >= 2
 
     after = world(Plan(replies={"Tell of Aare.": answer("alpha beta")}), way)
-    (record,) = ended(cfg, after, played, one)
+    (record,) = continue_with(cfg, after, played, one)
     assert after.prompts["replay", "0"] == text and after.policies["replay"] == "solver" and after.searched == []
     assert record["measures"] == {"score": 1.0, "ungraded": 0.0, "searches": 2.0, "answer_tokens": 10.0}
-    again = world(Plan(replies={"Tell of Aare.": look}), way)  # it wants to go on searching
-    (record,) = ended(cfg, again, played, one)
+    again = world(Plan(replies={"Tell of Aare.": look}), way)  # it searches again instead of answering
+    (record,) = continue_with(cfg, again, played, one)
     assert record["prediction"] is None and record["measures"]["score"] == 0.0

@@ -1,4 +1,4 @@
-"""Who is asked for what, and where a run stands: the 4:3:2 rule, documents, stages, resuming."""
+"""The schedule of a run: task types by the 4:3:2 rule, documents, stages, resuming."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.systems.scope_world import DOCUMENTS, Plan, answer, card, criterion, 
     ("count", "shares"),
     [
         (9, [4, 3, 2]),
-        (64, [29, 21, 14]),  # 28.44, 21.33, 14.22: the one left goes to .44
+        (64, [29, 21, 14]),  # 28.44, 21.33, 14.22: the remaining one goes to .44
         (1280, [569, 427, 284]),  # 568.89, 426.67, 284.44
         (1, [1, 0, 0]),  # .44, .33, .22
         (2, [1, 1, 0]),  # .89, .67, .44
@@ -36,7 +36,7 @@ def test_ties_go_to_the_first():
     assert drawing.stratify(5, (0, 1, 1)) == [0, 3, 2]
 
 
-def test_an_iterations_prompts_are_stratified_together_and_shuffled():
+def test_the_prompts_of_an_iteration_are_stratified_and_shuffled_together():
     cfg = card(steps_per_iteration=20, challenger_batch=64)
     rows = [{"id": f"{place}", "title": "", "text": f"document {place}"} for place in range(64)]
     turns, kinds, steps = Counter(), Counter(), []
@@ -62,7 +62,7 @@ def test_a_task_type_can_be_left_out():
 
 
 # -------------------------------------------------------------------------------------------------------------- stages
-def trail(cfg, plan: Plan | None = None, steps: int = 30) -> list[tuple[int, str, int, int, int]]:
+def trace(cfg, plan: Plan | None = None, steps: int = 30) -> list[tuple[int, str, int, int, int]]:
     """(iteration, stage, place, rows taken before, tasks so far) of each step until the run is over."""
     memory, path = scope.start(cfg), []
     for step in range(steps):
@@ -74,12 +74,12 @@ def trail(cfg, plan: Plan | None = None, steps: int = 30) -> list[tuple[int, str
     raise AssertionError("the run does not end")
 
 
-def test_a_whole_run_goes_through_its_stages():
-    assert trail(card(target_tasks=6)) == [
+def test_the_stages_of_a_whole_run():
+    assert trace(card(target_tasks=6)) == [
         (1, "challenger", 0, 0, 0),
         (1, "tasks", 0, 4, 0),
         (1, "tasks", 1, 8, 4),
-        (1, "solver", 0, 12, 6),  # two of the eight were not needed
+        (1, "solver", 0, 12, 6),  # two of the eight tasks were not needed
         (2, "challenger", 0, 12, 0),
         (2, "tasks", 0, 16, 0),
         (2, "tasks", 1, 20, 4),
@@ -88,13 +88,13 @@ def test_a_whole_run_goes_through_its_stages():
 
 
 def test_the_challenger_can_be_frozen_after_an_iteration():
-    stages = [(iteration, stage) for iteration, stage, *_ in trail(card(freeze_challenger_after=1))]
+    stages = [(iteration, stage) for iteration, stage, *_ in trace(card(freeze_challenger_after=1))]
     assert stages == [(1, "challenger"), (1, "tasks"), (1, "solver"), (2, "tasks"), (2, "solver")]
-    assert (1, "challenger") not in [(i, s) for i, s, *_ in trail(card(freeze_challenger_after=0))]
+    assert (1, "challenger") not in [(i, s) for i, s, *_ in trace(card(freeze_challenger_after=0))]
 
 
-def test_task_generation_ends_at_its_limit_and_an_iteration_without_tasks_is_over():
-    some = trail(card(iterations=1, target_tasks=100, max_batches=2))
+def test_task_generation_ends_at_its_limit_and_without_tasks_the_iteration_ends():
+    some = trace(card(iterations=1, target_tasks=100, max_batches=2))
     assert [(stage, tasks) for _, stage, _, _, tasks in some] == [
         ("challenger", 0),
         ("tasks", 0),
@@ -102,11 +102,11 @@ def test_task_generation_ends_at_its_limit_and_an_iteration_without_tasks_is_ove
         ("solver", 8),
     ]
     nothing = Plan(drafts={(d["title"], n): ["no task"] for d in DOCUMENTS for n in (0, 1)})
-    none = trail(card(max_batches=2), nothing)
+    none = trace(card(max_batches=2), nothing)
     assert [stage for _, stage, *_ in none] == ["challenger", "tasks", "tasks"] * 2
 
 
-def test_curated_prompts_train_the_solver_alone():
+def test_with_curated_prompts_only_the_solver_is_trained():
     cfg = card(mode="curated", steps_per_iteration=2, iterations=2, solver_batch=3)
     memory = scope.start(cfg)
     assert scope.policies(cfg) == ("solver",) and [u.name for u in scope.updates(cfg)] == ["solver"]
@@ -128,7 +128,7 @@ def test_tasks_are_drawn_without_replacement():
     assert sorted(batches[0] + batches[1]) == list(range(6)) == sorted(batches[2] + batches[3])
     assert batches[:2] != batches[2:]
     other = [phases.sampled_tasks(cfg, memory | {"iteration": 2, "place": place}) for place in range(2)]
-    assert other != batches[:2] and sorted(other[0] + other[1]) == list(range(6))  # drawn anew
+    assert other != batches[:2] and sorted(other[0] + other[1]) == list(range(6))  # reshuffled
     assert sorted(phases.sampled_tasks(cfg, memory | {"tasks": [1, 2]})) == [1, 2]  # fewer than a batch: all of them
 
 
@@ -136,18 +136,18 @@ def test_a_document_gives_one_task():
     cfg = card(target_tasks=100, generation_batch=6)
     tools = world()
     memory = scope.start(cfg) | {"stage": "tasks"}
-    items = [*DOCUMENTS, DOCUMENTS[0], DOCUMENTS[1]]  # the stream began anew
+    items = [*DOCUMENTS, DOCUMENTS[0], DOCUMENTS[1]]  # the stream starts again
     _, memory, metrics = play_step(scope, cfg, tools, memory, items, 0)
     assert [entry["document"] for entry in memory["tasks"]] == ["aare", "bern", "cusco", "delhi"]
     assert metrics["tasks/yield"] == pytest.approx(4 / 6)
     tools = world()
     _, memory, _ = play_step(scope, cfg, tools, memory, [*DOCUMENTS, {"id": "elba", "title": "Elba", "text": "x"}], 1)
-    assert [name for role, name, _ in tools.asked if role == "challenger"] == ["4"]  # the others have theirs
+    assert [name for role, name, _ in tools.asked if role == "challenger"] == ["4"]  # the others have a task already
     assert [entry["document"] for entry in memory["tasks"]][4:] == ["elba"]
 
 
 # ------------------------------------------------------------------------------------------------------------- resuming
-def test_play_is_pure_and_goes_on_from_json_in_the_middle_of_task_generation():
+def test_play_is_pure_and_resumes_from_json_in_the_middle_of_task_generation():
     drafts = {("Bern", 0): (searching_turn("Aare"), task("Tell of Bern, VAGUE."))}
     plan = Plan(drafts=drafts, attempts={("Cusco", 0): (searching_turn("Rhine"), answer("alpha beta gamma"))})
     cfg = card(target_tasks=7, seed=5)
@@ -182,13 +182,13 @@ def test_play_is_pure_and_goes_on_from_json_in_the_middle_of_task_generation():
         ({"judge": {"url": "http://judge", "model": "m"}}, r"does not use \[judge\]"),
     ],
 )
-def test_cards_that_cannot_be_played_say_why(table: dict, complaint: str):
+def test_invalid_cards_are_refused_with_the_reason(table: dict, complaint: str):
     base = {"system": "scope", "model": {"checkpoint": "none"}, "retrieval": {"corpus": "c"}, "data": {}, "train": {}}
     with pytest.raises(CardError, match=complaint):
         parse_config(base | table, "a card")
 
 
-def test_a_card_changes_what_it_names_and_keeps_the_rest():
+def test_a_partial_table_keeps_the_other_defaults():
     cfg = card(grader={"max_tokens": 5}, solver_reward={"floor": 0.1}, solver={"loss": {"clip_high": 0.28}})
     assert (cfg.scope.grader.temperature, cfg.scope.grader.max_tokens) == (0.6, 5)
     assert (cfg.scope.solver_reward.soft_limit, cfg.scope.solver_reward.floor) == (1024, 0.1)

@@ -1,4 +1,4 @@
-"""Every equation of SCOPE and every rule of its Appendix F, with values worked by hand."""
+"""Every equation of SCOPE and every rule of its Appendix F, with hand-computed values."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_equation_1_without_every_verdict():
 
     assert settled([True, False, True, None], "leave-out") == pytest.approx(2 / 3)
     assert settled([True, False, True, None], "zero") == 0.5
-    assert settled([True, None], "leave-out") == 1.0  # half is enough
+    assert settled([True, None], "leave-out") == 1.0  # half of the verdicts is enough
     assert settled([True, None, None], "leave-out") is None
     assert settled([True, None, None], "zero") is None
     assert settled([True, None, None], "leave-out", least=0.0) == 1.0
@@ -60,7 +60,7 @@ def test_equation_1_without_every_verdict():
     ("form", "passed", "difficulty", "reward"),
     [
         (1.0, True, 1.0, 1.5),  # .5·1 + 1·1
-        (1.0, False, 1.0, 0.5),  # a gate failed: the format's part only
+        (1.0, False, 1.0, 0.5),  # a gate failed: only the format reward
         (2 / 3, True, 0.4, 0.5 * 2 / 3 + 0.4),
         (0.0, True, 1.0, 0.0),  # no format, no reward (App. F.1)
     ],
@@ -69,7 +69,7 @@ def test_equation_4(form: float, passed: bool, difficulty: float, reward: float)
     assert rules.challenger_reward(challenger(), form, passed, difficulty) == pytest.approx(reward)
 
 
-def test_equation_4_takes_its_weights_from_the_card():
+def test_the_weights_of_equation_4_are_set_in_the_card():
     assert rules.challenger_reward(challenger(format=0.2, difficulty=3.0), 0.5, True, 0.5) == pytest.approx(1.6)
 
 
@@ -87,7 +87,7 @@ def test_equation_4_takes_its_weights_from_the_card():
         (0.7, 0.3, 0.0),
     ],
 )
-def test_equation_5_is_a_tent(mean: float, target: float, reward: float):
+def test_equation_5_is_a_triangle(mean: float, target: float, reward: float):
     assert rules.difficulty_reward(mean, target) == pytest.approx(reward)
 
 
@@ -117,12 +117,12 @@ def test_equation_7(tokens: int, factor: float):
     assert rules.length_factor(solver(length_penalty=False), tokens) == 1.0
 
 
-def test_the_released_code_gives_nothing_beyond_twice_the_hard_limit():
+def test_the_released_code_gives_zero_beyond_twice_the_hard_limit():
     card = solver(zero_beyond_double=True)
     assert [rules.length_factor(card, n) for n in (2048, 4096, 4097)] == [0.05, 0.05, 0.0]
 
 
-def test_the_length_factor_never_rises():
+def test_the_length_factor_is_non_increasing():
     card = solver(soft_limit=3, hard_limit=9, floor=0.2)
     factors = [rules.length_factor(card, tokens) for tokens in range(14)]
     assert factors == sorted(factors, reverse=True) and factors[3] == 1.0 and factors[9] == 0.2
@@ -152,7 +152,7 @@ def test_think_reward_is_the_share_of_turns():
 
 
 # ------------------------------------------------------------------------------------------------------ challenger, F.1
-def test_challenger_tool_reward_counts_turns_against_what_was_expected():
+def test_challenger_tool_reward_compares_turns_with_the_expected_number():
     def reward(turns: list[ParsedTurn], expected: int, subtract: bool = False) -> float:
         return rules.challenger_tool_reward(turns, expected, subtract)
 
@@ -224,7 +224,7 @@ def test_solver_tool_reward_counts_calls_before_the_last_turn():
         ("a", None),
     ],
 )
-def test_answers_stand_in_the_last_turn(last: str, answer: str | None):
+def test_answers_are_in_the_last_turn(last: str, answer: str | None):
     assert rules.answer_of([turn("<answer>early</answer>"), turn(last)]) == answer
     assert rules.answer_of([]) is None
 
@@ -249,9 +249,9 @@ def test_solver_format_and_reward_of_a_transcript():
 
 
 # ----------------------------------------------------------------------------------------------------- mean and window
-def test_mean_score_over_the_rollouts_of_a_task():
+def test_mean_score_over_the_attempts_at_a_task():
     scores, answered = [1.0, 0.5, 0.0, None], [True, True, False, True]
-    assert rules.mean_score(scores, answered, "zero") == 0.5  # (1 + .5 + 0)/3, the ungraded one is left out
+    assert rules.mean_score(scores, answered, "zero") == 0.5  # (1 + .5 + 0)/3, without the ungraded one
     assert rules.mean_score(scores, answered, "exclude") == 0.75
     assert rules.mean_score([None], [True], "zero") is None
     assert rules.mean_score([0.0], [False], "zero") == 0.0
@@ -261,5 +261,5 @@ def test_mean_score_over_the_rollouts_of_a_task():
 def test_the_window_includes_its_bounds():
     values = (None, 0.0, 0.19999, 0.2, 0.5, 0.8, 0.80001, 1.0)
     assert [rules.in_window(value, (0.2, 0.8)) for value in values] == [False] * 3 + [True] * 3 + [False] * 2
-    # eight attempts that meet one of five criteria each: 1/5, though their sum in floats is a little below 8/5
+    # eight attempts that meet one of five criteria each: 1/5, though the floating-point sum is slightly below 8/5
     assert rules.in_window(rules.mean_score([0.2] * 8, [True] * 8, "zero"), (0.2, 0.8))

@@ -1,4 +1,4 @@
-"""The base is held once, however often the policies learn."""
+"""The base's weights are held once, also after many updates of the policies."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_base_is_held_once_after_both_policies_learned(offload: bool):
     base = states["challenger"].ref_params
     learner = SimpleNamespace(pack=lambda episodes, *_: [episodes] if episodes else [], update=update)
     cfg = card()
-    world, trainer = object.__new__(World), object.__new__(Trainer)  # of which nothing else is asked
+    world, trainer = object.__new__(World), object.__new__(Trainer)  # only the attributes below are used
     offloading = cfg.model_copy(update={"train": TrainSection(offload=offload)})
     for name, part in {"system": scope, "cfg": offloading}.items():
         object.__setattr__(world, name, part)
@@ -52,6 +52,6 @@ def test_the_base_is_held_once_after_both_policies_learned(offload: bool):
     for role in ("challenger", "solver", "challenger"):
         states, _, _, _ = learn(trainer, states, [episode(role, 0.0), episode(role, 1.0)], {})
     assert [float(states[name].params["w"][0]) for name in ("challenger", "solver")] == [2.0, 1.0]
-    assert seen == [({ACCELERATOR}, 7.0)] * 3  # whoever learns has it beside itself
+    assert seen == [({ACCELERATOR}, 7.0)] * 3  # on the accelerator during an update
     assert all(state.ref_params["w"] is base["w"] for state in states.values())
     assert all(place_of(state) == {place} for state in states.values())

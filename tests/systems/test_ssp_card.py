@@ -1,4 +1,4 @@
-"""The paper's card and the documents about SSP say what the code does."""
+"""The paper's card and docs/ssp.md agree with the code."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ ROOT = Path(__file__).parents[2]
 CARD = ROOT / "configs" / "ssp" / "qwen2.5-7b.toml"
 
 
-def test_the_papers_card_is_the_defaults():
-    """Its values are held against the paper in test_citations."""
+def test_the_papers_card_equals_the_defaults():
+    """test_citations compares its values with the paper."""
     cfg = load_card(CARD)
     assert [update.name for update in ssp.updates(cfg)] == ["solver", "proposer"]
     assert cfg.ssp.model_dump(exclude={"prompts"}) == SSPSection().model_dump(exclude={"prompts"})
 
 
-def test_the_ablations_of_the_document_are_accepted():
+def test_the_documented_ablations_are_accepted():
     text = (ROOT / "docs" / "ssp.md").read_text()
     section = text.split("## The paper's ablations")[1].split("##")[0]
     settings = re.findall(r"`(ssp\.[\w.]+=[^`]+)`", section)

@@ -1,4 +1,4 @@
-"""What happens in the slots of invalid questions, over several steps with numbers by hand (App. B.1, B.3)."""
+"""How the slots of invalid questions are filled, over several steps with hand-computed numbers (App. B.1, B.3)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BAD = ["no question today"]
 
 
 def plan_with(*good: int) -> Plan:
-    """Only the answers `good` get a question."""
+    """Only the answers `good` get a valid question."""
     return Plan(proposals={f"{item}": BAD for item in range(4) if item not in good})
 
 
@@ -40,7 +40,7 @@ def problems(episodes: list[Episode]) -> list[tuple[str, str]]:
     return [(e.text["origin"], e.text["answer"]) for e in of(episodes, "solver")[::2]]
 
 
-def gains(episodes: list[Episode]) -> list[float]:
+def proposer_rewards(episodes: list[Episode]) -> list[float]:
     return [e.reward for e in of(episodes, "proposer") if e.trained]
 
 
@@ -59,7 +59,7 @@ def learner() -> Learner:
 
 
 def gradient(learner: Learner, episodes: list[Episode], loss: LossCard) -> dict[str, np.ndarray]:
-    """The gradient of one update, away from the reference, from Adam's first moment: mu = (1 − beta1) · g."""
+    """The gradient of one update, from Adam's first moment: mu = (1 − beta1) · g; policy ≠ reference."""
     rated, _ = advantages.assign(episodes, loss)
     params = weights_of(learner.model)
     state = learner.init_state(params).replace(ref_params=jax.tree.map(lambda w: 1.1 * w, params))
@@ -75,7 +75,7 @@ def max_difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> 
 
 
 def test_dummy_padding_gives_no_gradient(learner: Learner):
-    """Neither by the policy term nor by KL or entropy; but the dummies count in the divisor, 1/B of Eq. (4)."""
+    """Neither from the policy term nor from KL or entropy; but dummies count in the divisor, 1/B of Eq. (4)."""
     cfg = card(fill="dummy", solver={"loss": {"kl_coef": 0.5, "entropy_coef": 0.5, "mini_batches": 1}})
     loss = cfg.ssp.solver.loss
     solver = of(step(cfg, {"pool": []}, 0, 1)[0], "solver")
@@ -85,23 +85,23 @@ def test_dummy_padding_gives_no_gradient(learner: Learner):
     assert max(np.abs(grad).max() for grad in padded.values()) > 1e-3
     dummies = [e for e in solver if e.text["origin"] == "dummy"]
     assert len(dummies) == 6 and learner.pack(dummies, loss) == []
-    # cut in two, the second mini-batch has nothing but dummies: there is no step to take
+    # with two mini-batches, the second has only dummies: no step is taken
     rated, _ = advantages.assign(solver, loss)
     assert len(learner.pack(rated, loss.model_copy(update={"mini_batches": 2}))) == 1
 
 
-def test_dummies_enter_no_baseline():
+def test_dummies_do_not_enter_the_baseline():
     cfg = card(fill="dummy", solver={"loss": {"advantage": "batch-mean"}})
     rated, _ = advantages.assign(of(step(cfg, {"pool": []}, 0, 1)[0], "solver"), cfg.ssp.solver.loss)
     assert [e.advantage for e in rated] == [None, None, 0.5, -0.5, None, None, None, None]
 
 
-def test_dummy_padding_earns_nothing():
+def test_the_proposer_earns_nothing_for_dummies():
     episodes, memory, metrics = step(card(fill="dummy"), {"pool": []}, 0, 1)
     assert problems(episodes) == [("dummy", None), ("fresh", "Rome"), ("dummy", None), ("dummy", None)]
     rewards = {group: [e.reward for e in episodes if e.group == group] for group in ("solver/0", "solver/1")}
     assert rewards == {"solver/0": [0.0, 0.0], "solver/1": [1.0, 0.0]}
-    assert gains(episodes) == [0.0, 0.5, 0.0, 0.0]
+    assert proposer_rewards(episodes) == [0.0, 0.5, 0.0, 0.0]
     assert memory == {"pool": []} and metrics["slots/dummy"] == 0.75
     skipped, _, metrics = step(card(fill="dummy", dummy="skip"), {"pool": []}, 0, 1)
     assert problems(skipped) == [("fresh", "Rome")] and metrics["slots/dummy"] == 0.75
@@ -130,16 +130,16 @@ def test_replay_fills_from_earlier_steps_without_replacement():
     origins = problems(episodes)
     assert origins[2] == ("fresh", "Cairo") and origins[3] == ("dummy", None)
     assert sorted(origins[:2]) == [("replay", "Paris"), ("replay", "Rome")]
-    assert gains(episodes) == [0.0, 0.0, 0.5, 0.0]  # the proposer earns nothing with a replayed question
+    assert proposer_rewards(episodes) == [0.0, 0.0, 0.5, 0.0]  # the proposer earns nothing for a replayed question
     assert answers(memory) == ["Paris", "Rome", "Cairo"]
     assert (metrics["slots/fresh"], metrics["slots/replay"], metrics["slots/dummy"]) == (0.25, 0.5, 0.25)
     assert metrics["solver/reward"] == 0.5  # replayed questions count, the dummy does not
 
-    episodes, memory, _ = step(cfg, memory, 2)  # four places, three entries, nothing fresh
+    episodes, memory, _ = step(cfg, memory, 2)  # four places, three entries, no new question
     origins = problems(episodes)
     assert sorted(origins[:3]) == [("replay", "Cairo"), ("replay", "Paris"), ("replay", "Rome")]
     assert origins[3] == ("dummy", None)
-    assert answers(memory) == ["Paris", "Rome", "Cairo"]  # what is reused does not enter twice
+    assert answers(memory) == ["Paris", "Rome", "Cairo"]  # a reused question is not stored again
 
 
 def test_a_replayed_question_is_graded_with_its_own_answers():
@@ -153,7 +153,7 @@ def test_a_replayed_question_is_graded_with_its_own_answers():
     assert proposer.reward == 0.0 and proposer.text["answer"] == "Paris" and dict(proposer.parts) == {"valid": 0.0}
 
 
-def test_the_released_code_lets_a_reused_question_enter_again():
+def test_in_the_released_code_a_reused_question_is_stored_again():
     cfg = card(fill="replay", replay_keep_reused=True)
     _, memory, _ = step(cfg, ssp.start(cfg), 0, 0)
     _, memory, _ = step(cfg, memory, 1)
@@ -181,7 +181,7 @@ def test_replay_without_reset_keeps_everything():
     assert answers(memory) == ["Paris", "Vienna"] * 4
 
 
-def test_a_run_resumed_from_json_goes_on_the_same():
+def test_a_run_resumed_from_json_continues_identically():
     cfg = card(fill="replay-reset", replay_reset_every=4)
     straight, resumed = ssp.start(cfg), ssp.start(cfg)
     for number in range(6):
@@ -237,7 +237,7 @@ def test_dynamic_resampling_asks_again_only_where_it_failed():
     assert memory == {"pool": []}
     assert metrics["proposer/episodes"] == 7.0 and metrics["proposer/valid"] == pytest.approx(4 / 7)
     assert metrics["rejected/no_question"] == pytest.approx(3 / 7)
-    assert metrics["proposer/reward"] == 0.5  # of the four slots
+    assert metrics["proposer/reward"] == 0.5  # mean over the four slots
 
 
 def test_dynamic_resampling_gives_up():
@@ -247,22 +247,22 @@ def test_dynamic_resampling_gives_up():
     episodes, _, metrics = play_step(ssp, cfg, world(plan), ssp.start(cfg), ITEMS, 0)
     assert problems(episodes) == [("fresh", "Paris"), ("dummy", None), ("dummy", None), ("dummy", None)]
     assert metrics["proposer/episodes"] == 10.0  # 4 + 3 + 3
-    assert gains(episodes) == [0.5, 0.0, 0.0, 0.0]
+    assert proposer_rewards(episodes) == [0.5, 0.0, 0.0, 0.0]
 
 
 def test_punitive_reward_and_intermediate_difficulty():
     episodes, _, metrics = step(card(fill="dummy", invalid_reward=-0.1), {"pool": []}, 0, 0)
-    assert gains(episodes) == [0.5, -0.1, -0.1, -0.1]
+    assert proposer_rewards(episodes) == [0.5, -0.1, -0.1, -0.1]
     assert metrics["proposer/reward"] == pytest.approx((0.5 - 0.3) / 4)
     four = [["<answer>Paris</answer>"], *[["<answer>London</answer>"]] * 3]
     none = [["<answer>London</answer>"]] * 4
     plan = Plan(solutions={question_about(0): four, question_about(1): none})
     options: dict[str, Any] = {"proposer_reward": "intermediate", "solver": {"samples": 4}}
     episodes, _, _ = play_step(ssp, card(**options), world(plan), {"pool": []}, ITEMS[:2], 0)
-    assert gains(episodes) == [pytest.approx(0.75), 0.0]  # 4 · ¼ · ¾; nobody solved the other
+    assert proposer_rewards(episodes) == [pytest.approx(0.75), 0.0]  # 4 · ¼ · ¾; no attempt solved the other
     shifted: dict[str, Any] = options | {"intermediate_left": 0.25, "intermediate_right": 0.75}
     episodes, _, _ = play_step(ssp, card(**shifted), world(plan), {"pool": []}, ITEMS[:2], 0)
-    assert gains(episodes) == [pytest.approx(1.0), 0.0]
+    assert proposer_rewards(episodes) == [pytest.approx(1.0), 0.0]
 
 
 def test_several_questions_for_one_answer_form_one_group():

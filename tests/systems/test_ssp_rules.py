@@ -1,4 +1,4 @@
-"""Every rule for questions and episodes, each broken alone."""
+"""Every rule for questions and episodes, violated one at a time."""
 
 from __future__ import annotations
 
@@ -51,7 +51,11 @@ def search(*queries: str) -> list[str]:
         ([*search("Tiber"), "<question>Where is ancient rome to be found?</question>"], {}, "contains_answer"),
         ([*search("Tiber"), "<question>Who was the Romeo of Verona?</question>"], {}, "contains_answer"),
         ([*search("Tiber"), "<question>Where is the eternal city?</question>"], {}, "contains_answer"),
-        ([*search("Tiber"), "<question>Where did romantic painters meet?</question>"], {}, ""),  # Roma as a word only
+        (
+            [*search("Tiber"), "<question>Where did romantic painters meet?</question>"],
+            {},
+            "",
+        ),  # Roma as a whole word only
         ([*search("Tiber"), f"<question>{GOOD}</question>"], {"min_distinct_searches": 2}, "too_few_searches"),
         ([*search("Tiber", "Tiber"), f"<question>{GOOD}</question>"], {"min_distinct_searches": 2}, "too_few_searches"),
         ([*search("Tiber", "tiber"), f"<question>{GOOD}</question>"], {"min_distinct_searches": 2}, ""),
@@ -92,13 +96,13 @@ def test_the_first_broken_rule_is_the_reason(turns: list[str], options: dict[str
     assert rejected(turns, **options) == reason
 
 
-def test_turns_run_out_before_the_question():
+def test_no_question_before_the_turn_limit():
     turns = [*search("Tiber", "Nile"), f"<question>{GOOD}</question>"]
     assert rejected(turns, proposer={"max_turns": 3}) == ""
     assert rejected(turns, proposer={"max_turns": 2}) == "no_question"
 
 
-def test_a_question_that_is_cut_off_is_none():
+def test_a_truncated_question_is_rejected():
     turns = [*search("Tiber"), f"<question>{GOOD}</question>"]
     assert rejected(turns, proposer={"sampling": {"max_tokens": 40}}) == "no_question"
     assert rejected(turns, proposer={"sampling": {"max_tokens": 60}}) == ""
@@ -112,7 +116,7 @@ def test_a_question_that_is_cut_off_is_none():
         (["<answer></answer>"], "well-formed", 0.0),
         (["Paris"], "well-formed", 0.0),
         (["<think>I know <answer>Paris</answer>"], "well-formed", 0.0),
-        (["<think>I know <answer>Paris</answer>"], "lenient", 0.0),  # a thought is no answer
+        (["<think>I know <answer>Paris</answer>"], "lenient", 0.0),  # an answer in a thought does not count
         (["<think>I know: <answer>Paris</answer></think> So it is <answer>Rome</answer>"], "lenient", 0.0),
         (["<think>Is it <answer>Rome</answer>?</think><answer>Paris</answer>"], "well-formed", 1.0),
         (["<question>x</question><answer>Paris</answer>"], "lenient", 1.0),
@@ -125,7 +129,7 @@ def test_a_question_that_is_cut_off_is_none():
         (["<search>Seine </search", "<answer>Paris</answer>"], "well-formed", 0.0),
     ],
 )
-def test_what_the_solver_gets_for_what_it_says(turns: list[str], mode: str, reward: float):
+def test_solver_rewards(turns: list[str], mode: str, reward: float):
     plan = Plan(solutions={question_about(0): [turns]})
     plan.proposals["0"] = [
         "<think>a</think><search>Seine</search>",
@@ -136,7 +140,7 @@ def test_what_the_solver_gets_for_what_it_says(turns: list[str], mode: str, rewa
     assert [e.reward for e in of(episodes, "proposer")] == [1.0 - reward]
 
 
-def test_a_policy_that_ends_its_message_gets_nothing_more():
+def test_the_end_token_ends_the_episode():
     tools = world()
     respond = searching.responder(tools.search, XML, ("answer",))
 

@@ -1,4 +1,4 @@
-"""RAG verification: whose documents, in which order, and who answers (§3.2, §4.4)."""
+"""RAG verification: which documents in which order, and which model answers (§3.2, §4.4)."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ def test_documents_are_renumbered_and_shuffled():
         numbers = re.findall(r"^Doc (\d+) \(Title", text, re.MULTILINE)
         assert numbers == [str(number) for number in range(1, len(own(item)) + 5)]
     orders = [titles(tools.prompts["verify", f"{item} attempt 0"])[: len(own(item))] for item in range(4)]
-    assert orders != [own(item) for item in range(4)]  # the own documents do not stand first everywhere
+    assert orders != [own(item) for item in range(4)]  # the question's own documents are not always first
 
 
-def test_noise_follows_seed_step_and_slot():
+def test_noise_depends_on_seed_step_and_slot():
     first = play()[0].prompts
     assert play()[0].prompts == first
     assert play(step=1)[0].prompts["verify", "0 attempt 0"] != first["verify", "0 attempt 0"]
@@ -76,8 +76,8 @@ def test_noise_follows_seed_step_and_slot():
 
 
 @pytest.mark.parametrize("mark", ["…", "...(truncated)", " "])
-def test_a_document_the_proposer_read_itself_is_no_noise(mark: str):
-    # Item 1 reads what item 0 reads, cut short by the token budget, and one thing more.
+def test_a_document_that_the_proposer_read_is_not_noise(mark: str):
+    # Item 1 reads the same document as item 0, truncated by the token budget, and one more.
     cut = doc(1, "Paris", f"Paris lies on{mark}") + "\n\n" + doc(2, "Lutetia", "An old name.")
     plan = Plan(proposals={"1": ["<search>cut</search>", f"<question>{question_about(1)}</question>"]})
     tools = ScriptedTools(plan, {**RESULTS, "cut": cut})
@@ -86,7 +86,7 @@ def test_a_document_the_proposer_read_itself_is_no_noise(mark: str):
     assert sorted(titles(tools.prompts["verify", "0 attempt 0"])) == ["Lutetia", "Paris", "Rouen", "Seine"]
 
 
-def test_rejected_questions_lend_their_documents_but_are_not_verified():
+def test_documents_of_rejected_questions_are_used_as_noise():
     plan = Plan(proposals={"1": ["<search>Tiber</search>", "<question>Rome?</question>"]})
     tools = world(plan)
     play_step(ssp, card(noise_documents=100), tools, {"pool": []}, ITEMS[:2], 0)
@@ -94,22 +94,22 @@ def test_rejected_questions_lend_their_documents_but_are_not_verified():
     assert ("verify", "1 attempt 0") not in tools.prompts
 
 
-def test_a_resampled_question_gets_noise_of_the_whole_step():
+def test_a_resampled_question_gets_noise_from_the_whole_step():
     plan = Plan(proposals={"0": ["nothing"]})
     tools, _, _ = play(plan, fill="resample", noise_documents=100)
     seen = titles(tools.prompts["verify", "0 attempt 1"])
     assert sorted(seen) == sorted(title for item in range(4) for title in own(item))
 
 
-def test_a_slots_own_earlier_attempt_is_no_noise():
+def test_a_slots_own_earlier_attempt_is_not_noise():
     plan = Plan(proposals={"0": ["<search>Nile</search>", "<question>Nile?</question>"]})
     tools = world(plan)
     play_step(ssp, card(fill="resample", noise_documents=100), tools, {"pool": []}, ITEMS[:2], 0)
     assert set(titles(tools.prompts["verify", "0 attempt 1"])) == set(own(0)) | set(own(1))
-    assert set(titles(tools.prompts["verify", "1 attempt 0"])) == set(own(1)) | set(own(2))  # another slot's is
+    assert set(titles(tools.prompts["verify", "1 attempt 0"])) == set(own(1)) | set(own(2))  # another slot's attempt is
 
 
-def test_whole_trajectories_as_the_released_code_mixes_them():
+def test_whole_trajectories_as_noise_as_in_the_released_code():
     tools, _, _ = play(noise_unit="trajectory", noise_documents=2)
     text = shown(tools.prompts["verify", "0 attempt 0"])
     blocks = [RESULTS[river] for river in RIVERS if RESULTS[river] in text]
@@ -118,8 +118,8 @@ def test_whole_trajectories_as_the_released_code_mixes_them():
 
 
 @pytest.mark.parametrize("cut", ["Paris lies…", "Paris lies on the...(truncated)", "Paris l ...(truncated)"])
-def test_of_two_copies_the_whole_one_is_evidence(cut: str):
-    """The token budget may have cut a passage in one result and not in another, earlier or later."""
+def test_of_two_copies_the_untruncated_one_is_used(cut: str):
+    """The token budget may have truncated a passage in one result but not in an earlier or later one."""
     whole, other = doc(2, "Paris", "Paris lies on the Seine."), doc(1, "Seine", "A river.")
     results = [doc(1, "Paris", cut), f"{other}\n\n{whole}"]
     expected = ['(Title: "Paris")\nParis lies on the Seine.', '(Title: "Seine")\nA river.']
@@ -131,7 +131,7 @@ def test_of_two_copies_the_whole_one_is_evidence(cut: str):
     assert "Paris lies on the Seine." in shown(tools.prompts["verify", "0 attempt 0"])
 
 
-def test_units_split_every_style_of_result():
+def test_results_in_every_format_are_split_into_documents():
     joined = ['Doc 1 (Title: "A (x)")\none\n\nDoc 2 (Title: B)\ntwo', "Doc 1(Title: C) three\nDoc 2(Title: B) four\n"]
     assert materials.units(joined, "document") == [
         '(Title: "A (x)")\none',
@@ -147,7 +147,7 @@ def test_units_split_every_style_of_result():
     )
 
 
-def test_every_foreign_document_has_the_same_chance():
+def test_noise_documents_are_sampled_uniformly():
     counts = dict.fromkeys("abcdef", 0)
     for seed in range(600):
         mixed = materials.mix(["own"], list("abcdef"), 2, np.random.default_rng(seed))
@@ -157,7 +157,7 @@ def test_every_foreign_document_has_the_same_chance():
     assert min(counts.values()) > 150 and max(counts.values()) < 250  # 200 expected of each
 
 
-def test_what_several_others_read_is_noise_once():
+def test_a_document_of_several_other_episodes_is_noise_once():
     mixed = materials.mix(["own"], ["popular text", "popular…", "rare", "own"], 9, np.random.default_rng(0))
     assert sorted(mixed) in (["own", "popular text", "rare"], ["own", "popular…", "rare"])
 
@@ -179,7 +179,7 @@ def test_the_policy_answers_from_the_materials(reply: str, reason: str):
     assert metrics["verify/passed"] == (0.75 if reason else 1.0)
 
 
-def test_verification_samples_as_the_card_says():
+def test_verification_uses_the_cards_sampling_parameters():
     tools, _, _ = play(verify_temperature=0.0, verify_max_tokens=77)
     assert tools.options["verify"] == {"temperature": 0.0, "max_tokens": 77, "stop": ()}
 
@@ -198,14 +198,14 @@ def test_materials_that_do_not_fit_reject_the_question():
     assert "verify/passed" not in metrics and metrics["rejected/materials_too_long"] == 1.0
 
 
-def test_no_verification_lets_every_question_pass():
+def test_without_verification_every_question_passes():
     tools, episodes, metrics = play(Plan(replies={question_about(0): "Answer: Rouen"}), verify="off")
     assert not [name for role, name, _ in tools.asked if role == "verify"]
     assert [e.text["rejected"] for e in of(episodes, "proposer")] == [""] * 4
     assert metrics["verify/passed"] == 1.0
 
 
-def test_the_outside_judge_answers_and_then_decides():
+def test_the_external_judge_answers_and_then_grades():
     def reply(message: str) -> str:
         if "Materials:" in message:  # it answers
             return "Answer: Paris (Lutetia)" if question_about(0) in message else "Answer: Rome"
@@ -232,7 +232,7 @@ def test_solver_answers_go_to_the_judge_and_unparsed_verdicts_are_counted():
     assert (metrics["judge/requests"], metrics["judge/unparsed"]) == (1.0, 1.0) and len(tools.judged) == 2
 
 
-def test_every_search_of_a_turn_is_run_and_read():
+def test_every_search_of_a_turn_is_run():
     plan = Plan(proposals={"0": ['<search>["Seine", "Nile"]</search>', f"<question>{question_about(0)}</question>"]})
     tools, episodes, _ = play(plan, noise_documents=0)
     assert tools.searched[:2] == ["Seine", "Nile"]
@@ -241,7 +241,7 @@ def test_every_search_of_a_turn_is_run_and_read():
     assert sorted(titles(tools.prompts["verify", "0 attempt 0"])) == sorted(own(0) + own(2))
 
 
-def test_a_search_in_the_last_turn_was_never_read():
+def test_a_search_in_the_last_turn_is_not_run():
     plan = Plan(proposals={"0": ["<search>Seine</search>", "<search>Nile</search>"]})
     tools = world(plan)
     episodes, _, metrics = play_step(ssp, card(proposer={"max_turns": 2}), tools, {"pool": []}, ITEMS[:1], 0)

@@ -15,13 +15,13 @@ def write(folder: Path, text: str) -> Path:
     return folder
 
 
-def test_filled_in_text_is_not_searched_again(tmp_path: Path):
+def test_filled_in_text_is_not_substituted_again(tmp_path: Path):
     folder = write(tmp_path, '{question} {"json": 1} {}\n')
     text = templates.load(folder, "role", known=("question", "n"), required=("question",))
     assert templates.fill(text, {"question": "{n} {question}", "n": 3}) == '{n} {question} {"json": 1} {}'
 
 
-def test_a_missing_file_and_wrong_variables_are_one_sentence_each(tmp_path: Path):
+def test_a_missing_file_and_wrong_variables_each_give_one_clear_error(tmp_path: Path):
     with pytest.raises(templates.PromptError, match=r"role\.txt: the prompt file does not exist"):
         templates.load(tmp_path, "role", known=(), required=())
     folder = write(tmp_path, "{anwser}")

@@ -1,4 +1,4 @@
-"""Tags inside thinking have no effect: games and rewards are the same as without them."""
+"""Tags inside thoughts have no effect: games and rewards are the same as without them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.systems.scope_world import DOCUMENTS, WAYS
 
 
 class Thinking(Characters):
-    """A template that opens the thought itself, as those of QwQ and DeepSeek-R1 do."""
+    """A template that opens the thought itself, like those of QwQ and DeepSeek-R1."""
 
     def encode_chat(self, messages: Any, add_generation_prompt: bool = True, **options: Any) -> list[int]:
         ids = super().encode_chat(messages, add_generation_prompt, **options)
@@ -44,7 +44,7 @@ class Thinking(Characters):
 
 
 def thinking(script: Script, quotes: str, opened: bool) -> Script:
-    """The script with a thought of its own at the beginning of every turn."""
+    """The script with a thought at the beginning of every turn."""
 
     def say(moment: Moment) -> str:
         text = script(moment)
@@ -65,7 +65,7 @@ def alike(metrics: dict[str, float]) -> dict[str, float]:
 
 
 def outcomes(episodes: Any) -> list[dict[str, Any]]:
-    """What must not depend on thoughts."""
+    """Results that must not depend on thoughts."""
     return [
         {name: episode[name] for name in ("role", "group", "reward", "parts", "trained")}
         | {name: episode["text"].get(name) for name in ("question", "answer", "prediction", "task", "rejected")}
@@ -89,10 +89,10 @@ def ssp_plain():
     return ssp_played("xml", "raw", "")
 
 
-# In raw turns a template opens the first thought alone: there the policy does it.
+# In raw turns a template opens only the first thought; the policy opens the others.
 @pytest.mark.parametrize(("mode", "opened"), [("raw", False), ("chat", True), ("chat-trimmed", True), ("chat", False)])
 @pytest.mark.parametrize("name", dialects.names())
-def test_ssp_is_the_same_whatever_thoughts_quote(ssp_plain, name: str, mode: str, opened: bool):
+def test_tags_in_thoughts_have_no_effect_in_ssp(ssp_plain, name: str, mode: str, opened: bool):
     tools, episodes, _, metrics = ssp_played(name, mode, quotes(name), opened)
     expected = ssp_plain
     assert tools.searched == expected[0].searched and "Nile" in tools.searched  # one of the four plans asks for it
@@ -101,8 +101,8 @@ def test_ssp_is_the_same_whatever_thoughts_quote(ssp_plain, name: str, mode: str
     assert {e.reward for e in of(episodes, "solver")} == {0.0, 1.0} and metrics["verify/passed"] == 1.0
 
 
-def test_the_released_codes_way():
-    """There a tag inside thinking ends the turn, and a search in it is run."""
+def test_with_tags_in_thinking_as_in_the_released_code():
+    """A tag inside a thought ends the turn, and a search in it is run."""
     turns: dict[str, Any] = {"proposer": {"max_turns": 2}, "solver": {"max_turns": 2}}
     tools, episodes, _, metrics = ssp_played("xml", "raw", "<search>Nile</search>", act=True, **turns)
     assert set(tools.searched) == {"Nile"}
@@ -111,7 +111,7 @@ def test_the_released_codes_way():
     assert metrics["proposer/valid"] == 0.0
 
 
-def test_a_thought_that_is_never_closed_says_nothing():
+def test_an_unclosed_thought_has_no_answer():
     def script(moment: Moment) -> str:
         text = Plan()(moment)
         return text if moment.role != "solver" else f"<think>Is it {text}"
@@ -139,7 +139,7 @@ def scope_plain():
 
 @pytest.mark.parametrize("stops", [True, False])
 @pytest.mark.parametrize("way", WAYS)
-def test_scope_is_the_same_whatever_thoughts_quote(scope_plain, way: str, stops: bool):
+def test_tags_in_thoughts_have_no_effect_in_scope(scope_plain, way: str, stops: bool):
     opened = way in ("qwen2.5", "olmo3") if stops else way == "qwen3"
     tools, episodes, _, metrics = scope_played(way, quotes(WAYS[way][0]), opened, solver_stops_at_search=stops)
     expected = scope_plain
@@ -149,7 +149,7 @@ def test_scope_is_the_same_whatever_thoughts_quote(scope_plain, way: str, stops:
     assert metrics["challenger/valid"] == 1.0 and metrics["estimate/think"] == 1.0
 
 
-def test_a_judge_that_was_cut_off_in_a_thought_gives_no_verdict():
+def test_a_judge_truncated_in_a_thought_gives_no_verdict():
     def judge(moment: Moment) -> str:
         return "<score>1</score>, I think" if moment.role == "grader" else scope_world.by_words(moment)
 
@@ -162,7 +162,7 @@ def test_a_judge_that_was_cut_off_in_a_thought_gives_no_verdict():
     cfg = scope_world.card(way="qwen2.5")
     metrics = play_step(scope, cfg, tools, scope.start(cfg), DOCUMENTS, 0)[2]
     assert metrics["judge/grader/malformed"] == metrics["judge/grader/asked"] > 0
-    assert score_of("<score>1</score>, I think") is True  # where nothing says that a thought was open
+    assert score_of("<score>1</score>, I think") is True  # if the prompt opened no thought
 
 
 @pytest.mark.parametrize(
@@ -177,15 +177,15 @@ def test_a_judge_that_was_cut_off_in_a_thought_gives_no_verdict():
         ("<answer>b</answer>", False, "b", [False, False, False]),
     ],
 )
-def test_what_a_turn_says_and_whether_it_thinks(text: str, opened: bool, answer: str | None, thinks: list[bool]):
+def test_the_answer_and_the_thought_of_a_turn(text: str, opened: bool, answer: str | None, thinks: list[bool]):
     said = talking.parse_turn(scope_world.card(), spoke(text, opened=opened), "answer", False)
     assert rules.answer_of([said]) == answer
     assert [rules.has_thought(said.text, rule) for rule in ("paired", "opening", "starts")] == thinks
 
 
-# --------------------------------------------------------------------------------------------------- one turn at a time
+# --------------------------------------------------------------------------------------------------- single turns
 @pytest.mark.parametrize("name", dialects.names())
-def test_what_is_quoted_in_a_thought_is_not_answered(name: str):
+def test_searches_in_thoughts_get_no_reply(name: str):
     dialect, asked = dialects.load(name), []
 
     def search(queries: Any) -> list[str]:
@@ -209,7 +209,7 @@ def test_what_is_quoted_in_a_thought_is_not_answered(name: str):
     assert asked == ["real"] * 3
 
 
-def test_a_thought_breaks_no_format():
+def test_a_thought_does_not_violate_the_format():
     xml = dialects.load("xml")
 
     def keeps(text: str, rule: str = "think", opened: bool = False) -> bool:
@@ -219,7 +219,7 @@ def test_a_thought_breaks_no_format():
     assert keeps("<think>never write <search> in <answer></answer> </think><answer>a</answer>")
     assert keeps("<think>a</think><answer>a</answer>") and not keeps("<answer>a</answer>")
     assert keeps("a</think><answer>a</answer>", opened=True)
-    assert not keeps("a</think><answer>a</answer>", "well-formed")  # a mark that the policy itself did not open
+    assert not keeps("a</think><answer>a</answer>", "well-formed")  # a closing mark without an opening one
     assert not keeps("<think>a</think></think><answer>a</answer>", "well-formed")
     assert not keeps("<think> </think><answer>a</answer>")
     assert not keeps("<think>a <answer>a</answer>", "lenient")

@@ -1,4 +1,4 @@
-"""Turns joined raw, by the template, and re-rendered: their tokens, and SSP played in every dialect and mode."""
+"""Turns joined raw, by the chat template, or re-rendered: their tokens, and SSP in every dialect and mode."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def observed(text: str) -> Turn:
 
 
 def shown(name: str, results: str) -> str:
-    """How results look inside a message of the dialect; the template of these tests adds no tag to a tool's."""
+    """Results inside a message of the dialect; the template of these tests adds no tag to tool messages."""
     return results if name == "hermes" else dialects.load(name).observation([results])
 
 
@@ -62,7 +62,7 @@ def test_the_tokens_between_two_turns(name):
     glue = f"{END}{RESULT_ROLE[name]}{shown(name, 'R')}{END}{ASSISTANT}"
     assert reply("chat", said) == Continuation(CODEC.encode(glue), text)
     ended = replace(sampled("no more", "eos"))
-    assert reply("chat", ended) == Continuation(CODEC.encode(glue[1:]), text)  # it said the end token itself
+    assert reply("chat", ended) == Continuation(CODEC.encode(glue[1:]), text)  # the policy sampled the end token itself
 
     start = f"{USER}P{END}{ASSISTANT}I look: {dialect.write('a')}{END}{RESULT_ROLE[name]}{shown(name, 'R')}{END}"
     assert reply("chat-trimmed", said) == Restart(CODEC.encode(start + ASSISTANT), text)
@@ -77,7 +77,7 @@ class TwoEnds(Characters):
     eos_ids = (EOS, 4)
 
 
-def test_an_end_token_of_the_policys_own_stands():
+def test_an_end_token_sampled_by_the_policy_is_kept():
     joiner = Joiner("chat", TwoEnds(), dialects.load("xml"))
     ids = np.asarray([*CODEC.encode("x"), 4], np.int32)
     for finish, glue in (("eos", joiner.glue(Messages("P"), {"role": "user", "content": "R"})[1:]), ("stop", None)):
@@ -98,8 +98,8 @@ class Pairs(Characters):
 
 
 @pytest.mark.parametrize("mode", ["raw", "chat", "chat-trimmed"])
-def test_what_is_dropped_of_a_turn(mode):
-    """The kept token stays whole, and what is rendered anew is its text; an end token alone stays where it can."""
+def test_dropping_the_end_of_a_turn(mode):
+    """The last kept token stays whole, and re-rendering uses its text; an end token is kept where possible."""
     joiner = Joiner(mode, Pairs(), dialects.load("xml"))
 
     def reply(text, end, finish="stop"):
@@ -132,18 +132,18 @@ def test_the_end_of_an_episode_is_the_end_in_every_mode():
         )
 
 
-class Deaf(Characters):
-    """A template that does not know messages of tools, and leaves them out."""
+class NoToolRole(Characters):
+    """A template that silently ignores tool messages."""
 
     def encode_chat(self, messages, add_generation_prompt=True, **options):
         return super().encode_chat([m for m in messages if m["role"] != "tool"], add_generation_prompt, **options)
 
 
-def test_a_template_without_the_role_of_results_is_one_sentence():
-    Joiner("raw", Deaf(), dialects.load("hermes"))
-    Joiner("chat", Deaf(), dialects.load("xml"))
+def test_a_template_without_the_role_of_results_gives_one_clear_error():
+    Joiner("raw", NoToolRole(), dialects.load("hermes"))
+    Joiner("chat", NoToolRole(), dialects.load("xml"))
     with pytest.raises(ValueError, match=r"leaves out messages of role 'tool'.*choose another model\.dialect"):
-        Joiner("chat", Deaf(), dialects.load("hermes"))
+        Joiner("chat", NoToolRole(), dialects.load("hermes"))
 
 
 @pytest.mark.parametrize(
@@ -157,11 +157,11 @@ def test_a_template_without_the_role_of_results_is_one_sentence():
         ("<think>a</think>", ""),
     ],
 )
-def test_what_stays_of_a_turn_without_its_thought(text, kept):
+def test_a_turn_without_its_thought(text, kept):
     assert parsing.without_thought(text) == kept
 
 
-# ------------------------------------------------------------------------------------------------- SSP in all of them
+# ------------------------------------------------------------------------------------------------- SSP in every mode
 def played(name: str, mode: str):
     cfg = card()
     model = cfg.model.model_copy(update={"dialect": name, "turns": mode})
@@ -172,7 +172,7 @@ def played(name: str, mode: str):
 
 @pytest.fixture(scope="module")
 def golden():
-    """The step as it is with tags and raw turns."""
+    """The step with the xml dialect and raw turns."""
     return played("xml", "raw")
 
 
@@ -212,5 +212,5 @@ def test_rows_of_the_three_modes(name):
     later = f"{END}{RESULT_ROLE[name]}{results}{END}{ASSISTANT}"
     assert found == [(f"{start}{first}{later}{last}", first + last)]
     text, found = rows("chat-trimmed")
-    trimmed = f" {dialect.write('Seine')}"  # what stands behind </think>
+    trimmed = f" {dialect.write('Seine')}"  # the text after </think>
     assert found == [(start + first, first), (f"{start}{trimmed}{later}{last}", last)]
