@@ -1,4 +1,4 @@
-"""The world, its search tool and its tokenizer, made once."""
+"""The Atlas world with its search tools and tokenizers, loaded once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def scope_tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def trained(world: World, show: Show) -> Library:
-    """Demonstrations about train entities only."""
+    """SSP's demonstrations about train entities only."""
     return Library(world, show, "train", seed=3)
 
 
@@ -50,5 +50,5 @@ def show_one(world: World) -> Show:
 
 @pytest.fixture
 def room(world: World, show_one: Show) -> Newsroom:
-    """SCOPE's demonstrations about train things only."""
+    """SCOPE's demonstrations about train entities only."""
     return Newsroom(world, show_one, "train", seed=3)

@@ -1,4 +1,4 @@
-"""The committed files equal what the build makes, and the circuit in the initial weights copies."""
+"""The committed files equal those of a new build, and the induction circuit in the initial weights works."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def texts(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", [*TEXTS, *TOKENIZERS])
-def test_the_build_makes_the_committed_files(texts, name: str) -> None:
+def test_the_build_reproduces_the_committed_files(texts, name: str) -> None:
     assert (texts / name).read_bytes() == (ASSETS / name).read_bytes()
 
 
 @pytest.mark.parametrize("game", GAMES)
-def test_base_checkpoints_have_the_recipes_shape(game: str) -> None:
+def test_base_checkpoints_have_the_shapes_of_the_recipe(game: str) -> None:
     committed, params = weights.load_hf(ASSETS / game / "base")
     assert committed == warmup.model_config(Tokenizer.load(ASSETS / game / "base"))
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
@@ -69,7 +69,7 @@ def test_a_second_build_has_the_same_bits(tmp_path) -> None:
     ],
 )
 def test_the_committed_base_plays_its_roles(world, show, show_one, game: str, kind: str, least: float) -> None:
-    """Measured on demonstrations about held-out names; a solver of SSP has its bad habits."""
+    """Accuracy on demonstrations about held-out names; SSP's solver is measured with its bad habits."""
     tokenizer = Tokenizer.load(ASSETS / game / "base")
     model, params = weights.load(ASSETS / game / "base")
     show = show if game == "ssp" else show_one
@@ -91,7 +91,7 @@ def test_tokenizer_round_trips_and_keeps_tags_whole(game: str) -> None:
     searching = ("think", "search", "answer", "information")
     own = {"ssp": (*searching, "question"), "scope": (*searching, "task", "score"), "spell": (), "spice": ()}[game]
     for tag in own:
-        closing = f"</{tag}>" if tag == "information" else f" </{tag}>"  # as the game and the demonstrations write it
+        closing = f"</{tag}>" if tag == "information" else f" </{tag}>"  # as in the game and the demonstrations
         assert len(tokenizer.encode(f"<{tag}>")) == len(tokenizer.encode(closing)) == 1
     items = [f'<rubric priority="{priority}">' for priority in ("critical", "important", "bonus")]
     rubrics = (*items, " </rubric>", "<rubrics>", "</rubrics>") if game == "scope" else ()
@@ -102,7 +102,7 @@ def test_tokenizer_round_trips_and_keeps_tags_whole(game: str) -> None:
 
 
 def _copying(params, model) -> float:
-    """Share of the second half of repeated random sequences that is predicted."""
+    """Accuracy on the second half of random sequences that are repeated once."""
     rng = np.random.default_rng(0)
     half_BT = rng.integers(300, model.vocab_size, (16, 24))
     ids_BT = jnp.asarray(np.concatenate([half_BT, half_BT], axis=1), jnp.int32)
@@ -115,7 +115,7 @@ def _copying(params, model) -> float:
     return float(jnp.mean(guess_BT[:, 26:-1] == ids_BT[:, 27:]))
 
 
-def test_first_weights_copy_before_any_training() -> None:
+def test_initial_weights_copy_before_any_training() -> None:
     model = warmup.model_config(Tokenizer.load(ASSETS / "ssp" / "tokenizer"))
     laid = circuit.initial_weights(model, 0)
     plain = {**laid, "layers": circuit._random(model, np.random.default_rng(0))["layers"]}
@@ -123,7 +123,7 @@ def test_first_weights_copy_before_any_training() -> None:
     assert _copying(plain, model) < 0.05
 
 
-def test_circuit_refuses_shapes_it_does_not_fit() -> None:
+def test_the_circuit_rejects_unsuitable_shapes() -> None:
     from dataclasses import replace
 
     model = warmup.model_config(Tokenizer.load(ASSETS / "ssp" / "tokenizer"))

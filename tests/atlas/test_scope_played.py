@@ -1,6 +1,6 @@
-"""A whole iteration of SCOPE on Atlas, every role played by the scripts of the demonstrations.
+"""A whole iteration of SCOPE on Atlas, with every role played by the scripts of the demonstrations.
 
-Each player asserts that its prompt equals, character for character, the one the demonstration was made for.
+Each scripted role asserts that its prompt equals the prompt of the demonstration, character by character.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from scope_jax.systems import scope
 from tests.systems.harness import Moment
 from tests.systems.scope_world import World
 
-SPEAKERS = ("challenger.sampling", "solver.sampling", "estimate", "creation", "gates", "rubric_writer", "grader")
+SAMPLED = ("challenger.sampling", "solver.sampling", "estimate", "creation", "gates", "rubric_writer", "grader")
 
 
 class Players:
-    """All roles play well, but every second attempt at a task gives one sentence per thing."""
+    """All roles play well, except that every second attempt at a task gives only one sentence per entity."""
 
     def __init__(self, room: Newsroom) -> None:
         self.room = room
@@ -75,7 +75,7 @@ class Players:
 
 @pytest.fixture
 def cfg() -> Config:
-    """The card with small batches; lengths are counted in characters here."""
+    """The card with small batches; lengths are in characters."""
     changes = {
         "scope.prompts": tasks.PROMPTS,
         "scope.iterations": 1,
@@ -89,14 +89,14 @@ def cfg() -> Config:
         "scope.solver_batch": 4,
         "scope.solver.samples": 2,
         "scope.document_tokens": 10_000,
-        **{f"scope.{who}.max_tokens": 10_000 for who in SPEAKERS},
+        **{f"scope.{who}.max_tokens": 10_000 for who in SAMPLED},
         "scope.solver_reward.soft_limit": 10_000,
         "scope.solver_reward.hard_limit": 20_000,
     }
     return load_card(scope_scripts.CARD, [f"{key}={value}" for key, value in changes.items()])
 
 
-def test_one_iteration_is_played_in_the_demonstrations_words(room: Newsroom, cfg: Config) -> None:
+def test_one_iteration_uses_the_prompts_of_the_demonstrations(room: Newsroom, cfg: Config) -> None:
     lines = (ASSETS / "documents.jsonl").read_text(encoding="utf-8").splitlines()
     rows: list[dict[str, Any]] = [row for row in map(json.loads, lines) if row["title"].split()[-1] in room.things]
     names = {row["title"].split()[-1] for row in rows[:40]}

@@ -1,4 +1,4 @@
-"""SCOPE's demonstrations against the game's own rules: formats, observations, verdicts, and what a bad habit earns."""
+"""SCOPE's demonstrations against the game's rules: formats, observations, verdicts, and rewards of bad habits."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _searches_asked(script: Script) -> int:
 
 
 def _asked(script: Script, room: Newsroom) -> list[Thing]:
-    """The things that the task in a prompt names."""
+    """The entities that the task in a prompt names."""
     text = script.message.rsplit("Task: ", 1)[1].rstrip(".")
     return [room.things[part.split()[-1]] for part in text.split(" and ")]
 
@@ -56,7 +56,7 @@ def _score(script: Script, room: Newsroom) -> float:
 
 # ------------------------------------------------------------------------------------------------------------ policies
 @pytest.mark.parametrize("role", ["challenge", "report"])
-def test_observations_are_those_of_the_game(room: Newsroom, show_one, role: str) -> None:
+def test_observations_equal_the_games(room: Newsroom, show_one, role: str) -> None:
     cfg = scope_scripts.card()
     for _ in range(DRAWS):
         script = getattr(room, role)(HABITS)
@@ -72,10 +72,10 @@ def test_observations_are_those_of_the_game(room: Newsroom, show_one, role: str)
                 assert raw(answer.text if isinstance(answer, Cut) else answer or "") == text
             kind = "sampled" if sampled else "observation"
             turns.append(Turn(kind, np.zeros(0, np.int32), np.zeros(0, np.float32), text, "stop" if sampled else None))
-        assert respond(turns) is None  # and then it is over
+        assert respond(turns) is None  # and then the episode ends
 
 
-def test_good_challengers_earn_the_whole_format_reward(room: Newsroom) -> None:
+def test_good_challengers_earn_the_full_format_reward(room: Newsroom) -> None:
     card = scope_scripts.card().scope.challenger_reward
     for _ in range(DRAWS):
         script = room.challenge()
@@ -87,7 +87,7 @@ def test_good_challengers_earn_the_whole_format_reward(room: Newsroom) -> None:
         assert f" {title}" in task  # about its source
 
 
-def test_good_solvers_earn_everything(room: Newsroom) -> None:
+def test_good_solvers_earn_the_full_reward(room: Newsroom) -> None:
     card = scope_scripts.card().scope.solver_reward
     for _ in range(DRAWS):
         script = room.report()
@@ -97,7 +97,7 @@ def test_good_solvers_earn_everything(room: Newsroom) -> None:
         assert _score(script, room) == 1.0
 
 
-def test_challengers_habits_earn_what_they_should(room: Newsroom) -> None:
+def test_rewards_of_the_challengers_habits(room: Newsroom) -> None:
     card = scope_scripts.card().scope.challenger_reward
     for habit in ("vague", "unread", "drift"):
         for _ in range(10):
@@ -113,7 +113,7 @@ def test_challengers_habits_earn_what_they_should(room: Newsroom) -> None:
                 assert (about in source) == (habit == "unread")
 
 
-def test_solvers_habits_earn_what_they_should(room: Newsroom) -> None:
+def test_rewards_of_the_solvers_habits(room: Newsroom) -> None:
     card = scope_scripts.card().scope.solver_reward
     short_scores, half_scores = [], []
     for _ in range(DRAWS):
@@ -123,7 +123,7 @@ def test_solvers_habits_earn_what_they_should(room: Newsroom) -> None:
         assert _score(guess, room) == 0.0
         short = room.report(_habit(short=1.0))
         count = len(_asked(short, room))
-        # one sentence of each thing; a document may hold the same fact as a neighbour's
+        # one sentence per entity; the documents of two entities may share a fact
         least = {1: 1 / 3, 2: 2 / 4, 3: 3 / 5}[count]
         assert _score(short, room) == pytest.approx(least) if count == 1 else _score(short, room) >= least - 1e-9
         half = room.report(_habit(half_way=1.0))
@@ -152,10 +152,10 @@ def test_only_rambling_is_long(room: Newsroom, scope_tokenizer) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------- judge
-def test_verdicts_are_read_and_right(room: Newsroom) -> None:
+def test_verdicts_are_parsed_and_right(room: Newsroom) -> None:
     for role, truth in (
         ("gate_entity", lambda m: any(f" {name}" in m for name in room.things)),
-        ("gate_relevance", _stands_in_source),
+        ("gate_relevance", _is_in_source),
         ("grade", lambda m: tasks.fact_of(m.rsplit("Criterion:", 1)[1]) in m),
     ):
         verdicts = []
@@ -168,13 +168,13 @@ def test_verdicts_are_read_and_right(room: Newsroom) -> None:
         assert 0.3 < np.mean(verdicts) < 0.75, role
 
 
-def _stands_in_source(message: str) -> bool:
+def _is_in_source(message: str) -> bool:
     source, task = message.split("\nTask: ")
     words = re.findall(r"\w+", source)
     return any(name.split()[-1] in words for name in task.rstrip(".").split(" and "))
 
 
-def test_a_grader_says_what_it_found_and_what_it_needs() -> None:
+def test_a_graders_thought_has_the_found_and_the_required_fact() -> None:
     def thought(answer: str) -> str:
         script = scope_scripts.grader("Explain Seine", answer, "Seine: The mouth of Seine: Channel")
         return script.parts[0][0]
@@ -190,18 +190,18 @@ def test_a_grader_says_what_it_found_and_what_it_needs() -> None:
     )
 
 
-def test_rubrics_are_read_as_they_were_meant(room: Newsroom) -> None:
+def test_rubrics_are_parsed_back(room: Newsroom) -> None:
     card = scope_scripts.card().scope
     for _ in range(DRAWS):
         script = room.write_rubric()
         read = judging.rubric_of(script.parts[0][0], card.rubric_weights, card.min_rubrics, card.max_rubrics)
         assert read is not None
         assert [(item.priority, item.text) for item in read] == tasks.rubric(_asked(script, room))
-        assert all(tasks.fact_of(item.text) in script.message for item in read)  # nothing that was not read
+        assert all(tasks.fact_of(item.text) in script.message for item in read)  # only facts from the prompt
 
 
 # ------------------------------------------------------------------------------------------------------- the whole card
-def test_demonstrations_fit_the_card_and_speak_in_whole_words(world, show_one, scope_tokenizer) -> None:
+def test_demonstrations_fit_the_card_and_consist_of_whole_word_tokens(world, show_one, scope_tokenizer) -> None:
     cfg = scope_scripts.card()
     limits = {
         "challenger": cfg.scope.challenger.sampling.max_tokens,
@@ -222,7 +222,7 @@ def test_demonstrations_fit_the_card_and_speak_in_whole_words(world, show_one, s
             assert np.isin(row.ids_T, ids_N).sum() == len(names)
 
 
-def test_demonstrations_of_train_things_name_nothing_held_out(world, show_one) -> None:
+def test_demonstrations_of_train_entities_name_nothing_held_out(world, show_one) -> None:
     for make in makers(world, show_one, split="train", seed=3, with_habits=True).values():
         for _ in range(20):
             script = make()
@@ -230,7 +230,7 @@ def test_demonstrations_of_train_things_name_nothing_held_out(world, show_one) -
             assert not world.held_out & set(re.findall(r"\w+", f"{script.message} {sampled}"))
 
 
-def test_the_card_reads_its_own_files_and_its_prompts_take_the_games_variables() -> None:
+def test_the_card_uses_its_own_files_and_its_prompts_take_the_games_variables() -> None:
     cfg = load_card(scope_scripts.CARD)
     assert cfg.scope.iterations == 3 and cfg.scope.solver.max_turns == tasks.MOST_THINGS + 1
     assert len(cfg.scope.search_turns) == 2 and cfg.scope.challenger.max_turns > 2

@@ -1,4 +1,4 @@
-"""Demonstrations: which tokens are sampled, which facts they show, and the effect of permuting names."""
+"""SSP's demonstrations: which tokens are sampled, which facts they show, and the effect of permuting names."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_only_the_policys_tokens_are_sampled(trained, tokenizer, kind: str, hops
         assert not row.logprobs_T.any()
 
 
-def test_roles_speak_the_games_formats(trained) -> None:
+def test_roles_use_the_games_formats(trained) -> None:
     for hops in HOPS:
         solver, proposer, reader = trained.solve(hops), trained.propose(hops), trained.read(hops)
         said = [text for text, sampled in solver.parts if sampled]
@@ -44,7 +44,7 @@ def test_roles_speak_the_games_formats(trained) -> None:
         assert labelled_answer(reader.parts[0][0]) in reader.message
 
 
-def test_true_world_rows_show_no_held_out_entity_in_what_is_said(trained, world) -> None:
+def test_sampled_text_on_true_facts_has_no_held_out_entity(trained, world) -> None:
     for kind, hops in KINDS:
         for _ in range(40):
             script = getattr(trained, kind)(hops) if kind == "read" else getattr(trained, kind)(hops, HABITS)
@@ -54,7 +54,7 @@ def test_true_world_rows_show_no_held_out_entity_in_what_is_said(trained, world)
             assert not words & world.held_out
 
 
-def test_a_choice_is_worked_through_in_order(trained) -> None:
+def test_candidates_of_a_choice_are_looked_up_in_order(trained) -> None:
     for _ in range(20):
         script = trained.choose()
         _, value, names = re.findall(r"has the (\w+) (\w+): (.+)\?", script.message)[0]
@@ -67,7 +67,7 @@ def test_a_choice_is_worked_through_in_order(trained) -> None:
         assert sum(f" is {value}." in text for text in said) == 0  # no other candidate has the value
 
 
-def test_habits_come_as_often_as_they_say(trained) -> None:
+def test_habits_have_the_given_probabilities(trained) -> None:
     always = Habits(sure=frozenset(), guess_sure=0.0, guess=1.0, guess_choice=1.0, half_way=0.0, unread=1.0)
     never = Habits(sure=frozenset(), guess_sure=1.0, guess=0.0, guess_choice=0.0, half_way=1.0, unread=0.0)
     assert all(len(trained.solve(hops, always).parts) == 1 for hops in HOPS for _ in range(5))
@@ -79,13 +79,13 @@ def test_habits_come_as_often_as_they_say(trained) -> None:
             True,
             False,
             True,
-        ]  # one search for two hops
+        ]  # one search, two hops
         assert len(trained.solve(3, never).parts) in (3, 5)
         assert len(trained.propose(2, never).parts) == 5
         assert len(trained.choose(never).parts) >= 3
 
 
-def test_held_out_material_begins_at_held_out_names(world, show) -> None:
+def test_held_out_questions_start_from_held_out_names(world, show) -> None:
     held_out = Library(world, show, "held_out", seed=3)
     for material in (held_out.chains, held_out.trails):
         assert all(chain[0].entity in world.held_out for hops in HOPS for chain in material[hops])
@@ -93,7 +93,7 @@ def test_held_out_material_begins_at_held_out_names(world, show) -> None:
 
 
 @pytest.mark.parametrize("game", games.GAMES)
-def test_a_game_shows_as_many_rows_as_it_can_draw(world, show, show_one, game: str) -> None:
+def test_every_kind_of_demonstration_has_a_number_of_rows(world, show, show_one, game: str) -> None:
     roles = games.GAMES[game]
     makers = roles.makers(world, show if game == "ssp" else show_one, split="all", seed=0, with_habits=True)
     assert set(roles.READ_ROWS) == set(roles.PLAY_ROWS) == set(makers)
@@ -109,7 +109,7 @@ def test_exchanged_names_keep_the_structure(trained, tokenizer, world) -> None:
     assert np.isin(other.ids_T[is_name], names_N).all()
     assert (other.ids_T[is_name] != row.ids_T[is_name]).mean() > 0.9
     pairs = set(zip(row.ids_T.tolist(), other.ids_T.tolist(), strict=True))
-    assert len(pairs) == len(set(row.ids_T.tolist())) == len(set(other.ids_T.tolist()))  # one to one
+    assert len(pairs) == len(set(row.ids_T.tolist())) == len(set(other.ids_T.tolist()))  # a one-to-one mapping
     assert (other.sampled_T == row.sampled_T).all()
 
 

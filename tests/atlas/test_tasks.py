@@ -1,4 +1,4 @@
-"""Tasks and rubrics: true, about what they name, and held out where they say so."""
+"""Tasks and rubrics are correct, about the entities they name, and held out where they should be."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _rows(name: str) -> list[dict]:
     return [json.loads(line) for line in (ASSETS / name).read_text(encoding="utf-8").splitlines()]
 
 
-def test_a_task_and_its_rubric_worked_by_hand() -> None:
+def test_a_task_and_its_rubric() -> None:
     assert tasks.task("planning", ["Seine", "France"]) == "Plan a visit to Seine and France"
     assert SEINE.neighbours == ("Channel", "France", "Paris")
     assert tasks.rubric([SEINE]) == [
@@ -45,7 +45,7 @@ def test_a_task_and_its_rubric_worked_by_hand() -> None:
     )
 
 
-def test_the_exact_score_of_a_report_worked_by_hand() -> None:
+def test_the_exact_score_of_a_report() -> None:
     rubric = [{"weight": 1.0, "fact": tasks.stated(criterion)} for _, criterion in tasks.rubric([SEINE])]
     assert rubric[0]["fact"] == ["The mouth of Seine is", "Channel"]
     told = tasks.report([("Seine", ["The mouth of Seine is Rhine.", "The country of Seine is France."])])
@@ -60,7 +60,7 @@ def test_a_criterion_without_a_fact_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(("name", "count"), [("train", 16), ("held_out", 40)])
-def test_task_sets_are_what_the_curated_mode_reads(world: World, name: str, count: int) -> None:
+def test_task_sets_are_valid_for_the_curated_mode(world: World, name: str, count: int) -> None:
     texts = {row["id"]: row["text"] for row in _rows("corpus.jsonl")}
     rows = _rows(f"tasks_{name}.jsonl")
     assert len(rows) == count * len(tasks.KINDS) * tasks.MOST_THINGS
@@ -75,12 +75,12 @@ def test_task_sets_are_what_the_curated_mode_reads(world: World, name: str, coun
         told = tasks.report(
             [(name, [tasks.fact_of(item["criterion"])]) for name, item in zip("abcde", row["rubric"], strict=False)]
         )
-        assert facts_stated(told, row["rubric"]) == 1.0  # what the rubric asks for, said
+        assert facts_stated(told, row["rubric"]) == 1.0  # a report with every fact in the rubric
         named = row["question"].rstrip(".").split()
         assert len(world.held_out & set(named)) == (len(row["evidence_ids"]) if name == "held_out" else 0)
 
 
-def test_a_challenger_starts_from_documents_that_name_nothing_held_out(world: World) -> None:
+def test_the_challengers_documents_name_nothing_held_out(world: World) -> None:
     rows = _rows("documents.jsonl")
     assert len(rows) > 100
     for row in rows:

@@ -25,7 +25,7 @@ def test_a_few_facts_of_the_world(world: World) -> None:
     assert values["birthplace", "Curie"] == "Warsaw"
 
 
-def test_two_values_of_one_attribute_are_refused(tmp_path) -> None:
+def test_two_values_of_one_attribute_are_rejected(tmp_path) -> None:
     for name in ("rivers", "mountains", "people"):
         (tmp_path / f"{name}.csv").write_text("name\n", encoding="utf-8")
     (tmp_path / "countries.csv").write_text("name,capital\nFrance,Paris\n", encoding="utf-8")
@@ -50,7 +50,7 @@ def test_numbers_are_facts_about_names_of_the_world(world: World) -> None:
         ("height,Everest,8848\nheight,Everest,8849", "two values for the height of Everest"),
     ],
 )
-def test_numbers_that_are_refused(world: World, tmp_path, rows: str, said: str) -> None:
+def test_invalid_numbers_are_rejected(world: World, tmp_path, rows: str, said: str) -> None:
     (tmp_path / "numbers.csv").write_text(f"attribute,name,value\n{rows}\n", encoding="utf-8")
     with pytest.raises(ValueError, match=said):
         load_numbers(world, tmp_path)
@@ -67,7 +67,7 @@ def test_sizes(world: World) -> None:
     assert len(held) == int(0.25 * len(countries))
 
 
-def test_what_belongs_to_a_held_out_country_is_held_out(world: World) -> None:
+def test_everything_in_a_held_out_country_is_held_out(world: World) -> None:
     for fact in world.facts:
         if fact.attribute in ("capital",) and fact.entity in world.held_out:
             assert fact.value in world.held_out
@@ -79,7 +79,7 @@ HOPS = {"one hop": 1, "two hops": 2, "three hops": 3}
 
 
 @pytest.mark.parametrize("name", ["train", "held_out"])
-def test_every_step_of_a_question_stands_in_its_evidence(world: World, name: str) -> None:
+def test_every_step_of_a_question_is_in_its_evidence(world: World, name: str) -> None:
     texts = {row["id"]: row["text"] for row in _rows("corpus.jsonl")}
     rows = _rows(f"questions_{name}.jsonl")
     for kind in (*HOPS, "choice"):
@@ -100,7 +100,7 @@ def test_every_step_of_a_question_stands_in_its_evidence(world: World, name: str
         assert [one for one, is_told in zip(candidates, told, strict=True) if is_told] == row["answers"]
 
 
-def test_chains_worked_by_hand() -> None:
+def test_chains() -> None:
     river, capital, back = (
         Fact("river", "Bonn", "Rhine"),
         Fact("country", "Rhine", "Germany"),
@@ -112,14 +112,14 @@ def test_chains_worked_by_hand() -> None:
     )
     assert questions.chains(world, 1) == [(river,), (capital,), (back,), (money,)]
     assert questions.chains(world, 2) == [(river, capital), (capital, back), (capital, money), (back, river)]
-    assert questions.chains(world, 3) == [(river, capital, money)]  # never back to where it has been
+    assert questions.chains(world, 3) == [(river, capital, money)]  # chains visit no entity twice
     assert (
         questions.chain_question((river, capital, money)) == "What is the currency of the country of the river of Bonn?"
     )
     assert questions.chain_question((money,)) == "What is the currency of Germany?"
 
 
-def test_a_choice_worked_by_hand() -> None:
+def test_a_choice() -> None:
     seine, loire = Fact("mouth", "Seine", "Channel"), Fact("mouth", "Loire", "Atlantic")
     others = [
         seine,
@@ -140,7 +140,7 @@ def test_a_choice_worked_by_hand() -> None:
     assert questions.choice(seine, others[:2], np.random.default_rng(0)) is None
 
 
-def test_held_out_names_are_asked_only_in_the_held_out_set(world: World) -> None:
+def test_only_the_held_out_set_asks_about_held_out_names(world: World) -> None:
     def named(row: dict) -> set[str]:
         return set(re.findall(r"\w+", row["question"])) & set(world.names)
 
@@ -154,6 +154,6 @@ def test_held_out_names_are_asked_only_in_the_held_out_set(world: World) -> None
     assert not world.held_out & {row["answer"] for row in _rows("answers.jsonl")}
 
 
-def test_search_shows_the_facts_that_are_asked_for(world: World, show) -> None:
+def test_a_search_for_a_fact_returns_it(world: World, show) -> None:
     missed = [fact.sentence for fact in world.facts if fact.sentence not in show(fact.phrase)]
     assert not missed

@@ -51,11 +51,7 @@ def search(*queries: str) -> list[str]:
         ([*search("Tiber"), "<question>Where is ancient rome to be found?</question>"], {}, "contains_answer"),
         ([*search("Tiber"), "<question>Who was the Romeo of Verona?</question>"], {}, "contains_answer"),
         ([*search("Tiber"), "<question>Where is the eternal city?</question>"], {}, "contains_answer"),
-        (
-            [*search("Tiber"), "<question>Where did romantic painters meet?</question>"],
-            {},
-            "",
-        ),  # Roma as a whole word only
+        ([*search("Tiber"), "<question>Where did romantic painters meet?</question>"], {}, ""),  # Roma as a word only
         ([*search("Tiber"), f"<question>{GOOD}</question>"], {"min_distinct_searches": 2}, "too_few_searches"),
         ([*search("Tiber", "Tiber"), f"<question>{GOOD}</question>"], {"min_distinct_searches": 2}, "too_few_searches"),
         ([*search("Tiber", "tiber"), f"<question>{GOOD}</question>"], {"min_distinct_searches": 2}, ""),
