@@ -49,6 +49,6 @@ def show_one(world: World) -> Show:
 
 
 @pytest.fixture
-def room(world: World, show_one: Show) -> Newsroom:
+def demos(world: World, show_one: Show) -> Newsroom:
     """SCOPE's demonstrations about train entities only."""
     return Newsroom(world, show_one, "train", seed=3)

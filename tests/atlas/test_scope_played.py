@@ -27,8 +27,8 @@ SAMPLED = ("challenger.sampling", "solver.sampling", "estimate", "creation", "ga
 class Players:
     """All roles play well, except that every second attempt at a task gives only one sentence per entity."""
 
-    def __init__(self, room: Newsroom) -> None:
-        self.room = room
+    def __init__(self, demos: Newsroom) -> None:
+        self.demos = demos
 
     def __call__(self, moment: Moment) -> str:
         script = self._script(moment)
@@ -47,7 +47,7 @@ class Players:
         names = [thing.name for thing in asked]
         if moment.role == "solver":
             told = TOLD if moment.sample % 2 == 0 else 1
-            return scope_scripts.solver(kind, asked, len(asked), told, 1, self.room.show)
+            return scope_scripts.solver(kind, asked, len(asked), told, 1, self.demos.show)
         if moment.role == "gates":
             if prompt.startswith("Is a thing named?"):
                 return scope_scripts.entity_gate(text, names)
@@ -61,16 +61,16 @@ class Players:
         searches = int(re.findall(r"Searches: (\d)", prompt)[0])
         kind = re.findall(r"Type: (.+)", prompt)[0].replace(" ", "_")
         looked_up = source.neighbours[:searches]
-        taken = [source.name, *(name for name in looked_up if name in self.room.things)][: 1 + sample]
-        return scope_scripts.challenger(source, kind, searches, looked_up, taken, self.room.show)
+        taken = [source.name, *(name for name in looked_up if name in self.demos.things)][: 1 + sample]
+        return scope_scripts.challenger(source, kind, searches, looked_up, taken, self.demos.show)
 
     def _source(self, prompt: str) -> Thing:
-        return self.room.things[re.findall(r"\(Title: The \w+ (\w+)\)", prompt)[0]]
+        return self.demos.things[re.findall(r"\(Title: The \w+ (\w+)\)", prompt)[0]]
 
     def _read(self, text: str) -> tuple[str, list[Thing]]:
         names = [part.split()[-1] for part in text.rstrip(".").split(" and ")]
         (kind,) = [kind for kind in tasks.KINDS if tasks.task(kind, names) == text]
-        return kind, [self.room.things[name] for name in names]
+        return kind, [self.demos.things[name] for name in names]
 
 
 @pytest.fixture
@@ -96,17 +96,17 @@ def cfg() -> Config:
     return load_card(scope_scripts.CARD, [f"{key}={value}" for key, value in changes.items()])
 
 
-def test_one_iteration_uses_the_prompts_of_the_demonstrations(room: Newsroom, cfg: Config) -> None:
+def test_one_iteration_uses_the_prompts_of_the_demonstrations(demos: Newsroom, cfg: Config) -> None:
     lines = (ASSETS / "documents.jsonl").read_text(encoding="utf-8").splitlines()
-    rows: list[dict[str, Any]] = [row for row in map(json.loads, lines) if row["title"].split()[-1] in room.things]
+    rows: list[dict[str, Any]] = [row for row in map(json.loads, lines) if row["title"].split()[-1] in demos.things]
     names = {row["title"].split()[-1] for row in rows[:40]}
-    names |= {name for known in names for name in room.things[known].neighbours}
-    results = {name: room.show(name) for name in names}
+    names |= {name for known in names for name in demos.things[known].neighbours}
+    results = {name: demos.show(name) for name in names}
     memory = scope.start(cfg)
     stages = []
     for step in range(3):
         stages.append(memory["stage"])
-        tools = World(Players(room), results, data=rows)
+        tools = World(Players(demos), results, data=rows)
         episodes, memory, metrics = scope.play(cfg, tools, memory, step)
         assert all(value == 0 for name, value in metrics.items() if name.endswith(("malformed", "retried")))
         prefix = {"challenger": "", "tasks": "creation/"}.get(stages[-1])

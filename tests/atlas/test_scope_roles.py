@@ -41,25 +41,25 @@ def _searches_asked(script: Script) -> int:
     return int(re.findall(r"Searches: (\d)", script.message)[0])
 
 
-def _asked(script: Script, room: Newsroom) -> list[Thing]:
+def _asked(script: Script, demos: Newsroom) -> list[Thing]:
     """The entities that the task in a prompt names."""
     text = script.message.rsplit("Task: ", 1)[1].rstrip(".")
-    return [room.things[part.split()[-1]] for part in text.split(" and ")]
+    return [demos.things[part.split()[-1]] for part in text.split(" and ")]
 
 
-def _score(script: Script, room: Newsroom) -> float:
+def _score(script: Script, demos: Newsroom) -> float:
     """Eq. (1) of a solver's answer, with the rubric of its task and a perfect grader."""
     answer = rules.answer_of(_said(script)) or ""
-    met = [tasks.fact_of(text) in answer for _, text in tasks.rubric(_asked(script, room))]
+    met = [tasks.fact_of(text) in answer for _, text in tasks.rubric(_asked(script, demos))]
     return rubric_score(met, [1.0] * len(met))
 
 
 # ------------------------------------------------------------------------------------------------------------ policies
 @pytest.mark.parametrize("role", ["challenge", "report"])
-def test_observations_equal_the_games(room: Newsroom, show_one, role: str) -> None:
+def test_observations_equal_the_games(demos: Newsroom, show_one, role: str) -> None:
     cfg = scope_scripts.card()
     for _ in range(DRAWS):
-        script = getattr(room, role)(HABITS)
+        script = getattr(demos, role)(HABITS)
         spoken_text = "".join(text for text, sampled in script.parts if sampled)
         results = {name: show_one(name) for name in re.findall(r"<search> (\w+) </search>", spoken_text)}
         tools = ScriptedTools(lambda moment: "", results)
@@ -75,10 +75,10 @@ def test_observations_equal_the_games(room: Newsroom, show_one, role: str) -> No
         assert respond(turns) is None  # and then the episode ends
 
 
-def test_good_challengers_earn_the_full_format_reward(room: Newsroom) -> None:
+def test_good_challengers_earn_the_full_format_reward(demos: Newsroom) -> None:
     card = scope_scripts.card().scope.challenger_reward
     for _ in range(DRAWS):
-        script = room.challenge()
+        script = demos.challenge()
         said = _said(script)
         assert rules.challenger_format(card, said, _searches_asked(script)) == rules.Format(1.0, 1.0, 1.0)
         task = rules.task_of(said, require_question=False) or ""
@@ -87,55 +87,55 @@ def test_good_challengers_earn_the_full_format_reward(room: Newsroom) -> None:
         assert f" {title}" in task  # about its source
 
 
-def test_good_solvers_earn_the_full_reward(room: Newsroom) -> None:
+def test_good_solvers_earn_the_full_reward(demos: Newsroom) -> None:
     card = scope_scripts.card().scope.solver_reward
     for _ in range(DRAWS):
-        script = room.report()
-        said, asked = _said(script), _asked(script, room)
+        script = demos.report()
+        said, asked = _said(script), _asked(script, demos)
         assert rules.solver_format(card, said) == rules.Format(1.0, 1.0, 1.0)
         assert rules.search_reward(said, card.searches) == pytest.approx(len(asked) / 3)
-        assert _score(script, room) == 1.0
+        assert _score(script, demos) == 1.0
 
 
-def test_rewards_of_the_challengers_habits(room: Newsroom) -> None:
+def test_rewards_of_the_challengers_habits(demos: Newsroom) -> None:
     card = scope_scripts.card().scope.challenger_reward
     for habit in ("vague", "unread", "drift"):
         for _ in range(10):
-            script = room.challenge(_habit(**{habit: 1.0}))
+            script = demos.challenge(_habit(**{habit: 1.0}))
             form = rules.challenger_format(card, _said(script), _searches_asked(script))
             assert form == rules.Format(1.0, 1.0 if habit == "drift" else 0.0, 1.0)
             task = rules.task_of(_said(script), require_question=False) or ""
             about = task.rstrip(".").split()[-1]
             if habit == "vague":
-                assert about not in room.things
+                assert about not in demos.things
             else:
                 source = re.findall(r"\w+", script.message.split("\nType:")[0])
                 assert (about in source) == (habit == "unread")
 
 
-def test_rewards_of_the_solvers_habits(room: Newsroom) -> None:
+def test_rewards_of_the_solvers_habits(demos: Newsroom) -> None:
     card = scope_scripts.card().scope.solver_reward
     short_scores, half_scores = [], []
     for _ in range(DRAWS):
-        guess = room.report(_habit(guess=1.0))
+        guess = demos.report(_habit(guess=1.0))
         assert rules.solver_format(card, _said(guess)) == rules.Format(1.0, 0.0, 1.0)
         assert rules.search_reward(_said(guess), card.searches) == 0.0
-        assert _score(guess, room) == 0.0
-        short = room.report(_habit(short=1.0))
-        count = len(_asked(short, room))
+        assert _score(guess, demos) == 0.0
+        short = demos.report(_habit(short=1.0))
+        count = len(_asked(short, demos))
         # one sentence per entity; the documents of two entities may share a fact
         least = {1: 1 / 3, 2: 2 / 4, 3: 3 / 5}[count]
-        assert _score(short, room) == pytest.approx(least) if count == 1 else _score(short, room) >= least - 1e-9
-        half = room.report(_habit(half_way=1.0))
-        count = len(_asked(half, room))
+        assert _score(short, demos) == pytest.approx(least) if count == 1 else _score(short, demos) >= least - 1e-9
+        half = demos.report(_habit(half_way=1.0))
+        count = len(_asked(half, demos))
         assert len(_said(half)) == 2
-        assert _score(half, room) >= {1: 1.0, 2: 2 / 4, 3: 2 / 5}[count] - 1e-9
-        short_scores.append(_score(short, room))
-        half_scores += [_score(half, room)] * (count > 1)
+        assert _score(half, demos) >= {1: 1.0, 2: 2 / 4, 3: 2 / 5}[count] - 1e-9
+        short_scores.append(_score(short, demos))
+        half_scores += [_score(half, demos)] * (count > 1)
     assert np.mean(short_scores) < 0.7 and np.mean(half_scores) < 0.7
 
 
-def test_only_rambling_is_long(room: Newsroom, scope_tokenizer) -> None:
+def test_only_rambling_is_long(demos: Newsroom, scope_tokenizer) -> None:
     card = scope_scripts.card().scope.solver_reward
 
     def factor(script: Script) -> float:
@@ -143,24 +143,24 @@ def test_only_rambling_is_long(room: Newsroom, scope_tokenizer) -> None:
 
     factors: dict[int, set[float]] = {1: set(), 2: set(), 3: set()}
     for _ in range(DRAWS):
-        assert factor(room.report()) == 1.0
-        rambling = room.report(_habit(ramble=1.0))
-        factors[len(_asked(rambling, room))].add(factor(rambling))
+        assert factor(demos.report()) == 1.0
+        rambling = demos.report(_habit(ramble=1.0))
+        factors[len(_asked(rambling, demos))].add(factor(rambling))
     assert factors[1] == {1.0}
     assert max(factors[2]) < 1.0
     assert factors[3] == {card.floor}
 
 
 # ---------------------------------------------------------------------------------------------------------------- judge
-def test_verdicts_are_parsed_and_right(room: Newsroom) -> None:
+def test_verdicts_are_parsed_and_right(demos: Newsroom) -> None:
     for role, truth in (
-        ("gate_entity", lambda m: any(f" {name}" in m for name in room.things)),
+        ("gate_entity", lambda m: any(f" {name}" in m for name in demos.things)),
         ("gate_relevance", _is_in_source),
         ("grade", lambda m: tasks.fact_of(m.rsplit("Criterion:", 1)[1]) in m),
     ):
         verdicts = []
         for _ in range(3 * DRAWS):
-            script = getattr(room, role)()
+            script = getattr(demos, role)()
             ((said, sampled),) = script.parts
             verdict = score_of(said)
             assert sampled and verdict == truth(script.message), script
@@ -190,13 +190,13 @@ def test_a_graders_thought_has_the_found_and_the_required_fact() -> None:
     )
 
 
-def test_rubrics_are_parsed_back(room: Newsroom) -> None:
+def test_rubrics_are_parsed_back(demos: Newsroom) -> None:
     card = scope_scripts.card().scope
     for _ in range(DRAWS):
-        script = room.write_rubric()
+        script = demos.write_rubric()
         read = judging.rubric_of(script.parts[0][0], card.rubric_weights, card.min_rubrics, card.max_rubrics)
         assert read is not None
-        assert [(item.priority, item.text) for item in read] == tasks.rubric(_asked(script, room))
+        assert [(item.priority, item.text) for item in read] == tasks.rubric(_asked(script, demos))
         assert all(tasks.fact_of(item.text) in script.message for item in read)  # only facts from the prompt
 
 

@@ -143,8 +143,8 @@ def played_scope(card, tmp_path):
     sizes |= {f"{name}.max_tokens": 1000 for name in speaking}  # a letter is one token here
     cfg = load_card(CONFIGS / card, [prompts, *(f"scope.{name}={size}" for name, size in sizes.items())])
     names = {("xml", "chat"): "qwen2.5", ("hermes", "chat-trimmed"): "qwen3", ("function", "chat"): "olmo3"}
-    way = names.get((cfg.model.dialect, cfg.model.turns), "raw")
-    look = scope_world.searching_turn("Rhine", way)
+    protocol = names.get((cfg.model.dialect, cfg.model.turns), "raw")
+    look = scope_world.searching_turn("Rhine", protocol)
     drafts = [
         lambda title: (look, scope_world.task(f"Tell of {title}.")),
         lambda title: (look, scope_world.task(f"A VAGUE {title}.")),
@@ -158,7 +158,7 @@ def played_scope(card, tmp_path):
     )
     memory, episodes = scope.start(cfg), []
     for step, items in enumerate((scope_world.DOCUMENTS, scope_world.DOCUMENTS, [])):
-        played, memory, _ = play_step(scope, cfg, scope_world.world(plan, way), memory, items, step)
+        played, memory, _ = play_step(scope, cfg, scope_world.world(plan, protocol), memory, items, step)
         episodes += [e for e in played if e.trained]
     return cfg, episodes
 

@@ -42,8 +42,8 @@ RUBRIC = "".join(f'<rubric priority="{priority}">{text}</rubric>\n' for priority
 GOOD_RUBRICS = f"<think>easy</think>\n<rubrics>\n{RUBRIC}</rubrics>"
 
 
-# The paper's three models (Table 11, App. E), and the protocol of Search-R1.
-WAYS: dict[str, tuple[str, Mode]] = {
+# Dialect and turn mode of the paper's three models (Table 11, App. E), and of Search-R1.
+PROTOCOLS: dict[str, tuple[str, Mode]] = {
     "raw": ("xml", "raw"),
     "qwen2.5": ("xml", "chat"),
     "qwen3": ("hermes", "chat-trimmed"),
@@ -51,8 +51,8 @@ WAYS: dict[str, tuple[str, Mode]] = {
 }
 
 
-def searching_turn(query: str, way: str = "raw") -> str:
-    return f"<think>look</think> {dialects.load(WAYS[way][0]).write(query)}"
+def searching_turn(query: str, protocol: str = "raw") -> str:
+    return f"<think>look</think> {dialects.load(PROTOCOLS[protocol][0]).write(query)}"
 
 
 def task(text: str) -> str:
@@ -127,12 +127,12 @@ class World(ScriptedTools):
         return [Reply(self.judge_reply(message)) for message in messages]
 
 
-def world(plan: Plan | None = None, way: str = "raw", **changes: Any) -> World:
-    dialect, turns = WAYS[way]
+def world(plan: Plan | None = None, protocol: str = "raw", **changes: Any) -> World:
+    dialect, turns = PROTOCOLS[protocol]
     return World(plan or Plan(), RESULTS, dialect=dialect, turns=turns, **changes)
 
 
-def card(*, seed: int = 0, way: str = "raw", **scope: Any) -> Config:
+def card(*, seed: int = 0, protocol: str = "raw", **scope: Any) -> Config:
     """A small card: four documents in a step, two drafts of each, two attempts, no dynamic turns."""
     small = {
         "steps_per_iteration": 1,
@@ -152,7 +152,7 @@ def card(*, seed: int = 0, way: str = "raw", **scope: Any) -> Config:
     table = {
         "system": "scope",
         "seed": seed,
-        "model": {"checkpoint": "none", "dialect": WAYS[way][0], "turns": WAYS[way][1]},
+        "model": {"checkpoint": "none", "dialect": PROTOCOLS[protocol][0], "turns": PROTOCOLS[protocol][1]},
         "retrieval": {"corpus": "none"},
         "data": {"prompts": "none"},
         "train": {},

@@ -52,8 +52,8 @@ def signature(dialect: Dialect) -> str:
 
 # --------------------------------------------------------------------------------------------------------------- OLMo-3
 @pytest.mark.parametrize("messages", [
-    of_scope.for_solver(scope_world.card(way="olmo3"), "Tell of Bern."),
-    of_scope.for_challenger(scope_world.card(way="olmo3"), Order(0, "k", "Bern.", "planning", 2)),
+    of_scope.for_solver(scope_world.card(protocol="olmo3"), "Tell of Bern."),
+    of_scope.for_challenger(scope_world.card(protocol="olmo3"), Order(0, "k", "Bern.", "planning", 2)),
 ], ids=["solver", "challenger"])  # fmt: skip
 def test_olmos_prompt_declares_the_search_function(olmo, messages):
     said = shown(olmo, messages)
@@ -75,10 +75,10 @@ def test_a_custom_system_message_replaces_the_templates(olmo):
     assert shown(olmo, Messages("Go.", "")).startswith("<|im_start|>system\n<|im_end|>\n<|im_start|>user\nGo.")
 
 
-@pytest.mark.parametrize("way", ["qwen3", "olmo3"])
-def test_the_games_declare_the_search_only_to_roles_that_may_search(way):
-    cfg, name = scope_world.card(way=way), scope_world.WAYS[way][0]
-    tools = scope_world.world(way=way)
+@pytest.mark.parametrize("protocol", ["qwen3", "olmo3"])
+def test_the_games_declare_the_search_only_to_roles_that_may_search(protocol):
+    cfg, name = scope_world.card(protocol=protocol), scope_world.PROTOCOLS[protocol][0]
+    tools = scope_world.world(protocol=protocol)
     tools.script = harness.spoken_in(name, tools.script)
     play_step(scope, cfg, tools, scope.start(cfg), scope_world.DOCUMENTS, 0)
     judge = {"gates": False, "rubric_writer": False, "grader": False}

@@ -12,7 +12,7 @@ from scope_jax.systems import scope
 from scope_jax.systems.scope import instructions
 from scope_jax.systems.scope.records import Order
 from scope_jax.text import dialects, templates
-from tests.systems.scope_world import WAYS, card
+from tests.systems.scope_world import PROTOCOLS, card
 
 ROOT = Path(__file__).parents[2]
 CARDS = sorted((ROOT / "configs" / "scope").glob("*b.toml"))
@@ -34,9 +34,9 @@ def test_the_papers_cards_are_the_defaults(path: Path):
 def test_each_card_uses_its_models_dialect():
     spoken = {path.stem: (load_card(path).model.dialect, load_card(path).model.turns) for path in CARDS}
     assert spoken == {
-        "olmo3-7b": WAYS["olmo3"],
-        "qwen2.5-7b": WAYS["qwen2.5"],
-        "qwen3-8b": WAYS["qwen3"],
+        "olmo3-7b": PROTOCOLS["olmo3"],
+        "qwen2.5-7b": PROTOCOLS["qwen2.5"],
+        "qwen3-8b": PROTOCOLS["qwen3"],
     }
 
 
@@ -102,9 +102,9 @@ def test_gates_come_with_examples_of_both_verdicts():
         assert shown.count("\n<score>1</score>") == shown.count("\n<score>0</score>") == 2
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_prompts_use_the_dialect_and_fill_every_variable(way: str):
-    cfg = card(way=way)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_prompts_use_the_dialect_and_fill_every_variable(protocol: str):
+    cfg = card(protocol=protocol)
     words = dialects.load(cfg.model.dialect).words
     order = Order(0, "k", "A document {with} braces and <task>tags</task>.", "long_form_qa", 3)
     prompt = instructions.for_challenger(cfg, order).text
@@ -114,7 +114,7 @@ def test_prompts_use_the_dialect_and_fill_every_variable(way: str):
     assert words.call in solver and solver.endswith("Task: Do it.")
     assert words.call in instructions.not_run(cfg)
     texts = (prompt.replace("{with}", ""), solver, instructions.for_rubric_writer(cfg, "t", ["d"]))
-    assert not any(templates.variables(text) for text in texts if way != "qwen3")
+    assert not any(templates.variables(text) for text in texts if protocol != "qwen3")
 
 
 @pytest.mark.parametrize("kind", ScopeSection().task_types)

@@ -17,8 +17,8 @@ from tests.systems.harness import EOS, ROLES, examined, of, plain, play_step
 from tests.systems.scope_world import (
     CRITERIA,
     DOCUMENTS,
+    PROTOCOLS,
     RESULTS,
-    WAYS,
     Plan,
     World,
     answer,
@@ -32,14 +32,14 @@ from tests.systems.scope_world import (
 LONG = "alpha beta".ljust(39, ".") + "!"  # 40 characters, halfway between the limits 30 and 50
 
 
-def plan(way: str) -> Plan:
+def plan(protocol: str) -> Plan:
     """Drafts and attempts in one dialect, with each kind of failure once."""
-    dialect = dialects.load(WAYS[way][0])
-    look, broken = searching_turn("Rhine", way), f"<think>hm</think> {dialect.open}{dialect.close}"
+    dialect = dialects.load(PROTOCOLS[protocol][0])
+    look, broken = searching_turn("Rhine", protocol), f"<think>hm</think> {dialect.open}{dialect.close}"
     bare = dialect.write("Aare")  # a search without a thought
     return Plan(
         drafts={
-            ("Aare", 0): (searching_turn("Aare", way), look, task("Tell of Aare.")),
+            ("Aare", 0): (searching_turn("Aare", protocol), look, task("Tell of Aare.")),
             ("Aare", 1): (bare, task("A VAGUE tale.")),
             ("Aare", 2): ("I pass.",),
             ("Bern", 0): (look, task("An ALIEN matter.")),
@@ -67,11 +67,11 @@ def plan(way: str) -> Plan:
     )
 
 
-def game(way: str, **changes: Any):
+def game(protocol: str, **changes: Any):
     limits = {"soft_limit": 30, "hard_limit": 50}
     options = {"target_tasks": 2, "solver_reward": limits, "iterations": 1}
     roles = {"challenger": {"samples": 3}, "solver": {"samples": 3}}
-    return card(way=way, **options, **roles, **changes)
+    return card(protocol=protocol, **options, **roles, **changes)
 
 
 def test_the_module_has_the_shape_of_a_game():
@@ -88,9 +88,9 @@ def test_the_module_has_the_shape_of_a_game():
     assert scope.exam(cfg).measures == ("rubric", "exact") and scope.searches(cfg)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_challengers_step(way: str):
-    cfg, tools = game(way), world(plan(way), way)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_challengers_step(protocol: str):
+    cfg, tools = game(protocol), world(plan(protocol), protocol)
     episodes, memory, metrics = play_step(scope, cfg, tools, scope.start(cfg), DOCUMENTS, 0)
     drafts = of(episodes, "challenger")
     assert tools.taken == [(0, 4)]
@@ -163,11 +163,11 @@ def test_a_challengers_step(way: str):
     assert {name: metrics[name] for name in wanted} == pytest.approx(wanted)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_task_generation_and_a_solvers_step(way: str):
-    cfg = game(way)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_task_generation_and_a_solvers_step(protocol: str):
+    cfg = game(protocol)
     memory = scope.start(cfg) | {"stage": "tasks", "drawn": 4}
-    episodes, memory, metrics = play_step(scope, cfg, world(plan(way), way), memory, DOCUMENTS, 1)
+    episodes, memory, metrics = play_step(scope, cfg, world(plan(protocol), protocol), memory, DOCUMENTS, 1)
     rubric = [{"criterion": text, "weight": 1.0, "priority": priority} for priority, text in CRITERIA]
     made = [
         ("Tell of Aare.", "aare", 0.5),
@@ -180,7 +180,7 @@ def test_task_generation_and_a_solvers_step(way: str):
     assert metrics["creation/gates/passed"] == 0.75 and metrics["creation/solver/task_score"] == 0.5625
     assert (memory["stage"], memory["place"], memory["drawn"]) == ("solver", 0, 8)
 
-    tools = world(plan(way), way)
+    tools = world(plan(protocol), protocol)
     episodes, after, metrics = scope.play(cfg, tools, memory, 2)
     assert tools.taken == [(8, 0)]
     assert {e.role for e in episodes} == {"solver"} and all(e.trained for e in episodes)
@@ -216,18 +216,18 @@ def test_task_generation_and_a_solvers_step(way: str):
     assert metrics["iteration/task_score"] == pytest.approx((0.5 + 1.25 / 3) / 2)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_training_rows_equal_the_engines_tokens(way: str):
-    cfg = game(way)
-    tools = world(plan(way), way)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_training_rows_equal_the_engines_tokens(protocol: str):
+    cfg = game(protocol)
+    tools = world(plan(protocol), protocol)
     memory = scope.start(cfg) | {"stage": "solver", "tasks": [{"question": "Tell of Aare.", "rubric": [CRITERION]}]}
     episodes, _, _ = play_step(scope, cfg, tools, memory, [], 0)
-    prompt, look = episodes[0].text["prompt"], searching_turn("Rhine", way)
+    prompt, look = episodes[0].text["prompt"], searching_turn("Rhine", protocol)
     end, (user, assistant) = chr(EOS), (chr(ROLES["user"]), chr(ROLES["assistant"]))
     last, found = answer("alpha beta gamma delta"), f"<information>\n{RESULTS['Rhine']}\n</information>"
     asked = tools.prompts["solver", "0"]
-    assert way == "raw" or asked.endswith(f"{user}{prompt}{end}{assistant}")
-    match way:
+    assert protocol == "raw" or asked.endswith(f"{user}{prompt}{end}{assistant}")
+    match protocol:
         case "raw":
             rows = [[(prompt, False), (look, True), (f"\n{found}\n\n", False), (last, True)]]
         case "qwen2.5":
@@ -275,28 +275,28 @@ def test_dynamic_turns_count_down_and_end_the_episode():
     assert [turn["kind"] for turn in found[0].text["turns"]].count("sampled") == 5 and not found[0].text["rejected"]
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_the_message_with_the_results_has_the_number_of_turns_left(way: str):
-    def broken(way: str) -> str:
-        dialect = dialects.load(WAYS[way][0])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_the_message_with_the_results_has_the_number_of_turns_left(protocol: str):
+    def broken(protocol: str) -> str:
+        dialect = dialects.load(PROTOCOLS[protocol][0])
         return f"<think>hm</think> {dialect.open}{dialect.close}"
 
-    drafts = {("Aare", 0): (broken(way), searching_turn("Rhine", way), task("Tell of Aare."))}  # two are expected
-    cfg, tools = card(way=way, dynamic_turns=True), world(Plan(drafts=drafts), way)
+    drafts = {("Aare", 0): (broken(protocol), searching_turn("Rhine", protocol), task("Tell of Aare."))}  # two expected
+    cfg, tools = card(protocol=protocol, dynamic_turns=True), world(Plan(drafts=drafts), protocol)
     found = of(play_step(scope, cfg, tools, scope.start(cfg), DOCUMENTS, 0)[0], "challenger")[0]
     text = "".join(map(chr, found.datums[-1].ids_T))
     assert (found.text["task"], found.text["searches_asked"], found.parts["tool"]) == ("Tell of Aare.", 2, 0.5)
     over = "There are no turns left for searching. Think once more, then write the task between <task> and </task>."
     message = (
         f"{RESULTS['Rhine']}\n{over}"
-        if way == "qwen3"
+        if protocol == "qwen3"
         else f"<information>\n{RESULTS['Rhine']}\n</information>\n{over}"
     )
     again = text.split("That search was not run")[1]
-    if way == "raw":
+    if protocol == "raw":
         assert "Turns left for searching: 1.\n\n" in again and f"\n{message}\n\n{task('Tell of Aare.')}" in again
         return
-    role = {"qwen2.5": "user", "qwen3": "tool", "olmo3": "environment"}[way]
+    role = {"qwen2.5": "user", "qwen3": "tool", "olmo3": "environment"}[protocol]
     end, assistant = chr(EOS), chr(ROLES["assistant"])
     assert f"Turns left for searching: 1.{end}{assistant}" in again
     assert again.endswith(f"{end}{chr(ROLES[role])}{message}{end}{assistant}{task('Tell of Aare.')}")
@@ -306,14 +306,14 @@ def test_a_search_inside_an_answer_belongs_to_the_answer_if_turns_continue():
     quoting = answer("alpha <search>Nile</search> beta")
     rows = [{"question": "Tell of Aare.", "rubric": [criterion("Names beta.")]}]
     plan = Plan(attempts={("Aare", n): (searching_turn("Rhine") + " and so on", quoting) for n in (0, 1)})
-    cfg = card(way="qwen2.5", mode="curated", solver_stops_at_search=False)
+    cfg = card(protocol="qwen2.5", mode="curated", solver_stops_at_search=False)
     tools = world(plan, "qwen2.5")
     episodes, _, _ = play_step(scope, cfg, tools, scope.start(cfg), rows, 0)
     assert tools.options["solver"]["stop"] == ("</answer>",) and tools.searched == ["Rhine", "Rhine"]
     assert [e.text["answer"] for e in episodes] == ["alpha <search>Nile</search> beta"] * 2
     assert [e.parts["rubric"] for e in episodes] == [1.0, 1.0]
     assert episodes[0].text["turns"][0]["text"] == searching_turn("Rhine")
-    cfg = card(way="qwen2.5", mode="curated")
+    cfg = card(protocol="qwen2.5", mode="curated")
     tools = world(plan, "qwen2.5")
     with pytest.raises(IndexError):  # the turn ends inside the answer, and the plan has no further one
         play_step(scope, cfg, tools, scope.start(cfg), rows, 0)
@@ -323,28 +323,28 @@ def test_a_search_inside_an_answer_belongs_to_the_answer_if_turns_continue():
 MADE_UP = "\n<information>\nThe Rhine ends in Peru.\n</information>\n"
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_search_that_was_not_run_earns_nothing(way: str):
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_search_that_was_not_run_earns_nothing(protocol: str):
     """Searches in the last allowed turn or quoted in an answer are not run; an answer after a search is ignored."""
-    look, quoted = searching_turn("Rhine", way), dialects.load(WAYS[way][0]).write("Aare")
+    look, quoted = searching_turn("Rhine", protocol), dialects.load(PROTOCOLS[protocol][0]).write("Aare")
     attempts = {
         ("Aare", 0): (look, look, f"{look} <answer>alpha</answer>"),
         ("Aare", 1): (look, answer(f"alpha {quoted} {quoted} {quoted}")),
     }
     rows = [{"question": "Tell of Aare.", "rubric": [criterion("Names alpha.")]}]
-    cfg = card(way=way, mode="curated", solver_stops_at_search=False, solver={"max_turns": 3})
-    episodes, _, metrics = play_step(scope, cfg, world(Plan(attempts=attempts), way), scope.start(cfg), rows, 0)
+    cfg = card(protocol=protocol, mode="curated", solver_stops_at_search=False, solver={"max_turns": 3})
+    episodes, _, metrics = play_step(scope, cfg, world(Plan(attempts=attempts), protocol), scope.start(cfg), rows, 0)
     parts = [[e.parts[name] for name in ("search", "tool", "answer", "rubric")] for e in episodes]
     assert parts == [[pytest.approx(2 / 3), 1.0, 0.0, 0.0], [pytest.approx(1 / 3), 1.0, 1.0, 1.0]]
     assert metrics["solver/searches"] == 1.5 and episodes[0].text["turns"][-1]["text"] == look
     one = EvalSet(name="held", path="none", max_tokens=999)
-    played = exams.play(cfg, scope.exam(cfg), world(Plan(attempts=attempts), way), rows, one)
-    again = world(Plan(replies={"Tell of Aare.": f"{look} <answer>alpha</answer>"}), way)
+    played = exams.play(cfg, scope.exam(cfg), world(Plan(attempts=attempts), protocol), rows, one)
+    again = world(Plan(replies={"Tell of Aare.": f"{look} <answer>alpha</answer>"}), protocol)
     (record,) = continue_with(cfg, again, played, one)
     assert record["prediction"] is None and again.searched == []
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize(
     "rest",
     [
@@ -353,21 +353,21 @@ def test_a_search_that_was_not_run_earns_nothing(way: str):
         pytest.param(MADE_UP * 40, id="text until max_tokens"),
     ],
 )
-def test_what_follows_the_search_of_a_turn_is_dropped(way: str, rest: str):
+def test_what_follows_the_search_of_a_turn_is_dropped(protocol: str, rest: str):
     """Rows, texts, rewards and metrics are the same as for a turn that stopped at its search."""
-    look = searching_turn("Rhine", way)
-    rest = rest.format(more=dialects.load(WAYS[way][0]).write("Aare"))
+    look = searching_turn("Rhine", protocol)
+    rest = rest.format(more=dialects.load(PROTOCOLS[protocol][0]).write("Aare"))
     rows = [{"question": "Tell of Aare.", "rubric": [criterion(f"Names {word}.") for word in ("alpha", "beta")]}]
     found = []
     for turn, stops in ((look, True), (look + rest, False)):
         plan = Plan(attempts={("Aare", n): (turn, turn, answer("alpha")) for n in (0, 1)})
         cfg = card(
-            way=way,
+            protocol=protocol,
             mode="curated",
             solver_stops_at_search=stops,
             solver={"sampling": {"max_tokens": 1500}},
         )
-        tools = world(plan, way)
+        tools = world(plan, protocol)
         episodes, _, metrics = play_step(scope, cfg, tools, scope.start(cfg), rows, 0)
         assert tools.searched == ["Rhine"] * 4
         found.append((plain(episodes), metrics))
@@ -496,22 +496,22 @@ def continue_with(cfg: Config, tools: World, played: list[exams.Answer], one: Ev
     return exams.measured(cfg, scope.exam(cfg), tools, answers, ["rubric"])
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_one_solver_answers_from_the_searches_of_another(way: str):
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_one_solver_answers_from_the_searches_of_another(protocol: str):
     rows = [{"question": "Tell of Aare.", "rubric": [criterion(f"Names {word}.") for word in ("alpha", "beta")]}]
-    look = searching_turn("Rhine", way)
-    before = world(Plan(attempts={("Aare", 0): (look, look, answer("alpha"))}), way)
-    cfg, one = card(way=way), EvalSet(name="held", path="none", max_tokens=99)
+    look = searching_turn("Rhine", protocol)
+    before = world(Plan(attempts={("Aare", 0): (look, look, answer("alpha"))}), protocol)
+    cfg, one = card(protocol=protocol), EvalSet(name="held", path="none", max_tokens=99)
     played = exams.play(cfg, scope.exam(cfg), before, rows, one)
     (found,) = played
     text = "".join(map(chr, scope_replay.before_last_turn(found.completion)))
     assert found.searches == 2 and text.count(RESULTS["Rhine"]) == 2 and "Names" not in text
-    assert "<answer>alpha" not in text and text.count('Rhine"}' if way == "qwen3" else "Rhine") >= 2
+    assert "<answer>alpha" not in text and text.count('Rhine"}' if protocol == "qwen3" else "Rhine") >= 2
 
-    after = world(Plan(replies={"Tell of Aare.": answer("alpha beta")}), way)
+    after = world(Plan(replies={"Tell of Aare.": answer("alpha beta")}), protocol)
     (record,) = continue_with(cfg, after, played, one)
     assert after.prompts["replay", "0"] == text and after.policies["replay"] == "solver" and after.searched == []
     assert record["measures"] == {"score": 1.0, "ungraded": 0.0, "searches": 2.0, "answer_tokens": 10.0}
-    again = world(Plan(replies={"Tell of Aare.": look}), way)  # it searches again instead of answering
+    again = world(Plan(replies={"Tell of Aare.": look}), protocol)  # it searches again instead of answering
     (record,) = continue_with(cfg, again, played, one)
     assert record["prediction"] is None and record["measures"]["score"] == 0.0

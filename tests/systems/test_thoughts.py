@@ -32,7 +32,7 @@ from tests.systems.harness import (
     spoken_in,
     world,
 )
-from tests.systems.scope_world import DOCUMENTS, WAYS
+from tests.systems.scope_world import DOCUMENTS, PROTOCOLS
 
 
 class Thinking(Characters):
@@ -122,12 +122,12 @@ def test_an_unclosed_thought_has_no_answer():
 
 
 # ---------------------------------------------------------------------------------------------------------------- SCOPE
-def scope_played(way: str, quoted: str, opened: bool = False, **options: Any):
-    dialect, _ = WAYS[way]
+def scope_played(protocol: str, quoted: str, opened: bool = False, **options: Any):
+    dialect, _ = PROTOCOLS[protocol]
     plan = thinking(spoken_in(dialect, scope_world.Plan()), quoted, opened)
     codec = Thinking() if opened else Characters()
-    tools = scope_world.world(plan, way, codec=codec)  # type: ignore[arg-type]
-    cfg = scope_world.card(way=way, **options)
+    tools = scope_world.world(plan, protocol, codec=codec)  # type: ignore[arg-type]
+    cfg = scope_world.card(protocol=protocol, **options)
     return tools, *play_step(scope, cfg, tools, scope.start(cfg), DOCUMENTS, 0)
 
 
@@ -138,10 +138,12 @@ def scope_plain():
 
 
 @pytest.mark.parametrize("stops", [True, False])
-@pytest.mark.parametrize("way", WAYS)
-def test_tags_in_thoughts_have_no_effect_in_scope(scope_plain, way: str, stops: bool):
-    opened = way in ("qwen2.5", "olmo3") if stops else way == "qwen3"
-    tools, episodes, _, metrics = scope_played(way, quotes(WAYS[way][0]), opened, solver_stops_at_search=stops)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_tags_in_thoughts_have_no_effect_in_scope(scope_plain, protocol: str, stops: bool):
+    opened = protocol in ("qwen2.5", "olmo3") if stops else protocol == "qwen3"
+    tools, episodes, _, metrics = scope_played(
+        protocol, quotes(PROTOCOLS[protocol][0]), opened, solver_stops_at_search=stops
+    )
     expected = scope_plain
     assert tools.searched == expected[0].searched and "Nile" not in tools.searched
     assert outcomes(episodes) == outcomes(expected[1])
@@ -159,7 +161,7 @@ def test_a_judge_truncated_in_a_thought_gives_no_verdict():
         return judge(moment) if moment.role == "grader" else plan(moment)
 
     tools = scope_world.world(script, "qwen2.5", codec=Thinking())  # type: ignore[arg-type]
-    cfg = scope_world.card(way="qwen2.5")
+    cfg = scope_world.card(protocol="qwen2.5")
     metrics = play_step(scope, cfg, tools, scope.start(cfg), DOCUMENTS, 0)[2]
     assert metrics["judge/grader/malformed"] == metrics["judge/grader/asked"] > 0
     assert score_of("<score>1</score>, I think") is True  # if the prompt opened no thought
