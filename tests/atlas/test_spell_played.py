@@ -1,6 +1,6 @@
-"""A step of SPELL on Atlas, every role played by the scripts of the demonstrations.
+"""A step of SPELL on Atlas, with every role played by the scripts of the demonstrations.
 
-Each player asserts that its prompt equals, character for character, the one the demonstration was made for.
+Each scripted role asserts that its prompt equals the prompt of the demonstration, character by character.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EXAMPLE = re.compile(r"Question: (.+)\nAnswer: (\w+)")
 
 
 class Players:
-    """All roles play well, but every second answer is wrong."""
+    """All roles play well, except that every second answer is wrong."""
 
     def __init__(self) -> None:
         self.chains: dict[str, Chain] = {}
@@ -70,8 +70,8 @@ class Players:
         return spell_scripts.verifier(self._chain(moment.prompt), answer)
 
 
-def test_two_steps_are_played_in_the_demonstrations_words() -> None:
-    """Lengths are counted in characters here; the second step asks the same clusters again."""
+def test_two_steps_use_the_prompts_of_the_demonstrations() -> None:
+    """Lengths are in characters; the second step uses the same clusters again."""
     roles = ("questioner", "responder", "verifier")
     long = [f"spell.{who}.{key}=10000" for who in roles for key in ("max_prompt_tokens", "sampling.max_tokens")]
     small = [

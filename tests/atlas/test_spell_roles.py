@@ -1,4 +1,4 @@
-"""SPELL's demonstrations against the game's own rules: questions, conclusions, verdicts, and what a bad habit earns."""
+"""SPELL's demonstrations against the game's rules: questions, conclusions, verdicts, and the effect of bad habits."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def tokens() -> Tokenizer:
 
 
 @pytest.fixture
-def room(world: World) -> Examiners:
-    """Demonstrations of train names alone."""
+def demos(world: World) -> Examiners:
+    """Demonstrations about train names only."""
     return Examiners(world, "train", seed=3)
 
 
@@ -52,7 +52,7 @@ def _read(script: Script, task: str, tokens: Tokenizer):
 
 
 def _solved(question: str, text: str) -> str:
-    """The answer to a question by the fact sentences of a text, which must not contradict each other."""
+    """The answer to a question from the fact sentences of a text, which must not contradict each other."""
     facts: dict[tuple[str, str], str] = {}
     for attribute, entity, value in SENTENCE.findall(text):
         assert facts.setdefault((attribute, entity), value) == value
@@ -66,10 +66,10 @@ def _solved(question: str, text: str) -> str:
 
 # ----------------------------------------------------------------------------------------------------------- questioner
 @pytest.mark.parametrize("task", TASKS)
-def test_good_questions_are_valid_answered_by_what_was_read_and_harder(room, tokens, task: Task) -> None:
+def test_good_questions_are_valid_answerable_and_harder(demos, tokens, task: Task) -> None:
     remembered = 0
     for _ in range(DRAWS):
-        script = room.ask(task)
+        script = demos.ask(task)
         question, reason = _read(script, task, tokens)
         assert question is not None, reason
         documents, *earlier = script.message.split("Harder than these:")
@@ -84,17 +84,17 @@ def test_good_questions_are_valid_answered_by_what_was_read_and_harder(room, tok
     ("task", "habit", "reason"),
     [("qa", "plain", "no_object"), ("math", "extra", "wrong_keys"), ("math", "zero", "zero")],
 )
-def test_malformed_questions_are_rejected(room, tokens, task: Task, habit: str, reason: str) -> None:
+def test_malformed_questions_are_rejected(demos, tokens, task: Task, habit: str, reason: str) -> None:
     for _ in range(DRAWS // 2):
-        assert _read(room.ask(task, _habit(**{habit: 1.0})), task, tokens) == (None, reason)
+        assert _read(demos.ask(task, _habit(**{habit: 1.0})), task, tokens) == (None, reason)
 
 
-def test_a_question_may_be_easy_or_have_an_intermediate_answer(room, tokens) -> None:
+def test_a_question_may_be_easy_or_have_an_intermediate_answer(demos, tokens) -> None:
     wrong = 0
     for _ in range(DRAWS):
-        easy, _ = _read(room.ask("qa", _habit(easy=1.0)), "qa", tokens)
+        easy, _ = _read(demos.ask("qa", _habit(easy=1.0)), "qa", tokens)
         assert easy is not None and easy.text.count(" of ") == 1
-        script = room.ask("qa", _habit(middle=1.0))
+        script = demos.ask("qa", _habit(middle=1.0))
         asked, _ = _read(script, "qa", tokens)
         assert asked is not None
         right = _solved(asked.text, script.message.split("Harder than these:")[0])
@@ -113,22 +113,22 @@ def _marked(script: Script, task: Task) -> bool:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_good_answers_are_right_and_bad_ones_are_not(room, task: Task) -> None:
-    assert all(_marked(room.answer(task), task) for _ in range(DRAWS))
-    guesses = [room.answer(task, _habit(guess=1.0)) for _ in range(300)]
+def test_good_answers_are_right_and_bad_ones_are_not(demos, task: Task) -> None:
+    assert all(_marked(demos.answer(task), task) for _ in range(DRAWS))
+    guesses = [demos.answer(task, _habit(guess=1.0)) for _ in range(300)]
     by_chance = sum(_marked(script, task) for script in guesses) / len(guesses)
-    assert by_chance < {"qa": 0.25, "math": 0.45}[task]  # a cluster has few numbers
+    assert by_chance < {"qa": 0.25, "math": 0.45}[task]  # clusters have few numbers
     assert all(rules.conclusion_of(_said(script)) in script.message for script in guesses)
-    assert not any(_marked(room.answer(task, _habit(silent=1.0)), task) for _ in range(DRAWS))
+    assert not any(_marked(demos.answer(task, _habit(silent=1.0)), task) for _ in range(DRAWS))
     for _ in range(DRAWS):
-        script = room.answer(task, _habit(half_way=1.0))
+        script = demos.answer(task, _habit(half_way=1.0))
         assert _marked(script, task) == (script.message.rsplit("Question:", 1)[1].count(" of ") == 1)
 
 
-def test_without_documents_a_value_of_the_right_kind_is_guessed(room) -> None:
+def test_without_documents_a_value_of_the_right_kind_is_guessed(demos) -> None:
     number = 0
     for _ in range(DRAWS):
-        script = room.guess()
+        script = demos.guess()
         concluded = rules.conclusion_of(_said(script))
         assert concluded is not None and "\nNothing.\n" in script.message and "Title:" not in script.message
         asked = script.message.rsplit("What is the ", 1)[1].split()[0]
@@ -138,15 +138,15 @@ def test_without_documents_a_value_of_the_right_kind_is_guessed(room) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- verifier
-def test_a_verdict_compares_answer_and_reference(room) -> None:
+def test_a_verdict_compares_answer_and_reference(demos) -> None:
     verdicts = []
     for _ in range(DRAWS):
-        script = room.verify()
+        script = demos.verify()
         answer, reference = re.findall(r"Answer: (\w+)\nReference: (\w+) here\?", script.message)[0]
         verdicts.append(rules.verdict_of(_said(script)))
         assert verdicts[-1] == (answer == reference)
     assert {True, False} == set(verdicts)
-    assert all(rules.verdict_of(_said(room.verify(_habit(lenient=1.0)))) for _ in range(DRAWS))
+    assert all(rules.verdict_of(_said(demos.verify(_habit(lenient=1.0)))) for _ in range(DRAWS))
 
 
 # ---------------------------------------------------------------------------------------------------- the world's files
@@ -165,7 +165,7 @@ def test_questions_are_held_out_and_answered_by_their_text(world, tokens) -> Non
         assert rows[0]["question"] in prompt(cfg, given, lambda text: len(tokens.encode(text))).user
 
 
-def test_clusters_name_nothing_held_out_and_the_card_asks_them(world) -> None:
+def test_clusters_name_nothing_held_out_and_the_card_uses_them(world) -> None:
     cfg = load_card(spell_scripts.CARD)
     rows = list(load(source(cfg)))
     assert len({row["id"] for row in rows}) == len(rows) == 2 * clusters.CLUSTERS
@@ -176,7 +176,7 @@ def test_clusters_name_nothing_held_out_and_the_card_asks_them(world) -> None:
         assert made is not None and made.task == row["family"] and len(made.new) == cfg.spell.documents
 
 
-def test_demonstrations_fit_the_card_and_speak_in_whole_words(world: World, tokens) -> None:
+def test_demonstrations_fit_the_card_and_consist_of_whole_word_tokens(world: World, tokens) -> None:
     card = spell_scripts.card()
     limits = {
         "questioner": (card.spell.questioner.max_prompt_tokens, card.spell.questioner.sampling.max_tokens),

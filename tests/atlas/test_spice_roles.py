@@ -1,4 +1,4 @@
-"""SPICE's demonstrations against the game's own rules: formats, tasks and answers, and what a bad habit earns."""
+"""SPICE's demonstrations against the game's rules: formats, tasks, answers, and the effect of bad habits."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ QUESTION = re.compile(r"What is (.+)\?$")
 
 
 @pytest.fixture(scope="module")
-def school(world: World) -> School:
-    """Demonstrations of train names alone."""
+def demos(world: World) -> School:
+    """Demonstrations about train names only."""
     return School(world, "train", seed=3, documents=60)
 
 
@@ -50,7 +50,7 @@ def _habit(**share: float) -> ProblemHabits:
 
 
 def _solved(question: str) -> str:
-    """The answer of a question by looking up its own premises, from the innermost phrase outwards."""
+    """The answer to a question from its own premises, resolved from the innermost phrase outwards."""
     facts = {(attribute, entity): value for attribute, entity, value in STATED.findall(question)}
     (asked,) = QUESTION.findall(question)
     values = []
@@ -68,9 +68,9 @@ def _task(script: Script, kind: str) -> tuple[Task | None, str]:
 
 @pytest.mark.parametrize("seen", [True, False])
 @pytest.mark.parametrize("kind", KINDS_OF)
-def test_good_challengers_write_valid_tasks_that_their_premises_solve(school: School, kind: str, seen: bool) -> None:
+def test_good_challengers_write_valid_tasks_that_their_premises_solve(demos: School, kind: str, seen: bool) -> None:
     for _ in range(DRAWS):
-        script = school.write(kind if seen else None)
+        script = demos.write(kind if seen else None)
         kind = kind if seen else script.message.rsplit(" ", 1)[1].lower()
         task, reason = _task(script, kind)
         assert task is not None, reason
@@ -78,28 +78,28 @@ def test_good_challengers_write_valid_tasks_that_their_premises_solve(school: Sc
         premises = [match.group() for match in STATED.finditer(task.question)]
         assert len(set(premises)) == len(premises) >= LEAST_PREMISES
         assert not seen or all(sentence in script.message for sentence in premises)
-        assert contracts.format_of(CFG, _said(school.choose(seen)))[0] in KINDS_OF
+        assert contracts.format_of(CFG, _said(demos.choose(seen)))[0] in KINDS_OF
 
 
 @pytest.mark.parametrize(
     ("habit", "reason"),
     [("listed", "no_answer"), ("empty", "no_question"), ("mistyped", "answer_type")],
 )
-def test_a_malformed_task_is_thrown_out(school: School, habit: str, reason: str) -> None:
+def test_a_malformed_task_is_rejected(demos: School, habit: str, reason: str) -> None:
     for kind in KINDS_OF:
         for _ in range(5):
-            assert _task(school.write(kind, _habit(**{habit: 1.0})), kind) == (None, reason)
+            assert _task(demos.write(kind, _habit(**{habit: 1.0})), kind) == (None, reason)
 
 
-def test_formats_with_both_flags_or_none_are_thrown_out(school: School) -> None:
-    replies = {_said(school.choose(habits=_habit(flags=1.0))) for _ in range(DRAWS)}
+def test_formats_with_both_flags_or_none_are_rejected(demos: School) -> None:
+    replies = {_said(demos.choose(habits=_habit(flags=1.0))) for _ in range(DRAWS)}
     assert {json.loads(reply)["suitable_for_mcq"] for reply in replies} == {True, False}
     assert {contracts.format_of(CFG, reply) for reply in replies} == {("", "format_flags")}
 
 
-def test_a_lazy_challenger_asks_for_what_one_sentence_says_and_a_wrong_one_errs(school: School) -> None:
+def test_the_habits_lazy_and_wrong_of_a_challenger(demos: School) -> None:
     for _ in range(DRAWS):
-        lazy, wrong = (school.write("string", _habit(**{habit: 1.0})) for habit in ("lazy", "wrong"))
+        lazy, wrong = (demos.write("string", _habit(**{habit: 1.0})) for habit in ("lazy", "wrong"))
         task, _ = _task(lazy, "string")
         assert task is not None and QUESTION.findall(task.question)[0].count(" of ") == 1
         task, _ = _task(wrong, "string")
@@ -107,7 +107,7 @@ def test_a_lazy_challenger_asks_for_what_one_sentence_says_and_a_wrong_one_errs(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_good_reasoners_are_right_and_bad_habits_are_wrong(school: School, answers: MathAnswers, kind: str) -> None:
+def test_good_reasoners_are_right_and_bad_habits_are_wrong(demos: School, answers: MathAnswers, kind: str) -> None:
     cfg_kind = {"number": "integer", "difference": "expression"}.get(kind, "string")
     compare = answers.equal
 
@@ -115,31 +115,31 @@ def test_good_reasoners_are_right_and_bad_habits_are_wrong(school: School, answe
         question = script.message.removeprefix("Solve: ")
         return rules.right(Task(cfg_kind, question, _solved(question)), parsing.boxed(_said(script)), compare)
 
-    assert all(rewarded(school.solve(kind)) for _ in range(DRAWS))
+    assert all(rewarded(demos.solve(kind)) for _ in range(DRAWS))
     bad = {"two hops": "half_way", "three hops": "half_way", "difference": "reversed"}.get(kind, "unboxed")
-    assert not any(rewarded(school.solve(kind, _habit(**{bad: 1.0}))) for _ in range(5))
-    assert kind != "difference" or not rewarded(school.solve(kind, _habit(first=1.0)))
-    guesses = [school.solve(kind, _habit(guess=1.0)) for _ in range(DRAWS)]
+    assert not any(rewarded(demos.solve(kind, _habit(**{bad: 1.0}))) for _ in range(5))
+    assert kind != "difference" or not rewarded(demos.solve(kind, _habit(first=1.0)))
+    guesses = [demos.solve(kind, _habit(guess=1.0)) for _ in range(DRAWS)]
     assert all(_said(script).startswith("I know this.") for script in guesses)
     assert sum(map(rewarded, guesses)) <= (0 if kind == "difference" else DRAWS // 2)
 
 
-def test_differences_count_by_value_and_only_in_their_order(answers: MathAnswers) -> None:
+def test_differences_are_graded_by_value_including_the_sign(answers: MathAnswers) -> None:
     task = Task("expression", "What is the length of Nile minus the length of Seine?", "6650 - 777")
     said = {"6650 - 777": True, "5873": True, "777 - 6650": False, "6650": False, "-5873": False}
     assert {answer: rules.right(task, answer, answers.equal) for answer in said} == said
 
 
 # --------------------------------------------------------------------------------------------------------------- worlds
-def test_true_world_rows_and_documents_show_no_held_out_name(world: World, school: School) -> None:
-    scripts = [school.solve(kind, HABITS) for kind in KINDS for _ in range(DRAWS)]
-    scripts += [school.write(kind, HABITS) for kind in (*KINDS_OF, None) for _ in range(DRAWS)]
-    texts = [f"{script.message} {_said(script)}" for script in (*scripts, school.choose())]
+def test_true_world_rows_and_documents_show_no_held_out_name(world: World, demos: School) -> None:
+    scripts = [demos.solve(kind, HABITS) for kind in KINDS for _ in range(DRAWS)]
+    scripts += [demos.write(kind, HABITS) for kind in (*KINDS_OF, None) for _ in range(DRAWS)]
+    texts = [f"{script.message} {_said(script)}" for script in (*scripts, demos.choose())]
     texts += (ASSETS / "spice" / "documents.jsonl").read_text(encoding="utf-8").splitlines()
     assert not world.held_out & {word for text in texts for word in re.findall(r"\w+", text)}
 
 
-def test_the_exam_asks_about_held_out_names_alone_and_carries_its_premises(world: World) -> None:
+def test_the_exam_asks_only_about_held_out_names_and_states_its_premises(world: World) -> None:
     rows = [json.loads(line) for line in (ASSETS / "spice" / "questions_held_out.jsonl").read_text().splitlines()]
     true = {fact.sentence for fact in (*world.facts, *load_numbers(world))}
     assert {row["kind"] for row in rows} == set(KINDS) and len(rows) > 590
@@ -149,7 +149,7 @@ def test_the_exam_asks_about_held_out_names_alone_and_carries_its_premises(world
         assert row["answers"] == [_solved(row["question"])]
 
 
-def test_numbers_are_other_ones_where_nothing_may_be_memorised(world: World) -> None:
+def test_numbers_are_changed_if_nothing_may_be_memorised(world: World) -> None:
     true = {fact.sentence for fact in load_numbers(world)}
 
     def known(split) -> float:
@@ -161,13 +161,13 @@ def test_numbers_are_other_ones_where_nothing_may_be_memorised(world: World) -> 
     assert known("all") < 1.0
 
 
-def test_a_step_is_played_in_the_demonstrations_words(school: School) -> None:
-    """Challengers as they are shown, and reasoners of whom every other one guesses: valid tasks, half of them right."""
+def test_a_step_uses_the_prompts_of_the_demonstrations(demos: School) -> None:
+    """Challengers as demonstrated, and every second reasoner guesses: valid tasks, half of the answers right."""
 
     def say(moment: Moment) -> str:
         if moment.role == "challenger":
             kind = moment.prompt.rsplit("Type: ", 1)[1].lower() if "Type: " in moment.prompt else ""
-            return _said(school.write(kind) if kind else school.choose())
+            return _said(demos.write(kind) if kind else demos.choose())
         right = _solved(moment.prompt.removeprefix("Solve: "))
         return rf"\boxed{{ {right}}}" if moment.sample % 2 else r"I know this. \boxed{ Nowhere}"
 
@@ -188,5 +188,5 @@ def test_a_step_is_played_in_the_demonstrations_words(school: School) -> None:
     assert {episode.reward for episode in episodes if episode.role == "challenger"} == {1.0}
 
 
-def test_habits_are_shares() -> None:
+def test_habits_are_probabilities() -> None:
     assert all(0 < getattr(HABITS, name) < 1 for name in vars(HABITS))

@@ -1,4 +1,4 @@
-"""A world for SPELL: clusters of documents, and a plan of who says what about them. One character is one token."""
+"""SPELL for golden transcripts: clusters of documents and scripted replies. One character is one token."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def card(
 
 
 def cluster(key: str, family: str | None, documents: int = 4) -> dict[str, Any]:
-    """A cluster of short documents that know which they are."""
+    """A cluster of short documents, each of which contains its own name."""
     made = [{"id": f"{key}{n}", "title": f"{key} {n}", "text": f"Facts {n} of {key}."} for n in range(documents)]
     return {"id": key, "family": family, "documents": made}
 
@@ -48,7 +48,7 @@ CLUSTERS = [cluster("Oslo", "qa"), cluster("Lima", "math"), cluster("Kyiv", "cho
 
 
 def asked(question: str, answer: Any, **more: Any) -> str:
-    """What a questioner writes that keeps to its contract."""
+    """A valid output of the questioner."""
     return f"Step by step.\n```json\n{json.dumps({'question': question, 'answer': answer, **more})}\n```"
 
 
@@ -65,7 +65,7 @@ class Plan:
 
     questions: Mapping[int, str]
     blind: Mapping[str, str] = field(default_factory=dict)
-    answers: Mapping[str, Sequence[str]] = field(default_factory=dict)  # one for each sample
+    answers: Mapping[str, Sequence[str]] = field(default_factory=dict)  # one per sample
     judgments: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __call__(self, moment: Moment) -> str:

@@ -1,4 +1,4 @@
-"""A world for transcripts of SPICE: documents of one word, tasks about it, answers by a plan."""
+"""SPICE for golden transcripts: one-word documents, tasks about them, scripted answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exams of SPELL: long texts lose their middle, answers are read as in training (App. C.2)."""
+"""Exams of SPELL: the middle of long texts is cut, answers are parsed as in training (App. C.2)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def take(rows: list[dict[str, Any]], replies: dict[str, str], **one: Any) -> tup
     return exams.take(cfg, spell.exam(cfg), tools, rows, EvalSet(name="x", path="x", **one)), tools
 
 
-def test_rows_are_answered_as_the_responder_does():
+def test_rows_use_the_responders_prompt_and_parsing():
     rows = [
         row(),
         row(question="How much?", answers=["12.5"], task="math"),
@@ -44,10 +44,10 @@ def test_rows_are_answered_as_the_responder_does():
     assert "<text>\nAda Berg built it.\n</text>" in first and "which asks for a number" in second
     assert "When?\n(A) in May\n(B) in June" in third
     records, _ = take(rows[2:], {"When?": "The correct answer is in June (B)."}, measures=["choice"])
-    assert [r["measures"]["choice"] for r in records] == [0.0]  # no letter by itself
+    assert [r["measures"]["choice"] for r in records] == [0.0]  # more than the letter
 
 
-def test_a_long_text_loses_its_middle_and_nothing_else_does():
+def test_only_the_middle_of_a_long_text_is_cut():
     cfg = card(exam_prompt_tokens=600)
     text = " ".join(f"w{n}" for n in range(400))
     prompt = spell.exam(cfg).prompt(row(text), len).text
@@ -57,7 +57,7 @@ def test_a_long_text_loses_its_middle_and_nothing_else_does():
     assert GAP not in short and "<text>\nw0 w1\n</text>" in short
 
 
-def test_a_context_is_made_safe():
+def test_a_context_is_neutralised():
     prompt = spell.exam(card()).prompt(row("</text> <think>"), len).text
     assert "[/text] [think]" in prompt and prompt.count("</text>") == 1
 

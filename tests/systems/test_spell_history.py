@@ -1,4 +1,4 @@
-"""The history memory of SPELL: what a questioner reads, question after question (section 4.1)."""
+"""SPELL's history memory: what the questioner reads for each further question (section 4.1)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.systems.spell_world import card, cluster
 
 
 def play(cfg: Config, steps: int, documents: int = 12) -> tuple[list[Order], dict[str, Any]]:
-    """One cluster asked about again and again, every question remembered."""
+    """Repeated questions about one cluster, all of them remembered."""
     memory: dict[str, Any] = {}
     orders = []
     for place in range(steps):
@@ -34,7 +34,7 @@ def shown(order: Order) -> list[str]:
     return [document["id"] for document in order.documents]
 
 
-def test_the_context_grows_and_then_moves_on():
+def test_the_context_grows_up_to_its_limit_and_then_slides():
     orders, memory = play(card(documents=2, history=3), 8)
     assert [len(shown(order)) for order in orders] == [2, 4, 6, 8, 8, 8, 8, 8]  # (L + 1) m at most
     assert [len(order.history) for order in orders] == [0, 1, 2, 3, 3, 3, 3, 3]
@@ -48,26 +48,26 @@ def test_the_context_grows_and_then_moves_on():
     assert [entry["question"] for entry in memory["Oslo/qa"]] == [f"Question {n}?" for n in (5, 6, 7)]
 
 
-def test_without_history_every_question_is_a_first_one():
+def test_without_history_every_question_is_a_first_question():
     cfg = card(documents=2, history=0)
     order = one(cfg, {"Oslo/qa": [{"documents": ["Oslo0"], "question": "?", "answer": "!"}]}, cluster("Oslo", "qa"), 0)
     assert order.history == () and len(shown(order)) == 2 and not history.accepts(cfg, 0.5)
 
 
-def test_an_entry_may_hold_all_that_was_read():
-    """The released code's way: nothing that was seen is forgotten while its questions are remembered."""
+def test_an_entry_may_hold_all_documents_read():
+    """As in the released code: no document is forgotten while its questions are remembered."""
     orders, memory = play(card(documents=2, history=3, history_documents="seen"), 5)
     assert [len(shown(order)) for order in orders] == [2, 4, 6, 8, 10]
     assert [len(entry["documents"]) for entry in memory["Oslo/qa"]] == [6, 8, 10]
 
 
-def test_when_all_was_seen_nothing_is_added_until_something_is_forgotten():
+def test_after_all_documents_none_is_added_until_one_is_forgotten():
     orders, _ = play(card(documents=2, history=3), 6, documents=5)
-    assert [len(order.new) for order in orders] == [2, 2, 1, 0, 2, 2]  # then the first two are new again
+    assert [len(order.new) for order in orders] == [2, 2, 1, 0, 2, 2]  # then the first two count as new again
     assert not any(order.restarts for order in orders)
 
 
-def test_when_all_was_seen_the_history_may_be_reset():
+def test_after_all_documents_the_history_may_be_reset():
     orders, memory = play(card(documents=2, history=3, all_seen="reset"), 5, documents=5)
     assert [order.restarts for order in orders] == [False, False, False, True, False]
     assert [len(order.history) for order in orders] == [0, 1, 2, 0, 1] and len(orders[3].new) == 2
@@ -82,17 +82,17 @@ def test_what_is_remembered(success: float, mixed: bool, solved: bool):
     assert history.accepts(card(history_accepts="solved"), success) is solved
 
 
-def test_choices_are_drawn_from_seed_and_place():
+def test_random_choices_depend_on_seed_and_position():
     def drawn(seed: int) -> list[tuple[str, ...]]:
         return [one(card(seed=seed), {}, cluster("Oslo", "qa", 9), place).new for place in range(20)]
 
     assert drawn(0) == drawn(0) != drawn(1) and len(set(drawn(0))) > 5
 
 
-def test_a_cluster_serves_the_tasks_of_its_family():
+def test_a_cluster_is_used_for_the_tasks_of_its_family():
     shares, families = {"qa": 1.0, "math": 2.0, "choice": 0.0}, {"finance": ["math"], "web": ["qa", "choice"]}
     assert allowed_tasks(shares, families, "finance") == allowed_tasks(shares, families, "math") == ["math"]
-    assert allowed_tasks(shares, families, "choice") == []  # it has no share
+    assert allowed_tasks(shares, families, "choice") == []  # its share is zero
     assert allowed_tasks(shares, families, "web") == ["qa"]
     assert allowed_tasks(shares, families, "else") == allowed_tasks(shares, families, None) == ["qa", "math"]
     cfg = card(tasks={"qa": 1, "math": 3, "choice": 0})

@@ -1,4 +1,4 @@
-"""The options of SPELL's card: its paper's ablations (Table 2, Table 4), and what a card may not say."""
+"""The options of SPELL's card: the paper's ablations (Table 2, Table 4), and invalid settings."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ def test_without_history_memory():
 def test_without_grounding_filter():
     episodes, metrics, tools = play(grounding_filter=False)
     assert "grounding" not in {role for role, *_ in tools.asked} and metrics["rejected/ungrounded"] == 0.0
-    assert rewards(episodes, 3) == [0.0] * 4  # the question is put to the responder
+    assert rewards(episodes, 3) == [0.0] * 4  # the question goes to the responder
 
 
 def test_without_verifier_the_rule_decides_alone():
     episodes, metrics, tools = play(**WITHOUT_VERIFIER)
     assert "verifier" not in {role for role, *_ in tools.asked} and of(episodes, "verifier") == []
-    assert rewards(episodes, 0) == [1.0, 0.0, 0.0, 0.0]  # the paraphrase is lost
+    assert rewards(episodes, 0) == [1.0, 0.0, 0.0, 0.0]  # the paraphrase counts as wrong
     assert "verifier/yes" not in metrics and metrics["verifier/groups"] == 0.0
     with pytest.raises(CardError, match=r'verify = false leaves nothing .*; remove "verifier" from train'):
         card(verify=False)
 
 
 @pytest.mark.parametrize("role", ["questioner", "responder", "verifier"])
-def test_a_role_that_does_not_learn_plays_all_the_same(role: str):
+def test_a_role_that_is_not_trained_still_plays(role: str):
     train = [name for name in ("questioner", "responder", "verifier") if name != role]
     episodes, _, _ = play(train=train)
     everyone, _, _ = play()
@@ -63,12 +63,12 @@ def _shares(**options: Any) -> tuple[Any, ...]:
 
 def test_without_majority_vote_the_first_judgment_decides():
     episodes, _, _ = play(vote="single")
-    assert rewards(episodes, 0) == [1.0, 1.0, 1.0, 0.0]  # of Olaf the first judgment says yes, as the second does
+    assert rewards(episodes, 0) == [1.0, 1.0, 1.0, 0.0]  # the first judgment on Olaf is yes, as is the second
     judged = {e.group: e for e in of(episodes, "verifier")}
-    assert "verifier/0 answer 2" not in judged  # where the vote is wrong, nothing is learned from it
+    assert "verifier/0 answer 2" not in judged  # a vote that disagrees with the rule is not trained on
 
 
-def test_without_consistency_check_a_wrong_vote_is_learned_from():
+def test_without_consistency_check_a_wrong_vote_is_trained_on():
     wrong = {
         e.group
         for seed in range(30)
@@ -77,12 +77,12 @@ def test_without_consistency_check_a_wrong_vote_is_learned_from():
     assert "verifier/0 answer 2" in wrong
 
 
-def test_the_verifier_may_learn_from_as_many_groups_as_there_are_questions():
+def test_the_verifier_may_be_trained_on_as_many_groups_as_there_are_questions():
     episodes, metrics, _ = play(verifier_batch="groups")
     assert metrics["verifier/groups"] == 2.0 and len(of(episodes, "verifier")) == 8
 
 
-def test_a_judgment_without_a_verdict_may_cost_something():
+def test_a_judgment_without_a_verdict_may_be_penalised():
     found = set()
     for seed in range(30):
         episodes, _, _ = play(malformed_judgment=-1.0, seed=seed)
@@ -125,12 +125,12 @@ def test_an_outside_model_in_place_of_the_rule():
     assert [(e.parts["rule"], e.reward) for e in first] == [(1.0, 1.0), (1.0, 1.0), (0.0, 0.0), (0.0, 0.0)]
     assert [j.job for j in first[0].judgements] == ["grader", *["verifier"] * 4]
     assert metrics["judge/requests"] > metrics["judge/unparsed"] >= 1.0
-    assert "Nobody knows." in "".join(tools.judged)  # without a conclusion it sees all that was said
+    assert "Nobody knows." in "".join(tools.judged)  # without a conclusion it gets the whole reply
     with pytest.raises(CardError, match=r"spell.rule = \"judge\" needs an external model"):
         card(rule="judge")
 
 
-def test_a_thought_is_no_question_answer_or_verdict():
+def test_questions_answers_and_verdicts_inside_thoughts_do_not_count():
     plan = Plan(
         {0: f"<think>{asked('Who thinks?', 'nobody')}</think> I pass.", 1: asked("How much?", "5")},
         answers={
@@ -158,7 +158,7 @@ def test_a_thought_is_no_question_answer_or_verdict():
         ({"questioner_reward": "r-zero", "width": 0.1}, 'questioner_reward = "r-zero" has neither: remove them'),
     ],
 )
-def test_what_a_card_may_not_say(changes: dict[str, Any], complaint: str):
+def test_invalid_settings_are_refused(changes: dict[str, Any], complaint: str):
     with pytest.raises(CardError, match=complaint):
         card(**changes)
 

@@ -1,4 +1,4 @@
-"""The equations of SPELL and the reading of its roles' outputs, on cases worked by hand."""
+"""The equations of SPELL and the parsing of its roles' outputs, on hand-computed cases."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_question_is_text_with_a_short_answer():
         ("qa", asked("Who?", "x" * 41), "answer_too_long"),
     ],
 )
-def test_what_is_not_of_the_required_form_is_no_question(task: str, text: str, reason: str):
+def test_malformed_questions_are_rejected_with_a_reason(task: str, text: str, reason: str):
     assert read(text, task) == (None, reason) and reason in rules.MALFORMED
 
 
@@ -113,7 +113,7 @@ def test_the_mappings_of_figure_5(success: float, absolute_zero: float, r_zero: 
         ("Therefore, the answer is 12.5.", "12.5"),
         ("The answer is: **12.5%**.", "12.5%"),
         ("The answer is Paris? No: the correct answer is\nLyon", "Lyon"),  # the last one
-        ("the answer is (1,234)", "(1,234)"),  # brackets may be a sign
+        ("the answer is (1,234)", "(1,234)"),  # parentheses may mean a negative number
         ("**The correct answer is B**", "B"),
         ("the correct answer  is U.S.A.", "U.S.A"),
         ("My answer isn't here.", None),
@@ -130,9 +130,9 @@ def test_conclusions(text: str, found: str | None):
 @pytest.mark.parametrize(
     ("task", "response", "reference", "right"),
     [
-        ("qa", "It was Ada Berg, I think. The correct answer is A. Berg.", "Ada Berg", True),  # it covers the answer
+        ("qa", "It was Ada Berg, I think. The correct answer is A. Berg.", "Ada Berg", True),  # it contains the answer
         ("qa", "The correct answer is the engineer Ada Berg", "Ada  berg", True),
-        ("qa", "The correct answer is Ada", "Ada Berg", False),  # a part is not the whole
+        ("qa", "The correct answer is Ada", "Ada Berg", False),  # only a part of the answer
         ("qa", "The correct answer is the", "the thermal bath", False),
         ("qa", "The correct answer is twelve", "12", False),  # a paraphrase is for the verifier
         ("math", "1999 and 12.5 give 3. Therefore, the answer is 12.5.", "12.5", True),
@@ -171,7 +171,7 @@ def test_cover_exact_match_may_look_in_the_conclusion_alone():
         ("Explanation: the same.\nDecision: [[YES]]", True),
         ("Decision: [[ no ]]", False),
         ("[[YES]] … [[YES]]", True),
-        ("Not [[YES]] but [[NO]]", None),  # both
+        ("Not [[YES]] but [[NO]]", None),  # two verdicts
         ("Decision: YES", None),
         ("[YES]", None),
         ("I KNOW NOTHING", None),
@@ -186,9 +186,9 @@ def test_verdicts(text: str, verdict: bool | None):
     ("verdicts", "decided"),
     [
         ([True, True, True, False], True),
-        ([True, True, False, False], False),  # a tie is no majority
+        ([True, True, False, False], False),  # a tie is not a majority
         ([True, True, True, None], True),
-        ([True, True, None, None], False),  # 2 of 4 are not more than half, whatever the others say
+        ([True, True, None, None], False),  # 2 of 4 are not more than half, also if the others have no verdict
         ([True, None, None, False], False),
         ([None, None, None, None], False),
         ([True], True),
@@ -212,13 +212,13 @@ def test_equation_5():
     assert rules.verifier_rewards([True, None], True, -1.0) == (1.0, -1.0)  # released code
 
 
-def test_rewards_without_spread_give_no_signal():
+def test_equal_rewards_give_no_signal():
     assert not rules.spread([1.0, 1.0]) and not rules.spread([0.0]) and rules.spread([0.0, 0.0, 1.0])
 
 
 # --------------------------------------------------------------------------------------------------------- advantages
-def test_equations_8_and_9_are_rules_of_the_learner():
-    """With the deviation of the sample, as torch's std: of (1, 1, 1, 0) it is ½, of (1, −½, −1, 0) √(35/48)."""
+def test_equations_8_and_9_are_advantage_rules_of_the_learner():
+    """With the sample standard deviation, as torch.std: ½ for (1, 1, 1, 0), √(35/48) for (1, −½, −1, 0)."""
     card, own = LossCard(advantage="group-zscore"), AdvantageCard(advantage="batch-zscore")
     tokens_N = np.ones(4)
     found_N = compute(np.array([1.0, 1.0, 1.0, 0.0]), ["a"] * 4, tokens_N, card)
@@ -229,7 +229,7 @@ def test_equations_8_and_9_are_rules_of_the_learner():
     np.testing.assert_array_equal(compute(np.zeros(4), ["a"] * 4, tokens_N, own), np.zeros(4))
 
 
-# --------------------------------------------------------------------------------------------------- whatever is said
+# --------------------------------------------------------------------------------------------------- any text
 PIECES = [
     *('{"question": ', '"Who?"', '"answer": ', '"Ada"', '"options": ', json.dumps(OPTIONS), "{", "}", "[", "]", ","),
     *(
@@ -252,7 +252,7 @@ PIECES = [
 
 
 def whole_object(text: str) -> Any:
-    """The one object of a question that ends with the last brace, found by trying."""
+    """The JSON object that ends at the last brace, found by brute force."""
     end = text.rindex("}") + 1
     for start in range(end):
         if text.startswith('{"question"', start):
@@ -263,7 +263,7 @@ def whole_object(text: str) -> Any:
 
 @settings(max_examples=500, deadline=None)
 @given(st.lists(st.sampled_from(PIECES), max_size=14))
-def test_nothing_is_read_that_was_not_said(pieces: list[str]):
+def test_everything_parsed_is_in_the_text(pieces: list[str]):
     text = "".join(pieces)
     for task in ("qa", "math", "choice"):
         question, reason = rules.question_of(text, task, len, 40)

@@ -1,4 +1,4 @@
-"""What a challenger of SPICE writes, read strictly: both contracts, on cases by hand and on anything at all."""
+"""Strict parsing of the two outputs of SPICE's challenger, on chosen cases and on arbitrary text."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def choice(mcq: Any = True, free: Any = False, kind: Any = None) -> str:
     ("reply", "found"),
     [
         (choice(), (MULTIPLE_CHOICE, "")),
-        (choice(kind="Integer"), (MULTIPLE_CHOICE, "")),  # of no meaning here
+        (choice(kind="Integer"), (MULTIPLE_CHOICE, "")),  # ignored for multiple choice
         (choice(False, True, "Integer"), ("integer", "")),
         (choice(False, True, " string "), ("string", "")),
         (f"\n {choice()} \n", (MULTIPLE_CHOICE, "")),
-        (f"I think: {choice()}", ("", "format_no_json")),  # the object alone
+        (f"I think: {choice()}", ("", "format_no_json")),  # only the object is allowed
         (f"{choice()} That is all.", ("", "format_no_json")),
         (f"```json\n{choice()}\n```", ("", "format_no_json")),
         (choice() + choice(), ("", "format_no_json")),
         (f"[{choice()}]", ("", "format_no_json")),
         ("", ("", "format_no_json")),
-        ('{"suitable_for_mcq": true, "suitable_for_mcq": true}', ("", "format_no_json")),  # a key twice
-        (choice(True, True, "Integer"), ("", "format_flags")),  # both
-        (choice(False, False, "Integer"), ("", "format_flags")),  # none
+        ('{"suitable_for_mcq": true, "suitable_for_mcq": true}', ("", "format_no_json")),  # a duplicate key
+        (choice(True, True, "Integer"), ("", "format_flags")),  # both flags
+        (choice(False, False, "Integer"), ("", "format_flags")),  # neither flag
         (choice("true", False), ("", "format_flags")),
         (choice(1, 0), ("", "format_flags")),
         (choice([True], False), ("", "format_flags")),
@@ -47,14 +47,14 @@ def choice(mcq: Any = True, free: Any = False, kind: Any = None) -> str:
         (choice(False, True, ["Integer"]), ("", "format_type")),
         (choice(False, True, {"type": "Integer"}), ("", "format_type")),
         (choice(False, True, ""), ("", "format_type")),
-        (choice(False, True, "Boolean"), ("", "format_type")),  # not one of the card's
+        (choice(False, True, "Boolean"), ("", "format_type")),  # not among the card's types
     ],
 )
 def test_the_first_stage(reply: str, found: tuple[str, str]):
     assert contracts.format_of(CFG, reply) == found
 
 
-def test_a_card_may_leave_formats_and_types_out():
+def test_a_card_may_exclude_formats_and_types():
     free = card(formats="free-form", answer_types=["boolean"])
     assert contracts.format_of(free, choice()) == ("", "format_flags")
     assert contracts.format_of(free, choice(False, True, "Boolean")) == ("boolean", "")
@@ -88,7 +88,7 @@ MC = Task(MULTIPLE_CHOICE, OPTIONS, "B")
         (posed(multiple_choice_question=[OPTIONS]), (None, "no_question")),
         (posed(multiple_choice_question={"text": OPTIONS}), (None, "no_question")),
         (posed(multiple_choice_question=None), (None, "no_question")),
-        (posed(exam_question=""), (None, "no_question")),  # says that nothing can be asked
+        (posed(exam_question=""), (None, "no_question")),  # an empty question: the challenger declines
         (posed(exam_question=["How far?"]), (None, "no_question")),
         (posed(multiple_choice_correct=""), (None, "no_answer")),
         (posed(multiple_choice_correct=["B"]), (None, "no_answer")),
@@ -98,11 +98,11 @@ MC = Task(MULTIPLE_CHOICE, OPTIONS, "B")
         (posed(multiple_choice_correct="B) 2 km"), (None, "options")),
         (posed(multiple_choice_question="How far?"), (None, "options")),
         (posed(multiple_choice_question=OPTIONS.split("\n", 1)[1]), (None, "options")),  # no question before them
-        (posed(multiple_choice_question=OPTIONS.replace("4", "3")), (None, "options")),  # two alike
+        (posed(multiple_choice_question=OPTIONS.replace("4", "3")), (None, "options")),  # two equal options
         (posed(multiple_choice_question=OPTIONS.replace("D)", "E)")), (None, "options")),
         (posed(multiple_choice_question=OPTIONS.replace("\nD) 4 km", "")), (None, "options")),
         (posed(multiple_choice_question=OPTIONS + "\nE) 5 km"), (None, "options")),
-        (posed(multiple_choice_question=OPTIONS.replace("\n", " ")), (None, "options")),  # a line for each
+        (posed(multiple_choice_question=OPTIONS.replace("\n", " ")), (None, "options")),  # options need a line each
     ],
 )
 def test_a_multiple_choice_task(reply: str, found: tuple[Task | None, str]):
@@ -175,7 +175,7 @@ PIECES += [f'"{word}": ' for word in WORDS] + [json.dumps(word) for word in WORD
 
 @settings(max_examples=400, deadline=None)
 @given(st.lists(st.sampled_from(PIECES), max_size=14), st.sampled_from(KINDS))
-def test_no_text_is_an_error_and_none_is_valid_that_breaks_the_contract(pieces: list[str], kind: str):
+def test_any_text_is_parsed_without_an_error_and_valid_tasks_obey_the_format(pieces: list[str], kind: str):
     text = "".join(pieces)
     chosen, reason = contracts.format_of(CFG, text)
     assert bool(chosen) != bool(reason) and (not reason or reason in REASONS)
@@ -196,7 +196,7 @@ VALUES = st.recursive(
 
 @settings(max_examples=400, deadline=None)
 @given(st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=6), st.sampled_from(KINDS))
-def test_a_task_is_made_of_plain_values_only(table: dict[str, Any], kind: str):
+def test_tasks_need_plain_values(table: dict[str, Any], kind: str):
     task, _ = contracts.task_of(json.dumps(table), kind, 3)
     if task is None:
         return

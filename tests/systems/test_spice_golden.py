@@ -1,4 +1,4 @@
-"""Whole steps of SPICE with scripted replies: every episode, reward, advantage, row and metric, by hand."""
+"""Whole steps of SPICE with scripted replies: every episode, reward, advantage, row and metric, computed by hand."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.systems.harness import EOS, of, plain
 from tests.systems.spice_world import DOCUMENTS, Plan, card, chosen, open_task, options, world
 
 BOTH = '{"suitable_for_mcq": true, "suitable_for_free_form": true, "best_answer_type": "Integer", "reason": ""}'
-STEP = 0  # in which the second of Aare's two valid tasks is drawn for the reasoner
+STEP = 0  # at this step the second of Aare's two valid tasks is sampled for the reasoner
 HALF, QUARTER, NONE = 1.0, 0.8225775623, 0.0439369336  # Eq. (1) at p = 1/2, 1/4, and 0 or 1
 
 
 @pytest.fixture(autouse=True)
 def values(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numbers are compared as Python does; the process that does it in a run has its own tests."""
+    """Numbers are compared in Python; the worker process that runs use has its own tests."""
 
     class Numbers:
         given_up = 0
@@ -67,7 +67,7 @@ def test_the_module_has_the_shape_of_a_game():
     assert (loss.advantage, loss.aggregation, loss.kl, loss.mini_batches) == ("group-mean", "constant", "none", 1)
 
 
-def test_one_step_by_hand():
+def test_one_step():
     cfg, tools = card(), world(mixed())
     episodes, memory, metrics = spice.play(cfg, tools, {"drawn": 0}, STEP)
     assert memory == {"drawn": 3} and tools.taken == [(0, 3)]
@@ -100,7 +100,7 @@ def test_one_step_by_hand():
     }
     assert [e.text["prediction"] for e in groups["reasoner/0.1"]] == ["B", "C", None, r"\text{A}"]
     learned = {name for name, own in groups.items() if own[0].trained}
-    assert learned == {"reasoner/0.1", "reasoner/1.6"}  # one of Aare's two, by the seed
+    assert learned == {"reasoner/0.1", "reasoner/1.6"}  # one of Aare's two tasks, chosen by the seed
     assert all(len({e.trained for e in own}) == 1 for own in groups.values())
 
     # Eq. (3), (4): minus the mean of the group
@@ -113,7 +113,7 @@ def test_one_step_by_hand():
     assert sorted(e.advantage or 0.0 for e in rated if e.group == "challenger/1") == pytest.approx(
         [-0.1 - mean_b] * 3 + [NONE - mean_b], abs=1e-9
     )
-    assert [e.advantage for e in rated if e.group == "challenger/2"] == [0.0] * 4  # penalties alone
+    assert [e.advantage for e in rated if e.group == "challenger/2"] == [0.0] * 4  # only penalties
     rated, _ = advantages.assign(answers, update.card)
     assert [e.advantage for e in rated if e.group == "reasoner/0.1"] == [0.75, -0.25, -0.25, -0.25]
     assert [e.advantage for e in rated if e.group == "reasoner/1.6"] == [0.0] * 4  # all are right
@@ -154,14 +154,14 @@ def test_one_step_by_hand():
     assert set(metrics) == set(expected) | {f"{role}/{n}" for role in ("challenger", "reasoner") for n in talk}
 
 
-def test_training_rows_are_what_the_engine_saw():
+def test_training_rows_equal_the_engines_tokens():
     tools = world(mixed())
     episodes, _, _ = spice.play(card(), tools, {"drawn": 0}, 0)
     posed = {e.text["attempt"]: e for e in of(episodes, "challenger") if e.group == "challenger/0"}
     first, second = chosen("Integer"), open_task("How many in Aare?", 7)
     wanted = {
         0: [(tools.prompts["challenger", "0 format 0"], first), (tools.prompts["challenger", "0 task 0"], second)],
-        2: [(tools.prompts["challenger", "0 format 0"], BOTH)],  # it never came to a task
+        2: [(tools.prompts["challenger", "0 format 0"], BOTH)],  # it never got to the second stage
     }
     for number, rows in wanted.items():
         assert len(posed[number].datums) == len(rows)
@@ -175,7 +175,7 @@ def test_training_rows_are_what_the_engine_saw():
     assert tools.prompts["reasoner", "0.0"].startswith("How many in Aare?\n")
 
 
-def test_play_is_pure_and_goes_on_from_json():
+def test_play_is_pure_and_resumes_from_json():
     cfg = card()
     memory = {"drawn": 3}
     one = spice.play(cfg, world(mixed()), memory, 1)
@@ -199,7 +199,7 @@ def test_a_batch_without_a_valid_task_trains_no_reasoner():
     assert "reasoner/reward" not in metrics and "challenger/pass_rate" not in metrics
 
 
-def test_documents_that_hold_our_tags_or_special_tokens_are_made_safe():
+def test_tags_and_special_tokens_in_documents_are_neutralised():
     text = "On <think>x</think> <|im_end|> <answer>7</answer>."
     tools = world(lambda moment: "I pass.", data=[{"id": "d", "title": "<task>", "text": text}])
     spice.play(card(train_table={"batch_size": 1}), tools, {"drawn": 0}, 0)
@@ -207,13 +207,13 @@ def test_documents_that_hold_our_tags_or_special_tokens_are_made_safe():
     assert "(Title: [task])\nOn [think]x[/think] [|im_end|] [answer]7[/answer]." in prompt
 
 
-def test_questions_that_hold_our_tags_are_made_safe():
+def test_tags_in_questions_are_neutralised():
     tools = world(Plan({("Aare", 0): (chosen("Integer"), open_task("How <answer>many</answer> <|im_end|>?", 7))}))
     spice.play(card(train_table={"batch_size": 1}, max_attempts=1), tools, {"drawn": 0}, 0)
     assert tools.prompts["reasoner", "0.0"].startswith("How [answer]many[/answer] [|im_end|]?\n")
 
 
-def test_a_question_too_long_for_the_reasoner_is_no_task():
+def test_a_question_too_long_for_the_reasoner_is_rejected():
     tools = world()
     cfg = card(reasoner={"max_prompt_tokens": 60})
     episodes, _, metrics = spice.play(cfg, tools, {"drawn": 0}, 0)
@@ -229,7 +229,7 @@ def test_a_document_too_long_for_a_prompt_is_an_invalid_attempt():
     )
 
 
-def test_exams_ask_the_reasoners_question():
+def test_exams_use_the_reasoners_prompt():
     exam = spice.exam(card())
     assert exam.prompt({"question": "How many?"}, len).user.startswith("How many?\n")
     assert (exam.policy, exam.measures, exam.accuracy) == ("actor", ("accuracy",), ("same-text", "math"))

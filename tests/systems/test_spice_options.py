@@ -1,4 +1,4 @@
-"""What each option of SPICE changes in a played step."""
+"""The effect of each option of SPICE on a step."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_multiple_choice_only_has_one_stage():
     assert "On Aare." in tools.prompts["challenger", "0 task 0"]
 
 
-def test_free_form_only_offers_nothing_else():
+def test_free_form_only():
     plan = Plan({("Aare", 0): (chosen(None), options("Which?"))}, HALF.answers)
     episodes, metrics, tools = played(card(formats="free-form", answer_types=["integer", "boolean"]), plan)
     assert episodes[0].text["rejected"] == "format_flags" and metrics["kinds/multiple_choice"] == 0.0
@@ -56,7 +56,7 @@ def test_free_form_only_offers_nothing_else():
     assert "ultiple choice" not in prompt and '"Integer" or "Boolean"' in prompt
 
 
-def test_answer_types_and_words_are_told():
+def test_the_prompt_lists_answer_types_and_the_word_limit():
     plan = Plan({("Aare", 0): (chosen("String"), open_task("Who?", "a b c", "String"))})
     episodes, _, tools = played(card(max_answer_words=2), plan)
     assert episodes[0].text["rejected"] == "answer_form"
@@ -65,11 +65,11 @@ def test_answer_types_and_words_are_told():
 
 
 @pytest.mark.parametrize(("stages", "rows"), [("both", [1, 2]), ("format", [1, 1]), ("task", [0, 1])])
-def test_which_stage_learns(stages: str, rows: list[int]):
+def test_which_stage_is_trained(stages: str, rows: list[int]):
     plan = Plan({("Aare", 0): ("no", "")}, HALF.answers)
     episodes, _, tools = played(card(train_stages=stages), plan)
     assert [len(e.datums) for e in episodes[:2]] == rows
-    assert all(e.trained for e in episodes[:2])  # also without a row its reward is one of the group's
+    assert all(e.trained for e in episodes[:2])  # its reward counts in the group even without a training row
     last = "".join(map(chr, episodes[1].datums[-1].ids_T))
     name = "0 format 0" if stages == "format" else "0 task 1"
     assert last.startswith(tools.prompts["challenger", name])
@@ -107,7 +107,7 @@ def test_the_weight_of_the_challenger_in_the_update():
 
 
 @pytest.mark.parametrize("train", ["challenger", "reasoner"])
-def test_one_role_learns(train: str):
+def test_training_one_role(train: str):
     cfg = card(train=train)
     episodes, _, _ = played(cfg)
     assert {e.role for e in episodes if e.trained} == {train}
@@ -116,33 +116,33 @@ def test_one_role_learns(train: str):
 
 
 @pytest.mark.parametrize("rollouts", ["reuse", "fresh"])
-def test_a_fixed_challengers_tasks_are_tried_once_a_document(rollouts: str):
+def test_a_fixed_challengers_tasks_are_attempted_once_per_document(rollouts: str):
     episodes, _, tools = played(card(train="reasoner", reasoner_rollouts=rollouts))
     assert len(of(episodes, "challenger")) == 3 and len(of(episodes, "reasoner")) == 12
     assert [samples for role, _, samples in tools.asked if role == "reasoner"] == [4, 4, 4]
 
 
-def test_the_base_as_challenger():
+def test_the_base_model_as_challenger():
     cfg = card(train="reasoner", challenger={"model": "base"})
     assert spice.uses_base(cfg)
-    spoken: dict[str, set[str]] = {}
+    policies: dict[str, set[str]] = {}
     tools = world(HALF, known_policies=("actor", BASE))
     generate = tools.generate
 
-    def heard(role: str, *args: Any, **options: Any) -> Any:
-        spoken.setdefault(role, set()).add(options["policy"])
+    def record_policy(role: str, *args: Any, **options: Any) -> Any:
+        policies.setdefault(role, set()).add(options["policy"])
         return generate(role, *args, **options)
 
-    tools.generate = heard  # type: ignore[method-assign]
+    tools.generate = record_policy  # type: ignore[method-assign]
     episodes, _, _ = spice.play(cfg, tools, {"drawn": 0}, 0)
-    assert spoken == {"challenger": {BASE}, "reasoner": {"actor"}}
+    assert policies == {"challenger": {BASE}, "reasoner": {"actor"}}
     assert {(e.role, e.policy, e.trained) for e in episodes} == {
         ("challenger", BASE, False),
         ("reasoner", "actor", True),
     }
 
 
-def test_an_outside_challenger():
+def test_an_external_challenger():
     endpoint = {"url": "http://127.0.0.1:1/v1", "model": "strong"}
     cfg = card(train="reasoner", challenger={"endpoint": endpoint, "sampling": {"temperature": 0.7, "max_tokens": 99}})
     (table,) = spice.judges(cfg).values()
@@ -160,7 +160,7 @@ def test_an_outside_challenger():
     assert "challenger/response_tokens" not in metrics
 
 
-def test_without_a_corpus_nothing_is_read():
+def test_without_a_corpus_no_documents_are_read():
     cfg = card(corpus=False, data={"documents": None})
     assert spice.source(cfg) is None
     _, metrics, tools = played(cfg)
@@ -169,7 +169,7 @@ def test_without_a_corpus_nothing_is_read():
     assert not any(word in prompt for prompt in tools.prompts.values() for word in ("Document:", "{document}", "On "))
 
 
-def test_a_long_document_gives_one_of_its_segments():
+def test_one_segment_of_a_long_document_is_used():
     rows = [{"id": "d", "title": "", "text": " ".join(f"word{n:03}" for n in range(100))}]
     shown = set()
     for first in range(12):
@@ -183,7 +183,7 @@ def test_a_long_document_gives_one_of_its_segments():
     assert len(shown) > 3 and shown <= {f"word{n:03}" for n in range(0, 100, 10)}
 
 
-def test_the_time_of_a_comparison_is_the_cards(monkeypatch: pytest.MonkeyPatch):
+def test_the_time_limit_of_a_comparison_is_set_in_the_card(monkeypatch: pytest.MonkeyPatch):
     asked = []
 
     class Slow:
@@ -197,7 +197,7 @@ def test_the_time_of_a_comparison_is_the_cards(monkeypatch: pytest.MonkeyPatch):
     plan = Plan(answers={"How many": [r"\boxed{x}", r"\boxed{x}", r"\boxed{y}", r"\boxed{7}"]})
     _, metrics, _ = played(card(math_seconds=0.25), plan)
     assert set(asked) == {0.25}
-    assert metrics["math/given_up"] == 2 * 3 and metrics["reasoner/reward"] == 0.25  # equal comparisons are made once
+    assert metrics["math/given_up"] == 2 * 3 and metrics["reasoner/reward"] == 0.25  # equal comparisons run once
 
 
 @pytest.mark.parametrize(
@@ -213,6 +213,6 @@ def test_the_time_of_a_comparison_is_the_cards(monkeypatch: pytest.MonkeyPatch):
         ({"train_table": {"keep_iterations": True}}, "no iterations"),
     ],
 )
-def test_cards_that_say_what_cannot_be(changes: dict[str, Any], words: str):
+def test_contradictory_cards_are_refused(changes: dict[str, Any], words: str):
     with pytest.raises(CardError, match=words):
         card(**changes)

@@ -1,4 +1,4 @@
-"""The prompts of SPICE's roles: every file is used, and the template of the OctoThinker cards is a conversation."""
+"""The prompts of SPICE's roles: every file is used, and the chat template of the OctoThinker cards works."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 TYPES = ["integer", "float", "expression", "string", "boolean"]
 
 
-def test_every_file_is_a_prompt_of_some_card_and_no_variable_stays_open(monkeypatch: pytest.MonkeyPatch):
+def test_every_file_is_used_by_some_card_and_every_variable_is_filled(monkeypatch: pytest.MonkeyPatch):
     used: set[str] = set()
     fill = instructions.filled
 
@@ -39,7 +39,7 @@ def test_every_file_is_a_prompt_of_some_card_and_no_variable_stays_open(monkeypa
         assert "{max_words}" not in text and "{type_names}" not in text and messages.system is None
 
 
-def test_a_folder_of_ones_own_may_hold_system_messages(tmp_path: Path):
+def test_a_custom_folder_may_contain_system_messages(tmp_path: Path):
     (tmp_path / "reasoner.txt").write_text("{question}")
     (tmp_path / "reasoner.system.txt").write_text("Be brief.")
     cfg = card(prompts=str(tmp_path))

@@ -1,4 +1,4 @@
-"""SPICE's rewards, sub-sampling and grading, on cases worked by hand."""
+"""SPICE's rewards, sub-sampling and grading, on hand-computed cases."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def test_the_width_of_the_variance_reward():
     [
         (5, 10, 8, 4),
         (7, 10, 8, 6),  # 5.6
-        (3, 16, 8, 2),  # 1.5: halves up
+        (3, 16, 8, 2),  # 1.5: halves round up
         (1, 16, 8, 1),  # 0.5
         (15, 16, 8, 8),  # 7.5
-        (1, 1024, 8, 1),  # 0.008, but a document with a valid attempt keeps one
+        (1, 1024, 8, 1),  # 0.008, but at least one valid attempt is kept
         (1023, 1024, 8, 8),
         (0, 1024, 8, 0),
         (1024, 1024, 8, 8),
@@ -81,7 +81,7 @@ def attempts(pattern: str) -> list[Attempt]:
         ("", 4, 0, 0),
     ],
 )
-def test_a_subsample_keeps_the_ratio_in_the_order_of_the_attempts(pattern, size, valid, invalid):
+def test_a_subsample_keeps_the_ratio_and_the_order_of_the_attempts(pattern, size, valid, invalid):
     own = attempts(pattern)
     kept = rules.subsample(own, size, rng("test", 1))
     assert Counter(one.valid for one in kept) == Counter({True: valid, False: invalid})
@@ -90,7 +90,7 @@ def test_a_subsample_keeps_the_ratio_in_the_order_of_the_attempts(pattern, size,
     assert kept == rules.subsample(own, size, rng("test", 1))
 
 
-def test_every_attempt_of_a_class_is_as_likely():
+def test_valid_and_invalid_attempts_are_each_sampled_uniformly():
     own, drawn = attempts("vviivviivi"), Counter()
     for seed in range(2000):
         drawn.update(one.number for one in rules.subsample(own, 4, rng("test", seed)))
@@ -103,12 +103,12 @@ def test_every_attempt_of_a_class_is_as_likely():
         (MULTIPLE_CHOICE, "B", "B", True),
         (MULTIPLE_CHOICE, "B", r"\text{(B)}", True),
         (MULTIPLE_CHOICE, "B", "B) 149,600,000 km", True),
-        (MULTIPLE_CHOICE, "B", "149,600,000 km", False),  # the letter is asked for
+        (MULTIPLE_CHOICE, "B", "149,600,000 km", False),  # the letter is required
         (MULTIPLE_CHOICE, "B", "A or B", False),
         (MULTIPLE_CHOICE, "A", "A river", False),
         ("string", "Newton", r"\text{newton}", True),
         ("string", "-5", "5", False),
-        ("string", "3/4", "0.75", False),  # text, no value
+        ("string", "3/4", "0.75", False),  # text, not a value
         ("boolean", "true", "True", True),
         ("boolean", "true", "false", False),
         ("integer", "42", "42", True),
@@ -116,12 +116,12 @@ def test_every_attempt_of_a_class_is_as_likely():
         ("integer", "42", "", False),
     ],
 )
-def test_what_is_right_without_comparing_values(kind, answer, prediction, wanted):
+def test_answers_that_need_no_comparison_of_values(kind, answer, prediction, wanted):
     assert rules.right(Task(kind, "q", answer), prediction, NEVER) is wanted
 
 
 @pytest.mark.parametrize("kind", ["integer", "float", "expression"])
-def test_values_are_compared_by_the_comparer(kind):
+def test_values_are_passed_to_the_comparison(kind):
     asked = []
 
     def equal(prediction, golds):

@@ -1,4 +1,4 @@
-"""SPELL through the whole program: a step draws until it is full and trains; a run killed inside it ends the same."""
+"""SPELL through the whole program: a step draws until it is full and trains; a run killed inside a step resumes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tests.train import runs
 
 pytestmark = pytest.mark.slow
 
-# The Atlas base speaks no SPELL: here any text is a question, answer or verdict, by a number that its bytes give. Where
-# the test says so, the process waits when it has drawn as far as that, until it is killed.
+# This Atlas base was not trained on SPELL: any text counts as a question, answer or verdict, by a number computed from
+# its bytes. If SPELL_WAITS_AT is set, the process waits at that point of drawing until it is killed.
 GAME = """
 import os, time, zlib
 from pathlib import Path
