@@ -3,6 +3,7 @@
     python benchmarks/parsers.py                                one line of JSON: seconds by parser and length
     python benchmarks/parsers.py --table                        the same as the table of docs/parsing.md
     python benchmarks/parsers.py --sizes 65536 --limit 1        fails if one text takes longer
+    python benchmarks/parsers.py --only "SCORE rubric"          of some parsers
 
 Each parser reads texts that repeat one piece (a tag, a brace, a quote, a space, a label), both bare and wrapped in the
 markup that the parser looks for; the slowest text counts. limit: CPU seconds for one text. A parser is named in the log
@@ -342,13 +343,15 @@ def slowest(parse: Callable[[str], Any], wraps: Wraps, size: int, limit: int | N
 def main(argv: Sequence[str] | None = None) -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    options.add_argument("--only", nargs="+", choices=PARSERS, default=list(PARSERS), metavar="PARSER")
     options.add_argument("--limit", type=int, help="CPU seconds for one text")
     options.add_argument("--table", action="store_true", help="print a Markdown table instead of JSON")
     given = options.parse_args(argv)
     signal.signal(signal.SIGPROF, _too_slow)
     gc.freeze()  # exclude imported objects from garbage collection during the timing
     seconds: dict[str, dict[int, float]] = {}
-    for name, (parse, wraps) in PARSERS.items():
+    for name in given.only:
+        parse, wraps = PARSERS[name]
         seconds[name] = {}
         for size in given.sizes:
             print(name, size, end=" ", file=sys.stderr, flush=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -15,7 +15,7 @@ Idf = Literal["query", "batch"]
 ConclusionRule = Literal["section", "report"]
 ScoreRole = Literal["solver", "evaluator"]
 
-# The pool is not listed in the paper: the dimensions of section 3.1 and Figure 6, described in our own words.
+# The paper does not list its pool: these are the dimensions named in section 3.1 and Figure 6, in our own words.
 DIMENSIONS = {
     "factuality": "its claims are correct and supported by evidence that can be checked",
     "citation_effectiveness": "its sources exist, fit the claims they stand behind, and can be found",
@@ -33,33 +33,34 @@ DIMENSIONS = {
 class HarnessEndpointSection(JudgeSection):
     """The model that writes harnesses; the paper uses GPT-5.2."""
 
+    required: ClassVar[bool] = False
     timeout: Annotated[float, Field(gt=0, le=86_400)] = 600.0
-    retries: Tries = 2  # then the previous harness stays
+    retries: Tries = 2  # after that the harness in force stays
     temperature: Temperature = 1.0
     max_tokens: Count = 4096
 
 
 class ScoreSchedulerSection(Section):
-    """The DimensionScheduler of Algorithm 1; what it does is not stated in the paper."""
+    """The DimensionScheduler of Algorithm 1. The paper does not state its rules."""
 
-    required: Whole = 1  # dimensions at most that a rubric is asked to contain, the longest unused first
-    patience: Count = 5  # steps for which a dimension may stay unused before it is required
-    avoided: Whole = 1  # dimensions at most that a rubric is asked to leave out, the least reproducible first
-    min_uses: Count = 3  # rubrics with a dimension before it may be avoided
-    margin: Share = 0.05  # by which its consistency must lie below the mean of all rubrics
-    decay: float = Field(default=0.9, ge=0, lt=1)  # of the moving means of consistency
-    hints: Whole = 2  # rarely used dimensions that are named as worth trying
-    enforce: bool = False  # a rubric that does not do as asked is malformed; False: it is advice
+    required: Whole = 1  # at most this many dimensions are required, the longest unused first
+    patience: Count = 5  # steps without use after which a dimension is required
+    avoided: Whole = 1  # at most this many dimensions are to be avoided, the least consistent first
+    min_uses: Count = 3  # rubrics that must have used a dimension before it may be avoided
+    margin: Share = 0.05  # and by which its consistency must be below the mean of all rubrics
+    decay: float = Field(default=0.9, ge=0, lt=1)  # of the moving averages of consistency
+    hints: Whole = 2  # rarely used dimensions named for exploration
+    enforce: bool = False  # True: a rubric that breaks these constraints is malformed; False: they are advice
 
 
 class ScoreHarnessSection(Section):
-    """The meta-harness: who refreshes it, and the one a run begins with (M_default, not stated in the paper)."""
+    """The meta-harness: what refreshes it, and the one that a run starts with (M_default, not stated in the paper)."""
 
-    driver: Literal["rules", "endpoint", "replay", "off"] = "rules"  # paper: an outside model (GPT-5.2)
+    driver: Literal["rules", "endpoint", "replay", "off"] = "rules"  # paper: an external model (GPT-5.2)
     every: Count = 5  # M, Table 2
     endpoint: HarnessEndpointSection | None = None  # of the driver "endpoint"
     file: CardPath | None = None  # of the driver "replay": a JSON list of {"step", "harness"}
-    k: Count = 4  # dimensions of a rubric, the base included; Figure 6
+    k: Count = 4  # dimensions of a rubric, including the base; Figure 6
     must_include: tuple[DimensionName, ...] = Field(default=("factuality",), strict=False, min_length=1)  # base first
     weight_min: DimensionWeight = 0.1
     weight_max: DimensionWeight = 0.5
@@ -69,35 +70,35 @@ class ScoreHarnessSection(Section):
     citation_cross_check: bool = True
     min_tool_calls: Whole = 1
     notes: str = Field(default="", max_length=2000)
-    # the driver "rules"
-    saturated: Share = 0.8  # mean base score from which it asks for more dimensions and searches
-    spread: Share = 0.02  # standard deviation of the base scores of a query below which it does so, too
-    unassessed: Share = 0.5  # share of reports without an assessment from which it asks for less
+    # thresholds and limits of the driver "rules"
+    saturated: Share = 0.8  # at this mean base score, or above: one more dimension and search
+    spread: Share = 0.02  # likewise below this standard deviation of the base scores of a query
+    unassessed: Share = 0.5  # above this share of reports without assessment: one less of both
     max_k: Count = 6
     max_tool_calls: Whole = 4
 
 
 class ScoreEvaluatorSection(Section):
-    """How the evaluator generates, and learns from its rubrics. One rubric at a time (Table 2: rollout number 1)."""
+    """How the evaluator samples, and is trained on its rubrics; one sample per prompt (Table 2: rollout number 1)."""
 
     max_prompt_tokens: Count = 8192  # Table 2: maximum input length
     max_turns: Count = 10  # of an assessment; a rubric is one turn
-    # Table 2: temperature, generation length; an assessment with its observations has the response length
+    # Table 2: temperature and generation length of a turn; the response length for an assessment with its observations
     sampling: SamplingSection = SamplingSection(temperature=0.8, max_tokens=2048, max_response_tokens=4096)
     # Algorithm 2 l.14: the sum of log-probs over the rubric; low-variance KL, Table 2
     loss: LossCard = LossCard(advantage="ema", aggregation="constant", constant_length=1, kl="k3", kl_coef=0.05)
 
 
 class ScoreSection(GameSection):
-    """Defaults are the paper's; there is no released code."""
+    """The game's options. Defaults are the paper's; there is no released code."""
 
     prompts: CardPath = str(PROMPTS / "score")
     train: tuple[ScoreRole, ...] = Field(default=("solver", "evaluator"), strict=False)  # Figure 3: one of them frozen
-    policies: Literal["shared", "separate"] = "shared"  # separate: two policies; a role that is not trained is the base
+    policies: Literal["shared", "separate"] = "shared"  # separate: one policy per role, or the base if not trained
     rubric: Literal["sampled", "fixed"] = "sampled"  # fixed: `fixed_rubric` in every step, the static evaluator
     rubric_scope: Literal["step", "query"] = "step"  # Algorithm 1: one for the batch; section 3.4: one for each query
-    dimensions: dict[DimensionName, str] = DIMENSIONS  # what each is about; "": not in the pool
-    # weights beside the base dimension, 0: without it; of a fixed rubric, after a malformed one, in exams; Figure 6
+    dimensions: dict[DimensionName, str] = DIMENSIONS  # name: description; an empty one removes the dimension
+    # weights of the dimensions beside the base (0: leave it out); also after a malformed rubric, and in exams; Figure 6
     fixed_rubric: dict[DimensionName, DimensionWeight] = {"insight": 0.3, "coherence": 0.3, "complexity": 0.3}
     solver: RoleSection = RoleSection(
         samples=8,
@@ -123,7 +124,7 @@ class ScoreSection(GameSection):
 
     @property
     def pool(self) -> tuple[str, ...]:
-        """The dimensions there are."""
+        """The names of all dimensions."""
         return tuple(name for name, text in self.dimensions.items() if text)
 
     @model_validator(mode="after")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, model_validator
 
@@ -362,6 +362,7 @@ class EndpointSection(Section):
 class JudgeSection(EndpointSection):
     """An endpoint with the sampling settings of its replies."""
 
+    required: ClassVar[bool] = True  # False: a run starts, and goes on, while the endpoint is down
     timeout: Seconds = 60.0
     temperature: Temperature = 0.1  # released SSP code
     max_tokens: Count = 70

@@ -21,6 +21,10 @@ class JudgeError(ValueError):
     """The judge cannot be used; the message is one sentence with the URL and the remedy."""
 
 
+class Unreachable(JudgeError):
+    """Nothing answers at the judge's URL."""
+
+
 class JudgeClient:
     """Chat completions of single user messages, sent concurrently, each with retries and increasing delays.
 
@@ -84,11 +88,13 @@ class JudgeClient:
         self._exchange.close()
 
     def probe(self) -> None:
-        """Raises `JudgeError` if nothing answers at the URL, so that a run without its judge ends before it starts."""
+        """Raises `Unreachable` if nothing answers at the URL, and `JudgeError` for an invalid URL."""
         try:
             self._exchange.get(self._card.url.rstrip("/") + "/models", PROBE)
-        except (BadAddress, Unanswered) as error:
-            raise JudgeError(
+        except BadAddress as error:
+            raise JudgeError(f"{self._who} has an invalid URL ({error}); correct its url in the card.") from None
+        except Unanswered as error:
+            raise Unreachable(
                 f"{self._who} cannot be reached ({error}); start the endpoint, or correct its url in the card."
             ) from None
 

@@ -66,7 +66,11 @@ class System(Protocol):
         ...
 
     def play(self, cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Episode], Memory, Metrics]:
-        """One step of the game, on rows it gets from `tools`; pure in its arguments, returns a new `memory`."""
+        """One step of the game, on rows it gets from `tools`; pure in its arguments, returns a new `memory`.
+
+        For the report: records of settings that change during a run (`play.settings`) among the episodes, and signs of
+        collapse (`play.collapse`) among the metrics, prefixed by the role ("solver/identical_pairs").
+        """
         ...
 
     def updates(self, cfg: Config) -> tuple[Update, ...]:

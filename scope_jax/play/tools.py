@@ -93,6 +93,17 @@ class Tools(Protocol):
         """
         ...
 
+    def probe(self, by: str) -> str:
+        """Whether an external model can be reached: "" if it can, else the reason, one sentence.
+
+        For models whose section has `required = False`; the others are probed before the run starts.
+        """
+        ...
+
+    def tell(self, sentence: str) -> None:
+        """Shows the user one sentence among the messages of the run."""
+        ...
+
 
 def sample(
     tools: Tools,

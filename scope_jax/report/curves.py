@@ -1,10 +1,9 @@
-"""Plots the curves of a run from its metrics file."""
+"""Plots the metrics of a run."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,97 +15,12 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
-from scope_jax.config import Config, load_card
 from scope_jax.errors import writing
-from scope_jax.run.metrics import read_lines
+from scope_jax.report.panels import Panel, series
 
 # Okabe and Ito's colour-blind-safe palette, darkest first.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 INK, FAINT = "#333333", "#D9D9D9"
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One chart of the metrics with these names; a name that begins with a slash is a suffix. share: values in 0..1.
-
-    of_exams: matches evaluation metrics only; otherwise training metrics only. log: logarithmic scale.
-    """
-
-    title: str
-    names: tuple[str, ...]
-    share: bool
-    of_exams: bool = False
-    log: bool = False
-
-
-PANELS: dict[str, tuple[Panel, ...]] = {  # by game; the first panel shows the measure of its exams
-    "ssp": (
-        Panel("Held-out accuracy", ("/accuracy",), True, of_exams=True),
-        Panel("Mean reward", ("/reward",), False),
-        Panel("Valid questions", ("/valid",), True),
-        Panel("Searches per episode", ("/searches",), False),
-        Panel("Gradient norm before the clip", ("/grad_norm",), False, log=True),
-    ),
-    "scope": (
-        Panel("Held-out rubric score", ("/score",), True, of_exams=True),
-        Panel(
-            "Mean rubric score of tasks",
-            ("estimate/task_score", "creation/solver/task_score", "solver/task_score"),
-            True,
-        ),
-        Panel("Mean reward", ("challenger/reward", "solver/reward"), False),
-        Panel("Searches per rollout", ("challenger/searches", "solver/searches"), False),
-        Panel("Drafts: gates passed, accepted, kept", ("gates/passed", "challenger/valid", "tasks/yield"), True),
-        Panel("Tokens of an answer", ("estimate/answer_tokens", "solver/answer_tokens"), False),
-        Panel("Gradient norm before the clip", ("challenger/grad_norm", "solver/grad_norm"), False, log=True),
-    ),
-    "spice": (
-        Panel("Held-out accuracy", ("/accuracy",), True, of_exams=True),
-        Panel("Pass rate of tasks", ("challenger/pass_rate", "reasoner/reward"), True),
-        Panel("Challenger's reward", ("challenger/reward",), False),
-        Panel("Valid attempts, documents with a task", ("challenger/valid", "challenger/documents"), True),
-        Panel("Attempts at a document", ("challenger/attempts",), False),
-        Panel("Gradient norm before the clip", ("/grad_norm",), False, log=True),
-    ),
-}
-
-OWN_GAME = (  # for a game defined in a file
-    Panel("Held-out accuracy", ("/accuracy",), True, of_exams=True),
-    Panel("Mean reward", ("/reward",), False),
-    Panel("Gradient norm before the clip", ("/grad_norm",), False, log=True),
-)
-
-
-def panels_of(cfg: Config) -> tuple[Panel, ...]:
-    """The panels for a run with this card."""
-    return PANELS.get(cfg.system, OWN_GAME)
-
-
-def _short(name: str, panel: Panel) -> str | None:
-    """The label of a metric in the panel's legend; None if it is not in the panel."""
-    if name.startswith("eval/") != panel.of_exams:
-        return None
-    for wanted in panel.names:
-        if wanted.startswith("/") and name.endswith(wanted):
-            return name.removesuffix(wanted).removeprefix("eval/")
-        if name == wanted:
-            alike = len({other.rpartition("/")[2] for other in panel.names}) == 1
-            return name.rpartition("/")[0] if alike else name
-    return None
-
-
-def series(lines: Sequence[dict[str, Any]], panel: Panel) -> dict[str, tuple[list[int], list[float]]]:
-    """(steps, values) of each metric in the panel, by its label; missing values are left out."""
-    found: dict[str, tuple[list[int], list[float]]] = {}
-    for line in lines:
-        for name, value in line.items():
-            short = _short(name, panel)
-            if short is None or value is None:
-                continue
-            steps, values = found.setdefault(short, ([], []))
-            steps.append(line["step"])
-            values.append(value)
-    return found
 
 
 def smooth(values: Sequence[float], window: int) -> np.ndarray:
@@ -118,11 +32,14 @@ def smooth(values: Sequence[float], window: int) -> np.ndarray:
 
 
 def _colours(lines: Sequence[dict[str, Any]], panels: Sequence[Panel]) -> dict[str, str]:
-    """One colour per label, the same in every panel."""
-    names: list[str] = []
-    for panel in panels:
-        names += [name for name in sorted(series(lines, panel)) if name not in names]
-    return {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(names)}
+    """One colour per label, the same in every panel; labels share a colour only if no panel shows both."""
+    shown = [sorted(series(lines, panel)) for panel in panels]
+    colours: dict[str, str] = {}
+    for name in dict.fromkeys(name for names in shown for name in names):
+        beside = {colours.get(other) for names in shown if name in names for other in names}
+        free = [colour for colour in COLOURS if colour not in beside] or COLOURS
+        colours[name] = min(free, key=lambda colour: list(colours.values()).count(colour))
+    return colours
 
 
 def _draw(axes: Axes, panel: Panel, lines: Sequence[dict[str, Any]], colours: dict[str, str]) -> None:
@@ -156,31 +73,22 @@ def _draw(axes: Axes, panel: Panel, lines: Sequence[dict[str, Any]], colours: di
     axes.legend(fontsize=8, frameon=False, labelcolor=INK, loc="best")
 
 
-def draw_curves(run: Path) -> Path:
-    """Draws the game's panels into `report/curves.png` in the run folder, and returns its path.
-
-    Raises FileNotFoundError for a run without metrics.
-    """
-    lines = read_lines(run / "metrics.jsonl")
-    if not lines:
-        raise FileNotFoundError(f"{run} has no metrics.jsonl with a finished step; give a run folder.")
-    panels = panels_of(load_card(run / "config.toml"))
-    rows = -(-len(panels) // 2)
+def draw(lines: Sequence[dict[str, Any]], panels: Sequence[Panel], picture: Path, columns: int = 2) -> None:
+    """Writes a picture of the panels in rows of `columns`. lines: the records of metrics.jsonl, at least one."""
+    rows = -(-len(panels) // columns)
     with matplotlib.rc_context({"font.family": "DejaVu Sans", "svg.fonttype": "none"}):
         figure = Figure(
             figsize=(10, 3.1 * rows), layout=ConstrainedLayoutEngine(h_pad=0.09, w_pad=0.06), facecolor="white"
         )
         FigureCanvasAgg(figure)
-        places = list(figure.subplots(rows, 2).flat)
+        places = list(figure.subplots(rows, columns, squeeze=False).flat)
         for axes, panel in zip(places, panels, strict=False):
             _draw(axes, panel, lines, _colours(lines, panels))
         for axes in places[len(panels) :]:
             axes.remove()
         figure.supxlabel("training step", fontsize=10, color=INK)
-        picture = run / "report" / "curves.png"
         picture.parent.mkdir(exist_ok=True)
-        partial = picture.with_name("curves.partial.png")
+        partial = picture.with_name(f"{picture.stem}.partial.png")
         with writing(picture):
             figure.savefig(partial, dpi=150)
     os.replace(partial, picture)
-    return picture

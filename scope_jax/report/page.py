@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from scope_jax.config import Config, load_card
 from scope_jax.errors import writing
-from scope_jax.report.curves import draw_curves, panels_of, series
+from scope_jax.report.collapse import signs
+from scope_jax.report.curves import draw
+from scope_jax.report.panels import collapse_panels, panels_of, series
+from scope_jax.report.settings import Settings
 from scope_jax.run import judgements
 from scope_jax.run.metrics import read_lines, records, torn
 from scope_jax.run.watching import watched
@@ -19,14 +23,14 @@ from scope_jax.run.watching import watched
 EXAMPLES = 2  # episodes shown per role, for each of the first and the last step
 
 
-def examples(path: Path) -> list[dict[str, Any]]:
-    """Episodes to show: for the first and the last step, each role's episodes with the highest and the lowest reward.
+def examples(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Episodes to show: for the first and the last step, each role's with the highest and the lowest reward.
 
     Ties go to the episode with more turns, since searches are worth reading, then to the earlier one.
     """
     first: list[dict[str, Any]] = []
     last: list[dict[str, Any]] = []
-    for record in records(path):
+    for record in records:
         if last and record["step"] != last[0]["step"]:
             last = []
         last.append(record | {"place": len(last)})  # index among the episodes of its step
@@ -76,8 +80,12 @@ def _scores(cfg: Config, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
+def _encoded(picture: Path) -> str:
+    return base64.b64encode(picture.read_bytes()).decode()
+
+
 def write_report(run: Path) -> Path:
-    """Writes `report/curves.png` and `report/index.html` in the run folder; returns the page's path.
+    """Writes `report/index.html` and its pictures in the run folder; returns the page's path.
 
     Raises FileNotFoundError for a folder that is not a run, or a run without a finished step.
     """
@@ -85,9 +93,14 @@ def write_report(run: Path) -> Path:
         raise FileNotFoundError(
             f"{run} is not a run folder (no config.toml); give the folder passed to train as --run."
         )
-    picture = draw_curves(run)
     lines = read_lines(run / "metrics.jsonl")
-    cfg = load_card(run / "config.toml")
+    if not lines:
+        raise FileNotFoundError(f"{run} has no metrics.jsonl with a finished step; give a run folder.")
+    cfg, folder, collapse, settings = load_card(run / "config.toml"), run / "report", collapse_panels(lines), Settings()
+    chosen = examples(settings.collect(records(run / "episodes.jsonl")))
+    draw(lines, panels_of(cfg), folder / "curves.png")
+    if collapse:
+        draw(lines, collapse, folder / "collapse.png", columns=len(collapse))
     environment = Environment(
         loader=PackageLoader("scope_jax.report"),
         autoescape=True,
@@ -97,7 +110,10 @@ def write_report(run: Path) -> Path:
     )
     page = environment.get_template("run.html").render(
         name=run.resolve().name,
-        picture=base64.b64encode(picture.read_bytes()).decode(),
+        picture=_encoded(folder / "curves.png"),
+        collapse=_encoded(folder / "collapse.png") if collapse else "",
+        signs=signs(lines, collapse),
+        settings=settings.rows,
         steps=lines[-1]["step"],
         planned=cfg.train.steps,
         facts=_facts(cfg),
@@ -105,10 +121,10 @@ def write_report(run: Path) -> Path:
         scores=_scores(cfg, lines),
         last=lines[-1],
         told=[*torn(run), *filter(None, [watched(cfg, lines).reason])],
-        examples=_with_judgements(examples(run / "episodes.jsonl"), run / judgements.NAME),
+        examples=_with_judgements(chosen, run / judgements.NAME),
         config=(run / "config.toml").read_text(encoding="utf-8"),
     )
-    path = run / "report" / "index.html"
+    path = folder / "index.html"
     partial = path.with_name("index.partial.html")
     with writing(path):
         partial.write_text(page, encoding="utf-8")

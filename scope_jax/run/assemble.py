@@ -33,7 +33,7 @@ from scope_jax.learner.learner import Learner
 from scope_jax.learner.state import TrainState
 from scope_jax.learner.types import Reply
 from scope_jax.play import exams
-from scope_jax.play.judge_client import JudgeClient, JudgeError
+from scope_jax.play.judge_client import JudgeClient, JudgeError, Unreachable
 from scope_jax.play.system import Memory, System
 from scope_jax.play.tools import Prompt
 from scope_jax.play.turns import Joiner, Respond
@@ -79,6 +79,7 @@ class World:
     joiner: Joiner
     search: SearchTool | None
     judges: Mapping[str, JudgeClient]
+    tell: Tell | None
     rows: Sequence[sources.Row]
     exams: Mapping[str, Sequence[sources.Row]]
 
@@ -225,16 +226,30 @@ class StepTools:
         temperature: float | None = None,
         max_tokens: int | None = None,
     ) -> list[Reply]:
-        if by not in self.world.judges:
-            raise JudgeError(f"the game asks {by!r} but the card has no table with its endpoint; add one.")
-        return self.world.judges[by](messages, temperature=temperature, max_tokens=max_tokens)
+        return self._judge(by)(messages, temperature=temperature, max_tokens=max_tokens)
+
+    def probe(self, by: str) -> str:
+        try:
+            self._judge(by).probe()
+        except Unreachable as error:
+            return str(error)
+        return ""
+
+    def tell(self, sentence: str) -> None:
+        if self.world.tell is not None:
+            self.world.tell(sentence)
+
+    def _judge(self, name: str) -> JudgeClient:
+        if name not in self.world.judges:
+            raise JudgeError(f"the game asks {name!r} but the card has no table with its endpoint; add one.")
+        return self.world.judges[name]
 
 
 def assemble(cfg: Config, run: Path, part: Part | None = None, tell: Tell | None = None) -> Trainer:
     """Builds the Trainer of a card; without `retrieval.index`, the index is built in the run folder.
 
-    part(name, done, total) reports the progress of building the index; tell(sentence) is called every few seconds while
-    a judge or search server is down.
+    part(name, done, total) reports the progress of building the index; tell(sentence) gets what games tell the user,
+    and is called every few seconds while a judge or search server is down.
 
     Raises ValueError, FileNotFoundError or ConnectionError subclasses with one sentence for anything that the card
     refers to and that is missing or invalid.
@@ -290,8 +305,9 @@ def assemble_world(
         )
     joiner = _joiner(cfg, system, tokenizer)
     clients = {name: JudgeClient(card, tell) for name, card in judges.items()}
-    for judge in clients.values():
-        judge.probe()
+    for name, card in judges.items():
+        if card.required:
+            clients[name].probe()
     mesh = card_mesh(cfg)
     return World(
         cfg=cfg,
@@ -303,6 +319,7 @@ def assemble_world(
         joiner=joiner,
         search=_search_tool(cfg, tokenizer, run, mesh, part, tell),
         judges=clients,
+        tell=tell,
         rows=(),
         exams=held_out,
     )

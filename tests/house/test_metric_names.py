@@ -13,6 +13,7 @@ import pytest
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.evaluate import scores
 from scope_jax.learner.learner import Learner
+from scope_jax.report.panels import COLLAPSE, PANELS
 from scope_jax.systems import SYSTEMS, scope, score, spell, spice, ssp
 from sharding.mesh import MeshConfig, make_mesh
 from tests.learner.conftest import TINY, random_episodes
@@ -122,6 +123,12 @@ def test_no_metric_is_named_that_does_not_exist(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     named = in_document(text) if path.suffix == ".md" else in_card(text)
     assert sorted(name for name in named if not matches(name)) == []
+
+
+@pytest.mark.parametrize("game", PANELS)
+def test_every_panel_of_the_report_shows_a_metric_that_exists(game: str) -> None:
+    wanted = {name for panel in (*PANELS[game], *COLLAPSE) if not panel.of_exams for name in panel.names}
+    assert [name for name in sorted(wanted) if not any(known_name.endswith(name) for known_name in known())] == []
 
 
 def test_names_are_found_in_documents_and_cards() -> None:

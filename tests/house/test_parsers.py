@@ -19,6 +19,9 @@ from hypothesis import strategies as st
 from scope_jax.play import grading, searching
 from scope_jax.play.rubrics import score_of
 from scope_jax.systems.scope import judging, rules, talking
+from scope_jax.systems.score import consistency, harness
+from scope_jax.systems.score import rules as score_rules
+from scope_jax.systems.score.records import Rubric
 from scope_jax.systems.spell import rules as spell_rules
 from scope_jax.systems.spice import contracts
 from scope_jax.text import parsing
@@ -26,7 +29,7 @@ from tests.systems.harness import spoke
 
 ROOT = Path(__file__).parents[2]
 BENCHMARK = runpy.run_path(str(ROOT / "benchmarks" / "parsers.py"))
-PARSERS, PIECES, SPICE = BENCHMARK["PARSERS"], BENCHMARK["PIECES"], BENCHMARK["SPICE"]
+PARSERS, PIECES, SPICE, SCORE = (BENCHMARK[name] for name in ("PARSERS", "PIECES", "SPICE", "SCORE"))
 
 
 def test_no_text_takes_a_parser_longer_than_its_length_does():
@@ -74,6 +77,32 @@ WRITTEN = [  # pieces of tasks, so that some texts are valid ones
     "\\boxed{7}",
     "[[YES]]",
     "[[NO]]",
+]
+
+
+RUBRICS = [  # pieces of SCORE's rubrics, assessments, reports and harnesses, so that some texts are valid ones
+    *("<dimensions>", "</dimensions>", '<dim name="factuality"/>', '<dim name="insight" weight="0.3"/>'),
+    *('<dim name="coherence" weight="0.25"/>', '<dim name="insight" weight="0.6"/>'),
+    '<dim name="beauty" weight="0.3"/>',
+    '<dimensions><dim name="factuality"/><dim name="insight" weight="0.3"/><dim name="fairness" weight="0.5"/>',
+    *("<report_evaluations>", "</report_evaluations>", '<report id="1">', "</report>", "<scores>", "</scores>"),
+    *('<score dim="factuality" value="8"/>', '<score dim="insight" value="3.5" reason="a > b"/>'),
+    *('<score dim="insight" value="11"/>', "<verification>a</verification>", "<gap_analysis>a</gap_analysis>"),
+    '<citations><citation source="a" verdict="unknown"/></citations>',
+    *(
+        '<report_evaluations><report id="1"><scores><score dim="factuality" value="0"/>'
+        f'<score dim="insight" value="{value}"/>'
+        for value in ("3.5", "11")
+    ),
+    *("## Conclusion\n", "**Summary**\n", "Conclusion: ", "## Sources\n", "\n\n", "the river made the town grow"),
+    "</scores></report></report_evaluations>",
+    *(
+        f'{{"dimension_constraints": {{"k": 3, "must_include": ["{base}"], "weight_min": 0.1, "weight_max": 0.5}}, '
+        '"process_constraints": {"require_gap_analysis": true, "require_verification": true, '
+        f'"citation_cross_check": true, "min_number_of_tool_call": {calls}}}, '
+        for base, calls in (("factuality", "1"), ("beauty", "1"), ("factuality", '"1"'))
+    ),
+    *('"notes": "Look twice."}', '"notes": ""}'),
 ]
 
 
@@ -141,6 +170,37 @@ def no_task_is_read_that_was_not_written(text: str) -> None:
     assert concluded is None or (concluded in text and re.search(r"answer\s+is", text, re.IGNORECASE))
 
 
+ASSESSED = Rubric("factuality", {"insight": 0.3})
+DEFAULT = harness.default(SCORE)
+THREE = DEFAULT.model_copy(update={"dimension_constraints": DEFAULT.dimension_constraints.model_copy(update={"k": 3})})
+
+
+def nothing_is_scored_that_was_not_written(text: str) -> None:
+    """SCORE's rubrics, assessments, conclusions and harnesses: what is read is in the text and within its bounds."""
+    rubric, reason = score_rules.rubric_of(text, THREE)
+    assert (rubric is None) == (reason in score_rules.RUBRIC_REASONS) and (rubric is None) == bool(reason)
+    if rubric is not None:
+        assert rubric.base == "factuality" and len(rubric.weights) == 2
+        for name, weight in rubric.weights.items():
+            assert 0.1 <= weight <= 0.5 and f'<dim name="{name}" weight="{weight:g}"/>' in text
+    for one in score_rules.assessments_of(text, 1, ASSESSED, 10) or ():
+        assert set(one.scores) == set(ASSESSED.dimensions)
+        for name, value in one.scores.items():
+            assert 0 <= value <= 10 and f'<score dim="{name}" value="{value:g}"' in text
+    concluded = consistency.conclusion_of(text, "section")
+    assert concluded is None or (concluded.strip() and all(line in text for line in concluded.split("\n")))
+    (agreement,) = consistency.pairwise([[concluded, concluded, text]], "query")
+    assert 0.0 <= agreement <= 1.0
+    read = BENCHMARK["harness_read"](text)
+    if isinstance(read, harness.HarnessError):
+        assert str(read).isprintable()
+    else:
+        written = read.plain()
+        del written["dimension_pool"], written["process_constraints"]["require_search"]  # which no piece has
+        said = outside(text)
+        assert written in objects_at_the_end(said[: said.rfind("}") + 1])
+
+
 @settings(max_examples=500, deadline=None)
 @given(texts(SAID, 10), st.booleans())
 def test_nothing_is_asked_or_answered_that_was_not_said(text: str, opened: bool):
@@ -159,9 +219,15 @@ def test_no_task_is_read_that_was_not_written(text: str):
     no_task_is_read_that_was_not_written(text)
 
 
+@settings(max_examples=500, deadline=None)
+@given(texts(RUBRICS, 8))
+def test_nothing_is_scored_that_was_not_written(text: str):
+    nothing_is_scored_that_was_not_written(text)
+
+
 @pytest.mark.slow
 @settings(max_examples=100_000, deadline=None)
-@given(texts([*{*SAID, *JUDGED, *WRITTEN}], 10), st.booleans())
+@given(texts([*{*SAID, *JUDGED, *WRITTEN, *RUBRICS}], 10), st.booleans())
 def test_a_hundred_thousand_texts(text: str, opened: bool):
     """Every text through every parser of every game: no exception, and nothing is read that is not there."""
     for parse, _ in PARSERS.values():
@@ -169,3 +235,4 @@ def test_a_hundred_thousand_texts(text: str, opened: bool):
     nothing_is_answered_that_was_not_said(text, opened)
     no_verdict_is_read_that_was_not_given(text)
     no_task_is_read_that_was_not_written(text)
+    nothing_is_scored_that_was_not_written(text)

@@ -12,10 +12,14 @@ from rich.console import Console
 
 from scope_jax.config import parse_config
 from scope_jax.learner.types import Datum, Episode
-from scope_jax.report.curves import PANELS, draw_curves, series, smooth
+from scope_jax.play import settings
+from scope_jax.report.collapse import signs
+from scope_jax.report.curves import draw, smooth
 from scope_jax.report.page import examples, write_report
+from scope_jax.report.panels import PANELS, collapse_panels, series
 from scope_jax.report.progress import Progress
-from scope_jax.run.metrics import RunLog
+from scope_jax.report.settings import Settings, differences
+from scope_jax.run.metrics import RunLog, read_lines, records
 
 TABLE = {
     "system": "ssp",
@@ -112,17 +116,18 @@ def test_smoothing_is_a_mean_of_the_last_values() -> None:
     np.testing.assert_allclose(smooth([1.0, 2.0], 1), [1.0, 2.0])
 
 
-def test_the_picture_is_drawn(run: Path) -> None:
-    picture = draw_curves(run)
-    assert picture == run / "report" / "curves.png"
+def test_the_picture_is_drawn(run: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "report" / "curves.png"
+    draw(read_lines(run / "metrics.jsonl"), PANELS["ssp"], picture)
     pixels = imread(picture)
     assert pixels.shape[:2] == (1395, 1500)
     assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 50  # not an empty sheet
 
 
 def test_a_folder_without_steps_is_named(tmp_path: Path) -> None:
+    RunLog(tmp_path / "begun", parse_config(TABLE, "test card")).close()
     with pytest.raises(FileNotFoundError, match=r"no metrics.jsonl with a finished step"):
-        draw_curves(tmp_path)
+        write_report(tmp_path / "begun")
     with pytest.raises(FileNotFoundError, match=r"is not a run folder"):
         write_report(tmp_path)
 
@@ -135,18 +140,98 @@ def test_the_page_shows_scores_config_and_escaped_episodes(run: Path) -> None:
     assert "<Aldmoor>" not in page
     assert "The river Tarn flows past." in page
     assert "batch_size = 8" in page
+    assert "Signs of collapse" not in page and "in force" not in page
     assert 'src="data:image/png;base64,' in page
     assert "http://" not in page
     assert "https://" not in page
 
 
 def test_examples_are_the_extremes_of_the_first_and_last_step(run: Path) -> None:
-    chosen = [(e["step"], e["role"], e["reward"], len(e["text"]["turns"])) for e in examples(run / "episodes.jsonl")]
+    chosen = [
+        (e["step"], e["role"], e["reward"], len(e["text"]["turns"])) for e in examples(records(run / "episodes.jsonl"))
+    ]
     assert chosen == [
         (40, "proposer", 0.5, 3), (40, "solver", 1.0, 3), (40, "solver", 0.0, 1),
         (1, "proposer", 0.5, 3), (1, "solver", 1.0, 3), (1, "solver", 0.0, 1),
     ]  # fmt: skip
-    assert examples(run / "none.jsonl") == []
+    assert examples(records(run / "none.jsonl")) == []
+
+
+# ------------------------------------------------------------------------------------- signs of collapse, settings
+def collapsing(step: int) -> dict[str, float]:
+    """20 steps in which a group's answers become identical, short and certain."""
+    return {
+        "solver/reward": 0.5,
+        "solver/identical_pairs": step / 20,
+        "evaluator/consistency": 0.5 + step / 40,
+        "solver/mean_length": 200.0 - 5 * step,
+        "solver/entropy": 1.0 / step,
+        "evaluator/entropy": 0.5,
+    }
+
+
+def test_signs_of_collapse_are_charts_and_a_table_of_games_that_measure_them() -> None:
+    lines = [{"step": step, **collapsing(step)} for step in range(1, 21)]
+    assert collapse_panels([{"step": 1, "solver/entropy": 0.5}]) == ()
+    found = signs(lines, collapse_panels(lines))
+    together, length = "Identical answers, agreement", "Length of an answer"
+    values = {  # means of steps 1 and 2, 19 and 20
+        f"{together}: evaluator/consistency": (0.5375, 0.9875, True),
+        f"{together}: solver/identical_pairs": (0.075, 0.975, True),
+        f"{length}: solver": (192.5, 102.5, False),
+        "Entropy of a token: evaluator": (0.5, 0.5, False),
+        "Entropy of a token: solver": (0.75, (1 / 19 + 1 / 20) / 2, False),
+    }
+    assert [(sign.name, sign.steps) for sign in found] == [(name, 2) for name in values]
+    assert [(sign.first, sign.last, sign.share) for sign in found] == [pytest.approx(v) for v in values.values()]
+
+
+HARNESS = {"limits": {"k": 4, "names": ["a"]}, "notes": ""}
+MORE = {"limits": {"k": 5, "names": ["a", "b"]}, "notes": "Look <twice>."}
+
+
+def test_what_changed_is_told_key_by_key() -> None:
+    assert differences(HARNESS, MORE) == [
+        "limits.k: 4 → 5", "limits.names: a → a, b", 'notes: "" → Look <twice>.',
+    ]  # fmt: skip
+    assert differences({"a": None, "b": {"c": []}}, {"b": {"c": [1]}, "d": True}) == [
+        "b.c: none → 1", "d: nothing → true",
+    ]  # fmt: skip
+
+
+def test_the_page_shows_collapse_and_every_setting_in_force(tmp_path: Path) -> None:
+    """In force from the start, an attempt before the first step that failed, changed after 1, invalid after 2."""
+    log = RunLog(tmp_path / "run", parse_config(TABLE, "test card"))
+    said = {
+        1: [
+            settings.record("harness", HARNESS, by="card", since=0),
+            settings.record("harness", HARNESS, by="endpoint", since=0, attempt=settings.Attempt(0, "is <down>")),
+            settings.record("harness", MORE, by="endpoint", since=1, attempt=settings.Attempt(1)),
+        ],
+        2: [
+            settings.record("harness", MORE, by="endpoint", since=1),
+            settings.record("harness", MORE, by="endpoint", since=1, attempt=settings.Attempt(2, "k: too large")),
+        ],
+        3: [settings.record("harness", MORE, by="endpoint", since=1)],
+    }
+    for step, episodes in said.items():
+        log.episodes(step, [episode("solver", 0.5), *episodes])
+        log.metrics(step, collapsing(step))
+    rows = Settings()
+    assert len(list(rows.collect(records(tmp_path / "run" / "episodes.jsonl")))) == 9
+    assert [(row.at, row.by, row.changes, row.problem) for row in rows.rows["harness"]] == [
+        (0, "card", (), ""),
+        (0, "endpoint", (), "is <down>"),
+        (1, "endpoint", tuple(differences(HARNESS, MORE)), ""),
+        (2, "endpoint", (), "k: too large"),
+    ]
+    page = write_report(tmp_path / "run").read_text(encoding="utf-8")
+    assert "Harness in force" in page and "limits.k: 4 → 5" in page and "Look &lt;twice&gt;." in page
+    assert page.count("invalid, the one before stays: ") == 2 and "is &lt;down&gt;" in page
+    assert "Signs of collapse" in page and page.count('src="data:image/png;base64,') == 2
+    assert "Identical answers, agreement: solver/identical_pairs" in page and "15.0 %" in page
+    shown = [e["role"] for e in examples(records(tmp_path / "run" / "episodes.jsonl"))]
+    assert shown == ["solver", "solver"]  # a setting is no episode
 
 
 def test_progress_in_plain_lines() -> None:

@@ -113,6 +113,7 @@ class ScriptedTools:
     data: Sequence[Mapping[str, Any]] = ()  # one pass of the stream of data; every pass is in this order
     given: Sequence[Mapping[str, Any]] | None = None  # what every call of `rows` returns, in place of the stream
     taken: list[tuple[int, int]] = field(default_factory=list)  # (first, count) of every call of `rows`
+    told: list[str] = field(default_factory=list)
 
     def rows(self, first: int, count: int) -> list[Row]:
         self.taken.append((first, count))
@@ -208,6 +209,13 @@ class ScriptedTools:
         assert by in self.known_judges
         self.judged += messages
         return [Reply(self.judge_reply(message)) for message in messages]
+
+    def probe(self, by: str) -> str:
+        assert by in self.known_judges
+        return ""
+
+    def tell(self, sentence: str) -> None:
+        self.told.append(sentence)
 
 
 def play_step(

@@ -110,8 +110,8 @@ def test_two_steps_by_hand_with_a_refresh_between(mixed: Plan):
     assert [e.reward for e in of(episodes, "solver")] == pytest.approx([1.35] * 4)  # 1 + 0.25 + 0.1
     assert [e.reward for e in of(episodes, "evaluator")] == pytest.approx([1.0])  # all alike
     assert metrics["harness/since"] == 1.0 and metrics["evaluator/depth"] == 2.0
-    seen = [e.text["harness"]["dimension_constraints"]["k"] for e in of(episodes, "harness")]
-    assert seen == [4, 5] and of(episodes, "harness")[0].text["earlier"][0]["since"] == 0
+    seen = [(e.text["value"]["dimension_constraints"]["k"], e.text["since"]) for e in of(episodes, "harness")]
+    assert seen == [(4, 1), (5, 2)] and [e.text["by"] for e in of(episodes, "harness")] == ["rules", "rules"]
     assert after["scheduler"]["mean"] == pytest.approx(0.1)  # 0.9 · 0 + 0.1 · 1
 
     again = score.play(cfg, world(second), json.loads(json.dumps(memory)), 1)

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from scope_jax.config import CardError, JudgeSection
 from scope_jax.learner.types import Reply
+from scope_jax.play import judge_client
 from scope_jax.play.judge_client import JudgeClient
+from scope_jax.run.assemble import StepTools, World
 from scope_jax.systems import score
 from scope_jax.systems.score import harness, refreshing
 from tests.judge.endpoint import Answer, chat, endpoint
 from tests.systems.harness import ScriptedTools
-from tests.systems.score_world import QUERIES, RESULTS, Plan, card
+from tests.systems.score_world import QUERIES, RESULTS, Plan, card, world
 
 OUTSIDE = {"driver": "endpoint", "endpoint": {"url": "http://127.0.0.1:1/v1", "model": "m"}}
 PLAIN = harness.default(card()).plain()
@@ -98,36 +103,49 @@ def test_another_card_takes_a_harness_over_if_it_can():
 # -------------------------------------------------------------------------------------------------------- outside model
 @dataclass
 class Wired(ScriptedTools):
-    """Scripted tools whose outside model is asked over HTTP."""
+    """Scripted tools whose outside model is asked over HTTP, by the tools of a real run."""
 
-    client: JudgeClient | None = None
+    real: StepTools | None = None
 
     def judge(self, messages: Sequence[str], **asked: Any) -> list[Reply]:
-        assert self.client is not None and asked == {"by": "harness"}
+        assert self.real is not None and asked == {"by": "harness"}
         self.judged += messages
-        return self.client(messages)
+        return self.real.judge(messages, **asked)
+
+    def probe(self, by: str) -> str:
+        assert self.real is not None
+        return self.real.probe(by)
+
+    def tell(self, sentence: str) -> None:
+        assert self.real is not None
+        self.real.tell(sentence)
 
 
-def played(answer: Answer | None) -> tuple[Any, Wired]:
-    """A step whose refresh gets this answer; None: nobody is there."""
+@contextmanager
+def wired(url: str, timeout: float = 5.0) -> Iterator[Wired]:
+    client = JudgeClient(JudgeSection(url=url, model="m", timeout=timeout, retries=0))
+    tools = Wired(Plan(), RESULTS, data=QUERIES, dialect="observation")
+    run = Mock(spec=World)
+    run.judges, run.tell = {"harness": client}, tools.told.append
+    tools.real = StepTools(run, 0)
+    yield tools
+    client.close()
+
+
+def played(answer: Answer) -> tuple[Any, Wired]:
+    """A step whose refresh gets this answer."""
     cfg = card(harness=OUTSIDE)
-    section = {"model": "m", "timeout": 5.0, "retries": 0}
-    with endpoint(lambda number, body: answer or (500, "")) as (url, _):
-        there = url if answer is not None else "http://127.0.0.1:9/v1"
-        client = JudgeClient(JudgeSection(url=there, **section))
-        tools = Wired(Plan(), RESULTS, data=QUERIES, dialect="observation", client=client)
-        step = score.play(cfg, tools, score.start(cfg), 0)
-        client.close()
-    return step, tools
+    with endpoint(lambda number, body: answer) as (url, _), wired(url) as tools:
+        return score.play(cfg, tools, score.start(cfg), 0), tools
 
 
-BROKEN: list[tuple[str, Answer | None]] = [
-    ("cannot be reached|no reply", None),
+BROKEN: list[tuple[str, Answer]] = [
     ("not a chat completion", (200, [1])),
     ("HTTP 500", (500, "")),
     ("refused: HTTP 400", (400, "too long")),
     ("not end with a JSON object", chat("I would rather not.")),
     ("Field required", chat(json.dumps(PLAIN)[:-9])),
+    (r"\?\[31m\?x: Extra", chat(json.dumps({**PLAIN, "\x1b[31m\nx": 1}))),
     ("valid integer", chat(json.dumps(changed(*K, to="4")))),
     ("not in the pool", chat(json.dumps(changed(*MUST, to=["beauty"])))),
     ("characters, more than", chat(json.dumps(changed("notes", to="n" * (10 << 20))))),
@@ -136,13 +154,43 @@ BROKEN: list[tuple[str, Answer | None]] = [
 
 
 @pytest.mark.parametrize(("why", "answer"), BROKEN, ids=[why for why, _ in BROKEN])
-def test_a_bad_answer_keeps_the_harness_and_is_counted(why: str, answer: Answer | None):
-    (episodes, memory, metrics), _ = played(answer)
+def test_a_bad_answer_keeps_the_harness_and_is_counted(why: str, answer: Answer):
+    (episodes, memory, metrics), tools = played(answer)
     assert memory["harness"] == score.start(card())["harness"] | {"invalid": 1}
     assert metrics["harness/invalid"] == 1.0 and metrics["harness/refreshed"] == 0.0
     told = [episode for episode in episodes if episode.role == "harness"][-1]
-    assert re.search(why, told.text["problem"]) and told.text["harness"] == PLAIN
+    assert re.search(why, told.text["problem"]) and told.text["value"] == PLAIN and told.text["by"] == "endpoint"
+    (sentence,) = tools.told
+    assert sentence.startswith("step 1: no new meta-harness: ") and re.search(why, sentence)
+    assert sentence.endswith("; the one in force since the start stays.") and "\n" not in sentence
     assert all(len(reply.text) <= harness.LARGEST + 1 for j in told.judgements for reply in j.replies)
+
+
+@pytest.mark.parametrize(("listens", "why"), [(False, "connection"), (True, "no complete reply within 0.2 s")])
+def test_a_run_starts_without_the_endpoint_and_asks_again(listens: bool, why: str, monkeypatch: pytest.MonkeyPatch):
+    """Nothing listens, or what listens says nothing: the card's harness is in force, and that is told and counted."""
+    monkeypatch.setattr(judge_client, "PROBE", 0.2)
+    cfg = card(harness={**OUTSIDE, "every": 2})
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        if listens:
+            server.listen()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/v1"
+        with wired(url, timeout=0.2) as tools:
+            episodes, memory, metrics = score.play(cfg, tools, score.start(cfg), 0)
+            (sentence,) = tools.told
+            tools.prompts.clear()
+            _, later, after = score.play(cfg, tools, memory, 1)
+    assert sentence.startswith(f"the judge at {url} cannot be reached (") and re.search(why, sentence.lower())
+    assert sentence.endswith("; the run starts with the meta-harness of the card.")
+    assert memory["harness"] == score.start(cfg)["harness"] | {"invalid": 1} and metrics["harness/invalid"] == 1.0
+    first, attempt = (episode.text for episode in episodes if episode.role == "harness")
+    assert (first["value"], first["by"], first["since"]) == (PLAIN, "card", 0) and "problem" not in first
+    assert (attempt["at"], attempt["by"], attempt["value"]) == (0, "endpoint", PLAIN)
+    assert re.search(why, attempt["problem"].lower())
+    # the first refresh is refused, too, and the second step is not a start
+    assert later["harness"] == memory["harness"] | {"invalid": 2} and after["harness/invalid"] == 2.0
+    assert len(tools.told) == 2 and tools.told[1].startswith("step 2: no new meta-harness: no reply: the judge at ")
 
 
 def test_a_good_answer_is_in_force_from_the_next_step():
@@ -150,13 +198,12 @@ def test_a_good_answer_is_in_force_from_the_next_step():
     (episodes, memory, metrics), tools = played(chat(f"Here it is:\n{json.dumps(new)}"))
     assert memory["harness"]["value"] == new and memory["harness"]["since"] == 1 and metrics["harness/invalid"] == 0.0
     assert '"assessed": 1.0' in tools.judged[0] and '"min_number_of_tool_call": 1' in tools.judged[0]
-    again = Wired(Plan(), RESULTS, data=QUERIES, dialect="observation")
-    cfg = card()
+    cfg, again = card(), world()
     episodes, _, metrics = score.play(cfg, again, memory, 1)
     assert metrics["harness/min_tool_calls"] == 2.0 and metrics["rejected/shallow"] == 1.0
     assert "Search at least 2 times" in (prompt := again.prompts["scoring", "0 report 0"]) and "[answer]" in prompt
     told = next(episode for episode in episodes if episode.role == "harness")
-    assert told.text["harness"] == new and told.text["earlier"] == [{"since": 0, "harness": PLAIN}]
+    assert (told.text["value"], told.text["by"], told.text["since"]) == (new, "endpoint", 1)
 
 
 # ---------------------------------------------------------------------------------------------------------- rules, file

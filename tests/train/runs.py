@@ -48,9 +48,10 @@ def command(card: str, run: Path, sets: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", "scope_jax", "train", str(ROOT / "configs" / card), "--run", str(run), *overrides]
 
 
-def start(command: Sequence[str]) -> subprocess.Popen[str]:
+def start(command: Sequence[str], **variables: str) -> subprocess.Popen[str]:
+    """The command in a process of its own. variables: of its environment."""
     cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
-    own = {"JAX_COMPILATION_CACHE_DIR": cache, "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
+    own = {"JAX_COMPILATION_CACHE_DIR": cache, "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1", **variables}
     return subprocess.Popen(
         command, cwd=ROOT, env=os.environ | own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )

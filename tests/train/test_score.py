@@ -1,20 +1,30 @@
-"""SCORE through the whole program: two updates a step, a harness that changes, a run that resumes to the same bits."""
+"""SCORE through the whole program: two updates a step, a harness that changes, runs that are killed, DPO."""
 
 from __future__ import annotations
 
 import json
-import shutil
+import math
+import signal
+import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from scope_jax.report.page import write_report
 from tests.train import runs
 
 pytestmark = pytest.mark.slow
 
-# The Atlas base speaks no SCORE: here any text is a rubric, report or assessment, by a number that its bytes give.
+# The base of another game speaks no SCORE: any text is a rubric, report or assessment, by a number that its bytes give.
+# With KILL="update 4" in its environment the process kills itself when it is about to make the fourth update.
 GAME = """
+import os
+import signal
 import zlib
+from collections import Counter
+from scope_jax.learner.learner import Learner
+from scope_jax.run.checkpoint import Checkpoints
 from scope_jax.systems import score
 globals().update({name: value for name, value in vars(score).items() if not name.startswith("__")})
 from scope_jax.systems.score import rules, solver
@@ -34,6 +44,32 @@ def assessments_of(text, count, rubric, max_score):
     return tuple(Assessment(points, "checked", "nothing", {"supported": 1, "unsupported": 0, "unknown": 0})
                  for _ in range(count))
 
+calls = Counter()
+
+def kill_at(place):
+    calls[place] += 1
+    if os.environ.get("KILL") == f"{place} {calls[place]}":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def then(function, place):
+    def called(*args):
+        result = function(*args)
+        kill_at(place)
+        return result
+    return called
+
+def update(*args, made=Learner.update):
+    kill_at("update")
+    return made(*args)
+
+def save(*args, begun=Checkpoints.save):
+    begun(*args)
+    args[0].wait()
+
+Checkpoints.save = save  # so that the steps before the one in which it is killed are saved
+score.write_reports = then(score.write_reports, "rollouts")
+score.refresh = then(score.refresh, "refresh")
+Learner.update = update
 rules.rubric_of = rubric_of
 rules.assessments_of = assessments_of
 solver.report_of = lambda completion: completion.turns[-1].text or None
@@ -94,52 +130,129 @@ PROMPTS = {
     "rubric": "{base} and {others} of {dimensions}, {weight_min} to {weight_max}",
     "solver": "Report: {query} {rubric}",
     "scoring": "Judge: {query} {rubric} {reports} {max_score}",
+    "harness": "{statistics} {harness}",
 }
 KEPT = ("factuality", "insight", "coherence", "complexity", "diversity")
 LEFT_OUT = ("citation_effectiveness", "completeness", "fairness", "contradiction_handling", "uncertainty_calibration")
 
 
-@pytest.fixture
-def card(tmp_path: Path) -> Path:
-    prompts = tmp_path / "prompts"
+@pytest.fixture(scope="module")
+def card(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("card")
+    prompts = folder / "prompts"
     prompts.mkdir()
     for name, text in PROMPTS.items():
         (prompts / f"{name}.txt").write_text(text)
     rows = [{"question": f"Which river lies in {town}?"} for town in ("Paris", "Rome", "Cairo")]
-    (tmp_path / "queries.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "game.py").write_text(GAME)
+    (folder / "queries.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "game.py").write_text(GAME)
     texts = dict.fromkeys(KEPT, "x") | dict.fromkeys(LEFT_OUT, "")
     dimensions = "\n".join(f'{name} = "{text}"' for name, text in texts.items())
-    path = tmp_path / "card.toml"
+    path = folder / "card.toml"
     path.write_text(
-        CARD.format(
-            game=tmp_path / "game.py", queries=tmp_path / "queries.jsonl", prompts=prompts, dimensions=dimensions
-        )
+        CARD.format(game=folder / "game.py", queries=folder / "queries.jsonl", prompts=prompts, dimensions=dimensions)
     )
     return path
 
 
-def test_a_run_trains_both_roles_in_order_and_resumes_to_the_same_bits(card: Path, tmp_path: Path) -> None:
-    whole, again = tmp_path / "whole", tmp_path / "again"
-    command = runs.command(str(card), whole, ())
-    runs.finish(command)
+@pytest.fixture(scope="module")
+def whole(card: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("whole") / "run"
+    runs.finish(runs.command(str(card), run, ()))
+    return run
+
+
+def of(run: Path, role: str) -> list[dict[str, Any]]:
+    return [episode for episode in runs.lines(run, "episodes.jsonl") if episode["role"] == role]
+
+
+def killed(command: list[str], place: str) -> None:
+    """The run, killed by itself when it comes to `place`, as GAME names it."""
+    runs.end(runs.start(command, KILL=place), -signal.SIGKILL)
+
+
+def test_a_run_trains_both_roles_in_order_under_a_harness_that_changes(whole: Path) -> None:
     metrics = runs.lines(whole, "metrics.jsonl")
     assert [record["step"] for record in metrics] == [1, 2]
     for record in metrics:
         assert record["solver/grad_norm"] > 0 and record["evaluator/grad_norm"] > 0
         assert record["solver/skipped"] == record["evaluator/skipped"] == 0 and record["solver/assessed"] == 1.0
+        # rubrics were sampled with the weights before the step: the evaluator's update is on those after the solver's
+        assert record["solver/mismatch_max"] < 1e-4 < record["evaluator/mismatch_max"]
     assert [record["harness/dimensions"] for record in metrics] == [4.0, 5.0]  # by rules
     first, second = (runs.memory(whole, step) for step in (1, 2))
-    rewards = [e["reward"] for e in runs.lines(whole, "episodes.jsonl") if e["role"] == "evaluator"]
+    rewards = [episode["reward"] for episode in of(whole, "evaluator")]
     assert first["baselines"]["actor/evaluator"] == pytest.approx(0.3 * rewards[0])
     assert second["baselines"]["actor/evaluator"] == pytest.approx(0.21 * rewards[0] + 0.3 * rewards[1])
     assert second["game"]["harness"]["refreshed"] == 2 and second["game"]["scheduler"]["step"] == 2
-    harnesses = [e["text"]["harness"] for e in runs.lines(whole, "episodes.jsonl") if e["role"] == "harness"]
+    harnesses = [episode["text"]["value"] for episode in of(whole, "harness")]
     assert len(harnesses) == 4 and harnesses[-1] == second["game"]["harness"]["value"]
 
-    # as if it had been killed in the second step
-    shutil.copytree(whole, again)
-    shutil.rmtree(runs.saved_at(again, 2))
-    assert runs.saved(again) == [1]
-    runs.finish(runs.command(str(card), again, ()))
-    runs.same(whole, again)
+
+@pytest.mark.parametrize("place", ["rollouts 2", "update 4", "refresh 2"])
+def test_a_killed_run_ends_with_the_same_bits(whole: Path, card: Path, tmp_path: Path, place: str) -> None:
+    """Killed in step 2 when the reports are written, between the two updates, and when there is a new harness."""
+    command = runs.command(str(card), run := tmp_path / "run", ())
+    killed(command, place)
+    assert runs.saved(run) == [1] and [line["step"] for line in runs.lines(run, "metrics.jsonl")] == [1]
+    kept = runs.memory(run, 1)
+    assert kept["game"]["harness"]["since"] == kept["game"]["scheduler"]["step"] == 1  # not those of the start
+    assert kept["baselines"]["actor/evaluator"] > 0
+    runs.finish(command)
+    runs.same(whole, run)
+
+
+DPO = (
+    *('score.train=["solver"]', 'score.policies="separate"', 'score.rubric="fixed"', 'score.harness.driver="off"'),
+    *('score.solver.loss.objective="dpo"', "score.solver.loss.mini_batches=1"),
+)
+
+
+def test_dpo_trains_on_the_best_and_worst_report_of_a_query_and_resumes(card: Path, tmp_path: Path) -> None:
+    command = runs.command(str(card), whole := tmp_path / "whole", DPO)
+    runs.finish(command)
+    for step, line in enumerate(runs.lines(whole, "metrics.jsonl"), 1):
+        assert line["solver/grad_norm"] > 0 and line["solver/skipped"] == 0 and "evaluator/loss" not in line
+        groups: dict[str, list[dict[str, Any]]] = {}
+        for report in of(whole, "solver"):
+            if report["step"] == step:
+                groups.setdefault(report["group"], []).append(report)
+        assert len(groups) == 2
+        for group in groups.values():
+            rewards = [report["reward"] for report in group]
+            pair = sorted(report["reward"] for report in group if report["trained"])
+            assert len(group) == 4 and pair == [min(rewards), max(rewards)] and pair[0] < pair[1]
+    # before its first step the policy is the reference: m = 0 and L = log 2
+    first = runs.lines(whole, "metrics.jsonl")[0]
+    assert first["solver/loss"] == pytest.approx(math.log(2), abs=1e-4)
+    assert first["solver/implicit_margin"] == pytest.approx(0.0, abs=1e-4)
+    before, after = (runs.arrays(whole, step) for step in (1, 2))
+    params = [name for name in after if name.startswith("solver/params")]
+    assert params and any((before[name] != after[name]).any() for name in params)
+    assert any((before[name] != before[name.replace("/params/", "/ref_params/")]).any() for name in params)
+
+    again = runs.command(str(card), run := tmp_path / "run", DPO)
+    killed(again, "update 2")
+    assert runs.saved(run) == [1]
+    runs.finish(again)
+    runs.same(whole, run)
+
+
+def test_a_run_whose_harness_endpoint_is_down_starts_and_ends_under_the_cards(card: Path, tmp_path: Path) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{nobody.getsockname()[1]}/v1"
+        outside = ('score.harness.driver="endpoint"', f'score.harness.endpoint={{url="{url}", model="m", retries=0}}')
+        said = runs.end(runs.start(runs.command(str(card), run := tmp_path / "run", outside)))
+    told = [line for line in said.splitlines() if "meta-harness" in line]
+    assert [line.partition(" the judge")[0] for line in told[1:]] == [
+        f"step {step}: no new meta-harness: no reply:" for step in (1, 2)
+    ]
+    assert told[0].startswith(f"the judge at {url} cannot be reached (")
+    assert told[0].endswith("; the run starts with the meta-harness of the card.")
+    assert [line["harness/invalid"] for line in runs.lines(run, "metrics.jsonl")] == [2.0, 3.0]
+    assert {json.dumps(episode["text"]["value"]) for episode in of(run, "harness")} == {
+        json.dumps(runs.memory(run, 2)["game"]["harness"]["value"])
+    }
+    page = write_report(run).read_text(encoding="utf-8")
+    assert page.count("invalid, the one before stays: ") == 3 and "Signs of collapse" in page

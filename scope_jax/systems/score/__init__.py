@@ -1,53 +1,54 @@
-"""SCORE: an evaluator chooses what reports are judged by and assesses them; a solver writes them; both are one actor.
+"""SCORE: an evaluator chooses a rubric and assesses reports, a solver writes them; both roles share one actor.
 
-Algorithm 1 of the paper (App. E) and where each of its lines happens. Algorithm 2 is l.32: conclusions and their
-agreement are `pairwise`, R_eval is `evaluator_rewards`, and the loop keeps the baseline b_t (advantage "ema").
+Algorithm 1 of the paper (App. E) and where each of its lines happens. Algorithm 2 is l.32: `pairwise` computes the
+consistency of the conclusions, `evaluator_rewards` R_eval, and the training loop keeps the baseline b_t (advantage
+"ema").
 
 | line | in our words | where |
 |---|---|---|
-| 1 | given: the actor in two roles, queries, a pool of dimensions | `policies`, `source`; all else is the card's |
-| 2 | the trained actor | `policies` |
-| 3 | a scheduler without statistics | `start` |
-| 4 | the default harness | `start` |
-| 5 | b_0 = 0 | `updates`, kept by the loop |
+| 1 | input: the actor in two roles, queries, a pool of dimensions | `policies`, `source`; the rest is in the card |
+| 2 | output: the trained actor | `policies` |
+| 3 | initialise the scheduler | `start` |
+| 4 | initialise the harness with the default | `start` |
+| 5 | initialise the baseline: b_0 = 0 | `updates`, kept by the loop |
 | 6 | for each step | one call of `play` by the loop |
 | 7 | phase 1 | `get_constraints` |
-| 8 | dimensions to require, to avoid, to try | `get_constraints` |
-| 9 | the harness in force | `in_force` |
+| 8 | required and avoided dimensions, exploration hints | `get_constraints` |
+| 9 | constraints of the harness in force | `in_force` |
 | 10 | phase 2 | `draw_queries` |
-| 11 | a batch of queries | `draw_queries` |
-| 12 | the rubric prompt | `sample_rubrics` |
-| 13 | the evaluator samples a rubric | `sample_rubrics` |
+| 11 | sample a batch of queries | `draw_queries` |
+| 12 | build the rubric prompt | `sample_rubrics` |
+| 13 | sample a rubric from the evaluator | `sample_rubrics` |
 | 14 | phase 3 | `write_reports` |
-| 15 | for each query, K times | `write_reports` |
-| 16 | the solver searches and writes a report under the rubric | `write_reports` |
-| 17 | with what it read | `write_reports` |
+| 15 | for each query and each of K rollouts | `write_reports` |
+| 16 | sample a report from the solver, given query and rubric | `write_reports` |
+| 17 | record the search results it read | `write_reports` |
 | 18 | end for | `write_reports` |
 | 19 | phase 4 | `assess` |
-| 20 | the evaluator searches on its own | `assess` |
-| 21 | for each report | `assess` |
-| 22 | scores on every dimension, R_s | `assess` |
-| 23 | nothing for an assessment with too few searches | `assess` |
+| 20 | the evaluator gathers evidence of its own | `assess` |
+| 21 | for each query and each rollout | `assess` |
+| 22 | scores of the evaluator, reward R_s | `assess` |
+| 23 | reward 0 if the search depth is below τ_s | `assess` |
 | 24 | end for | `assess` |
 | 25 | phase 5 | `solver_episodes` |
 | 26 | for each query | `solver_episodes` |
-| 27 | mean and deviation of its rewards | `updates`, done by the loop |
+| 27 | mean and standard deviation of its rewards | `updates`, done by the loop |
 | 28 | advantages | `updates`, done by the loop |
 | 29 | end for | `updates`, done by the loop |
-| 30 | update with the reports, by GRPO | `updates`, done by the loop |
+| 30 | GRPO update of the actor, with KL term | `updates`, done by the loop |
 | 31 | phase 6 | `pairwise` |
-| 32 | consistency, centred, and the update with the rubric, by REINFORCE | `evaluator_rewards`, `evaluator_episodes` |
+| 32 | Algorithm 2: consistency reward, REINFORCE update of the actor | `evaluator_rewards`, `evaluator_episodes` |
 | 33 | phase 7 | `update_stats` |
-| 34 | the scheduler's statistics | `update_stats` |
-| 35 | every M steps | `due` |
-| 36 | the statistics since the last time | `record` |
-| 37 | a new harness | `refresh` |
+| 34 | update the scheduler's statistics | `update_stats` |
+| 35 | if t mod M = 0 | `due` |
+| 36 | collect training statistics | `record` |
+| 37 | generate a new harness | `refresh` |
 | 38 | else | `next_memory` |
-| 39 | the harness stays | `next_memory` |
+| 39 | keep the harness | `next_memory` |
 | 40 | end if | `next_memory` |
 | 41 | end for | `next_memory` |
 
-docs/score.md tells the game to its users, docs/fidelity.md lists what the paper leaves open.
+docs/score.md is the user's guide; docs/fidelity.md lists what the paper leaves open.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ from scope_jax.systems.score.consistency import pairwise
 from scope_jax.systems.score.evaluator import Query, assess, sample_rubrics
 from scope_jax.systems.score.exams import exam
 from scope_jax.systems.score.harness import in_force
-from scope_jax.systems.score.refreshing import MODEL, Refresh, due, load_replay, refresh
+from scope_jax.systems.score.refreshing import MODEL, Refresh, due, load_replay, probe, refresh
 from scope_jax.systems.score.rows import evaluator_episodes, evaluator_rewards, solver_episodes
 from scope_jax.systems.score.scheduler import begun, get_constraints, update_stats
 from scope_jax.systems.score.solver import write_reports
@@ -78,12 +79,12 @@ __all__ = ["exam", "finished", "iterations", "total_steps"]  # of the game, besi
 
 
 def policies(cfg: Config) -> tuple[str, ...]:
-    """The shared actor, or one policy for each role that learns."""
+    """The shared actor, or one policy for each trained role."""
     return tuple(dict.fromkeys(talking.policy_of(cfg, role) for role in cfg.score.train))
 
 
 def uses_base(cfg: Config) -> bool:
-    """True if a role with separate weights is not trained: the base plays it."""
+    """True if one of two separate policies is not trained: the base plays its role."""
     return BASE in (talking.policy_of(cfg, "solver"), talking.policy_of(cfg, "evaluator"))
 
 
@@ -93,7 +94,7 @@ def searches(cfg: Config) -> bool:
 
 
 def judges(cfg: Config) -> dict[str, JudgeSection]:
-    """The external model that writes harnesses, if the card has one."""
+    """The external model that writes harnesses, if the card's driver is "endpoint"."""
     card = cfg.score.harness
     return {MODEL: card.endpoint} if card.driver == "endpoint" and card.endpoint is not None else {}
 
@@ -110,14 +111,14 @@ def system_messages(cfg: Config) -> tuple[Path, ...]:
 
 
 def start(cfg: Config) -> Memory:
-    """No statistics, and the default harness. Raises ValueError for a harness or a file of them that cannot be used."""
+    """No statistics, and the card's harness. Raises CardError for an invalid harness, or an invalid file of them."""
     if cfg.score.harness.driver == "replay" and cfg.score.harness.file is not None:
         load_replay(cfg.score.harness.file)
     return {"scheduler": begun(), "harness": harness.begun(cfg), "statistics": []}
 
 
 def adopt(cfg: Config, memory: Memory, before: Config) -> Memory:
-    """The harness of the other run, where it is valid under this card."""
+    """The memory of the other run; its harness is replaced by this card's if it is not valid here."""
     return {**memory, "harness": harness.adopted(cfg, memory["harness"])}
 
 
@@ -136,49 +137,51 @@ def updates(cfg: Config) -> tuple[Update, ...]:
 
 
 def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Episode], Memory, Metrics]:
-    """One step of Algorithm 1 up to the updates: episodes of both roles, the memory after it, metrics.
+    """One step of Algorithm 1 without the updates: the episodes of both roles, the memory after it, metrics.
 
-    Pure but for what an outside model of the harness says; `memory` is not changed.
+    Deterministic, except for the replies of an external model that writes harnesses. `memory` is not modified.
     """
-    # l.1, l.2: the loop trains `policies` on rows of `source`
-    # l.3, l.4: the run began with the memory that `start` gives
-    # l.5: `updates` says how the baseline moves; the loop keeps it
-    # l.6: a step is one call
-    # l.7, l.8: what the scheduler would like, among what the harness admits
+    # l.1, l.2: the loop trains `policies` on the rows of `source`
+    # l.3, l.4: `start` returned the first memory
+    # l.5: the loop keeps the baseline, as the loss cards in `updates` say
+    # l.6: each call is one step
+    # l.7, l.8: the scheduler's constraints, among the dimensions that the harness admits
     wishes = get_constraints(cfg, memory["scheduler"], in_force(cfg, memory))
     # l.9: the harness of this step
     now = in_force(cfg, memory)
-    # l.10, l.11: the batch
+    absent = probe(cfg, tools, memory["harness"], step)
+    state = memory["harness"] if absent is None else absent.state
+    # l.10, l.11: the batch of queries
     queries = draw_queries(cfg, tools, step)
-    # l.12, l.13: a rubric for the batch, or one for each query
+    # l.12, l.13: one rubric for the batch, or one for each query
     drafts, rubrics = sample_rubrics(cfg, tools, now, wishes, queries)
-    # l.14, l.15, l.16, l.17, l.18: K reports on each
+    # l.14, l.15, l.16, l.17, l.18: K reports on each query
     reports = write_reports(cfg, tools, queries, rubrics)
-    # l.19, l.20, l.21, l.22, l.23, l.24: assessed with the evaluator's own searches
+    # l.19, l.20, l.21, l.22, l.23, l.24: assessments with the evaluator's own searches
     reports, calls = assess(cfg, tools, now, queries, reports)
-    # l.25, l.26: rows of the solver
+    # l.25, l.26: the solver's episodes, in one group per query
     episodes = solver_episodes(cfg, queries, reports, calls)
-    # l.27, l.28, l.29, l.30: the loop asks `updates` and does the first with these rows
-    # l.31: how alike the reports' conclusions are
+    # l.27, l.28, l.29, l.30: the loop makes the first of `updates` with these episodes
+    # l.31: consistency of the conclusions
     groups = [[report.conclusion for report in reports if report.place == i] for i in range(len(queries))]
     consistency = pairwise(groups, cfg.score.idf)
-    # l.32: rows of the evaluator, for the second update
+    # l.32: the evaluator's episodes, for the second of `updates`
     gains = evaluator_rewards(cfg, drafts, consistency)
     episodes += evaluator_episodes(cfg, drafts, gains, step)
-    # l.33, l.34: the dimensions that were used, and what came of them
+    # l.33, l.34: which dimensions were used, and how consistent the reports were
     shared = [consistency] if cfg.score.rubric_scope == "step" else [[value] for value in consistency]
     scheduler = update_stats(cfg, memory["scheduler"], [draft.rubric for draft in drafts], shared[: len(drafts)])
     # l.35: every M steps
-    time = due(cfg, step)
-    # l.36: statistics
+    refreshing = due(cfg, step)
+    # l.36: statistics since the last refresh
     known = [*memory["statistics"], record(cfg, step, drafts, reports, consistency)]
     # l.37: a new harness
-    new = refresh(cfg, tools, memory["harness"], known, step) if time else None
-    # l.38, l.39, l.40, l.41: what the next step needs to know
-    after = next_memory(cfg, memory, scheduler, known, new)
+    new = refresh(cfg, tools, state, known, step) if refreshing else None
+    # l.38, l.39, l.40, l.41: the memory for the next step
+    after = next_memory(cfg, scheduler, known, state, new)
+    episodes += rows.harness_episodes(cfg, memory["harness"], [one for one in (absent, new) if one is not None])
     metrics = rows.measure(cfg, drafts, reports, calls, consistency)
-    episodes += rows.harness_episodes(memory["harness"], new, step)
-    return episodes, after, metrics | rows.measure_harness(now, memory["harness"], new)
+    return episodes, after, metrics | rows.measure_harness(now, memory["harness"], after["harness"])
 
 
 def draw_queries(cfg: Config, tools: Tools, step: int) -> Sequence[Query]:
@@ -187,9 +190,8 @@ def draw_queries(cfg: Config, tools: Tools, step: int) -> Sequence[Query]:
 
 
 def next_memory(
-    cfg: Config, memory: Memory, scheduler: Mapping[str, Any], known: Sequence[Record], new: Refresh | None
+    cfg: Config, scheduler: Mapping[str, Any], known: Sequence[Record], state: Mapping[str, Any], new: Refresh | None
 ) -> Memory:
-    """The memory after a step; statistics begin anew after a refresh, and only those of M steps are kept."""
+    """The memory after a step. Statistics are cleared by a refresh; at most those of the last M steps are kept."""
     kept = [] if new is not None else list(known)[-cfg.score.harness.every :]
-    state = memory["harness"] if new is None else new.state
-    return {"scheduler": dict(scheduler), "harness": state, "statistics": kept}
+    return {"scheduler": dict(scheduler), "harness": dict(state if new is None else new.state), "statistics": kept}

@@ -17,10 +17,10 @@ _LONGEST = 100  # characters of a heading
 
 
 def conclusion_of(report: str, rule: str) -> str | None:
-    """What a report concludes; None where nothing is left.
+    """The conclusion of a report; None if it is empty.
 
-    "section": what follows the last heading that says so, up to the next heading; without one the last paragraph. A
-    list of sources at the end is not part of it. "report": the whole of it. Raises ValueError for any other rule.
+    rule "section": the text under the last heading that announces a conclusion, up to the next heading; without such a
+    heading, the last paragraph before a list of sources. "report": the whole report. Raises ValueError for other rules.
     """
     one_of("rule", rule, ConclusionRule)
     if rule == "report":
@@ -42,9 +42,9 @@ def conclusion_of(report: str, rule: str) -> str | None:
 
 
 def _heading(line: str) -> tuple[str | None, str]:
-    """(the words of a heading in lower case, what follows it on its line); None for a line that is none.
+    """(the words of a heading in lower case, the text after it on its line); (None, "") if the line is no heading.
 
-    A heading is a line of Markdown (`## 3. Conclusion`), a line in bold, or one of our words before a colon.
+    A heading is a Markdown heading (`## 3. Conclusion`), a line in bold, or one of the words above before a colon.
     """
     bare = line.strip()
     if len(bare) > _LONGEST and ":" not in bare[:_LONGEST]:
@@ -63,11 +63,11 @@ def _words(text: str) -> str:
 
 
 def pairwise(conclusions: Sequence[Sequence[str | None]], idf: str) -> list[float]:
-    """C_i of each query: the mean of the cosines of all pairs i < j of its conclusions, as vectors of TF-IDF.
+    """C_i of each query: the mean cosine of all pairs of its conclusions as TF-IDF vectors.
 
-    A conclusion that is missing, or has no word of two letters, agrees with none. idf: "query" fits the inverse
-    document frequencies on a query's conclusions, "batch" on all. Raises ValueError for any other word, and for a query
-    with fewer than two conclusions.
+    The pairs of a conclusion that is missing, or has no word of two letters, count 0. idf: inverse document frequencies
+    are fitted on the conclusions of a query ("query") or of all ("batch"). Raises ValueError for any other `idf`, and
+    for a query with fewer than two conclusions.
     """
     one_of("idf", idf, Idf)
     if any(len(group) < 2 for group in conclusions):
@@ -87,7 +87,7 @@ def _mean_cosine(group: Sequence[str | None], vectors: TfidfVectorizer | None) -
     present = [text for text in group if text is not None]
     if vectors is None or len(present) < 2:
         return 0.0
-    rows = vectors.transform(present)  # of length 1
+    rows = vectors.transform(present)  # unit vectors
     cosines = np.asarray((rows @ rows.T).todense())
     pairs = len(group) * (len(group) - 1) / 2
     return float(np.clip(np.triu(cosines, k=1), 0.0, 1.0).sum() / pairs)

@@ -1,4 +1,4 @@
-"""SCORE's evaluator: the rubric call, in which it is trained, and the assessment of reports (section 3.4)."""
+"""SCORE's evaluator: the rubric call, which is trained, and the assessment of reports, which is not (section 3.4)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Query = Mapping[str, Any]  # a row of data
 
 
 def fixed_rubric(cfg: Config) -> Rubric:
-    """The card's own rubric: of the static evaluator, of exams, and where a sampled one is malformed."""
+    """The card's fixed rubric: for the static evaluator, for exams, and in place of a malformed one."""
     weights = {name: weight for name, weight in cfg.score.fixed_rubric.items() if weight}
     return Rubric(cfg.score.harness.must_include[0], weights)
 
@@ -24,7 +24,7 @@ def fixed_rubric(cfg: Config) -> Rubric:
 def sample_rubrics(
     cfg: Config, tools: Tools, harness: Harness, wishes: Wishes, queries: Sequence[Query]
 ) -> tuple[list[Draft], list[Rubric]]:
-    """(H_t, w_t) ~ π_e: the rubric calls, one for the step or one for each query; and the rubric of each query."""
+    """(H_t, w_t) ~ π_e: (the rubric calls, one for the step or one per query; the rubric of each query)."""
     card = cfg.score
     if card.rubric == "fixed":
         return [], [fixed_rubric(cfg)] * len(queries)
@@ -56,9 +56,9 @@ def sample_rubrics(
 def assess(
     cfg: Config, tools: Tools, harness: Harness, queries: Sequence[Query], reports: Sequence[Report]
 ) -> tuple[list[Report], list[Call]]:
-    """The reports with what the evaluator found, or with the reason why there is nothing; and its conversations.
+    """(the reports with their assessments, or with the reason why one has none; the evaluator's conversations).
 
-    Reports of a query are assessed `score.reports_per_call` at a time.
+    A conversation is about `score.reports_per_call` reports of one query.
     """
     card, calls = cfg.score, []
     for place in range(len(queries)):
@@ -93,7 +93,7 @@ def assess(
 
 
 def _read(cfg: Config, harness: Harness, call: Call, reports: Sequence[Report]) -> list[Report]:
-    """The reports of one conversation, each with its assessment and reward or with a reason."""
+    """The reports of one conversation, each with its assessment and reward, or with the reason why it has none."""
     own = [reports[i] for i in call.reports]
     if not call.completion.turns:
         return [replace(report, reason="assessment_too_long") for report in own]
@@ -106,7 +106,7 @@ def _read(cfg: Config, harness: Harness, call: Call, reports: Sequence[Report]) 
 
 
 def _settled(cfg: Config, harness: Harness, report: Report, found: Assessment, depth: int) -> Report:
-    """l.22, l.23: R_s, or nothing for an assessment that the harness or the depth gate does not accept."""
+    """l.22, l.23: the report with R_s, or without an assessment if harness or depth gate reject it."""
     if reason := rules.lacking(found, depth, harness, cfg.score.min_depth):
         return replace(report, reason=reason, depth=depth)
     unit = cfg.score.max_score if cfg.score.score_unit == "share" else 1

@@ -1,7 +1,7 @@
-"""The meta-harness: the schema of its JSON (Listing 3), what makes one valid, and which is in force.
+"""The meta-harness: the schema of its JSON (Listing 3) and its validation.
 
-The schema is strict: no key that it does not know, no number in quotes. What a harness says beyond that is checked
-against the card: only dimensions of its pool, and no more searches than an assessment has turns for.
+The schema is strict: unknown keys and numbers in quotes are errors. A harness must also fit the card: it may only name
+dimensions of the card's pool, and may not require more searches than an assessment has turns for.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Names = Annotated[tuple[str, ...], Field(strict=False, max_length=256)]
 
 
 class HarnessError(ValueError):
-    """No valid harness: the message says why."""
+    """There is no valid harness; the message gives the reason."""
 
 
 class _Table(BaseModel):
@@ -29,7 +29,7 @@ class _Table(BaseModel):
 
 
 class DimensionConstraints(_Table):
-    """must_include: the base dimension, and others that every rubric has."""
+    """must_include: the base dimension, then others that every rubric must contain."""
 
     k: int = Field(ge=1, le=256)
     must_include: Names
@@ -46,7 +46,7 @@ class ProcessConstraints(_Table):
 
 
 class Harness(_Table):
-    """The admissible rubrics and assessments. dimension_pool: () is that of the card."""
+    """Constraints on rubrics and assessments. dimension_pool: () stands for the card's pool."""
 
     dimension_constraints: DimensionConstraints
     process_constraints: ProcessConstraints
@@ -68,7 +68,7 @@ class Harness(_Table):
 
 
 def default(cfg: Config) -> Harness:
-    """M_default, with which a run begins. Raises CardError if the card's values do not go together."""
+    """M_default, the harness that a run starts with. Raises CardError if the card's values contradict each other."""
     try:
         return checked(cfg, _of_card(cfg))
     except HarnessError as error:
@@ -96,13 +96,14 @@ def _of_card(cfg: Config) -> dict[str, Any]:
 
 
 def checked(cfg: Config, value: Any) -> Harness:
-    """A harness from JSON data, its pool written out; raises HarnessError with the first thing that is wrong."""
+    """A harness from JSON data, with its pool filled in. Raises HarnessError with the first fault."""
     try:
         harness = Harness.model_validate(value)
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(map(str, first["loc"])) or "the harness"
-        raise HarnessError(f"{key[:80]}: {first['msg']}") from None
+        key = ".".join(map(str, first["loc"]))[:80] or "the harness"
+        printable = "".join(sign if sign.isprintable() else "?" for sign in key)
+        raise HarnessError(f"{printable}: {first['msg']}") from None
     pool = harness.dimension_pool or cfg.score.pool
     limits, calls = harness.dimension_constraints, harness.process_constraints.min_number_of_tool_call
     names = limits.must_include
@@ -124,7 +125,7 @@ def checked(cfg: Config, value: Any) -> Harness:
 
 
 def read(cfg: Config, reply: str) -> Harness:
-    """The harness of a model's reply: the JSON object it ends with. Raises HarnessError."""
+    """The harness in the JSON object that a model's reply ends with. Raises HarnessError."""
     if len(reply) > LARGEST:
         raise HarnessError(f"the reply has {len(reply)} characters, more than {LARGEST}")
     value = objects.last_object(parsing.without_thinking(reply))
@@ -134,14 +135,17 @@ def read(cfg: Config, reply: str) -> Harness:
 
 
 def in_force(cfg: Config, memory: Memory) -> Harness:
-    """M_{t−1}."""
+    """M_{t−1}, the harness of the step that comes next."""
     return checked(cfg, memory["harness"]["value"])
 
 
 def begun(cfg: Config) -> dict[str, Any]:
-    """The harness part of a new memory: the default, in force since step 0; how often it was refreshed, how often there
-    was no valid one; those in force before, each with its first step."""
-    return {"value": default(cfg).plain(), "since": 0, "refreshed": 0, "invalid": 0, "earlier": []}
+    """The harness part of a new memory.
+
+    value: the harness in force, at first the card's; by: who set it; since: the number of steps done then. refreshed
+    and invalid: the numbers of refreshes with and without a valid harness.
+    """
+    return {"value": default(cfg).plain(), "by": "card", "since": 0, "refreshed": 0, "invalid": 0}
 
 
 def adopted(cfg: Config, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,5 +153,5 @@ def adopted(cfg: Config, state: Mapping[str, Any]) -> dict[str, Any]:
     try:
         checked(cfg, state["value"])
     except HarnessError:
-        return {**state, "value": default(cfg).plain()}
+        return {**state, "value": default(cfg).plain(), "by": "card"}
     return dict(state)

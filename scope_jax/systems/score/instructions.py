@@ -1,4 +1,4 @@
-"""The prompts of SCORE's roles (App. H), filled in. Foreign text is made safe before it enters a prompt."""
+"""The prompts of SCORE's roles (App. H). Text from outside is neutralised before it enters a prompt."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from functools import lru_cache
 from scope_jax.config import Config
 from scope_jax.play import prompting
 from scope_jax.systems.score import rules
-from scope_jax.systems.score.harness import Harness
+from scope_jax.systems.score.harness import Harness, default
 from scope_jax.systems.score.records import Rubric, Wishes
 from scope_jax.systems.score.statistics import Record
 from scope_jax.text import dialects, parsing, templates
 from scope_jax.text.messages import Messages
 
 ROLES = ("rubric", "rubric_query", "solver", "scoring")
-# Tags of the prompts and replies of this game, beside those that all games share.
+# Tags in the prompts and replies of this game, in addition to those of all games.
 OWN_TAGS = (
     *("query", "notes", "dimensions", "dim", "report", "reports", "report_evaluations"),
     *("verification", "gap_analysis", "citations", "citation"),
@@ -24,7 +24,7 @@ OWN_TAGS = (
 
 
 def shown(cfg: Config, text: str) -> str:
-    """`text` with all tags that mean something in square brackets."""
+    """`text` with every tag that has a meaning put into square brackets."""
     return _neutral(text, (*dialects.load(cfg.model.dialect).tags, *OWN_TAGS))
 
 
@@ -38,12 +38,12 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def described(cfg: Config, names: Sequence[str]) -> str:
-    """Dimensions, one a line, with what the card says of them."""
+    """Dimensions with the card's descriptions, one per line."""
     return "\n".join(f"- {name}: {shown(cfg, cfg.score.dimensions[name])}" for name in names)
 
 
 def rubric_text(cfg: Config, rubric: Rubric) -> str:
-    """A rubric as solver and evaluator read it."""
+    """A rubric as it stands in the prompts of solver and evaluator."""
     lines = [f"- {rubric.base} (base): {shown(cfg, cfg.score.dimensions[rubric.base])}"]
     for name, weight in rubric.weights.items():
         lines.append(f"- {name} (weight {weight:g}): {shown(cfg, cfg.score.dimensions[name])}")
@@ -51,7 +51,7 @@ def rubric_text(cfg: Config, rubric: Rubric) -> str:
 
 
 def for_rubric(cfg: Config, harness: Harness, wishes: Wishes, query: str | None) -> Messages:
-    """Choose dimensions and weights, for a whole batch (None) or for one query."""
+    """The rubric prompt: choose dimensions and weights for the whole batch (query: None) or for one query."""
     limits = harness.dimension_constraints
     values: dict[str, object] = {
         "dimensions": described(cfg, harness.pool),
@@ -73,13 +73,13 @@ def for_rubric(cfg: Config, harness: Harness, wishes: Wishes, query: str | None)
 
 
 def for_solver(cfg: Config, query: str, rubric: Rubric) -> Messages:
-    """Report on a query, with searches, under a rubric."""
+    """The solver's prompt: search, and write a report on a query under a rubric."""
     values = {"query": shown(cfg, query), "rubric": rubric_text(cfg, rubric)}
     return prompting.for_searcher(cfg, cfg.score.prompts, "solver", values, ("query", "rubric"))
 
 
 def for_scoring(cfg: Config, harness: Harness, query: str, rubric: Rubric, reports: Sequence[str]) -> Messages:
-    """Assess reports, with searches, under a rubric and the harness' demands."""
+    """The scoring prompt: search, and assess reports under a rubric as the harness requires."""
     process = harness.process_constraints
     demands = {
         "verification": process.require_verification,
@@ -104,10 +104,11 @@ def for_scoring(cfg: Config, harness: Harness, query: str, rubric: Rubric, repor
 
 
 def for_harness(cfg: Config, before: Harness, records: Sequence[Record]) -> str:
-    """Write the next harness, from the statistics since the last one (Listing 3)."""
+    """The prompt for the next harness, from the statistics since the last refresh (Listing 3)."""
     values = {
         "statistics": json.dumps(list(records), indent=1),
         "harness": json.dumps(before.plain(), indent=1),
+        "default": json.dumps(default(cfg).plain(), indent=1),
         "pool": described(cfg, cfg.score.pool),
         "max_tool_calls": cfg.score.evaluator.max_turns - 1,
     }

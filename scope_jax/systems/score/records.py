@@ -11,7 +11,7 @@ from scope_jax.text.messages import Messages
 
 @dataclass(frozen=True)
 class Rubric:
-    """(H, w): the base dimension, which has no weight, and the weights of the others in order."""
+    """(H, w): the base dimension, which has no weight, and the other dimensions with their weights, in order."""
 
     base: str
     weights: Mapping[str, float]
@@ -26,7 +26,7 @@ class Rubric:
 class Draft:
     """One rubric call of the evaluator.
 
-    rubric: what is used; the card's fixed one where the reply was malformed, and `reason` then says how.
+    rubric: the rubric in use. If the reply was malformed, this is the card's fixed one, and `reason` names the fault.
     """
 
     name: str
@@ -38,21 +38,20 @@ class Draft:
 
 @dataclass(frozen=True)
 class Assessment:
-    """What the evaluator says of one report: points by dimension, and how many citations it found to be what."""
+    """The evaluator's assessment of one report. scores: points by dimension."""
 
     scores: Mapping[str, float]
     verification: str = ""
     gap_analysis: str = ""
-    citations: Mapping[str, int] | None = None  # by verdict; None: no citation check
+    citations: Mapping[str, int] | None = None  # their number by verdict; None: not checked
 
 
 @dataclass(frozen=True)
 class Report:
-    """One rollout of the solver for the query at `place`, and what became of it.
+    """One rollout of the solver for the query at index `place` of the batch.
 
-    text: the report, None without one. conclusion: what is compared with other reports. assessment: None without a
-    valid one, and `reason` then says why. depth: searches of the evaluator. score: the base dimension's a as a share of
-    the most points; reward: R_s.
+    text: the report, None if there is none. conclusion: the part that is compared with other reports. assessment: None
+    if there is no valid one; `reason` then says why. depth: number of searches of the evaluator. reward: R_s.
     """
 
     place: int
@@ -69,7 +68,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Call:
-    """One conversation in which the evaluator assesses reports, by their places in the step."""
+    """A conversation in which the evaluator assesses reports, given by their indices in the step."""
 
     reports: tuple[int, ...]
     completion: Completion
@@ -77,7 +76,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Wishes:
-    """(R_t, A_t) and hints of the scheduler."""
+    """The scheduler's constraints (R_t, A_t) and exploration hints."""
 
     required: tuple[str, ...]
     avoided: tuple[str, ...]

@@ -1,6 +1,6 @@
-"""Harness.Generate (Algorithm 1 l.37): rules, an outside model, or a file say what the next harness is.
+"""Harness.Generate (Algorithm 1 l.37): the next harness, by rules, from an external model, or from a file.
 
-Not one of them can end a run: where no valid harness comes, the one in force stays, and that is counted.
+A failure never ends the run: the harness in force stays, the user is told, and the failure is counted.
 """
 
 from __future__ import annotations
@@ -21,18 +21,35 @@ from scope_jax.systems.score import instructions
 from scope_jax.systems.score.harness import Harness, HarnessError
 from scope_jax.systems.score.statistics import Record, recent
 
-MODEL = "harness"  # its name among the run's outside models
-EARLIER = 50  # harnesses that a memory keeps, and the record of a step lists
+MODEL = "harness"  # name of the external model, and of the records for the report
 
 
 @dataclass(frozen=True)
 class Refresh:
-    """What came of a refresh: the harness part of the memory after it, why there was no valid harness ("" if there
-    was), and what an outside model said."""
+    """The outcome of a refresh after `at` steps.
 
+    state: the harness part of the memory after it. problem: why there was no valid harness, "" if there was one.
+    reply: the external model's, if it was asked and replied.
+    """
+
+    at: int
     state: dict[str, Any]
     problem: str = ""
     reply: Reply | None = None
+
+
+def probe(cfg: Config, tools: Tools, state: Mapping[str, Any], step: int) -> Refresh | None:
+    """Before the first step, with the driver "endpoint": a failed refresh if the endpoint is down; otherwise None.
+
+    The user is told, and the run starts with the card's harness.
+    """
+    if step > 0 or cfg.score.harness.driver != "endpoint":
+        return None
+    problem = tools.probe(MODEL)
+    if not problem:
+        return None
+    tools.tell(f"{problem.rstrip('.')}; the run starts with the meta-harness of the card.")
+    return _failed(state, 0, problem)
 
 
 def due(cfg: Config, step: int) -> bool:
@@ -41,7 +58,7 @@ def due(cfg: Config, step: int) -> bool:
 
 
 def refresh(cfg: Config, tools: Tools, state: Mapping[str, Any], records: Sequence[Record], step: int) -> Refresh:
-    """M_t from the statistics since the last refresh."""
+    """M_t, from the statistics since the last refresh."""
     before = harnesses.checked(cfg, state["value"])
     reply = None
     try:
@@ -54,19 +71,27 @@ def refresh(cfg: Config, tools: Tools, state: Mapping[str, Any], records: Sequen
             case _:
                 after = by_rules(cfg, before, records)
     except HarnessError as error:
-        return Refresh({**state, "invalid": state["invalid"] + 1}, str(error), reply)
+        problem, begun = str(error), f"step {state['since']}" if state["since"] else "the start"
+        tools.tell(
+            f"step {step + 1}: no new meta-harness: {problem.rstrip('.')}; the one in force since {begun} stays."
+        )
+        return _failed(state, step + 1, problem, reply)
     new = {**state, "refreshed": state["refreshed"] + 1}
     if after != before:
-        earlier = [*state["earlier"], {"since": state["since"], "harness": state["value"]}]
-        new |= {"value": after.plain(), "since": step + 1, "earlier": earlier[-EARLIER:]}
-    return Refresh(new, "", reply)
+        new |= {"value": after.plain(), "by": cfg.score.harness.driver, "since": step + 1}
+    return Refresh(step + 1, new, "", reply)
+
+
+def _failed(state: Mapping[str, Any], at: int, problem: str, reply: Reply | None = None) -> Refresh:
+    """The harness in force stays, and the failure is counted."""
+    return Refresh(at, {**state, "invalid": state["invalid"] + 1}, problem, reply)
 
 
 # --------------------------------------------------------------------------------------------------------------- rules
 def by_rules(cfg: Config, before: Harness, records: Sequence[Record]) -> Harness:
-    """One dimension and one search more where reports score high or alike; one less where few could be assessed.
+    """One more dimension and search if reports score high or alike, one less of both if few could be assessed.
 
-    Within the card's limits; everything else stays.
+    Stays within the card's limits and changes nothing else.
     """
     card, plain = cfg.score.harness, before.plain()
     limits, process = plain["dimension_constraints"], plain["process_constraints"]
@@ -82,9 +107,9 @@ def by_rules(cfg: Config, before: Harness, records: Sequence[Record]) -> Harness
     return harnesses.checked(cfg, plain)
 
 
-# ------------------------------------------------------------------------------------------------------- outside model
+# ------------------------------------------------------------------------------------------------------ external model
 def _asked(cfg: Config, tools: Tools, before: Harness, records: Sequence[Record]) -> Reply:
-    """The model's reply; raises HarnessError if it gives none."""
+    """The model's reply; raises HarnessError if there is none."""
     try:
         (reply,) = tools.judge([instructions.for_harness(cfg, before, records)], by=MODEL)
     except JudgeError as error:
@@ -96,7 +121,7 @@ def _asked(cfg: Config, tools: Tools, before: Harness, records: Sequence[Record]
 
 # ---------------------------------------------------------------------------------------------------------------- file
 def _replayed(cfg: Config, before: Harness, step: int) -> Harness:
-    """The file's harness for this step count, or the one in force where it has none. Raises HarnessError."""
+    """The file's harness after this number of steps, or the one in force if it has none. Raises HarnessError."""
     assert cfg.score.harness.file is not None  # ScoreSection sees to it
     found = [value for at, value in load_replay(cfg.score.harness.file) if at == step]
     return harnesses.checked(cfg, json.loads(found[-1])) if found else before
@@ -104,7 +129,7 @@ def _replayed(cfg: Config, before: Harness, step: int) -> Harness:
 
 @lru_cache(maxsize=8)
 def load_replay(path: str) -> tuple[tuple[int, str], ...]:
-    """(step, harness as JSON) of every entry of a file. Raises CardError for one that is not such a list."""
+    """(number of steps, harness as JSON) of each entry of a file. Raises CardError for a file of any other form."""
     form = 'write a JSON list of objects {"step": 5, "harness": {…}}'
     try:
         with open(path, encoding="utf-8") as file:

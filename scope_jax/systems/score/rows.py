@@ -1,38 +1,38 @@
-"""The results of a step of SCORE: episodes for the learner and for people, metrics."""
+"""The results of a step of SCORE: episodes and metrics."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from scope_jax.config import Config
 from scope_jax.learner.types import Datum, Episode, Judgement, Metrics
-from scope_jax.play import searching
+from scope_jax.play import searching, settings
 from scope_jax.play.collapse import collapse_metrics
 from scope_jax.play.rewards import mean, means
 from scope_jax.systems.score import rules, statistics, talking
 from scope_jax.systems.score.evaluator import Query
 from scope_jax.systems.score.harness import Harness
 from scope_jax.systems.score.records import Call, Draft, Report
-from scope_jax.systems.score.refreshing import Refresh
-
-OBSERVER = "harness"  # role of the records of harnesses, which no policy plays
+from scope_jax.systems.score.refreshing import MODEL, Refresh
 
 
 # ------------------------------------------------------------------------------------------------------------ episodes
 def solver_episodes(
     cfg: Config, queries: Sequence[Query], reports: Sequence[Report], calls: Sequence[Call]
 ) -> list[Episode]:
-    """Every report with R_s; the reports of a query are a group. With DPO its best and worst report are trained."""
+    """An episode for each report, with reward R_s; the reports of a query form a group.
+
+    With DPO only the best and the worst report of a group are trained.
+    """
     said = {i: call for call in calls for i in call.reports}
     made = [_report(cfg, queries[report.place], report, said.get(i)) for i, report in enumerate(reports)]
     return _paired(made) if cfg.score.solver.loss.objective == "dpo" else made
 
 
 def _paired(episodes: Sequence[Episode]) -> list[Episode]:
-    """Of each group the first of the best and of the worst episodes are trained; none where all rewards are equal."""
+    """Of each group only the best and the worst episode are trained, the first ones if tied; none if all are equal."""
     groups: dict[str, list[int]] = {}
     for i, episode in enumerate(episodes):
         if episode.trained:
@@ -76,10 +76,10 @@ def _report(cfg: Config, query: Query, report: Report, call: Call | None) -> Epi
 
 
 def evaluator_episodes(cfg: Config, drafts: Sequence[Draft], rewards: Sequence[float], step: int) -> list[Episode]:
-    """Every rubric call with R_e, 0 for a malformed one.
+    """An episode for each rubric call, with reward R_e, 0 for a malformed rubric.
 
-    Between updates (U > 1) an episode has no tokens to train on: its reward only moves the baseline b_t, as in
-    Algorithm 2 l.11.
+    Between updates (U > 1) episodes have no tokens to train on: their rewards only move the baseline b_t (Algorithm 2
+    l.11).
     """
     updates = (step + 1) % cfg.score.update_every == 0
     learns = "evaluator" in cfg.score.train
@@ -106,29 +106,20 @@ def evaluator_episodes(cfg: Config, drafts: Sequence[Draft], rewards: Sequence[f
     return made
 
 
-def harness_episodes(state: Mapping[str, Any], refresh: Refresh | None, step: int) -> list[Episode]:
-    """For the run folder and the report: the harness in force, those before it, and what came of a refresh after the
-    step, the reply of an outside model included. Nothing is trained."""
-    in_force = {"harness": state["value"], "since": state["since"], "earlier": state["earlier"]}
-    made = [_observed(f"harness/{step}", in_force, state["value"])]
-    if refresh is not None:
-        after = refresh.state
-        text = {"problem": refresh.problem, "harness": after["value"], "since": after["since"]}
-        replies = (
-            () if refresh.reply is None else (Judgement(OBSERVER, "refresh", (refresh.reply,), not refresh.problem),)
-        )
-        made.append(replace(_observed(f"harness/{step} refresh", text, after["value"]), judgements=replies))
+def harness_episodes(cfg: Config, state: Mapping[str, Any], refreshes: Sequence[Refresh]) -> list[Episode]:
+    """The harness in force in the step, and each attempt to replace it with its outcome, for the report."""
+    made = [settings.record(MODEL, state["value"], by=state["by"], since=state["since"])]
+    for one in refreshes:
+        replies = () if one.reply is None else (Judgement(MODEL, "refresh", (one.reply,), not one.problem),)
+        attempt = settings.Attempt(one.at, one.problem, replies)
+        value, since = one.state["value"], one.state["since"]
+        made.append(settings.record(MODEL, value, by=cfg.score.harness.driver, since=since, attempt=attempt))
     return made
-
-
-def _observed(group: str, text: Mapping[str, Any], shown: Any) -> Episode:
-    turns = [{"kind": "sampled", "text": json.dumps(shown, indent=1)}]
-    return Episode(OBSERVER, OBSERVER, group, (), 0.0, trained=False, text={**text, "turns": turns})
 
 
 # ------------------------------------------------------------------------------------------------------------- metrics
 def evaluator_rewards(cfg: Config, drafts: Sequence[Draft], consistency: Sequence[float]) -> list[float]:
-    """R_e of each rubric call: C_i of its query, or the mean over the batch; 0 where the rubric was malformed."""
+    """R_e of each rubric call: C_i of its query, or the mean over the batch; 0 for a malformed rubric."""
     values = list(consistency) if cfg.score.rubric_scope == "query" else [mean(consistency)] * len(drafts)
     return [0.0 if draft.reason else value for draft, value in zip(drafts, values[: len(drafts)], strict=True)]
 
@@ -140,7 +131,7 @@ def measure(
     calls: Sequence[Call],
     consistency: Sequence[float],
 ) -> Metrics:
-    """The step in numbers; a mean over nothing is left out."""
+    """The metrics of a step; a mean of no values is left out."""
     record = statistics.record(cfg, 0, drafts, reports, consistency)
     numbers = {
         "solver/reward": record["reward"],
@@ -174,10 +165,9 @@ def measure(
     return means(values) | {name: value for name, value in numbers.items() if value is not None} | shares
 
 
-def measure_harness(harness: Harness, state: Mapping[str, Any], refresh: Refresh | None) -> Metrics:
-    """The harness in force in the step, and how often it was refreshed, and could not be, after it."""
+def measure_harness(harness: Harness, state: Mapping[str, Any], after: Mapping[str, Any]) -> Metrics:
+    """The harness in force in the step, and how often it was and could not be refreshed up to the end of the step."""
     limits, process = harness.dimension_constraints, harness.process_constraints
-    after = state if refresh is None else refresh.state
     return {
         "harness/dimensions": float(limits.k),
         "harness/min_tool_calls": float(process.min_number_of_tool_call),

@@ -1,4 +1,4 @@
-"""Strict parsing of what the evaluator writes, in time linear in its length, and R_s. What is malformed is nothing."""
+"""R_s, and strict parsing of rubrics and assessments in linear time: malformed text is rejected as a whole."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from scope_jax.text import parsing
 
 RUBRIC_REASONS = (
     "prompt_too_long",
-    "no_dimensions",  # no closed <dimensions>, or something else than <dim/> in it
-    "dimension_count",  # not k of them
+    "no_dimensions",  # no closed <dimensions>, or anything but <dim/> elements in it
+    "dimension_count",  # not exactly k dimensions
     "unknown_dimension",
     "repeated_dimension",
     "base_dimension",  # the first is not the base, or has a weight
     "missing_dimension",  # one that the harness requires
-    "weight",  # none, or out of bounds
-    "scheduler",  # not as the scheduler wishes, where the card enforces that
+    "weight",  # missing or out of bounds
+    "scheduler",  # breaks a constraint of the scheduler that the card enforces
 )
 REPORT_REASONS = (
     "no_report",  # no closed, non-empty <answer>
-    "assessment_too_long",  # its prompt was not sampled
+    "assessment_too_long",  # the prompt exceeded its limit and was not sampled
     "assessment_malformed",
     "no_verification",
     "no_gap_analysis",
@@ -48,7 +48,7 @@ def report_reward(base: float, weights: Mapping[str, float], scores: Mapping[str
 
 
 def depth_wanted(harness: Harness, min_depth: int) -> int:
-    """τ_s: the card's, or what the harness asks for where that is more."""
+    """τ_s: the card's, or the harness's number of searches if that is larger."""
     process = harness.process_constraints
     return max(min_depth, process.min_number_of_tool_call, int(process.require_search))
 
@@ -72,10 +72,10 @@ def _number(text: str) -> float | None:
 
 # -------------------------------------------------------------------------------------------------------------- rubric
 def rubric_of(text: str, harness: Harness, wishes: Wishes | None = None) -> tuple[Rubric | None, str]:
-    """The rubric of a reply (its last <dimensions>), or None and the first rule that it breaks.
+    """(the rubric in a reply's last <dimensions>, ""), or (None, the first rule that it breaks).
 
-    The base comes first and has no weight; exactly k − 1 others, each with a weight within bounds, all of the pool,
-    those that the harness must include among them. wishes: of the scheduler, where they are rules, too.
+    The base dimension comes first and has no weight. Exactly k − 1 others follow, each from the pool and with a weight
+    within bounds, including those that the harness requires. wishes: the scheduler's constraints, if they are enforced.
     """
     block = parsing.last([text], "dimensions")
     items = None if block is None else _elements(block, "dim")
@@ -101,10 +101,10 @@ def rubric_of(text: str, harness: Harness, wishes: Wishes | None = None) -> tupl
 
 # --------------------------------------------------------------------------------------------------------- assessments
 def assessments_of(text: str, count: int, rubric: Rubric, max_score: float) -> tuple[Assessment, ...] | None:
-    """What a reply says of reports 1 to `count`, in its last <report_evaluations>; None unless it is whole.
+    """The assessments of reports 1 to `count` in a reply's last <report_evaluations>; None if any is malformed.
 
-    Each report once, in order; in it the sections, each at most once, <scores> with exactly the dimensions of the
-    rubric, and nothing else.
+    Each report occurs once, in order, and contains each section at most once and nothing else; <scores> has exactly the
+    dimensions of the rubric.
     """
     block = parsing.last([text], "report_evaluations")
     if block is None:
@@ -161,7 +161,7 @@ def _scores(text: str, rubric: Rubric, max_score: float) -> dict[str, float] | N
 
 
 def _citations(text: str) -> dict[str, int] | None:
-    """How many citations have which verdict; none at all is a count of zeros."""
+    """Number of citations by verdict, all zero without citations; None if malformed."""
     items = _elements(text, "citation")
     if items is None or any(set(item) != {"source", "verdict"} for item in items):
         return None
@@ -170,7 +170,7 @@ def _citations(text: str) -> dict[str, int] | None:
 
 
 def lacking(assessment: Assessment, depth: int, harness: Harness, min_depth: int) -> str:
-    """The first demand of the harness, or of the depth gate, that an assessment does not meet; "" if it meets all."""
+    """The first requirement of the harness or the depth gate that an assessment does not meet, "" if it meets all."""
     process = harness.process_constraints
     checks: Sequence[tuple[str, bool]] = (
         ("no_verification", process.require_verification and not assessment.verification),

@@ -1,8 +1,8 @@
-"""The DimensionScheduler: which dimensions were used, how reproducible the reports under them were, what to try next.
+"""The DimensionScheduler: counts how often dimensions are used and how consistent the reports under them are.
 
-Its state is plain data: {"step", "mean", "dimensions": {name: {"uses", "last", "consistency"}}}, where `last` is the
-number of steps played when the dimension was last used, and both means move by `score.scheduler.decay`. The paper names
-the scheduler's calls (Algorithm 1 l.8, l.34) and not what they do.
+Its state is plain data: {"step", "mean", "dimensions": {name: {"uses", "last", "consistency"}}}. `last` is the number
+of steps played when the dimension was last used; `mean` and `consistency` are moving averages with decay
+`score.scheduler.decay`. The paper names the scheduler's calls (Algorithm 1 l.8, l.34) but not what they do.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ State = dict[str, Any]
 
 
 def begun() -> State:
-    """Nothing used yet."""
+    """The state before the first step."""
     return {"step": 0, "mean": None, "dimensions": {}}
 
 
 def get_constraints(cfg: Config, state: Mapping[str, Any], harness: Harness) -> Wishes:
-    """(R_t, A_t) and hints, all of the pool in force, and such that a rubric of k dimensions can do as asked."""
+    """(R_t, A_t) and hints, from the pool in force; a rubric of k dimensions can always meet them."""
     card, limits = cfg.score.scheduler, harness.dimension_constraints
     free = [name for name in harness.pool if name not in limits.must_include]
     used = state["dimensions"]
@@ -48,7 +48,7 @@ def get_constraints(cfg: Config, state: Mapping[str, Any], harness: Harness) -> 
 def update_stats(
     cfg: Config, state: Mapping[str, Any], rubrics: Sequence[Rubric], consistency: Sequence[Sequence[float]]
 ) -> State:
-    """The state after a step; consistency: C_i of the queries that each of the rubrics was used for."""
+    """The state after a step. consistency: for each rubric, C_i of the queries that it was used for."""
     decay = cfg.score.scheduler.decay
     step = state["step"] + 1
     average, dimensions = state["mean"], {name: dict(own) for name, own in state["dimensions"].items()}
@@ -64,5 +64,5 @@ def update_stats(
 
 
 def _moved(average: float | None, value: float, decay: float) -> float:
-    """The moving mean, which begins with its first value."""
+    """The moving average after one more value; it starts with the first."""
     return value if average is None else decay * average + (1 - decay) * value

@@ -22,7 +22,7 @@ def report_of(completion: Completion) -> str | None:
 
 
 def write_reports(cfg: Config, tools: Tools, queries: Sequence[Query], rubrics: Sequence[Rubric]) -> list[Report]:
-    """y_i^k ~ π_s(· | q_i, H, w), k = 1…K, those of a query after each other; not yet assessed."""
+    """y_i^k ~ π_s(· | q_i, H, w), k = 1…K, not yet assessed; the reports of a query are adjacent."""
     asked = [
         instructions.for_solver(cfg, row["question"], rubric) for row, rubric in zip(queries, rubrics, strict=True)
     ]

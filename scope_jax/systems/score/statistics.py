@@ -1,4 +1,4 @@
-"""T_t: the training statistics that the meta-harness is refreshed from, one plain record for each step since then."""
+"""T_t: the training statistics for the meta-harness, one record of plain data for each step since its last refresh."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Record = dict[str, Any]
 
 
 def shares(cfg: Config, report: Report) -> tuple[float, list[float]]:
-    """(the base score, the scores of the other dimensions) of an assessed report, as shares of the most points."""
+    """(the base score, the scores of the other dimensions) of an assessed report, as shares of `max_score`."""
     assert report.assessment is not None
     scores = {name: value / cfg.score.max_score for name, value in report.assessment.scores.items()}
     return scores[report.rubric.base], [scores[name] for name in report.rubric.weights]
 
 
 def spread(cfg: Config, reports: Sequence[Report]) -> float | None:
-    """Mean over queries of the standard deviation of the base scores of their assessed reports; None without two."""
+    """Mean over queries of the standard deviation of their assessed reports' base scores; None if no query has two."""
     groups: dict[int, list[float]] = {}
     for report in reports:
         if report.assessment is not None:
@@ -38,7 +38,7 @@ def _mean(values: Sequence[float]) -> float | None:
 def record(
     cfg: Config, step: int, drafts: Sequence[Draft], reports: Sequence[Report], consistency: Sequence[float]
 ) -> Record:
-    """One step; a mean over nothing is None."""
+    """The statistics of one step; a mean of no values is None."""
     assessed = [report for report in reports if report.assessment is not None]
     given = [shares(cfg, report) for report in assessed]
     cited = [report.assessment.citations for report in assessed if report.assessment and report.assessment.citations]
@@ -60,5 +60,5 @@ def record(
 
 
 def recent(records: Sequence[Record], name: str) -> float | None:
-    """The mean of a number over the records that have it."""
+    """Mean of a statistic over the records in which it is not None."""
     return _mean([record[name] for record in records if record[name] is not None])

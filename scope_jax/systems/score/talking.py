@@ -1,4 +1,4 @@
-"""Who plays which role of SCORE, and how they search."""
+"""Which policy plays which role of SCORE, and how roles search."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from scope_jax.play.tools import BASE
 from scope_jax.play.turns import Respond
 from scope_jax.text import dialects
 
-REPORT, ASSESSMENT = "answer", "report_evaluations"  # the tags in which episodes with searches end
+REPORT, ASSESSMENT = "answer", "report_evaluations"  # final tags of the episodes with searches
 
 
 def policy_of(cfg: Config, role: ScoreRole) -> str:
-    """The weights a role is played with: the shared actor's, its own, or the base's where these are never trained."""
+    """The policy of a role: the shared actor, a policy of its own, or the base if that would not be trained."""
     if cfg.score.policies == "shared":
         return ACTOR
     return role if role in cfg.score.train else BASE
 
 
 def stops(cfg: Config, final: str) -> tuple[str, ...]:
-    """Strings that end a turn of an episode with searches that ends in `<final>`."""
+    """Strings that end a turn of an episode with searches whose final tag is `final`."""
     return (dialects.load(cfg.model.dialect).close, f"</{final}>")
 
 
 def responder(cfg: Config, search: Search, final: str) -> Respond:
-    """What answers a turn of such an episode."""
+    """The responder for such an episode: runs its searches."""
     ends = cfg.model.turns == "raw"
     return searching.responder(search, dialects.load(cfg.model.dialect), (final,), end_token_ends=ends)
 
 
 def searches(cfg: Config, completion: Completion) -> int:
-    """How many searches of an episode were answered."""
+    """Number of searches of an episode that were run."""
     return len(searching.queries_run(completion, dialects.load(cfg.model.dialect)))
 
 
 def last_said(completion: Completion) -> str:
-    """The last turn outside of thoughts; "" where the prompt was not sampled."""
+    """The last turn without thinking; "" if the prompt was not sampled."""
     return searching.contents(completion)[-1] if completion.turns else ""
