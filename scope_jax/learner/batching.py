@@ -13,7 +13,6 @@ refers to the rows of its own shard.
 from __future__ import annotations
 
 import heapq
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -98,14 +97,18 @@ def _power(base: int, count: int) -> int:
 
 
 def split(episodes: Sequence[Episode], parts: int) -> list[list[Episode]]:
-    """The episodes in at most `parts` mini-batches with nearly equal numbers of groups, in order; groups stay whole."""
-    groups: dict[str, list[Episode]] = {}
+    """The episodes in at most `parts` mini-batches with nearly equal numbers of groups of every role, in order; groups
+    stay whole."""
+    roles: dict[str, dict[str, list[Episode]]] = {}
     for episode in episodes:
-        groups.setdefault(episode.group, []).append(episode)
-    members = list(groups.values())
-    count = min(parts, len(members))
-    bounds = [len(members) * part // count for part in range(count + 1)] if count else []
-    return [[episode for group in members[low:high] for episode in group] for low, high in itertools.pairwise(bounds)]
+        roles.setdefault(episode.role, {}).setdefault(episode.group, []).append(episode)
+    count = min(parts, max(map(len, roles.values()), default=0))
+    made: list[list[Episode]] = [[] for _ in range(count)]
+    for groups in roles.values():
+        members = list(groups.values())
+        for place, group in enumerate(members):
+            made[((place + 1) * count - 1) // len(members)] += group
+    return made
 
 
 def trainable(episodes: Sequence[Episode]) -> list[Episode]:

@@ -150,6 +150,14 @@ def test_mini_batches_keep_groups_whole(make):
     assert batching.split([], 2) == []
 
 
+def test_every_mini_batch_has_its_share_of_every_role(make):
+    episodes = [replace(e, role="writer") for e in make[2](6, 6)] + make[2](8, 4)
+    parts = batching.split(episodes, 2)
+    assert [[e.role for e in part].count("writer") for part in parts] == [3, 3]
+    assert [len(part) for part in parts] == [7, 7]
+    assert [len(part) for part in batching.split(episodes, 6)] == [1, 3, 3, 1, 3, 3]  # six groups, and four of two
+
+
 def test_padding_is_counted_and_has_no_row(make):
     datum_of, episode_of, _ = make
     real = episode_of(datum_of([5, 6, 7, 8], [0, 0, 1, 1]), group="a", advantage=1.0)

@@ -64,6 +64,7 @@ def test_a_step_by_hand(step):
         "difficulty/choice": 0.75,
     }
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
+    assert "questions/trained" not in metrics  # nobody asked them
     assert (
         "Facts for Who built it?" in tools.prompts["responder", "0"]
         and "(B) in June" in tools.prompts["responder", "2"]

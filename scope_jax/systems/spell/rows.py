@@ -143,13 +143,13 @@ def measure(cfg: Config, asked: Sequence[Asked], groups: Sequence[Group], chosen
     }
     rejected = [one.reason for one in asked]
     shares = {f"rejected/{reason}": rejected.count(reason) / len(asked) for reason in rules.REASONS if asked}
+    if asked:
+        shares |= {"questions/asked": float(len(asked)), "questions/trained": float(len(chosen.questioner))}
     solvable = [group.task for group in mixed]
     counts = {
         "groups/mixed": float(len(mixed)),
         "groups/kept": float(len(chosen.responder)),
         "groups/full": float(len(chosen.responder) == cfg.spell.groups),
-        "questions/asked": float(len(asked)),
-        "questions/trained": float(len(chosen.questioner)),
         "verifier/groups": float(len(chosen.verifier)),
         **({f"solvable/{task}": solvable.count(task) / len(solvable) for task in TASKS} if solvable else {}),
     }
