@@ -18,7 +18,7 @@ from scope_jax.atlas.scope_roles import Newsroom
 from scope_jax.atlas.tasks import TOLD, Thing
 from scope_jax.config import Config, load_card
 from scope_jax.systems import scope
-from tests.systems.harness import Moment
+from tests.systems.harness import TurnContext
 from tests.systems.scope_world import World
 
 SAMPLED = ("challenger.sampling", "solver.sampling", "estimate", "creation", "gates", "rubric_writer", "grader")
@@ -30,29 +30,29 @@ class Players:
     def __init__(self, demos: Newsroom) -> None:
         self.demos = demos
 
-    def __call__(self, moment: Moment) -> str:
-        script = self._script(moment)
-        assert script.message == moment.prompt
-        return [text for text, sampled in script.parts if sampled][moment.turn]
+    def __call__(self, ctx: TurnContext) -> str:
+        script = self._script(ctx)
+        assert script.message == ctx.prompt
+        return [text for text, sampled in script.parts if sampled][ctx.turn]
 
-    def _script(self, moment: Moment) -> Script:
-        prompt = moment.prompt
-        if moment.role == "challenger":
-            return self._challenger(prompt, moment.sample)
-        if moment.role == "grader":
+    def _script(self, ctx: TurnContext) -> Script:
+        prompt = ctx.prompt
+        if ctx.role == "challenger":
+            return self._challenger(prompt, ctx.sample)
+        if ctx.role == "grader":
             answer, criterion = prompt.removesuffix(" here?").removeprefix("Grade.\nAnswer: ").split("\nCriterion: ")
             return scope_scripts.grader("", answer, criterion)
         text = prompt.rsplit("Task: ", 1)[1]
         kind, asked = self._read(text)
         names = [thing.name for thing in asked]
-        if moment.role == "solver":
-            told = TOLD if moment.sample % 2 == 0 else 1
+        if ctx.role == "solver":
+            told = TOLD if ctx.sample % 2 == 0 else 1
             return scope_scripts.solver(kind, asked, len(asked), told, 1, self.demos.show)
-        if moment.role == "gates":
+        if ctx.role == "gates":
             if prompt.startswith("Is a thing named?"):
                 return scope_scripts.entity_gate(text, names)
             return scope_scripts.relevance_gate(self._source(prompt), text, names)
-        assert moment.role == "rubric_writer"
+        assert ctx.role == "rubric_writer"
         results = re.findall(r"Doc 1 .*\n.*", prompt)
         return scope_scripts.rubric_writer(self._source(prompt), text, asked, results)
 

@@ -17,7 +17,7 @@ from scope_jax.play.rubrics import rubric_score, score_of
 from scope_jax.play.turns import Cut, raw
 from scope_jax.systems.scope import instructions, judging, rules, talking
 from scope_jax.systems.scope.records import Order
-from tests.systems.harness import ScriptedTools, spoke
+from tests.systems.harness import ScriptedTools, sampled_turn
 
 GOOD = ReportHabits(frozenset(), *[0.0] * 8)
 DRAWS = 40
@@ -27,7 +27,7 @@ def _said(script: Script) -> list[rules.ParsedTurn]:
     cfg, final = scope_scripts.card(), "task" if "</task>" in script.parts[-1][0] else "answer"
     answered = [place < len(script.parts) - 1 for place in range(len(script.parts))]
     return [
-        talking.parse_turn(cfg, spoke(text), final, more)
+        talking.parse_turn(cfg, sampled_turn(text), final, more)
         for (text, sampled), more in zip(script.parts, answered, strict=True)
         if sampled
     ]
@@ -62,7 +62,7 @@ def test_observations_equal_the_games(demos: Newsroom, show_one, role: str) -> N
         script = getattr(demos, role)(HABITS)
         spoken_text = "".join(text for text, sampled in script.parts if sampled)
         results = {name: show_one(name) for name in re.findall(r"<search> (\w+) </search>", spoken_text)}
-        tools = ScriptedTools(lambda moment: "", results)
+        tools = ScriptedTools(lambda ctx: "", results)
         expected = _searches_asked(script) if role == "challenge" else None
         respond = talking.responder(cfg, tools.search, "task" if role == "challenge" else "answer", expected)
         turns: list[Turn] = []

@@ -16,7 +16,7 @@ from scope_jax.atlas.rows import Script
 from scope_jax.config import load_card
 from scope_jax.systems import spell
 from scope_jax.systems.spell.records import Entry
-from tests.systems.harness import Moment, ScriptedTools
+from tests.systems.harness import ScriptedTools, TurnContext
 
 SENTENCE = re.compile(r"The (\w+) of (\w+) is (\w+)\.")
 EXAMPLE = re.compile(r"Question: (.+)\nAnswer: (\w+)")
@@ -29,10 +29,10 @@ class Players:
         self.chains: dict[str, Chain] = {}
         self.remembered = 0
 
-    def __call__(self, moment: Moment) -> str:
-        task: Task = "math" if "a number" in moment.prompt or "the number" in moment.prompt else "qa"
-        script = getattr(self, f"_{moment.role}")(moment, task)
-        assert script.message == moment.prompt
+    def __call__(self, ctx: TurnContext) -> str:
+        task: Task = "math" if "a number" in ctx.prompt or "the number" in ctx.prompt else "qa"
+        script = getattr(self, f"_{ctx.role}")(ctx, task)
+        assert script.message == ctx.prompt
         return script.parts[0][0]
 
     def _cluster(self, prompt: str) -> Cluster:
@@ -44,9 +44,9 @@ class Players:
             )
         )
 
-    def _questioner(self, moment: Moment, task: Task) -> Script:
-        cluster = self._cluster(moment.prompt)
-        history = [Entry((), *example) for example in EXAMPLE.findall(moment.prompt)]
+    def _questioner(self, ctx: TurnContext, task: Task) -> Script:
+        cluster = self._cluster(ctx.prompt)
+        history = [Entry((), *example) for example in EXAMPLE.findall(ctx.prompt)]
         self.remembered += bool(history)
         order = spell_scripts.order(cluster, task, cluster.documents, history)
         chain = chains_in(facts_of(cluster.documents), 1, task)[-1 - len(history)]
@@ -56,18 +56,18 @@ class Players:
     def _chain(self, prompt: str) -> Chain:
         return self.chains[re.findall(r"What is .+\?", prompt)[-1]]
 
-    def _grounding(self, moment: Moment, task: Task) -> Script:
-        return spell_scripts.guesser(None, task, self._chain(moment.prompt), "7" if task == "math" else "Nowhere")
+    def _grounding(self, ctx: TurnContext, task: Task) -> Script:
+        return spell_scripts.guesser(None, task, self._chain(ctx.prompt), "7" if task == "math" else "Nowhere")
 
-    def _responder(self, moment: Moment, task: Task) -> Script:
-        cluster, chain = self._cluster(moment.prompt), self._chain(moment.prompt)
-        if moment.sample % 2:
+    def _responder(self, ctx: TurnContext, task: Task) -> Script:
+        cluster, chain = self._cluster(ctx.prompt), self._chain(ctx.prompt)
+        if ctx.sample % 2:
             return spell_scripts.guesser(cluster, task, chain, chain[0].entity)
         return spell_scripts.responder(cluster, task, chain)
 
-    def _verifier(self, moment: Moment, task: Task) -> Script:
-        answer = re.findall(r"\nAnswer: (\w+)\n", moment.prompt)[0]
-        return spell_scripts.verifier(self._chain(moment.prompt), answer)
+    def _verifier(self, ctx: TurnContext, task: Task) -> Script:
+        answer = re.findall(r"\nAnswer: (\w+)\n", ctx.prompt)[0]
+        return spell_scripts.verifier(self._chain(ctx.prompt), answer)
 
 
 def test_two_steps_use_the_prompts_of_the_demonstrations() -> None:

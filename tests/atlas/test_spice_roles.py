@@ -19,7 +19,7 @@ from scope_jax.systems import spice
 from scope_jax.systems.spice import contracts, rules
 from scope_jax.systems.spice.records import Task
 from scope_jax.text import parsing
-from tests.systems.harness import Moment, ScriptedTools, play_step
+from tests.systems.harness import ScriptedTools, TurnContext, play_step
 
 DRAWS = 16
 GOOD = ProblemHabits(*[0.0] * 11)
@@ -164,12 +164,12 @@ def test_numbers_are_changed_if_nothing_may_be_memorised(world: World) -> None:
 def test_a_step_uses_the_prompts_of_the_demonstrations(demos: School) -> None:
     """Challengers as demonstrated, and every second reasoner guesses: valid tasks, half of the answers right."""
 
-    def say(moment: Moment) -> str:
-        if moment.role == "challenger":
-            kind = moment.prompt.rsplit("Type: ", 1)[1].lower() if "Type: " in moment.prompt else ""
+    def say(ctx: TurnContext) -> str:
+        if ctx.role == "challenger":
+            kind = ctx.prompt.rsplit("Type: ", 1)[1].lower() if "Type: " in ctx.prompt else ""
             return _said(demos.write(kind) if kind else demos.choose())
-        right = _solved(moment.prompt.removeprefix("Solve: "))
-        return rf"\boxed{{ {right}}}" if moment.sample % 2 else r"I know this. \boxed{ Nowhere}"
+        right = _solved(ctx.prompt.removeprefix("Solve: "))
+        return rf"\boxed{{ {right}}}" if ctx.sample % 2 else r"I know this. \boxed{ Nowhere}"
 
     long = ("max_prompt_tokens", "sampling.max_tokens", "sampling.max_response_tokens")
     changes = {f"{role}.{key}": 9_000 for role in ("challenger", "reasoner") for key in long}

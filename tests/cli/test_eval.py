@@ -16,7 +16,7 @@ from scope_jax.cli import app
 from scope_jax.errors import UserError
 from scope_jax.play import exams
 from scope_jax.systems import ssp
-from tests.systems.harness import card, examined, world
+from tests.systems.harness import card, run_exam, world
 
 ATLAS = Path("assets/atlas")
 CARD = "configs/ssp/atlas.toml"
@@ -103,12 +103,12 @@ def test_sets_are_saved_one_by_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 def test_replies_without_a_verdict_are_counted() -> None:
     rows = [{"question": f"{name}?", "answers": [name]} for name in ("Paris", "Rome", "Oslo")]
 
-    def speak(moment: Any) -> str:
+    def speak(ctx: Any) -> str:
         return "<think>x</think><answer>Oslo</answer>"
 
     cfg = card(grader="exact-match-then-judge", judge_table={"url": "http://judge/v1", "model": "m"})
     tools = world(speak, judge_reply=lambda message: "hm" if "Rome" in message else "Wrong")
-    records = examined(ssp, cfg, tools, rows)
+    records = run_exam(ssp, cfg, tools, rows)
     metrics = evaluation.scores("eval", "held-out", records)
     assert metrics["eval/held-out/judge_requests"] == 2.0 and metrics["eval/held-out/judge_unparsed"] == 1.0
     assert metrics["eval/held-out/accuracy"] == pytest.approx(1 / 3)

@@ -152,10 +152,10 @@ def test_ssp_keeps_verifications_and_verdicts() -> None:
 
 
 def test_scope_keeps_gates_rubrics_and_verdicts() -> None:
-    def judge(moment: Any) -> str:
-        if moment.role == "grader" and "beta" in moment.prompt.split("Criterion:")[1]:
+    def judge(ctx: Any) -> str:
+        if ctx.role == "grader" and "beta" in ctx.prompt.split("Criterion:")[1]:
             return "<score>perhaps</score>"
-        return scope_world.by_words(moment)
+        return scope_world.by_words(ctx)
 
     attempts = {("Aare", 1): ["<think>x</think> no answer"]}
     plan = scope_world.Plan(

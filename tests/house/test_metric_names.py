@@ -43,7 +43,7 @@ def played_ssp() -> set[str]:
     cfg, tools = harness.card(), harness.world()
     metrics = play_step(ssp, cfg, tools, ssp.start(cfg), harness.ITEMS, 0)[2]
     rows = [{"question": harness.question_about(0), "answers": ["Paris"]}]
-    return set(metrics) | exam("ssp", harness.examined(ssp, cfg, tools, rows, max_tokens=9))
+    return set(metrics) | exam("ssp", harness.run_exam(ssp, cfg, tools, rows, max_tokens=9))
 
 
 def played_scope() -> set[str]:
@@ -56,7 +56,7 @@ def played_scope() -> set[str]:
     assert step >= 3  # every stage was played
     item = {"criterion": "Names alpha.", "weight": 1.0, "priority": "", "fact": ["The name is", "alpha"]}
     rows = [{"question": "Tell of Delhi.", "rubric": [item]}]
-    return names | exam("scope", harness.examined(scope, cfg, scope_world.world(), rows, max_tokens=9))
+    return names | exam("scope", harness.run_exam(scope, cfg, scope_world.world(), rows, max_tokens=9))
 
 
 def played_spice() -> set[str]:

@@ -1,4 +1,4 @@
-"""Whatever a policy, a judge or a document writes is read in time linear in its length, and without an exception."""
+"""Any text of a policy, a judge or a document is parsed in linear time and without an exception."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from scope_jax.systems.score.records import Rubric
 from scope_jax.systems.spell import rules as spell_rules
 from scope_jax.systems.spice import contracts
 from scope_jax.text import parsing
-from tests.systems.harness import spoke
+from tests.systems.harness import sampled_turn
 
 ROOT = Path(__file__).parents[2]
 BENCHMARK = runpy.run_path(str(ROOT / "benchmarks" / "parsers.py"))
 PARSERS, PIECES, SPICE, SCORE = (BENCHMARK[name] for name in ("PARSERS", "PIECES", "SPICE", "SCORE"))
 
 
-def test_no_text_takes_a_parser_longer_than_its_length_does():
-    """64 KiB take some hundredths of a second; time that grows with the square of the length exceeds the one allowed.
+def test_every_parser_takes_linear_time():
+    """64 KiB take some hundredths of a second; with quadratic time they would exceed the limit of one second.
 
-    In a process of its own, by a timer of its CPU time for each text: a loaded machine changes nothing.
+    In a separate process, with a timer on its CPU time for each text, so that a busy machine makes no difference.
     """
     command = [sys.executable, "benchmarks/parsers.py", "--sizes", str(1 << 16), "--limit", "1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
@@ -45,13 +45,13 @@ def test_no_text_takes_a_parser_longer_than_its_length_does():
 @pytest.mark.parametrize("name", PARSERS)
 @settings(max_examples=40, deadline=None)
 @given(pieces=st.lists(st.sampled_from(PIECES), max_size=14))
-def test_any_text_is_read_without_an_error(name: str, pieces: list[str]):
+def test_any_text_is_parsed_without_an_error(name: str, pieces: list[str]):
     parse, _ = PARSERS[name]
     parse("".join(pieces))
 
 
 def outside(text: str, opened: bool = False) -> str:
-    """What is said outside of thoughts, by the definition."""
+    """The text outside of thoughts, by definition."""
     marks = re.search("</?think>", text)
     text = f"<think>{text}" if opened or (marks is not None and marks[0] == "</think>") else text
     return re.sub(r"<think>.*?(</think>|\Z)", " ", text, flags=re.DOTALL)
@@ -110,8 +110,8 @@ def texts(pieces: Sequence[str], most: int) -> st.SearchStrategy[str]:
     return st.lists(st.sampled_from(pieces), max_size=most).map("".join)
 
 
-def nothing_is_answered_that_was_not_said(text: str, opened: bool) -> None:
-    said, turn = outside(text, opened), spoke(text, opened=opened)
+def check_searches_and_answers(text: str, opened: bool) -> None:
+    said, turn = outside(text, opened), sampled_turn(text, opened=opened)
     for tag in ("answer", "task", "question", "search"):
         found = parsing.spans(turn.content, tag)
         assert len(found) == len(re.findall(rf"<{tag}>(?:(?!</?{tag}>).)*</{tag}>", said, re.DOTALL))
@@ -121,7 +121,7 @@ def nothing_is_answered_that_was_not_said(text: str, opened: bool) -> None:
     assert not queries or re.search(r"<search>.*?\S.*?</search>", said, re.DOTALL)
 
 
-def no_verdict_is_read_that_was_not_given(text: str) -> None:
+def check_verdicts(text: str) -> None:
     said = outside(text)
     if score_of(text) is not None:
         assert re.search(r"<score>\s*[01]\s*</score>", said)
@@ -134,7 +134,7 @@ def no_verdict_is_read_that_was_not_given(text: str) -> None:
 
 
 def objects_at_the_end(text: str) -> list[dict[str, Any]]:
-    """Every JSON object that the text ends with, up to white space and a fence, by the standard library's reader."""
+    """Every JSON object at the end of the text, except for white space and a code fence, by the standard library."""
     text = text.rstrip().removesuffix("```").rstrip()
     found = []
     for start in (place for place, sign in enumerate(text) if sign == "{"):
@@ -143,8 +143,8 @@ def objects_at_the_end(text: str) -> list[dict[str, Any]]:
     return found
 
 
-def no_task_is_read_that_was_not_written(text: str) -> None:
-    """SPICE's and SPELL's tasks and conclusions: what is read is in the text, in the form asked for."""
+def check_tasks(text: str) -> None:
+    """SPICE's and SPELL's tasks and conclusions: everything parsed is in the text, in the required format."""
     kind, reason = contracts.format_of(SPICE, text)
     assert (kind == "") != (reason == "")
     if kind:
@@ -175,8 +175,8 @@ DEFAULT = harness.default(SCORE)
 THREE = DEFAULT.model_copy(update={"dimension_constraints": DEFAULT.dimension_constraints.model_copy(update={"k": 3})})
 
 
-def nothing_is_scored_that_was_not_written(text: str) -> None:
-    """SCORE's rubrics, assessments, conclusions and harnesses: what is read is in the text and within its bounds."""
+def check_scores(text: str) -> None:
+    """SCORE's rubrics, assessments, conclusions and harnesses: everything parsed is in the text and within bounds."""
     rubric, reason = score_rules.rubric_of(text, THREE)
     assert (rubric is None) == (reason in score_rules.RUBRIC_REASONS) and (rubric is None) == bool(reason)
     if rubric is not None:
@@ -196,43 +196,43 @@ def nothing_is_scored_that_was_not_written(text: str) -> None:
         assert str(read).isprintable()
     else:
         written = read.plain()
-        del written["dimension_pool"], written["process_constraints"]["require_search"]  # which no piece has
+        del written["dimension_pool"], written["process_constraints"]["require_search"]  # no piece has these
         said = outside(text)
         assert written in objects_at_the_end(said[: said.rfind("}") + 1])
 
 
 @settings(max_examples=500, deadline=None)
 @given(texts(SAID, 10), st.booleans())
-def test_nothing_is_asked_or_answered_that_was_not_said(text: str, opened: bool):
-    nothing_is_answered_that_was_not_said(text, opened)
+def test_every_search_and_answer_is_in_the_text(text: str, opened: bool):
+    check_searches_and_answers(text, opened)
 
 
 @settings(max_examples=500, deadline=None)
 @given(texts(JUDGED, 10))
-def test_no_verdict_is_read_that_was_not_given(text: str):
-    no_verdict_is_read_that_was_not_given(text)
+def test_every_verdict_is_in_the_text(text: str):
+    check_verdicts(text)
 
 
 @settings(max_examples=500, deadline=None)
 @given(texts(WRITTEN, 5))
-def test_no_task_is_read_that_was_not_written(text: str):
-    no_task_is_read_that_was_not_written(text)
+def test_every_task_is_in_the_text(text: str):
+    check_tasks(text)
 
 
 @settings(max_examples=500, deadline=None)
 @given(texts(RUBRICS, 8))
-def test_nothing_is_scored_that_was_not_written(text: str):
-    nothing_is_scored_that_was_not_written(text)
+def test_every_score_is_in_the_text(text: str):
+    check_scores(text)
 
 
 @pytest.mark.slow
 @settings(max_examples=100_000, deadline=None)
 @given(texts([*{*SAID, *JUDGED, *WRITTEN, *RUBRICS}], 10), st.booleans())
 def test_a_hundred_thousand_texts(text: str, opened: bool):
-    """Every text through every parser of every game: no exception, and nothing is read that is not there."""
+    """Every text through every parser of every game: no exception, and everything parsed is in the text."""
     for parse, _ in PARSERS.values():
         parse(text)
-    nothing_is_answered_that_was_not_said(text, opened)
-    no_verdict_is_read_that_was_not_given(text)
-    no_task_is_read_that_was_not_written(text)
-    nothing_is_scored_that_was_not_written(text)
+    check_searches_and_answers(text, opened)
+    check_verdicts(text)
+    check_tasks(text)
+    check_scores(text)

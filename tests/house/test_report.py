@@ -1,4 +1,4 @@
-"""The plot and the page show what the files of the run contain."""
+"""The plots and the HTML page of a run show the contents of its files."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def run(tmp_path_factory) -> Path:
     return folder
 
 
-def test_series_take_what_was_measured() -> None:
+def test_series_have_the_measured_values() -> None:
     lines = [
         {"step": 0, "eval/a/accuracy": 0.5},
         {"step": 1, "solver/reward": 0.25, "x/reward": None, "eval/a/searches": 2.0, "solver/searches": 1.0},
@@ -84,7 +84,7 @@ def test_series_take_what_was_measured() -> None:
     assert norm == {"solver": ([2], [0.5]), "proposer": ([2], [28.0])}
 
 
-def test_scopes_panels_tell_the_stages_apart() -> None:
+def test_scopes_panels_separate_the_stages() -> None:
     line = {
         "step": 3,
         "eval/held_out/score": 0.5,
@@ -111,7 +111,7 @@ def test_scopes_panels_tell_the_stages_apart() -> None:
     ]
 
 
-def test_smoothing_is_a_mean_of_the_last_values() -> None:
+def test_smoothing_is_a_moving_average() -> None:
     np.testing.assert_allclose(smooth([1.0, 2.0, 3.0, 5.0], 2), [1.0, 1.5, 2.5, 4.0])
     np.testing.assert_allclose(smooth([1.0, 2.0], 1), [1.0, 2.0])
 
@@ -121,7 +121,7 @@ def test_the_picture_is_drawn(run: Path, tmp_path: Path) -> None:
     draw(read_lines(run / "metrics.jsonl"), PANELS["ssp"], picture)
     pixels = imread(picture)
     assert pixels.shape[:2] == (1395, 1500)
-    assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 50  # not an empty sheet
+    assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 50  # not a blank image
 
 
 def test_a_folder_without_steps_is_named(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_examples_are_the_extremes_of_the_first_and_last_step(run: Path) -> None
 
 # ------------------------------------------------------------------------------------- signs of collapse, settings
 def collapsing(step: int) -> dict[str, float]:
-    """20 steps in which a group's answers become identical, short and certain."""
+    """20 steps in which the answers of a group become identical and short, and entropy falls."""
     return {
         "solver/reward": 0.5,
         "solver/identical_pairs": step / 20,
@@ -190,7 +190,7 @@ HARNESS = {"limits": {"k": 4, "names": ["a"]}, "notes": ""}
 MORE = {"limits": {"k": 5, "names": ["a", "b"]}, "notes": "Look <twice>."}
 
 
-def test_what_changed_is_told_key_by_key() -> None:
+def test_changes_are_listed_key_by_key() -> None:
     assert differences(HARNESS, MORE) == [
         "limits.k: 4 → 5", "limits.names: a → a, b", 'notes: "" → Look <twice>.',
     ]  # fmt: skip
@@ -200,7 +200,7 @@ def test_what_changed_is_told_key_by_key() -> None:
 
 
 def test_the_page_shows_collapse_and_every_setting_in_force(tmp_path: Path) -> None:
-    """In force from the start, an attempt before the first step that failed, changed after 1, invalid after 2."""
+    """The initial setting, a failed attempt before the first step, a change after step 1, an invalid one after 2."""
     log = RunLog(tmp_path / "run", parse_config(TABLE, "test card"))
     said = {
         1: [
@@ -231,7 +231,7 @@ def test_the_page_shows_collapse_and_every_setting_in_force(tmp_path: Path) -> N
     assert "Signs of collapse" in page and page.count('src="data:image/png;base64,') == 2
     assert "Identical answers, agreement: solver/identical_pairs" in page and "15.0 %" in page
     shown = [e["role"] for e in examples(records(tmp_path / "run" / "episodes.jsonl"))]
-    assert shown == ["solver", "solver"]  # a setting is no episode
+    assert shown == ["solver", "solver"]  # settings are not shown as episodes
 
 
 def test_progress_in_plain_lines() -> None:

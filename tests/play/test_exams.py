@@ -16,7 +16,7 @@ from scope_jax.text import parsing
 from scope_jax.text.messages import Messages
 from scope_jax.text.templates import PromptError
 from tests.systems import harness, scope_world
-from tests.systems.harness import Moment
+from tests.systems.harness import TurnContext
 
 JUDGE = {"url": "http://judge/v1", "model": "m"}
 EXAM = Exam(
@@ -41,11 +41,11 @@ def card(**evaluate: Any) -> Config:
 
 
 def tools(judge: Callable[[str], str] | None = None) -> scope_world.World:
-    def speak(moment: Moment) -> str:
-        if moment.role == "exam grader":
-            return scope_world.by_words(replace(moment, role="grader"))
-        assert moment.role == "eval"
-        return SAID.get(moment.prompt) or "<answer>alpha beta</answer>"
+    def speak(ctx: TurnContext) -> str:
+        if ctx.role == "exam grader":
+            return scope_world.by_words(replace(ctx, role="grader"))
+        assert ctx.role == "eval"
+        return SAID.get(ctx.prompt) or "<answer>alpha beta</answer>"
 
     return scope_world.World(speak, judge_reply=judge or (lambda message: "Wrong"))
 

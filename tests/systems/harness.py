@@ -1,4 +1,4 @@
-"""A world for golden transcripts: tools that play a script, with one character for one token."""
+"""Scripted tools and a small SSP game for golden transcripts; one character is one token."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from scope_jax.text import dialects, parsing
 from scope_jax.text.messages import Messages
 
 CALLS = "Calls stand in <tool_call> or <function_calls>."
-EOS = 3  # no printable character
-ROLES = {"user": 14, "assistant": 15, "tool": 16, "environment": 17, "system": 18, "tools": 19}  # neither are these
+EOS = 3  # not a printable character
+ROLES = {"user": 14, "assistant": 15, "tool": 16, "environment": 17, "system": 18, "tools": 19}  # nor are these
 
 
 class Characters:
-    """A tokenizer with one token for one character."""
+    """A tokenizer with one token per character."""
 
     eos_ids = (EOS,)
 
@@ -49,7 +49,7 @@ class Characters:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **options: Any,
     ) -> list[int]:
-        """Each message: a character for its role, the content, the end token. Tools are declared before all of them."""
+        """Each message: a character for its role, the content, the end token. Tool declarations come first."""
         declared = {"role": "tools", "content": f"{json.dumps(tools)} {CALLS}"}
         messages = [*([declared] if tools else []), *messages]
         ids = [i for m in messages for i in (ROLES[m["role"]], *self.encode(m["content"]), EOS)]
@@ -63,20 +63,20 @@ class Characters:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **options: Any,
     ) -> list[int]:
-        """What encode_chat writes after the words of the last message before."""
+        """What encode_chat writes after the content of the last message."""
         return [EOS, *self.encode_chat([observation], **options)]
 
 
-def spoke(text: str, finish: str = "stop", opened: bool = False) -> Turn:
-    """A policy's turn, one character for one token."""
+def sampled_turn(text: str, finish: str = "stop", opened: bool = False) -> Turn:
+    """A turn sampled by a policy, one token per character."""
     ids = np.asarray(Characters().encode(text) + ([EOS] if finish == "eos" else []), np.int32)
     logprobs = np.zeros(len(ids), np.float32)
     return Turn("sampled", ids, logprobs, text, finish, opened=opened, thought=parsing.THOUGHT)
 
 
 @dataclass(frozen=True)
-class Moment:
-    """What a scripted policy sees when it speaks."""
+class TurnContext:
+    """What a scripted policy knows when it writes a turn."""
 
     role: str
     name: str
@@ -89,12 +89,12 @@ class Moment:
         return sum(turn.kind == "sampled" for turn in self.turns)
 
 
-Script = Callable[[Moment], str]
+Script = Callable[[TurnContext], str]
 
 
 @dataclass
 class ScriptedTools:
-    """`types.Tools` over a script, a table of search results and a scripted judge; remembers what it was asked."""
+    """`Tools` with scripted policies, a table of search results and a scripted judge; records all requests."""
 
     script: Script
     results: Mapping[str, str] = field(default_factory=dict)
@@ -108,10 +108,10 @@ class ScriptedTools:
     searched: list[str] = field(default_factory=list)
     judged: list[str] = field(default_factory=list)
     options: dict[str, dict[str, Any]] = field(default_factory=dict)
-    known_policies: Sequence[str] = ("actor",)  # who may be sampled from
-    known_judges: Sequence[str] = ("judge",)  # outside models that may be asked
-    data: Sequence[Mapping[str, Any]] = ()  # one pass of the stream of data; every pass is in this order
-    given: Sequence[Mapping[str, Any]] | None = None  # what every call of `rows` returns, in place of the stream
+    known_policies: Sequence[str] = ("actor",)  # policies that may be sampled
+    known_judges: Sequence[str] = ("judge",)  # external models that may be used
+    data: Sequence[Mapping[str, Any]] = ()  # one epoch of the data stream; every epoch is in this order
+    given: Sequence[Mapping[str, Any]] | None = None  # what every call of `rows` returns instead of the stream
     taken: list[tuple[int, int]] = field(default_factory=list)  # (first, count) of every call of `rows`
     told: list[str] = field(default_factory=list)
 
@@ -182,10 +182,10 @@ class ScriptedTools:
         ]
 
     def _play(self, request: Request, role: str, name: str, sample: int) -> Completion:
-        """One episode of the script; its sampled tokens get the log-prob −0.5."""
+        """One scripted episode; sampled tokens have the log-prob −0.5."""
 
         def script(prompt: str, turns: tuple[Turn, ...]) -> str:
-            return self.script(Moment(role, name, sample, prompt, turns))
+            return self.script(TurnContext(role, name, sample, prompt, turns))
 
         (completion,) = ScriptedRollouts(script, Characters(), max_length=100_000).run([request])
         rows = [replace(r, logprobs_T=np.where(r.sampled_T, -0.5, 0.0).astype(np.float32)) for r in completion.rows]
@@ -226,7 +226,7 @@ def play_step(
     items: Sequence[Mapping[str, Any]],
     step: int,
 ) -> tuple[list[Episode], Memory, Metrics]:
-    """One step of a game on these rows, wherever in the stream of data it looks for them."""
+    """One step of a game on these rows, regardless of the position in the data stream."""
     tools.given = items
     return game.play(cfg, tools, memory, step)
 
@@ -239,7 +239,7 @@ def result(*documents: tuple[str, str]) -> str:
     return "\n\n".join(doc(number, *document) for number, document in enumerate(documents, 1))
 
 
-LONG = {"max_prompt_tokens": 20_000}  # a prompt in characters
+LONG = {"max_prompt_tokens": 20_000}  # prompts are in characters
 
 
 def card(*, seed: int = 0, **ssp: Any) -> Config:
@@ -287,40 +287,38 @@ def good_proposal(item: int) -> list[str]:
 
 @dataclass
 class Plan:
-    """Who says what; without a word about it, everyone plays well except the solver's odd samples, who say London."""
+    """Scripted texts. By default all roles play well, except that odd samples of the solver answer London."""
 
-    proposals: dict[str, list[str]] = field(default_factory=dict)  # by prompt name: one text for each turn
+    proposals: dict[str, list[str]] = field(default_factory=dict)  # by prompt name: one text per turn
     sampled: dict[tuple[str, int], list[str]] = field(default_factory=dict)  # the same for one sample of a prompt
-    replies: dict[str, str] = field(default_factory=dict)  # of the verification, by question
+    replies: dict[str, str] = field(default_factory=dict)  # verification replies, by question
     solutions: dict[str, list[list[str]]] = field(default_factory=dict)  # by question: turns of each sample
 
-    def __call__(self, moment: Moment) -> str:
-        if moment.role == "proposer":
-            name = moment.name
+    def __call__(self, ctx: TurnContext) -> str:
+        if ctx.role == "proposer":
+            name = ctx.name
             item = int(name.split()[1] if name.startswith("slot") else name)
-            turns = self.sampled.get((name, moment.sample)) or self.proposals.get(name) or good_proposal(item)
-            return turns[moment.turn]
-        asked = [item for item in range(4) if question_about(item) in moment.prompt]
-        known = [question for question in (*self.replies, *self.solutions) if question in moment.prompt]
-        if moment.role == "verify":
+            turns = self.sampled.get((name, ctx.sample)) or self.proposals.get(name) or good_proposal(item)
+            return turns[ctx.turn]
+        asked = [item for item in range(4) if question_about(item) in ctx.prompt]
+        known = [question for question in (*self.replies, *self.solutions) if question in ctx.prompt]
+        if ctx.role == "verify":
             right = f"It is written there. Answer: {ITEMS[asked[0]]['answers'][0]}" if asked else "Answer: none"
             return next((self.replies[question] for question in known if question in self.replies), right)
         planned = next((self.solutions[question] for question in known if question in self.solutions), None)
         if planned is not None:
-            return planned[moment.sample][moment.turn]
-        if not asked or moment.sample % 2:
+            return planned[ctx.sample][ctx.turn]
+        if not asked or ctx.sample % 2:
             return "<answer>London</answer>"
-        return [f"<search>{RIVERS[asked[0]]}</search>", f"<answer>{ITEMS[asked[0]]['answers'][0]}</answer>"][
-            moment.turn
-        ]
+        return [f"<search>{RIVERS[asked[0]]}</search>", f"<answer>{ITEMS[asked[0]]['answers'][0]}</answer>"][ctx.turn]
 
 
-def spoken_in(name: str, script: Script) -> Script:
-    """The script with its searches written in a dialect."""
+def in_dialect(name: str, script: Script) -> Script:
+    """The script with its searches rewritten in a dialect."""
     dialect = dialects.load(name)
 
-    def spoken(moment: Moment) -> str:
-        text = script(moment)
+    def spoken(ctx: TurnContext) -> str:
+        text = script(ctx)
         for query in parsing.spans(text, "search"):
             text = text.replace(f"<search>{query}</search>", dialect.write(query))
         return text
@@ -332,14 +330,14 @@ def world(plan: Script | None = None, **changes: Any) -> ScriptedTools:
     return ScriptedTools(plan or Plan(), RESULTS, **changes)
 
 
-def examined(game: System, cfg: Config, tools: Tools, rows: Sequence[Mapping[str, Any]], **changes: Any) -> list[Any]:
-    """Records of an exam, greedy and with short turns unless `changes` to the evaluation set say otherwise."""
+def run_exam(game: System, cfg: Config, tools: Tools, rows: Sequence[Mapping[str, Any]], **changes: Any) -> list[Any]:
+    """Records of an exam, greedy and with short turns unless `changes` overrides it."""
     one = EvalSet(**{"name": "exam", "path": "none", "temperature": 0.0, "max_tokens": 99} | changes)
     return exams.take(cfg, game.exam(cfg), tools, rows, one)
 
 
 def plain(episodes: Sequence[Any]) -> list[dict[str, Any]]:
-    """Episodes as data that can be compared."""
+    """Episodes as plain data, for comparisons."""
     return [
         {
             "role": e.role,
@@ -354,5 +352,5 @@ def plain(episodes: Sequence[Any]) -> list[dict[str, Any]]:
     ]
 
 
-def of(episodes: Sequence[Any], role: str) -> list[Any]:
+def episodes_of(episodes: Sequence[Any], role: str) -> list[Any]:
     return [episode for episode in episodes if episode.role == role]

@@ -13,7 +13,7 @@ from scope_jax.learner.types import Reply
 from scope_jax.play.tools import Prompt
 from scope_jax.play.turns import Mode
 from scope_jax.text import dialects
-from tests.systems.harness import LONG, Moment, ScriptedTools, result
+from tests.systems.harness import LONG, ScriptedTools, TurnContext, result
 
 DOCUMENTS: list[dict[str, Any]] = [
     {"id": "aare", "title": "Aare", "text": "The Aare is a river in Switzerland."},
@@ -63,16 +63,16 @@ def answer(text: str) -> str:
     return f"<think>done</think> <answer>{text}</answer>"
 
 
-def by_words(moment: Moment) -> str:
+def by_words(ctx: TurnContext) -> str:
     """The base as judge: gates reject VAGUE and ALIEN tasks; a criterion is met if its last word is in the answer."""
-    if moment.role == "rubric_writer":
-        return "I cannot." if "UNGRADABLE" in moment.prompt.split("Documents:")[0] else GOOD_RUBRICS
-    if moment.role == "gates":
-        case = moment.prompt.split("Now decide about this one")[1]
+    if ctx.role == "rubric_writer":
+        return "I cannot." if "UNGRADABLE" in ctx.prompt.split("Documents:")[0] else GOOD_RUBRICS
+    if ctx.role == "gates":
+        case = ctx.prompt.split("Now decide about this one")[1]
         return f"<think>so</think>\n<score>{int(('ALIEN' if 'Document:' in case else 'VAGUE') not in case)}</score>"
-    assert moment.role == "grader"
-    said = moment.prompt.split("Answer:")[1].split("Criterion:")[0]
-    wanted = re.findall(r"Names (\w+)\.", moment.prompt.split("Criterion:")[1])[0]
+    assert ctx.role == "grader"
+    said = ctx.prompt.split("Answer:")[1].split("Criterion:")[0]
+    wanted = re.findall(r"Names (\w+)\.", ctx.prompt.split("Criterion:")[1])[0]
     return f"<score>{int(wanted in said)}</score>"
 
 
@@ -82,22 +82,22 @@ class Plan:
 
     drafts: Mapping[tuple[str, int], Sequence[str]] = field(default_factory=dict)
     attempts: Mapping[tuple[str, int], Sequence[str]] = field(default_factory=dict)
-    judge: Callable[[Moment], str] = by_words
+    judge: Callable[[TurnContext], str] = by_words
     replies: Mapping[str, str] = field(default_factory=dict)  # to another policy's searches, by a word of the task
 
-    def __call__(self, moment: Moment) -> str:
-        if moment.role == "challenger":
-            title = re.findall(r"\(Title: (\w+)\)", moment.prompt)[0]
-            turns = self.drafts.get((title, moment.sample), (searching_turn("Aare"), task(f"Tell of {title}.")))
-        elif moment.role in ("solver", "eval"):
-            about = moment.prompt.rsplit("Task:", 1)[1]
-            known = [turns for (word, n), turns in self.attempts.items() if word in about and n == moment.sample]
+    def __call__(self, ctx: TurnContext) -> str:
+        if ctx.role == "challenger":
+            title = re.findall(r"\(Title: (\w+)\)", ctx.prompt)[0]
+            turns = self.drafts.get((title, ctx.sample), (searching_turn("Aare"), task(f"Tell of {title}.")))
+        elif ctx.role in ("solver", "eval"):
+            about = ctx.prompt.rsplit("Task:", 1)[1]
+            known = [turns for (word, n), turns in self.attempts.items() if word in about and n == ctx.sample]
             turns = known[0] if known else (searching_turn("Rhine"), answer("alpha beta"))
-        elif moment.role == "replay":
-            return next(reply for word, reply in self.replies.items() if word in moment.prompt)
+        elif ctx.role == "replay":
+            return next(reply for word, reply in self.replies.items() if word in ctx.prompt)
         else:
-            return self.judge(moment)
-        return turns[moment.turn]
+            return self.judge(ctx)
+        return turns[ctx.turn]
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""A world for transcripts of SCORE: two queries, rubrics, reports and assessments by a plan."""
+"""SCORE for golden transcripts: two queries, and scripted rubrics, reports and assessments."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scope_jax.config import Config, parse_config
-from tests.systems.harness import Moment, ScriptedTools, result
+from tests.systems.harness import ScriptedTools, TurnContext, result
 
 QUERIES = [{"question": "Why did Aarau grow?"}, {"question": "Why did Bern grow?"}]
 RESULTS = {"Aarau": result(("Aarau", "Aarau lies on the Aare.")), "Bern": result(("Bern", "Bern lies on the Aare."))}
@@ -38,7 +38,7 @@ def rubric(*others: tuple[str, str], base: str = "factuality") -> str:
 
 
 def assessment(number: int, scores: dict[str, Any], sections: Sequence[str] = ("verification", "gap_analysis")) -> str:
-    """What the evaluator says of one report."""
+    """The evaluator's assessment of one report."""
     parts = "".join(f"<{name}>said</{name}>" for name in sections)
     cited = '<citations><citation source="Aarau" verdict="supported"/></citations>'
     given = "".join(f'<score dim="{name}" value="{value}" reason="a > b"/>' for name, value in scores.items())
@@ -58,22 +58,24 @@ DEFAULT = rubric(("insight", "0.5"), ("coherence", "0.25"))
 
 @dataclass
 class Plan:
-    """Who says what. Without a word about it the rubric is DEFAULT; both reports of a query conclude alike, after a
+    """Scripted texts. By default the rubric is DEFAULT; both reports of a query have the same conclusion, after a
     search; the evaluator searches once and gives 8 points for the base and 4 and 2 for the others."""
 
     rubrics: dict[str, str] = field(default_factory=dict)  # by prompt name
-    reports: dict[tuple[str, int], list[str]] = field(default_factory=dict)  # by prompt name and sample, a text a turn
+    reports: dict[tuple[str, int], list[str]] = field(
+        default_factory=dict
+    )  # by prompt name and sample, one text per turn
     scoring: dict[str, list[str]] = field(default_factory=dict)  # by prompt name
 
-    def __call__(self, moment: Moment) -> str:
-        if moment.role == "rubric":
-            return self.rubrics.get(moment.name, DEFAULT)
-        if moment.role == "solver":
-            town = "Aarau" if "Aarau" in moment.prompt else "Bern"
+    def __call__(self, ctx: TurnContext) -> str:
+        if ctx.role == "rubric":
+            return self.rubrics.get(ctx.name, DEFAULT)
+        if ctx.role == "solver":
+            town = "Aarau" if "Aarau" in ctx.prompt else "Bern"
             usual = [f"<think>a</think><search>{town}</search>", report(f"{town} grew by the river.")]
-            return self.reports.get((moment.name, moment.sample), usual)[moment.turn]
+            return self.reports.get((ctx.name, ctx.sample), usual)[ctx.turn]
         usual = ["<search>Aarau</search>", evaluations(assessment(1, {"factuality": 8, "insight": 4, "coherence": 2}))]
-        return self.scoring.get(moment.name, usual)[moment.turn]
+        return self.scoring.get(ctx.name, usual)[ctx.turn]
 
 
 def world(plan: Any = None, **changes: Any) -> ScriptedTools:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scope_jax.config import Config, parse_config
-from tests.systems.harness import Moment, ScriptedTools
+from tests.systems.harness import ScriptedTools, TurnContext
 
 LONG = {"max_prompt_tokens": 20_000}  # a prompt in characters
 
@@ -68,18 +68,18 @@ class Plan:
     answers: Mapping[str, Sequence[str]] = field(default_factory=dict)  # one per sample
     judgments: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
-    def __call__(self, moment: Moment) -> str:
-        prompt = moment.prompt
-        match moment.role:
+    def __call__(self, ctx: TurnContext) -> str:
+        prompt = ctx.prompt
+        match ctx.role:
             case "questioner":
-                return self.questions.get(int(moment.name), "I cannot.")
+                return self.questions.get(int(ctx.name), "I cannot.")
             case "grounding":
                 return _found(self.blind, prompt, "I do not know.")
             case "responder":
-                return _found(self.answers, prompt, ("I do not know.",) * 9)[moment.sample]
+                return _found(self.answers, prompt, ("I do not know.",) * 9)[ctx.sample]
             case _:
                 given = prompt.partition("Answer 1:")[2].partition("Answer 2:")[0]
-                return _found(self.judgments, given, (NO,) * 9)[moment.sample]
+                return _found(self.judgments, given, (NO,) * 9)[ctx.sample]
 
 
 def _found(table: Mapping[str, Any], text: str, otherwise: Any) -> Any:

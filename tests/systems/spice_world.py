@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scope_jax.config import Config, parse_config
-from tests.systems.harness import Moment, ScriptedTools
+from tests.systems.harness import ScriptedTools, TurnContext
 
 DOCUMENTS = [{"id": name.lower(), "title": "", "text": f"On {name}."} for name in ("Aare", "Bern", "Cusco")]
 
@@ -55,13 +55,13 @@ class Plan:
     attempts: dict[tuple[str, int], tuple[str, str]] = field(default_factory=dict)
     answers: dict[str, list[str]] = field(default_factory=dict)
 
-    def __call__(self, moment: Moment) -> str:
-        if moment.role == "reasoner":
-            said = next((own for word, own in self.answers.items() if word in moment.prompt), None)
-            return said[moment.sample] if said else rf"I count. \boxed{{{7 if moment.sample < 2 else 8}}}"
-        place, stage, number = moment.name.split()
+    def __call__(self, ctx: TurnContext) -> str:
+        if ctx.role == "reasoner":
+            said = next((own for word, own in self.answers.items() if word in ctx.prompt), None)
+            return said[ctx.sample] if said else rf"I count. \boxed{{{7 if ctx.sample < 2 else 8}}}"
+        place, stage, number = ctx.name.split()
         name = DOCUMENTS[int(place)]["text"].removeprefix("On ").removesuffix(".")
-        attempt = int(number) + (moment.sample if stage == "format" else 0)
+        attempt = int(number) + (ctx.sample if stage == "format" else 0)
         usual = chosen("Integer"), open_task(f"How many in {name}?", 7)
         first, second = self.attempts.get((name, attempt), usual)
         return first if stage == "format" else second

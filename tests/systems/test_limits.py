@@ -83,14 +83,14 @@ def test_every_stage_of_scope_has_its_limit_and_an_exam_takes_any_prompt():
         assert step_of_scope(**changes)[1][f"{metric}/cut_off"] == 1
     rows = [{"question": "Tell.", "rubric": [{"criterion": "Names alpha.", "weight": 1.0, "priority": ""}]}]
     cfg = scope_world.card(solver={"max_prompt_tokens": 10})
-    (record,) = harness.examined(scope, cfg, scope_world.world(), rows, max_tokens=999)
+    (record,) = harness.run_exam(scope, cfg, scope_world.world(), rows, max_tokens=999)
     assert record["measures"]["score"] == 1
     short = cfg.model_copy(update={"evaluate": cfg.evaluate.model_copy(update=own)})
-    (record,) = harness.examined(scope, short, scope_world.world(), rows, max_tokens=999)
+    (record,) = harness.run_exam(scope, short, scope_world.world(), rows, max_tokens=999)
     assert record["prediction"] is None
     questions = [{"question": harness.question_about(0), "answers": ["Paris"]}]
     cfg = harness.card(solver={"max_prompt_tokens": 10})
-    (record,) = harness.examined(ssp, cfg, harness.world(), questions, max_tokens=999)
+    (record,) = harness.run_exam(ssp, cfg, harness.world(), questions, max_tokens=999)
     assert record["correct"]
 
 

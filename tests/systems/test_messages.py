@@ -79,14 +79,14 @@ def test_a_custom_system_message_replaces_the_templates(olmo):
 def test_the_games_declare_the_search_only_to_roles_that_may_search(protocol):
     cfg, name = scope_world.card(protocol=protocol), scope_world.PROTOCOLS[protocol][0]
     tools = scope_world.world(protocol=protocol)
-    tools.script = harness.spoken_in(name, tools.script)
+    tools.script = harness.in_dialect(name, tools.script)
     play_step(scope, cfg, tools, scope.start(cfg), scope_world.DOCUMENTS, 0)
     judge = {"gates": False, "rubric_writer": False, "grader": False}
     assert told(tools) == {"challenger": True, "solver": True, **judge}
 
     cfg = harness.card()
     cfg = cfg.model_copy(update={"model": cfg.model.model_copy(update={"dialect": name, "turns": "chat"})})
-    tools = harness.world(harness.spoken_in(name, harness.Plan()), dialect=name, turns="chat")
+    tools = harness.world(harness.in_dialect(name, harness.Plan()), dialect=name, turns="chat")
     play_step(ssp, cfg, tools, {"pool": []}, harness.ITEMS, 0)
     assert told(tools) == {"proposer": True, "solver": True, "verify": False}
 

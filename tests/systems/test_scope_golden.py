@@ -13,7 +13,7 @@ from scope_jax.play import exams
 from scope_jax.play.system import System
 from scope_jax.systems import scope
 from scope_jax.text import dialects
-from tests.systems.harness import EOS, ROLES, examined, of, plain, play_step
+from tests.systems.harness import EOS, ROLES, episodes_of, plain, play_step, run_exam
 from tests.systems.scope_world import (
     CRITERIA,
     DOCUMENTS,
@@ -92,7 +92,7 @@ def test_the_module_has_the_shape_of_a_game():
 def test_a_challengers_step(protocol: str):
     cfg, tools = game(protocol), world(plan(protocol), protocol)
     episodes, memory, metrics = play_step(scope, cfg, tools, scope.start(cfg), DOCUMENTS, 0)
-    drafts = of(episodes, "challenger")
+    drafts = episodes_of(episodes, "challenger")
     assert tools.taken == [(0, 4)]
     assert [e.text["searches_asked"] for e in drafts[::3]] == [2, 3, 1, 1]  # 4:3:2 of four: two, one and one
     expected = [
@@ -117,7 +117,7 @@ def test_a_challengers_step(protocol: str):
     assert [e.parts.get("solver_mean") for e in drafts] == [0.5, *[None] * 8, 0.625, 0.125, 1.0]
     assert all(e.trained and e.policy == "challenger" for e in drafts)
 
-    tried = of(episodes, "solver")
+    tried = episodes_of(episodes, "solver")
     assert [(e.group, e.parts["rubric"], e.trained, e.policy) for e in tried] == [
         ("solver/0", 1.0, False, "solver"),
         ("solver/0", 0.0, False, "solver"),
@@ -254,7 +254,7 @@ def challenge(drafts: dict[tuple[str, int], tuple[str, ...]], **changes: Any) ->
     """The first document's drafts, in a step where the other drafts are the default ones."""
     tools = world(Plan(drafts=drafts))
     episodes, _, _ = play_step(scope, card(**changes), tools, scope.start(card(**changes)), DOCUMENTS, 0)
-    return tools, of(episodes, "challenger")
+    return tools, episodes_of(episodes, "challenger")
 
 
 def test_dynamic_turns_count_down_and_end_the_episode():
@@ -283,7 +283,7 @@ def test_the_message_with_the_results_has_the_number_of_turns_left(protocol: str
 
     drafts = {("Aare", 0): (broken(protocol), searching_turn("Rhine", protocol), task("Tell of Aare."))}  # two expected
     cfg, tools = card(protocol=protocol, dynamic_turns=True), world(Plan(drafts=drafts), protocol)
-    found = of(play_step(scope, cfg, tools, scope.start(cfg), DOCUMENTS, 0)[0], "challenger")[0]
+    found = episodes_of(play_step(scope, cfg, tools, scope.start(cfg), DOCUMENTS, 0)[0], "challenger")[0]
     text = "".join(map(chr, found.datums[-1].ids_T))
     assert (found.text["task"], found.text["searches_asked"], found.parts["tool"]) == ("Tell of Aare.", 2, 0.5)
     over = "There are no turns left for searching. Think once more, then write the task between <task> and </task>."
@@ -480,7 +480,7 @@ def test_evaluation_grades_every_row():
         {"question": "Tell of Cusco.", "rubric": [criterion("Names delta.", 3.0)]},
     ]
     tools = world(Plan(attempts={("Cusco", 0): ("<think>x</think>",)}))
-    records = examined(scope, card(), tools, rows)
+    records = run_exam(scope, card(), tools, rows)
     assert [r["measures"] for r in records] == [
         {"score": 0.75, "ungraded": 0.0, "searches": 1.0, "answer_tokens": 10.0},
         {"score": 0.0, "ungraded": 0.0, "searches": 0.0, "answer_tokens": 0.0},

@@ -12,7 +12,7 @@ from scope_jax.play.rubrics import score_of
 from scope_jax.systems import scope
 from scope_jax.systems.scope import instructions, judging
 from tests.judge.endpoint import chat, endpoint
-from tests.systems.harness import Moment, examined, plain, play_step
+from tests.systems.harness import TurnContext, plain, play_step, run_exam
 from tests.systems.scope_world import DOCUMENTS, GOOD_RUBRICS, RUBRIC, Plan, by_words, card, criterion, world
 
 WEIGHTS = {"critical": 3.0, "important": 2.0, "bonus": 1.0}
@@ -142,10 +142,10 @@ def test_a_rubric_without_any_weight_is_none():
 def test_equal_requests_are_sent_once_and_unparseable_replies_are_retried_once():
     sent: list[str] = []
 
-    def judge(moment):
-        sent.append(moment.name)
-        if "mumble" in moment.prompt:
-            return "<score>1</score>" if "could not be read" in moment.prompt and "twice" not in moment.prompt else "hm"
+    def judge(ctx):
+        sent.append(ctx.name)
+        if "mumble" in ctx.prompt:
+            return "<score>1</score>" if "could not be read" in ctx.prompt and "twice" not in ctx.prompt else "hm"
         return "<score>0</score>"
 
     cfg = card()
@@ -203,7 +203,7 @@ def test_an_endpoint_that_is_down_for_a_while_changes_nothing(monkeypatch: pytes
     def judge(number: int, body: dict[str, Any]) -> tuple[int, Any]:
         if 4 <= number < 10:
             return 503, "gone for a moment"
-        return chat(by_words(Moment("grader", "", 0, body["messages"][0]["content"], ())))
+        return chat(by_words(TurnContext("grader", "", 0, body["messages"][0]["content"], ())))
 
     with endpoint(judge) as (url, seen):
         table = {"url": url, "model": "m", "retry_delay": 0.01, "concurrency": 2}
@@ -226,10 +226,10 @@ def test_an_endpoint_that_never_gives_a_verdict_stops_the_run():
 
 
 def test_malformed_verdicts_are_counted_and_never_guessed():
-    def judge(moment):
-        if moment.role == "grader" and "beta" in moment.prompt.split("Criterion:")[1]:
+    def judge(ctx):
+        if ctx.role == "grader" and "beta" in ctx.prompt.split("Criterion:")[1]:
             return "<score>perhaps</score>"
-        return by_words(moment)
+        return by_words(ctx)
 
     episodes, _, metrics = play_step(scope, card(), world(Plan(judge=judge)), scope.start(card()), DOCUMENTS, 0)
     # alpha met, beta without a verdict, gamma and delta not met: 1 of 3
@@ -244,9 +244,9 @@ def test_malformed_verdicts_are_counted_and_never_guessed():
 
 
 def test_an_ungraded_attempt_is_not_trained_on():
-    def judge(moment):
-        silent = moment.role == "grader" and "alpha beta" in moment.prompt
-        return "no idea" if silent else by_words(moment)
+    def judge(ctx):
+        silent = ctx.role == "grader" and "alpha beta" in ctx.prompt
+        return "no idea" if silent else by_words(ctx)
 
     attempts = {("Aare", 1): ["<think>x</think> <answer>gamma</answer>"]}
     plan = Plan(judge=judge, attempts=attempts)
@@ -270,21 +270,21 @@ def test_an_ungraded_attempt_is_not_trained_on():
 
 
 def test_answers_without_verdicts_in_an_exam_are_counted_but_not_averaged():
-    def judge(moment):
-        return "no idea" if "Tell of Delhi." in moment.prompt else by_words(moment)
+    def judge(ctx):
+        return "no idea" if "Tell of Delhi." in ctx.prompt else by_words(ctx)
 
     rows = [{"question": f"Tell of {name}.", "rubric": [criterion("Names beta.")]} for name in ("Aare", "Delhi")]
-    records = examined(scope, card(), world(Plan(judge=judge)), rows)
+    records = run_exam(scope, card(), world(Plan(judge=judge)), rows)
     assert [record["measures"].get("score") for record in records] == [1.0, None]
     errors = {"ungraded_se": 0.5, "searches_se": 0.0, "answer_tokens_se": 0.0}
     assert means(records) == {"score": 1.0, "ungraded": 0.5, "searches": 1.0, "answer_tokens": 10.0} | errors
-    records = examined(scope, card(ungraded="zero"), world(Plan(judge=judge)), rows)
+    records = run_exam(scope, card(ungraded="zero"), world(Plan(judge=judge)), rows)
     assert means(records)["score"] == 0.5
 
 
 def test_gates_without_a_verdict_do_not_pass():
-    def judge(moment):
-        return "unsure" if moment.role == "gates" and "Document:" not in moment.prompt[-400:] else by_words(moment)
+    def judge(ctx):
+        return "unsure" if ctx.role == "gates" and "Document:" not in ctx.prompt[-400:] else by_words(ctx)
 
     episodes, _, metrics = play_step(scope, card(), world(Plan(judge=judge)), scope.start(card()), DOCUMENTS, 0)
     assert {e.text["rejected"] for e in episodes} == {"entity"}

@@ -1,4 +1,4 @@
-"""The meta-harness of SCORE: what is valid, who refreshes it, and that nothing it says can end a run."""
+"""The meta-harness of SCORE: what is valid, how it is refreshed, and that no reply of its model can end a run."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("value", "why"), BAD, ids=[why for _, why in BAD])
-def test_only_what_fits_schema_and_card_is_a_harness(value: Any, why: str):
+def test_invalid_harnesses_are_rejected_with_the_reason(value: Any, why: str):
     with pytest.raises(harness.HarnessError, match=why):
         harness.checked(card(), value)
 
@@ -91,7 +91,7 @@ def test_the_pool_may_be_narrowed_and_a_harness_is_plain_data():
         score.start(card(harness={"k": 11}))
 
 
-def test_another_card_takes_a_harness_over_if_it_can():
+def test_another_card_adopts_a_harness_that_is_valid_for_it():
     cfg, memory = card(), score.start(card())
     memory["harness"]["value"]["dimension_constraints"]["k"] = 5
     assert score.adopt(cfg, memory, cfg) == memory
@@ -100,10 +100,10 @@ def test_another_card_takes_a_harness_over_if_it_can():
     assert adopted["harness"]["value"]["dimension_constraints"]["k"] == 3
 
 
-# -------------------------------------------------------------------------------------------------------- outside model
+# ----------------------------------------------------------------------------------------------------- external model
 @dataclass
-class Wired(ScriptedTools):
-    """Scripted tools whose outside model is asked over HTTP, by the tools of a real run."""
+class HTTPTools(ScriptedTools):
+    """Scripted tools whose external model is called over HTTP, by the tools of a real run."""
 
     real: StepTools | None = None
 
@@ -122,9 +122,9 @@ class Wired(ScriptedTools):
 
 
 @contextmanager
-def wired(url: str, timeout: float = 5.0) -> Iterator[Wired]:
+def http_tools(url: str, timeout: float = 5.0) -> Iterator[HTTPTools]:
     client = JudgeClient(JudgeSection(url=url, model="m", timeout=timeout, retries=0))
-    tools = Wired(Plan(), RESULTS, data=QUERIES, dialect="observation")
+    tools = HTTPTools(Plan(), RESULTS, data=QUERIES, dialect="observation")
     run = Mock(spec=World)
     run.judges, run.tell = {"harness": client}, tools.told.append
     tools.real = StepTools(run, 0)
@@ -132,10 +132,10 @@ def wired(url: str, timeout: float = 5.0) -> Iterator[Wired]:
     client.close()
 
 
-def played(answer: Answer) -> tuple[Any, Wired]:
-    """A step whose refresh gets this answer."""
+def played(answer: Answer) -> tuple[Any, HTTPTools]:
+    """A step whose refresh gets this reply."""
     cfg = card(harness=OUTSIDE)
-    with endpoint(lambda number, body: answer) as (url, _), wired(url) as tools:
+    with endpoint(lambda number, body: answer) as (url, _), http_tools(url) as tools:
         return score.play(cfg, tools, score.start(cfg), 0), tools
 
 
@@ -154,7 +154,7 @@ BROKEN: list[tuple[str, Answer]] = [
 
 
 @pytest.mark.parametrize(("why", "answer"), BROKEN, ids=[why for why, _ in BROKEN])
-def test_a_bad_answer_keeps_the_harness_and_is_counted(why: str, answer: Answer):
+def test_an_invalid_reply_keeps_the_harness_and_is_counted(why: str, answer: Answer):
     (episodes, memory, metrics), tools = played(answer)
     assert memory["harness"] == score.start(card())["harness"] | {"invalid": 1}
     assert metrics["harness/invalid"] == 1.0 and metrics["harness/refreshed"] == 0.0
@@ -167,8 +167,10 @@ def test_a_bad_answer_keeps_the_harness_and_is_counted(why: str, answer: Answer)
 
 
 @pytest.mark.parametrize(("listens", "why"), [(False, "connection"), (True, "no complete reply within 0.2 s")])
-def test_a_run_starts_without_the_endpoint_and_asks_again(listens: bool, why: str, monkeypatch: pytest.MonkeyPatch):
-    """Nothing listens, or what listens says nothing: the card's harness is in force, and that is told and counted."""
+def test_a_run_starts_without_the_endpoint_and_retries_at_the_next_refresh(
+    listens: bool, why: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Without a server, or with one that does not reply, the card's harness is used; this is reported and counted."""
     monkeypatch.setattr(judge_client, "PROBE", 0.2)
     cfg = card(harness={**OUTSIDE, "every": 2})
     with socket.socket() as server:
@@ -176,7 +178,7 @@ def test_a_run_starts_without_the_endpoint_and_asks_again(listens: bool, why: st
         if listens:
             server.listen()
         url = f"http://127.0.0.1:{server.getsockname()[1]}/v1"
-        with wired(url, timeout=0.2) as tools:
+        with http_tools(url, timeout=0.2) as tools:
             episodes, memory, metrics = score.play(cfg, tools, score.start(cfg), 0)
             (sentence,) = tools.told
             tools.prompts.clear()
@@ -188,12 +190,12 @@ def test_a_run_starts_without_the_endpoint_and_asks_again(listens: bool, why: st
     assert (first["value"], first["by"], first["since"]) == (PLAIN, "card", 0) and "problem" not in first
     assert (attempt["at"], attempt["by"], attempt["value"]) == (0, "endpoint", PLAIN)
     assert re.search(why, attempt["problem"].lower())
-    # the first refresh is refused, too, and the second step is not a start
+    # the first refresh fails as well, with the message of a refresh, not of the start
     assert later["harness"] == memory["harness"] | {"invalid": 2} and after["harness/invalid"] == 2.0
     assert len(tools.told) == 2 and tools.told[1].startswith("step 2: no new meta-harness: no reply: the judge at ")
 
 
-def test_a_good_answer_is_in_force_from_the_next_step():
+def test_a_valid_reply_is_in_force_from_the_next_step():
     new = changed(*CALLS, to=2) | {"notes": "Search twice. <answer>"}
     (episodes, memory, metrics), tools = played(chat(f"Here it is:\n{json.dumps(new)}"))
     assert memory["harness"]["value"] == new and memory["harness"]["since"] == 1 and metrics["harness/invalid"] == 0.0
@@ -221,7 +223,7 @@ def told(**numbers: float | None) -> list[dict[str, Any]]:
         ({"assessed": 0.0}, 2, 1),
     ],
 )
-def test_rules_tighten_where_reports_score_high_or_alike_and_loosen_where_few_are_assessed(
+def test_rules_tighten_on_high_or_similar_scores_and_loosen_if_few_reports_are_assessed(
     numbers: dict[str, float], k: int, calls: int
 ):
     cfg = card()
@@ -229,7 +231,7 @@ def test_rules_tighten_where_reports_score_high_or_alike_and_loosen_where_few_ar
     assert (after.dimension_constraints.k, after.process_constraints.min_number_of_tool_call) == (k, calls)
 
 
-def test_rules_keep_to_the_limits_of_the_card():
+def test_rules_stay_within_the_limits_of_the_card():
     cfg = card(harness={"max_k": 4, "max_tool_calls": 2})
     now = harness.default(cfg)
     for _ in range(5):
@@ -248,11 +250,11 @@ def test_a_file_of_harnesses_is_replayed(tmp_path: Path):
     for step in range(3):
         state = refreshing.refresh(cfg, ScriptedTools(Plan()), state, told(), step).state
         ks.append((state["value"]["dimension_constraints"]["k"], state["since"], state["invalid"]))
-    assert ks == [(2, 1, 0), (2, 1, 1), (2, 1, 1)]  # the second entry is no harness, the third step has none
+    assert ks == [(2, 1, 0), (2, 1, 1), (2, 1, 1)]  # the second entry is invalid, the third step has no entry
 
 
 @pytest.mark.parametrize("text", ["{", "{}", '[{"step": "1", "harness": {}}]', '[{"step": 1}]', "[1]"])
-def test_a_file_that_is_no_list_of_harnesses_ends_the_run_at_its_start(tmp_path: Path, text: str):
+def test_an_invalid_file_of_harnesses_ends_the_run_at_its_start(tmp_path: Path, text: str):
     path = tmp_path / "harnesses.json"
     path.write_text(text)
     for name in (path, tmp_path / "none.json"):

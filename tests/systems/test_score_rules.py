@@ -1,4 +1,4 @@
-"""The equations of SCORE and the reading of its evaluator's outputs, on cases worked by hand."""
+"""The equations of SCORE and the parsing of its evaluator's outputs, on hand-computed cases."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def test_the_reward_of_a_report():
     assert rules.report_reward(0.0, RUBRIC.weights, shares) == 0.0
 
 
-def test_the_baseline_is_the_one_before_and_then_moves():
+def test_the_baseline_is_used_before_it_is_updated():
     """R = 0.6, 0.9, 0.3 with b_0 = 0, decay 0.7: A = 0.6, 0.9 − 0.18, 0.3 − 0.396; b = 0.18, 0.396, 0.3672."""
     (update,) = (update for update in score.updates(card()) if update.name == "evaluator")
     baseline, seen = None, []
     for reward in (0.6, 0.9, 0.3):
-        episode = Episode("evaluator", "actor", "evaluator/0", (), reward)  # no token is needed to move it (U > 1)
+        episode = Episode("evaluator", "actor", "evaluator/0", (), reward)  # tokens are not needed to update it (U > 1)
         ((rated,), baseline) = advantages.assign([episode], update.card, baseline)
         seen += [rated.advantage, baseline]
     assert seen == pytest.approx([0.6, 0.18, 0.72, 0.396, -0.096, 0.3672])
 
 
-def test_updates_are_of_the_solver_first_and_the_evaluator_is_scaled():
+def test_the_solver_is_updated_first_and_the_evaluators_loss_is_scaled():
     solver, evaluator = score.updates(card(evaluator_scale=0.5))
     assert (solver.name, evaluator.name) == ("solver", "evaluator") and solver.policy == evaluator.policy == "actor"
     assert evaluator.roles[0].weight == 0.5 and solver.roles[0].weight == 1.0
@@ -55,7 +55,7 @@ THREE = ["the river made the town grow", "the river made the town rich", "banana
 
 @pytest.mark.parametrize("idf", ["query", "batch"])
 def test_consistency_is_the_mean_cosine_of_pairs(idf: str):
-    """Against scikit-learn, pair by pair; a conclusion that is missing agrees with none."""
+    """Against scikit-learn, pair by pair; a missing conclusion has similarity 0 with every other."""
     groups = [THREE, [THREE[0], None, THREE[1]]]
     fitted = [[text for text in group if text] for group in groups]
     everything = [text for group in fitted for text in group]
@@ -67,7 +67,7 @@ def test_consistency_is_the_mean_cosine_of_pairs(idf: str):
     assert pairwise(groups, idf) == pytest.approx(expected, abs=1e-12)
 
 
-def test_alike_conclusions_agree_wholly_and_empty_ones_not_at_all():
+def test_equal_conclusions_have_similarity_1_and_empty_ones_0():
     assert pairwise([["the river"] * 3, ["the river", "yellow fruit"]], "query") == pytest.approx([1.0, 0.0])
     assert pairwise([[None, None], ["", "! a ?"], ["the river", None]], "query") == [0.0, 0.0, 0.0]
     with pytest.raises(ValueError, match="at least two"):
@@ -87,7 +87,7 @@ def test_alike_conclusions_agree_wholly_and_empty_ones_not_at_all():
         ("  \n ", None),
     ],
 )
-def test_what_a_report_concludes(report: str, conclusion: str | None):
+def test_the_conclusion_of_a_report(report: str, conclusion: str | None):
     assert conclusion_of(report, "section") == conclusion
     assert conclusion_of(report, "report") == (report.strip() or None)
 
@@ -121,11 +121,11 @@ def test_a_rubric_is_the_base_and_k_minus_one_weighted_dimensions():
         (DEFAULT.replace(' weight="0.25"', ""), "weight"),
     ],
 )
-def test_any_other_rubric_is_malformed(text: str, reason: str):
+def test_malformed_rubrics(text: str, reason: str):
     assert rules.rubric_of(text, NOW) == (None, reason) and reason in rules.RUBRIC_REASONS
 
 
-def test_what_harness_and_scheduler_demand():
+def test_constraints_of_harness_and_scheduler():
     must = NOW.model_copy(
         update={
             "dimension_constraints": NOW.dimension_constraints.model_copy(
@@ -181,7 +181,7 @@ GIVEN = assessment(1, GOOD)
         evaluations(GIVEN.replace('"supported"', '"maybe"')),
     ],
 )
-def test_any_other_assessment_is_none(text: str):
+def test_malformed_assessments(text: str):
     assert rules.assessments_of(text, 1, RUBRIC, 10) is None
 
 
@@ -197,8 +197,8 @@ def test_any_other_assessment_is_none(text: str):
         (("verification", "gap_analysis"), 0, {"require_search": False, "min_tool_calls": 0}, ""),
     ],
 )
-def test_the_gate(sections: tuple[str, ...], depth: int, changes: dict[str, Any], reason: str):
-    """τ_s is the card's, or the harness' where that is more; here the card's is 0."""
+def test_assessments_must_meet_the_harness(sections: tuple[str, ...], depth: int, changes: dict[str, Any], reason: str):
+    """τ_s is the larger of the card's and the harness'; here the card's is 0."""
     now = harness.default(card(harness=changes))
     one = only(evaluations(assessment(1, GOOD, sections)))
     assert rules.lacking(one, depth, now, 0) == reason
@@ -206,7 +206,7 @@ def test_the_gate(sections: tuple[str, ...], depth: int, changes: dict[str, Any]
 
 
 # ------------------------------------------------------------------------------------------------------------ scheduler
-def test_the_scheduler_requires_what_lies_idle_and_avoids_what_does_not_agree():
+def test_the_scheduler_requires_unused_dimensions_and_avoids_inconsistent_ones():
     cfg = card(scheduler={"patience": 2, "min_uses": 2, "decay": 0.5, "margin": 0.1, "hints": 1})
     state: dict[str, Any] = scheduler.begun()
     assert scheduler.get_constraints(cfg, state, NOW) == Wishes((), (), ("citation_effectiveness",))

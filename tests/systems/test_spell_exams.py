@@ -8,7 +8,7 @@ from scope_jax.config import EvalSet
 from scope_jax.play import exams
 from scope_jax.play.documents import GAP
 from scope_jax.systems import spell
-from tests.systems.harness import Moment, ScriptedTools
+from tests.systems.harness import ScriptedTools, TurnContext
 from tests.systems.spell_world import card
 
 ROW: dict[str, Any] = {"question": "Who built it?", "answers": ["Ada Berg"], "options": [], "task": None}
@@ -19,8 +19,8 @@ def row(context: str = "Ada Berg built it.", **changes: Any) -> dict[str, Any]:
 
 
 def take(rows: list[dict[str, Any]], replies: dict[str, str], **one: Any) -> tuple[list[dict[str, Any]], ScriptedTools]:
-    def script(moment: Moment) -> str:
-        return next(said for words, said in replies.items() if words in moment.prompt)
+    def script(ctx: TurnContext) -> str:
+        return next(said for words, said in replies.items() if words in ctx.prompt)
 
     cfg, tools = card(), ScriptedTools(script=script)
     return exams.take(cfg, spell.exam(cfg), tools, rows, EvalSet(name="x", path="x", **one)), tools

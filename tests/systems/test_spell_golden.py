@@ -15,7 +15,7 @@ from scope_jax.learner.types import Episode
 from scope_jax.play.system import System
 from scope_jax.systems import spell
 from scope_jax.systems.spell.rules import REASONS
-from tests.systems.harness import EOS, of, plain
+from tests.systems.harness import EOS, episodes_of, plain
 from tests.systems.spell_world import CLUSTERS, OPTIONS, PLAN, Plan, asked, card, cluster, world
 
 THREE_OF_FOUR = math.exp(-9 / 8)  # Eq. (7) at ¾ and at ¼
@@ -47,7 +47,8 @@ def step() -> tuple[list[Episode], dict[str, Any], dict[str, float], Any]:
 def test_questions(step):
     episodes, _, _, _ = step
     found = [
-        (e.text["place"], e.text["task"], e.reward, e.text["rejected"], e.trained) for e in of(episodes, "questioner")
+        (e.text["place"], e.text["task"], e.reward, e.text["rejected"], e.trained)
+        for e in episodes_of(episodes, "questioner")
     ]
     assert found == [
         (0, "qa", 1.0, "", True),  # half of the answers are right
@@ -59,7 +60,7 @@ def test_questions(step):
         (6, "choice", pytest.approx(THREE_OF_FOUR), "", False),  # one more than the step has room for
         (7, "qa", 0.0, "", False),  # no answer is right
     ]
-    assert [e.text["without_documents"] for e in of(episodes, "questioner")][1:4] == [
+    assert [e.text["without_documents"] for e in episodes_of(episodes, "questioner")][1:4] == [
         None,
         "The correct answer is D",
         "The correct answer is the Romans.",
@@ -69,7 +70,7 @@ def test_questions(step):
 def test_answers(step):
     episodes, _, _, _ = step
     found: dict[str, list[Any]] = {}
-    for e in of(episodes, "responder"):
+    for e in episodes_of(episodes, "responder"):
         found.setdefault(e.group, []).append((e.parts["rule"], e.parts["vote"], e.reward, e.trained))
     assert found["responder/0"] == [
         (1.0, 1.0, 1.0, True),  # 3 of 4 judgments say yes
@@ -81,7 +82,7 @@ def test_answers(step):
     assert [(rule, vote) for rule, vote, _, _ in found["responder/5"]] == [(1, 1), (0, 0), (1, 1), (1, 1)]
     assert found["responder/6"] == [(1.0, 0.0, 1.0, False), *[(0.0, 0.0, 0.0, False)] * 3]  # surplus
     assert set(found) == {f"responder/{place}" for place in (0, 2, 5, 6, 7)}
-    first, second = of(episodes, "responder")[:2]
+    first, second = episodes_of(episodes, "responder")[:2]
     assert "prompt" in first.text and "prompt" not in second.text  # it contains all documents
     assert first.text["verdicts"] == [True, True, True, False] and first.text["prediction"] == "Ada Berg"
     assert [(j.job, j.read) for j in first.judgements] == [("verifier", v) for v in first.text["verdicts"]]
@@ -94,7 +95,7 @@ def test_judgments(step):
     of four judgments is sampled.
     """
     episodes, _, metrics, _ = step
-    judgments = of(episodes, "verifier")
+    judgments = episodes_of(episodes, "verifier")
     assert [(e.group, e.reward, e.trained) for e in judgments] == [
         ("verifier/0 answer 2", reward, True) for reward in (0.0, 0.0, 1.0, 1.0)
     ]
@@ -102,7 +103,7 @@ def test_judgments(step):
     groups = {
         e.group
         for seed in range(40)
-        for e in of(spell.play(card(seed=seed), world(), spell.start(card()), 0)[0], "verifier")
+        for e in episodes_of(spell.play(card(seed=seed), world(), spell.start(card()), 0)[0], "verifier")
     }
     assert groups == {f"verifier/{name}" for name in ("0 answer 0", "0 answer 2", "5 answer 1", "5 answer 2")}
 
@@ -201,7 +202,7 @@ def test_the_memory(step):
 def test_rows_equal_the_engines_tokens(step):
     episodes, _, _, tools = step
     for role, name in (("questioner", "0"), ("responder", "0"), ("verifier", "0 answer 2")):
-        episode = next(e for e in of(episodes, role) if e.group.endswith(name) or role == "questioner")
+        episode = next(e for e in episodes_of(episodes, role) if e.group.endswith(name) or role == "questioner")
         (datum,) = episode.datums
         prompt, said = tools.prompts[role, name], episode.text["turns"][0]["text"] + chr(EOS)
         assert "".join(map(chr, datum.ids_T)) == prompt + said

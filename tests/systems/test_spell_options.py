@@ -9,7 +9,7 @@ import pytest
 from scope_jax.config import CardError, load_card
 from scope_jax.learner.types import Episode
 from scope_jax.systems import spell
-from tests.systems.harness import of
+from tests.systems.harness import episodes_of
 from tests.systems.spell_world import Plan, asked, card, world
 
 WITHOUT_VERIFIER = {"verify": False, "train": ["questioner", "responder"]}
@@ -23,7 +23,7 @@ def play(**options: Any) -> tuple[list[Episode], dict[str, float], Any]:
 
 
 def rewards(episodes: list[Episode], place: int) -> list[float]:
-    return [e.reward for e in of(episodes, "responder") if e.group == f"responder/{place}"]
+    return [e.reward for e in episodes_of(episodes, "responder") if e.group == f"responder/{place}"]
 
 
 def test_without_history_memory():
@@ -40,7 +40,7 @@ def test_without_grounding_filter():
 
 def test_without_verifier_the_rule_decides_alone():
     episodes, metrics, tools = play(**WITHOUT_VERIFIER)
-    assert "verifier" not in {role for role, *_ in tools.asked} and of(episodes, "verifier") == []
+    assert "verifier" not in {role for role, *_ in tools.asked} and episodes_of(episodes, "verifier") == []
     assert rewards(episodes, 0) == [1.0, 0.0, 0.0, 0.0]  # the paraphrase counts as wrong
     assert "verifier/yes" not in metrics and metrics["verifier/groups"] == 0.0
     with pytest.raises(CardError, match=r'verify = false leaves nothing .*; remove "verifier" from train'):
@@ -64,7 +64,7 @@ def _shares(**options: Any) -> tuple[Any, ...]:
 def test_without_majority_vote_the_first_judgment_decides():
     episodes, _, _ = play(vote="single")
     assert rewards(episodes, 0) == [1.0, 1.0, 1.0, 0.0]  # the first judgment on Olaf is yes, as is the second
-    judged = {e.group: e for e in of(episodes, "verifier")}
+    judged = {e.group: e for e in episodes_of(episodes, "verifier")}
     assert "verifier/0 answer 2" not in judged  # a vote that disagrees with the rule is not trained on
 
 
@@ -72,34 +72,36 @@ def test_without_consistency_check_a_wrong_vote_is_trained_on():
     wrong = {
         e.group
         for seed in range(30)
-        for e in of(play(vote="single", consistency_check=False, seed=seed)[0], "verifier")
+        for e in episodes_of(play(vote="single", consistency_check=False, seed=seed)[0], "verifier")
     }
     assert "verifier/0 answer 2" in wrong
 
 
 def test_the_verifier_may_be_trained_on_as_many_groups_as_there_are_questions():
     episodes, metrics, _ = play(verifier_batch="groups")
-    assert metrics["verifier/groups"] == 2.0 and len(of(episodes, "verifier")) == 8
+    assert metrics["verifier/groups"] == 2.0 and len(episodes_of(episodes, "verifier")) == 8
 
 
 def test_a_judgment_without_a_verdict_may_be_penalised():
     found = set()
     for seed in range(30):
         episodes, _, _ = play(malformed_judgment=-1.0, seed=seed)
-        found |= {(e.group, e.text["verdict"], e.reward) for e in of(episodes, "verifier")}
+        found |= {(e.group, e.text["verdict"], e.reward) for e in episodes_of(episodes, "verifier")}
     assert ("verifier/5 answer 1", None, -1.0) in found and ("verifier/5 answer 1", False, 1.0) in found
 
 
 def test_without_format_penalty():
     episodes, _, _ = play(malformed_reward=0.0, ungrounded_reward=0.0)
-    assert min(e.reward for e in of(episodes, "questioner")) == 0.0
+    assert min(e.reward for e in episodes_of(episodes, "questioner")) == 0.0
 
 
 def test_the_width_of_equation_7():
     narrow, _, _ = play(width=0.5 / 6)
     wide, _, _ = play(width=0.5 / 2)
-    assert [of(found, "questioner")[5].reward for found in (narrow, wide)] == pytest.approx([0.0111090, 0.6065307])
-    assert of(narrow, "questioner")[0].reward == of(wide, "questioner")[0].reward == 1.0
+    assert [episodes_of(found, "questioner")[5].reward for found in (narrow, wide)] == pytest.approx(
+        [0.0111090, 0.6065307]
+    )
+    assert episodes_of(narrow, "questioner")[0].reward == episodes_of(wide, "questioner")[0].reward == 1.0
 
 
 @pytest.mark.parametrize(
@@ -108,7 +110,7 @@ def test_the_width_of_equation_7():
 def test_the_other_rewards_of_figure_5(name: str, half: float, three: float, one: float):
     """Questions 0, 5 and 6 are solved by two, three and one of four answers; the penalties stay."""
     episodes, _, _ = play(questioner_reward=name)
-    assert [e.reward for e in of(episodes, "questioner")] == [half, -1.0, 0.0, -0.5, -1.0, three, one, 0.0]
+    assert [e.reward for e in episodes_of(episodes, "questioner")] == [half, -1.0, 0.0, -0.5, -1.0, three, one, 0.0]
 
 
 def test_an_outside_model_in_place_of_the_rule():
@@ -121,7 +123,7 @@ def test_an_outside_model_in_place_of_the_rule():
 
     tools = world(judge_reply=reply)
     episodes, _, metrics = spell.play(cfg, tools, spell.start(cfg), 0)
-    first = [e for e in of(episodes, "responder") if e.group == "responder/0"]
+    first = [e for e in episodes_of(episodes, "responder") if e.group == "responder/0"]
     assert [(e.parts["rule"], e.reward) for e in first] == [(1.0, 1.0), (1.0, 1.0), (0.0, 0.0), (0.0, 0.0)]
     assert [j.job for j in first[0].judgements] == ["grader", *["verifier"] * 4]
     assert metrics["judge/requests"] > metrics["judge/unparsed"] >= 1.0
@@ -140,8 +142,8 @@ def test_questions_answers_and_verdicts_inside_thoughts_do_not_count():
     )
     cfg, tools = card(clusters_per_round=2, max_rounds=1, groups=1), world(plan)
     episodes, _, _ = spell.play(cfg, tools, spell.start(cfg), 0)
-    assert [e.text["rejected"] for e in of(episodes, "questioner")] == ["no_object", ""]
-    answers = of(episodes, "responder")
+    assert [e.text["rejected"] for e in episodes_of(episodes, "questioner")] == ["no_object", ""]
+    answers = episodes_of(episodes, "responder")
     assert [e.text["prediction"] for e in answers] == [None, "5", "5", "5"]
     assert answers[1].text["verdicts"] == [False, True, None, False]
 

@@ -12,7 +12,7 @@ from scope_jax.play.system import System
 from scope_jax.systems import spice
 from scope_jax.systems.spice import reasoner
 from scope_jax.systems.spice.records import REASONS
-from tests.systems.harness import EOS, of, plain
+from tests.systems.harness import EOS, episodes_of, plain
 from tests.systems.spice_world import DOCUMENTS, Plan, card, chosen, open_task, options, world
 
 BOTH = '{"suitable_for_mcq": true, "suitable_for_free_form": true, "best_answer_type": "Integer", "reason": ""}'
@@ -72,7 +72,7 @@ def test_one_step():
     episodes, memory, metrics = spice.play(cfg, tools, {"drawn": 0}, STEP)
     assert memory == {"drawn": 3} and tools.taken == [(0, 3)]
 
-    posed = of(episodes, "challenger")
+    posed = episodes_of(episodes, "challenger")
     kept = {name: [e for e in posed if e.group == f"challenger/{place}"] for place, name in enumerate("ABC")}
     assert [len(own) for own in kept.values()] == [4, 4, 4]
     assert [(e.text["attempt"], e.reward, e.text["rejected"]) for e in kept["A"]] == [
@@ -89,7 +89,7 @@ def test_one_step():
     assert [(e.reward, e.text["rejected"]) for e in kept["C"]] == [(-0.1, "format_no_json")] * 4
     assert all(e.trained and e.policy == "actor" for e in posed)
 
-    answers = of(episodes, "reasoner")
+    answers = episodes_of(episodes, "reasoner")
     groups: dict[str, list[Any]] = {}
     for episode in answers:
         groups.setdefault(episode.group, []).append(episode)
@@ -157,7 +157,7 @@ def test_one_step():
 def test_training_rows_equal_the_engines_tokens():
     tools = world(mixed())
     episodes, _, _ = spice.play(card(), tools, {"drawn": 0}, 0)
-    posed = {e.text["attempt"]: e for e in of(episodes, "challenger") if e.group == "challenger/0"}
+    posed = {e.text["attempt"]: e for e in episodes_of(episodes, "challenger") if e.group == "challenger/0"}
     first, second = chosen("Integer"), open_task("How many in Aare?", 7)
     wanted = {
         0: [(tools.prompts["challenger", "0 format 0"], first), (tools.prompts["challenger", "0 task 0"], second)],
@@ -201,7 +201,7 @@ def test_a_batch_without_a_valid_task_trains_no_reasoner():
 
 def test_tags_and_special_tokens_in_documents_are_neutralised():
     text = "On <think>x</think> <|im_end|> <answer>7</answer>."
-    tools = world(lambda moment: "I pass.", data=[{"id": "d", "title": "<task>", "text": text}])
+    tools = world(lambda ctx: "I pass.", data=[{"id": "d", "title": "<task>", "text": text}])
     spice.play(card(train_table={"batch_size": 1}), tools, {"drawn": 0}, 0)
     prompt = tools.prompts["challenger", "0 format 0"]
     assert "(Title: [task])\nOn [think]x[/think] [|im_end|] [answer]7[/answer]." in prompt

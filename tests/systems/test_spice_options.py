@@ -11,7 +11,7 @@ from scope_jax.config import CardError
 from scope_jax.play.tools import BASE
 from scope_jax.systems import spice
 from scope_jax.systems.spice import reasoner
-from tests.systems.harness import Moment, of
+from tests.systems.harness import TurnContext, episodes_of
 from tests.systems.spice_world import Plan, card, chosen, open_task, options, world
 
 HALF = Plan(answers={"How many": [r"\boxed{7}", "", "", ""]})  # every task: p = 1/4
@@ -28,7 +28,7 @@ def played(cfg: Any, plan: Any = HALF, **changes: Any) -> tuple[list[Any], dict[
 )
 def test_challenger_reward(name: str, gain: float):
     episodes, _, _ = played(card(challenger_reward=name))
-    assert [e.reward for e in of(episodes, "challenger")] == pytest.approx([gain] * 12, abs=1e-9)
+    assert [e.reward for e in episodes_of(episodes, "challenger")] == pytest.approx([gain] * 12, abs=1e-9)
 
 
 def test_reward_width_and_invalid_reward():
@@ -38,13 +38,13 @@ def test_reward_width_and_invalid_reward():
 
 
 def test_multiple_choice_only_has_one_stage():
-    def script(moment: Moment) -> str:
-        return r"\boxed{B}" if moment.role == "reasoner" else options("Which?")
+    def script(ctx: TurnContext) -> str:
+        return r"\boxed{B}" if ctx.role == "reasoner" else options("Which?")
 
     episodes, metrics, tools = played(card(formats="multiple-choice"), script)
     assert all(name.split()[1] == "task" for role, name, _ in tools.asked if role == "challenger")
     assert metrics["kinds/multiple_choice"] == 1.0 and metrics["reasoner/reward"] == 1.0
-    assert [len(e.datums) for e in of(episodes, "challenger")] == [1] * 12
+    assert [len(e.datums) for e in episodes_of(episodes, "challenger")] == [1] * 12
     assert "On Aare." in tools.prompts["challenger", "0 task 0"]
 
 
@@ -84,13 +84,13 @@ def test_attempts_go_on_until_enough_are_valid():
 
 
 def test_fresh_answers_for_the_reasoner():
-    def script(moment: Moment) -> str:
-        if moment.role == "reasoner":
-            return r"\boxed{7}" if moment.name.endswith("again") else "no idea"
-        return HALF(moment)
+    def script(ctx: TurnContext) -> str:
+        if ctx.role == "reasoner":
+            return r"\boxed{7}" if ctx.name.endswith("again") else "no idea"
+        return HALF(ctx)
 
     episodes, metrics, tools = played(card(reasoner_rollouts="fresh"), script)
-    answers = of(episodes, "reasoner")
+    answers = episodes_of(episodes, "reasoner")
     assert {e.trained: e.reward for e in answers} == {True: 1.0, False: 0.0}
     assert len([e for e in answers if e.trained]) == 12 and len([e for e in answers if not e.trained]) == 48
     assert metrics["reasoner/reward"] == 1.0 and metrics["challenger/pass_rate"] == 0.0
@@ -118,7 +118,7 @@ def test_training_one_role(train: str):
 @pytest.mark.parametrize("rollouts", ["reuse", "fresh"])
 def test_a_fixed_challengers_tasks_are_attempted_once_per_document(rollouts: str):
     episodes, _, tools = played(card(train="reasoner", reasoner_rollouts=rollouts))
-    assert len(of(episodes, "challenger")) == 3 and len(of(episodes, "reasoner")) == 12
+    assert len(episodes_of(episodes, "challenger")) == 3 and len(episodes_of(episodes, "reasoner")) == 12
     assert [samples for role, _, samples in tools.asked if role == "reasoner"] == [4, 4, 4]
 
 
@@ -155,7 +155,9 @@ def test_an_external_challenger():
     episodes, metrics, tools = played(cfg, HALF, judge_reply=reply, known_judges=("challenger",))
     assert len(tools.judged) == 3 * 4 * 2 and all("On " in message for message in tools.judged)
     assert {role for role, *_ in tools.asked} == {"reasoner"}
-    assert [(e.policy, e.trained, e.datums) for e in of(episodes, "challenger")] == [("challenger", False, ())] * 3
+    assert [(e.policy, e.trained, e.datums) for e in episodes_of(episodes, "challenger")] == [
+        ("challenger", False, ())
+    ] * 3
     assert metrics["challenger/valid"] == 1.0 and metrics["reasoner/reward"] == 0.25
     assert "challenger/response_tokens" not in metrics
 
@@ -173,7 +175,7 @@ def test_one_segment_of_a_long_document_is_used():
     rows = [{"id": "d", "title": "", "text": " ".join(f"word{n:03}" for n in range(100))}]
     shown = set()
     for first in range(12):
-        tools = world(lambda moment: "I pass.", data=rows)
+        tools = world(lambda ctx: "I pass.", data=rows)
         cfg = card(document_tokens=80, train_table={"batch_size": 1}, max_attempts=1)
         spice.play(cfg, tools, {"drawn": first}, 0)
         prompt = tools.prompts["challenger", "0 format 0"]

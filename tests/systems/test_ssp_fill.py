@@ -21,7 +21,17 @@ from scope_jax.systems.ssp import pool
 from scope_jax.systems.ssp.solver import DUMMY
 from sharding.mesh import MeshConfig, make_mesh
 from tests.learner.conftest import TINY, weights_of
-from tests.systems.harness import ITEMS, Plan, ScriptedTools, card, good_proposal, of, play_step, question_about, world
+from tests.systems.harness import (
+    ITEMS,
+    Plan,
+    ScriptedTools,
+    card,
+    episodes_of,
+    good_proposal,
+    play_step,
+    question_about,
+    world,
+)
 
 BAD = ["no question today"]
 
@@ -37,11 +47,11 @@ def step(cfg: Config, memory: Memory, number: int, *good: int) -> tuple[list[Epi
 
 def problems(episodes: list[Episode]) -> list[tuple[str, str]]:
     """(origin, gold answer) of each slot that was played, in order."""
-    return [(e.text["origin"], e.text["answer"]) for e in of(episodes, "solver")[::2]]
+    return [(e.text["origin"], e.text["answer"]) for e in episodes_of(episodes, "solver")[::2]]
 
 
 def proposer_rewards(episodes: list[Episode]) -> list[float]:
-    return [e.reward for e in of(episodes, "proposer") if e.trained]
+    return [e.reward for e in episodes_of(episodes, "proposer") if e.trained]
 
 
 def answers(memory: Memory) -> list[str]:
@@ -78,7 +88,7 @@ def test_dummy_padding_gives_no_gradient(learner: Learner):
     """Neither from the policy term nor from KL or entropy; but dummies count in the divisor, 1/B of Eq. (4)."""
     cfg = card(fill="dummy", solver={"loss": {"kl_coef": 0.5, "entropy_coef": 0.5, "mini_batches": 1}})
     loss = cfg.ssp.solver.loss
-    solver = of(step(cfg, {"pool": []}, 0, 1)[0], "solver")
+    solver = episodes_of(step(cfg, {"pool": []}, 0, 1)[0], "solver")
     real = [e for e in solver if e.text["origin"] == "fresh"]
     padded, alone = gradient(learner, solver, loss), gradient(learner, real, loss)
     assert max_difference(padded, {name: grad * 2 / 8 for name, grad in alone.items()}) < 1e-6
@@ -92,7 +102,7 @@ def test_dummy_padding_gives_no_gradient(learner: Learner):
 
 def test_dummies_do_not_enter_the_baseline():
     cfg = card(fill="dummy", solver={"loss": {"advantage": "batch-mean"}})
-    rated, _ = advantages.assign(of(step(cfg, {"pool": []}, 0, 1)[0], "solver"), cfg.ssp.solver.loss)
+    rated, _ = advantages.assign(episodes_of(step(cfg, {"pool": []}, 0, 1)[0], "solver"), cfg.ssp.solver.loss)
     assert [e.advantage for e in rated] == [None, None, 0.5, -0.5, None, None, None, None]
 
 
@@ -112,7 +122,7 @@ def test_a_dummy_is_never_right_and_never_judged():
     tools = world(plan, judge_reply=lambda message: "Correct")
     table = {"url": "http://127.0.0.1:9", "model": "m"}
     episodes, _, metrics = play_step(ssp, card(grader="judge", judge_table=table), tools, {"pool": []}, ITEMS[:1], 0)
-    assert [e.reward for e in of(episodes, "solver")] == [0.0, 0.0]
+    assert [e.reward for e in episodes_of(episodes, "solver")] == [0.0, 0.0]
     assert tools.judged == [] and metrics["judge/requests"] == 0.0
 
 
@@ -147,9 +157,9 @@ def test_a_replayed_question_is_graded_with_its_own_answers():
     entry = pool.entry(question_about(1), ["Rome", "Roma"], 0, 0.5)
     plan = Plan(proposals={"0": BAD}, solutions={question_about(1): [["<answer>roma</answer>"]]})
     episodes, _, _ = play_step(ssp, cfg, world(plan), {"pool": [entry]}, ITEMS[:1], 5)
-    (solver,) = of(episodes, "solver")
+    (solver,) = episodes_of(episodes, "solver")
     assert (solver.reward, solver.text["question"], solver.text["slot"]) == (1.0, question_about(1), 0)
-    (proposer,) = of(episodes, "proposer")
+    (proposer,) = episodes_of(episodes, "proposer")
     assert proposer.reward == 0.0 and proposer.text["answer"] == "Paris" and dict(proposer.parts) == {"valid": 0.0}
 
 
@@ -204,7 +214,7 @@ def test_draws_depend_on_seed_and_step_and_are_fair():
     assert pool.draw([], 3, np.random.default_rng(0)) == []
     big = {"pool": entries}
     choices = {
-        tuple(e.text["question"] for e in of(step(card(fill="replay", seed=seed), big, number)[0], "solver"))
+        tuple(e.text["question"] for e in episodes_of(step(card(fill="replay", seed=seed), big, number)[0], "solver"))
         for seed in (0, 1)
         for number in (0, 1)
     }
@@ -224,7 +234,7 @@ def test_dynamic_resampling_asks_again_only_where_it_failed():
     asked = [name for role, name, _ in tools.asked if role == "proposer"]
     assert asked == ["0", "1", "2", "3", "slot 2 attempt 1", "slot 3 attempt 1", "slot 3 attempt 2"]
     assert problems(episodes) == [("fresh", row["answers"][0]) for row in ITEMS]
-    proposer = of(episodes, "proposer")
+    proposer = episodes_of(episodes, "proposer")
     assert [(e.text["slot"], e.text["attempt"], e.trained, e.reward) for e in proposer] == [
         (0, 0, True, 0.5),
         (1, 0, True, 0.5),
@@ -271,9 +281,9 @@ def test_several_questions_for_one_answer_form_one_group():
     cfg = card(fill="dummy", proposer={"samples": 3, "loss": {"advantage": "group-zscore"}})
     episodes, _, metrics = play_step(ssp, cfg, tools, {"pool": []}, ITEMS[:2], 0)
     assert [entry for entry in tools.asked if entry[0] == "proposer"] == [("proposer", "0", 3), ("proposer", "1", 3)]
-    proposer = of(episodes, "proposer")
+    proposer = episodes_of(episodes, "proposer")
     assert [e.group for e in proposer] == ["proposer/0"] * 3 + ["proposer/1"] * 3
     assert [e.reward for e in proposer] == [0.5, 0.0, 0.5, 0.5, 0.5, 0.0]
-    assert sorted({e.group for e in of(episodes, "solver")}) == [f"solver/{slot}" for slot in range(6)]
+    assert sorted({e.group for e in episodes_of(episodes, "solver")}) == [f"solver/{slot}" for slot in range(6)]
     assert metrics["slots/fresh"] == pytest.approx(4 / 6)
     assert ssp.updates(cfg)[1].card.aggregation == "constant"  # a partial table keeps Eq. (5)'s other settings

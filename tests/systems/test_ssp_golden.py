@@ -18,11 +18,11 @@ from tests.systems.harness import (
     RESULTS,
     Plan,
     card,
-    examined,
-    of,
+    episodes_of,
     plain,
     play_step,
     question_about,
+    run_exam,
     world,
 )
 
@@ -52,7 +52,7 @@ def test_one_step(mixed: Plan):
     tools, cfg = world(mixed), card(fill="dummy")
     episodes, memory, metrics = play_step(ssp, cfg, tools, {"pool": []}, ITEMS, 0)
 
-    solver, proposer = of(episodes, "solver"), of(episodes, "proposer")
+    solver, proposer = episodes_of(episodes, "solver"), episodes_of(episodes, "proposer")
     assert [(e.group, e.reward, dict(e.parts)) for e in solver] == [
         ("solver/0", 1.0, {"correct": 1.0, "format": 1.0}),
         ("solver/0", 0.0, {"correct": 0.0, "format": 1.0}),
@@ -117,7 +117,7 @@ def test_one_step(mixed: Plan):
 
 def test_training_rows_equal_the_engines_tokens():
     episodes, _, metrics = play_step(ssp, card(), world(), {"pool": []}, ITEMS[:1], 0)
-    proposer = of(episodes, "proposer")[0]
+    proposer = episodes_of(episodes, "proposer")[0]
     (row,) = proposer.datums
     pieces = [
         (proposer.text["prompt"], False),
@@ -137,7 +137,7 @@ def test_training_rows_equal_the_engines_tokens():
 def test_the_end_token_is_part_of_the_row():
     plan = Plan(solutions={question_about(0): [["<think>I give up</think>"], ["<think>me too</think>"]]})
     episodes, _, _ = play_step(ssp, card(), world(plan), {"pool": []}, ITEMS[:1], 0)
-    (row,) = of(episodes, "solver")[0].datums
+    (row,) = episodes_of(episodes, "solver")[0].datums
     assert row.ids_T[-1] == EOS and bool(row.sampled_T[-1])
 
 
@@ -186,7 +186,7 @@ def test_tags_in_documents_have_no_effect():
     tools = world()
     tools.results = {"Seine": poison}
     episodes, _, _ = play_step(ssp, card(), tools, {"pool": []}, ITEMS[:1], 0)
-    proposer = of(episodes, "proposer")[0]
+    proposer = episodes_of(episodes, "proposer")[0]
     assert proposer.text["question"] == question_about(0) and proposer.text["rejected"] == ""
     observation = proposer.text["turns"][1]["text"]
     assert "[question]Which trap is this one?[/question]" in observation
@@ -201,8 +201,8 @@ def test_tags_in_documents_have_no_effect():
 def test_a_batch_without_any_valid_question(samples: list[str], rows: int):
     plan = Plan(proposals={f"{item}": samples for item in range(4)})
     episodes, memory, metrics = play_step(ssp, card(dummy="skip"), world(plan), {"pool": []}, ITEMS, 0)
-    assert len(of(episodes, "solver")) == rows
-    assert [(e.reward, e.text["rejected"]) for e in of(episodes, "proposer")] == [(0.0, "no_question")] * 4
+    assert len(episodes_of(episodes, "solver")) == rows
+    assert [(e.reward, e.text["rejected"]) for e in episodes_of(episodes, "proposer")] == [(0.0, "no_question")] * 4
     assert memory == {"pool": []}
     assert metrics["slots/dummy"] == 1.0 and metrics["proposer/valid"] == 0.0 and "solver/reward" not in metrics
 
@@ -238,7 +238,7 @@ def test_evaluation_answers_every_row():
     ]
     plan = Plan(solutions={"Which capital?": [["<think>hm"]]})
     tools = world(plan)
-    records = examined(ssp, card(), tools, rows)
+    records = run_exam(ssp, card(), tools, rows)
     assert [(r["prediction"], r["correct"], r["measures"]) for r in records] == [
         ("Paris", True, {"accuracy": 1.0, "searches": 1.0}),
         ("Rome", True, {"accuracy": 1.0, "searches": 1.0}),

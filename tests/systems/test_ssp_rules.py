@@ -12,7 +12,7 @@ from scope_jax.play import searching
 from scope_jax.systems import ssp
 from scope_jax.systems.ssp import rules
 from scope_jax.text import dialects
-from tests.systems.harness import ITEMS, RESULTS, Plan, card, of, play_step, question_about, world
+from tests.systems.harness import ITEMS, RESULTS, Plan, card, episodes_of, play_step, question_about, world
 
 XML = dialects.load("xml")
 GOOD = "Which capital lies on the Tiber?"
@@ -23,7 +23,7 @@ def rejected(turns: list[str], **options: Any) -> str:
     cfg = card(verify="off", **options)
     plan = Plan(proposals={"0": turns})
     episodes, _, metrics = play_step(ssp, cfg, world(plan), {"pool": []}, [ITEMS[1]], 0)
-    reason = of(episodes, "proposer")[0].text["rejected"]
+    reason = episodes_of(episodes, "proposer")[0].text["rejected"]
     assert [name for name in rules.REASONS if metrics[f"rejected/{name}"] == 1.0] == ([reason] if reason else [])
     return reason
 
@@ -132,8 +132,8 @@ def test_solver_rewards(turns: list[str], mode: str, reward: float):
         f"<think>b</think><question>{question_about(0)}</question>",
     ]
     episodes, _, _ = play_step(ssp, card(format=mode, solver={"samples": 1}), world(plan), {"pool": []}, ITEMS[:1], 0)
-    assert [(e.reward, e.parts["correct"]) for e in of(episodes, "solver")] == [(reward, reward)]
-    assert [e.reward for e in of(episodes, "proposer")] == [1.0 - reward]
+    assert [(e.reward, e.parts["correct"]) for e in episodes_of(episodes, "solver")] == [(reward, reward)]
+    assert [e.reward for e in episodes_of(episodes, "proposer")] == [1.0 - reward]
 
 
 def test_the_end_token_ends_the_episode():

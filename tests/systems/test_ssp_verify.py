@@ -19,7 +19,7 @@ from tests.systems.harness import (
     ScriptedTools,
     card,
     doc,
-    of,
+    episodes_of,
     play_step,
     question_about,
     world,
@@ -174,7 +174,7 @@ def test_a_document_of_several_other_episodes_is_noise_once():
 )
 def test_the_policy_answers_from_the_materials(reply: str, reason: str):
     _, episodes, metrics = play(Plan(replies={question_about(0): reply}))
-    proposer = of(episodes, "proposer")[0]
+    proposer = episodes_of(episodes, "proposer")[0]
     assert (proposer.text["rejected"], proposer.text["verification"]) == (reason, reply)
     assert metrics["verify/passed"] == (0.75 if reason else 1.0)
 
@@ -191,17 +191,17 @@ def test_materials_that_do_not_fit_reject_the_question():
     fits = cfg.model_copy(update={"rollout": cfg.rollout.model_copy(update={"max_length": room + 512})})
     tight = cfg.model_copy(update={"rollout": cfg.rollout.model_copy(update={"max_length": 600 + 512})})
     episodes, _, _ = play_step(ssp, fits, world(), {"pool": []}, ITEMS, 0)
-    assert [e.text["rejected"] for e in of(episodes, "proposer")] == [""] * 4
+    assert [e.text["rejected"] for e in episodes_of(episodes, "proposer")] == [""] * 4
     tools.results = RESULTS | {"Seine": doc(1, "Paris", "Paris lies on the Seine. " * 40)}
     episodes, _, metrics = play_step(ssp, tight, tools, {"pool": []}, ITEMS[:1], 0)
-    assert [e.text["rejected"] for e in of(episodes, "proposer")] == ["materials_too_long"]
+    assert [e.text["rejected"] for e in episodes_of(episodes, "proposer")] == ["materials_too_long"]
     assert "verify/passed" not in metrics and metrics["rejected/materials_too_long"] == 1.0
 
 
 def test_without_verification_every_question_passes():
     tools, episodes, metrics = play(Plan(replies={question_about(0): "Answer: Rouen"}), verify="off")
     assert not [name for role, name, _ in tools.asked if role == "verify"]
-    assert [e.text["rejected"] for e in of(episodes, "proposer")] == [""] * 4
+    assert [e.text["rejected"] for e in episodes_of(episodes, "proposer")] == [""] * 4
     assert metrics["verify/passed"] == 1.0
 
 
@@ -214,7 +214,7 @@ def test_the_external_judge_answers_and_then_grades():
     options = {"verify": "judge", "grader": "exact-match-then-judge", "judge_table": JUDGE, "fill": "dummy"}
     tools = world(judge_reply=reply)
     episodes, _, metrics = play_step(ssp, card(**options), tools, {"pool": []}, ITEMS[:3], 0)
-    assert [e.text["rejected"] for e in of(episodes, "proposer")] == ["", "", "verify_wrong"]
+    assert [e.text["rejected"] for e in episodes_of(episodes, "proposer")] == ["", "", "verify_wrong"]
     assert not [name for role, name, _ in tools.asked if role == "verify"]
     assert metrics["judge/requests"] == 4.0  # verification: Paris (Lutetia), Rome for Cairo; solver: London twice
     assert metrics["judge/unparsed"] == 0.0
@@ -224,11 +224,11 @@ def test_solver_answers_go_to_the_judge_and_unparsed_verdicts_are_counted():
     options = {"grader": "exact-match-then-judge", "judge_table": JUDGE}
     tools = world(judge_reply=lambda message: "Correct")
     episodes, _, metrics = play_step(ssp, card(**options), tools, {"pool": []}, ITEMS[:1], 0)
-    assert [e.reward for e in of(episodes, "solver")] == [1.0, 1.0] and metrics["judge/requests"] == 1.0
-    assert [e.reward for e in of(episodes, "proposer")] == [0.0]
+    assert [e.reward for e in episodes_of(episodes, "solver")] == [1.0, 1.0] and metrics["judge/requests"] == 1.0
+    assert [e.reward for e in episodes_of(episodes, "proposer")] == [0.0]
     tools = world(judge_reply=lambda message: "Who knows")
     episodes, _, metrics = play_step(ssp, card(**options), tools, {"pool": []}, ITEMS[:1], 0)
-    assert [e.reward for e in of(episodes, "solver")] == [1.0, 0.0]
+    assert [e.reward for e in episodes_of(episodes, "solver")] == [1.0, 0.0]
     assert (metrics["judge/requests"], metrics["judge/unparsed"]) == (1.0, 1.0) and len(tools.judged) == 2
 
 
@@ -236,7 +236,7 @@ def test_every_search_of_a_turn_is_run():
     plan = Plan(proposals={"0": ['<search>["Seine", "Nile"]</search>', f"<question>{question_about(0)}</question>"]})
     tools, episodes, _ = play(plan, noise_documents=0)
     assert tools.searched[:2] == ["Seine", "Nile"]
-    turn = of(episodes, "proposer")[0].text["turns"][1]["text"]
+    turn = episodes_of(episodes, "proposer")[0].text["turns"][1]["text"]
     assert turn == f"\n<information>\n{RESULTS['Seine']}\n---\n{RESULTS['Nile']}\n</information>\n\n"
     assert sorted(titles(tools.prompts["verify", "0 attempt 0"])) == sorted(own(0) + own(2))
 
@@ -246,5 +246,5 @@ def test_a_search_in_the_last_turn_is_not_run():
     tools = world(plan)
     episodes, _, metrics = play_step(ssp, card(proposer={"max_turns": 2}), tools, {"pool": []}, ITEMS[:1], 0)
     assert metrics["proposer/searches"] == 1.0
-    kinds = [turn["kind"] for turn in of(episodes, "proposer")[0].text["turns"]]
+    kinds = [turn["kind"] for turn in episodes_of(episodes, "proposer")[0].text["turns"]]
     assert kinds == ["sampled", "observation", "sampled"]

@@ -21,15 +21,15 @@ from tests.systems import scope_world
 from tests.systems.harness import (
     ITEMS,
     Characters,
-    Moment,
     Plan,
     Script,
+    TurnContext,
     card,
-    of,
+    episodes_of,
+    in_dialect,
     plain,
     play_step,
-    spoke,
-    spoken_in,
+    sampled_turn,
     world,
 )
 from tests.systems.scope_world import DOCUMENTS, PROTOCOLS
@@ -46,8 +46,8 @@ class Thinking(Characters):
 def thinking(script: Script, quotes: str, opened: bool) -> Script:
     """The script with a thought at the beginning of every turn."""
 
-    def say(moment: Moment) -> str:
-        text = script(moment)
+    def say(ctx: TurnContext) -> str:
+        text = script(ctx)
         said = text.partition(parsing.THOUGHT[1])[2] if parsing.THOUGHT[1] in text else text
         return f"{'' if opened else parsing.THOUGHT[0]}well, {quotes}{parsing.THOUGHT[1]}{said}"
 
@@ -77,7 +77,7 @@ def outcomes(episodes: Any) -> list[dict[str, Any]]:
 def ssp_played(name: str, mode: str, quoted: str, opened: bool = False, act: bool = False, **options: Any):
     cfg = card(format="think", **options)
     model = cfg.model.model_copy(update={"dialect": name, "turns": mode, "tags_in_thinking": act})
-    script = thinking(spoken_in(name, Plan()), quoted, opened)
+    script = thinking(in_dialect(name, Plan()), quoted, opened)
     codec = Thinking() if opened else Characters()
     tools = world(script, dialect=name, turns=mode, codec=codec, tags_in_thinking=act)
     return tools, *play_step(ssp, cfg.model_copy(update={"model": model}), tools, {"pool": []}, ITEMS, 0)
@@ -98,7 +98,7 @@ def test_tags_in_thoughts_have_no_effect_in_ssp(ssp_plain, name: str, mode: str,
     assert tools.searched == expected[0].searched and "Nile" in tools.searched  # one of the four plans asks for it
     assert outcomes(episodes) == outcomes(expected[1])
     assert alike(metrics) == alike(expected[3])
-    assert {e.reward for e in of(episodes, "solver")} == {0.0, 1.0} and metrics["verify/passed"] == 1.0
+    assert {e.reward for e in episodes_of(episodes, "solver")} == {0.0, 1.0} and metrics["verify/passed"] == 1.0
 
 
 def test_with_tags_in_thinking_as_in_the_released_code():
@@ -106,15 +106,15 @@ def test_with_tags_in_thinking_as_in_the_released_code():
     turns: dict[str, Any] = {"proposer": {"max_turns": 2}, "solver": {"max_turns": 2}}
     tools, episodes, _, metrics = ssp_played("xml", "raw", "<search>Nile</search>", act=True, **turns)
     assert set(tools.searched) == {"Nile"}
-    first = of(episodes, "proposer")[0].text["turns"][0]["text"]
+    first = episodes_of(episodes, "proposer")[0].text["turns"][0]["text"]
     assert first == "<think>well, <search>Nile</search>"
     assert metrics["proposer/valid"] == 0.0
 
 
 def test_an_unclosed_thought_has_no_answer():
-    def script(moment: Moment) -> str:
-        text = Plan()(moment)
-        return text if moment.role != "solver" else f"<think>Is it {text}"
+    def script(ctx: TurnContext) -> str:
+        text = Plan()(ctx)
+        return text if ctx.role != "solver" else f"<think>Is it {text}"
 
     tools = world(script)
     _, _, metrics = play_step(ssp, card(format="lenient"), tools, {"pool": []}, ITEMS, 0)
@@ -124,7 +124,7 @@ def test_an_unclosed_thought_has_no_answer():
 # ---------------------------------------------------------------------------------------------------------------- SCOPE
 def scope_played(protocol: str, quoted: str, opened: bool = False, **options: Any):
     dialect, _ = PROTOCOLS[protocol]
-    plan = thinking(spoken_in(dialect, scope_world.Plan()), quoted, opened)
+    plan = thinking(in_dialect(dialect, scope_world.Plan()), quoted, opened)
     codec = Thinking() if opened else Characters()
     tools = scope_world.world(plan, protocol, codec=codec)  # type: ignore[arg-type]
     cfg = scope_world.card(protocol=protocol, **options)
@@ -152,13 +152,13 @@ def test_tags_in_thoughts_have_no_effect_in_scope(scope_plain, protocol: str, st
 
 
 def test_a_judge_truncated_in_a_thought_gives_no_verdict():
-    def judge(moment: Moment) -> str:
-        return "<score>1</score>, I think" if moment.role == "grader" else scope_world.by_words(moment)
+    def judge(ctx: TurnContext) -> str:
+        return "<score>1</score>, I think" if ctx.role == "grader" else scope_world.by_words(ctx)
 
     plan = thinking(scope_world.Plan(), "", True)
 
-    def script(moment: Moment) -> str:
-        return judge(moment) if moment.role == "grader" else plan(moment)
+    def script(ctx: TurnContext) -> str:
+        return judge(ctx) if ctx.role == "grader" else plan(ctx)
 
     tools = scope_world.world(script, "qwen2.5", codec=Thinking())  # type: ignore[arg-type]
     cfg = scope_world.card(protocol="qwen2.5")
@@ -180,7 +180,7 @@ def test_a_judge_truncated_in_a_thought_gives_no_verdict():
     ],
 )
 def test_the_answer_and_the_thought_of_a_turn(text: str, opened: bool, answer: str | None, thinks: list[bool]):
-    said = talking.parse_turn(scope_world.card(), spoke(text, opened=opened), "answer", False)
+    said = talking.parse_turn(scope_world.card(), sampled_turn(text, opened=opened), "answer", False)
     assert rules.answer_of([said]) == answer
     assert [rules.has_thought(said.text, rule) for rule in ("paired", "opening", "starts")] == thinks
 
@@ -196,7 +196,7 @@ def test_searches_in_thoughts_get_no_reply(name: str):
 
     def after(text: str, first_only: bool, **options: Any) -> Any:
         respond = searching.responder(search, dialect, ("answer",), first_only=first_only, malformed="No.")
-        return respond((spoke(text, **options),))
+        return respond((sampled_turn(text, **options),))
 
     quoted, real = dialect.write("quoted"), dialect.write("real")
     for first_only in (False, True):
@@ -215,7 +215,7 @@ def test_a_thought_does_not_violate_the_format():
     xml = dialects.load("xml")
 
     def keeps(text: str, rule: str = "think", opened: bool = False) -> bool:
-        completion = Completion((), (spoke(text, opened=opened),), "stop", text)
+        completion = Completion((), (sampled_turn(text, opened=opened),), "stop", text)
         return searching.keeps_format(completion, xml, "answer", rule)
 
     assert keeps("<think>never write <search> in <answer></answer> </think><answer>a</answer>")

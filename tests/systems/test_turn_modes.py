@@ -21,10 +21,10 @@ from tests.systems.harness import (
     Plan,
     ScriptedTools,
     card,
-    of,
+    episodes_of,
+    in_dialect,
     plain,
     play_step,
-    spoken_in,
     world,
 )
 
@@ -165,7 +165,7 @@ def test_a_turn_without_its_thought(text, kept):
 def played(name: str, mode: str):
     cfg = card()
     model = cfg.model.model_copy(update={"dialect": name, "turns": mode})
-    tools: ScriptedTools = world(spoken_in(name, Plan()), dialect=name, turns=mode)
+    tools: ScriptedTools = world(in_dialect(name, Plan()), dialect=name, turns=mode)
     episodes, _, metrics = play_step(ssp, cfg.model_copy(update={"model": model}), tools, {"pool": []}, ITEMS, 0)
     return tools, episodes, metrics
 
@@ -200,7 +200,7 @@ def test_rows_of_the_three_modes(name):
     results = shown(name, RESULTS["Seine"])
 
     def rows(mode):
-        proposer = of(played(name, mode)[1], "proposer")[0]
+        proposer = episodes_of(played(name, mode)[1], "proposer")[0]
         text = proposer.text["prompt"]
         assert [turn["text"] for turn in proposer.text["turns"]][::2] == [first, last]
         return text, [(CODEC.decode(d.ids_T), CODEC.decode(d.ids_T[d.sampled_T])) for d in proposer.datums]

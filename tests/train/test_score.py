@@ -1,4 +1,4 @@
-"""SCORE through the whole program: two updates a step, a harness that changes, runs that are killed, DPO."""
+"""SCORE through the whole program: two updates per step, a changing harness, killed runs, DPO."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.train import runs
 
 pytestmark = pytest.mark.slow
 
-# The base of another game speaks no SCORE: any text is a rubric, report or assessment, by a number that its bytes give.
-# With KILL="update 4" in its environment the process kills itself when it is about to make the fourth update.
+# The base was not trained on SCORE: any text counts as a rubric, report or assessment, by a number computed from its
+# bytes. With KILL="update 4" in its environment, the process kills itself just before the fourth update.
 GAME = """
 import os
 import signal
@@ -162,12 +162,12 @@ def whole(card: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-def of(run: Path, role: str) -> list[dict[str, Any]]:
+def episodes_of(run: Path, role: str) -> list[dict[str, Any]]:
     return [episode for episode in runs.lines(run, "episodes.jsonl") if episode["role"] == role]
 
 
 def killed(command: list[str], place: str) -> None:
-    """The run, killed by itself when it comes to `place`, as GAME names it."""
+    """Runs the command, which kills itself at `place` (see GAME)."""
     runs.end(runs.start(command, KILL=place), -signal.SIGKILL)
 
 
@@ -177,26 +177,26 @@ def test_a_run_trains_both_roles_in_order_under_a_harness_that_changes(whole: Pa
     for record in metrics:
         assert record["solver/grad_norm"] > 0 and record["evaluator/grad_norm"] > 0
         assert record["solver/skipped"] == record["evaluator/skipped"] == 0 and record["solver/assessed"] == 1.0
-        # rubrics were sampled with the weights before the step: the evaluator's update is on those after the solver's
+        # rubrics were sampled with the weights before the step, but the evaluator is updated after the solver
         assert record["solver/mismatch_max"] < 1e-4 < record["evaluator/mismatch_max"]
     assert [record["harness/dimensions"] for record in metrics] == [4.0, 5.0]  # by rules
     first, second = (runs.memory(whole, step) for step in (1, 2))
-    rewards = [episode["reward"] for episode in of(whole, "evaluator")]
+    rewards = [episode["reward"] for episode in episodes_of(whole, "evaluator")]
     assert first["baselines"]["actor/evaluator"] == pytest.approx(0.3 * rewards[0])
     assert second["baselines"]["actor/evaluator"] == pytest.approx(0.21 * rewards[0] + 0.3 * rewards[1])
     assert second["game"]["harness"]["refreshed"] == 2 and second["game"]["scheduler"]["step"] == 2
-    harnesses = [episode["text"]["value"] for episode in of(whole, "harness")]
+    harnesses = [episode["text"]["value"] for episode in episodes_of(whole, "harness")]
     assert len(harnesses) == 4 and harnesses[-1] == second["game"]["harness"]["value"]
 
 
 @pytest.mark.parametrize("place", ["rollouts 2", "update 4", "refresh 2"])
 def test_a_killed_run_ends_with_the_same_bits(whole: Path, card: Path, tmp_path: Path, place: str) -> None:
-    """Killed in step 2 when the reports are written, between the two updates, and when there is a new harness."""
+    """Killed in step 2 while the reports are written, between the two updates, and after the harness has changed."""
     command = runs.command(str(card), run := tmp_path / "run", ())
     killed(command, place)
     assert runs.saved(run) == [1] and [line["step"] for line in runs.lines(run, "metrics.jsonl")] == [1]
     kept = runs.memory(run, 1)
-    assert kept["game"]["harness"]["since"] == kept["game"]["scheduler"]["step"] == 1  # not those of the start
+    assert kept["game"]["harness"]["since"] == kept["game"]["scheduler"]["step"] == 1  # not the initial one
     assert kept["baselines"]["actor/evaluator"] > 0
     runs.finish(command)
     runs.same(whole, run)
@@ -214,7 +214,7 @@ def test_dpo_trains_on_the_best_and_worst_report_of_a_query_and_resumes(card: Pa
     for step, line in enumerate(runs.lines(whole, "metrics.jsonl"), 1):
         assert line["solver/grad_norm"] > 0 and line["solver/skipped"] == 0 and "evaluator/loss" not in line
         groups: dict[str, list[dict[str, Any]]] = {}
-        for report in of(whole, "solver"):
+        for report in episodes_of(whole, "solver"):
             if report["step"] == step:
                 groups.setdefault(report["group"], []).append(report)
         assert len(groups) == 2
@@ -238,7 +238,7 @@ def test_dpo_trains_on_the_best_and_worst_report_of_a_query_and_resumes(card: Pa
     runs.same(whole, run)
 
 
-def test_a_run_whose_harness_endpoint_is_down_starts_and_ends_under_the_cards(card: Path, tmp_path: Path) -> None:
+def test_a_run_whose_harness_endpoint_is_down_uses_the_cards_harness(card: Path, tmp_path: Path) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{nobody.getsockname()[1]}/v1"
@@ -251,7 +251,7 @@ def test_a_run_whose_harness_endpoint_is_down_starts_and_ends_under_the_cards(ca
     assert told[0].startswith(f"the judge at {url} cannot be reached (")
     assert told[0].endswith("; the run starts with the meta-harness of the card.")
     assert [line["harness/invalid"] for line in runs.lines(run, "metrics.jsonl")] == [2.0, 3.0]
-    assert {json.dumps(episode["text"]["value"]) for episode in of(run, "harness")} == {
+    assert {json.dumps(episode["text"]["value"]) for episode in episodes_of(run, "harness")} == {
         json.dumps(runs.memory(run, 2)["game"]["harness"]["value"])
     }
     page = write_report(run).read_text(encoding="utf-8")
