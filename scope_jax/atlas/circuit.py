@@ -29,7 +29,7 @@ EMBED_STD = 0.1
 CONSTANT = 0.34  # coordinate 0 of every embedding, about a third of an embedding's length
 BACK_GAIN, STORE, COPY = 3.0, 0.1, 0.5  # gains of the constant query, of storing a found token, of writing it out
 SHARPNESS = 2.0  # scale of queries and keys of both layers
-QUIET = 0.1  # random weights of the two layers' queries and keys, and of every ffn's output, are scaled down to this
+DAMPING = 0.1  # random weights of the two layers' queries and keys, and of every ffn's output, are scaled down to this
 
 
 def _orthonormal(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
@@ -52,7 +52,7 @@ def _random(cfg: ModelConfig, rng: np.random.Generator) -> dict[str, Any]:
         "ffn_norm_D": np.ones((L, D)),
         "gate_DF": normal(L, D, F, std=D**-0.5),
         "up_DF": normal(L, D, F, std=D**-0.5),
-        "down_FD": normal(L, F, D, std=QUIET * out * F**-0.5),
+        "down_FD": normal(L, F, D, std=DAMPING * out * F**-0.5),
         "q_norm_h": np.ones((L, cfg.head_dim)),
         "k_norm_h": np.ones((L, cfg.head_dim)),
     }
@@ -102,7 +102,7 @@ def _look_back(
         query_h[fast] = np.cos(-(head + 1) * speed[fast])
         query_h[fast + h // 2] = np.sin(-(head + 1) * speed[fast])
         for name, vector in (("q_D_Hh", query_h), ("k_D_Kh", key_h)):
-            layers[name][0, :, columns] *= QUIET
+            layers[name][0, :, columns] *= DAMPING
             layers[name][0, 0, columns] += BACK_GAIN * vector
         layers["v_D_Kh"][0, :, columns] = content_Dh
         store_hD = _orthonormal(rng, D, h).T
@@ -132,7 +132,7 @@ def _match(
             query_Dh[:, planes] = here_Dh @ mixing_hh[:, : len(planes)]
             key_Dh[:, planes] = stores[back].T @ mixing_hh[:, : len(planes)]
         for name, weight in (("q_D_Hh", query_Dh), ("k_D_Kh", key_Dh)):
-            layers[name][1, :, columns] = QUIET * layers[name][1, :, columns] + weight
+            layers[name][1, :, columns] = DAMPING * layers[name][1, :, columns] + weight
         value_Dh = np.zeros((D, h))
         value_Dh[1:] = _orthonormal(rng, D - 1, h)
         layers["v_D_Kh"][1, :, columns] = value_Dh

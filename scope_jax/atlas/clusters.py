@@ -66,7 +66,7 @@ def chains_in(facts: Sequence[Fact], hops: int, task: Task) -> list[Chain]:
     return [chain for chain in walks(facts, hops)[hops] if chain[-1].is_number == (task == "math")]
 
 
-class Shelf:
+class ClusterSampler:
     """Draws clusters from the part of the world that a split shows.
 
     "train" shows nothing that is held out; in "held_out" every document is about a held-out name.
@@ -98,16 +98,16 @@ class Shelf:
         return Document(self._ids[name], name, title_of(self.world, name), tuple(some(facts, len(facts), self.rng)))
 
     def cluster(self, family: Task) -> Cluster:
-        """Documents about names that lie next to each other; in the family math, every one of them has a number."""
+        """Documents about names that are linked by facts; in the family math, every one of them has a number."""
         while True:
-            documents = {name: self.document(name) for name in self._company()}
+            documents = {name: self.document(name) for name in self._linked_names()}
             numbers = [any(fact.is_number for fact in document.facts) for document in documents.values()]
             if len(documents) == DOCUMENTS and (family == "qa" or all(numbers)):
                 ordered = list(documents.values())
                 return Cluster(tuple(ordered[int(place)] for place in self.rng.permutation(DOCUMENTS)))
 
-    def _company(self) -> list[str]:
-        """DOCUMENTS names, or fewer where a name has no more around it: each is next to one before it."""
+    def _linked_names(self) -> list[str]:
+        """DOCUMENTS names, each linked to an earlier one by a fact; fewer if there are no more links."""
         names = [pick(self.names, self.rng)]
         while len(names) < DOCUMENTS:
             places = [names[-1]] if self.rng.random() < 0.5 else names
@@ -122,9 +122,9 @@ class Shelf:
 # ---------------------------------------------------------------------------------------------------------------- files
 def train_clusters(world: World) -> list[dict[str, Any]]:
     """Clusters of self-play (id, family, documents); a family is called like its task."""
-    shelf = Shelf(world, "train", np.random.default_rng(SEED))
+    sampler = ClusterSampler(world, "train", np.random.default_rng(SEED))
     return [
-        {"id": f"{family}-{place:03d}", "family": family, "documents": shelf.cluster(family).rows}
+        {"id": f"{family}-{place:03d}", "family": family, "documents": sampler.cluster(family).rows}
         for place in range(CLUSTERS)
         for family in TASKS
     ]
@@ -135,16 +135,16 @@ def questions(world: World, task: Task) -> list[dict[str, Any]]:
 
     They begin at a held-out entity. A question is asked at most REPEATS times, each time of another cluster.
     """
-    shelf = Shelf(world, "held_out", np.random.default_rng(SEED + 1 + TASKS.index(task)))
+    sampler = ClusterSampler(world, "held_out", np.random.default_rng(SEED + 1 + TASKS.index(task)))
     asked: dict[int, list[dict[str, Any]]] = {hops: [] for hops in HOPS}
     for _ in range(DRAWS):
-        cluster = shelf.cluster(task)
+        cluster = sampler.cluster(task)
         for hops, rows in asked.items():
             if len(rows) == QUESTIONS:
                 continue
             chains = chains_in(facts_of(cluster.documents), hops, task)
             if fit := [chain for chain in chains if chain[0].entity in world.held_out]:
-                row = _row(task, hops, pick(fit, shelf.rng), cluster)
+                row = _row(task, hops, pick(fit, sampler.rng), cluster)
                 if sum(row["question"] == other["question"] for other in rows) < REPEATS:
                     rows.append(row)
     made = [row for rows in asked.values() for row in rows]

@@ -81,8 +81,8 @@ UNSPOKEN: tuple[str, ...] = (
 PIECES: tuple[str, ...] = ()
 
 
-class Newsroom:
-    """The material of reports: the things that a search for their name finds, and the names in their documents.
+class SCOPEDemonstrations:
+    """Draws SCOPE's demonstrations: from things that a search for their name finds, and the names in their documents.
 
     show: the search tool with one document per query, as in the card. split: "train" excludes everything held out.
     """
@@ -257,13 +257,13 @@ def texts(world: World) -> Mapping[str, Sequence[dict[str, Any]]]:
 
 def makers(world: World, show: Show, *, split: Split, seed: int, with_habits: bool) -> Makers:
     """Functions that draw a demonstration, by kind."""
-    room = Newsroom(world, show, split, seed)
+    demos = SCOPEDemonstrations(world, show, split, seed)
     habits = HABITS if with_habits else None
     return {
-        "challenge": lambda: room.challenge(habits),
-        "report": lambda: room.report(habits),
-        "gate entity": room.gate_entity,
-        "gate relevance": room.gate_relevance,
-        "rubric": room.write_rubric,
-        "grade": room.grade,
+        "challenge": lambda: demos.challenge(habits),
+        "report": lambda: demos.report(habits),
+        "gate entity": demos.gate_entity,
+        "gate relevance": demos.gate_relevance,
+        "rubric": demos.write_rubric,
+        "grade": demos.grade,
     }

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from scope_jax.atlas import clusters, spell_scripts
-from scope_jax.atlas.clusters import HOPS, TASKS, Cluster, Document, Shelf, Task, chains_in, facts_of
+from scope_jax.atlas.clusters import HOPS, TASKS, Cluster, ClusterSampler, Document, Task, chains_in, facts_of
 from scope_jax.atlas.facts import Fact, World
 from scope_jax.atlas.questions import Chain, chain_question
 from scope_jax.atlas.rows import Makers, Script, Show, Split, pick
@@ -74,17 +74,17 @@ PLAY_ROWS: Mapping[str, int] = {
 STEPS: tuple[int, int] = (200, 50)  # of stage "read" and of stage "play"
 
 
-class Examiners:
-    """The material of demonstrations: clusters, and the chains of facts in them.
+class SPELLDemonstrations:
+    """Draws SPELL's demonstrations: from clusters, and the chains of facts in them.
 
-    split: of the documents, see `Shelf`; in "held_out" every chain begins at a held-out name.
+    split: of the documents, see `ClusterSampler`; in "held_out" every chain begins at a held-out name.
     """
 
     def __init__(self, world: World, split: Split, seed: int) -> None:
         self.world, self.split = world, split
         self.rng = np.random.default_rng(seed)
-        self.shelf = Shelf(world, split, self.rng)
-        facts = facts_of([self.shelf.document(name) for name in self.shelf.names])
+        self.sampler = ClusterSampler(world, split, self.rng)
+        facts = facts_of([self.sampler.document(name) for name in self.sampler.names])
         self._values: dict[str, list[str]] = {}
         for fact in facts:
             self._values.setdefault(fact.attribute, []).append(fact.value)
@@ -114,7 +114,7 @@ class Examiners:
     def _question(self, task: Task) -> tuple[Cluster, Chain]:
         """A cluster, and a chain in it of any length."""
         while True:
-            cluster = self.shelf.cluster(task)
+            cluster = self.sampler.cluster(task)
             chain = self._drawn(cluster.documents, task, self._any_length())
             if chain is not None:
                 return cluster, chain
@@ -123,7 +123,7 @@ class Examiners:
     def ask(self, task: Task, habits: Habits | None = None) -> Script:
         """A questioner's episode, sometimes with a history; with habits, a bad one as often as they say."""
         while True:
-            cluster = self.shelf.cluster(task)
+            cluster = self.sampler.cluster(task)
             shuffled = [cluster.documents[int(place)] for place in self.rng.permutation(clusters.DOCUMENTS)]
             own = spell_scripts.card().spell.documents
             new, old = shuffled[:own], shuffled[own:]
@@ -207,10 +207,10 @@ def texts(world: World) -> Mapping[str, Sequence[dict[str, Any]]]:
 
 def makers(world: World, show: Show, *, split: Split, seed: int, with_habits: bool) -> Makers:
     """How to draw each kind of demonstration; nothing is searched."""
-    room = Examiners(world, split, seed)
+    demos = SPELLDemonstrations(world, split, seed)
     habits = HABITS if with_habits else None
     made: Makers = {}
     for task in TASKS:
-        made[f"ask {task}"] = lambda task=task: room.ask(task, habits)
-        made[f"answer {task}"] = lambda task=task: room.answer(task, habits)
-    return {**made, "guess": room.guess, "verify": lambda: room.verify(habits)}
+        made[f"ask {task}"] = lambda task=task: demos.ask(task, habits)
+        made[f"answer {task}"] = lambda task=task: demos.answer(task, habits)
+    return {**made, "guess": demos.guess, "verify": lambda: demos.verify(habits)}

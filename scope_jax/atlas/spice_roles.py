@@ -89,10 +89,10 @@ PLAY_ROWS: Mapping[str, int] = {
 STEPS: tuple[int, int] = (400, 80)  # of stage "read" and of stage "play"
 
 
-class School:
-    """The material of problems: documents about everything, about train names alone, or about held-out names alone.
+class SPICEDemonstrations:
+    """Draws SPICE's demonstrations: from documents about all names, train names only, or held-out names only.
 
-    Demonstrations about everything have other numbers each time, so that numbers can only be read.
+    Demonstrations about all names have random numbers, so that numbers cannot be memorised.
     """
 
     def __init__(self, world: World, split: Split, seed: int, documents: int = DOCUMENTS) -> None:
@@ -189,13 +189,13 @@ def texts(world: World) -> Mapping[str, Sequence[dict[str, Any]]]:
 
 def makers(world: World, show: Show, *, split: Split, seed: int, with_habits: bool) -> Makers:
     """How to draw each kind of demonstration; SPICE does not search."""
-    school = School(world, split, seed)
+    demos = SPICEDemonstrations(world, split, seed)
     habits = HABITS if with_habits else None
-    made: Makers = {f"solve {kind}": lambda kind=kind: school.solve(kind, habits) for kind in KINDS}
-    made |= {f"write {kind}": lambda kind=kind: school.write(kind, habits) for kind in KINDS_OF}
+    made: Makers = {f"solve {kind}": lambda kind=kind: demos.solve(kind, habits) for kind in KINDS}
+    made |= {f"write {kind}": lambda kind=kind: demos.write(kind, habits) for kind in KINDS_OF}
     return {
         **made,
-        "choose": lambda: school.choose(True, habits),
-        "choose open": lambda: school.choose(False, habits),
-        "write open": lambda: school.write(None, habits),
+        "choose": lambda: demos.choose(True, habits),
+        "choose open": lambda: demos.choose(False, habits),
+        "write open": lambda: demos.write(None, habits),
     }

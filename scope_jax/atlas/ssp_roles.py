@@ -80,8 +80,8 @@ PLAY_ROWS: Mapping[str, int] = {
 STEPS: tuple[int, int] = (400, 80)  # of stage "read" and of stage "play"
 
 
-class Library:
-    """The material of demonstrations: facts that the search tool really finds, and trails that a proposer can follow.
+class SSPDemonstrations:
+    """Draws SSP's demonstrations: from facts that the search tool finds, and trails that a proposer can follow.
 
     split: "train" uses facts about train entities only; in "held_out" every question begins at a held-out entity. Facts
     that search does not find are left out.
@@ -184,11 +184,11 @@ def texts(world: World) -> Mapping[str, Sequence[dict[str, Any]]]:
 
 def makers(world: World, show: Show, *, split: Split, seed: int, with_habits: bool) -> Makers:
     """Functions that draw a demonstration, by kind."""
-    library = Library(world, show, split, seed)
+    demos = SSPDemonstrations(world, show, split, seed)
     habits = HABITS if with_habits else None
     made: Makers = {}
     for hops in HOPS:
-        made[f"solve {hops}"] = lambda hops=hops: library.solve(hops, habits)
-        made[f"propose {hops}"] = lambda hops=hops: library.propose(hops, habits)
-        made[f"read {hops}"] = lambda hops=hops: library.read(hops)
-    return {**made, "choose": lambda: library.choose(habits)}
+        made[f"solve {hops}"] = lambda hops=hops: demos.solve(hops, habits)
+        made[f"propose {hops}"] = lambda hops=hops: demos.propose(hops, habits)
+        made[f"read {hops}"] = lambda hops=hops: demos.read(hops)
+    return {**made, "choose": lambda: demos.choose(habits)}

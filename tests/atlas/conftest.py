@@ -10,8 +10,8 @@ from scope_jax.atlas import build
 from scope_jax.atlas.facts import ASSETS, World, load_world
 from scope_jax.atlas.games import GAMES
 from scope_jax.atlas.rows import Show
-from scope_jax.atlas.scope_roles import Newsroom
-from scope_jax.atlas.ssp_roles import Library
+from scope_jax.atlas.scope_roles import SCOPEDemonstrations
+from scope_jax.atlas.ssp_roles import SSPDemonstrations
 
 
 @pytest.fixture(scope="session")
@@ -37,9 +37,9 @@ def scope_tokenizer() -> Tokenizer:
 
 
 @pytest.fixture(scope="session")
-def trained(world: World, show: Show) -> Library:
+def trained(world: World, show: Show) -> SSPDemonstrations:
     """SSP's demonstrations about train entities only."""
-    return Library(world, show, "train", seed=3)
+    return SSPDemonstrations(world, show, "train", seed=3)
 
 
 @pytest.fixture(scope="session")
@@ -49,6 +49,6 @@ def show_one(world: World) -> Show:
 
 
 @pytest.fixture
-def demos(world: World, show_one: Show) -> Newsroom:
+def demos(world: World, show_one: Show) -> SCOPEDemonstrations:
     """SCOPE's demonstrations about train entities only."""
-    return Newsroom(world, show_one, "train", seed=3)
+    return SCOPEDemonstrations(world, show_one, "train", seed=3)

@@ -14,7 +14,7 @@ import pytest
 from scope_jax.atlas import scope_scripts, tasks
 from scope_jax.atlas.facts import ASSETS
 from scope_jax.atlas.rows import Script
-from scope_jax.atlas.scope_roles import Newsroom
+from scope_jax.atlas.scope_roles import SCOPEDemonstrations
 from scope_jax.atlas.tasks import TOLD, Thing
 from scope_jax.config import Config, load_card
 from scope_jax.systems import scope
@@ -27,7 +27,7 @@ SAMPLED = ("challenger.sampling", "solver.sampling", "estimate", "creation", "ga
 class Players:
     """All roles play well, except that every second attempt at a task gives only one sentence per entity."""
 
-    def __init__(self, demos: Newsroom) -> None:
+    def __init__(self, demos: SCOPEDemonstrations) -> None:
         self.demos = demos
 
     def __call__(self, ctx: TurnContext) -> str:
@@ -96,7 +96,7 @@ def cfg() -> Config:
     return load_card(scope_scripts.CARD, [f"{key}={value}" for key, value in changes.items()])
 
 
-def test_one_iteration_uses_the_prompts_of_the_demonstrations(demos: Newsroom, cfg: Config) -> None:
+def test_one_iteration_uses_the_prompts_of_the_demonstrations(demos: SCOPEDemonstrations, cfg: Config) -> None:
     lines = (ASSETS / "documents.jsonl").read_text(encoding="utf-8").splitlines()
     rows: list[dict[str, Any]] = [row for row in map(json.loads, lines) if row["title"].split()[-1] in demos.things]
     names = {row["title"].split()[-1] for row in rows[:40]}

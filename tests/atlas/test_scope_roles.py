@@ -10,7 +10,7 @@ import pytest
 from rollouts.types import Turn
 from scope_jax.atlas import scope_scripts, tasks
 from scope_jax.atlas.rows import Script, name_ids, token_row
-from scope_jax.atlas.scope_roles import HABITS, Newsroom, ReportHabits, makers
+from scope_jax.atlas.scope_roles import HABITS, ReportHabits, SCOPEDemonstrations, makers
 from scope_jax.atlas.tasks import TOLD, Thing
 from scope_jax.config import load_card
 from scope_jax.play.rubrics import rubric_score, score_of
@@ -41,13 +41,13 @@ def _searches_asked(script: Script) -> int:
     return int(re.findall(r"Searches: (\d)", script.message)[0])
 
 
-def _asked(script: Script, demos: Newsroom) -> list[Thing]:
+def _asked(script: Script, demos: SCOPEDemonstrations) -> list[Thing]:
     """The entities that the task in a prompt names."""
     text = script.message.rsplit("Task: ", 1)[1].rstrip(".")
     return [demos.things[part.split()[-1]] for part in text.split(" and ")]
 
 
-def _score(script: Script, demos: Newsroom) -> float:
+def _score(script: Script, demos: SCOPEDemonstrations) -> float:
     """Eq. (1) of a solver's answer, with the rubric of its task and a perfect grader."""
     answer = rules.answer_of(_said(script)) or ""
     met = [tasks.fact_of(text) in answer for _, text in tasks.rubric(_asked(script, demos))]
@@ -56,7 +56,7 @@ def _score(script: Script, demos: Newsroom) -> float:
 
 # ------------------------------------------------------------------------------------------------------------ policies
 @pytest.mark.parametrize("role", ["challenge", "report"])
-def test_observations_equal_the_games(demos: Newsroom, show_one, role: str) -> None:
+def test_observations_equal_the_games(demos: SCOPEDemonstrations, show_one, role: str) -> None:
     cfg = scope_scripts.card()
     for _ in range(DRAWS):
         script = getattr(demos, role)(HABITS)
@@ -75,7 +75,7 @@ def test_observations_equal_the_games(demos: Newsroom, show_one, role: str) -> N
         assert respond(turns) is None  # and then the episode ends
 
 
-def test_good_challengers_earn_the_full_format_reward(demos: Newsroom) -> None:
+def test_good_challengers_earn_the_full_format_reward(demos: SCOPEDemonstrations) -> None:
     card = scope_scripts.card().scope.challenger_reward
     for _ in range(DRAWS):
         script = demos.challenge()
@@ -87,7 +87,7 @@ def test_good_challengers_earn_the_full_format_reward(demos: Newsroom) -> None:
         assert f" {title}" in task  # about its source
 
 
-def test_good_solvers_earn_the_full_reward(demos: Newsroom) -> None:
+def test_good_solvers_earn_the_full_reward(demos: SCOPEDemonstrations) -> None:
     card = scope_scripts.card().scope.solver_reward
     for _ in range(DRAWS):
         script = demos.report()
@@ -97,7 +97,7 @@ def test_good_solvers_earn_the_full_reward(demos: Newsroom) -> None:
         assert _score(script, demos) == 1.0
 
 
-def test_rewards_of_the_challengers_habits(demos: Newsroom) -> None:
+def test_rewards_of_the_challengers_habits(demos: SCOPEDemonstrations) -> None:
     card = scope_scripts.card().scope.challenger_reward
     for habit in ("vague", "unread", "drift"):
         for _ in range(10):
@@ -113,7 +113,7 @@ def test_rewards_of_the_challengers_habits(demos: Newsroom) -> None:
                 assert (about in source) == (habit == "unread")
 
 
-def test_rewards_of_the_solvers_habits(demos: Newsroom) -> None:
+def test_rewards_of_the_solvers_habits(demos: SCOPEDemonstrations) -> None:
     card = scope_scripts.card().scope.solver_reward
     short_scores, half_scores = [], []
     for _ in range(DRAWS):
@@ -135,7 +135,7 @@ def test_rewards_of_the_solvers_habits(demos: Newsroom) -> None:
     assert np.mean(short_scores) < 0.7 and np.mean(half_scores) < 0.7
 
 
-def test_only_rambling_is_long(demos: Newsroom, scope_tokenizer) -> None:
+def test_only_rambling_is_long(demos: SCOPEDemonstrations, scope_tokenizer) -> None:
     card = scope_scripts.card().scope.solver_reward
 
     def factor(script: Script) -> float:
@@ -152,7 +152,7 @@ def test_only_rambling_is_long(demos: Newsroom, scope_tokenizer) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------- judge
-def test_verdicts_are_parsed_and_right(demos: Newsroom) -> None:
+def test_verdicts_are_parsed_and_right(demos: SCOPEDemonstrations) -> None:
     for role, truth in (
         ("gate_entity", lambda m: any(f" {name}" in m for name in demos.things)),
         ("gate_relevance", _is_in_source),
@@ -190,7 +190,7 @@ def test_a_graders_thought_has_the_found_and_the_required_fact() -> None:
     )
 
 
-def test_rubrics_are_parsed_back(demos: Newsroom) -> None:
+def test_rubrics_are_parsed_back(demos: SCOPEDemonstrations) -> None:
     card = scope_scripts.card().scope
     for _ in range(DRAWS):
         script = demos.write_rubric()

@@ -13,7 +13,7 @@ from scope_jax.atlas import clusters, spell_scripts
 from scope_jax.atlas.clusters import TASKS, Task
 from scope_jax.atlas.facts import ASSETS, World
 from scope_jax.atlas.rows import Script, name_ids, token_row
-from scope_jax.atlas.spell_roles import Examiners, Habits, makers
+from scope_jax.atlas.spell_roles import Habits, SPELLDemonstrations, makers
 from scope_jax.config import load_card
 from scope_jax.data.sources import load
 from scope_jax.systems.spell import rules, source
@@ -31,9 +31,9 @@ def tokens() -> Tokenizer:
 
 
 @pytest.fixture
-def demos(world: World) -> Examiners:
+def demos(world: World) -> SPELLDemonstrations:
     """Demonstrations about train names only."""
-    return Examiners(world, "train", seed=3)
+    return SPELLDemonstrations(world, "train", seed=3)
 
 
 def _habit(**share: float) -> Habits:

@@ -13,7 +13,7 @@ from scope_jax.atlas import spice_scripts
 from scope_jax.atlas.facts import ASSETS, World, load_numbers
 from scope_jax.atlas.problems import KINDS_OF, LEAST_PREMISES
 from scope_jax.atlas.rows import Script
-from scope_jax.atlas.spice_roles import HABITS, KINDS, ProblemHabits, School
+from scope_jax.atlas.spice_roles import HABITS, KINDS, ProblemHabits, SPICEDemonstrations
 from scope_jax.play.math_answers import MathAnswers
 from scope_jax.systems import spice
 from scope_jax.systems.spice import contracts, rules
@@ -29,9 +29,9 @@ QUESTION = re.compile(r"What is (.+)\?$")
 
 
 @pytest.fixture(scope="module")
-def demos(world: World) -> School:
+def demos(world: World) -> SPICEDemonstrations:
     """Demonstrations about train names only."""
-    return School(world, "train", seed=3, documents=60)
+    return SPICEDemonstrations(world, "train", seed=3, documents=60)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,9 @@ def _task(script: Script, kind: str) -> tuple[Task | None, str]:
 
 @pytest.mark.parametrize("seen", [True, False])
 @pytest.mark.parametrize("kind", KINDS_OF)
-def test_good_challengers_write_valid_tasks_that_their_premises_solve(demos: School, kind: str, seen: bool) -> None:
+def test_good_challengers_write_valid_tasks_that_their_premises_solve(
+    demos: SPICEDemonstrations, kind: str, seen: bool
+) -> None:
     for _ in range(DRAWS):
         script = demos.write(kind if seen else None)
         kind = kind if seen else script.message.rsplit(" ", 1)[1].lower()
@@ -85,19 +87,19 @@ def test_good_challengers_write_valid_tasks_that_their_premises_solve(demos: Sch
     ("habit", "reason"),
     [("listed", "no_answer"), ("empty", "no_question"), ("mistyped", "answer_type")],
 )
-def test_a_malformed_task_is_rejected(demos: School, habit: str, reason: str) -> None:
+def test_a_malformed_task_is_rejected(demos: SPICEDemonstrations, habit: str, reason: str) -> None:
     for kind in KINDS_OF:
         for _ in range(5):
             assert _task(demos.write(kind, _habit(**{habit: 1.0})), kind) == (None, reason)
 
 
-def test_formats_with_both_flags_or_none_are_rejected(demos: School) -> None:
+def test_formats_with_both_flags_or_none_are_rejected(demos: SPICEDemonstrations) -> None:
     replies = {_said(demos.choose(habits=_habit(flags=1.0))) for _ in range(DRAWS)}
     assert {json.loads(reply)["suitable_for_mcq"] for reply in replies} == {True, False}
     assert {contracts.format_of(CFG, reply) for reply in replies} == {("", "format_flags")}
 
 
-def test_the_habits_lazy_and_wrong_of_a_challenger(demos: School) -> None:
+def test_the_habits_lazy_and_wrong_of_a_challenger(demos: SPICEDemonstrations) -> None:
     for _ in range(DRAWS):
         lazy, wrong = (demos.write("string", _habit(**{habit: 1.0})) for habit in ("lazy", "wrong"))
         task, _ = _task(lazy, "string")
@@ -107,7 +109,9 @@ def test_the_habits_lazy_and_wrong_of_a_challenger(demos: School) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_good_reasoners_are_right_and_bad_habits_are_wrong(demos: School, answers: MathAnswers, kind: str) -> None:
+def test_good_reasoners_are_right_and_bad_habits_are_wrong(
+    demos: SPICEDemonstrations, answers: MathAnswers, kind: str
+) -> None:
     cfg_kind = {"number": "integer", "difference": "expression"}.get(kind, "string")
     compare = answers.equal
 
@@ -131,7 +135,7 @@ def test_differences_are_graded_by_value_including_the_sign(answers: MathAnswers
 
 
 # --------------------------------------------------------------------------------------------------------------- worlds
-def test_true_world_rows_and_documents_show_no_held_out_name(world: World, demos: School) -> None:
+def test_true_world_rows_and_documents_show_no_held_out_name(world: World, demos: SPICEDemonstrations) -> None:
     scripts = [demos.solve(kind, HABITS) for kind in KINDS for _ in range(DRAWS)]
     scripts += [demos.write(kind, HABITS) for kind in (*KINDS_OF, None) for _ in range(DRAWS)]
     texts = [f"{script.message} {_said(script)}" for script in (*scripts, demos.choose())]
@@ -153,7 +157,7 @@ def test_numbers_are_changed_if_nothing_may_be_memorised(world: World) -> None:
     true = {fact.sentence for fact in load_numbers(world)}
 
     def known(split) -> float:
-        script = School(world, split, seed=0, documents=3).write("integer").message
+        script = SPICEDemonstrations(world, split, seed=0, documents=3).write("integer").message
         stated = [match.group() for match in STATED.finditer(script) if match[3].isdecimal()]
         return float(np.mean([sentence in true for sentence in stated]))
 
@@ -161,7 +165,7 @@ def test_numbers_are_changed_if_nothing_may_be_memorised(world: World) -> None:
     assert known("all") < 1.0
 
 
-def test_a_step_uses_the_prompts_of_the_demonstrations(demos: School) -> None:
+def test_a_step_uses_the_prompts_of_the_demonstrations(demos: SPICEDemonstrations) -> None:
     """Challengers as demonstrated, and every second reasoner guesses: valid tasks, half of the answers right."""
 
     def say(ctx: TurnContext) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from scope_jax.atlas import games, warmup
 from scope_jax.atlas.rows import exchanged, name_ids, token_row
-from scope_jax.atlas.ssp_roles import HABITS, HOPS, Habits, Library
+from scope_jax.atlas.ssp_roles import HABITS, HOPS, Habits, SSPDemonstrations
 from scope_jax.text.parsing import first, labelled_answer, well_formed
 
 KINDS = [(kind, hops) for kind in ("solve", "propose", "read") for hops in HOPS]
@@ -86,7 +86,7 @@ def test_habits_have_the_given_probabilities(trained) -> None:
 
 
 def test_held_out_questions_start_from_held_out_names(world, show) -> None:
-    held_out = Library(world, show, "held_out", seed=3)
+    held_out = SSPDemonstrations(world, show, "held_out", seed=3)
     for material in (held_out.chains, held_out.trails):
         assert all(chain[0].entity in world.held_out for hops in HOPS for chain in material[hops])
     assert all(fact.entity in world.held_out for one in held_out.choices for fact in one.facts)
