@@ -26,17 +26,15 @@ def conclusion_of(report: str, rule: str) -> str | None:
     if rule == "report":
         return report.strip() or None
     lines = report.split("\n")
-    begins = [place for place, line in enumerate(lines) if _heading(line)[0] in CONCLUDING]
+    headings = [_heading(line) for line in lines]
+    begins = [place for place, (words, _) in enumerate(headings) if words in CONCLUDING]
     if begins:
-        kept = [_heading(lines[begins[-1]])[1]]
-        for line in lines[begins[-1] + 1 :]:
-            if _heading(line)[0] is not None:
-                break
-            kept.append(line)
-        if text := "\n".join(kept).strip():
+        begin = begins[-1]
+        end = next((i for i in range(begin + 1, len(lines)) if headings[i][0] is not None), len(lines))
+        if text := "\n".join([headings[begin][1], *lines[begin + 1 : end]]).strip():
             return text
-    ends = [place for place, line in enumerate(lines) if _heading(line)[0] in SOURCES]
-    body = lines[: ends[-1]] if ends else lines
+    sources = [place for place, (words, _) in enumerate(headings) if words in SOURCES]
+    body = lines[: sources[-1]] if sources else lines
     paragraphs = re.split(r"\n(?:[ \t\r]*+\n)++", "\n".join(body).strip())
     return paragraphs[-1].strip() or None
 
@@ -47,7 +45,7 @@ def _heading(line: str) -> tuple[str | None, str]:
     A heading is a Markdown heading (`## 3. Conclusion`), a line in bold, or one of the words above before a colon.
     """
     bare = line.strip()
-    if len(bare) > _LONGEST and ":" not in bare[:_LONGEST]:
+    if not bare or (len(bare) > _LONGEST and ":" not in bare[:_LONGEST]):
         return None, ""
     label, colon, rest = bare.partition(":")
     if colon and (words := _words(label)) in CONCLUDING | SOURCES:
