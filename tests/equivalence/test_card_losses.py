@@ -286,7 +286,7 @@ def rollouts_of(groups, *logprobs_N):
 def test_ssp(learner, weights, tmp_path, card, proposers):
     """Table 4: B = 256 in mini-batches of 128, here four questions in two of two; n = 5; β = 0.01."""
     cfg, episodes = played_ssp(card, tmp_path)
-    solver, proposer = (harness.of(episodes, role) for role in ("solver", "proposer"))
+    solver, proposer = (harness.episodes_of(episodes, role) for role in ("solver", "proposer"))
     assert [e.reward for e in proposer] == [0.8, 0.6, 0.0, pytest.approx(0.2)]
     assert len(solver) == 20 and sum(e.padding for e in solver) == 5
     for update, own, equation in zip(ssp.updates(cfg), (solver, proposer), (ssp_eq_4, proposers), strict=True):
@@ -299,7 +299,7 @@ def test_scope(learner, weights, tmp_path, card):
     """Table 9: β = 0.001, a batch is one mini-batch."""
     cfg, episodes = played_scope(f"scope/{card}.toml", tmp_path)
     for update in scope.updates(cfg):
-        own = harness.of(episodes, update.name)
+        own = harness.episodes_of(episodes, update.name)
         groups = {e.group: [other.reward for other in own if other.group == e.group] for e in own}
         assert len(groups) >= 2 and all(len(set(rewards)) > 2 for rewards in groups.values())
         assert min(check(learner, weights, own, update, scope_eq_3, 1, whole=card == "qwen3-8b")) > 0.05

@@ -134,7 +134,7 @@ def test_the_report_shows_judge_replies_under_their_episode(cfg: Config, tmp_pat
 def about(episodes: list[Any], role: str) -> list[list[tuple[str, str, list[str], Any]]]:
     return [
         [(j.job, j.about, [reply.refused or reply.text for reply in j.replies], j.read) for j in e.judgements]
-        for e in harness.of(episodes, role)
+        for e in harness.episodes_of(episodes, role)
     ]
 
 
@@ -178,5 +178,5 @@ def test_scope_keeps_gates_rubrics_and_verdicts() -> None:
         ("grader", "Names alpha.", ["<score>1</score>"], True),
         ("grader", "Names beta.", ["<score>perhaps</score>"] * 2, None),
     ]
-    without = [e for e in harness.of(episodes, "solver") if e.text["answer"] is None]
+    without = [e for e in harness.episodes_of(episodes, "solver") if e.text["answer"] is None]
     assert len(without) == 2 and all(e.judgements == () for e in without)

@@ -29,14 +29,14 @@ def step_of_scope(plan=None, **changes):
 def test_the_proposers_response_limit_covers_the_whole_episode():
     """Searches and their results count; if no room is left for the question, there is none."""
     free, counted = step_of_ssp()
-    longest = max(len(e.datums[0].ids_T) - len(e.text["prompt"]) for e in harness.of(free, "proposer"))
-    said = max(int(e.datums[0].sampled_T.sum()) for e in harness.of(free, "proposer"))
+    longest = max(len(e.datums[0].ids_T) - len(e.text["prompt"]) for e in harness.episodes_of(free, "proposer"))
+    said = max(int(e.datums[0].sampled_T.sum()) for e in harness.episodes_of(free, "proposer"))
     assert said < longest - 100 and counted["proposer/cut_off"] == 0
     same, metrics = step_of_ssp(proposer={"sampling": {"max_response_tokens": longest}})
     assert harness.plain(same) == harness.plain(free) and metrics == counted
     cut, metrics = step_of_ssp(proposer={"sampling": {"max_response_tokens": said}})
     assert metrics["proposer/cut_off"] == 1 and metrics["rejected/no_question"] == 1
-    for episode in harness.of(cut, "proposer"):
+    for episode in harness.episodes_of(cut, "proposer"):
         (datum,) = episode.datums
         assert len(datum.ids_T) - len(episode.text["prompt"]) <= said
 
@@ -45,7 +45,7 @@ def test_prompts_that_are_too_long_are_not_played_and_counted():
     episodes, metrics = step_of_ssp(proposer={"max_prompt_tokens": 100})
     assert metrics["proposer/prompt_too_long"] == 1 and "proposer/cut_off" not in metrics
     assert metrics["rejected/no_question"] == 1 and metrics["slots/dummy"] == 1
-    assert all(not e.datums[0].sampled_T.any() and e.reward == 0 for e in harness.of(episodes, "proposer"))
+    assert all(not e.datums[0].sampled_T.any() and e.reward == 0 for e in harness.episodes_of(episodes, "proposer"))
     _, metrics = step_of_ssp(solver={"max_prompt_tokens": 100}, verify="off")
     assert metrics["solver/prompt_too_long"] == 1 and metrics["proposer/prompt_too_long"] == 0
 
