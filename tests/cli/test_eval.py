@@ -103,11 +103,11 @@ def test_sets_are_saved_one_by_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 def test_replies_without_a_verdict_are_counted() -> None:
     rows = [{"question": f"{name}?", "answers": [name]} for name in ("Paris", "Rome", "Oslo")]
 
-    def speak(ctx: Any) -> str:
+    def script(ctx: Any) -> str:
         return "<think>x</think><answer>Oslo</answer>"
 
     cfg = card(grader="exact-match-then-judge", judge_table={"url": "http://judge/v1", "model": "m"})
-    tools = world(speak, judge_reply=lambda message: "hm" if "Rome" in message else "Wrong")
+    tools = world(script, judge_reply=lambda message: "hm" if "Rome" in message else "Wrong")
     records = run_exam(ssp, cfg, tools, rows)
     metrics = evaluation.scores("eval", "held-out", records)
     assert metrics["eval/held-out/judge_requests"] == 2.0 and metrics["eval/held-out/judge_unparsed"] == 1.0

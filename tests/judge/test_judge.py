@@ -83,7 +83,7 @@ def test_the_default_retries_wait_for_a_minute(section, monkeypatch: pytest.Monk
     assert waited == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0]
 
 
-def test_retries_end_with_one_sentence_that_names_the_url_and_the_remedy():
+def test_after_the_retries_the_error_names_the_url_and_the_remedy():
     with (
         endpoint(lambda number, body: (500, "broken")) as (url, seen),
         pytest.raises(judge_client.JudgeError) as caught,

@@ -57,7 +57,7 @@ def test_three_tokens_by_hand(backend):
     np.testing.assert_allclose(seen([1, 1, 1], None, True), [1, 7 / 3, 58 / 14], atol=1e-6)
     # A window of 2: token 2 sees tokens 1 and 2 only, weights 4 and 9 of 13.
     np.testing.assert_allclose(seen([1, 1, 1], 2, True), [1, 7 / 3, 57 / 13], atol=1e-6)
-    # Token 2 in a segment of its own sees itself.
+    # Token 2 in a separate segment sees only itself.
     np.testing.assert_allclose(seen([1, 1, 2], None, True), [1, 7 / 3, 5], atol=1e-6)
     # An encoder: token 0 sees all three, weights 1, 2, 3 of 6: (1 + 6 + 15) / 6.
     np.testing.assert_allclose(seen([1, 1, 1], None, False), [22 / 6, 22 / 6, 58 / 14], atol=1e-6)

@@ -41,13 +41,13 @@ def card(**evaluate: Any) -> Config:
 
 
 def tools(judge: Callable[[str], str] | None = None) -> scope_world.World:
-    def speak(ctx: TurnContext) -> str:
+    def script(ctx: TurnContext) -> str:
         if ctx.role == "exam grader":
             return scope_world.by_words(replace(ctx, role="grader"))
         assert ctx.role == "eval"
         return SAID.get(ctx.prompt) or "<answer>alpha beta</answer>"
 
-    return scope_world.World(speak, judge_reply=judge or (lambda message: "Wrong"))
+    return scope_world.World(script, judge_reply=judge or (lambda message: "Wrong"))
 
 
 def take(exam: Exam, cfg: Config, world: Any, rows: list[Any], *measures: str, **changes: Any) -> list[Any]:

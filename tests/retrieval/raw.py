@@ -13,7 +13,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 
 @contextmanager
 def talking(talk: Talk) -> Iterator[tuple[int, list[bytes]]]:
-    """(a free port on the loopback, requests so far); `talk` answers each connection in a thread of its own."""
+    """(a free port on the loopback, requests so far); `talk` answers each connection in a separate thread."""
     listening = socket.create_server(("127.0.0.1", 0))
     seen: list[bytes] = []
 

@@ -126,7 +126,7 @@ def test_candidates_below_the_threshold_are_no_duplicates() -> None:
     assert [near.nearest(signature_W) for signature_W in others_NW] == [None] * 60
 
 
-def test_signatures_do_not_depend_on_the_texts_beside_them() -> None:
+def test_signatures_do_not_depend_on_the_other_texts() -> None:
     near = NearDuplicates(threshold=0.8, permutations=64, shingle=3)
     texts = [numbered(0, 30), "", numbered(5, 9)]
     together_NW = near.signatures(texts)

@@ -1,4 +1,4 @@
-"""Runs on 8 fake CPU devices in a process of its own (test_eight_devices.py starts it) and prints one JSON object:
+"""Runs on 8 fake CPU devices in a separate process (test_eight_devices.py starts it) and prints one JSON object:
 the engine's completions of the same requests, with searches in between, on a mesh and on one device.
 """
 

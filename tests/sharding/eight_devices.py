@@ -1,4 +1,4 @@
-"""Runs on 8 fake CPU devices in a process of its own (test_eight_devices.py starts it) and prints one JSON object.
+"""Runs on 8 fake CPU devices in a separate process (test_eight_devices.py starts it) and prints one JSON object.
 
 The forward pass and its gradients on several meshes, against one device; and a small program that tests the gradients
 of the collectives.

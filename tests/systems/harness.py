@@ -317,13 +317,13 @@ def in_dialect(name: str, script: Script) -> Script:
     """The script with its searches rewritten in a dialect."""
     dialect = dialects.load(name)
 
-    def spoken(ctx: TurnContext) -> str:
+    def rewritten(ctx: TurnContext) -> str:
         text = script(ctx)
         for query in parsing.spans(text, "search"):
             text = text.replace(f"<search>{query}</search>", dialect.write(query))
         return text
 
-    return spoken
+    return rewritten
 
 
 def world(plan: Script | None = None, **changes: Any) -> ScriptedTools:

@@ -224,7 +224,7 @@ def test_a_card_that_contradicts_itself_is_refused(changes: dict[str, Any], word
 
 
 def test_an_exam_asks_for_a_report_under_the_fixed_rubric():
-    def speak(ctx: TurnContext) -> str:
+    def script(ctx: TurnContext) -> str:
         return [SEARCH, report("It grew by the river.")][ctx.turn]
 
     cfg = card()
@@ -232,7 +232,7 @@ def test_an_exam_asks_for_a_report_under_the_fixed_rubric():
     (record,) = run_exam(
         score,
         cfg,
-        world(speak),
+        world(script),
         [{"question": "Why did Aarau grow?", "rubric": [item]}],
         measures=["exact"],
         max_tokens=200,

@@ -1,4 +1,4 @@
-"""SPELL's RLVR baseline: the responder learns from given questions, with the rule as its only reward (App. C.4)."""
+"""SPELL's RLVR baseline: the responder is trained on given questions, with the rule as its only reward (App. C.4)."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ def step() -> tuple[Any, ...]:
     return *spell.play(cfg, tools, spell.start(cfg), 0), tools
 
 
-def test_a_step_by_hand(step):
+def test_a_step(step):
     episodes, memory, metrics, tools = step
     assert {e.role for e in episodes} == {role for role, *_ in tools.asked} == {"responder"}
     found: dict[str, list[Any]] = {}
     for e in episodes:
         found.setdefault(e.group, []).append((e.reward, e.trained))
     assert found == {
-        "responder/0": [(1.0, True), (1.0, True), (0.0, True), (0.0, True)],  # either answer is right
+        "responder/0": [(1.0, True), (1.0, True), (0.0, True), (0.0, True)],  # either of two answers is right
         "responder/1": [(1.0, False)] * 4,
         "responder/2": [(1.0, True), *[(0.0, True)] * 3],
-    }  # question 3 does not fit
+    }  # the prompt of question 3 is too long
     assert memory == {"position": 4, "history": {}}
     expected = {
         "groups/rounds": 1.0,
@@ -64,21 +64,21 @@ def test_a_step_by_hand(step):
         "difficulty/choice": 0.75,
     }
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
-    assert "questions/trained" not in metrics  # nobody asked them
+    assert "questions/trained" not in metrics  # they come from the data
     assert (
         "Facts for Who built it?" in tools.prompts["responder", "0"]
         and "(B) in June" in tools.prompts["responder", "2"]
     )
 
 
-def test_one_role_learns_from_the_rule():
+def test_one_role_is_trained_by_the_rule():
     cfg = card(questions="none", **RLVR)
     (update,) = spell.updates(cfg)
     assert [share.role for share in update.roles] == ["responder"] and update.card.advantage == "group-zscore"
     assert spell.source(cfg).kind == "readings"
 
 
-def test_a_step_draws_until_it_is_full_or_gives_up():
+def test_a_step_draws_until_it_is_full_or_reaches_max_rounds():
     cfg = card(questions="none", groups=3, clusters_per_round=2, **RLVR)
     tools = ScriptedTools(script=PLAN, data=ROWS)
     _, memory, metrics = spell.play(cfg, tools, spell.start(cfg), 0)
@@ -87,7 +87,7 @@ def test_a_step_draws_until_it_is_full_or_gives_up():
     assert (memory["position"], metrics["groups/full"], metrics["responder/reward"]) == (6, 0.0, 0.0)
 
 
-def test_what_the_mode_needs():
+def test_required_settings_of_the_mode():
     with pytest.raises(CardError, match=r'data.questions is missing; spell.mode = "rlvr" needs'):
         card(**RLVR)
     with pytest.raises(CardError, match=r'set train = \["responder"\] and verify = false'):

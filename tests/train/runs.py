@@ -49,7 +49,7 @@ def command(card: str, run: Path, sets: Sequence[str]) -> list[str]:
 
 
 def start(command: Sequence[str], **variables: str) -> subprocess.Popen[str]:
-    """The command in a process of its own. variables: of its environment."""
+    """Starts the command in a separate process. variables: added to its environment."""
     cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
     own = {"JAX_COMPILATION_CACHE_DIR": cache, "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1", **variables}
     return subprocess.Popen(

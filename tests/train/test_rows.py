@@ -212,10 +212,10 @@ def test_a_row_is_what_the_engine_read_and_sampled(engine, params, asked):
         assert match is not None, "no slot of the engine held this row"
         unmatched = [sequence for sequence in unmatched if sequence is not match]
     for plan, completion in zip(asked, completions, strict=True):
-        spoken = [turn for turn in completion.turns if turn.kind == "sampled"]
-        assert len(completion.rows) == (len(completion.turns) - len(spoken) + 1 if plan.mode == "chat-trimmed" else 1)
+        sampled = [turn for turn in completion.turns if turn.kind == "sampled"]
+        assert len(completion.rows) == (len(completion.turns) - len(sampled) + 1 if plan.mode == "chat-trimmed" else 1)
         trained = [id for row in completion.rows for id in row.ids_T[row.sampled_T].tolist()]
-        assert trained == [id for turn in spoken for id in turn.ids.tolist()]  # each sampled token once
+        assert trained == [id for turn in sampled for id in turn.ids.tolist()]  # each sampled token once
 
 
 @pytest.fixture(scope="module")

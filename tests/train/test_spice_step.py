@@ -24,12 +24,12 @@ TASK = json.dumps({"question": "How many rivers?", "answer": 7, "answer_type": "
 
 
 def script(answers: Iterator[str], tasks: Iterator[str]) -> Any:
-    def speak(prompt: str, turns: tuple[Any, ...]) -> str:
+    def reply(prompt: str, turns: tuple[Any, ...]) -> str:
         if "Choose for:" in prompt:
             return FORMAT
         return next(tasks) if "Question of type" in prompt else next(answers)
 
-    return speak
+    return reply
 
 
 @pytest.mark.slow
