@@ -36,8 +36,9 @@ import numpy as np
 from models import transformer
 from models.config import ModelConfig
 from models.rope import Rope
-from rollouts.engine import Engine, EngineConfig
+from rollouts.engine import Engine
 from rollouts.local import LocalRollouts
+from rollouts.slots import EngineConfig
 from rollouts.types import Request, SamplingParams
 from sharding.mesh import MeshConfig, make_mesh
 from sharding.spec import init_params

@@ -4,15 +4,12 @@ Every program has fixed shapes: `slots` rows when decoding, `prefill_batch` rows
 a small set of buckets. A row's values therefore depend on that row alone. What differs between requests (temperature,
 stop ids, limits, keys) is passed as data. The caller decides the order of operations: see `rollouts.local`.
 
-The state of a slot is the tokens whose keys and values are in its cache (`length`) plus one more token (`token`), the
-input of the next step. So `generate` starts from the last token of the prompt, and every sampled token and its log-prob
-come from the same program.
+See `rollouts.slots` for the state of a slot and the loop that samples.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,71 +21,22 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from models import cache as kv
 from models.config import ModelConfig
-from models.transformer import Params, check_mesh, declare, output_table, unstack_layers
-from rollouts.sampling import Sampling, init_sampling, sample
-from rollouts.types import SamplingParams
-from sharding.reshard import reshard
-from sharding.rules import DECODE
-from sharding.spec import param_shardings
-
-STOP_IDS = 16  # most stop ids of one request
-ROWS = ("data", "fsdp")  # mesh axes that slots are sharded over
-
-
-@dataclass(frozen=True)
-class EngineConfig:
-    """The engine's static settings.
-
-    slots: episodes decoded at the same time, over the whole mesh. max_length: most tokens of one episode, prompt and
-    observations included. prefill_buckets: lengths a prompt or an observation is padded to; max_length is always one.
-    prefill_batch: rows of a prefill or extension. decode_steps: most tokens per dispatch and slot. compute_dtype: dtype
-    of weights, activations and cache; logits, log-probs and softmax are float32.
-    """
-
-    slots: int
-    max_length: int
-    prefill_buckets: tuple[int, ...]
-    prefill_batch: int
-    decode_steps: int
-    compute_dtype: Any
-
-    def __post_init__(self) -> None:
-        for name in ("slots", "max_length", "prefill_batch", "decode_steps"):
-            if vars(self)[name] < 1:
-                raise ValueError(f"EngineConfig.{name} is {vars(self)[name]}; it must be at least 1.")
-        if any(bucket < 1 for bucket in self.prefill_buckets):
-            raise ValueError(f"EngineConfig.prefill_buckets {self.prefill_buckets} holds a length below 1.")
-
-    @property
-    def capacity(self) -> int:
-        """Columns of the cache."""
-        return kv.round_up(self.max_length)
-
-    def bucket(self, tokens: int) -> int:
-        """The length that `tokens` tokens are padded to: the smallest bucket that holds them."""
-        return min(b for b in (*self.prefill_buckets, self.max_length) if b >= tokens)
-
-    def columns(self, tokens: int) -> int:
-        """Number of cache columns a dispatch attends to, to cover `tokens`: BLOCK times a power of two, or all.
-
-        At least two blocks: XLA unrolls a loop over a single block, then fuses and rounds differently.
-        """
-        columns = 2 * kv.BLOCK
-        while columns < tokens:
-            columns *= 2
-        return min(columns, self.capacity)
-
-
-class DecodeState(NamedTuple):
-    """Everything kept on the device between dispatches, one entry per slot; leaves are arrays, or their shardings."""
-
-    cache: kv.Cache
-    token_S: Any  # int32, the next token to feed
-    length_S: Any  # int32, tokens in the cache
-    limit_S: Any  # int32, length at which the turn ends (prompt included)
-    live_S: Any  # bool, True while decoding
-    stops_SN: Any  # int32, stop ids, padded with -1
-    sampling: Sampling
+from models.transformer import Params, output_table
+from rollouts.sampling import Sampling
+from rollouts.slots import (
+    ROWS,
+    DecodeState,
+    EngineConfig,
+    EngineWeights,
+    Extension,
+    Placement,
+    Result,
+    no_slots,
+    resumed,
+    sample_tokens,
+    started,
+    stop_row,
+)
 
 
 class Prefix(NamedTuple):
@@ -99,68 +47,17 @@ class Prefix(NamedTuple):
     length_P: Any  # tokens in the cache: the prompt without its last token
 
 
-class Result(NamedTuple):
-    """What a dispatch sampled. The tokens of slot s are the first counts_S[s] rows of its columns."""
-
-    tokens_NS: Any
-    logprobs_NS: Any
-    counts_S: Any
-    live_S: Any  # slots that are still decoding
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Places one request in a slot: the row of a Prefix it starts from, and how it is sampled."""
-
-    slot: int
-    row: int
-    limit: int  # length at which its turn ends, prompt included
-    params: SamplingParams
-    key: np.ndarray  # uint32[2]
-
-
-@dataclass(frozen=True)
-class Extension:
-    """New tokens for a paused slot.
-
-    length: tokens of the episode that stay in the cache (tokens sampled beyond them are discarded). ids: the tokens
-    appended, at least one; the last is the input of the next generate. key: the slot's sampling key from then on.
-    """
-
-    slot: int
-    length: int
-    ids: Sequence[int]
-    limit: int
-    key: np.ndarray  # uint32[2]
-
-
-def stop_row(params: SamplingParams) -> np.ndarray:
-    """The stop ids of a request as a row of the state. Raises ValueError if there are more than STOP_IDS."""
-    if len(params.stop_ids) > STOP_IDS:
-        raise ValueError(f"A request has {len(params.stop_ids)} stop ids; the engine takes at most {STOP_IDS}.")
-    return np.asarray([*params.stop_ids, *[-1] * (STOP_IDS - len(params.stop_ids))], np.int32)
-
-
-class Engine:
+class Engine(EngineWeights):
     """Compiled programs for one model and mesh; holds no weights and no state: both are arguments of the operations.
 
     Raises ValueError if slots or heads cannot be sharded over the mesh.
     """
 
+    keeps_prompts = False  # between calls; the state is made anew
+
     def __init__(self, model: ModelConfig, config: EngineConfig, mesh: Mesh) -> None:
-        check_mesh(model, mesh)
+        super().__init__(model, config, mesh)
         rows = mesh.shape["data"] * mesh.shape["fsdp"]
-        if config.slots % rows:
-            raise ValueError(
-                f"rollout slots={config.slots} is not divisible by data x fsdp = {rows}; choose a multiple of it."
-            )
-        if config.max_length > model.max_positions:
-            raise ValueError(
-                f"rollout max_length={config.max_length} exceeds the model's {model.max_positions} positions; lower it."
-            )
-        self.model = model
-        self.config = config
-        self.mesh = mesh
         spread = partial(NamedSharding, mesh)
         prefill_rows = ROWS if config.prefill_batch % rows == 0 else None
         self._whole = spread(PartitionSpec())
@@ -182,9 +79,6 @@ class Engine:
         )
         results = Result(*(self._whole,) * 4)
         state = self._state_sharding
-        self._weight_shardings = param_shardings(declare(model), mesh, DECODE)
-        self._unstack = jax.jit(unstack_layers)
-        self._layer = jax.jit(lambda layers, number: jax.tree.map(lambda weight: weight[number], layers))
         self._init = jax.jit(self._init_program, out_shardings=state)
         self._prefill = jax.jit(self._prefill_program, static_argnums=0, out_shardings=self.prefix_sharding)
         self._insert = jax.jit(self._insert_program, donate_argnums=0, out_shardings=state)
@@ -193,42 +87,6 @@ class Engine:
             self._generate_program, static_argnums=0, donate_argnums=2, out_shardings=(state, results)
         )
         self._pause = jax.jit(self._pause_program, donate_argnums=0, out_shardings=state)
-
-    # ------------------------------------------------------------------------------------------------------ weights
-    def load_params(self, params: Params) -> Params:
-        """The engine's own copy of stacked weights: in compute_dtype, under DECODE shardings, one tree per layer.
-
-        The source may be donated afterwards; nothing passes through the host.
-        """
-        dtype, shardings = self.config.compute_dtype, self._weight_shardings
-        one = jax.tree.map(
-            lambda sharding: NamedSharding(self.mesh, PartitionSpec(*sharding.spec[1:])), shardings["layers"]
-        )
-        layers = []
-        for number in range(self.model.num_layers):  # one at a time: beside both copies there is never a third
-            layer = reshard(self._layer(params["layers"], number), one, dtype)
-            layers.append(jax.block_until_ready(layer))
-        rest = {name: reshard(tree, shardings[name], dtype) for name, tree in params.items() if name != "layers"}
-        return {**rest, "layers": tuple(layers)}
-
-    def take_params(self, params: Params) -> Params:
-        """Like load_params, but frees the source weight by weight: at most one weight exists twice at any time."""
-        shardings = self._weight_shardings
-
-        def take(weight: jax.Array, sharding: NamedSharding) -> jax.Array:
-            taken = reshard(weight, sharding, self.config.compute_dtype).block_until_ready()
-            weight.delete()
-            return taken
-
-        by_name = []
-        for name, weight in params["layers"].items():
-            rows = self._unstack({"layers": {name: take(weight, shardings["layers"][name])}})["layers"]
-            by_name.append(jax.block_until_ready(rows))
-        layers = tuple(
-            {name: row for part in parts for name, row in part.items()} for parts in zip(*by_name, strict=True)
-        )
-        rest = {name: jax.tree.map(take, tree, shardings[name]) for name, tree in params.items() if name != "layers"}
-        return {**rest, "layers": layers}
 
     # -------------------------------------------------------------------------------------------------- operations
     def init_decode_state(self) -> DecodeState:
@@ -305,6 +163,14 @@ class Engine:
         columns = config.capacity if longest is None else config.columns(longest + config.decode_steps)
         return self._generate(columns, params, state, np.int32(config.slots if patience is None else patience))
 
+    def room(self, state: DecodeState, asked: Sequence[tuple[np.ndarray, int]]) -> int:
+        """How many of these (prompt, slot) can be placed: all, as every slot has room for max_length tokens."""
+        return len(asked)
+
+    def release(self, state: DecodeState, slots: Sequence[int]) -> DecodeState:
+        """Slots have ended; their columns are overwritten by the next prompt."""
+        return state
+
     def pause(self, state: DecodeState, slots: Sequence[int]) -> DecodeState:
         """Pauses slots; their caches are kept. Consumes `state`."""
         paused = np.zeros(self.config.slots, bool)
@@ -323,17 +189,9 @@ class Engine:
 
     # ----------------------------------------------------------------------------------------------------- programs
     def _init_program(self) -> DecodeState:
-        slots = self.config.slots
-        zeros = jnp.zeros(slots, jnp.int32)
-        return DecodeState(
-            cache=kv.init_cache(self.model, slots, self.config.capacity, self.config.compute_dtype),
-            token_S=zeros,
-            length_S=zeros,
-            limit_S=zeros,
-            live_S=jnp.zeros(slots, bool),
-            stops_SN=jnp.full((slots, STOP_IDS), -1, jnp.int32),
-            sampling=init_sampling(slots),
-        )
+        config = self.config
+        cache = kv.init_cache(self.model, config.slots, config.capacity, config.compute_dtype)
+        return no_slots(cache, config.slots)
 
     def _prefill_program(self, columns: int, params: Params, ids_PT, counts_P, last_P) -> Prefix:
         empty = kv.init_cache(self.model, ids_PT.shape[0], columns, self.config.compute_dtype)
@@ -344,18 +202,9 @@ class Engine:
         def copy(i: jax.Array, cache: kv.Cache) -> kv.Cache:
             return kv.copy_row(cache, prefix.cache, rows_N[i], slots_N[i])
 
-        def put(old: jax.Array, new: jax.Array) -> jax.Array:
-            return old.at[slots_N].set(new, mode="drop")
-
-        return DecodeState(
-            cache=lax.fori_loop(0, count, copy, state.cache),
-            token_S=put(state.token_S, prefix.token_P[rows_N]),
-            length_S=put(state.length_S, prefix.length_P[rows_N]),
-            limit_S=put(state.limit_S, limits_N),
-            live_S=put(state.live_S, jnp.ones_like(slots_N, bool)),
-            stops_SN=put(state.stops_SN, stops_N),
-            sampling=jax.tree.map(put, state.sampling, sampling),
-        )
+        state = state._replace(cache=lax.fori_loop(0, count, copy, state.cache))
+        token_N, length_N = prefix.token_P[rows_N], prefix.length_P[rows_N]
+        return started(state, slots_N, token_N, length_N, limits_N, stops_N, sampling)
 
     def _extend_program(
         self, params: Params, state: DecodeState, ids_ET, slots_E, starts_E, counts_E, last_E, limits_E, keys_E2
@@ -363,61 +212,21 @@ class Engine:
         part = kv.take_rows(state.cache, slots_E)
         part = kv.append(self.model, params, part, ids_ET, starts_E, counts_E)
 
-        def put(old: jax.Array, new: jax.Array) -> jax.Array:
-            return old.at[slots_E].set(new, mode="drop")
-
-        return state._replace(
-            cache=kv.put_rows(state.cache, part, slots_E),
-            token_S=put(state.token_S, last_E),
-            length_S=put(state.length_S, starts_E + counts_E),
-            limit_S=put(state.limit_S, limits_E),
-            live_S=put(state.live_S, jnp.ones_like(slots_E, bool)),
-            sampling=state.sampling._replace(keys_S2=put(state.sampling.keys_S2, keys_E2)),
-        )
+        state = state._replace(cache=kv.put_rows(state.cache, part, slots_E))
+        return resumed(state, slots_E, last_E, starts_E + counts_E, limits_E, keys_E2)
 
     def _generate_program(
         self, columns: int, params: Params, state: DecodeState, patience: jax.Array
     ) -> tuple[DecodeState, Result]:
-        slots, steps = self.config.slots, self.config.decode_steps
         table_VD = output_table(self.model, params)
-        alive = jnp.sum(state.live_S)
 
-        def go_on(carry: tuple[jax.Array, DecodeState, Result]) -> jax.Array:
-            n, state, _ = carry
-            left = jnp.sum(state.live_S)
-            return (n < steps) & (left > 0) & (alive - left < patience)
+        def forward(cache: kv.Cache, token_S: jax.Array, length_S: jax.Array, live_S: jax.Array) -> Any:
+            hidden_SD, cache = kv.step(self.model, params, cache, token_S, length_S)
+            return jnp.einsum("SD,VD->SV", hidden_SD, table_VD, preferred_element_type=jnp.float32), cache
 
-        def one(carry: tuple[jax.Array, DecodeState, Result]) -> tuple[jax.Array, DecodeState, Result]:
-            n, state, result = carry
-            live_S = state.live_S
-            hidden_SD, cache = kv.step(self.model, params, state.cache, state.token_S, state.length_S)
-            logits_SV = jnp.einsum("SD,VD->SV", hidden_SD, table_VD, preferred_element_type=jnp.float32)
-            token_S, logprob_S = sample(logits_SV, state.sampling, state.length_S + 1)
-            stopped_S = jnp.any(token_S[:, None] == state.stops_SN, axis=1)
-            ended_S = stopped_S | (state.length_S + 2 >= state.limit_S)
-            result = result._replace(
-                tokens_NS=result.tokens_NS.at[n].set(token_S),
-                logprobs_NS=result.logprobs_NS.at[n].set(logprob_S),
-                counts_S=result.counts_S + live_S,
-            )
-            state = state._replace(
-                cache=cache,
-                token_S=jnp.where(live_S, token_S, state.token_S),
-                length_S=state.length_S + live_S,
-                live_S=live_S & ~ended_S,
-            )
-            return n + 1, state, result
-
-        nothing = Result(
-            jnp.zeros((steps, slots), jnp.int32),
-            jnp.zeros((steps, slots), jnp.float32),
-            jnp.zeros(slots, jnp.int32),
-            jnp.zeros(slots, bool),
-        )
         part = state._replace(cache=kv.view(state.cache, columns))
-        _, after, result = lax.while_loop(go_on, one, (jnp.int32(0), part, nothing))
-        state = after._replace(cache=kv.put_back(state.cache, after.cache))
-        return state, result._replace(live_S=state.live_S)
+        after, result = sample_tokens(forward, part, self.config.decode_steps, patience)
+        return after._replace(cache=kv.put_back(state.cache, after.cache)), result
 
     def _pause_program(self, state: DecodeState, paused_S: jax.Array) -> DecodeState:
         return state._replace(live_S=state.live_S & ~paused_S)

@@ -51,6 +51,12 @@ class Episode:
         return self._before + len(self._ids)
 
     @property
+    def last_id(self) -> int:
+        """The last token of the current row so far."""
+        ids = self._ids or (self.turns[-1].ids if self.turns else self.prompt)
+        return int(ids[-1])
+
+    @property
     def limit(self) -> int:
         """The row length at which a turn that starts now must end."""
         return min(self._before + self.request.params.max_tokens, self._room)

@@ -22,7 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from rollouts.engine import DecodeState, Engine, Placement, Prefix
+from rollouts.engine import Engine, Prefix
+from rollouts.slots import DecodeState, Placement
 from rollouts.types import SamplingParams, TextCodec
 
 

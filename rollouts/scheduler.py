@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from rollouts.engine import Prefix
 from rollouts.episodes import Episode
 
 
@@ -18,21 +18,21 @@ class Group:
 
     prompt: np.ndarray
     members: deque[Episode] = field(default_factory=deque)
-    prefix: Prefix | None = None
+    prefix: Any = None  # the engine's
     row: int = 0
 
 
 class Queue:
     """Episodes that wait for a slot.
 
-    prefill(prompts) computes the Prefix of at most `batch` prompts of one bucket. The order in which slots are freed
-    decides when an episode decodes, never what it samples. Raises ValueError if a group's prompts differ.
+    prefill(prompts) gives the engine's prefix of at most `batch` prompts of one bucket. The order in which slots are
+    freed decides when an episode decodes, never what it samples. Raises ValueError if a group's prompts differ.
     """
 
     def __init__(
         self,
         episodes: Sequence[Episode],
-        prefill: Callable[[list[np.ndarray]], Prefix],
+        prefill: Callable[[list[np.ndarray]], Any],
         bucket: Callable[[int], int],
         batch: int,
     ) -> None:
@@ -55,9 +55,18 @@ class Queue:
         """Puts an episode with a new prompt at the head of the queue."""
         self._groups.appendleft(Group(episode.prompt, deque([episode])))
 
-    def take(self, free: int) -> list[tuple[Prefix, list[tuple[int, Episode]]]]:
-        """The next episodes in the queue, at most `free`: for each Prefix its (row, episode) pairs."""
-        taken: list[tuple[Prefix, list[tuple[int, Episode]]]] = []
+    def next_prompts(self, count: int) -> list[np.ndarray]:
+        """The prompts of the next `count` episodes, in order."""
+        prompts: list[np.ndarray] = []
+        for group in self._groups:
+            prompts += [group.prompt] * min(len(group.members), count - len(prompts))
+            if len(prompts) == count:
+                break
+        return prompts
+
+    def take(self, free: int) -> list[tuple[Any, list[tuple[int, Episode]]]]:
+        """The next episodes in the queue, at most `free`: for each prefix its (row, episode) pairs."""
+        taken: list[tuple[Any, list[tuple[int, Episode]]]] = []
         while free and self._groups:
             group = self._groups[0]
             prefix = group.prefix or self._fill(group)
@@ -72,7 +81,7 @@ class Queue:
                 self._groups.popleft()
         return taken
 
-    def _fill(self, group: Group) -> Prefix:
+    def _fill(self, group: Group) -> Any:
         """Prefills the group's prompt, together with those of the groups directly behind it in the same bucket."""
         bucket = self._bucket(len(group.prompt))
         near = [self._groups[i] for i in range(min(self._batch, len(self._groups)))]

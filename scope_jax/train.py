@@ -72,6 +72,7 @@ def train(cfg: Config, run: Path, progress: Progress) -> dict[str, Any]:
             clock, step, passed = time.monotonic(), done, world.system.iterations(cfg, memory)
             episodes, memory, metrics = world.system.play(cfg, world.tools(step), memory, step)
             played = time.monotonic()
+            world.sampler.rest()
             states, episodes, baselines, learned = learn(trainer, states, episodes, baselines)
             world.sampler.publish(states)
             metrics |= learned | {"time/play": played - clock, "time/learn": time.monotonic() - played}

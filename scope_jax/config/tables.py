@@ -180,6 +180,9 @@ class RolloutSection(Section):
     prefill_buckets: Lengths = (64, 128, 256, 512, 1024, 2048, 4096)
     prefill_batch: Count = 4  # prompts per prefill program; fixed, so that results do not depend on the batch
     decode_steps: Count = 16  # tokens per dispatch
+    cache: Literal["auto", "dense", "paged"] = "auto"
+    cache_gib: float | None = Field(default=None, gt=0, allow_inf_nan=False)  # pages of keys and values on each device
+    prefill_tokens: Count = 512  # of prompts and observations in one dispatch of the paged engine, on each row shard
     search_threads: int = Field(default=8, ge=1, le=1024)
 
     @model_validator(mode="after")
@@ -188,6 +191,11 @@ class RolloutSection(Section):
             raise ValueError(
                 f"prefill_buckets go up to {self.prefill_buckets[-1]} tokens but max_length is {self.max_length}; "
                 "remove the longer ones"
+            )
+        if self.cache == "dense" and self.cache_gib is not None:
+            raise ValueError(
+                'cache_gib is a budget for pages, but cache = "dense" has columns for slots x max_length tokens; '
+                'set cache = "paged" or remove cache_gib'
             )
         return self
 

@@ -18,13 +18,16 @@ from jax.sharding import Mesh
 
 from models import weights
 from models.config import ModelConfig
+from models.pages import Loop, Ragged
 from models.tokenizer import Tokenizer
 from models.transformer import Params
 from retrieval.client import RemoteRetriever
 from retrieval.search import SearchTool
-from rollouts.engine import Engine, EngineConfig
+from rollouts.engine import Engine
 from rollouts.keys import key_data
 from rollouts.local import LocalRollouts
+from rollouts.paged import PagedEngine, page_bytes
+from rollouts.slots import EngineConfig
 from rollouts.types import Completion, Request, SamplingParams
 from scope_jax.config import Config, JudgeSection
 from scope_jax.data import sources
@@ -387,12 +390,25 @@ def _joiner(cfg: Config, system: System, tokenizer: Tokenizer) -> Joiner:
 
 def _engine(cfg: Config, model: ModelConfig, tokenizer: Tokenizer, mesh: Mesh) -> LocalRollouts:
     card = cfg.rollout
+    platform, dtype = mesh.devices.flat[0].platform, DTYPES[cfg.model.compute_dtype]
+    # On CPU, XLA gathers pages more slowly than it reads dense columns.
+    paged = card.cache == "paged" or (card.cache == "auto" and (platform != "cpu" or card.cache_gib is not None))
+    pages = None
+    if card.cache_gib is not None:
+        pages = int(card.cache_gib * 2**30) // page_bytes(model, dtype, mesh.shape["tensor"])
     config = EngineConfig(
         slots=card.slots,
         max_length=card.max_length,
         prefill_buckets=card.prefill_buckets,
         prefill_batch=card.prefill_batch,
         decode_steps=card.decode_steps,
-        compute_dtype=DTYPES[cfg.model.compute_dtype],
+        compute_dtype=dtype,
+        prefill_tokens=card.prefill_tokens,
+        pages=pages,
     )
-    return LocalRollouts(Engine(model, config, mesh), tokenizer, seed=cfg.seed, threads=card.search_threads)
+    if paged:
+        kernel = platform == "tpu" and model.head_dim % 128 == 0  # the TPU kernel's condition
+        engine = PagedEngine(model, config, mesh, Ragged() if kernel else Loop())
+    else:
+        engine = Engine(model, config, mesh)
+    return LocalRollouts(engine, tokenizer, seed=cfg.seed, threads=card.search_threads)

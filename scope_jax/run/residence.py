@@ -72,6 +72,11 @@ class Sampler:
         self._load = {name: partial(self.rollouts.use, weights) for name, weights in taken.items()}
         self._policy = None
 
+    def rest(self) -> None:
+        """Frees the engine's weights and cache, as before an update; `use` loads weights again."""
+        self.rollouts.use(None)
+        self._policy = None
+
     def use(self, policy: str) -> Rollouts:
         """The engine with the policy's weights. Raises ValueError for a policy without weights."""
         if policy != self._policy:

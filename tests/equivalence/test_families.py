@@ -22,8 +22,9 @@ from models.attention import make_attend
 from models.hf import hf_tensor
 from models.rope import frequencies
 from models.weights import load_hf, save_hf
-from rollouts.engine import Engine, EngineConfig
+from rollouts.engine import Engine
 from rollouts.local import LocalRollouts
+from rollouts.slots import EngineConfig
 from rollouts.types import Request, SamplingParams
 from sharding.collectives import LOCAL
 from sharding.mesh import MeshConfig, make_mesh

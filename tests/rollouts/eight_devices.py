@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from rollouts.engine import Engine
+from rollouts.paged import PagedEngine
 from rollouts.types import Request
 from sharding.mesh import MeshConfig, make_mesh
 from tests.rollouts.world import CFG, ENGINE, make_params, make_rollouts, request
@@ -45,6 +46,8 @@ def main() -> None:
         rollouts = make_rollouts(engine, params)
         said = rollouts.run(requests())
         weights = engine.load_params(params)
+        paged = PagedEngine(CFG, ENGINE, make_mesh(MeshConfig(*sizes), devices))
+        again = make_rollouts(paged, params).run(requests())
         program = (
             engine._generate.lower(128, weights, engine.init_decode_state(), np.int32(1)).compile().as_text() or ""
         )
@@ -52,6 +55,7 @@ def main() -> None:
             "ids": [c.ids_T.tolist() for c in said],
             "logprobs": [c.logprobs_T.tolist() for c in said],
             "turns": [len(c.turns) for c in said],
+            "paged": {"ids": [c.ids_T.tolist() for c in again], "logprobs": [c.logprobs_T.tolist() for c in again]},
             "gathered": sorted(set(re.findall(r"= (f32\[[\d,]+\])\S* all-gather\(", program))),
         }
     print(json.dumps(facts))

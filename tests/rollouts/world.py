@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -12,8 +13,10 @@ import numpy as np
 from models import transformer
 from models.config import ModelConfig
 from models.rope import Rope
-from rollouts.engine import Engine, EngineConfig
+from rollouts.engine import Engine
 from rollouts.local import LocalRollouts
+from rollouts.paged import PagedEngine
+from rollouts.slots import EngineConfig
 from rollouts.types import Completion, Request, SamplingParams
 from sharding.collectives import LOCAL
 from sharding.mesh import MeshConfig, make_mesh
@@ -70,7 +73,11 @@ def make_engine(config: EngineConfig = ENGINE) -> Engine:
     return Engine(CFG, config, make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1]))
 
 
-def make_rollouts(engine: Engine, params: Any, seed: int = 0) -> LocalRollouts:
+def make_paged(config: EngineConfig = ENGINE, **changes: Any) -> PagedEngine:
+    return PagedEngine(CFG, dataclasses.replace(config, **changes), make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1]))
+
+
+def make_rollouts(engine: Engine | PagedEngine, params: Any, seed: int = 0) -> LocalRollouts:
     rollouts = LocalRollouts(engine, ByteTokenizer(), seed=seed, threads=4)
     rollouts.load_params(params)
     return rollouts

@@ -1,0 +1,211 @@
+"""A decoder's keys and values in pages, and `feed`, which adds tokens to rows: one each (decoding) or many (prefill).
+
+A page holds PAGE consecutive tokens of one row, for all heads of a layer; the same page numbers are used in every
+layer. A row's page table lists its pages in order: token t is in column t % PAGE of page table[t // PAGE]. Several rows
+may list the same page, as long as none of them writes to it. Page 0 belongs to no row: unused entries of a table are 0.
+
+Two implementations, which differ in layout and rounding only: `Loop`, XLA operations on any platform, and `Ragged`,
+JAX's Pallas kernel for TPU. In both, the values of a row depend on its own tokens alone, whatever the other rows hold,
+whichever pages it has, and however long the others are.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from models.config import ModelConfig
+from models.transformer import Params, block, embed, final_norm
+from sharding.collectives import Shards
+
+PAGE = 64  # tokens
+KERNEL_BYTES = 2**20  # keys and values that the TPU kernel reads at a time, twice: while it computes, the next arrive
+KERNEL_QUERIES = 32
+MASKED = -1e30  # finite, so that a row of masked scores stays free of NaN
+
+Layer = Any  # one layer's pages in the layout of an implementation
+Pages = tuple[Layer, ...]
+
+
+def pages_for(tokens: int) -> int:
+    """Number of pages that hold `tokens` tokens."""
+    return -(-tokens // PAGE)
+
+
+class Where(NamedTuple):
+    """The tokens of a `feed`: row r adds counts_R[r] of at most Q tokens, from position starts_R[r] on.
+
+    Leaves are int32 arrays, or their shardings.
+    """
+
+    table_Rb: Any  # [R, b], page tables
+    starts_R: Any
+    counts_R: Any
+
+
+@runtime_checkable
+class Implementation(Protocol):
+    """Layout of a layer's pages, and attention over them. heads_axis: the arrays' dimension of the kv heads."""
+
+    heads_axis: int
+
+    def empty(self, pages: int, kv_heads: int, head_dim: int, dtype: Any) -> Layer: ...
+
+    def write(self, layer: Layer, k_NKh: Array, v_NKh: Array, page_N: Array, column_N: Array) -> Layer:
+        """The pages with N tokens written; a page number past the end writes nothing."""
+        ...
+
+    def attend(self, layer: Layer, q_RQHh: Array, where: Where, window: int | None) -> Array:
+        """softmax(q kᵀ / √h) v, [R, Q, H, h]: query i of row r is at position starts_R[r] + i and sees the positions up
+        to its own, with a window the last `window` of them."""
+        ...
+
+
+# ------------------------------------------------------------------------------------------------------------ XLA loop
+class LoopPages(NamedTuple):
+    """Both products of attention read contiguous memory in this layout."""
+
+    k_PKht: Any
+    v_PKth: Any
+
+
+class Loop:
+    """Goes through the pages of all rows together with a running maximum (Milakov & Gimelshein 2018).
+
+    A page that is masked for a query adds exact zeros; before the first visible page its masked scores count as ones,
+    which the rescaling by exp(MASKED - maximum) = 0 removes exactly.
+    """
+
+    heads_axis = 1
+
+    def empty(self, pages: int, kv_heads: int, head_dim: int, dtype: Any) -> LoopPages:
+        shape = (pages, kv_heads)
+        return LoopPages(jnp.zeros((*shape, head_dim, PAGE), dtype), jnp.zeros((*shape, PAGE, head_dim), dtype))
+
+    def write(self, layer: LoopPages, k_NKh: Array, v_NKh: Array, page_N: Array, column_N: Array) -> LoopPages:
+        k_PKht = layer.k_PKht.at[page_N, :, :, column_N].set(k_NKh.astype(layer.k_PKht.dtype), mode="drop")
+        v_PKth = layer.v_PKth.at[page_N, :, column_N].set(v_NKh.astype(layer.v_PKth.dtype), mode="drop")
+        return LoopPages(k_PKht, v_PKth)
+
+    def attend(self, layer: LoopPages, q_RQHh: Array, where: Where, window: int | None) -> Array:
+        rows, queries, num_heads, head_dim = q_RQHh.shape
+        num_kv = layer.k_PKht.shape[1]
+        grouped = (rows, queries, num_kv, num_heads // num_kv, head_dim)
+        q_RKmh = q_RQHh.reshape(grouped).transpose(0, 2, 3, 1, 4).reshape(rows, num_kv, -1, head_dim)
+        position_RQ = where.starts_R[:, None] + jnp.arange(queries)
+        active_R = where.counts_R > 0
+        ends_R = jnp.where(active_R, where.starts_R + where.counts_R, 0)
+        first = jnp.int32(0)
+        if window is not None:
+            earliest = jnp.min(jnp.where(active_R, where.starts_R, jnp.iinfo(jnp.int32).max))
+            first = jnp.minimum(jnp.maximum(earliest - window + 1, 0), jnp.max(ends_R)) // PAGE
+        scale = 1 / math.sqrt(head_dim)
+
+        def add(b: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            top, mass, total = carry
+            page_R = lax.dynamic_index_in_dim(where.table_Rb, b, 1, keepdims=False)
+            k, v = layer.k_PKht[page_R], layer.v_PKth[page_R]
+            scores = jnp.matmul(q_RKmh, k, preferred_element_type=jnp.float32) * scale
+            behind_RQt = position_RQ[..., None] - (b * PAGE + jnp.arange(PAGE))
+            seen_RQt = behind_RQt >= 0 if window is None else (behind_RQt >= 0) & (behind_RQt < window)
+            scores = scores.reshape(rows, num_kv, -1, queries, PAGE)
+            scores = jnp.where(seen_RQt[:, None, None], scores, MASKED).reshape(rows, num_kv, -1, PAGE)
+            new_top = jnp.maximum(top, jnp.max(scores, axis=-1))
+            shrink = jnp.exp(top - new_top)
+            weights = jnp.exp(scores - new_top[..., None])
+            part = jnp.matmul(weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
+            return new_top, mass * shrink + jnp.sum(weights, axis=-1), total * shrink[..., None] + part
+
+        shape = q_RKmh.shape[:-1]
+        start = (jnp.full(shape, MASKED, jnp.float32), jnp.zeros(shape), jnp.zeros(q_RKmh.shape, jnp.float32))
+        _, mass, total = lax.fori_loop(first, (jnp.max(ends_R) + PAGE - 1) // PAGE, add, start)
+        # Rows that add nothing may have seen nothing; their output is meaningless but must not be NaN.
+        out = total / jnp.maximum(mass, 1e-30)[..., None]
+        out = out.reshape(rows, num_kv, -1, queries, head_dim).transpose(0, 3, 1, 2, 4)
+        return out.reshape(q_RQHh.shape).astype(q_RQHh.dtype)
+
+
+# ---------------------------------------------------------------------------------------------------------- TPU kernel
+class Ragged:
+    """`jax.experimental.pallas.ops.tpu.ragged_paged_attention`; keys and values of a head lie next to each other,
+    [P, PAGE, 2K, h]."""
+
+    heads_axis = 2
+
+    def empty(self, pages: int, kv_heads: int, head_dim: int, dtype: Any) -> Array:
+        return jnp.zeros((pages, PAGE, 2 * kv_heads, head_dim), dtype)
+
+    def write(self, layer: Array, k_NKh: Array, v_NKh: Array, page_N: Array, column_N: Array) -> Array:
+        both_NCh = jnp.stack([k_NKh, v_NKh], axis=2).reshape(k_NKh.shape[0], -1, k_NKh.shape[2])
+        return layer.at[page_N, column_N].set(both_NCh.astype(layer.dtype), mode="drop")
+
+    def attend(self, layer: Array, q_RQHh: Array, where: Where, window: int | None) -> Array:
+        # Pallas takes a second to import and is needed on TPUs only.
+        from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
+
+        rows, queries, num_heads, head_dim = q_RQHh.shape
+        # Every query of a row takes part, also those beyond its count, whose output nobody reads.
+        lengths_R = jnp.where(where.counts_R > 0, where.starts_R, 0) + queries
+        page_bytes = PAGE * layer.shape[2] * head_dim * layer.dtype.itemsize
+        out = ragged_paged_attention(
+            q_RQHh.reshape(-1, num_heads, head_dim),
+            layer,
+            lengths_R.astype(jnp.int32),
+            where.table_Rb,
+            jnp.arange(rows + 1, dtype=jnp.int32) * queries,
+            jnp.asarray([rows], jnp.int32),
+            sm_scale=1 / math.sqrt(head_dim),
+            sliding_window=window,
+            num_kv_pages_per_block=max(1, min(where.table_Rb.shape[1], KERNEL_BYTES // page_bytes)),
+            num_queries_per_block=min(KERNEL_QUERIES, rows * queries),
+        )
+        return out.reshape(q_RQHh.shape).astype(q_RQHh.dtype)
+
+
+# --------------------------------------------------------------------------------------------------------------- model
+def init_pages(cfg: ModelConfig, how: Implementation, pages: int, dtype: Any) -> Pages:
+    """Empty pages of every layer, with all kv heads."""
+    return tuple(how.empty(pages, cfg.num_kv_heads, cfg.head_dim, dtype) for _ in range(cfg.num_layers))
+
+
+def feed(
+    cfg: ModelConfig,
+    how: Implementation,
+    params: Params,
+    pages: Pages,
+    ids_RQ: Int[Array, "R Q"],
+    where: Where,
+    shards: Shards,
+) -> tuple[Float[Array, "R Q D"], Pages]:
+    """Adds tokens to rows: (hidden states after the final norm, pages with the tokens' keys and values).
+
+    params: "layers" is a tuple of one tree per layer, in the compute dtype; with a tensor group, this device's shards,
+    as pages hold this device's heads. Tokens beyond a row's count are not written; their output is meaningless. Rows of
+    the same call may share pages that one of them writes: all writes of a layer come before its attention.
+    """
+    rows, queries = ids_RQ.shape
+    offset_Q = jnp.arange(queries)
+    position_RQ = where.starts_R[:, None] + offset_Q
+    added_RQ: Bool[Array, "R Q"] = offset_Q < where.counts_R[:, None]
+    last = where.table_Rb.shape[1] - 1
+    page_RQ = jnp.take_along_axis(where.table_Rb, jnp.minimum(position_RQ // PAGE, last), axis=1)
+    nowhere = jax.tree.leaves(pages)[0].shape[0]
+    page_N = jnp.where(added_RQ, page_RQ, nowhere).reshape(-1)
+    column_N = (position_RQ % PAGE).reshape(-1)
+    x_RQD = embed(cfg, params, ids_RQ, shards)
+    layers: list[Layer] = []
+    for w, window, layer in zip(params["layers"], cfg.layer_windows, pages, strict=True):
+
+        def attend(q: Array, k: Array, v: Array, layer=layer, window=window) -> Array:
+            flat = (rows * queries, *k.shape[2:])
+            written = how.write(layer, k.reshape(flat), v.reshape(flat), page_N, column_N)
+            layers.append(written)
+            return how.attend(written, q, where, window)
+
+        x_RQD = block(cfg, cfg.layer_rope(window), w, x_RQD, position_RQ, attend, shards)
+    return final_norm(cfg, params, x_RQD), tuple(layers)

@@ -1,0 +1,284 @@
+"""What the engines share: settings, the state of the slots, their copy of the weights, and the loop that samples.
+
+The state of a slot is the tokens whose keys and values are in its cache (`length`) plus one more token (`token`), the
+input of the next step. So generation starts from the last token of the prompt, and every sampled token and its log-prob
+come from the same program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from models import cache as kv
+from models.config import ModelConfig
+from models.transformer import Params, check_mesh, declare, unstack_layers
+from rollouts.sampling import Sampling, init_sampling, sample
+from rollouts.types import SamplingParams
+from sharding.reshard import reshard
+from sharding.rules import DECODE
+from sharding.spec import param_shardings
+
+STOP_IDS = 16  # most stop ids of one request
+ROWS = ("data", "fsdp")  # mesh axes that slots are sharded over
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """The engine's static settings.
+
+    slots: episodes decoded at the same time, over the whole mesh. max_length: most tokens of one episode, prompt and
+    observations included. prefill_buckets: lengths a prompt or an observation is padded to; max_length is always one.
+    prefill_batch: rows of a prefill or extension. decode_steps: most tokens per dispatch and slot. compute_dtype: dtype
+    of weights, activations and cache; logits, log-probs and softmax are float32. The paged engine has no buckets and
+    rows but prefill_tokens, the tokens of prompts and observations in one dispatch, and pages, of PAGE tokens; both for
+    one row shard of the mesh. pages None: enough for all slots at max_length.
+    """
+
+    slots: int
+    max_length: int
+    prefill_buckets: tuple[int, ...]
+    prefill_batch: int
+    decode_steps: int
+    compute_dtype: Any
+    prefill_tokens: int = 512
+    pages: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("slots", "max_length", "prefill_batch", "decode_steps"):
+            if vars(self)[name] < 1:
+                raise ValueError(f"EngineConfig.{name} is {vars(self)[name]}; it must be at least 1.")
+        if any(bucket < 1 for bucket in self.prefill_buckets):
+            raise ValueError(f"EngineConfig.prefill_buckets {self.prefill_buckets} holds a length below 1.")
+
+    @property
+    def capacity(self) -> int:
+        """Columns of the cache."""
+        return kv.round_up(self.max_length)
+
+    def bucket(self, tokens: int) -> int:
+        """The length that `tokens` tokens are padded to: the smallest bucket that holds them."""
+        return min(b for b in (*self.prefill_buckets, self.max_length) if b >= tokens)
+
+    def columns(self, tokens: int) -> int:
+        """Number of cache columns a dispatch attends to, to cover `tokens`: BLOCK times a power of two, or all.
+
+        At least two blocks: XLA unrolls a loop over a single block, then fuses and rounds differently.
+        """
+        columns = 2 * kv.BLOCK
+        while columns < tokens:
+            columns *= 2
+        return min(columns, self.capacity)
+
+
+class DecodeState(NamedTuple):
+    """Everything kept on the device between dispatches, one entry per slot; leaves are arrays, or their shardings."""
+
+    cache: Any  # keys and values, in the engine's own form
+    token_S: Any  # int32, the next token to feed
+    length_S: Any  # int32, tokens in the cache
+    limit_S: Any  # int32, length at which the turn ends (prompt included)
+    live_S: Any  # bool, True while decoding
+    stops_SN: Any  # int32, stop ids, padded with -1
+    sampling: Sampling
+
+
+class Result(NamedTuple):
+    """What a dispatch sampled. The tokens of slot s are the first counts_S[s] rows of its columns."""
+
+    tokens_NS: Any
+    logprobs_NS: Any
+    counts_S: Any
+    live_S: Any  # slots that are still decoding
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Places one request in a slot: the row of a Prefix it starts from, and how it is sampled."""
+
+    slot: int
+    row: int
+    limit: int  # length at which its turn ends, prompt included
+    params: SamplingParams
+    key: np.ndarray  # uint32[2]
+
+
+@dataclass(frozen=True)
+class Extension:
+    """New tokens for a paused slot.
+
+    length: tokens of the episode that stay in the cache (tokens sampled beyond them are discarded). ids: the tokens
+    appended, at least one; the last is the input of the next generate. key: the slot's sampling key from then on.
+    """
+
+    slot: int
+    length: int
+    ids: Sequence[int]
+    limit: int
+    key: np.ndarray  # uint32[2]
+
+
+def stop_row(params: SamplingParams) -> np.ndarray:
+    """The stop ids of a request as a row of the state. Raises ValueError if there are more than STOP_IDS."""
+    if len(params.stop_ids) > STOP_IDS:
+        raise ValueError(f"A request has {len(params.stop_ids)} stop ids; the engine takes at most {STOP_IDS}.")
+    return np.asarray([*params.stop_ids, *[-1] * (STOP_IDS - len(params.stop_ids))], np.int32)
+
+
+def no_slots(cache: Any, slots: int) -> DecodeState:
+    """A state in which no slot decodes."""
+    zeros = jnp.zeros(slots, jnp.int32)
+    return DecodeState(
+        cache=cache,
+        token_S=zeros,
+        length_S=zeros,
+        limit_S=zeros,
+        live_S=jnp.zeros(slots, bool),
+        stops_SN=jnp.full((slots, STOP_IDS), -1, jnp.int32),
+        sampling=init_sampling(slots),
+    )
+
+
+def started(state: DecodeState, slots_N: Any, token_N: Any, length_N: Any, limit_N: Any, stops_N: Any, sampling: Any):
+    """The state with slots that decode from now on; slot numbers past the end are dropped."""
+
+    def put(old: jax.Array, new: jax.Array) -> jax.Array:
+        return old.at[slots_N].set(new, mode="drop")
+
+    return state._replace(
+        token_S=put(state.token_S, token_N),
+        length_S=put(state.length_S, length_N),
+        limit_S=put(state.limit_S, limit_N),
+        live_S=put(state.live_S, jnp.ones_like(slots_N, bool)),
+        stops_SN=put(state.stops_SN, stops_N),
+        sampling=jax.tree.map(put, state.sampling, sampling),
+    )
+
+
+def resumed(state: DecodeState, slots_N: Any, token_N: Any, length_N: Any, limit_N: Any, keys_N2: Any) -> DecodeState:
+    """`started` for slots whose request has been there before: stop ids and sampling stay, but for the key."""
+
+    def put(old: jax.Array, new: jax.Array) -> jax.Array:
+        return old.at[slots_N].set(new, mode="drop")
+
+    return state._replace(
+        token_S=put(state.token_S, token_N),
+        length_S=put(state.length_S, length_N),
+        limit_S=put(state.limit_S, limit_N),
+        live_S=put(state.live_S, jnp.ones_like(slots_N, bool)),
+        sampling=state.sampling._replace(keys_S2=put(state.sampling.keys_S2, keys_N2)),
+    )
+
+
+Forward = Callable[[Any, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
+Draw = Callable[[jax.Array, Sampling, jax.Array], tuple[jax.Array, jax.Array]]
+
+
+def sample_tokens(
+    forward: Forward, state: DecodeState, steps: int, patience: jax.Array, draw: Draw = sample
+) -> tuple[DecodeState, Result]:
+    """Up to `steps` tokens for every live slot, fewer if `patience` slots have finished.
+
+    forward(cache, token_S, length_S, live_S) -> (logits_SV float32, cache with the tokens at their positions).
+    draw: as `sampling.sample`, on logits in the form in which `forward` gives them.
+    """
+    slots = state.token_S.shape[0]
+    alive = jnp.sum(state.live_S)
+
+    def go_on(carry: tuple[jax.Array, DecodeState, Result]) -> jax.Array:
+        n, state, _ = carry
+        left = jnp.sum(state.live_S)
+        return (n < steps) & (left > 0) & (alive - left < patience)
+
+    def one(carry: tuple[jax.Array, DecodeState, Result]) -> tuple[jax.Array, DecodeState, Result]:
+        n, state, result = carry
+        live_S = state.live_S
+        logits_SV, cache = forward(state.cache, state.token_S, state.length_S, live_S)
+        token_S, logprob_S = draw(logits_SV, state.sampling, state.length_S + 1)
+        stopped_S = jnp.any(token_S[:, None] == state.stops_SN, axis=1)
+        ended_S = stopped_S | (state.length_S + 2 >= state.limit_S)
+        result = result._replace(
+            tokens_NS=result.tokens_NS.at[n].set(token_S),
+            logprobs_NS=result.logprobs_NS.at[n].set(logprob_S),
+            counts_S=result.counts_S + live_S,
+        )
+        state = state._replace(
+            cache=cache,
+            token_S=jnp.where(live_S, token_S, state.token_S),
+            length_S=state.length_S + live_S,
+            live_S=live_S & ~ended_S,
+        )
+        return n + 1, state, result
+
+    nothing = Result(
+        jnp.zeros((steps, slots), jnp.int32),
+        jnp.zeros((steps, slots), jnp.float32),
+        jnp.zeros(slots, jnp.int32),
+        jnp.zeros(slots, bool),
+    )
+    _, state, result = lax.while_loop(go_on, one, (jnp.int32(0), state, nothing))
+    return state, result._replace(live_S=state.live_S)
+
+
+class EngineWeights:
+    """The engine's copy of a model's weights on a mesh."""
+
+    def __init__(self, model: ModelConfig, config: EngineConfig, mesh: Mesh) -> None:
+        check_mesh(model, mesh)
+        rows = mesh.shape["data"] * mesh.shape["fsdp"]
+        if config.slots % rows:
+            raise ValueError(
+                f"rollout slots={config.slots} is not divisible by data x fsdp = {rows}; choose a multiple of it."
+            )
+        if config.max_length > model.max_positions:
+            raise ValueError(
+                f"rollout max_length={config.max_length} exceeds the model's {model.max_positions} positions; lower it."
+            )
+        self.model = model
+        self.config = config
+        self.mesh = mesh
+        self._weight_shardings = param_shardings(declare(model), mesh, DECODE)
+        self._unstack = jax.jit(unstack_layers)
+        self._layer = jax.jit(lambda layers, number: jax.tree.map(lambda weight: weight[number], layers))
+
+    def load_params(self, params: Params) -> Params:
+        """The engine's own copy of stacked weights: in compute_dtype, under DECODE shardings, one tree per layer.
+
+        The source may be donated afterwards; nothing passes through the host.
+        """
+        dtype, shardings = self.config.compute_dtype, self._weight_shardings
+        one = jax.tree.map(
+            lambda sharding: NamedSharding(self.mesh, PartitionSpec(*sharding.spec[1:])), shardings["layers"]
+        )
+        layers = []
+        for number in range(self.model.num_layers):  # one at a time: beside both copies there is never a third
+            layer = reshard(self._layer(params["layers"], number), one, dtype)
+            layers.append(jax.block_until_ready(layer))
+        rest = {name: reshard(tree, shardings[name], dtype) for name, tree in params.items() if name != "layers"}
+        return {**rest, "layers": tuple(layers)}
+
+    def take_params(self, params: Params) -> Params:
+        """Like load_params, but frees the source weight by weight: at most one weight exists twice at any time."""
+        shardings = self._weight_shardings
+
+        def take(weight: jax.Array, sharding: NamedSharding) -> jax.Array:
+            taken = reshard(weight, sharding, self.config.compute_dtype).block_until_ready()
+            weight.delete()
+            return taken
+
+        by_name = []
+        for name, weight in params["layers"].items():
+            rows = self._unstack({"layers": {name: take(weight, shardings["layers"][name])}})["layers"]
+            by_name.append(jax.block_until_ready(rows))
+        layers = tuple(
+            {name: row for part in parts for name, row in part.items()} for parts in zip(*by_name, strict=True)
+        )
+        rest = {name: jax.tree.map(take, tree, shardings[name]) for name, tree in params.items() if name != "layers"}
+        return {**rest, "layers": layers}

@@ -1,0 +1,243 @@
+"""Pages: what belongs to whom, and an engine over them that gives the same tokens whatever the memory."""
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models import transformer
+from models.pages import PAGE, Loop, Ragged, Where, feed, init_pages, pages_for
+from rollouts.paged import PagedEngine
+from rollouts.pages import OutOfPages, Pool
+from rollouts.types import Restart
+from sharding.collectives import LOCAL
+from sharding.mesh import MeshConfig, make_mesh
+from tests.rollouts.test_cache import MIXED
+from tests.rollouts.world import CFG, ENGINE, bits, make_paged, make_params, make_rollouts, mixed, request
+from tests.rollouts.world import trainer_logprobs as learner_logprobs
+
+
+# ---------------------------------------------------------------------------------------------------------------- pool
+def prompt(count: int, first: int = 0) -> np.ndarray:
+    """`count` tokens to be computed, and the last one, which is not."""
+    return np.asarray([*range(first, first + count), 9999], np.int32)
+
+
+def test_equal_beginnings_share_whole_pages():
+    pool = Pool(0, 20)
+    one = pool.place(prompt(2 * PAGE + 5))
+    assert len(one.full) == 2 and one.tail is not None and one.computed == 0
+    same = pool.place(prompt(2 * PAGE + 5))
+    assert (same.full, same.tail, same.computed) == (one.full, one.tail, 2 * PAGE + 5)
+    longer = pool.place(prompt(3 * PAGE))  # its third page begins like the others' tails, but is full
+    assert longer.full[:2] == one.full and longer.tail is None and longer.computed == 2 * PAGE
+    other = pool.place(prompt(PAGE, first=1))
+    assert not set(other.full) & {*one.full, *longer.full} and other.computed == 0
+
+
+def test_pages_of_ended_rows_stay_until_they_are_needed_and_the_oldest_go_first():
+    pool = Pool(0, 6)  # five pages, page 0 belongs to nobody
+    rows = [pool.place(prompt(PAGE, first=1000 * number)) for number in range(3)]
+    for row in rows:
+        pool.drop(row.full)
+    assert pool.available() == 5 and pool.used == 0
+    again = pool.place(prompt(PAGE))  # the first prompt is used again, so the second is now the oldest
+    assert again.computed == PAGE and again.full == rows[0].full
+    pool.take(3)  # two are free, one has to go
+    assert pool.place(prompt(PAGE, first=2000)).computed == PAGE
+    with pytest.raises(OutOfPages):
+        pool.place(prompt(PAGE, first=1000))
+
+
+def test_too_few_pages_change_nothing():
+    pool = Pool(3, 5)
+    held = pool.place(prompt(PAGE))
+    before = pool.available()
+    with pytest.raises(OutOfPages) as error:
+        pool.place(prompt(5 * PAGE))
+    assert error.value.shard == 3 and pool.available() == before
+    with pytest.raises(OutOfPages):
+        pool.take(4)
+    assert pool.available() == before
+    pool.drop(held.full)
+    assert len(pool.take(4)) == 4
+
+
+def test_a_page_whose_beginning_is_gone_is_not_found():
+    pool = Pool(0, 5)
+    row = pool.place(prompt(2 * PAGE))
+    pool.drop(row.full)
+    pool.drop(pool.take(3))  # two were free, so the first page of the prompt is gone and the second is not
+    again = pool.place(prompt(2 * PAGE))
+    assert again.computed == 0
+
+
+# --------------------------------------------------------------------------------------------------------------- model
+@pytest.mark.parametrize("cfg", [CFG, MIXED], ids=["plain", "mixed"])
+def test_prompts_and_steps_equal_the_training_forward(cfg):
+    """Rows in scattered pages, in blocks of 32 tokens, then token by token; windows, experts, norms after layers."""
+    params, rng = make_params(cfg), np.random.default_rng(2)
+    ids, lengths = rng.integers(0, 256, (3, 160)).astype(np.int32), [3, 64, 150]
+    forward = partial(transformer.hidden, cfg, shards=LOCAL, remat="none", compute_dtype=jnp.float32)
+    hidden = jax.jit(forward)(params, ids, np.broadcast_to(np.arange(160), ids.shape), np.ones_like(ids))
+    how, weights = Loop(), transformer.unstack_layers(params)
+    pages = init_pages(cfg, how, 12, jnp.float32)
+    table = np.asarray([[7, 2, 5], [1, 9, 3], [4, 11, 6]], np.int32)
+    run = jax.jit(lambda pages, ids, where: feed(cfg, how, weights, pages, ids, where, LOCAL))
+    blocks = [(row, first) for row in range(3) for first in range(0, lengths[row], 32)]
+    counts = np.asarray([min(32, lengths[row] - first) for row, first in blocks], np.int32)
+    chunk = np.stack([np.resize(ids[row, first : first + 32], 32) for row, first in blocks])
+    where = Where(table[[row for row, _ in blocks]], np.asarray([first for _, first in blocks], np.int32), counts)
+    _, pages = run(pages, chunk, where)
+    for step in range(3):
+        at = np.asarray(lengths, np.int32) + step
+        out, pages = run(pages, ids[np.arange(3), at][:, None], Where(table, at, np.ones(3, np.int32)))
+        np.testing.assert_allclose(out[:, 0], np.asarray(hidden)[np.arange(3), at], atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("queries", [1, 8])
+def test_the_tpu_kernels_arguments_mean_the_same_as_the_loops(window, queries, monkeypatch):
+    """Rows of several lengths in scattered pages. JAX's own reference stands in for its kernel, which does not run in
+    interpret mode."""
+    from jax.experimental.pallas.ops.tpu import ragged_paged_attention as package
+
+    def reference(*arrays, num_kv_pages_per_block, num_queries_per_block, **options):
+        assert num_kv_pages_per_block >= 1 and 1 <= num_queries_per_block <= 32
+        return package.ref_ragged_paged_attention(*arrays, **options)
+
+    monkeypatch.setattr(package, "ragged_paged_attention", reference)
+    kv_heads, heads, head_dim = 2, 4, 128
+    starts = np.asarray([0, 63, 64, 190], np.int32)
+    table = np.random.default_rng(0).permutation(np.arange(1, 17)).reshape(4, 4).astype(np.int32)
+    where = Where(jnp.asarray(table), jnp.asarray(starts), jnp.full(4, queries, jnp.int32))
+    q = jnp.asarray(np.random.default_rng(2).normal(size=(4, queries, heads, head_dim)), jnp.float32)
+    outs = []
+    for how in (Loop(), Ragged()):
+        pages: Any = how.empty(17, kv_heads, head_dim, jnp.float32)
+        fill = np.random.default_rng(1)
+        for row in range(4):
+            at = np.arange(starts[row] + queries)
+            k, v = (jnp.asarray(fill.normal(size=(len(at), kv_heads, head_dim)), jnp.float32) for _ in range(2))
+            pages = how.write(pages, k, v, jnp.asarray(table[row][at // PAGE]), jnp.asarray(at % PAGE))
+        outs.append(np.asarray(how.attend(pages, q, where, window)))
+    np.testing.assert_allclose(outs[1], outs[0], atol=2e-5, rtol=0)
+
+
+# -------------------------------------------------------------------------------------------------------------- engine
+@pytest.fixture(scope="module")
+def paged():
+    return make_paged()
+
+
+@pytest.fixture(scope="module")
+def together(paged, params):
+    return make_rollouts(paged, params).run(mixed(32))
+
+
+def test_alone_and_in_any_order(paged, params, together):
+    requests, rollouts = mixed(32), make_rollouts(paged, params)
+    assert [bits(rollouts.run([r])[0]) for r in requests] == [bits(c) for c in together]
+    order = np.random.default_rng(0).permutation(32)
+    shuffled = rollouts.run([requests[i] for i in order])
+    assert [bits(c) for c in shuffled] == [bits(together[i]) for i in order]
+
+
+def test_dispatches_of_another_length(params, together):
+    other = make_rollouts(make_paged(decode_steps=7), params)
+    assert [bits(c) for c in other.run(mixed(32))] == [bits(c) for c in together]
+
+
+def test_logprobs_are_the_learners(params, together):
+    for request_, completion in zip(mixed(32), together, strict=True):
+        how = request_.params
+        temperature = how.temperature if how.tempered_logprobs and how.temperature else 1.0
+        expected = learner_logprobs(params, completion, temperature)
+        np.testing.assert_allclose(completion.logprobs_T, expected, atol=1e-5, rtol=0)
+
+
+def conversations() -> list:
+    """Episodes with observations, restarts and turns that are cut."""
+
+    def respond(turns):
+        sampled = [turn for turn in turns if turn.kind == "sampled"]
+        if len(sampled) == 2:
+            return Restart(list(b"start anew " + bytes(range(60))), "anew")
+        return f" observed {len(sampled)} {'.' * 40}" if len(sampled) < 4 else None
+
+    return [
+        request(f"prompt {i % 4} " * 4, key=i, max_tokens=25, max_turns=4, stop_ids=(), respond=respond)
+        for i in range(12)
+    ]
+
+
+def test_with_few_pages_the_same_tokens_later(paged, params, together, monkeypatch):
+    aside = []
+    set_aside = PagedEngine.set_aside
+
+    def counted(self, state, slot):
+        aside.append(slot)
+        return set_aside(self, state, slot)
+
+    monkeypatch.setattr(PagedEngine, "set_aside", counted)
+    plenty = make_rollouts(paged, params).run(conversations())
+    assert not aside
+    few = make_rollouts(make_paged(pages=9), params)
+    assert [bits(c) for c in few.run(mixed(32))] == [bits(c) for c in together]
+    assert [bits(c) for c in few.run(conversations())] == [bits(c) for c in plenty]
+    assert len(aside) > 5
+    assert few._state.pools[0].used == 0 and few._state.pools[0].available() == 8
+
+
+def test_prompts_are_computed_once_until_the_weights_change(paged, params):
+    rollouts = make_rollouts(paged, params)
+    head = list(range(100))
+    rollouts.run([request([*head, 1, 2, 3], key=i) for i in range(4)])
+    state = rollouts._state
+    assert (state.prompt_tokens, state.computed_tokens) == (4 * 102, 102)
+    first = rollouts.run([request([*head, 7, 8], key=9)])  # the first page is shared, the rest differs
+    assert state.computed_tokens == 102 + 101 - PAGE
+    fresh = make_rollouts(paged, params).run([request([*head, 7, 8], key=9)])
+    assert bits(first[0]) == bits(fresh[0])
+    rollouts.load_params(jax.tree.map(lambda x: x * 1.1, params))
+    assert rollouts._state is None
+    assert bits(rollouts.run([request([*head, 7, 8], key=9)])[0]) != bits(fresh[0])
+
+
+def test_what_can_never_fit_is_refused():
+    with pytest.raises(ValueError, match=r"has 4 pages of 64 tokens, but one episode of .* needs 6"):
+        make_paged(pages=4)
+
+
+@pytest.mark.slow
+def test_pages_follow_the_tokens(params):
+    """64 requests of 200 to 4,000 tokens: at most 1.3 times the pages that their tokens fill, and with a third of them
+    the same tokens."""
+    cfg = dataclasses.replace(CFG, max_positions=8192)
+    config = dataclasses.replace(ENGINE, slots=64, max_length=4160, prefill_buckets=(4160,), prefill_tokens=2048)
+    mesh = make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
+    rng = np.random.default_rng(0)
+    requests = [
+        request(rng.integers(0, 256, int(rng.integers(200, 4000))).tolist(), key=i, max_tokens=24, stop_ids=())
+        for i in range(64)
+    ]
+    most = []
+
+    class Watched(PagedEngine):
+        def generate(self, *given, **more):
+            state, result = super().generate(*given, **more)
+            tokens = sum(state.length)
+            most.append((state.pools[0].used, pages_for(tokens), sum(state.live)))
+            return state, result
+
+    whole = make_rollouts(Watched(cfg, config, mesh), params).run(requests)
+    used, least, _ = max(most)
+    assert used <= 1.3 * least, (used, least)
+    third = dataclasses.replace(config, pages=used // 3)
+    assert [bits(c) for c in make_rollouts(PagedEngine(cfg, third, mesh), params).run(requests)] == [
+        bits(c) for c in whole
+    ]
