@@ -318,7 +318,7 @@ def assemble_world(
         mesh=mesh,
         model=model,
         tokenizer=tokenizer,
-        sampler=Sampler(_engine(cfg, model, tokenizer, mesh)),
+        sampler=Sampler(_rollouts(cfg, model, tokenizer, mesh)),
         joiner=joiner,
         search=_search_tool(cfg, tokenizer, run, mesh, part, tell),
         judges=clients,
@@ -388,7 +388,13 @@ def _joiner(cfg: Config, system: System, tokenizer: Tokenizer) -> Joiner:
     return joiner
 
 
-def _engine(cfg: Config, model: ModelConfig, tokenizer: Tokenizer, mesh: Mesh) -> LocalRollouts:
+def _rollouts(cfg: Config, model: ModelConfig, tokenizer: Tokenizer, mesh: Mesh) -> LocalRollouts:
+    engine = engine_for(cfg, model, mesh)
+    return LocalRollouts(engine, tokenizer, seed=cfg.seed, threads=cfg.rollout.search_threads)
+
+
+def engine_for(cfg: Config, model: ModelConfig, mesh: Mesh) -> Engine | PagedEngine:
+    """The engine that the card's [rollout] asks for. Raises ValueError if its budget cannot hold an episode."""
     card = cfg.rollout
     platform, dtype = mesh.devices.flat[0].platform, DTYPES[cfg.model.compute_dtype]
     # On CPU, XLA gathers pages more slowly than it reads dense columns.
@@ -406,9 +412,7 @@ def _engine(cfg: Config, model: ModelConfig, tokenizer: Tokenizer, mesh: Mesh) -
         prefill_tokens=card.prefill_tokens,
         pages=pages,
     )
-    if paged:
-        kernel = platform == "tpu" and model.head_dim % 128 == 0  # the TPU kernel's condition
-        engine = PagedEngine(model, config, mesh, Ragged() if kernel else Loop())
-    else:
-        engine = Engine(model, config, mesh)
-    return LocalRollouts(engine, tokenizer, seed=cfg.seed, threads=card.search_threads)
+    if not paged:
+        return Engine(model, config, mesh)
+    kernel = platform == "tpu" and model.head_dim % 128 == 0  # the TPU kernel's condition
+    return PagedEngine(model, config, mesh, Ragged() if kernel else Loop())

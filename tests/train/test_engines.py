@@ -1,0 +1,37 @@
+"""Which engine a card gets."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from rollouts.engine import Engine
+from rollouts.paged import PagedEngine, page_bytes
+from scope_jax.config import load_card
+from scope_jax.config.base import CardError
+from scope_jax.run.assemble import engine_for
+from sharding.mesh import MeshConfig, make_mesh
+from tests.rollouts.world import CFG
+
+SMALL = ("rollout.max_length=160", "rollout.prefill_buckets=[160]", "rollout.slots=8")
+
+
+def engine_of(*sets: str):
+    mesh = make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
+    return engine_for(load_card("configs/ssp/atlas.toml", [*SMALL, *sets]), CFG, mesh)
+
+
+def test_a_cpu_gets_columns_unless_there_is_a_budget_for_pages():
+    assert isinstance(engine_of(), Engine)
+    # Two layers, two kv heads of 8, float32: 2 · 2 · 2 · 8 · 64 · 4 bytes.
+    assert page_bytes(CFG, jnp.float32, 1) == 16384
+    budget = engine_of(f"rollout.cache_gib={20.5 * 16384 / 2**30}")
+    assert isinstance(budget, PagedEngine) and budget.pages == 20
+    asked = engine_of('rollout.cache="paged"')
+    assert isinstance(asked, PagedEngine) and asked.pages == 8 * (3 + 1) + 1
+
+
+def test_a_budget_that_is_too_small_or_for_columns_is_refused():
+    with pytest.raises(ValueError, match="one episode of rollout"):
+        engine_of(f"rollout.cache_gib={3 * 16384 / 2**30}")
+    with pytest.raises(CardError, match="budget for pages"):
+        engine_of("rollout.cache_gib=1", 'rollout.cache="dense"')
