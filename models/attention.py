@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
 Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
@@ -79,9 +80,7 @@ def make_attend(
     """attend(q_BTHh, k_BTKh, v_BTKh) -> o_BTHh over packed rows, masked as by `visible_mask`.
 
     backend: one of BACKENDS (see `resolve`). Called inside the traced program and, for splash on more than one device,
-    inside `shard_map`, with this device's heads. A mask of the whole row is computed once here, outside the scan over
-    layers.
-    Raises ValueError for an unknown backend or a window below 1.
+    inside `shard_map`, with this device's heads. Raises ValueError for an unknown backend or a window below 1.
     """
     if window is not None and window < 1:
         raise ValueError(f"The attention window is {window}; a token sees at least itself, so it must be 1 or more.")
@@ -89,50 +88,65 @@ def make_attend(
         from models import splash  # Pallas takes a second to import and is needed on TPUs only
 
         return partial(splash.attend, segments_BT=segments_BT, window=window, causal=causal)
-    if backend == "reference":
-        return partial(blocked_attention, segments_BT=segments_BT, window=window, causal=causal)
-    mask_BTT = visible_mask(segments_BT, window, causal=causal)
-    if backend in ("dot_product", "cudnn"):
-        # The mask is causal already; is_causal in addition lets cuDNN skip the blocks above the diagonal. The window
-        # stays in the mask: before 9.10.2 cuDNN does not accept a window together with a mask.
-        fused = backend == "cudnn"
-        return partial(
-            jax.nn.dot_product_attention,
-            mask=mask_BTT[:, None],
-            is_causal=causal and fused,
-            implementation="cudnn" if fused else "xla",
-        )
+    if backend in ("reference", "cudnn"):
+        one = _reference_block if backend == "reference" else _cudnn_block
+        return partial(_in_blocks, one, segments_BT, window, causal)
+    if backend == "dot_product":
+        mask_BTT = visible_mask(segments_BT, window, causal=causal)
+        return partial(jax.nn.dot_product_attention, mask=mask_BTT[:, None], implementation="xla")
     raise ValueError(f"attention backend {backend!r} is not one of {', '.join(BACKENDS)}.")
 
 
-def blocked_attention(
-    q_BTHh: Float[Array, "B T H h"],
-    k_BTKh: Float[Array, "B T K h"],
-    v_BTKh: Float[Array, "B T K h"],
+def _in_blocks(
+    one: Callable[..., jax.Array],
     segments_BT: Int[Array, "B T"],
     window: int | None,
     causal: bool,
+    q_BTHh: Float[Array, "B T H h"],
+    k_BTKh: Float[Array, "B T K h"],
+    v_BTKh: Float[Array, "B T K h"],
 ) -> Float[Array, "B T H h"]:
-    """`attention` for one block of queries after another, each over the keys that its mask can reach.
+    """Attention for one block of queries after another, each over the keys that its mask can reach.
 
-    The backward pass computes the scores of a block again instead of keeping them: memory is [B, H, block, T], and on
-    CPU the second computation costs less than writing and reading the scores of a whole row.
+    one(q, k, v, mask) -> o for a block; mask() computes the block's mask.
     """
-
-    @jax.checkpoint
-    def one(q: jax.Array, k: jax.Array, v: jax.Array, mask_BTU: jax.Array) -> jax.Array:
-        return attention(q, k, v, mask_BTU)
-
     length = q_BTHh.shape[1]
     size = QUERY_BLOCK * max(1, -(-length // (QUERY_BLOCK * MOST_BLOCKS)))
     reach = length if window is None else window - 1
     blocks = []
     for start in range(0, length, size):
         stop = min(start + size, length)
-        queries, keys = slice(start, stop), slice(max(0, start - reach), stop if causal else min(length, stop + reach))
-        mask_BTU = visible_mask(segments_BT, window, causal=causal, queries=queries, keys=keys)
-        blocks.append(one(q_BTHh[:, queries], k_BTKh[:, keys], v_BTKh[:, keys], mask_BTU))
+        first = max(0, start - reach) // QUERY_BLOCK * QUERY_BLOCK  # cuDNN wants even lengths
+        last = stop if causal else min(length, -(-(stop + reach) // QUERY_BLOCK) * QUERY_BLOCK)
+        queries, keys = slice(start, stop), slice(first, last)
+        mask = partial(visible_mask, segments_BT, window, causal=causal, queries=queries, keys=keys)
+        blocks.append(one(q_BTHh[:, queries], k_BTKh[:, keys], v_BTKh[:, keys], mask))
     return jnp.concatenate(blocks, axis=1)
+
+
+def _reference_block(
+    q_BQHh: jax.Array, k_BUKh: jax.Array, v_BUKh: jax.Array, mask: Callable[[], jax.Array]
+) -> jax.Array:
+    """`attention`, whose scores the backward pass computes again instead of keeping them: memory is [B, H, Q, U].
+
+    On CPU the second computation costs less than writing and reading the scores of a whole row.
+    """
+    return jax.checkpoint(attention)(q_BQHh, k_BUKh, v_BUKh, mask())
+
+
+def _cudnn_block(q_BQHh: jax.Array, k_BUKh: jax.Array, v_BUKh: jax.Array, mask: Callable[[], jax.Array]) -> jax.Array:
+    """cuDNN's kernel. It takes the mask as an array of the queries' dtype and writes a gradient of that size.
+
+    So it gets one for this block only, which the backward pass computes again; nothing else is computed twice.
+    """
+
+    @partial(jax.checkpoint, policy=jax.checkpoint_policies.save_anything_except_these_names("mask"))
+    def block(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        # The window stays in the mask: before 9.10.2 cuDNN does not accept a window together with a mask.
+        named = checkpoint_name(mask()[:, None], "mask")
+        return jax.nn.dot_product_attention(q, k, v, mask=named, implementation="cudnn")
+
+    return block(q_BQHh, k_BUKh, v_BUKh)
 
 
 def attention(
