@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from scope_jax.atlas import scope_roles, spell_roles, spice_roles, ssp_roles
+from scope_jax.atlas import scope_roles, score_roles, spell_roles, spice_roles, ssp_roles
 from scope_jax.atlas.facts import World
 from scope_jax.atlas.rows import Makers, Show, Split
 
@@ -36,4 +36,10 @@ class Roles(Protocol):
         ...
 
 
-GAMES: Mapping[str, Roles] = {"ssp": ssp_roles, "scope": scope_roles, "spell": spell_roles, "spice": spice_roles}
+GAMES: Mapping[str, Roles] = {
+    "ssp": ssp_roles,
+    "scope": scope_roles,
+    "spell": spell_roles,
+    "spice": spice_roles,
+    "score": score_roles,
+}

@@ -66,6 +66,7 @@ def test_a_second_build_has_the_same_bits(tmp_path) -> None:
         ("ssp", "solve 1", 0.3),
         ("spell", "verify", 0.9),
         ("spice", "solve three hops", 0.1),
+        ("score", "grade", 0.5),
     ],
 )
 def test_the_committed_base_plays_its_roles(world, show, show_one, game: str, kind: str, least: float) -> None:

@@ -28,9 +28,8 @@ def sample_rubrics(
     card = cfg.score
     if card.rubric == "fixed":
         return [], [fixed_rubric(cfg)] * len(queries)
-    asked = [instructions.for_rubric(cfg, harness, wishes, None)]
-    if card.rubric_scope == "query":
-        asked = [instructions.for_rubric(cfg, harness, wishes, row["question"]) for row in queries]
+    about = [row["question"] for row in queries] if card.rubric_scope == "query" else [None]
+    asked = [instructions.for_rubric(cfg, harness, wishes, query) for query in about]
     groups = sample(
         tools,
         "rubric",
