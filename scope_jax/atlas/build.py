@@ -81,7 +81,7 @@ def write_tokenizer(roles: Roles, world: World, show: Show, out: Path) -> Tokeni
     texts = [row["text"] for row in corpus.documents(world)]
     texts += [script.message for script in scripts]
     texts += [text for script in scripts for text, _ in script.parts]
-    texts += ["user\n", "assistant\n", *roles.UNSPOKEN] * vocabulary.WORD_COUNT
+    texts += ["user\n", "assistant\n", *roles.EXTRA_TEXTS] * vocabulary.WORD_COUNT
     vocabulary.save_tokenizer(vocabulary.train_tokenizer(texts, world.names, roles.PIECES), out / "tokenizer")
     return Tokenizer.load(out / "tokenizer")
 

@@ -16,7 +16,7 @@ class Roles(Protocol):
     """What a game's module says of its roles."""
 
     CARD: Path  # its card on Atlas
-    UNSPOKEN: tuple[str, ...]  # texts of the game that no demonstration shows, for the tokenizer's word list
+    EXTRA_TEXTS: tuple[str, ...]  # texts of the game that no demonstration shows, for the tokenizer's word list
     PIECES: tuple[str, ...]  # patterns of what is one token beside names, words and tags
     STEPS: tuple[int, int]  # of stage "read" and of stage "play"
     READ_ROWS: Mapping[str, int]  # demonstrations of each kind in a step of stage "read"

@@ -74,7 +74,7 @@ PLAY_ROWS: Mapping[str, int] = {
 }
 STEPS: tuple[int, int] = (640, 160)  # of stage "read" and of stage "play"
 NUDGES = ("nudge_score", "nudge_rubrics", "search_not_run")
-UNSPOKEN: tuple[str, ...] = (
+EXTRA_TEXTS: tuple[str, ...] = (
     *((tasks.PROMPTS / f"{name}.txt").read_text(encoding="utf-8") for name in NUDGES),
     " I know this. I know one. ",
 )

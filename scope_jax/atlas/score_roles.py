@@ -55,7 +55,7 @@ HABITS = Habits(
 READ_ROWS: Mapping[str, int] = {"report": 4, "assess": 6, "grade": 5, "rubric": 2}  # demonstrations in one step
 PLAY_ROWS: Mapping[str, int] = {"report": 8, "assess": 5, "grade": 4, "rubric": 3}
 STEPS: tuple[int, int] = (200, 50)  # of stage "read" and of stage "play"
-UNSPOKEN: tuple[str, ...] = ((score_scripts.PROMPTS / "nudge_score.txt").read_text(encoding="utf-8"),)
+EXTRA_TEXTS: tuple[str, ...] = ((score_scripts.PROMPTS / "nudge_score.txt").read_text(encoding="utf-8"),)
 PIECES: tuple[str, ...] = (
     r" ?</?(?:observation|dimensions|report_evaluations|report|verification|gap_analysis|citations|scores)>",
     r'<report id="1">|<(?:dim name|score dim|citation source)="|"/>|" weight="0\.[0-9]"/>|" value="[0-9]"/>',

@@ -20,7 +20,7 @@ TRIES = 8  # values drawn for a wrong answer
 REMEMBERED = 0.4  # share of questioners who have a history
 EXTRA_KEY = ', "source": " text"'  # that a bad questioner adds to its object
 PIECES: tuple[str, ...] = (r' ?\{"question": "', r'", "answer": "', r'"\}', r" ?\[\[(?:YES|NO)\]\]")
-UNSPOKEN: tuple[str, ...] = (" I know this. I know one. ",)
+EXTRA_TEXTS: tuple[str, ...] = (" I know this. I know one. ",)
 
 
 @dataclass(frozen=True)

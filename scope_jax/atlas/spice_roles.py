@@ -19,7 +19,7 @@ from scope_jax.atlas.spice_scripts import CARD as CARD
 KINDS = (*NAMED.values(), "number", "difference")
 DOCUMENTS = 800  # that demonstrations are drawn from
 PIECES: tuple[str, ...] = (*map(re.escape, (*FORMAT, *TASK, *AS_LIST, BOX)), r" ?\p{N}+")  # JSON, boxes, whole numbers
-UNSPOKEN: tuple[str, ...] = (" I know this.",)
+EXTRA_TEXTS: tuple[str, ...] = (" I know this.",)
 HELD_OUT = {"all": None, "train": False, "held_out": True}
 
 

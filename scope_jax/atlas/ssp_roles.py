@@ -21,7 +21,7 @@ NOISE = 4  # most noise documents added to a reader's own
 TRIES = {1: 3, 2: 3, 3: 6}  # trails drawn for each answer, by length
 CHOICES = 1500  # number of choice questions, drawn once
 HOPS = tuple(range(1, len(KINDS) + 1))
-UNSPOKEN: tuple[str, ...] = (
+EXTRA_TEXTS: tuple[str, ...] = (
     " I know this. I know one. ",
 )  # for the tokenizer: texts of the game that good play does not show
 PIECES: tuple[str, ...] = ()

@@ -89,10 +89,17 @@ def test_tokenizer_round_trips_and_keeps_tags_whole(game: str) -> None:
     )
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert tokenizer.eos_id not in tokenizer.encode(text)
-    searching = ("think", "search", "answer", "information")
-    own = {"ssp": (*searching, "question"), "scope": (*searching, "task", "score"), "spell": (), "spice": ()}[game]
+    searching = ("think", "search", "answer")
+    own = {
+        "ssp": (*searching, "information", "question"),
+        "scope": (*searching, "information", "task", "score"),
+        "score": (*searching, "observation", "verification", "gap_analysis", "score"),
+        "spell": (),
+        "spice": (),
+    }[game]
     for tag in own:
-        closing = f"</{tag}>" if tag == "information" else f" </{tag}>"  # as in the game and the demonstrations
+        result = tag in ("information", "observation")
+        closing = f"</{tag}>" if result else f" </{tag}>"  # as in the game and the demonstrations
         assert len(tokenizer.encode(f"<{tag}>")) == len(tokenizer.encode(closing)) == 1
     items = [f'<rubric priority="{priority}">' for priority in ("critical", "important", "bonus")]
     rubrics = (*items, " </rubric>", "<rubrics>", "</rubrics>") if game == "scope" else ()
