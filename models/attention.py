@@ -111,6 +111,8 @@ def _in_blocks(
     one(q, k, v, mask) -> o for a block; mask() computes the block's mask.
     """
     length = q_BTHh.shape[1]
+    if length <= QUERY_BLOCK and one is _reference_block:
+        return attention(q_BTHh, k_BTKh, v_BTKh, visible_mask(segments_BT, window, causal=causal))
     size = QUERY_BLOCK * max(1, -(-length // (QUERY_BLOCK * MOST_BLOCKS)))
     reach = length if window is None else window - 1
     blocks = []

@@ -181,7 +181,7 @@ class RolloutSection(Section):
     prefill_batch: Count = 4  # prompts per prefill program; fixed, so that results do not depend on the batch
     decode_steps: Count = 16  # tokens per dispatch
     cache: Literal["auto", "dense", "paged"] = "auto"
-    cache_gib: float | None = Field(default=None, gt=0, allow_inf_nan=False)  # pages of keys and values on each device
+    cache_gib: float | None = Field(default=None, gt=0, le=65536)  # pages of keys and values on each device
     prefill_tokens: Count = 512  # of prompts and observations in one dispatch of the paged engine, on each row shard
     search_threads: int = Field(default=8, ge=1, le=1024)
 

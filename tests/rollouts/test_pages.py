@@ -99,8 +99,7 @@ def test_prompts_and_steps_equal_the_training_forward(cfg):
         np.testing.assert_allclose(out[:, 0], np.asarray(hidden)[np.arange(3), at], atol=2e-5, rtol=0)
 
 
-@pytest.mark.parametrize("window", [None, 100])
-@pytest.mark.parametrize("queries", [1, 8])
+@pytest.mark.parametrize(("window", "queries"), [(None, 1), (100, 8)])
 def test_the_tpu_kernels_arguments_mean_the_same_as_the_loops(window, queries, monkeypatch):
     """Rows of several lengths in scattered pages. JAX's own reference stands in for its kernel, which does not run in
     interpret mode."""
