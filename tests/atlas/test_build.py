@@ -27,6 +27,7 @@ def texts(tmp_path_factory):
     return out
 
 
+@pytest.mark.slow  # a minute for the texts and tokenizers of five games
 @pytest.mark.parametrize("name", [*TEXTS, *TOKENIZERS])
 def test_the_build_reproduces_the_committed_files(texts, name: str) -> None:
     assert (texts / name).read_bytes() == (ASSETS / name).read_bytes()
