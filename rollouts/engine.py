@@ -33,9 +33,9 @@ from rollouts.slots import (
     Result,
     no_slots,
     resumed,
+    rows_of,
     sample_tokens,
     started,
-    stop_row,
 )
 
 
@@ -114,22 +114,10 @@ class Engine(EngineWeights):
 
         Consumes `state`. Raises ValueError if a placement has too many stop ids.
         """
-        count = len(placements)
-        pad = self.config.slots - count
-        slots = np.asarray([p.slot for p in placements] + [self.config.slots] * pad, np.int32)  # padding is dropped
-        last = placements[-1]
-        rows = [*placements, *[last] * pad]
-        sampling = Sampling(
-            np.stack([p.key for p in rows]).astype(np.uint32),
-            np.asarray([p.params.temperature for p in rows], np.float32),
-            np.asarray([p.params.top_k for p in rows], np.int32),
-            np.asarray([p.params.top_p for p in rows], np.float32),
-            np.asarray([p.params.tempered_logprobs for p in rows], bool),
-        )
-        stops = np.stack([stop_row(p.params) for p in rows])
-        limits = np.asarray([p.limit for p in rows], np.int32)
-        sources = np.asarray([p.row for p in rows], np.int32)
-        return self._insert(state, prefix, np.int32(count), slots, sources, limits, stops, sampling)
+        slots, limits, stops, sampling = rows_of(placements, self.config.slots)
+        sources = np.zeros(self.config.slots, np.int32)
+        sources[: len(placements)] = [p.row for p in placements]
+        return self._insert(state, prefix, np.int32(len(placements)), slots, sources, limits, stops, sampling)
 
     def extend(self, params: Params, state: DecodeState, extensions: Sequence[Extension]) -> DecodeState:
         """Appends tokens to up to prefill_batch paused slots, which then resume decoding; all in the same bucket.

@@ -23,7 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from models.config import ModelConfig
 from models.pages import PAGE, Implementation, Loop, Pages, Where, feed, init_pages, pages_for
 from models.transformer import Params, declare, output_table
-from rollouts.pages import OutOfPages, Pool, needed
+from rollouts.pages import OutOfPages, PagedState, Pool, needed
 from rollouts.sampling import Sampling, sample
 from rollouts.slots import (
     ROWS,
@@ -35,9 +35,9 @@ from rollouts.slots import (
     Result,
     no_slots,
     resumed,
+    rows_of,
     sample_tokens,
     started,
-    stop_row,
 )
 from sharding.collectives import Shards
 from sharding.rules import DECODE
@@ -77,19 +77,6 @@ class _Piece:
     table: Sequence[int]
     start: int
     ids: np.ndarray
-
-
-class PagedState:
-    """The device's state, and which page belongs to what; the operations change it in place and return it."""
-
-    def __init__(self, device: DecodeState, pools: Sequence[Pool], slots: int) -> None:
-        self.device = device
-        self.pools = tuple(pools)
-        self.pages: list[list[int]] = [[] for _ in range(slots)]  # by slot, in order
-        self.length = [0] * slots  # tokens in the cache
-        self.limit = [0] * slots
-        self.live = [False] * slots
-        self.prompt_tokens = self.computed_tokens = 0  # of the prompts placed so far, and not found in pages
 
 
 class PagedEngine(EngineWeights):
@@ -178,10 +165,10 @@ class PagedEngine(EngineWeights):
         return self._begin(state, placements, last)
 
     def extend(self, params: Params, state: PagedState, extensions: Sequence[Extension]) -> PagedState:
-        """Appends tokens to paused slots, which then resume decoding. Raises OutOfPages before anything has changed."""
+        """Appends tokens to paused slots, which then resume decoding. Raises OutOfPages before anything is appended."""
         pieces = []
         for e in extensions:
-            self._keep(state, e.slot, e.length)
+            state.keep(e.slot, e.length)
         for shard in {e.slot // self.slots for e in extensions}:
             wanted = sum(
                 pages_for(e.length + len(e.ids) - 1) - len(state.pages[e.slot])
@@ -192,7 +179,7 @@ class PagedEngine(EngineWeights):
                 raise OutOfPages(shard)
         for e in extensions:
             new = np.asarray(e.ids[:-1], np.int32)
-            self._grow(state, e.slot, e.length + len(new))
+            state.grow(e.slot, e.length + len(new))
             pieces.append(_Piece(e.slot // self.slots, state.pages[e.slot], e.length, new))
             state.length[e.slot], state.limit[e.slot], state.live[e.slot] = e.length + len(new), e.limit, True
         self._compute(params, state, [piece for piece in pieces if len(piece.ids)])
@@ -211,7 +198,7 @@ class PagedEngine(EngineWeights):
         """
         for slot, live in enumerate(state.live):
             if live:
-                self._grow(state, slot, self._ahead(state, slot))
+                state.grow(slot, self._ahead(state, slot))
         table = np.zeros((self.config.slots, self.columns), np.int32)
         for slot, pages in enumerate(state.pages):
             if state.live[slot]:
@@ -236,15 +223,13 @@ class PagedEngine(EngineWeights):
     def release(self, state: PagedState, slots: Iterable[int]) -> PagedState:
         """Gives back the pages of slots that do not decode."""
         for slot in slots:
-            state.pools[slot // self.slots].drop(state.pages[slot])
-            state.pages[slot], state.length[slot] = [], 0
+            state.keep(slot, 0)
         return state
 
     def set_aside(self, state: PagedState, slot: int) -> Aside:
         """Moves the tokens of a paused slot to host memory, and gives back its pages."""
-        length = state.length[slot]
-        self._keep(state, slot, length)
-        shard, pages = slot // self.slots, state.pages[slot]
+        state.keep(slot, state.length[slot])
+        length, shard, pages = state.length[slot], slot // self.slots, state.pages[slot]
         parts = []
         for first in range(0, len(pages), MOVED):
             some = pages[first : first + MOVED]
@@ -288,18 +273,6 @@ class PagedEngine(EngineWeights):
     def _missing(self, state: PagedState, slot: int) -> int:
         return max(0, pages_for(self._ahead(state, slot)) - len(state.pages[slot]))
 
-    def _grow(self, state: PagedState, slot: int, tokens: int) -> None:
-        """Enough pages for so many tokens. Raises OutOfPages."""
-        count = pages_for(tokens) - len(state.pages[slot])
-        if count > 0:
-            state.pages[slot] += state.pools[slot // self.slots].take(count)
-
-    def _keep(self, state: PagedState, slot: int, tokens: int) -> None:
-        """Gives back the pages beyond the first `tokens` tokens."""
-        keep = pages_for(tokens)
-        state.pools[slot // self.slots].drop(state.pages[slot][keep:])
-        state.pages[slot] = state.pages[slot][:keep]
-
     # -------------------------------------------------------------------------------------------------- dispatches
     def _compute(self, params: Params, state: PagedState, pieces: Sequence[_Piece]) -> None:
         """Feeds the tokens of all pieces in blocks of CHUNK, in order, as many per dispatch and shard as fit."""
@@ -331,25 +304,10 @@ class PagedEngine(EngineWeights):
             state.device = state.device._replace(cache=self._copy(state.device.cache, source, target))
 
     def _begin(self, state: PagedState, placements: Sequence[Placement], tokens: Sequence[int]) -> PagedState:
-        pad = self.config.slots - len(placements)
-        slots = np.asarray([p.slot for p in placements] + [self.config.slots] * pad, np.int32)  # padding is dropped
-        rows = [*placements, *[placements[-1]] * pad]
-        sampling = Sampling(
-            np.stack([p.key for p in rows]).astype(np.uint32),
-            np.asarray([p.params.temperature for p in rows], np.float32),
-            np.asarray([p.params.top_k for p in rows], np.int32),
-            np.asarray([p.params.top_p for p in rows], np.float32),
-            np.asarray([p.params.tempered_logprobs for p in rows], bool),
-        )
-        state.device = self._start(
-            state.device,
-            slots,
-            np.asarray([*tokens, *[0] * pad], np.int32),
-            np.asarray([*(state.length[p.slot] for p in placements), *[0] * pad], np.int32),
-            np.asarray([p.limit for p in rows], np.int32),
-            np.stack([stop_row(p.params) for p in rows]),
-            sampling,
-        )
+        slots, limits, stops, sampling = rows_of(placements, self.config.slots)
+        token, length = np.zeros_like(limits), np.zeros_like(limits)
+        token[: len(tokens)], length[: len(tokens)] = tokens, [state.length[p.slot] for p in placements]
+        state.device = self._start(state.device, slots, token, length, limits, stops, sampling)
         return state
 
     def _resume(self, state: PagedState, rows: Sequence[tuple[int, int, int, int, np.ndarray]]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -128,6 +129,34 @@ class Pool:
         """Frees up to `count` pages that only the index refers to, the least recently used first."""
         for key in [key for key, entry in self._index.items() if self._references[entry.page] == 1][:count]:
             self.drop([self._index.pop(key).page])
+
+
+class PagedState:
+    """The engine's state on the device, and which page belongs to which slot; the engine changes it in place."""
+
+    def __init__(self, device: Any, pools: Sequence[Pool], slots: int) -> None:
+        self.device = device
+        self.pools = tuple(pools)
+        self.pages: list[list[int]] = [[] for _ in range(slots)]  # by slot, in order
+        self.length = [0] * slots  # tokens in the cache
+        self.limit = [0] * slots
+        self.live = [False] * slots
+        self.prompt_tokens = self.computed_tokens = 0  # of the prompts placed so far, and not found in pages
+
+    def _pool(self, slot: int) -> Pool:
+        return self.pools[slot * len(self.pools) // len(self.pages)]
+
+    def grow(self, slot: int, tokens: int) -> None:
+        """Enough pages for so many tokens. Raises OutOfPages."""
+        count = pages_for(tokens) - len(self.pages[slot])
+        if count > 0:
+            self.pages[slot] += self._pool(slot).take(count)
+
+    def keep(self, slot: int, tokens: int) -> None:
+        """Keeps the first `tokens` tokens, and gives back the pages beyond them."""
+        count = pages_for(tokens)
+        self._pool(slot).drop(self.pages[slot][count:])
+        self.pages[slot], self.length[slot] = self.pages[slot][:count], tokens
 
 
 def needed(prompt: Sequence[int] | np.ndarray) -> int:

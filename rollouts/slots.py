@@ -146,34 +146,53 @@ def no_slots(cache: Any, slots: int) -> DecodeState:
     )
 
 
-def started(state: DecodeState, slots_N: Any, token_N: Any, length_N: Any, limit_N: Any, stops_N: Any, sampling: Any):
-    """The state with slots that decode from now on; slot numbers past the end are dropped."""
-
-    def put(old: jax.Array, new: jax.Array) -> jax.Array:
-        return old.at[slots_N].set(new, mode="drop")
-
-    return state._replace(
-        token_S=put(state.token_S, token_N),
-        length_S=put(state.length_S, length_N),
-        limit_S=put(state.limit_S, limit_N),
-        live_S=put(state.live_S, jnp.ones_like(slots_N, bool)),
-        stops_SN=put(state.stops_SN, stops_N),
-        sampling=jax.tree.map(put, state.sampling, sampling),
+def rows_of(placements: Sequence[Placement], slots: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, Sampling]:
+    """(slot numbers, limits, stop ids, sampling) of placements, padded to `slots` rows whose slot number is past the
+    end. Raises ValueError if a placement has too many stop ids.
+    """
+    pad = slots - len(placements)
+    rows = [*placements, *[placements[-1]] * pad]
+    sampling = Sampling(
+        np.stack([p.key for p in rows]).astype(np.uint32),
+        np.asarray([p.params.temperature for p in rows], np.float32),
+        np.asarray([p.params.top_k for p in rows], np.int32),
+        np.asarray([p.params.top_p for p in rows], np.float32),
+        np.asarray([p.params.tempered_logprobs for p in rows], bool),
+    )
+    numbers = np.asarray([*(p.slot for p in placements), *[slots] * pad], np.int32)
+    return (
+        numbers,
+        np.asarray([p.limit for p in rows], np.int32),
+        np.stack([stop_row(p.params) for p in rows]),
+        sampling,
     )
 
 
+def _put(old: jax.Array, slots_N: Any, new: Any) -> jax.Array:
+    return old.at[slots_N].set(new, mode="drop")
+
+
 def resumed(state: DecodeState, slots_N: Any, token_N: Any, length_N: Any, limit_N: Any, keys_N2: Any) -> DecodeState:
-    """`started` for slots whose request has been there before: stop ids and sampling stay, but for the key."""
-
-    def put(old: jax.Array, new: jax.Array) -> jax.Array:
-        return old.at[slots_N].set(new, mode="drop")
-
+    """The state with slots that decode from now on; stop ids and sampling stay, but for the key. Slot numbers past the
+    end are dropped.
+    """
     return state._replace(
-        token_S=put(state.token_S, token_N),
-        length_S=put(state.length_S, length_N),
-        limit_S=put(state.limit_S, limit_N),
-        live_S=put(state.live_S, jnp.ones_like(slots_N, bool)),
-        sampling=state.sampling._replace(keys_S2=put(state.sampling.keys_S2, keys_N2)),
+        token_S=_put(state.token_S, slots_N, token_N),
+        length_S=_put(state.length_S, slots_N, length_N),
+        limit_S=_put(state.limit_S, slots_N, limit_N),
+        live_S=_put(state.live_S, slots_N, True),
+        sampling=state.sampling._replace(keys_S2=_put(state.sampling.keys_S2, slots_N, keys_N2)),
+    )
+
+
+def started(
+    state: DecodeState, slots_N: Any, token_N: Any, length_N: Any, limit_N: Any, stops_N: Any, sampling: Sampling
+) -> DecodeState:
+    """`resumed` for slots with a new request."""
+    state = resumed(state, slots_N, token_N, length_N, limit_N, sampling.keys_S2)
+    return state._replace(
+        stops_SN=_put(state.stops_SN, slots_N, stops_N),
+        sampling=jax.tree.map(lambda old, new: _put(old, slots_N, new), state.sampling, sampling),
     )
 
 

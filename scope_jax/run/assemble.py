@@ -18,16 +18,11 @@ from jax.sharding import Mesh
 
 from models import weights
 from models.config import ModelConfig
-from models.pages import Loop, Ragged
 from models.tokenizer import Tokenizer
 from models.transformer import Params
 from retrieval.client import RemoteRetriever
 from retrieval.search import SearchTool
-from rollouts.engine import Engine
 from rollouts.keys import key_data
-from rollouts.local import LocalRollouts
-from rollouts.paged import PagedEngine, page_bytes
-from rollouts.slots import EngineConfig
 from rollouts.types import Completion, Request, SamplingParams
 from scope_jax.config import Config, JudgeSection
 from scope_jax.data import sources
@@ -41,6 +36,7 @@ from scope_jax.play.system import Memory, System
 from scope_jax.play.tools import Prompt
 from scope_jax.play.turns import Joiner, Respond
 from scope_jax.run.checkpoint import Saved
+from scope_jax.run.engines import rollouts_of
 from scope_jax.run.indexing import DTYPES, Part, open_or_build_index
 from scope_jax.run.residence import (
     ACCELERATOR,
@@ -318,7 +314,7 @@ def assemble_world(
         mesh=mesh,
         model=model,
         tokenizer=tokenizer,
-        sampler=Sampler(_rollouts(cfg, model, tokenizer, mesh)),
+        sampler=Sampler(rollouts_of(cfg, model, tokenizer, mesh)),
         joiner=joiner,
         search=_search_tool(cfg, tokenizer, run, mesh, part, tell),
         judges=clients,
@@ -386,33 +382,3 @@ def _joiner(cfg: Config, system: System, tokenizer: Tokenizer) -> Joiner:
     for file in system.system_messages(cfg):
         joiner.check_system(file)
     return joiner
-
-
-def _rollouts(cfg: Config, model: ModelConfig, tokenizer: Tokenizer, mesh: Mesh) -> LocalRollouts:
-    engine = engine_for(cfg, model, mesh)
-    return LocalRollouts(engine, tokenizer, seed=cfg.seed, threads=cfg.rollout.search_threads)
-
-
-def engine_for(cfg: Config, model: ModelConfig, mesh: Mesh) -> Engine | PagedEngine:
-    """The engine that the card's [rollout] asks for. Raises ValueError if its budget cannot hold an episode."""
-    card = cfg.rollout
-    platform, dtype = mesh.devices.flat[0].platform, DTYPES[cfg.model.compute_dtype]
-    # On CPU, XLA gathers pages more slowly than it reads dense columns.
-    paged = card.cache == "paged" or (card.cache == "auto" and (platform != "cpu" or card.cache_gib is not None))
-    pages = None
-    if card.cache_gib is not None:
-        pages = int(card.cache_gib * 2**30) // page_bytes(model, dtype, mesh.shape["tensor"])
-    config = EngineConfig(
-        slots=card.slots,
-        max_length=card.max_length,
-        prefill_buckets=card.prefill_buckets,
-        prefill_batch=card.prefill_batch,
-        decode_steps=card.decode_steps,
-        compute_dtype=dtype,
-        prefill_tokens=card.prefill_tokens,
-        pages=pages,
-    )
-    if not paged:
-        return Engine(model, config, mesh)
-    kernel = platform == "tpu" and model.head_dim % 128 == 0  # the TPU kernel's condition
-    return PagedEngine(model, config, mesh, Ragged() if kernel else Loop())

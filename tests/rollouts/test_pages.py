@@ -13,6 +13,7 @@ from models import transformer
 from models.pages import PAGE, Loop, Ragged, Where, feed, init_pages, pages_for
 from rollouts.paged import PagedEngine
 from rollouts.pages import OutOfPages, Pool
+from rollouts.slots import Extension, Placement
 from rollouts.types import Restart
 from sharding.collectives import LOCAL
 from sharding.mesh import MeshConfig, make_mesh
@@ -190,6 +191,24 @@ def test_with_few_pages_the_same_tokens_later(paged, params, together, monkeypat
     assert [bits(c) for c in few.run(conversations())] == [bits(c) for c in plenty]
     assert len(aside) > 5
     assert few._state.pools[0].used == 0 and few._state.pools[0].available() == 8
+
+
+def test_a_row_that_was_cut_can_be_set_aside(params):
+    """An observation that does not fit after a turn was cut behind a page's end: the row moves with what it keeps."""
+    engine = make_paged(pages=6)  # five that can be had: all are used after a dispatch
+    weights, how, key = engine.load_params(params), request("x").params, np.zeros(2, np.uint32)
+    state = engine.init_decode_state()
+    prompts = engine.prefill(weights, [np.arange(62), np.arange(100, 228)])
+    state = engine.insert(state, prompts, [Placement(0, 0, 160, how, key), Placement(1, 1, 160, how, key)])
+    state, _ = engine.generate(weights, state)
+    assert state.length[0] == 65 and len(state.pages[0]) == 2
+    state = engine.pause(state, [0])
+    with pytest.raises(OutOfPages):
+        engine.extend(weights, state, [Extension(0, 63, [1] * 97, 160, key)])
+    aside = engine.set_aside(state, 0)
+    assert aside.length == 63
+    state = engine.bring_back(state, aside, 2, 1, Placement(2, 0, 160, how, key), live=False)
+    assert state.length[2] == 63 and len(state.pages[2]) == 1
 
 
 def test_prompts_are_computed_once_until_the_weights_change(paged, params):

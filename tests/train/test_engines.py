@@ -8,7 +8,7 @@ from rollouts.engine import Engine
 from rollouts.paged import PagedEngine, page_bytes
 from scope_jax.config import load_card
 from scope_jax.config.base import CardError
-from scope_jax.run.assemble import engine_for
+from scope_jax.run.engines import engine_for
 from sharding.mesh import MeshConfig, make_mesh
 from tests.rollouts.world import CFG
 
