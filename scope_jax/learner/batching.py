@@ -3,8 +3,9 @@
 A batch is M micro-batches of B rows of T tokens. Positions that predict a sampled token are listed separately, N slots
 per micro-batch: hidden states are gathered there before the output projection, and all arrays of the loss have that
 layout. All sizes come from small sets, so that few programs are compiled: T is one of the given buckets, M a power of
-four of which `micro_batches` are real and computed, N a power of two (above 4,096 a number with at most three
-significant bits) and, with a single micro-batch, B such a number. Masks come from lengths, never from token ids.
+four from 16 on, of which `micro_batches` are real and computed, N a power of four (above 4,096 a number with
+at most three significant bits). If all rows are to be one micro-batch, M is 1 and B a number with at most three
+significant bits. Masks come from lengths, never from token ids.
 
 The rows of a micro-batch, and its N slots, are divided evenly over the row shards of the mesh (data × fsdp); a slot
 refers to the rows of its own shard.
@@ -26,6 +27,8 @@ from scope_jax.config import LearnerSection
 from scope_jax.learner.advantages import sampled_tokens
 from scope_jax.learner.types import Datum, Episode
 
+FEW_MICRO_BATCHES = 16  # their places cost memory only
+FEW_SEQUENCES = 256
 FEW_SLOTS = 4096  # up to here padding costs less than compiling another program
 Leaf = Any  # an array of the shape in its name; in other trees of this type a sharding, a PartitionSpec or a slice
 
@@ -39,7 +42,7 @@ class Batch(struct.PyTreeNode):
     source: index of the sampled token within the step, in datum order, -1 in empty slots. temperature: the slot's
     log-prob is of softmax(logits / temperature). weight: factor of the slot's terms in the loss. padding_tokens,
     padding_sequences: sampled tokens and number of the episodes without a row that count in the loss's divisor.
-    sequences: capacity for episodes, a power of four.
+    sequences: capacity for episodes, a power of four from 256 on.
     """
 
     ids_MBT: Leaf
@@ -88,11 +91,11 @@ def round_up(count: int) -> int:
     return -(-count // step) * step
 
 
-def _power(base: int, count: int) -> int:
-    """The smallest power of `base` that is at least `count`."""
+def _power_of_four(count: int) -> int:
+    """The smallest power of four that is at least `count`."""
     power = 1
     while power < count:
-        power *= base
+        power *= 4
     return power
 
 
@@ -197,8 +200,8 @@ def _deal(rows: Sequence[_Row], bins: int, capacity: int) -> list[list[_Row]]:
 
 
 def _slots(most: int, chunk: int) -> int:
-    """N per shard: `most` trained positions rounded up, at least 8; above FEW_SLOTS to whole chunks."""
-    return _power(2, max(most, 8)) if most <= FEW_SLOTS else round_up(-(-most // chunk)) * chunk
+    """N per shard: `most` trained positions rounded up, at least 16; above FEW_SLOTS to whole chunks."""
+    return _power_of_four(max(most, 16)) if most <= FEW_SLOTS else round_up(-(-most // chunk)) * chunk
 
 
 def _write_bin(arrays: dict[str, np.ndarray], place: int, rows: Sequence[_Row]) -> None:
@@ -259,7 +262,7 @@ def pack(episodes: Sequence[Episode], section: LearnerSection, row_shards: int, 
     real = -(-len(rows) // (share * row_shards))
     dealt = _deal(rows, real * row_shards, share)
     slots = _slots(max(sum(row.sampled for row in rows) for rows in dealt), section.logprob_chunk)
-    padded = _power(4, real)
+    padded = _power_of_four(max(real, FEW_MICRO_BATCHES)) if section.micro_batch_rows else 1
     arrays = _empty(padded * row_shards, share, width, slots)
     for place, rows in enumerate(dealt):
         _write_bin(arrays, place, rows)
@@ -275,7 +278,7 @@ def pack(episodes: Sequence[Episode], section: LearnerSection, row_shards: int, 
         micro_batches=np.int32(real),
         padding_tokens=np.float32(sum(map(sampled_tokens, padding))),
         padding_sequences=np.float32(sum(sampled_tokens(episode) > 0 for episode in padding)),
-        sequences=_power(4, len(chosen)),
+        sequences=_power_of_four(max(len(chosen), FEW_SEQUENCES)),
     )
 
 

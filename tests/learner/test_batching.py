@@ -23,21 +23,33 @@ def test_two_short_datums_share_a_row(make):
     second = episode_of(datum_of([9, 10, 11], [0, 1, 0], [0, -3, 0]), advantage=-4.0)
     first, second = replace(first, temperature=0.5), replace(second, temperature=0.0, weight=0.25)
     batch = batching.pack([first, second], SECTION, 1)
-    assert batch.ids_MBT.tolist() == [[[5, 6, 7, 8, 9, 10, 11, 0], [0] * 8]]
+    assert batch.ids_MBT[0].tolist() == [[5, 6, 7, 8, 9, 10, 11, 0], [0] * 8]
     assert batch.segments_MBT[0, 0].tolist() == [1, 1, 1, 1, 2, 2, 2, 0]
     assert batch.positions_MBT[0, 0].tolist() == [0, 1, 2, 3, 0, 1, 2, 0]
-    assert batch.mask_MN.tolist() == [[True] * 3 + [False] * 5]
+    assert batch.mask_MN[0].tolist() == [True] * 3 + [False] * 13
     assert batch.index_MN[0, :3].tolist() == [1, 2, 4]
     assert batch.targets_MN[0, :3].tolist() == [7, 8, 10]
     assert batch.behaviour_MN[0, :3].tolist() == [-1, -2, -3]
     assert batch.advantage_MN[0, :3].tolist() == [3, 3, -4]
     assert batch.length_MN[0, :3].tolist() == [2, 2, 1]
     assert batch.first_MN[0, :3].tolist() == [True, False, True]
-    assert batch.temperature_MN[0].tolist() == [0.5, 0.5, 1, 1, 1, 1, 1, 1]  # 1 for the greedy token
-    assert batch.weight_MN[0].tolist() == [1, 1, 0.25, 0, 0, 0, 0, 0]
+    assert batch.temperature_MN[0].tolist() == [0.5, 0.5, *[1] * 14]  # 1 for the greedy token
+    assert batch.weight_MN[0].tolist() == [1, 1, 0.25, *[0] * 13]
     assert int(batch.micro_batches) == 1
     plain = batching.pack([first, second], SECTION, 1, tempered=False)
-    assert plain.temperature_MN[0].tolist() == [1] * 8
+    assert plain.temperature_MN[0].tolist() == [1] * 16
+
+
+@pytest.mark.parametrize("count", [20, 60, 200])
+def test_steps_of_different_sizes_share_one_shape(make, count):
+    """Each shape costs the compilation of its own program."""
+    datum_of, episode_of, _ = make
+    episodes = [episode_of(datum_of(range(1, 33), [0] * 24 + [1] * 8), advantage=1.0) for _ in range(count)]
+    batch = batching.pack(episodes, with_(buckets=(64,), micro_batch_rows=4), 1)
+    assert int(batch.micro_batches) == -(-count // 8)
+    assert batch.ids_MBT.shape == ((16 if count < 200 else 64), 4, 64)
+    assert batch.mask_MN.shape[1] == 64
+    assert batch.sequences == 256
 
 
 def test_an_episode_of_several_datums_is_one_sequence(make):

@@ -282,7 +282,7 @@ def test_unsampled_positions_get_exactly_zero_gradient(learner, state, episodes)
 
     grad_ND = np.asarray(jax.jit(jax.grad(loss))(hidden))
     touched = np.flatnonzero(np.abs(grad_ND).sum(1))
-    assert batch.ids_MBT.shape[0] == 1
+    assert int(batch.micro_batches) == 1
     assert sorted(touched.tolist()) == sorted(used.tolist())
 
 
