@@ -96,7 +96,8 @@ def compiled_decode(engine: PagedEngine) -> Any:
     state = jax.eval_shape(engine._init)
     state = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, engine.state_sharding)
     rows = NamedSharding(engine.mesh, PartitionSpec(ROWS))
-    table = jax.ShapeDtypeStruct((engine.config.slots, engine.columns), jnp.int32, sharding=rows)
+    shape = (engine.config.slots, len(engine.windows), engine.columns)
+    table = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=rows)
     patience = jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(engine.mesh, PartitionSpec()))
     return engine._generate.lower(abstract_weights(engine), state, table, patience).compile()
 

@@ -1,8 +1,11 @@
 """A decoder's keys and values in pages, and `feed`, which adds tokens to rows: one each (decoding) or many (prefill).
 
-A page holds PAGE consecutive tokens of one row, for all heads of a layer; the same page numbers are used in every
-layer. A row's page table lists its pages in order: token t is in column t % PAGE of page table[t // PAGE]. Several rows
-may list the same page, as long as none of them writes to it. Page 0 belongs to no row: unused entries of a table are 0.
+A page holds PAGE consecutive tokens of one row, for all heads of the layers of a group. The layers of a group see the
+same window, and all groups have as many layers, so that a page takes the same memory whichever group uses it: layer j
+of every group keeps its keys and values in array j. A model without windows has one group. A row has a page table for
+each group, with its pages in order: token t is in column t % PAGE of page table[t // PAGE]. Several rows may list the
+same page, as long as none of them writes to it. Page 0 belongs to no row: entries of a table that are unused, or that a
+window has passed, are 0.
 
 Two implementations, which differ in layout and rounding only: `Loop`, XLA operations on any platform, and `Ragged`,
 JAX's Pallas kernel for TPU. In both, the values of a row depend on its own tokens alone, whatever the other rows hold,
@@ -37,15 +40,52 @@ def pages_for(tokens: int) -> int:
     return -(-tokens // PAGE)
 
 
+def pages_touched(tokens: int) -> int:
+    """Most pages that `tokens` consecutive tokens of a row lie in, wherever they begin."""
+    return pages_for(tokens - 1) + 1
+
+
+class Group(NamedTuple):
+    """Layers that share page numbers. window: the last positions that their queries see, None for all."""
+
+    window: int | None
+    layers: tuple[int, ...]
+
+
+def layer_groups(cfg: ModelConfig) -> tuple[Group, ...]:
+    """The model's layers in groups of one window and one size, the largest that divides the layers of every window."""
+    by_window: dict[int | None, list[int]] = {}
+    for number, window in enumerate(cfg.layer_windows):
+        by_window.setdefault(window, []).append(number)
+    size = math.gcd(*map(len, by_window.values()))
+    return tuple(
+        Group(window, tuple(layers[first : first + size]))
+        for window, layers in by_window.items()
+        for first in range(0, len(layers), size)
+    )
+
+
 class Where(NamedTuple):
     """The tokens of a `feed`: row r adds counts_R[r] of at most Q tokens, from position starts_R[r] on.
 
     Leaves are int32 arrays, or their shardings.
     """
 
-    table_Rb: Any  # [R, b], page tables
+    table: Any  # page tables: [R, b], in a `feed` [R, g, b], one for each group of layers
     starts_R: Any
     counts_R: Any
+
+    def seen(self, group: int, window: int | None, queries: int) -> Where:
+        """One group's tables [R, b], from the first page on that a query sees; positions count from that page."""
+        table_Rb = self.table[:, group]
+        if window is None:
+            return self._replace(table=table_Rb)
+        first_R = jnp.maximum(self.starts_R - window + 1, 0) // PAGE
+        columns = jnp.arange(min(table_Rb.shape[1], pages_touched(window + queries - 1)))
+        at_Rc = jnp.minimum(first_R[:, None] + columns, table_Rb.shape[1] - 1)
+        return self._replace(
+            table=jnp.take_along_axis(table_Rb, at_Rc, axis=1), starts_R=self.starts_R - first_R * PAGE
+        )
 
 
 @runtime_checkable
@@ -98,17 +138,12 @@ class Loop:
         grouped = (rows, queries, num_kv, num_heads // num_kv, head_dim)
         q_RKmh = q_RQHh.reshape(grouped).transpose(0, 2, 3, 1, 4).reshape(rows, num_kv, -1, head_dim)
         position_RQ = where.starts_R[:, None] + jnp.arange(queries)
-        active_R = where.counts_R > 0
-        ends_R = jnp.where(active_R, where.starts_R + where.counts_R, 0)
-        first = jnp.int32(0)
-        if window is not None:
-            earliest = jnp.min(jnp.where(active_R, where.starts_R, jnp.iinfo(jnp.int32).max))
-            first = jnp.minimum(jnp.maximum(earliest - window + 1, 0), jnp.max(ends_R)) // PAGE
+        ends_R = jnp.where(where.counts_R > 0, where.starts_R + where.counts_R, 0)
         scale = 1 / math.sqrt(head_dim)
 
         def add(b: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             top, mass, total = carry
-            page_R = lax.dynamic_index_in_dim(where.table_Rb, b, 1, keepdims=False)
+            page_R = lax.dynamic_index_in_dim(where.table, b, 1, keepdims=False)
             k, v = layer.k_PKht[page_R], layer.v_PKth[page_R]
             scores = jnp.matmul(q_RKmh, k, preferred_element_type=jnp.float32) * scale
             behind_RQt = position_RQ[..., None] - (b * PAGE + jnp.arange(PAGE))
@@ -123,7 +158,7 @@ class Loop:
 
         shape = q_RKmh.shape[:-1]
         start = (jnp.full(shape, MASKED, jnp.float32), jnp.zeros(shape), jnp.zeros(q_RKmh.shape, jnp.float32))
-        _, mass, total = lax.fori_loop(first, (jnp.max(ends_R) + PAGE - 1) // PAGE, add, start)
+        _, mass, total = lax.fori_loop(0, (jnp.max(ends_R) + PAGE - 1) // PAGE, add, start)
         # Rows that add nothing may have seen nothing; their output is meaningless but must not be NaN.
         out = total / jnp.maximum(mass, 1e-30)[..., None]
         out = out.reshape(rows, num_kv, -1, queries, head_dim).transpose(0, 3, 1, 2, 4)
@@ -156,12 +191,12 @@ class Ragged:
             q_RQHh.reshape(-1, num_heads, head_dim),
             layer,
             lengths_R.astype(jnp.int32),
-            where.table_Rb,
+            where.table,
             jnp.arange(rows + 1, dtype=jnp.int32) * queries,
             jnp.asarray([rows], jnp.int32),
             sm_scale=1 / math.sqrt(head_dim),
             sliding_window=window,
-            num_kv_pages_per_block=max(1, min(where.table_Rb.shape[1], KERNEL_BYTES // page_bytes)),
+            num_kv_pages_per_block=max(1, min(where.table.shape[1], KERNEL_BYTES // page_bytes)),
             num_queries_per_block=min(KERNEL_QUERIES, rows * queries),
         )
         return out.reshape(q_RQHh.shape).astype(q_RQHh.dtype)
@@ -169,8 +204,9 @@ class Ragged:
 
 # --------------------------------------------------------------------------------------------------------------- model
 def init_pages(cfg: ModelConfig, how: Implementation, pages: int, dtype: Any) -> Pages:
-    """Empty pages of every layer, with all kv heads."""
-    return tuple(how.empty(pages, cfg.num_kv_heads, cfg.head_dim, dtype) for _ in range(cfg.num_layers))
+    """Empty pages, with all kv heads: one array for each layer of a group."""
+    layers = len(layer_groups(cfg)[0].layers)
+    return tuple(how.empty(pages, cfg.num_kv_heads, cfg.head_dim, dtype) for _ in range(layers))
 
 
 def feed(
@@ -192,20 +228,24 @@ def feed(
     offset_Q = jnp.arange(queries)
     position_RQ = where.starts_R[:, None] + offset_Q
     added_RQ: Bool[Array, "R Q"] = offset_Q < where.counts_R[:, None]
-    last = where.table_Rb.shape[1] - 1
-    page_RQ = jnp.take_along_axis(where.table_Rb, jnp.minimum(position_RQ // PAGE, last), axis=1)
+    column_RQ = jnp.minimum(position_RQ // PAGE, where.table.shape[2] - 1)
     nowhere = jax.tree.leaves(pages)[0].shape[0]
-    page_N = jnp.where(added_RQ, page_RQ, nowhere).reshape(-1)
-    column_N = (position_RQ % PAGE).reshape(-1)
+    layers: list[Layer] = list(pages)
+    homes: dict[int, tuple[int, Array, Where]] = {}  # by layer: its array, pages of the new tokens, what they see
+    for number, group in enumerate(layer_groups(cfg)):
+        page_RQ = jnp.take_along_axis(where.table[:, number], column_RQ, axis=1)
+        page_N = jnp.where(added_RQ, page_RQ, nowhere).reshape(-1)
+        seen = where.seen(number, group.window, queries)
+        homes |= {layer: (place, page_N, seen) for place, layer in enumerate(group.layers)}
     x_RQD = embed(cfg, params, ids_RQ, shards)
-    layers: list[Layer] = []
-    for w, window, layer in zip(params["layers"], cfg.layer_windows, pages, strict=True):
+    for number, (w, window) in enumerate(zip(params["layers"], cfg.layer_windows, strict=True)):
 
-        def attend(q: Array, k: Array, v: Array, layer=layer, window=window) -> Array:
+        def attend(q: Array, k: Array, v: Array, window=window, home=homes[number]) -> Array:
+            place, page_N, seen = home
             flat = (rows * queries, *k.shape[2:])
-            written = how.write(layer, k.reshape(flat), v.reshape(flat), page_N, column_N)
-            layers.append(written)
-            return how.attend(written, q, where, window)
+            column_N = (position_RQ % PAGE).reshape(-1)
+            layers[place] = how.write(layers[place], k.reshape(flat), v.reshape(flat), page_N, column_N)
+            return how.attend(layers[place], q, seen, window)
 
         x_RQD = block(cfg, cfg.layer_rope(window), w, x_RQD, position_RQ, attend, shards)
     return final_norm(cfg, params, x_RQD), tuple(layers)

@@ -163,7 +163,8 @@ class _Round:
         return slot
 
     def _placement(self, slot: int, row: int, episode: Episode) -> Placement:
-        return Placement(slot, row, episode.limit, episode.request.params, self._key(episode))
+        asks = episode.request.respond is not None
+        return Placement(slot, row, episode.limit, episode.request.params, self._key(episode), may_be_cut=asks)
 
     def _key(self, episode: Episode) -> np.ndarray:
         return stretch_key(self._keys[episode.index], episode.stretch)
@@ -254,9 +255,8 @@ class _Round:
         """Returns episodes from host memory, in the order in which they were set aside, while there is room."""
         while self._asleep and self._free:
             one = self._asleep[0]
-            length, more = one.aside.length, one.episode.appended[1] if one.answered else []
-            ids = np.zeros(length + len(more) + 1, np.int32)  # only their number counts
-            if not self._engine.room(self._state, [(ids, self._free[-1])]):
+            more = len(one.episode.appended[1]) if one.answered else 0
+            if not self._engine.fits(self._state, one.aside, more, self._free[-1]):
                 return
             self._asleep.popleft()
             slot = self._seat(one.episode)

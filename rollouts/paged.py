@@ -9,48 +9,31 @@ slots and pages of their own and never communicate; a tensor group splits the he
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from models.config import ModelConfig
-from models.pages import PAGE, Implementation, Loop, Pages, Where, feed, init_pages, pages_for
-from models.transformer import Params, declare, output_table
-from rollouts.pages import OutOfPages, PagedState, Pool, needed
-from rollouts.sampling import Sampling, sample
-from rollouts.slots import (
-    ROWS,
-    DecodeState,
-    EngineConfig,
-    EngineWeights,
-    Extension,
-    Placement,
-    Result,
-    no_slots,
-    resumed,
-    rows_of,
-    sample_tokens,
-    started,
-)
-from sharding.collectives import Shards
-from sharding.rules import DECODE
-from sharding.spec import partition_specs
+from models.pages import PAGE, Implementation, Where, layer_groups, pages_for, pages_touched
+from models.transformer import Params
+from rollouts.pages import OutOfPages, PagedState, Pool, parts_of
+from rollouts.programs import PagedPrograms
+from rollouts.slots import EngineConfig, Extension, Placement, Result, rows_of
 
 CHUNK = 32  # tokens of one row that are computed together; divides PAGE, so that shared pages have the same bits
 MOVED = 8  # pages per dispatch when an episode is moved to the host or back
 
 
 def page_bytes(model: ModelConfig, dtype: Any, tensor: int) -> int:
-    """Bytes of one page on each of the `tensor` devices that share its heads, all layers together."""
-    heads = model.num_kv_heads // tensor
-    return 2 * model.num_layers * heads * model.head_dim * PAGE * jnp.dtype(dtype).itemsize
+    """Bytes of one page on each of the `tensor` devices that share its heads, all layers of a group together."""
+    heads, layers = model.num_kv_heads // tensor, len(layer_groups(model)[0].layers)
+    return 2 * layers * heads * model.head_dim * PAGE * jnp.dtype(dtype).itemsize
 
 
 @dataclass(frozen=True)
@@ -63,24 +46,28 @@ class Prompts:
 
 @dataclass(frozen=True)
 class Aside:
-    """An episode in host memory: the contents of its pages by layer, and its tokens in the cache."""
+    """An episode in host memory.
 
-    pages: tuple[Any, ...]
+    length: its tokens in the cache. turn: where its turn began, see PagedState. held: [groups, columns], True where it
+    has a page. pages: their contents in this order, by layer.
+    """
+
     length: int
+    turn: int | None
+    held: np.ndarray
+    pages: Any
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """Consecutive tokens of one row, from position `start` on."""
+class Chunk(NamedTuple):
+    """At most CHUNK tokens to be computed for a slot, from position `start` on."""
 
-    shard: int
-    table: Sequence[int]
+    slot: int
     start: int
     ids: np.ndarray
 
 
-class PagedEngine(EngineWeights):
-    """Compiled programs for one model and mesh, over `config.pages` pages on each row shard.
+class PagedEngine(PagedPrograms):
+    """The operations, over `config.pages` pages on each row shard.
 
     how: layout of the pages and attention over them. Raises ValueError if slots or heads cannot be sharded over the
     mesh, or if an episode of max_length can never fit.
@@ -89,27 +76,26 @@ class PagedEngine(EngineWeights):
     keeps_prompts = True  # in the state, as long as the weights are the same
 
     def __init__(self, model: ModelConfig, config: EngineConfig, mesh: Mesh, how: Implementation | None = None) -> None:
-        super().__init__(model, config, mesh)
-        self._how = Loop() if how is None else how
-        self.row_shards = mesh.shape["data"] * mesh.shape["fsdp"]
-        self.slots = config.slots // self.row_shards  # of one shard
+        self.windows = tuple(group.window for group in layer_groups(model))
         self.columns = pages_for(config.max_length)  # of a page table
-        self.pages = self.slots * (self.columns + 1) + 1 if config.pages is None else config.pages
-        self.chunks = max(1, config.prefill_tokens // CHUNK)
-        least = self.columns + 2 + pages_for(config.decode_steps)
-        if self.pages < least:
+        self.chunks = max(1, config.prefill_tokens // CHUNK)  # per dispatch and shard
+        self._span = max(self.chunks * CHUNK, config.decode_steps)
+        least = 1 + len(self.windows) * (self.columns + 1 + pages_for(config.decode_steps))
+        shards = mesh.shape["data"] * mesh.shape["fsdp"]
+        enough = max(least, 1 + config.slots // shards * self._needed(config.max_length))
+        pages = enough if config.pages is None else config.pages
+        if pages < least:
             raise ValueError(
-                f"a shard of the rollout engine has {self.pages} pages of {PAGE} tokens, but one episode of "
+                f"a shard of the rollout engine has {pages} pages of {PAGE} tokens, but one episode of "
                 f"rollout.max_length = {config.max_length} needs {least}; raise the budget or lower it."
             )
-        self._shards = Shards(fsdp=(), tensor="tensor" if mesh.shape["tensor"] > 1 else None, data=())
-        self._programs()
+        super().__init__(model, config, mesh, how, pages)
 
     # -------------------------------------------------------------------------------------------------- operations
     def init_decode_state(self) -> PagedState:
         """A state in which no slot decodes and no page is used."""
-        pools = [Pool(shard, self.pages) for shard in range(self.row_shards)]
-        return PagedState(self._init(), pools, self.config.slots)
+        pools = [Pool(shard, self.pages, self.windows) for shard in range(self.row_shards)]
+        return PagedState(self._init(), pools, self.config.slots, self.columns)
 
     def prefill(self, params: Params, prompts: Sequence[Sequence[int] | np.ndarray]) -> Prompts:
         """Prompts for `insert`, which computes what no page holds yet; ValueError if one is empty or too long."""
@@ -122,67 +108,61 @@ class PagedEngine(EngineWeights):
     def room(self, state: PagedState, asked: Sequence[tuple[np.ndarray, int]]) -> int:
         """How many of these (prompt, slot), from the first on, can be placed, and all live slots still decode for one
         dispatch."""
-        left = []
-        for pool in state.pools:
-            own = range(pool.shard * self.slots, (pool.shard + 1) * self.slots)
-            left.append(pool.available() - sum(self._missing(state, slot) for slot in own if state.live[slot]))
+        left = [self._left(state, shard) for shard in range(self.row_shards)]
         for count, (prompt, slot) in enumerate(asked):
             shard = slot // self.slots
-            left[shard] -= needed(prompt) + pages_for(self.config.decode_steps)
+            left[shard] -= self._needed(len(prompt)) + len(self.windows) * pages_for(self.config.decode_steps)
             if left[shard] < 0:
                 return count
         return len(asked)
+
+    def fits(self, state: PagedState, aside: Aside, more: int, slot: int) -> bool:
+        """Whether an episode in host memory can return to a slot and be extended by `more` tokens, and all live slots
+        still decode for one dispatch."""
+        last = aside.length + more + self.config.decode_steps
+        grown = len(self.windows) * (pages_for(last) - pages_for(aside.length))
+        return self._left(state, slot // self.slots) >= int(aside.held.sum()) + grown
 
     def insert(self, state: PagedState, prefix: Prompts, placements: Sequence[Placement]) -> PagedState:
         """Starts episodes in slots; several may have the same prompt, which is computed once on each shard.
 
         The caller has made sure that there is `room`. Raises ValueError if a placement has too many stop ids.
         """
-        pieces, copies, held = [], [], []
-        for placement in placements:
-            pool = state.pools[placement.slot // self.slots]
-            ids = prefix.prompts[placement.row]
-            where = pool.place(ids)
-            length = len(ids) - 1
-            state.prompt_tokens += length
-            state.computed_tokens += length - where.computed
-            pages = [*where.full, *([] if where.tail is None else [where.tail])]
-            if where.computed < length:
-                pieces.append(_Piece(pool.shard, pages, where.computed, ids[where.computed : length]))
-            own = list(where.full)
-            if where.tail is not None:
-                own += pool.take(1)
-                copies.append((pool.shard, where.tail, own[-1]))
-                held.append((pool, where.tail))
-            state.pages[placement.slot] = own
-            state.length[placement.slot], state.limit[placement.slot] = length, placement.limit
-            state.live[placement.slot] = True
-        self._compute(prefix.params, state, pieces)
+        queues: list[Iterator[Chunk]] = []
+        for shard in range(self.row_shards):
+            own = [p for p in placements if p.slot // self.slots == shard]
+            queues.append(chunk for p in own for chunk in self._place(state, prefix, p))
+        self._compute(prefix.params, state, queues)
+        copies = []
+        for placement in placements:  # the page with a prompt's last tokens is shared: each row gets a copy
+            slot, length = placement.slot, state.length[placement.slot]
+            if length % PAGE:
+                tails = state.table[slot, :, pages_for(length) - 1]
+                shared = tails.tolist()
+                tails[:] = state.pool(slot).take(len(shared))
+                copies += [(slot // self.slots, a, b) for a, b in zip(shared, tails.tolist(), strict=True)]
         self._copy_pages(state, copies)
-        for pool, page in held:
-            pool.drop([page])
-        last = [int(prefix.prompts[p.row][-1]) for p in placements]
-        return self._begin(state, placements, last)
+        for shard, shared, _ in copies:
+            state.pools[shard].drop([shared])
+        return self._begin(state, placements, [int(prefix.prompts[p.row][-1]) for p in placements])
 
     def extend(self, params: Params, state: PagedState, extensions: Sequence[Extension]) -> PagedState:
         """Appends tokens to paused slots, which then resume decoding. Raises OutOfPages before anything is appended."""
-        pieces = []
         for e in extensions:
             state.keep(e.slot, e.length)
-        for shard in {e.slot // self.slots for e in extensions}:
-            wanted = sum(
-                pages_for(e.length + len(e.ids) - 1) - len(state.pages[e.slot])
-                for e in extensions
-                if e.slot // self.slots == shard
-            )
-            if wanted > state.pools[shard].available():
+        queues: list[Iterator[Chunk]] = []
+        for shard, pool in enumerate(state.pools):
+            own = [e for e in extensions if e.slot // self.slots == shard]
+            if sum(state.missing(e.slot, e.length + len(e.ids) - 1) for e in own) > pool.available():
                 raise OutOfPages(shard)
+            queues.append(
+                chunk for e in own for chunk in self._chunks(state, e.slot, e.length, np.asarray(e.ids[:-1], np.int32))
+            )
+        self._compute(params, state, queues)
         for e in extensions:
-            new = np.asarray(e.ids[:-1], np.int32)
-            state.grow(e.slot, e.length + len(new))
-            pieces.append(_Piece(e.slot // self.slots, state.pages[e.slot], e.length, new))
-            state.length[e.slot], state.limit[e.slot], state.live[e.slot] = e.length + len(new), e.limit, True
-        self._compute(params, state, [piece for piece in pieces if len(piece.ids)])
+            length = e.length + len(e.ids) - 1
+            state.length[e.slot], state.limit[e.slot], state.live[e.slot] = length, e.limit, True
+            state.turn[e.slot] = length
         self._resume(
             state,
             [(e.slot, int(e.ids[-1]), state.length[e.slot], e.limit, np.asarray(e.key, np.uint32)) for e in extensions],
@@ -198,11 +178,10 @@ class PagedEngine(EngineWeights):
         """
         for slot, live in enumerate(state.live):
             if live:
+                turn = state.turn[slot]
+                state.pass_by(slot, state.length[slot] if turn is None else turn)
                 state.grow(slot, self._ahead(state, slot))
-        table = np.zeros((self.config.slots, self.columns), np.int32)
-        for slot, pages in enumerate(state.pages):
-            if state.live[slot]:
-                table[slot, : len(pages)] = pages
+        table = np.where(np.asarray(state.live)[:, None, None], state.table, 0)
         patience = self.config.slots if patience is None else patience
         state.device, result = self._generate(params, state.device, table, np.int32(-(-patience // self.row_shards)))
         result = jax.device_get(result)
@@ -229,7 +208,8 @@ class PagedEngine(EngineWeights):
     def set_aside(self, state: PagedState, slot: int) -> Aside:
         """Moves the tokens of a paused slot to host memory, and gives back its pages."""
         state.keep(slot, state.length[slot])
-        length, shard, pages = state.length[slot], slot // self.slots, state.pages[slot]
+        held, shard = state.table[slot] > 0, slot // self.slots
+        pages, aside = state.table[slot][held], Aside(state.length[slot], state.turn[slot], held, ())
         parts = []
         for first in range(0, len(pages), MOVED):
             some = pages[first : first + MOVED]
@@ -239,7 +219,7 @@ class PagedEngine(EngineWeights):
             parts.append(jax.tree.map(lambda x, n=len(some): x[shard * MOVED : shard * MOVED + n], read))
         whole = jax.tree.map(lambda *some: np.concatenate(some), *parts) if parts else ()
         self.release(state, [slot])
-        return Aside(whole, length)
+        return replace(aside, pages=whole)
 
     def bring_back(
         self, state: PagedState, aside: Aside, slot: int, token: int, placement: Placement, *, live: bool
@@ -247,7 +227,7 @@ class PagedEngine(EngineWeights):
         """Returns an episode to a slot of any shard. token: the input of its next step. live: it decodes on; otherwise
         it waits for `extend`. Raises OutOfPages before anything has changed."""
         shard = slot // self.slots
-        pages = state.pools[shard].take(pages_for(aside.length))
+        pages = state.pools[shard].take(int(aside.held.sum()))
         for first in range(0, len(pages), MOVED):
             some = pages[first : first + MOVED]
             where = np.full((self.row_shards, MOVED), self.pages, np.int32)  # past the end: nothing is written
@@ -260,9 +240,10 @@ class PagedEngine(EngineWeights):
 
             cache = self._write(state.device.cache, where, jax.tree.map(block, aside.pages))
             state.device = state.device._replace(cache=cache)
-        state.pages[slot], state.length[slot] = pages, aside.length
-        state.limit[slot], state.live[slot] = placement.limit, True
+        state.table[slot][aside.held] = pages
+        state.columns[slot], state.length[slot] = pages_for(aside.length), aside.length
         state = self._begin(state, [placement], [token])
+        state.turn[slot] = aside.turn
         return state if live else self.pause(state, [slot])
 
     # ------------------------------------------------------------------------------------------------------- pages
@@ -270,27 +251,63 @@ class PagedEngine(EngineWeights):
         """Tokens that may be in the slot's cache after the next dispatch."""
         return min(state.length[slot] + self.config.decode_steps, max(state.limit[slot], state.length[slot] + 1))
 
-    def _missing(self, state: PagedState, slot: int) -> int:
-        return max(0, pages_for(self._ahead(state, slot)) - len(state.pages[slot]))
+    def _left(self, state: PagedState, shard: int) -> int:
+        """Pages of a shard that its live slots do not need for the next dispatch."""
+        own = range(shard * self.slots, (shard + 1) * self.slots)
+        return state.pools[shard].available() - sum(
+            state.missing(slot, self._ahead(state, slot)) for slot in own if state.live[slot]
+        )
+
+    def _needed(self, tokens: int) -> int:
+        """Most pages that a prompt of so many tokens takes, at any time, with a row of its own."""
+        return sum(
+            1
+            + (pages_for(tokens) if window is None else min(pages_for(tokens), pages_touched(window + self._span - 1)))
+            for window in self.windows
+        )
 
     # -------------------------------------------------------------------------------------------------- dispatches
-    def _compute(self, params: Params, state: PagedState, pieces: Sequence[_Piece]) -> None:
-        """Feeds the tokens of all pieces in blocks of CHUNK, in order, as many per dispatch and shard as fit."""
-        queues: list[list[tuple[_Piece, int]]] = [[] for _ in range(self.row_shards)]
-        for piece in pieces:
-            queues[piece.shard] += [(piece, first) for first in range(0, len(piece.ids), CHUNK)]
-        for first in range(0, max(map(len, queues), default=0), self.chunks):
+    def _place(self, state: PagedState, prefix: Prompts, placement: Placement) -> Iterator[Chunk]:
+        """Gives a slot the pages of its prompt, those in the index and new ones, and yields what is to be computed. The
+        next prompt is looked for when the pages of this one have been entered."""
+        slot, ids = placement.slot, prefix.prompts[placement.row][:-1]
+        pool, parts = state.pool(slot), parts_of(ids)
+        found = pool.find(ids)
+        state.columns[slot] = found.table.shape[1]
+        state.table[slot, :, : state.columns[slot]] = found.table
+        state.length[slot] = len(ids)
+        state.prompt_tokens += len(ids)
+        state.computed_tokens += len(ids) - found.computed
+        serial = found.serial
+        for chunk in self._chunks(state, slot, found.computed, ids[found.computed :]):
+            if chunk.start % PAGE == 0:
+                column = chunk.start // PAGE
+                serial = pool.enter(serial, parts[column], state.table[slot, :, column].tolist())
+            yield chunk
+
+    def _chunks(self, state: PagedState, slot: int, start: int, ids: np.ndarray) -> Iterator[Chunk]:
+        """The tokens in blocks of CHUNK; before each, the slot gets the pages that it needs."""
+        for first in range(0, len(ids), CHUNK):
+            some = ids[first : first + CHUNK]
+            state.grow(slot, start + first + len(some))
+            yield Chunk(slot, start + first, some)
+
+    def _compute(self, params: Params, state: PagedState, queues: Sequence[Iterator[Chunk]]) -> None:
+        """Feeds the chunks of each shard, in order, as many per dispatch as fit. What windows have passed is given back
+        after each dispatch, so that no page has two rows in one."""
+        while any(batches := [list(islice(queue, self.chunks)) for queue in queues]):
             rows = self.row_shards * self.chunks
             ids = np.zeros((rows, CHUNK), np.int32)
-            table = np.zeros((rows, self.columns), np.int32)
+            table = np.zeros((rows, *state.table.shape[1:]), np.int32)
             starts, counts = np.zeros(rows, np.int32), np.zeros(rows, np.int32)
-            for shard, queue in enumerate(queues):
-                for row, (piece, at) in enumerate(queue[first : first + self.chunks], start=shard * self.chunks):
-                    some = piece.ids[at : at + CHUNK]
-                    ids[row, : len(some)], counts[row], starts[row] = some, len(some), piece.start + at
-                    table[row, : len(piece.table)] = piece.table
+            for shard, batch in enumerate(batches):
+                for row, chunk in enumerate(batch, start=shard * self.chunks):
+                    counts[row], starts[row], table[row] = len(chunk.ids), chunk.start, state.table[chunk.slot]
+                    ids[row, : len(chunk.ids)] = chunk.ids
             cache = self._append(params, state.device.cache, ids, Where(table, starts, counts))
             state.device = state.device._replace(cache=cache)
+            for chunk in (chunk for batch in batches for chunk in batch):
+                state.pass_by(chunk.slot, chunk.start + len(chunk.ids))
 
     def _copy_pages(self, state: PagedState, copies: Sequence[tuple[int, int, int]]) -> None:
         """Copies (shard, from, to)."""
@@ -304,6 +321,9 @@ class PagedEngine(EngineWeights):
             state.device = state.device._replace(cache=self._copy(state.device.cache, source, target))
 
     def _begin(self, state: PagedState, placements: Sequence[Placement], tokens: Sequence[int]) -> PagedState:
+        for p in placements:
+            state.limit[p.slot], state.live[p.slot] = p.limit, True
+            state.turn[p.slot] = state.length[p.slot] if p.may_be_cut else None
         slots, limits, stops, sampling = rows_of(placements, self.config.slots)
         token, length = np.zeros_like(limits), np.zeros_like(limits)
         token[: len(tokens)], length[: len(tokens)] = tokens, [state.length[p.slot] for p in placements]
@@ -318,83 +338,3 @@ class PagedEngine(EngineWeights):
         )
         keys = np.stack([*(row[4] for row in rows), *[np.zeros(2, np.uint32)] * pad])
         state.device = self._continue(state.device, slots, tokens, lengths, limits, keys)
-
-    # ---------------------------------------------------------------------------------------------------- programs
-    def _programs(self) -> None:
-        """Compiles nothing yet: one jitted shard_map for each operation that touches pages."""
-        model, how, config = self.model, self._how, self.config
-        rows = PartitionSpec(ROWS)
-        layer = jax.eval_shape(partial(how.empty, 1, model.num_kv_heads, model.head_dim, config.compute_dtype))
-        split = PartitionSpec(ROWS, *[None] * (how.heads_axis - 1), "tensor")
-        one = jax.tree.map(lambda _: split, layer)
-        pages = tuple(one for _ in range(model.num_layers))
-        specs = partition_specs(declare(model), DECODE)
-        each = jax.tree.map(lambda s: PartitionSpec(*s[1:]), specs["layers"])
-        weights = {**specs, "layers": tuple(each for _ in range(model.num_layers))}
-        state = DecodeState(pages, rows, rows, rows, rows, rows, Sampling(*(rows,) * 5))
-        self.state_sharding = placed = jax.tree.map(partial(NamedSharding, self.mesh), state)
-        result = Result(PartitionSpec(None, ROWS), PartitionSpec(None, ROWS), rows, rows)
-
-        def mapped(body: Any, takes: Any, gives: Any, donate: int | None = None) -> Any:
-            program = jax.shard_map(body, mesh=self.mesh, in_specs=takes, out_specs=gives, check_vma=False)
-            return jax.jit(program, donate_argnums=() if donate is None else donate)
-
-        def init() -> DecodeState:
-            cache = init_pages(model, how, self.row_shards * self.pages, config.compute_dtype)
-            return no_slots(cache, config.slots)
-
-        self._init = jax.jit(init, out_shardings=placed)
-        self._append = mapped(self._append_body, (weights, pages, rows, Where(rows, rows, rows)), pages, 1)
-        self._copy = mapped(_copied, (pages, rows, rows), pages, 0)
-        self._read = mapped(lambda cache, at: jax.tree.map(lambda x: x[at[0]], cache), (pages, rows), pages)
-        self._write = mapped(_written, (pages, rows, pages), pages, 0)
-        takes = (weights, state, rows, PartitionSpec())
-        self._generate = mapped(self._generate_body, takes, (state, result), 1)
-        self._start = jax.jit(started, donate_argnums=0, out_shardings=placed)
-        self._continue = jax.jit(resumed, donate_argnums=0, out_shardings=placed)
-        self._pause = jax.jit(
-            lambda state, paused_S: state._replace(live_S=state.live_S & ~paused_S),
-            donate_argnums=0,
-            out_shardings=placed,
-        )
-
-    def _append_body(self, params: Params, cache: Pages, ids_RQ: jax.Array, where: Where) -> Pages:
-        return feed(self.model, self._how, params, cache, ids_RQ, where, self._shards)[1]
-
-    def _generate_body(
-        self, params: Params, state: DecodeState, table_Sb: jax.Array, patience: jax.Array
-    ) -> tuple[DecodeState, Result]:
-        table_VD = output_table(self.model, params)
-
-        def forward(cache: Pages, token_S: jax.Array, length_S: jax.Array, live_S: jax.Array) -> Any:
-            where = Where(table_Sb, length_S, live_S.astype(jnp.int32))
-            hidden_S1D, cache = feed(self.model, self._how, params, cache, token_S[:, None], where, self._shards)
-            logits_SV = jnp.einsum("SD,VD->SV", hidden_S1D[:, 0], table_VD, preferred_element_type=jnp.float32)
-            return logits_SV, cache
-
-        return sample_tokens(forward, state, self.config.decode_steps, patience, self._draw)
-
-    def _draw(self, logits_SV: jax.Array, how: Sampling, index_S: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """`sample` on this device's part of the vocabulary: each device of a tensor group collects the logits of its
-        share of the slots, or of all slots if they cannot be divided."""
-        axis, size = self._shards.tensor, self.mesh.shape["tensor"]
-        if axis is None:
-            return sample(logits_SV, how, index_S)
-        if self.slots % size:
-            return sample(lax.all_gather(logits_SV, axis, axis=1, tiled=True), how, index_S)
-        share = self.slots // size
-
-        def own(x_S: jax.Array) -> jax.Array:
-            return lax.dynamic_slice_in_dim(x_S, lax.axis_index(axis) * share, share)
-
-        own_sV = lax.all_to_all(logits_SV, axis, split_axis=0, concat_axis=1, tiled=True)
-        token_s, logprob_s = sample(own_sV, jax.tree.map(own, how), own(index_S))
-        return lax.all_gather(token_s, axis, tiled=True), lax.all_gather(logprob_s, axis, tiled=True)
-
-
-def _copied(cache: Pages, source: jax.Array, target: jax.Array) -> Pages:
-    return jax.tree.map(lambda x: x.at[target[0]].set(x[source[0]], mode="drop"), cache)
-
-
-def _written(cache: Pages, target: jax.Array, values: Pages) -> Pages:
-    return jax.tree.map(lambda x, new: x.at[target[0]].set(new, mode="drop"), cache, values)

@@ -1,6 +1,7 @@
 """Which page of the KV cache belongs to what: free pages, pages of rows, and prompts kept for other requests.
 
 Everything here runs on the host. One Pool manages the pages of one row shard of the mesh; page 0 is never given away.
+Each group of layers (`models.pages.layer_groups`) has a page of its own for the same tokens of a row.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 
 from models.pages import PAGE, pages_for
 
+Windows = tuple[int | None, ...]  # of the groups of layers: how many positions a query sees; None: all
 Key = tuple[int, bytes]  # (serial of the entry before, the page's token ids)
 
 
@@ -25,52 +27,57 @@ class OutOfPages(Exception):
         self.shard = shard
 
 
+def first_seen(position: int, window: int | None) -> int:
+    """The column of a page table with the first token that a query at `position` sees."""
+    return 0 if window is None else max(0, position - window + 1) // PAGE
+
+
 @dataclass
 class Entry:
-    """A page of a prompt in the index. serial: never reused, so that keys of later pages stay unambiguous."""
+    """A page's worth of a prompt in the index. serial: never reused, so that keys of later pages stay unambiguous.
+    pages: one for each group, 0 where none is kept."""
 
-    page: int
     serial: int
+    pages: list[int]
 
 
 @dataclass(frozen=True)
-class Prompt:
-    """Where a prompt's tokens (all but its last) are.
+class Found:
+    """The beginning of a prompt that is in pages. table: [groups, columns], 0 where a window has passed. computed: its
+    tokens. serial: of its last entry."""
 
-    full: pages filled by the prompt, shared by all rows that begin with it. tail: the page with the rest, to be copied
-    by each row, or None. computed: how many tokens at the start were there already.
-    """
-
-    full: tuple[int, ...]
-    tail: int | None
+    table: np.ndarray
     computed: int
+    serial: int
 
 
 class Pool:
     """The pages of one shard.
 
     A page is referenced by the rows that use it and by the index of prompts. The index keeps pages after their rows
-    have ended, until the space is needed: then the least recently used go first. Its keys are token ids, so equal
-    prompts, or equal beginnings of at least a page, are computed once.
+    have ended, until the space is needed: then those that windows have passed go first, and otherwise the least
+    recently used. Its keys are token ids, so equal prompts, or equal beginnings of at least a page, are computed once.
     """
 
-    def __init__(self, shard: int, count: int) -> None:
+    def __init__(self, shard: int, count: int, windows: Windows = (None,)) -> None:
         self.shard = shard
         self.count = count
+        self.windows = windows
         self._references = np.zeros(count, np.int64)
-        self._index: OrderedDict[Key, Entry] = OrderedDict()
+        self._indexed = np.zeros(count, np.int64)  # 1 for a page in the index
+        self._index: dict[Key, Entry] = {}
+        self._kept: OrderedDict[int, tuple[Key, int]] = OrderedDict()  # pages in the index: their entry and group
         self._free = list(range(count - 1, 0, -1))
         self._serial = 0
 
     @property
     def used(self) -> int:
         """Pages that rows refer to."""
-        kept = {entry.page for entry in self._index.values()}
-        return sum(int(n) > (page in kept) for page, n in enumerate(self._references.tolist()))
+        return int(np.count_nonzero(self._references > self._indexed))
 
     def available(self) -> int:
         """Pages that can be had: free ones, and those that only the index refers to."""
-        return len(self._free) + sum(int(self._references[entry.page]) == 1 for entry in self._index.values())
+        return len(self._free) + int(np.count_nonzero((self._references == 1) & (self._indexed == 1)))
 
     def take(self, count: int) -> list[int]:
         """Pages that nobody else uses. Raises OutOfPages, without taking any, if there are too few."""
@@ -94,71 +101,118 @@ class Pool:
             if not self._references[page]:
                 self._free.append(page)
 
-    def place(self, prompt: Sequence[int] | np.ndarray) -> Prompt:
-        """Pages for a prompt: those in the index, and new ones, which are entered. The caller gets a reference to each
-        page. Raises OutOfPages, without any effect, if there are too few."""
-        ids = np.asarray(prompt, np.int32)[:-1]
-        parts = [ids[first : first + PAGE].tobytes() for first in range(0, len(ids), PAGE)]
-        found: list[Entry] = []
-        serial = 0
-        for part in parts:
-            entry = self._index.get((serial, part))
+    def pass_by(self, pages: Iterable[int]) -> None:
+        """Drops pages that a row's window has passed: of the index's pages they are the first to go."""
+        pages = list(pages)
+        for page in pages:
+            if page in self._kept:
+                self._kept.move_to_end(page, last=False)
+        self.drop(pages)
+
+    def find(self, ids: np.ndarray) -> Found:
+        """The longest beginning of these tokens, in whole pages or all of them, whose pages are in the index: for each
+        group those that the next token sees. The caller gets a reference to each."""
+        chain: list[Entry] = []
+        for part in parts_of(ids):
+            entry = self._index.get((chain[-1].serial if chain else 0, part))
             if entry is None:
                 break
-            self._index.move_to_end((serial, part))
-            found.append(entry)
-            serial = entry.serial
-        pages = [entry.page for entry in found]
-        self.hold(pages)  # so that they are not given away to make room for the others
-        try:
-            new = self.take(len(parts) - len(found))
-        except OutOfPages:
-            self.drop(pages)
-            raise
-        for part, page in zip(parts[len(found) :], new, strict=True):
+            chain.append(entry)
+        count = len(chain)
+        while not self._complete(chain[:count], min(count * PAGE, len(ids))):
+            count -= 1
+        computed = min(count * PAGE, len(ids))
+        table = np.zeros((len(self.windows), count), np.int32)
+        for column, entry in enumerate(chain[:count]):
+            for group, window in enumerate(self.windows):
+                if column >= first_seen(computed, window):
+                    page = entry.pages[group]
+                    table[group, column] = page
+                    self._kept.move_to_end(page)
+        self.hold(table[table > 0].tolist())
+        return Found(table, computed, chain[count - 1].serial if count else 0)
+
+    def _complete(self, chain: Sequence[Entry], position: int) -> bool:
+        return all(
+            entry.pages[group]
+            for group, window in enumerate(self.windows)
+            for entry in chain[first_seen(position, window) :]
+        )
+
+    def enter(self, before: int, part: bytes, pages: Sequence[int]) -> int:
+        """Keeps a prompt's pages of one column, as far as there are none for these tokens; the entry's serial."""
+        key = (before, part)
+        entry = self._index.get(key)
+        if entry is None:
             self._serial += 1
-            self._index[serial, part] = Entry(page, self._serial)
-            self.hold([page])
-            serial = self._serial
-        pages += new
-        whole = len(ids) // PAGE
-        tail = pages[whole] if len(pages) > whole else None
-        return Prompt(tuple(pages[:whole]), tail, min(len(found) * PAGE, len(ids)))
+            entry = self._index[key] = Entry(self._serial, [0] * len(self.windows))
+        for group, page in enumerate(pages):
+            if not entry.pages[group]:
+                entry.pages[group] = page
+                self._kept[page] = (key, group)
+                self._indexed[page] = 1
+                self.hold([page])
+        return entry.serial
 
     def _forget(self, count: int) -> None:
-        """Frees up to `count` pages that only the index refers to, the least recently used first."""
-        for key in [key for key, entry in self._index.items() if self._references[entry.page] == 1][:count]:
-            self.drop([self._index.pop(key).page])
+        """Frees up to `count` pages that only the index refers to."""
+        for page in [page for page in self._kept if self._references[page] == 1][:count]:
+            key, group = self._kept.pop(page)
+            entry = self._index[key]
+            entry.pages[group] = 0
+            if not any(entry.pages):
+                del self._index[key]
+            self._indexed[page] = 0
+            self.drop([page])
+
+
+def parts_of(ids: np.ndarray) -> list[bytes]:
+    """A prompt's tokens in pages."""
+    return [ids[first : first + PAGE].tobytes() for first in range(0, len(ids), PAGE)]
 
 
 class PagedState:
     """The engine's state on the device, and which page belongs to which slot; the engine changes it in place."""
 
-    def __init__(self, device: Any, pools: Sequence[Pool], slots: int) -> None:
+    def __init__(self, device: Any, pools: Sequence[Pool], slots: int, columns: int) -> None:
         self.device = device
         self.pools = tuple(pools)
-        self.pages: list[list[int]] = [[] for _ in range(slots)]  # by slot, in order
+        self.table = np.zeros((slots, len(pools[0].windows), columns), np.int32)  # pages, 0 where there is none
+        self.columns = [0] * slots  # of the table that a slot has
         self.length = [0] * slots  # tokens in the cache
         self.limit = [0] * slots
         self.live = [False] * slots
+        self.turn: list[int | None] = [None] * slots  # length at which the turn began, if it may be cut; else None
         self.prompt_tokens = self.computed_tokens = 0  # of the prompts placed so far, and not found in pages
 
-    def _pool(self, slot: int) -> Pool:
-        return self.pools[slot * len(self.pools) // len(self.pages)]
+    def pool(self, slot: int) -> Pool:
+        """The pool of the slot's shard."""
+        return self.pools[slot * len(self.pools) // len(self.length)]
+
+    def missing(self, slot: int, tokens: int) -> int:
+        """Pages that a slot lacks for so many tokens."""
+        return max(0, pages_for(tokens) - self.columns[slot]) * self.table.shape[1]
 
     def grow(self, slot: int, tokens: int) -> None:
         """Enough pages for so many tokens. Raises OutOfPages."""
-        count = pages_for(tokens) - len(self.pages[slot])
-        if count > 0:
-            self.pages[slot] += self._pool(slot).take(count)
+        if count := self.missing(slot, tokens):
+            new = np.asarray(self.pool(slot).take(count), np.int32).reshape(self.table.shape[1], -1)
+            first = self.columns[slot]
+            self.columns[slot] += new.shape[1]
+            self.table[slot, :, first : self.columns[slot]] = new
+
+    def pass_by(self, slot: int, position: int) -> None:
+        """Gives back the pages that no query from `position` on sees."""
+        for row, window in zip(self.table[slot], self.pool(slot).windows, strict=True):
+            if first := first_seen(position, window):
+                passed = row[:first]
+                self.pool(slot).pass_by(passed[passed > 0].tolist())
+                passed[:] = 0
 
     def keep(self, slot: int, tokens: int) -> None:
         """Keeps the first `tokens` tokens, and gives back the pages beyond them."""
-        count = pages_for(tokens)
-        self._pool(slot).drop(self.pages[slot][count:])
-        self.pages[slot], self.length[slot] = self.pages[slot][:count], tokens
-
-
-def needed(prompt: Sequence[int] | np.ndarray) -> int:
-    """Most pages that `Pool.place` takes for a prompt and a row of its own."""
-    return pages_for(len(prompt)) + 1
+        beyond = self.table[slot, :, pages_for(tokens) :]
+        self.pool(slot).drop(beyond[beyond > 0].tolist())
+        beyond[:] = 0
+        self.columns[slot] = min(self.columns[slot], pages_for(tokens))
+        self.length[slot] = tokens

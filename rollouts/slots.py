@@ -101,13 +101,17 @@ class Result(NamedTuple):
 
 @dataclass(frozen=True)
 class Placement:
-    """Places one request in a slot: the row of a Prefix it starts from, and how it is sampled."""
+    """Places one request in a slot: the row of a Prefix it starts from, and how it is sampled.
+
+    may_be_cut: the slot may be extended later, after any number of the tokens sampled since it was placed or extended.
+    """
 
     slot: int
     row: int
     limit: int  # length at which its turn ends, prompt included
     params: SamplingParams
     key: np.ndarray  # uint32[2]
+    may_be_cut: bool = True
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from models import transformer
-from models.pages import PAGE, Loop, Ragged, Where, feed, init_pages, pages_for
+from models.pages import PAGE, Loop, Ragged, Where, feed, init_pages, layer_groups, pages_for
 from rollouts.paged import PagedEngine
-from rollouts.pages import OutOfPages, Pool
+from rollouts.pages import Found, OutOfPages, Pool, parts_of
 from rollouts.slots import Extension, Placement
 from rollouts.types import Restart
 from sharding.collectives import LOCAL
@@ -28,53 +28,84 @@ def prompt(count: int, first: int = 0) -> np.ndarray:
     return np.asarray([*range(first, first + count), 9999], np.int32)
 
 
+def place(pool: Pool, tokens: np.ndarray) -> Found:
+    """What `find` finds of a prompt, with new pages, which are entered, for the rest."""
+    ids = tokens[:-1]
+    found = pool.find(ids)
+    columns, serial = [*found.table.T], found.serial
+    for part in parts_of(ids)[len(columns) :]:
+        columns.append(np.asarray(pool.take(len(pool.windows)), np.int32))
+        serial = pool.enter(serial, part, columns[-1].tolist())
+    return Found(np.stack(columns, axis=1), found.computed, serial)
+
+
+def drop(pool: Pool, found: Found) -> None:
+    pool.drop(found.table[found.table > 0].tolist())
+
+
 def test_equal_beginnings_share_whole_pages():
     pool = Pool(0, 20)
-    one = pool.place(prompt(2 * PAGE + 5))
-    assert len(one.full) == 2 and one.tail is not None and one.computed == 0
-    same = pool.place(prompt(2 * PAGE + 5))
-    assert (same.full, same.tail, same.computed) == (one.full, one.tail, 2 * PAGE + 5)
-    longer = pool.place(prompt(3 * PAGE))  # its third page begins like the others' tails, but is full
-    assert longer.full[:2] == one.full and longer.tail is None and longer.computed == 2 * PAGE
-    other = pool.place(prompt(PAGE, first=1))
-    assert not set(other.full) & {*one.full, *longer.full} and other.computed == 0
+    one = place(pool, prompt(2 * PAGE + 5))
+    assert one.table.shape == (1, 3) and one.computed == 0 and len(set(one.table[0])) == 3
+    same = place(pool, prompt(2 * PAGE + 5))
+    assert np.array_equal(same.table, one.table) and same.computed == 2 * PAGE + 5
+    longer = place(pool, prompt(3 * PAGE))  # its third page begins like the others' last, but is full
+    assert np.array_equal(longer.table[:, :2], one.table[:, :2]) and longer.computed == 2 * PAGE
+    assert longer.table[0, 2] != one.table[0, 2]
+    other = place(pool, prompt(PAGE, first=1))
+    assert not set(other.table[0]) & {*one.table[0], *longer.table[0]} and other.computed == 0
 
 
 def test_pages_of_ended_rows_stay_until_they_are_needed_and_the_oldest_go_first():
     pool = Pool(0, 6)  # five pages, page 0 belongs to nobody
-    rows = [pool.place(prompt(PAGE, first=1000 * number)) for number in range(3)]
+    rows = [place(pool, prompt(PAGE, first=1000 * number)) for number in range(3)]
     for row in rows:
-        pool.drop(row.full)
+        drop(pool, row)
     assert pool.available() == 5 and pool.used == 0
-    again = pool.place(prompt(PAGE))  # the first prompt is used again, so the second is now the oldest
-    assert again.computed == PAGE and again.full == rows[0].full
+    again = place(pool, prompt(PAGE))  # the first prompt is used again, so the second is now the oldest
+    assert again.computed == PAGE and np.array_equal(again.table, rows[0].table)
     pool.take(3)  # two are free, one has to go
-    assert pool.place(prompt(PAGE, first=2000)).computed == PAGE
+    assert place(pool, prompt(PAGE, first=2000)).computed == PAGE
+    assert pool.find(prompt(PAGE, first=1000)[:-1]).computed == 0
     with pytest.raises(OutOfPages):
-        pool.place(prompt(PAGE, first=1000))
+        pool.take(1)
 
 
 def test_too_few_pages_change_nothing():
     pool = Pool(3, 5)
-    held = pool.place(prompt(PAGE))
+    held = place(pool, prompt(PAGE))
     before = pool.available()
     with pytest.raises(OutOfPages) as error:
-        pool.place(prompt(5 * PAGE))
-    assert error.value.shard == 3 and pool.available() == before
-    with pytest.raises(OutOfPages):
         pool.take(4)
-    assert pool.available() == before
-    pool.drop(held.full)
+    assert error.value.shard == 3 and pool.available() == before
+    drop(pool, held)
     assert len(pool.take(4)) == 4
 
 
 def test_a_page_whose_beginning_is_gone_is_not_found():
     pool = Pool(0, 5)
-    row = pool.place(prompt(2 * PAGE))
-    pool.drop(row.full)
+    drop(pool, place(pool, prompt(2 * PAGE)))
     pool.drop(pool.take(3))  # two were free, so the first page of the prompt is gone and the second is not
-    again = pool.place(prompt(2 * PAGE))
-    assert again.computed == 0
+    assert place(pool, prompt(2 * PAGE)).computed == 0
+
+
+def test_of_a_window_only_the_pages_before_the_next_token_are_needed():
+    """Two groups of layers, one sees everything, the other 100 tokens: at position 4 · 64 those from 157 on."""
+    pool = Pool(0, 20, (None, 100))
+    one = place(pool, prompt(4 * PAGE))
+    full, sliding = one.table.tolist()
+    pool.pass_by(sliding[:2])
+    pool.drop([*full, *sliding[2:]])
+    assert pool.used == 0 and pool.available() == 19
+    longer = pool.find(prompt(6 * PAGE)[:-1])
+    assert longer.computed == 4 * PAGE and longer.table.tolist() == [full, [0, 0, *sliding[2:]]]
+    assert pool.used == 6
+    drop(pool, longer)
+    kept = pool.take(13)  # eleven were free: the two pages that the window has passed went first
+    assert set(sliding[:2]) <= set(kept)
+    assert pool.find(prompt(6 * PAGE)[:-1]).computed == 4 * PAGE
+    assert pool.find(prompt(3 * PAGE)[:-1]).computed == 0  # its last 100 tokens begin in the second page
+    assert pool.used == 13 + 6
 
 
 # --------------------------------------------------------------------------------------------------------------- model
@@ -86,8 +117,10 @@ def test_prompts_and_steps_equal_the_training_forward(cfg):
     forward = partial(transformer.hidden, cfg, shards=LOCAL, remat="none", compute_dtype=jnp.float32)
     hidden = jax.jit(forward)(params, ids, np.broadcast_to(np.arange(160), ids.shape), np.ones_like(ids))
     how, weights = Loop(), transformer.unstack_layers(params)
-    pages = init_pages(cfg, how, 12, jnp.float32)
-    table = np.asarray([[7, 2, 5], [1, 9, 3], [4, 11, 6]], np.int32)
+    groups = len(layer_groups(cfg))
+    pages = init_pages(cfg, how, 1 + 11 * groups, jnp.float32)
+    one = np.asarray([[7, 2, 5], [1, 9, 3], [4, 11, 6]], np.int32)
+    table = np.stack([one + 11 * group for group in range(groups)], axis=1)
     run = jax.jit(lambda pages, ids, where: feed(cfg, how, weights, pages, ids, where, LOCAL))
     blocks = [(row, first) for row in range(3) for first in range(0, lengths[row], 32)]
     counts = np.asarray([min(32, lengths[row] - first) for row, first in blocks], np.int32)
@@ -114,11 +147,16 @@ def test_the_tpu_kernels_arguments_mean_the_same_as_the_loops(window, queries, m
     kv_heads, heads, head_dim = 2, 4, 128
     starts = np.asarray([0, 63, 64, 190], np.int32)
     table = np.random.default_rng(0).permutation(np.arange(1, 17)).reshape(4, 4).astype(np.int32)
-    where = Where(jnp.asarray(table), jnp.asarray(starts), jnp.full(4, queries, jnp.int32))
+    seen = table.copy()
+    if window is not None:
+        for row, start in zip(seen, starts.tolist(), strict=True):
+            row[: max(0, start - window + 1) // PAGE] = 0  # given back
+    where = Where(jnp.asarray(seen)[:, None], jnp.asarray(starts), jnp.full(4, queries, jnp.int32))
+    where = where.seen(0, window, queries)
     q = jnp.asarray(np.random.default_rng(2).normal(size=(4, queries, heads, head_dim)), jnp.float32)
     outs = []
     for how in (Loop(), Ragged()):
-        pages: Any = how.empty(17, kv_heads, head_dim, jnp.float32)
+        pages: Any = jax.tree.map(lambda x: x + 1e6, how.empty(17, kv_heads, head_dim, jnp.float32))
         fill = np.random.default_rng(1)
         for row in range(4):
             at = np.arange(starts[row] + queries)
@@ -201,14 +239,14 @@ def test_a_row_that_was_cut_can_be_set_aside(params):
     prompts = engine.prefill(weights, [np.arange(62), np.arange(100, 228)])
     state = engine.insert(state, prompts, [Placement(0, 0, 160, how, key), Placement(1, 1, 160, how, key)])
     state, _ = engine.generate(weights, state)
-    assert state.length[0] == 65 and len(state.pages[0]) == 2
+    assert state.length[0] == 65 and state.columns[0] == 2
     state = engine.pause(state, [0])
     with pytest.raises(OutOfPages):
         engine.extend(weights, state, [Extension(0, 63, [1] * 97, 160, key)])
     aside = engine.set_aside(state, 0)
     assert aside.length == 63
     state = engine.bring_back(state, aside, 2, 1, Placement(2, 0, 160, how, key), live=False)
-    assert state.length[2] == 63 and len(state.pages[2]) == 1
+    assert state.length[2] == 63 and state.columns[2] == 1
 
 
 def test_prompts_are_computed_once_until_the_weights_change(paged, params):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -69,12 +70,12 @@ def make_params(cfg: ModelConfig = CFG) -> Any:
     return jax.tree.map(lambda x: x + 0.15 * rng.normal(size=x.shape).astype(np.float32), params)
 
 
-def make_engine(config: EngineConfig = ENGINE) -> Engine:
-    return Engine(CFG, config, make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1]))
+def make_engine(config: EngineConfig = ENGINE, cfg: ModelConfig = CFG) -> Engine:
+    return Engine(cfg, config, make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1]))
 
 
-def make_paged(config: EngineConfig = ENGINE, **changes: Any) -> PagedEngine:
-    return PagedEngine(CFG, dataclasses.replace(config, **changes), make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1]))
+def make_paged(config: EngineConfig = ENGINE, cfg: ModelConfig = CFG, **changes: Any) -> PagedEngine:
+    return PagedEngine(cfg, dataclasses.replace(config, **changes), make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1]))
 
 
 def make_rollouts(engine: Engine | PagedEngine, params: Any, seed: int = 0) -> LocalRollouts:
@@ -129,22 +130,28 @@ def bits(completion: Completion) -> tuple[bytes, bytes, str]:
     return completion.ids_T.tobytes(), completion.logprobs_T.tobytes(), completion.finish_reason
 
 
-def trainer_logprobs(params: Any, completion: Completion, temperature: float = 1.0) -> np.ndarray:
+def trainer_logprobs(
+    params: Any,
+    completion: Completion,
+    temperature: float = 1.0,
+    cfg: ModelConfig = CFG,
+    length: int = ENGINE.max_length,
+) -> np.ndarray:
     """Log-probs of all tokens after the prompt from the training forward: one padded row, no cache."""
     prompt = np.asarray(completion.prompt_ids)
     full = np.concatenate([prompt, completion.ids_T])
-    ids = np.zeros((1, ENGINE.max_length), np.int32)
+    ids = np.zeros((1, length), np.int32)
     ids[0, : len(full)] = full
-    segments = (np.arange(ENGINE.max_length) < len(full))[None].astype(np.int32)
-    logp_TV = _score(params, ids, segments, temperature)
+    segments = (np.arange(length) < len(full))[None].astype(np.int32)
+    logp_TV = _score(cfg, params, ids, segments, temperature)
     at = np.arange(len(prompt) - 1, len(full) - 1)
     return np.asarray(logp_TV)[at, full[len(prompt) :]]
 
 
-@jax.jit
-def _score(params, ids_BT, segments_BT, temperature):
+@partial(jax.jit, static_argnums=0)
+def _score(cfg, params, ids_BT, segments_BT, temperature):
     positions = jnp.arange(ids_BT.shape[1])[None]
     x = transformer.hidden(
-        CFG, params, ids_BT, positions, segments_BT, shards=LOCAL, remat="none", compute_dtype=jnp.float32
+        cfg, params, ids_BT, positions, segments_BT, shards=LOCAL, remat="none", compute_dtype=jnp.float32
     )
-    return jax.nn.log_softmax(x[0] @ transformer.output_table(CFG, params).T / temperature)
+    return jax.nn.log_softmax(x[0] @ transformer.output_table(cfg, params).T / temperature)

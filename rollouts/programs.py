@@ -1,0 +1,124 @@
+"""The compiled programs of the paged engine: one for decoding, one for prompts, and those that move pages."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from models.config import ModelConfig
+from models.pages import Implementation, Loop, Pages, Where, feed, init_pages
+from models.transformer import Params, declare, output_table
+from rollouts.sampling import Sampling, sample
+from rollouts.slots import (
+    ROWS,
+    DecodeState,
+    EngineConfig,
+    EngineWeights,
+    Result,
+    no_slots,
+    resumed,
+    sample_tokens,
+    started,
+)
+from sharding.collectives import Shards
+from sharding.rules import DECODE
+from sharding.spec import partition_specs
+
+
+class PagedPrograms(EngineWeights):
+    """One jitted shard_map for each operation that touches pages; compiled when it is first called.
+
+    how: layout of the pages and attention over them. pages: of one row shard.
+    """
+
+    def __init__(
+        self, model: ModelConfig, config: EngineConfig, mesh: Mesh, how: Implementation | None, pages: int
+    ) -> None:
+        super().__init__(model, config, mesh)
+        self._how = Loop() if how is None else how
+        self.pages = pages
+        self.row_shards = mesh.shape["data"] * mesh.shape["fsdp"]
+        self.slots = config.slots // self.row_shards  # of one shard
+        self._shards = Shards(fsdp=(), tensor="tensor" if mesh.shape["tensor"] > 1 else None, data=())
+        self._programs()
+
+    def _programs(self) -> None:
+        model, how, config = self.model, self._how, self.config
+        rows = PartitionSpec(ROWS)
+        empty = partial(init_pages, model, how, self.row_shards * self.pages, config.compute_dtype)
+        split = PartitionSpec(ROWS, *[None] * (how.heads_axis - 1), "tensor")
+        pages = jax.tree.map(lambda _: split, jax.eval_shape(empty))
+        specs = partition_specs(declare(model), DECODE)
+        each = jax.tree.map(lambda s: PartitionSpec(*s[1:]), specs["layers"])
+        weights = {**specs, "layers": tuple(each for _ in range(model.num_layers))}
+        state = DecodeState(pages, rows, rows, rows, rows, rows, Sampling(*(rows,) * 5))
+        self.state_sharding = placed = jax.tree.map(partial(NamedSharding, self.mesh), state)
+        result = Result(PartitionSpec(None, ROWS), PartitionSpec(None, ROWS), rows, rows)
+
+        def mapped(body: Any, takes: Any, gives: Any, donate: int | None = None) -> Any:
+            program = jax.shard_map(body, mesh=self.mesh, in_specs=takes, out_specs=gives, check_vma=False)
+            return jax.jit(program, donate_argnums=() if donate is None else donate)
+
+        def init() -> DecodeState:
+            return no_slots(empty(), config.slots)
+
+        self._init = jax.jit(init, out_shardings=placed)
+        self._append = mapped(self._append_body, (weights, pages, rows, Where(rows, rows, rows)), pages, 1)
+        self._copy = mapped(_copied, (pages, rows, rows), pages, 0)
+        self._read = mapped(lambda cache, at: jax.tree.map(lambda x: x[at[0]], cache), (pages, rows), pages)
+        self._write = mapped(_written, (pages, rows, pages), pages, 0)
+        takes = (weights, state, rows, PartitionSpec())
+        self._generate = mapped(self._generate_body, takes, (state, result), 1)
+        self._start = jax.jit(started, donate_argnums=0, out_shardings=placed)
+        self._continue = jax.jit(resumed, donate_argnums=0, out_shardings=placed)
+        self._pause = jax.jit(
+            lambda state, paused_S: state._replace(live_S=state.live_S & ~paused_S),
+            donate_argnums=0,
+            out_shardings=placed,
+        )
+
+    def _append_body(self, params: Params, cache: Pages, ids_RQ: jax.Array, where: Where) -> Pages:
+        return feed(self.model, self._how, params, cache, ids_RQ, where, self._shards)[1]
+
+    def _generate_body(
+        self, params: Params, state: DecodeState, table_Sgb: jax.Array, patience: jax.Array
+    ) -> tuple[DecodeState, Result]:
+        table_VD = output_table(self.model, params)
+
+        def forward(cache: Pages, token_S: jax.Array, length_S: jax.Array, live_S: jax.Array) -> Any:
+            where = Where(table_Sgb, length_S, live_S.astype(jnp.int32))
+            hidden_S1D, cache = feed(self.model, self._how, params, cache, token_S[:, None], where, self._shards)
+            logits_SV = jnp.einsum("SD,VD->SV", hidden_S1D[:, 0], table_VD, preferred_element_type=jnp.float32)
+            return logits_SV, cache
+
+        return sample_tokens(forward, state, self.config.decode_steps, patience, self._draw)
+
+    def _draw(self, logits_SV: jax.Array, how: Sampling, index_S: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """`sample` on this device's part of the vocabulary: each device of a tensor group collects the logits of its
+        share of the slots, or of all slots if they cannot be divided."""
+        axis, size = self._shards.tensor, self.mesh.shape["tensor"]
+        if axis is None:
+            return sample(logits_SV, how, index_S)
+        if self.slots % size:
+            return sample(lax.all_gather(logits_SV, axis, axis=1, tiled=True), how, index_S)
+        share = self.slots // size
+
+        def own(x_S: jax.Array) -> jax.Array:
+            return lax.dynamic_slice_in_dim(x_S, lax.axis_index(axis) * share, share)
+
+        own_sV = lax.all_to_all(logits_SV, axis, split_axis=0, concat_axis=1, tiled=True)
+        token_s, logprob_s = sample(own_sV, jax.tree.map(own, how), own(index_S))
+        return lax.all_gather(token_s, axis, tiled=True), lax.all_gather(logprob_s, axis, tiled=True)
+
+
+def _copied(cache: Pages, source: jax.Array, target: jax.Array) -> Pages:
+    return jax.tree.map(lambda x: x.at[target[0]].set(x[source[0]], mode="drop"), cache)
+
+
+def _written(cache: Pages, target: jax.Array, values: Pages) -> Pages:
+    return jax.tree.map(lambda x, new: x.at[target[0]].set(new, mode="drop"), cache, values)
