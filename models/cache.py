@@ -1,20 +1,24 @@
 """The KV cache of a decoder, and the two ways to extend it: by one token per row, or by many.
 
 A cache is a tuple with one entry per layer. The columns of a row are split into blocks of BLOCK: K is [S, K, b, h, t]
-and V [S, K, b, t, h], with b blocks of t columns, so that both matmuls of attention read contiguous memory. All
-functions here compute a row bit-identically whatever the other rows contain and however many columns beyond its own
-length are attended to: every product, sum and exponential covers one block, in operations whose shape per block is
-fixed, and the blocks are added in order; a block without visible tokens adds exact zeros. Layers with a sliding window
-keep all columns of a row and attend to the last ones.
+and V [S, K, b, t, h], with b blocks of t columns, so that both matmuls of attention read contiguous memory. Both are
+tuples of such arrays, segments of 2, 2, 4, 8, … blocks, so that the first columns can be used alone without a copy
+(`view`). All functions here compute a row bit-identically whatever the other rows contain and however many columns
+beyond its own length are attended to: every product, sum and exponential covers one block, in operations whose shape
+per block is fixed, and the blocks are added in order; a block without visible tokens adds exact zeros. Layers with a
+sliding window keep all columns of a row and attend to the last ones.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
@@ -28,10 +32,10 @@ MASKED = -1e30  # finite, so that a row of masked scores stays free of NaN
 
 
 class LayerCache(NamedTuple):
-    """Keys and values of one layer, after key norm and rotation (or their shardings)."""
+    """Keys and values of one layer, after key norm and rotation (or their shardings), by segment."""
 
-    k_SKbht: Any
-    v_SKbth: Any
+    k_SKbht: tuple[Any, ...]
+    v_SKbth: tuple[Any, ...]
 
 
 Cache = tuple[LayerCache, ...]
@@ -42,28 +46,50 @@ def round_up(tokens: int) -> int:
     return -(-tokens // BLOCK) * BLOCK
 
 
+def widths(capacity: int) -> tuple[int, ...]:
+    """The numbers of columns that `view` can give, in order: 128, 256, 512, …, and the capacity.
+
+    At least two blocks: XLA unrolls a loop over a single block, then fuses and rounds differently.
+    """
+    found, columns = [], 2 * BLOCK
+    while columns < capacity:
+        found.append(columns)
+        columns *= 2
+    return (*found, capacity)
+
+
 def init_cache(cfg: ModelConfig, slots: int, capacity: int, dtype: Any) -> Cache:
     """An empty cache. Raises ValueError if the capacity is not a multiple of BLOCK."""
     if capacity % BLOCK:
         raise ValueError(f"A cache of {capacity} columns is not a multiple of {BLOCK}; use {round_up(capacity)}.")
-    front = (slots, cfg.num_kv_heads, capacity // BLOCK)
-    k_shape, v_shape = (*front, cfg.head_dim, BLOCK), (*front, BLOCK, cfg.head_dim)
-    return tuple(LayerCache(jnp.zeros(k_shape, dtype), jnp.zeros(v_shape, dtype)) for _ in range(cfg.num_layers))
+    ends = widths(capacity)
+    fronts = [(slots, cfg.num_kv_heads, (end - start) // BLOCK) for start, end in zip((0, *ends), ends, strict=False)]
+
+    def empty(*block: int) -> tuple[jax.Array, ...]:
+        return tuple(jnp.zeros((*front, *block), dtype) for front in fronts)
+
+    return tuple(LayerCache(empty(cfg.head_dim, BLOCK), empty(BLOCK, cfg.head_dim)) for _ in range(cfg.num_layers))
 
 
 def columns_of(cache: Cache) -> int:
     """The cache's capacity: the number of tokens a row has room for."""
-    return cache[0].k_SKbht.shape[2] * BLOCK
+    return sum(_blocks(cache[0])) * BLOCK
+
+
+def _blocks(layer: LayerCache) -> list[int]:
+    """Number of blocks of each segment."""
+    return [part.shape[2] for part in layer.k_SKbht]
 
 
 def view(cache: Cache, columns: int) -> Cache:
-    """The first `columns` columns of every row; `columns` is a multiple of BLOCK."""
-    return jax.tree.map(lambda x: x[:, :, : columns // BLOCK], cache)
+    """The first `columns` columns of every row, one of `widths`; the same arrays, not copies."""
+    count = widths(columns_of(cache)).index(columns) + 1
+    return tuple(LayerCache(layer.k_SKbht[:count], layer.v_SKbth[:count]) for layer in cache)
 
 
 def put_back(cache: Cache, part: Cache) -> Cache:
     """The cache with its first columns replaced by `part`, a `view` that has been extended."""
-    return jax.tree.map(lambda x, new: lax.dynamic_update_slice(x, new, (0,) * x.ndim), cache, part)
+    return _joined(cache, part, lambda _, new: new)
 
 
 def take_rows(cache: Cache, rows_N: Int[Array, " N"]) -> Cache:
@@ -73,12 +99,41 @@ def take_rows(cache: Cache, rows_N: Int[Array, " N"]) -> Cache:
 
 def put_rows(cache: Cache, part: Cache, rows_N: Int[Array, " N"]) -> Cache:
     """The cache with rows (their first columns, if part has fewer) overwritten; indices past the end are dropped."""
-    return jax.tree.map(lambda x, new: x.at[rows_N, :, : new.shape[2]].set(new, mode="drop"), cache, part)
+    return _joined(cache, part, lambda x, new: x.at[rows_N, :, : new.shape[2]].set(new, mode="drop"))
+
+
+def _joined(cache: Cache, part: Cache, put: Callable[[jax.Array, jax.Array], jax.Array]) -> Cache:
+    """put(segment, new segment) for every segment that `part` has; the others stay."""
+    return tuple(
+        LayerCache(
+            *(
+                (*map(put, segments[: len(new)], new), *segments[len(new) :])
+                for segments, new in zip(layer, other, strict=True)
+            )
+        )
+        for layer, other in zip(cache, part, strict=True)
+    )
 
 
 def copy_row(cache: Cache, source: Cache, row: jax.Array, slot: jax.Array) -> Cache:
     """The cache with one row of a shorter cache copied to the first columns of `slot`."""
     return put_rows(cache, jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, row, 1), source), slot[None])
+
+
+def _written(layer: LayerCache, rows: jax.Array, column: jax.Array, k: jax.Array, v: jax.Array) -> LayerCache:
+    """The layer with keys and values [..., K, h] written at rows and columns, integers of the same leading shape.
+
+    Columns past the end are dropped.
+    """
+    k_SKbht, v_SKbth, start = [], [], 0
+    block, offset = column // BLOCK, column % BLOCK
+    for keys, values in zip(*layer, strict=True):
+        count = keys.shape[2]
+        here = jnp.where(block < start, count, block - start)  # from `count` on: not in this segment
+        k_SKbht.append(keys.at[rows, :, here, :, offset].set(k.astype(keys.dtype), mode="drop"))
+        v_SKbth.append(values.at[rows, :, here, offset].set(v.astype(values.dtype), mode="drop"))
+        start += count
+    return LayerCache(tuple(k_SKbht), tuple(v_SKbth))
 
 
 def step(
@@ -90,20 +145,15 @@ def step(
     whose length is at or beyond the columns of the cache writes nothing, and its output is meaningless.
     """
     rows_S = jnp.arange(ids_S.shape[0])
-    block_S, offset_S = lengths_S // BLOCK, lengths_S % BLOCK
     behind_SC = lengths_S[:, None] - jnp.arange(columns_of(cache))
     x_S1D = embed(cfg, params, ids_S[:, None], LOCAL)
     layers: list[LayerCache] = []
-    for w, window, (k_SKbht, v_SKbth) in zip(params["layers"], cfg.layer_windows, cache, strict=True):
+    for w, window, layer in zip(params["layers"], cfg.layer_windows, cache, strict=True):
         seen_SC = _seen(behind_SC, window)
 
-        def attend(
-            q: jax.Array, k: jax.Array, v: jax.Array, k_SKbht=k_SKbht, v_SKbth=v_SKbth, seen_SC=seen_SC
-        ) -> jax.Array:
-            k_SKbht = k_SKbht.at[rows_S, :, block_S, :, offset_S].set(k[:, 0].astype(k_SKbht.dtype), mode="drop")
-            v_SKbth = v_SKbth.at[rows_S, :, block_S, offset_S].set(v[:, 0].astype(v_SKbth.dtype), mode="drop")
-            layers.append(LayerCache(k_SKbht, v_SKbth))
-            return _attend_one(q[:, 0], k_SKbht, v_SKbth, seen_SC)[:, None]
+        def attend(q: jax.Array, k: jax.Array, v: jax.Array, layer=layer, seen_SC=seen_SC) -> jax.Array:
+            layers.append(_written(layer, rows_S, lengths_S, k[:, 0], v[:, 0]))
+            return _attend_one(q[:, 0], layers[-1], seen_SC)[:, None]
 
         x_S1D = block(cfg, cfg.layer_rope(window), w, x_S1D, lengths_S[:, None], attend, LOCAL, block_matmul)
     return final_norm(cfg, params, x_S1D)[:, 0], tuple(layers)
@@ -114,32 +164,39 @@ def _seen(behind: jax.Array, window: int | None) -> jax.Array:
     return (behind >= 0) if window is None else (behind >= 0) & (behind < window)
 
 
-def _attend_one(q_SHh: jax.Array, k_SKbht: jax.Array, v_SKbth: jax.Array, seen_SC: jax.Array) -> jax.Array:
+def _attend_one(q_SHh: jax.Array, layer: LayerCache, seen_SC: jax.Array) -> jax.Array:
     """softmax(q K / √h) V for one query per row: the maximum over all columns, then sums block by block.
 
     The exponentials are computed in a loop over the blocks: in one operation over all columns, their last bit would
     depend on the number of columns (XLA emits different code for different sizes).
     """
-    rows, num_heads, head_dim = q_SHh.shape
-    num_kv, blocks = k_SKbht.shape[1:3]
-    q_SKbqh = jnp.broadcast_to(
-        q_SHh.reshape(rows, num_kv, 1, -1, head_dim), (rows, num_kv, blocks, num_heads // num_kv, head_dim)
-    )
-    scores = jnp.einsum("SKbqh,SKbht->SKbqt", q_SKbqh, k_SKbht, preferred_element_type=jnp.float32)
+    rows, _, head_dim = q_SHh.shape
+    counts, num_kv = _blocks(layer), layer.k_SKbht[0].shape[1]
+    ends, blocks = np.cumsum(counts), sum(counts)
+    q_SK1qh = q_SHh.reshape(rows, num_kv, 1, -1, head_dim)
+
+    def products(k_SKbht: jax.Array) -> jax.Array:
+        q_SKbqh = jnp.broadcast_to(q_SK1qh, (*k_SKbht.shape[:3], *q_SK1qh.shape[3:]))
+        return jnp.einsum("SKbqh,SKbht->SKbqt", q_SKbqh, k_SKbht, preferred_element_type=jnp.float32)
+
+    scores = jnp.concatenate([products(k_SKbht) for k_SKbht in layer.k_SKbht], axis=2)
     seen_SKbqt = seen_SC.reshape(rows, 1, blocks, 1, BLOCK)
     scores = jnp.where(seen_SKbqt, scores / math.sqrt(head_dim), MASKED)
     top_SKq = jnp.max(scores, axis=(2, 4))
+    dtype = layer.v_SKbth[0].dtype
 
     def weigh(scores_SKqt: jax.Array) -> tuple[jax.Array, jax.Array]:
         weights = jnp.exp(scores_SKqt - top_SKq[..., None])
-        return weights.astype(v_SKbth.dtype), jnp.sum(weights, axis=-1)
+        return weights.astype(dtype), jnp.sum(weights, axis=-1)
 
     weights_bSKqt, masses_bSKq = lax.map(weigh, jnp.moveaxis(scores, 2, 0))
-    weights_SKbqt = jnp.moveaxis(weights_bSKqt, 0, 2)
-    parts = jnp.einsum("SKbqt,SKbth->SKbqh", weights_SKbqt, v_SKbth, preferred_element_type=jnp.float32)
-    total, mass = parts[:, :, 0], masses_bSKq[0]
-    for b in range(1, blocks):
-        total, mass = total + parts[:, :, b], mass + masses_bSKq[b]
+    total, mass = jnp.float32(0), jnp.float32(0)
+    for weights, v_SKbth in zip(jnp.split(weights_bSKqt, ends[:-1]), layer.v_SKbth, strict=True):
+        parts = jnp.einsum("bSKqt,SKbth->SKbqh", weights, v_SKbth, preferred_element_type=jnp.float32)
+        for b in range(v_SKbth.shape[2]):
+            total = total + parts[:, :, b]
+    for b in range(blocks):
+        mass = mass + masses_bSKq[b]
     return (total / mass[..., None]).reshape(q_SHh.shape).astype(q_SHh.dtype)
 
 
@@ -160,22 +217,17 @@ def append(
     offsets_T = jnp.arange(length)
     positions_ST = starts_S[:, None] + offsets_T
     write_ST = jnp.where(offsets_T < counts_S[:, None], positions_ST, columns_of(cache))  # padding is dropped
-    block_ST, offset_ST = write_ST // BLOCK, write_ST % BLOCK
     blocks = (jnp.max(starts_S + counts_S) + BLOCK - 1) // BLOCK
     earliest = jnp.min(starts_S)
     rows_S1 = jnp.arange(ids_ST.shape[0])[:, None]
     x_STD = embed(cfg, params, ids_ST, LOCAL)
     layers: list[LayerCache] = []
-    for w, window, (k_SKbht, v_SKbth) in zip(params["layers"], cfg.layer_windows, cache, strict=True):
+    for w, window, layer in zip(params["layers"], cfg.layer_windows, cache, strict=True):
         first = 0 if window is None else jnp.maximum(earliest - window + 1, 0) // BLOCK
 
-        def attend(
-            q: jax.Array, k: jax.Array, v: jax.Array, k_SKbht=k_SKbht, v_SKbth=v_SKbth, first=first, window=window
-        ) -> jax.Array:
-            k_SKbht = k_SKbht.at[rows_S1, :, block_ST, :, offset_ST].set(k.astype(k_SKbht.dtype), mode="drop")
-            v_SKbth = v_SKbth.at[rows_S1, :, block_ST, offset_ST].set(v.astype(v_SKbth.dtype), mode="drop")
-            layers.append(LayerCache(k_SKbht, v_SKbth))
-            return _attend_many(q, k_SKbht, v_SKbth, positions_ST, first, blocks, window)
+        def attend(q: jax.Array, k: jax.Array, v: jax.Array, layer=layer, first=first, window=window) -> jax.Array:
+            layers.append(_written(layer, rows_S1, write_ST, k, v))
+            return _attend_many(q, layers[-1], positions_ST, first, blocks, window)
 
         x_STD = block(cfg, cfg.layer_rope(window), w, x_STD, positions_ST, attend, LOCAL, block_matmul)
     return tuple(layers)
@@ -183,8 +235,7 @@ def append(
 
 def _attend_many(
     q_STHh: jax.Array,
-    k_SKbht: jax.Array,
-    v_SKbth: jax.Array,
+    layer: LayerCache,
     positions_ST: jax.Array,
     first: jax.Array | int,
     blocks: jax.Array,
@@ -196,16 +247,18 @@ def _attend_many(
     which the rescaling by exp(MASKED - maximum) = 0 removes exactly; after it their exponentials are 0.
     """
     rows, length, _, head_dim = q_STHh.shape
-    num_kv = k_SKbht.shape[1]
+    num_kv = layer.k_SKbht[0].shape[1]
     q_SKqTh = q_STHh.reshape(rows, length, num_kv, -1, head_dim).transpose(0, 2, 3, 1, 4)
     scale = 1 / math.sqrt(head_dim)
 
-    def add(b: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def add(
+        k_SKbht: jax.Array, v_SKbth: jax.Array, start: int, b: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
         top, mass, total = carry
         k = lax.dynamic_index_in_dim(k_SKbht, b, 2, keepdims=False)
         v = lax.dynamic_index_in_dim(v_SKbth, b, 2, keepdims=False)
         scores = jnp.einsum("SKqTh,SKht->SKqTt", q_SKqTh, k, preferred_element_type=jnp.float32) * scale
-        behind = positions_ST[:, None, None, :, None] - (b * BLOCK + jnp.arange(BLOCK))
+        behind = positions_ST[:, None, None, :, None] - ((start + b) * BLOCK + jnp.arange(BLOCK))
         scores = jnp.where(_seen(behind, window), scores, MASKED)
         new_top = jnp.maximum(top, jnp.max(scores, axis=-1))
         shrink = jnp.exp(top - new_top)
@@ -214,8 +267,14 @@ def _attend_many(
         return new_top, mass * shrink + jnp.sum(weights, axis=-1), total * shrink[..., None] + part
 
     shape = q_SKqTh.shape[:-1]
-    start = (jnp.full(shape, MASKED, jnp.float32), jnp.zeros(shape, jnp.float32), jnp.zeros(q_SKqTh.shape, jnp.float32))
-    _, mass, total = lax.fori_loop(first, blocks, add, start)
+    carry = (jnp.full(shape, MASKED, jnp.float32), jnp.zeros(shape, jnp.float32), jnp.zeros(q_SKqTh.shape, jnp.float32))
+    start = 0
+    for k_SKbht, v_SKbth in zip(*layer, strict=True):
+        count = k_SKbht.shape[2]
+        low, high = (jnp.clip(bound - start, 0, count) for bound in (first, blocks))
+        carry = lax.fori_loop(low, high, partial(add, k_SKbht, v_SKbth, start), carry)
+        start += count
+    _, mass, total = carry
     # With no blocks (all rows empty) the sum is 0; such outputs are meaningless but must not be NaN.
     out_SKqTh = total / jnp.maximum(mass, 1e-30)[..., None]
     return out_SKqTh.transpose(0, 3, 1, 2, 4).reshape(q_STHh.shape).astype(q_STHh.dtype)

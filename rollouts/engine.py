@@ -40,9 +40,9 @@ from rollouts.slots import (
 
 
 class Prefix(NamedTuple):
-    """Prefilled prompts: keys and values of all tokens but the last, and that last token."""
+    """Prefilled prompts: keys and values of all tokens but the last, and that last token (or their shardings)."""
 
-    cache: kv.Cache
+    cache: Any  # kv.Cache
     token_P: Any
     length_P: Any  # tokens in the cache: the prompt without its last token
 
@@ -64,9 +64,8 @@ class Engine(EngineWeights):
         self._prefill_rows = spread(PartitionSpec(prefill_rows))
         heads = spread(PartitionSpec(None, "tensor"))
         slot, slot_heads = spread(PartitionSpec(ROWS)), spread(PartitionSpec(ROWS, "tensor"))
-        layers = model.num_layers
-        self._state_sharding = DecodeState(
-            tuple(kv.LayerCache(slot_heads, slot_heads) for _ in range(layers)),
+        self._state_sharding = DecodeState(  # one sharding for all arrays of the cache
+            slot_heads,
             slot,
             slot,
             slot,
@@ -74,9 +73,7 @@ class Engine(EngineWeights):
             slot,
             Sampling(*(slot,) * 5),
         )
-        self.prefix_sharding = Prefix(
-            tuple(kv.LayerCache(heads, heads) for _ in range(layers)), self._whole, self._whole
-        )
+        self.prefix_sharding = Prefix(heads, self._whole, self._whole)
         results = Result(*(self._whole,) * 4)
         state = self._state_sharding
         self._init = jax.jit(self._init_program, out_shardings=state)

@@ -68,14 +68,8 @@ class EngineConfig:
         return min(b for b in (*self.prefill_buckets, self.max_length) if b >= tokens)
 
     def columns(self, tokens: int) -> int:
-        """Number of cache columns a dispatch attends to, to cover `tokens`: BLOCK times a power of two, or all.
-
-        At least two blocks: XLA unrolls a loop over a single block, then fuses and rounds differently.
-        """
-        columns = 2 * kv.BLOCK
-        while columns < tokens:
-            columns *= 2
-        return min(columns, self.capacity)
+        """Number of cache columns a dispatch attends to, to cover `tokens`: the smallest of the cache's `widths`."""
+        return min((width for width in kv.widths(self.capacity) if width >= tokens), default=self.capacity)
 
 
 class DecodeState(NamedTuple):

@@ -16,7 +16,7 @@ from models.rope import Rope
 from sharding.collectives import LOCAL
 from tests.rollouts.world import CFG, make_params
 
-ROWS, CAPACITY = 4, 256
+ROWS, CAPACITY = 4, 320
 
 
 MIXED = replace(
@@ -56,6 +56,18 @@ def empty(cfg, rows=ROWS):
     return kv.init_cache(cfg, rows, CAPACITY, jnp.float32)
 
 
+def changed(cache, change):
+    """The cache with change(k, v, column_bt) -> (k, v) applied to every segment; column_bt: its columns' numbers."""
+    layers = []
+    for layer in cache:
+        start, pairs = 0, []
+        for k, v in zip(*layer, strict=True):
+            pairs.append(change(k, v, start + jnp.arange(k.shape[2] * kv.BLOCK).reshape(-1, kv.BLOCK)))
+            start += k.shape[2] * kv.BLOCK
+        layers.append(kv.LayerCache(*zip(*pairs, strict=True)))
+    return tuple(layers)
+
+
 def test_prefill_extension_and_steps_equal_the_training_forward(cfg, decode_params, ids):
     lengths = np.asarray([3, 64, 65, 150])
     hidden = transformer.hidden(
@@ -84,16 +96,16 @@ def test_columns_beyond_a_row_are_exact_zeros(cfg, decode_params, ids):
     """Attending to more columns, which hold stale values, changes no bit."""
     lengths = np.asarray([5, 60, 64, 100], np.int32)
     filled = append(cfg, decode_params, empty(cfg), ids[:, :128], np.zeros(ROWS, np.int32), lengths)
-    noise = jax.tree.map(lambda x: jax.random.normal(jax.random.key(1), x.shape), empty(cfg))
-    column_bt = jnp.arange(CAPACITY).reshape(-1, kv.BLOCK)
-    own_Sbt = column_bt < lengths[:, None, None]
-    dirty = tuple(
-        kv.LayerCache(jnp.where(own_Sbt[:, None, :, None, :], k, nk), jnp.where(own_Sbt[:, None, :, :, None], v, nv))
-        for (k, v), (nk, nv) in zip(filled, noise, strict=True)
-    )
+
+    def stale(k, v, column_bt):
+        own_Sbt = column_bt < lengths[:, None, None]
+        noise_k, noise_v = (jax.random.normal(jax.random.key(1), x.shape) for x in (k, v))
+        return jnp.where(own_Sbt[:, None, :, None, :], k, noise_k), jnp.where(own_Sbt[:, None, :, :, None], v, noise_v)
+
+    dirty = changed(filled, stale)
     outs = [
         np.asarray(step(cfg, decode_params, kv.view(cache, columns), ids[:, 0], lengths)[0])
-        for cache, columns in [(filled, 128), (dirty, 128), (dirty, 192), (dirty, 256)]
+        for cache, columns in [(filled, 128), (dirty, 128), (dirty, 256), (dirty, CAPACITY)]
     ]
     assert all(out.tobytes() == outs[0].tobytes() for out in outs[1:])
 
@@ -105,14 +117,12 @@ def test_columns_before_a_window_are_exact_zeros(ids):
     lengths, counts = np.asarray([21, 84, 90, 150], np.int32), np.asarray([1, 5, 30, 40], np.int32)
     zeros = np.zeros(ROWS, np.int32)
     filled = append(cfg, params, empty(cfg), ids[:, :160], zeros, lengths)
-    column_bt = jnp.arange(CAPACITY).reshape(-1, kv.BLOCK)
-    unseen_Sbt = column_bt <= (lengths - 20)[:, None, None]
-    dirty = tuple(
-        kv.LayerCache(
-            jnp.where(unseen_Sbt[:, None, :, None, :], 7.0, k), jnp.where(unseen_Sbt[:, None, :, :, None], -3.0, v)
-        )
-        for k, v in filled
-    )
+
+    def stale(k, v, column_bt):
+        unseen_Sbt = column_bt <= (lengths - 20)[:, None, None]
+        return jnp.where(unseen_Sbt[:, None, :, None, :], 7.0, k), jnp.where(unseen_Sbt[:, None, :, :, None], -3.0, v)
+
+    dirty = changed(filled, stale)
     assert any(not np.array_equal(a, b) for a, b in zip(jax.tree.leaves(filled), jax.tree.leaves(dirty), strict=True))
     outs = []
     for cache in (filled, dirty):
@@ -131,16 +141,20 @@ def test_blocks_before_every_window_are_not_read(ids):
     params = transformer.unstack_layers(make_params(cfg))
     starts, counts = np.asarray([100, 120, 130, 150], np.int32), np.asarray([40, 30, 64, 1], np.int32)
     filled = append(cfg, params, empty(cfg), ids[:, :160], np.zeros(ROWS, np.int32), starts)
-    unread = jax.tree.map(lambda x: x.at[:, :, 0].set(jnp.nan), filled)
+    unread = changed(
+        filled, lambda k, v, column_bt: tuple(x.at[:, :, 0].set(jnp.nan) if column_bt[0, 0] == 0 else x for x in (k, v))
+    )
     beside_early = np.where(np.arange(ROWS) == 0, 0, starts).astype(np.int32)
     whole, skipping, beside = (
         jax.tree.map(np.asarray, append(cfg, params, cache, ids[:, :160], begin, counts))
         for cache, begin in ((filled, starts), (unread, starts), (filled, beside_early))
     )
-    for before, a, b, c in zip(*map(jax.tree.leaves, (filled, whole, skipping, beside)), strict=True):
-        assert not np.array_equal(before, a) and np.isfinite(a).all()
-        assert a[:, :, 1:].tobytes() == b[:, :, 1:].tobytes()
-        assert a[1:].tobytes() == c[1:].tobytes()
+    for layers in zip(filled, whole, skipping, beside, strict=True):
+        for parts in zip(*layers, strict=True):  # keys, then values, by segment
+            before, a, b, c = (np.concatenate(segments, axis=2) for segments in parts)
+            assert not np.array_equal(before, a) and np.isfinite(a).all()
+            assert a[:, :, 1:].tobytes() == b[:, :, 1:].tobytes()
+            assert a[1:].tobytes() == c[1:].tobytes()
 
 
 def test_rows_do_not_see_each_other(cfg, decode_params, ids):
@@ -161,7 +175,7 @@ def test_rows_do_not_see_each_other(cfg, decode_params, ids):
             cache = append(cfg, decode_params, cache, more, lengths, added)
             out, _ = step(cfg, decode_params, cache, ids[:, 9] * 0 + 17, lengths + added)
             own = (np.arange(CAPACITY) < start + count).reshape(-1, kv.BLOCK)
-            k, v = (np.asarray(x)[place] for x in cache[1])
+            k, v = (np.concatenate(segments, axis=2)[place] for segments in cache[1])
             results.append(
                 (
                     np.asarray(out)[place].tobytes(),
@@ -177,6 +191,19 @@ def test_a_full_row_writes_nothing(cfg, decode_params, ids):
     before = jax.tree.map(np.asarray, cache)
     _, after = step(cfg, decode_params, cache, ids[:, 0], np.full(ROWS, CAPACITY, np.int32))
     assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True))
+
+
+@pytest.mark.parametrize("capacity", [64, 128, 192, 320, 512, 576])
+def test_a_view_is_the_first_columns_without_a_copy(capacity):
+    cache = kv.init_cache(CFG, 2, capacity, jnp.float32)
+    assert kv.columns_of(cache) == capacity == kv.widths(capacity)[-1]
+    for columns in kv.widths(capacity):
+        part = kv.view(cache, columns)
+        assert kv.columns_of(part) == columns
+        assert all(any(x is y for y in jax.tree.leaves(cache)) for x in jax.tree.leaves(part))
+        back = kv.put_back(cache, part)
+        assert all(x is y for x, y in zip(jax.tree.leaves(back), jax.tree.leaves(cache), strict=True))
+    assert kv.widths(576) == (128, 256, 512, 576)
 
 
 def test_an_odd_capacity_is_refused():
