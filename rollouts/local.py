@@ -8,9 +8,12 @@ last moves to host memory and returns, unchanged, when there is room.
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,9 +27,11 @@ from rollouts.paged import Aside, PagedEngine
 from rollouts.pages import OutOfPages
 from rollouts.scheduler import Queue
 from rollouts.slots import Extension, Placement, stop_row
+from rollouts.tools import BatchedTool
 from rollouts.types import Completion, Request, RolloutError, TextCodec
 
 REFILL = 8  # while episodes wait, a dispatch ends once slots / REFILL of its slots have finished
+SETTLE = 0.01  # seconds, at most, that responders get to call a tool or to reply before the next dispatch
 
 
 def stretch_key(key: np.ndarray, stretch: int) -> np.ndarray:
@@ -45,14 +50,24 @@ class LocalRollouts:
 
     A completion depends on the weights and its request alone: not on the other requests, their order, the slot or the
     time a responder took. Requests without a key get one from (seed, number of the call, index in the call). threads:
-    number of responders that run concurrently.
+    number of responders that run concurrently. tool: the tool that responders call, if they call one; it is served
+    before every dispatch.
     """
 
-    def __init__(self, engine: Engine | PagedEngine, tokenizer: TextCodec, *, seed: int, threads: int) -> None:
+    def __init__(
+        self,
+        engine: Engine | PagedEngine,
+        tokenizer: TextCodec,
+        *,
+        seed: int,
+        threads: int,
+        tool: BatchedTool[Any] | None = None,
+    ) -> None:
         self.engine = engine
         self._tokenizer = tokenizer
         self._seed = seed
         self._threads = threads
+        self._tool = tool
         self._calls = 0
         self._params: Any = None
         self._state: Any = None  # between calls, if the engine keeps prompts for later calls
@@ -83,14 +98,10 @@ class LocalRollouts:
         for request in requests:
             stop_row(request.params)
         keys = [key_data(self._seed, call, i) if r.key is None else r.key for i, r in enumerate(requests)]
-        pool = ThreadPoolExecutor(self._threads, thread_name_prefix="responder")
         state, self._state = self._state, None  # lost if an error comes in between
         state = self.engine.init_decode_state() if state is None else state
-        try:
-            state = _Round(self.engine, self._params, state, episodes, keys, pool).play()
-            self._state = state if self.engine.keeps_prompts else None
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # after an error, do not wait for running responders
+        state = _Round(self.engine, self._params, state, episodes, keys, self._threads, self._tool).play()
+        self._state = state if self.engine.keeps_prompts else None
         return [episode.completion() for episode in episodes]
 
 
@@ -113,13 +124,17 @@ class _Round:
         state: Any,
         episodes: Sequence[Episode],
         keys: Sequence[np.ndarray],
-        pool: ThreadPoolExecutor,
+        threads: int,
+        tool: BatchedTool[Any] | None,
     ) -> None:
         self._engine: Any = engine
         self._params = params
         self._state = state
         self._keys = keys
-        self._pool = pool
+        self._threads = threads
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="responder")
+        self._tool = tool
+        self._news = threading.Event()  # set when a responder has replied or called the tool
         config = engine.config
         waiting = [episode for episode in episodes if episode.finish_reason is None]
         self._queue = Queue(waiting, lambda ps: engine.prefill(params, ps), config.bucket, config.prefill_batch)
@@ -133,12 +148,16 @@ class _Round:
 
     def play(self) -> Any:
         """Runs until every episode has its finish_reason; the engine's state afterwards."""
-        while self._queue or self._live or self._asked or self._asleep:
-            self._wake()
-            self._place()
-            self._answer(block=not self._live)
-            if self._live:
-                self._decode()
+        try:
+            with nullcontext() if self._tool is None else self._tool.served(self._news.set):
+                while self._queue or self._live or self._asked or self._asleep:
+                    self._wake()
+                    self._place()
+                    self._answer(block=not self._live)
+                    if self._live:
+                        self._decode()
+        finally:
+            self._pool.shutdown(wait=False, cancel_futures=True)  # after an error, do not wait for running responders
         return self._state
 
     # ---------------------------------------------------------------------------------------------------- placing
@@ -179,9 +198,8 @@ class _Round:
         """Handles the replies that have arrived; with `block`, waits for one unless a slot was freed meanwhile."""
         if not self._asked:
             return
-        done, _ = wait(self._asked, timeout=None if block else 0, return_when=FIRST_COMPLETED)
         extensions = []
-        for future in sorted(done, key=lambda f: self._asked[f][1].index):
+        for future in sorted(self._replies(block), key=lambda f: self._asked[f][1].index):
             slot, episode = self._asked.pop(future)
             aside = self._aside.pop(episode.index, None)
             outcome = episode.observe(future)
@@ -197,6 +215,28 @@ class _Round:
             if outcome == "starts anew":
                 self._queue.add(episode)
         self._extend(extensions)
+
+    def _replies(self, block: bool) -> list[Future[object]]:
+        """The replies that have arrived; with `block`, at least one.
+
+        Responders that have just begun get a moment to call the tool, so that their calls are answered together, and
+        another one to reply, so that their episodes take part in the next dispatch.
+        """
+        until = time.monotonic() + SETTLE
+        while True:
+            self._news.clear()
+            done = [future for future in self._asked if future.done()]
+            calling = 0 if self._tool is None else self._tool.callers
+            at_work = min(len(self._asked) - len(done), self._threads) - calling
+            left = until - time.monotonic()
+            if at_work > 0 and left > 0:
+                self._news.wait(left)
+            elif self._tool is not None and self._tool.serve():
+                until = time.monotonic() + SETTLE
+            elif done or not block:
+                return done
+            else:
+                self._news.wait()
 
     def _extend(self, asked: Sequence[tuple[int, Episode]]) -> None:
         by_bucket: dict[int, list[tuple[int, Episode]]] = {}
@@ -228,6 +268,11 @@ class _Round:
                     self._asleep.append(_Asleep(episode, self._engine.set_aside(self._state, slot), answered=True))
                     self._free.append(slot)
                     return
+
+    def _ask(self, slot: int, episode: Episode) -> None:
+        future = self._pool.submit(episode.ask)
+        self._asked[future] = (slot, episode)
+        future.add_done_callback(lambda _: self._news.set())
 
     # ------------------------------------------------------------------------------------------------- out of memory
     def _set_aside(self, shard: int) -> bool:
@@ -298,7 +343,7 @@ class _Round:
             if live_S[slot]:
                 paused.append(slot)
             if episode.asks:
-                self._asked[self._pool.submit(episode.ask)] = (slot, episode)
+                self._ask(slot, episode)
             else:
                 episode.end()
                 ended.append(slot)

@@ -1,117 +1,135 @@
-"""Merges many small tool calls into few large ones: searches of concurrent episodes are answered together."""
+"""Searches of episodes that wait at the same time become few large calls.
+
+A responder runs in a thread and calls a tool with its episode's texts. Who then calls the function behind the tool is
+the tool's choice: the thread of the decode loop, between two dispatches, or a thread of its own.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
-Batched = Callable[[list[str]], list[str]]
+from rollouts.types import RolloutError
+
+Answer = TypeVar("Answer")
+
+GATHER = 0.005  # seconds that a tool with its own thread waits for more: turns that end together call within these
 
 
-class ToolTimeout(TimeoutError):
-    """A tool that did not answer in time."""
+@dataclass(frozen=True)
+class _Call(Generic[Answer]):
+    texts: list[str]
+    answers: Future[list[Answer]] = field(default_factory=Future)
 
 
-class BatchedTool:
-    """A batched function, called from many threads with a few texts each.
+class BatchedTool(Generic[Answer]):
+    """A batched function that many threads call with a few texts each.
 
-    Calls that arrive within `wait` seconds of each other (or until there are `max_batch` texts) become one call of
-    `function`, with duplicate texts removed. Each caller gets the answers to its own texts, in its order; as `function`
-    answers each text independently, they do not depend on other callers. A call that raises one of `retry_on` is
-    retried at most `retries` times; the last exception is raised in every caller. timeout: seconds that a caller waits
-    before it gets ToolTimeout.
+    All calls that wait become one call of `function`, without repeated texts; each caller gets the answers to its own
+    texts, in its order. As `function` answers each text independently, they do not depend on other callers. An
+    exception of `function` is raised in every caller of that batch.
+
+    own_thread: a thread of the tool calls `function`, while decoding goes on; for functions that mostly wait, such as
+    requests to a server. Otherwise `serve` does, in the thread of the decode loop: for functions that run programs on
+    the devices, which no other thread may do. Programs of one device run in the order in which they are sent, and
+    those of several devices must be sent to all of them in the same order. In both cases, the thread that made the tool
+    calls `function` directly.
     """
 
-    def __init__(
-        self,
-        function: Batched,
-        *,
-        max_batch: int,
-        wait: float,
-        timeout: float,
-        retries: int,
-        retry_on: tuple[type[Exception], ...],
-    ) -> None:
+    def __init__(self, function: Callable[[list[str]], Sequence[Answer]], *, own_thread: bool) -> None:
         self._function = function
-        self._max_batch = max_batch
-        self._wait = wait
-        self._timeout = timeout
-        self._retries = retries
-        self._retry_on = retry_on
-        self._lock = threading.Condition()
-        self._waiting: deque[tuple[list[str], Future[list[str]]]] = deque()
-        self._busy = False
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="tool")
+        self._maker = threading.get_ident()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tool") if own_thread else None
+        self._lock = threading.Lock()
+        self._waiting: list[_Call[Answer]] = []
+        self._under_way = 0  # calls in the batch that is being answered
+        self._notify: Callable[[], None] | None = None  # tells the decode loop that a call waits
+        self.batches = self.texts = 0  # calls of `function` so far, and texts in them
 
-    def __call__(self, texts: Sequence[str]) -> list[str]:
-        """The function's answers to `texts`, in order."""
+    def __call__(self, texts: Sequence[str]) -> list[Answer]:
+        """The function's answers to `texts`, in order. Raises RolloutError in a thread whose run is over."""
         if not texts:
             return []
-        future: Future[list[str]] = Future()
+        call: _Call[Answer] = _Call(list(texts))
+        if threading.get_ident() == self._maker:
+            self._answer([call])
+            return call.answers.result()
         with self._lock:
-            self._waiting.append((list(texts), future))
-            self._lock.notify()
-            if not self._busy:
-                self._busy = True
-                self._pool.submit(self._serve)
+            if self._thread is None and self._notify is None:
+                raise RolloutError("A tool was called after the run of its episode had ended.")
+            self._waiting.append(call)
+            if self._thread is not None and len(self._waiting) == 1:
+                self._thread.submit(self._gather)
+            if self._notify is not None:
+                self._notify()
+        return call.answers.result()
+
+    @property
+    def callers(self) -> int:
+        """How many threads wait for answers."""
+        with self._lock:
+            return len(self._waiting) + self._under_way
+
+    @contextmanager
+    def served(self, notify: Callable[[], None]) -> Iterator[None]:
+        """While the caller calls `serve`, which it should do soon after each notify(). Calls that still wait at the end
+        fail with a RolloutError."""
+        with self._lock:
+            self._notify = notify
         try:
-            return future.result(self._timeout)
-        except FutureTimeout:
-            if future.done():  # the function itself raised a TimeoutError
-                raise
-            raise ToolTimeout(
-                f"The tool did not answer within {self._timeout:g} seconds; raise the timeout or check the tool."
-            ) from None
-
-    def close(self) -> None:
-        """Stops the thread after all waiting calls have been answered."""
-        self._pool.shutdown(wait=True)
-
-    def _serve(self) -> None:
-        """Answers batches until no call is waiting."""
-        while True:
+            yield
+        finally:
             with self._lock:
-                if not self._waiting:
-                    self._busy = False
-                    return
-                self._lock.wait_for(self._full, self._wait)
-                batch = [self._waiting.popleft()]
-                while self._waiting and self._size(batch) + len(self._waiting[0][0]) <= self._max_batch:
-                    batch.append(self._waiting.popleft())
+                self._notify = None
+                left = self._take() if self._thread is None else []
+                self._under_way -= len(left)
+            for call in left:
+                call.answers.set_exception(RolloutError("The run ended before the tool answered."))
+
+    def serve(self) -> int:
+        """Answers all calls that wait for the decode loop, together, and returns their number."""
+        return self._answer_waiting() if self._thread is None else 0
+
+    def _gather(self) -> None:
+        time.sleep(GATHER)
+        self._answer_waiting()
+
+    def _take(self) -> list[_Call[Answer]]:
+        batch, self._waiting = self._waiting, []
+        self._under_way += len(batch)
+        return batch
+
+    def _answer_waiting(self) -> int:
+        with self._lock:
+            batch = self._take()
+        try:
             self._answer(batch)
+        finally:
+            with self._lock:
+                self._under_way -= len(batch)
+        return len(batch)
 
-    def _full(self) -> bool:
-        return self._size(self._waiting) >= self._max_batch
-
-    @staticmethod
-    def _size(calls: Sequence[tuple[list[str], Future[list[str]]]] | deque) -> int:
-        return sum(len(texts) for texts, _ in calls)
-
-    def _answer(self, batch: list[tuple[list[str], Future[list[str]]]]) -> None:
-        texts = list(dict.fromkeys(text for call, _ in batch for text in call))
-        # A future carries any exception of the function to the calling threads.
-        outcome: Future[list[str]] = Future()
-        for attempt in range(self._retries + 1):
-            outcome = _outcome(self._function, texts)
-            if attempt == self._retries or not isinstance(outcome.exception(), self._retry_on):
-                break
-        error = outcome.exception()
-        if error is None and len(outcome.result()) != len(texts):
-            error = ValueError(
-                f"The tool gave {len(outcome.result())} answers to {len(texts)} texts; one for each is due."
-            )
-        for call, future in batch:
-            if error is not None:
-                future.set_exception(error)
-            else:
-                answers = dict(zip(texts, outcome.result(), strict=True))
-                future.set_result([answers[text] for text in call])
-
-
-def _outcome(function: Batched, texts: list[str]) -> Future[list[str]]:
-    """What the call returns or raises, as a finished future."""
-    with ThreadPoolExecutor(1, thread_name_prefix="tool-call") as pool:
-        return pool.submit(function, texts)
+    def _answer(self, batch: Sequence[_Call[Answer]]) -> None:
+        texts = list(dict.fromkeys(text for call in batch for text in call.texts))
+        if not texts:
+            return
+        self.batches += 1
+        self.texts += len(texts)
+        try:
+            answers = self._function(texts)
+            if len(answers) != len(texts):
+                raise ValueError(f"The tool gave {len(answers)} answers to {len(texts)} texts; one for each is due.")
+        except BaseException as error:
+            for call in batch:
+                call.answers.set_exception(error)
+            if not isinstance(error, Exception):  # an interrupt concerns this thread as well
+                raise
+            return
+        by_text = dict(zip(texts, answers, strict=True))
+        for call in batch:
+            call.answers.set_result([by_text[text] for text in call.texts])

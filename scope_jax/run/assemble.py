@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from models import weights
 from models.config import ModelConfig
 from models.tokenizer import Tokenizer
 from models.transformer import Params
-from retrieval.client import RemoteRetriever
 from retrieval.search import SearchTool
 from rollouts.keys import key_data
 from rollouts.types import Completion, Request, SamplingParams
@@ -36,8 +34,8 @@ from scope_jax.play.system import Memory, System
 from scope_jax.play.tools import Prompt
 from scope_jax.play.turns import Joiner, Respond
 from scope_jax.run.checkpoint import Saved
-from scope_jax.run.engines import rollouts_of
-from scope_jax.run.indexing import DTYPES, Part, open_or_build_index
+from scope_jax.run.engines import engine_for, rollouts_of
+from scope_jax.run.indexing import DTYPES, Part
 from scope_jax.run.residence import (
     ACCELERATOR,
     HOST,
@@ -48,6 +46,7 @@ from scope_jax.run.residence import (
     with_one_reference,
     with_shared_reference,
 )
+from scope_jax.run.searches import lookup_of, search_of
 from scope_jax.systems import game_of
 from scope_jax.text import dialects, parsing
 from scope_jax.text.messages import Messages
@@ -55,10 +54,6 @@ from sharding.mesh import MeshConfig, make_mesh
 from sharding.rules import TRAIN
 
 Tell = Callable[[str], None]
-FIRST_DELAY = 0.5  # seconds before a search server is asked again
-PROBE = "capital of Norway"  # a search that any server may answer, also with nothing
-CACHED_QUERIES = 100_000
-CUT = "...(truncated)"  # appended to a truncated search result
 
 
 @dataclass(frozen=True)
@@ -308,15 +303,17 @@ def assemble_world(
         if card.required:
             clients[name].probe()
     mesh = card_mesh(cfg)
+    engine = engine_for(cfg, model, mesh)
+    lookup = lookup_of(cfg, run, mesh, part, tell)
     return World(
         cfg=cfg,
         system=system,
         mesh=mesh,
         model=model,
         tokenizer=tokenizer,
-        sampler=Sampler(rollouts_of(cfg, model, tokenizer, mesh)),
+        sampler=Sampler(rollouts_of(cfg, engine, tokenizer, lookup)),
         joiner=joiner,
-        search=_search_tool(cfg, tokenizer, run, mesh, part, tell),
+        search=search_of(cfg, tokenizer, lookup),
         judges=clients,
         tell=tell,
         rows=(),
@@ -339,41 +336,6 @@ def assemble_learner(cfg: Config, model: ModelConfig) -> Learner:
         param_dtype=DTYPES[cfg.model.param_dtype],
         compute_dtype=DTYPES[cfg.model.compute_dtype],
     )
-
-
-def _search_tool(
-    cfg: Config, tokenizer: Tokenizer, run: Path, mesh: Mesh, part: Part | None, tell: Tell | None
-) -> SearchTool | None:
-    card = cfg.retrieval
-    if card is None:
-        return None
-    if card.url is not None:
-        retrieve = RemoteRetriever(
-            card.url, timeout=card.timeout, retries=card.retries, first_delay=FIRST_DELAY, tell=tell
-        )
-        _probe(card.url, card.timeout)
-    else:
-        retrieve = open_or_build_index(card, run, mesh if mesh.size > 1 else None, part)
-
-    def truncate(text: str, limit: int) -> str:
-        ids = tokenizer.encode(text)
-        return text if len(ids) <= limit else tokenizer.decode(ids[:limit]).rstrip("\ufffd") + CUT
-
-    return SearchTool(
-        retrieve,
-        top_k=card.top_k,
-        max_tokens=card.max_tokens,
-        truncate=truncate,
-        neutralise=partial(parsing.neutralise, also=dialects.load(cfg.model.dialect).tags),
-        cache_size=CACHED_QUERIES,
-    )
-
-
-def _probe(url: str, timeout: float) -> None:
-    """Runs one search without retries, so that a run without a working server fails at once."""
-    once = RemoteRetriever(url, timeout=timeout, retries=0, first_delay=FIRST_DELAY)
-    once([PROBE], 1)
-    once.close()
 
 
 def _joiner(cfg: Config, system: System, tokenizer: Tokenizer) -> Joiner:

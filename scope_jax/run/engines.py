@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from jax.sharding import Mesh
 
 from models.config import ModelConfig
@@ -11,14 +13,19 @@ from rollouts.engine import Engine
 from rollouts.local import LocalRollouts
 from rollouts.paged import PagedEngine, page_bytes
 from rollouts.slots import EngineConfig
+from rollouts.tools import BatchedTool
 from scope_jax.config import Config
 from scope_jax.run.indexing import DTYPES
 
+THREADS = 256  # most responders at a time, unless the card says otherwise
 
-def rollouts_of(cfg: Config, model: ModelConfig, tokenizer: Tokenizer, mesh: Mesh) -> LocalRollouts:
-    """The engine with its driver."""
-    engine = engine_for(cfg, model, mesh)
-    return LocalRollouts(engine, tokenizer, seed=cfg.seed, threads=cfg.rollout.search_threads)
+
+def rollouts_of(
+    cfg: Config, engine: Engine | PagedEngine, tokenizer: Tokenizer, search: BatchedTool[Any] | None
+) -> LocalRollouts:
+    """The engine with its driver. search: the tool that responders call, if the card's game searches."""
+    threads = cfg.rollout.search_threads or min(cfg.rollout.slots, THREADS)
+    return LocalRollouts(engine, tokenizer, seed=cfg.seed, threads=threads, tool=search)
 
 
 def engine_for(cfg: Config, model: ModelConfig, mesh: Mesh) -> Engine | PagedEngine:

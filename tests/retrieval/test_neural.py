@@ -80,6 +80,17 @@ def test_index_and_search_from_a_card(card: Path):
     assert "query: " in indexing.PREFIXES["bert"] and "Query:" in indexing.PREFIXES["qwen3"][0]
 
 
+def test_a_result_does_not_depend_on_the_batch(card: Path):
+    assert index(card).exit_code == 0
+    retriever = indexing.open_or_build_index(table_of(load_card(card)), card.parent, mesh=None)
+    queries = [" ".join(WORDS[i : i + 1 + i % 6]) for i in range(8, 24)]
+    alone = [retriever([query], 3)[0] for query in queries]
+    for size in (3, 11, 16):
+        batches = [retriever(queries[first : first + size], 3) for first in range(0, len(queries), size)]
+        assert [hits for batch in batches for hits in batch] == alone  # bits of scores included
+    assert len({hits[0].score for hits in alone}) > 5
+
+
 def test_settings_that_need_another_index_are_refused(card: Path, tmp_path: Path):
     assert index(card).exit_code == 0
     assert index(card, "retrieval.encoder.batch=32", "retrieval.encoder.compute_dtype=bfloat16").exit_code == 0

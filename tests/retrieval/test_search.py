@@ -136,6 +136,17 @@ def test_many_threads_get_their_own_answers(local: LocalRetriever):
         assert all(pool.map(ask, range(8)))
 
 
+def test_a_result_does_not_depend_on_the_batch(local: LocalRetriever):
+    """Searches of waiting episodes are answered together: same hits, same bits of the scores."""
+    words = " ".join(document.text.lower() for document in DOCUMENTS).split()
+    queries = [" ".join(words[i % 17 : i % 17 + 1 + i % 5]) for i in range(70)]
+    alone = [local([query], 3)[0] for query in queries]
+    for size in (2, 7, 9, 70):
+        together = [hits for first in range(0, 70, size) for hits in local(queries[first : first + size], 3)]
+        assert together == alone
+    assert len({hits[0].score for hits in alone}) > 10
+
+
 def test_results_of_nothing_are_refused():
     with pytest.raises(ValueError, match="must be at least 1"):
         tool(Recorder(), top_k=0)
