@@ -1,14 +1,14 @@
 """Decoding over a paged cache on TPUs that need not be present: memory, copies and an estimate of the time per token.
 
-    python benchmarks/decode.py [--layers 36] [--topology v5p:2x2x2] [--requests 256] [--length 16384]
+    python benchmarks/decode.py [--model qwen3-8b] [--topology v5p:2x2x2] [--requests 256] [--length 16384]
 
-The engine's decode program for Qwen3-8B's shapes in bfloat16, tensor parallelism over all chips, is compiled ahead of
-time. Nothing is executed. Reported per chip: arguments (weights, cache), temporaries, bytes of the arguments that the
-program updates in place, the largest copy in it, kernels, and seconds to compile. The estimate is for one token of
-every request: XLA's own `estimated_cycles` of everything but the attention kernel (and but top-k and top-p), and the
-kernel's reads of keys and values of full requests at 80 % of the memory bandwidth (an assumption). Collectives count as
-far as XLA estimates them. The roofline is the time to read weights and
-cache once. Prints one JSON line.
+The engine's decode program for the shapes of Qwen3-8B or Qwen3-30B-A3B in bfloat16 is compiled ahead of time: tensor
+parallelism over as many chips as there are kv heads, row shards over the rest, whole experts over all. Nothing is
+executed. Reported per chip: arguments (weights, cache), temporaries, bytes of the arguments that the program updates in
+place, the largest copy in it, kernels, and seconds to compile. The estimate is for one token of every request: XLA's
+own `estimated_cycles` of everything but the kernels (and but top-k and top-p), and the kernels' reads of the keys and
+values of full requests, and of all experts, at 80 % of the memory bandwidth (an assumption). Collectives count as far
+as XLA estimates them. The roofline is the time to read weights and cache once. Prints one JSON line.
 """
 
 from __future__ import annotations
@@ -34,29 +34,21 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec
 
-from models import transformer
 from models.config import ModelConfig, from_hf
 from models.pages import PAGE, Ragged
 from rollouts.paged import PagedEngine
-from rollouts.slots import ROWS, EngineConfig
+from rollouts.slots import EngineConfig
 from sharding.mesh import MeshConfig, make_mesh
-from sharding.rules import DECODE
-from sharding.spec import abstract_params, param_shardings
 
 GIB = 2**30
 BANDWIDTH = {"v5p": 2765e9, "v5e": 819e9, "v6e": 1640e9}  # bytes per second and chip, published
 CLOCK = {"v5p": 1.75e9, "v5e": 1.5e9, "v6e": 1.75e9}  # cycles per second
 KERNEL = 0.8  # share of the bandwidth that the attention kernel is assumed to reach
 NEVER = 2**50  # estimated cycles above this are the compiler's mark for "unknown"
-QWEN3_8B = {
-    "model_type": "qwen3",
-    "architectures": ["Qwen3ForCausalLM"],
+QWEN3 = {
     "vocab_size": 151936,
-    "hidden_size": 4096,
     "num_attention_heads": 32,
-    "num_key_value_heads": 8,
     "head_dim": 128,
-    "intermediate_size": 12288,
     "rope_theta": 1000000.0,
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,
@@ -64,23 +56,31 @@ QWEN3_8B = {
     "max_position_embeddings": 40960,
     "hidden_act": "silu",
 }
-
-
-def abstract_weights(engine: PagedEngine) -> Any:
-    """Shapes and shardings of the engine's weights, one tree per layer."""
-    declared = transformer.declare(engine.model)
-    shapes, placed = abstract_params(declared), param_shardings(declared, engine.mesh, DECODE)
-
-    def leaf(shape: tuple[int, ...], spec: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, engine.config.compute_dtype, sharding=NamedSharding(engine.mesh, spec))
-
-    whole = {
-        name: jax.tree.map(lambda x, s: leaf(x.shape, s.spec), shapes[name], placed[name])
-        for name in shapes
-        if name != "layers"
-    }
-    layer = jax.tree.map(lambda x, s: leaf(x.shape[1:], PartitionSpec(*s.spec[1:])), shapes["layers"], placed["layers"])
-    return {**whole, "layers": tuple(layer for _ in range(engine.model.num_layers))}
+MODELS = {
+    "qwen3-8b": QWEN3
+    | {
+        "model_type": "qwen3",
+        "architectures": ["Qwen3ForCausalLM"],
+        "hidden_size": 4096,
+        "num_hidden_layers": 36,
+        "num_key_value_heads": 8,
+        "intermediate_size": 12288,
+    },
+    "qwen3-30b-a3b": QWEN3
+    | {
+        "model_type": "qwen3_moe",
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "hidden_size": 2048,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 4,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "moe_intermediate_size": 768,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    },
+}
 
 
 def engine_on(topology: str, model: ModelConfig, requests: int, length: int, pages: int | None = None) -> PagedEngine:
@@ -93,13 +93,8 @@ def engine_on(topology: str, model: ModelConfig, requests: int, length: int, pag
 
 def compiled_decode(engine: PagedEngine) -> Any:
     """The decode program, compiled."""
-    state = jax.eval_shape(engine._init)
-    state = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, engine.state_sharding)
-    rows = NamedSharding(engine.mesh, PartitionSpec(ROWS))
-    shape = (engine.config.slots, len(engine.windows), engine.columns)
-    table = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=rows)
     patience = jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(engine.mesh, PartitionSpec()))
-    return engine._generate.lower(abstract_weights(engine), state, table, patience).compile()
+    return engine._generate.lower(*engine.abstract_arguments(), patience).compile()
 
 
 def largest_copy(text: str) -> int:
@@ -130,6 +125,11 @@ def cycles(text: str, steps: int) -> float:
     return sum(total[body] for body in bodies) + total[entry] / steps
 
 
+def bytes_of(tree: Any) -> int:
+    """Bytes of the arrays of a tree on one chip."""
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
 def measured(engine: PagedEngine, topology: str) -> dict[str, Any]:
     start = time.monotonic()
     program = compiled_decode(engine)
@@ -139,19 +139,23 @@ def measured(engine: PagedEngine, topology: str) -> dict[str, Any]:
     model, shards = engine.model, engine.mesh.shape["tensor"]
     token = 2 * model.num_layers * (model.num_kv_heads // shards) * model.head_dim * 2
     cache = token * engine.config.max_length * engine.slots
-    weights = sum(
-        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(abstract_weights(engine))
+    tree = engine.abstract_arguments()[0]
+    weights = bytes_of(tree)
+    experts = bytes_of(
+        [layer[name] for layer in tree["layers"] for name in layer if "X" in name and "router" not in name]
     )
     other = cycles(text, engine.config.decode_steps) / CLOCK[chip]
     roofline = (cache + weights) / BANDWIDTH[chip]
-    estimate = other + cache / (KERNEL * BANDWIDTH[chip])
+    estimate = other + (cache + experts) / (KERNEL * BANDWIDTH[chip])
     return {
         "arguments_gib": round(memory.argument_size_in_bytes / GIB, 2),
         "temporaries_gib": round(memory.temp_size_in_bytes / GIB, 3),
         "in_place_gib": round(memory.alias_size_in_bytes / GIB, 2),
         "largest_copy_mib": round(largest_copy(text) / 2**20, 1),
         "kernels": text.count('custom_call_target="tpu_custom_call"'),
-        "without_attention_ms": round(1e3 * other, 2),
+        "weights_gib": round(weights / GIB, 2),
+        "cache_gib": round(cache / GIB, 2),
+        "without_kernels_ms": round(1e3 * other, 2),
         "estimate_ms": round(1e3 * estimate, 2),
         "roofline_ms": round(1e3 * roofline, 2),
         "compile_seconds": round(seconds, 1),
@@ -160,12 +164,14 @@ def measured(engine: PagedEngine, topology: str) -> dict[str, Any]:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--layers", type=int, default=36)
+    options.add_argument("--model", choices=MODELS, default="qwen3-8b")
+    options.add_argument("--layers", type=int, help="instead of the model's own number")
     options.add_argument("--topology", default="v5p:2x2x2")
     options.add_argument("--requests", type=int, default=256)
     options.add_argument("--length", type=int, default=16384, help=f"tokens of a request, in pages of {PAGE}")
     given = options.parse_args()
-    model = from_hf(QWEN3_8B | {"num_hidden_layers": given.layers})
+    shapes = MODELS[given.model]
+    model = from_hf(shapes if given.layers is None else shapes | {"num_hidden_layers": given.layers})
     engine = engine_on(given.topology, model, given.requests, given.length)
     print(json.dumps({"benchmark": "decode", **vars(given), **measured(engine, given.topology)}))
 

@@ -166,26 +166,31 @@ def block_outer(x_JI: jax.Array, y_JO: jax.Array, sizes_X: jax.Array) -> jax.Arr
 
 
 # ------------------------------------------------------------------------------------------------------------ megablox
-def _padded(rows: int) -> int:
-    """The row count padded for megablox: to a multiple of the tile, or of the smallest tile if there are few rows."""
-    tile = TILES[0] if rows >= TILES[0] else SUBLANES
-    return -(-rows // tile) * tile
+def _tile(rows: int) -> int:
+    """Rows of a tile: the largest, or the smallest if there are few rows."""
+    return TILES[0] if rows >= TILES[0] else SUBLANES
 
 
-def _tiling(rows: int, inner: int, outer: int) -> tuple[int, int, int]:
-    return (TILES[0] if rows >= TILES[0] else SUBLANES, min(TILES[1], inner), min(TILES[2], outer))
+def _tiling(tile: int, inner: int, outer: int) -> tuple[int, int, int]:
+    return (tile, min(TILES[1], inner), min(TILES[2], outer))
 
 
 def megablox_matmul(
-    x_JI: jax.Array, w_XIO: jax.Array, sizes_X: jax.Array, transposed: bool = False, interpret: bool = False
+    x_JI: jax.Array,
+    w_XIO: jax.Array,
+    sizes_X: jax.Array,
+    transposed: bool = False,
+    interpret: bool = False,
+    tile: int | None = None,
 ) -> jax.Array:
-    """grouped_matmul by megablox's Pallas kernel; padding rows belong to the last expert."""
+    """grouped_matmul by megablox's Pallas kernel; padding rows belong to the last expert. tile: rows of a tile."""
     from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm
 
     rows = x_JI.shape[0]
-    x = jnp.pad(x_JI, ((0, _padded(rows) - rows), (0, 0)))
+    tile = _tile(rows) if tile is None else tile
+    x = jnp.pad(x_JI, ((0, -rows % tile), (0, 0)))
     sizes = sizes_X.at[-1].add(x.shape[0] - rows).astype(jnp.int32)
-    tiling = _tiling(x.shape[0], x.shape[1], w_XIO.shape[1 if transposed else 2])
+    tiling = _tiling(tile, x.shape[1], w_XIO.shape[1 if transposed else 2])
     out = gmm(x, w_XIO, sizes, x_JI.dtype, tiling, transpose_rhs=transposed, interpret=interpret)
     return out[:rows]
 
@@ -195,10 +200,11 @@ def megablox_outer(x_JI: jax.Array, y_JO: jax.Array, sizes_X: jax.Array, interpr
     from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
 
     rows = x_JI.shape[0]
-    padding = ((0, _padded(rows) - rows), (0, 0))
+    tile = _tile(rows)
+    padding = ((0, -rows % tile), (0, 0))
     x, y = jnp.pad(x_JI, padding), jnp.pad(y_JO, padding)
     sizes = sizes_X.at[-1].add(x.shape[0] - rows).astype(jnp.int32)
-    tiling = _tiling(x.shape[0], x.shape[1], y.shape[1])
+    tiling = _tiling(tile, x.shape[1], y.shape[1])
     return tgmm(x.swapaxes(0, 1), y, sizes, jnp.float32, tiling, interpret=interpret)
 
 
@@ -214,8 +220,11 @@ def moe_layer(
 
     grouped: grouped_matmul, or block_matmul in a program that XLA partitions automatically, as it cannot partition
     kernels. w: router_DX, gate_XDF, up_XDF, down_XFD, gathered over fsdp, F sharded over tensor. All devices of a
-    tensor group compute the same routing, but only their shard's part of its gradient, hence `enter`.
+    tensor group compute the same routing, but only their shard's part of its gradient, hence `enter`. With
+    shards.experts each device has X/devices whole experts instead, and there is no gradient.
     """
+    if shards.experts:
+        return _over_experts(cfg, w, x_BTD, shards)
     x_ND = x_BTD.reshape(-1, x_BTD.shape[-1])
     weights_Nk, picked_Nk = route(cfg, x_ND, w["router_DX"])
     order_J = jnp.argsort(picked_Nk.reshape(-1), stable=True)
@@ -229,3 +238,30 @@ def moe_layer(
     hidden_JF = jax.nn.silu(gate_JF) * up_JF * weights_J[:, None].astype(x_ND.dtype)
     out_JD = grouped(hidden_JF, w["down_XFD"], sizes_X)
     return shards.psum(_collect(out_JD, order_J, place_Nk)).reshape(x_BTD.shape)
+
+
+def _over_experts(cfg: ModelConfig, w: dict[str, jax.Array], x_BTD: jax.Array, shards: Shards) -> jax.Array:
+    """`moe_layer` without a gradient, whole experts distributed over shards.experts.
+
+    For decoding, where a layer's experts are many times larger than its tokens: every device gets the tokens of all,
+    multiplies those that picked its experts, which are sorted to the front, and the results are summed.
+    """
+    x_ND = x_BTD.reshape(-1, x_BTD.shape[-1])
+    routed = (x_ND, *route(cfg, x_ND, w["router_DX"]))
+    x_ND, weights_Nk, picked_Nk = jax.tree.map(shards.gather_tokens, routed)
+    count = w["gate_XDF"].shape[0]
+    own_Nk = picked_Nk - lax.axis_index(shards.experts) * count
+    mine_Nk = (own_Nk >= 0) & (own_Nk < count)
+    own_J = jnp.where(mine_Nk, own_Nk, count).reshape(-1)
+    order_J = jnp.argsort(own_J, stable=True)
+    place_Nk = jnp.argsort(order_J).reshape(picked_Nk.shape)
+    sizes_X = jnp.sum(own_J[:, None] == jnp.arange(count), axis=0, dtype=jnp.int32)
+    tile = TILES[0] if len(own_J) >= TILES[0] * cfg.num_experts else SUBLANES
+    grouped = partial(_by_platform, partial(megablox_matmul, tile=tile), block_matmul)
+    rows_JD = x_ND[order_J // picked_Nk.shape[1]]
+    hidden_JF = jax.nn.silu(grouped(rows_JD, w["gate_XDF"], sizes_X)) * grouped(rows_JD, w["up_XDF"], sizes_X)
+    hidden_JF = hidden_JF * weights_Nk.reshape(-1)[order_J][:, None].astype(x_ND.dtype)
+    out_JD = grouped(hidden_JF, w["down_XFD"], sizes_X)
+    # Rows behind the own experts were not computed: their values are arbitrary.
+    out_ND = jnp.sum(jnp.where(mine_Nk[..., None], out_JD[place_Nk], 0), axis=1, dtype=jnp.float32)
+    return shards.sum_tokens(out_ND.astype(x_BTD.dtype)).reshape(x_BTD.shape)

@@ -183,7 +183,7 @@ class PagedEngine(PagedPrograms):
                 state.grow(slot, self._ahead(state, slot))
         table = np.where(np.asarray(state.live)[:, None, None], state.table, 0)
         patience = self.config.slots if patience is None else patience
-        state.device, result = self._generate(params, state.device, table, np.int32(-(-patience // self.row_shards)))
+        state.device, result = self._generate(params, state.device, table, self._patience(patience))
         result = jax.device_get(result)
         for slot, count in enumerate(result.counts_S.tolist()):
             state.length[slot] += count
@@ -260,11 +260,8 @@ class PagedEngine(PagedPrograms):
 
     def _needed(self, tokens: int) -> int:
         """Most pages that a prompt of so many tokens takes, at any time, with a row of its own."""
-        return sum(
-            1
-            + (pages_for(tokens) if window is None else min(pages_for(tokens), pages_touched(window + self._span - 1)))
-            for window in self.windows
-        )
+        seen = [tokens if window is None else window + self._span - 1 for window in self.windows]
+        return sum(1 + min(pages_for(tokens), pages_touched(count)) for count in seen)
 
     # -------------------------------------------------------------------------------------------------- dispatches
     def _place(self, state: PagedState, prefix: Prompts, placement: Placement) -> Iterator[Chunk]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from models.config import ModelConfig
-from models.pages import Implementation, Loop, Pages, Where, feed, init_pages
+from models.pages import Implementation, Loop, Pages, Where, feed, init_pages, layer_groups, pages_for
 from models.transformer import Params, declare, output_table
 from rollouts.sampling import Sampling, sample
 from rollouts.slots import (
@@ -26,8 +28,8 @@ from rollouts.slots import (
     started,
 )
 from sharding.collectives import Shards
-from sharding.rules import DECODE
-from sharding.spec import partition_specs
+from sharding.rules import decode_rules, expert_axes
+from sharding.spec import abstract_params, partition_specs
 
 
 class PagedPrograms(EngineWeights):
@@ -39,13 +41,24 @@ class PagedPrograms(EngineWeights):
     def __init__(
         self, model: ModelConfig, config: EngineConfig, mesh: Mesh, how: Implementation | None, pages: int
     ) -> None:
-        super().__init__(model, config, mesh)
+        self._rules = decode_rules(model.num_experts, mesh.shape)
+        super().__init__(model, config, mesh, self._rules)
         self._how = Loop() if how is None else how
         self.pages = pages
         self.row_shards = mesh.shape["data"] * mesh.shape["fsdp"]
         self.slots = config.slots // self.row_shards  # of one shard
-        self._shards = Shards(fsdp=(), tensor="tensor" if mesh.shape["tensor"] > 1 else None, data=())
+        self._shards = Shards(
+            fsdp=(),
+            tensor="tensor" if mesh.shape["tensor"] > 1 else None,
+            data=(),
+            experts=expert_axes(model.num_experts, mesh.shape),
+        )
         self._programs()
+
+    def _patience(self, slots: int) -> np.int32:
+        """Finished slots of those that step together, of so many in all."""
+        together = math.prod(self.mesh.shape[name] for name in self._shards.token_axes)
+        return np.int32(-(-slots // self.row_shards) * together)
 
     def _programs(self) -> None:
         model, how, config = self.model, self._how, self.config
@@ -53,7 +66,7 @@ class PagedPrograms(EngineWeights):
         empty = partial(init_pages, model, how, self.row_shards * self.pages, config.compute_dtype)
         split = PartitionSpec(ROWS, *[None] * (how.heads_axis - 1), "tensor")
         pages = jax.tree.map(lambda _: split, jax.eval_shape(empty))
-        specs = partition_specs(declare(model), DECODE)
+        specs = partition_specs(declare(model), self._rules)
         each = jax.tree.map(lambda s: PartitionSpec(*s[1:]), specs["layers"])
         weights = {**specs, "layers": tuple(each for _ in range(model.num_layers))}
         state = DecodeState(pages, rows, rows, rows, rows, rows, Sampling(*(rows,) * 5))
@@ -82,6 +95,23 @@ class PagedPrograms(EngineWeights):
             out_shardings=placed,
         )
 
+    def abstract_arguments(self) -> tuple[Any, Any, Any]:
+        """Shapes and shardings of the decode program's weights, state and page tables, to compile it without them."""
+        declared = declare(self.model)
+        shapes, placed = abstract_params(declared), self._weight_shardings
+
+        def leaf(x: Any, s: NamedSharding, first: int = 0, dtype: Any = None) -> jax.ShapeDtypeStruct:
+            where = NamedSharding(self.mesh, PartitionSpec(*s.spec[first:]))
+            return jax.ShapeDtypeStruct(x.shape[first:], dtype or self.config.compute_dtype, sharding=where)
+
+        weights = {name: jax.tree.map(leaf, shapes[name], placed[name]) for name in shapes if name != "layers"}
+        layer = jax.tree.map(partial(leaf, first=1), shapes["layers"], placed["layers"])
+        weights["layers"] = tuple(layer for _ in range(self.model.num_layers))
+        state = jax.tree.map(lambda x, s: leaf(x, s, dtype=x.dtype), jax.eval_shape(self._init), self.state_sharding)
+        shape = (self.config.slots, len(layer_groups(self.model)), pages_for(self.config.max_length))
+        rows = NamedSharding(self.mesh, PartitionSpec(ROWS))
+        return weights, state, jax.ShapeDtypeStruct(shape, jnp.int32, sharding=rows)
+
     def _append_body(self, params: Params, cache: Pages, ids_RQ: jax.Array, where: Where) -> Pages:
         return feed(self.model, self._how, params, cache, ids_RQ, where, self._shards)[1]
 
@@ -96,7 +126,8 @@ class PagedPrograms(EngineWeights):
             logits_SV = jnp.einsum("SD,VD->SV", hidden_S1D[:, 0], table_VD, preferred_element_type=jnp.float32)
             return logits_SV, cache
 
-        return sample_tokens(forward, state, self.config.decode_steps, patience, self._draw)
+        together = self._shards.token_axes
+        return sample_tokens(forward, state, self.config.decode_steps, patience, self._draw, together)
 
     def _draw(self, logits_SV: jax.Array, how: Sampling, index_S: jax.Array) -> tuple[jax.Array, jax.Array]:
         """`sample` on this device's part of the vocabulary: each device of a tensor group collects the logits of its

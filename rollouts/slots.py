@@ -23,7 +23,7 @@ from models.transformer import Params, check_mesh, declare, unstack_layers
 from rollouts.sampling import Sampling, init_sampling, sample
 from rollouts.types import SamplingParams
 from sharding.reshard import reshard
-from sharding.rules import DECODE
+from sharding.rules import DECODE, Rules
 from sharding.spec import param_shardings
 
 STOP_IDS = 16  # most stop ids of one request
@@ -199,23 +199,35 @@ Draw = Callable[[jax.Array, Sampling, jax.Array], tuple[jax.Array, jax.Array]]
 
 
 def sample_tokens(
-    forward: Forward, state: DecodeState, steps: int, patience: jax.Array, draw: Draw = sample
+    forward: Forward,
+    state: DecodeState,
+    steps: int,
+    patience: jax.Array,
+    draw: Draw = sample,
+    together: tuple[str, ...] = (),
 ) -> tuple[DecodeState, Result]:
     """Up to `steps` tokens for every live slot, fewer if `patience` slots have finished.
 
     forward(cache, token_S, length_S, live_S) -> (logits_SV float32, cache with the tokens at their positions).
-    draw: as `sampling.sample`, on logits in the form in which `forward` gives them.
+    draw: as `sampling.sample`, on logits in the form in which `forward` gives them. together: mesh axes whose devices
+    take every step together, as `forward` communicates over them; slots and patience then count all of theirs.
     """
     slots = state.token_S.shape[0]
-    alive = jnp.sum(state.live_S)
 
-    def go_on(carry: tuple[jax.Array, DecodeState, Result]) -> jax.Array:
-        n, state, _ = carry
-        left = jnp.sum(state.live_S)
+    def decoding(state: DecodeState) -> jax.Array:
+        own = jnp.sum(state.live_S)
+        return lax.psum(own, together) if together else own
+
+    alive = decoding(state)
+
+    def go_on(carry: tuple[jax.Array, jax.Array, DecodeState, Result]) -> jax.Array:
+        n, left, _, _ = carry
         return (n < steps) & (left > 0) & (alive - left < patience)
 
-    def one(carry: tuple[jax.Array, DecodeState, Result]) -> tuple[jax.Array, DecodeState, Result]:
-        n, state, result = carry
+    def one(
+        carry: tuple[jax.Array, jax.Array, DecodeState, Result],
+    ) -> tuple[jax.Array, jax.Array, DecodeState, Result]:
+        n, _, state, result = carry
         live_S = state.live_S
         logits_SV, cache = forward(state.cache, state.token_S, state.length_S, live_S)
         token_S, logprob_S = draw(logits_SV, state.sampling, state.length_S + 1)
@@ -232,7 +244,7 @@ def sample_tokens(
             length_S=state.length_S + live_S,
             live_S=live_S & ~ended_S,
         )
-        return n + 1, state, result
+        return n + 1, decoding(state), state, result
 
     nothing = Result(
         jnp.zeros((steps, slots), jnp.int32),
@@ -240,14 +252,14 @@ def sample_tokens(
         jnp.zeros(slots, jnp.int32),
         jnp.zeros(slots, bool),
     )
-    _, state, result = lax.while_loop(go_on, one, (jnp.int32(0), state, nothing))
+    _, _, state, result = lax.while_loop(go_on, one, (jnp.int32(0), alive, state, nothing))
     return state, result._replace(live_S=state.live_S)
 
 
 class EngineWeights:
     """The engine's copy of a model's weights on a mesh."""
 
-    def __init__(self, model: ModelConfig, config: EngineConfig, mesh: Mesh) -> None:
+    def __init__(self, model: ModelConfig, config: EngineConfig, mesh: Mesh, rules: Rules = DECODE) -> None:
         check_mesh(model, mesh)
         rows = mesh.shape["data"] * mesh.shape["fsdp"]
         if config.slots % rows:
@@ -261,7 +273,7 @@ class EngineWeights:
         self.model = model
         self.config = config
         self.mesh = mesh
-        self._weight_shardings = param_shardings(declare(model), mesh, DECODE)
+        self._weight_shardings = param_shardings(declare(model), mesh, rules)
         self._unstack = jax.jit(unstack_layers)
         self._layer = jax.jit(lambda layers, number: jax.tree.map(lambda weight: weight[number], layers))
 

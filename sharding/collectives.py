@@ -72,12 +72,15 @@ class Shards:
     """Names of the mesh axes a shard_map body runs over.
 
     fsdp: axes that rows of the weights are sharded over, outermost first. tensor: axis of the tensor group, None if
-    there is none. data: axes that the weights are replicated over. With no axes (LOCAL) every method is the identity.
+    there is none. data: axes that the weights are replicated over. experts: axes that whole experts are distributed
+    over while generating, outermost first, with tokens sharded over all of them but tensor; otherwise empty. With no
+    axes (LOCAL) every method is the identity.
     """
 
     fsdp: tuple[str, ...]
     tensor: str | None
     data: tuple[str, ...]
+    experts: tuple[str, ...] = ()
 
     @staticmethod
     def of(mesh: Mesh) -> Shards:
@@ -125,6 +128,23 @@ class Shards:
     def enter(self, x: jax.Array) -> jax.Array:
         """x itself; the cotangent is summed over the tensor group."""
         return x if self.tensor is None else _copy(x, self.tensor)
+
+    @property
+    def token_axes(self) -> tuple[str, ...]:
+        """Axes over which tokens are sharded, of those that experts are distributed over, outermost first."""
+        return tuple(name for name in self.experts if name != self.tensor)
+
+    def gather_tokens(self, x_N: jax.Array) -> jax.Array:
+        """The tokens of all devices that experts are distributed over, one axis at a time; not differentiated."""
+        for axis in reversed(self.token_axes):
+            x_N = lax.all_gather(x_N, axis, tiled=True)
+        return x_N
+
+    def sum_tokens(self, x_N: jax.Array) -> jax.Array:
+        """This device's tokens, summed over the devices that experts are distributed over; not differentiated."""
+        for axis in self.token_axes:
+            x_N = lax.psum_scatter(x_N, axis, tiled=True)
+        return x_N if self.tensor is None else lax.psum(x_N, self.tensor)
 
     def pmax(self, x: jax.Array) -> jax.Array:
         """Maximum over the tensor group; not differentiated."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 Rules = tuple[tuple[str, tuple[str, ...]], ...]
 
 # Dimensions are assigned from the left and each mesh axis is used once, so that the ROW dimension of a matrix gets fsdp
@@ -31,3 +34,20 @@ DECODE: Rules = (
     ("experts", ()),
     ("head_bias", ("tensor",)),
 )
+
+
+def expert_axes(experts: int, sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """The mesh axes that whole experts are distributed over in decoding, outermost first: the innermost ones whose
+    devices divide the experts, as many as possible, without those of size 1. sizes: of the axes, outermost first."""
+    names = list(sizes)
+    for first in range(len(names)):
+        devices = math.prod(sizes[name] for name in names[first:])
+        if experts and experts % devices == 0:
+            return tuple(name for name in names[first:] if sizes[name] > 1)
+    return ()
+
+
+def decode_rules(experts: int, sizes: Mapping[str, int]) -> Rules:
+    """DECODE with whole experts distributed over `expert_axes`: they are read for every token, and the tokens of all
+    devices are far fewer bytes."""
+    return tuple((name, expert_axes(experts, sizes) if name == "experts" else axes) for name, axes in DECODE)

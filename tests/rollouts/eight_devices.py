@@ -1,5 +1,6 @@
 """Runs on 8 fake CPU devices in a separate process (test_eight_devices.py starts it) and prints one JSON object:
-the engine's completions of the same requests, with searches in between, on a mesh and on one device.
+the engine's completions of the same requests, with searches in between, on a mesh and on one device; the same of a
+model with experts on a mesh other than the learner's; FLOPs and collectives of the compiled programs.
 """
 
 import dataclasses
@@ -10,15 +11,25 @@ import re
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
+from typing import Any
+
 import jax
 import numpy as np
 
+from models.pages import Where
+from models.transformer import declare
 from rollouts.engine import Engine
-from rollouts.paged import PagedEngine
+from rollouts.paged import CHUNK, PagedEngine
 from rollouts.types import Request
 from sharding.mesh import MeshConfig, make_mesh
+from sharding.rules import TRAIN
+from sharding.spec import param_shardings
 from tests.rollouts.world import CFG, ENGINE, make_params, make_rollouts, request
 
+EXPERTS = dataclasses.replace(
+    CFG, architecture="qwen3_moe", vocab_size=264, num_experts=16, experts_per_token=3, norm_topk_prob=True
+)
+WIDE = dataclasses.replace(CFG, width=256, num_heads=8, num_kv_heads=4, head_dim=32, ffn_width=512)
 MESHES = {"one": (1, 1, 1), "data2_fsdp2_tensor2": (2, 2, 2)}
 
 
@@ -35,6 +46,60 @@ def requests() -> list[Request]:
         for i in range(7)
     ]
     return [*greedy, *greedy[:2], *(dataclasses.replace(one, respond=respond) for one in talk)]
+
+
+def experts_on_another_mesh() -> dict:
+    """The learner shards the weights over eight devices; the engine has four row shards and tensor groups of two."""
+    params = make_params(EXPERTS)
+    mesh = make_mesh(MeshConfig(1, 8, 1))
+    of_learner = jax.device_put(params, param_shardings(declare(EXPERTS), mesh, TRAIN))
+    facts = {}
+    for name, sizes, weights in (("one", (1, 1, 1), params), ("data4_tensor2", (4, 1, 2), of_learner)):
+        engine = PagedEngine(EXPERTS, ENGINE, make_mesh(MeshConfig(*sizes), jax.devices()[: int(np.prod(sizes))]))
+        said = make_rollouts(engine, weights).run(requests())
+        gate = engine.load_params(weights)["layers"][0]["gate_XDF"]
+        facts[name] = {
+            "ids": [c.ids_T.tolist() for c in said],
+            "logprobs": [c.logprobs_T.tolist() for c in said],
+            "gate": list(gate.sharding.shard_shape(gate.shape)),
+        }
+    return facts
+
+
+def compiled(engine: PagedEngine, which: str) -> Any:
+    """The program that computes prompts, or that decodes."""
+    weights, state, table = engine.abstract_arguments()
+    if which == "decode":
+        return engine._generate.lower(weights, state, table, np.int32(1)).compile()
+    rows = engine.row_shards * engine.chunks
+    where = Where(np.zeros((rows, *table.shape[1:]), np.int32), np.zeros(rows, np.int32), np.zeros(rows, np.int32))
+    return engine._append.lower(weights, state.cache, np.zeros((rows, CHUNK), np.int32), where).compile()
+
+
+def prompt_flops() -> dict:
+    """FLOPs of the program that computes 256 tokens of prompts, on each device."""
+    facts = {}
+    for name, sizes in {"one": (1, 1, 1), "data8": (8, 1, 1), "data2_fsdp2_tensor2": (2, 2, 2)}.items():
+        shards = sizes[0] * sizes[1]
+        config = dataclasses.replace(ENGINE, prefill_tokens=256 // shards)
+        mesh = make_mesh(MeshConfig(*sizes), jax.devices()[: int(np.prod(sizes))])
+        facts[name] = compiled(PagedEngine(WIDE, config, mesh), "append").cost_analysis()["flops"]
+    return facts
+
+
+def collectives() -> dict:
+    """Result shapes of the collectives of every program, with a short and with a long max_length."""
+    found: dict[str, list] = {}
+    for length in (160, 640):
+        config = dataclasses.replace(ENGINE, max_length=length)
+        for cfg in (CFG, EXPERTS):
+            engine = PagedEngine(cfg, config, make_mesh(MeshConfig(2, 2, 2)))
+            for which in ("append", "decode"):
+                text = compiled(engine, which).as_text() or ""
+                kinds = "all-gather|all-reduce|all-to-all|reduce-scatter|collective-permute"
+                moved = re.findall(rf"= (.*?) (?:{kinds})(?:-start)?\(", text)
+                found.setdefault(f"{cfg.architecture} {which}", []).append(sorted(moved))
+    return found
 
 
 def main() -> None:
@@ -58,7 +123,8 @@ def main() -> None:
             "paged": {"ids": [c.ids_T.tolist() for c in again], "logprobs": [c.logprobs_T.tolist() for c in again]},
             "gathered": sorted(set(re.findall(r"= (f32\[[\d,]+\])\S* all-gather\(", program))),
         }
-    print(json.dumps(facts))
+    others = {"experts": experts_on_another_mesh(), "flops": prompt_flops(), "collectives": collectives()}
+    print(json.dumps(facts | others))
 
 
 main()

@@ -43,3 +43,22 @@ def test_the_cache_stays_where_it_is(facts):
     sizes = [int(np.prod([int(n) for n in shape[4:-1].split(",")])) for shape in gathered]
     cache = ENGINE.slots * 2 * 8 * 128  # elements of one layer's keys in the attended columns
     assert all(size < cache for size in sizes), gathered
+
+
+def test_experts_over_all_devices_and_a_mesh_other_than_the_learners(facts):
+    one, mesh = facts["experts"]["one"], facts["experts"]["data4_tensor2"]
+    assert mesh["ids"] == one["ids"]
+    for ours, theirs in zip(mesh["logprobs"], one["logprobs"], strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5, rtol=0)
+    assert one["gate"] == [16, 32, 48] and mesh["gate"] == [2, 32, 48]
+
+
+@pytest.mark.parametrize("mesh", ["data8", "data2_fsdp2_tensor2"])
+def test_every_device_computes_its_share_of_the_prompts(facts, mesh):
+    assert facts["flops"][mesh] <= 1.1 * facts["flops"]["one"] / 8
+
+
+def test_no_collective_grows_with_the_capacity(facts):
+    for name, (short, long) in facts["collectives"].items():
+        assert short == long and short, name
+    assert len(facts["collectives"]) == 4

@@ -8,9 +8,9 @@ from jax.sharding import PartitionSpec as P
 
 from sharding import distributed
 from sharding.collectives import LOCAL, Shards
-from sharding.mesh import MeshConfig, make_mesh, resolve_sizes
+from sharding.mesh import AXES, MeshConfig, make_mesh, resolve_sizes
 from sharding.reshard import reshard
-from sharding.rules import DECODE, TRAIN
+from sharding.rules import DECODE, TRAIN, decode_rules, expert_axes
 from sharding.spec import Param, abstract_params, init_params, normal, ones, param_shardings, spec_for, zeros
 
 
@@ -102,3 +102,18 @@ def test_published_copy_survives_donation_of_the_source():
 def test_distributed_start_needs_all_settings_or_none():
     with pytest.raises(ValueError, match="together"):
         distributed.start("localhost:1234", None, 2)
+
+
+@pytest.mark.parametrize(
+    ("experts", "sizes", "axes"),
+    [
+        (128, (4, 1, 4), ("data", "tensor")),
+        (128, (1, 8, 1), ("fsdp",)),
+        (60, (3, 8, 4), ("tensor",)),  # neither 96 nor 32 devices divide 60
+        (5, (1, 2, 2), ()),
+        (0, (2, 2, 2), ()),
+    ],
+)
+def test_decoding_distributes_experts_over_the_inner_axes_that_divide_them(experts, sizes, axes):
+    assert expert_axes(experts, dict(zip(AXES, sizes, strict=True))) == axes
+    assert dict(decode_rules(experts, dict(zip(AXES, sizes, strict=True))))["experts"] == axes
