@@ -142,10 +142,11 @@ class Config(Section):
     @model_validator(mode="after")
     def _slots_spread_over_the_mesh(self) -> Config:
         """Checked here if no axis is -1; such an axis is resolved only when the devices are known."""
-        rows = self.mesh.data * self.mesh.fsdp
+        mesh, name = (self.mesh, "mesh") if self.rollout.mesh is None else (self.rollout.mesh, "rollout.mesh")
+        rows = mesh.data * mesh.fsdp
         if rows > 0 and self.rollout.slots % rows:
             raise ValueError(
-                f"rollout.slots is {self.rollout.slots}, which is not divisible by mesh.data x mesh.fsdp = {rows}; "
+                f"rollout.slots is {self.rollout.slots}, which is not divisible by {name}.data x {name}.fsdp = {rows}; "
                 f"choose a multiple of {rows}"
             )
         return self

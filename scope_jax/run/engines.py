@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 from models.config import ModelConfig
 from models.pages import Loop, Ragged
 from models.tokenizer import Tokenizer
+from models.transformer import check_mesh
 from rollouts.engine import Engine
 from rollouts.local import LocalRollouts
 from rollouts.paged import PagedEngine, page_bytes
@@ -16,6 +17,8 @@ from rollouts.slots import EngineConfig
 from rollouts.tools import BatchedTool
 from scope_jax.config import Config
 from scope_jax.run.indexing import DTYPES
+from sharding.mesh import MeshConfig, make_mesh
+from sharding.rules import DECODE, Rules, decode_rules
 
 THREADS = 256  # most responders at a time, unless the card says otherwise
 
@@ -28,12 +31,31 @@ def rollouts_of(
     return LocalRollouts(engine, tokenizer, seed=cfg.seed, threads=threads, tool=search)
 
 
-def engine_for(cfg: Config, model: ModelConfig, mesh: Mesh) -> Engine | PagedEngine:
-    """The engine that the card's [rollout] asks for. Raises ValueError if its budget cannot hold an episode."""
-    card = cfg.rollout
-    platform, dtype = mesh.devices.flat[0].platform, DTYPES[cfg.model.compute_dtype]
+def decode_layout(cfg: Config, model: ModelConfig, mesh: Mesh) -> tuple[Mesh, Rules]:
+    """The engine's mesh, [rollout.mesh] over the learner's devices or the learner's own, and its sharding rules.
+
+    Raises ValueError if the sizes do not fit the devices or the model.
+    """
+    if cfg.rollout.mesh is not None:
+        try:
+            mesh = make_mesh(MeshConfig(**cfg.rollout.mesh.model_dump()), list(mesh.devices.flat))
+            check_mesh(model, mesh)
+        except ValueError as error:  # its sentence begins with "mesh"
+            raise ValueError(f"rollout.{error}") from None
+    return mesh, decode_rules(model.num_experts, mesh.shape) if _paged(cfg, mesh) else DECODE
+
+
+def _paged(cfg: Config, mesh: Mesh) -> bool:
     # On CPU, XLA gathers pages more slowly than it reads dense columns.
-    paged = card.cache == "paged" or (card.cache == "auto" and (platform != "cpu" or card.cache_gib is not None))
+    card, cpu = cfg.rollout, mesh.devices.flat[0].platform == "cpu"
+    return card.cache == "paged" or (card.cache == "auto" and (not cpu or card.cache_gib is not None))
+
+
+def engine_for(cfg: Config, model: ModelConfig, mesh: Mesh) -> Engine | PagedEngine:
+    """The engine that the card's [rollout] asks for, on the devices of a mesh. Raises ValueError if its budget cannot
+    hold an episode, or as `decode_layout` does."""
+    card, dtype = cfg.rollout, DTYPES[cfg.model.compute_dtype]
+    mesh, _ = decode_layout(cfg, model, mesh)
     pages = None
     if card.cache_gib is not None:
         pages = int(card.cache_gib * 2**30) // page_bytes(model, dtype, mesh.shape["tensor"])
@@ -47,7 +69,7 @@ def engine_for(cfg: Config, model: ModelConfig, mesh: Mesh) -> Engine | PagedEng
         prefill_tokens=card.prefill_tokens,
         pages=pages,
     )
-    if not paged:
+    if not _paged(cfg, mesh):
         return Engine(model, config, mesh)
-    kernel = platform == "tpu" and model.head_dim % 128 == 0  # the TPU kernel's condition
+    kernel = mesh.devices.flat[0].platform == "tpu" and model.head_dim % 128 == 0  # the TPU kernel's condition
     return PagedEngine(model, config, mesh, Ragged() if kernel else Loop())

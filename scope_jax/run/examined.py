@@ -27,9 +27,9 @@ from scope_jax.play import exams
 from scope_jax.play.tools import BASE
 from scope_jax.run.assemble import Tell, World, assemble_world
 from scope_jax.run.checkpoint import load, locate, run_of, step_of
+from scope_jax.run.engines import decode_layout
 from scope_jax.run.indexing import DTYPES
 from scope_jax.systems import game_of
-from sharding.rules import DECODE
 
 SAMPLE = "Which of the two?\n\n<answer> é, 3.5 or 日本 </answer>"  # text for comparing tokenizers and templates
 
@@ -140,13 +140,14 @@ def _read_dtype(cfg: Config) -> Any:
 
 def targets(world: World) -> Params:
     """Shapes, dtype and shardings in which `take` loads weights: those of the engine."""
-    return weights.abstract(world.model, world.mesh, DECODE, _read_dtype(world.cfg))
+    return weights.abstract(world.model, *decode_layout(world.cfg, world.model, world.mesh), _read_dtype(world.cfg))
 
 
 def take(world: World, examined: Examined) -> Any:
     """The weights in the engine's format, for `Sampler.load`."""
     if examined.step is None:
-        _, params = weights.load(examined.folder, world.mesh, DECODE, _read_dtype(world.cfg))
+        layout = decode_layout(world.cfg, world.model, world.mesh)
+        _, params = weights.load(examined.folder, *layout, _read_dtype(world.cfg))
     else:
         saved = load(examined.folder, {examined.policy: {"params": targets(world)}})
         params = saved.states[examined.policy]["params"]

@@ -15,7 +15,7 @@ from scope_jax.config import Config, LossCard, RoleSection, ScopeSection, ScoreS
 
 ROOT = Path(__file__).parents[2]
 # Tables with the keys of another table, where they are documented.
-LIKE_ANOTHER = {"evaluate.judge": "judge", "evaluate.grader": "scope.grader"}
+LIKE_ANOTHER = {"evaluate.judge": "judge", "evaluate.grader": "scope.grader", "rollout.mesh": "mesh"}
 
 
 def inner(annotation: Any) -> type[BaseModel] | None:
