@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -49,6 +50,14 @@ def test_grouped_product_and_gradient(arrays, sizes):
     np.testing.assert_allclose(ours, expected, atol=1e-5)
     for mine, other in zip(pull(ct), expected_pull(ct), strict=True):
         np.testing.assert_allclose(mine, other, atol=1e-5)
+
+
+def test_groups_may_leave_rows_at_the_end(arrays):
+    """As where experts are distributed: rows for the experts of other devices come last and are not computed."""
+    x, w, _ = arrays
+    expected = by_row(x[:12], w, [5, 0, 7, 0])
+    for product in (moe.block_matmul, partial(moe.megablox_matmul, interpret=True, tile=moe.SUBLANES)):
+        np.testing.assert_allclose(product(x, w, jnp.asarray([5, 0, 7, 0]))[:12], expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("sizes", RUNS[:2])
