@@ -4,7 +4,8 @@ The operations are those of `rollouts.engine`. `room` says how many prompts can 
 pages of slots that have ended, `set_aside` and `bring_back` move an episode to host memory and return it, bit for bit.
 Every program has one shape, whatever the lengths: `slots` rows when decoding, blocks of CHUNK tokens for
 prompts and observations, as many per dispatch as `prefill_tokens` allows. Row shards of the mesh (data × fsdp) have
-slots and pages of their own and never communicate; a tensor group splits the heads.
+slots and pages of their own and never communicate, unless experts are distributed over them; a tensor group splits the
+heads.
 """
 
 from __future__ import annotations
