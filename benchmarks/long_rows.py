@@ -23,71 +23,37 @@ import time
 from pathlib import Path
 from typing import Any
 
-# For ahead-of-time TPU compilation: allow several processes to load libtpu, and do not look for a TPU slice.
-os.environ |= {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost"}
-os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-1")
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import jax
+from scope_jax.plan.hardware import ABSENT, GIB, tpu_devices
+
+os.environ |= ABSENT
+
 import jax.numpy as jnp
-import numpy as np
-from jax.experimental import topologies
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from models.config import from_hf
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection, load_card
-from scope_jax.learner import batching
 from scope_jax.learner.learner import Learner, Scores
-from scope_jax.learner.types import Datum, Episode
+from scope_jax.plan.architectures import QWEN3_8B, QWEN25, QWEN25_7B, model_of
+from scope_jax.plan.programs import abstract_batch
 from scope_jax.systems import SYSTEMS
 from sharding.mesh import MeshConfig, make_mesh
 
-GIB = 2**30
 PROMPT, SAMPLED = 16384, 4096
 WHOLE = 10**6  # a chunk that covers all sampled positions of a row
-QWEN = {
-    "model_type": "qwen2",
-    "architectures": ["Qwen2ForCausalLM"],
-    "rope_theta": 1000000.0,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-    "max_position_embeddings": 32768,
-    "hidden_act": "silu",
-}
+SMALL = {"vocab_size": 152064, "num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 512, "head_dim": 128}
 MODELS = {
-    "small": QWEN
-    | {"vocab_size": 152064, "num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 512}
-    | {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 128},
-    "qwen2.5-7b": QWEN
-    | {"vocab_size": 152064, "num_hidden_layers": 28, "hidden_size": 3584, "intermediate_size": 18944}
-    | {"num_attention_heads": 28, "num_key_value_heads": 4, "head_dim": 128},
-    "qwen3-8b": QWEN
-    | {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
-    | {"vocab_size": 151936, "num_hidden_layers": 36, "hidden_size": 4096, "intermediate_size": 12288}
-    | {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128},
+    "small": QWEN25 | SMALL | {"num_attention_heads": 2, "num_key_value_heads": 1},
+    "qwen2.5-7b": QWEN25_7B,
+    "qwen3-8b": QWEN3_8B,
 }
-CARDS = {"qwen3-8b": "qwen3-8b", "qwen2.5-7b": "qwen2.5-7b", "qwen2.5-7b-instruct": "qwen2.5-7b"}  # a card's model
-
-
-def abstract_batch(learner: Learner, rows: int, prompt: int = PROMPT, sampled: int = SAMPLED) -> Any:
-    """Shapes and shardings of `rows` full rows."""
-    sampled_T = np.arange(prompt + sampled) >= prompt
-    datum = Datum(np.zeros(len(sampled_T), np.int32), sampled_T, np.zeros(len(sampled_T), np.float32))
-    episodes = [Episode("responder", "actor", str(row), (datum,), 0.0, advantage=1.0) for row in range(rows)]
-    batch = batching.pack(episodes, learner.section, learner.row_shards)
-    return jax.tree.map(
-        lambda x, spec: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(learner.mesh, spec)),
-        batch,
-        learner._batch_specs(batch),
-        is_leaf=lambda x: isinstance(x, PartitionSpec),
-    )
 
 
 def mesh_of(topology: str) -> Mesh:
     """All chips of a topology along the axis fsdp."""
-    devices = topologies.get_topology_desc(topology, platform="tpu").devices
-    return make_mesh(MeshConfig(1, len(devices), 1), list(devices))
+    devices = tpu_devices(topology)
+    return make_mesh(MeshConfig(1, len(devices), 1), devices)
 
 
 def of_card(path: str, topology: str) -> dict[str, float]:
@@ -95,7 +61,7 @@ def of_card(path: str, topology: str) -> dict[str, float]:
     cfg, mesh = load_card(path), mesh_of(topology)
     (update,) = SYSTEMS[cfg.system].updates(cfg)
     learner = Learner(
-        from_hf(MODELS[CARDS[Path(path).stem]]),
+        model_of(cfg.model.checkpoint, None)[0],
         mesh,
         cfg.optimizer,
         cfg.learner,
@@ -105,7 +71,7 @@ def of_card(path: str, topology: str) -> dict[str, float]:
     role = cfg.spice.reasoner if cfg.system == "spice" else cfg.spell.responder
     sampled = role.sampling.max_tokens
     prompt = cfg.learner.buckets[-1] - sampled
-    batch = abstract_batch(learner, 2 * cfg.learner.micro_batch_rows, prompt, sampled)
+    batch = abstract_batch(learner, prompt + sampled, sampled)
     return compiled(learner, batch, update.card) | {"prompt": prompt, "sampled": sampled}
 
 
@@ -118,7 +84,7 @@ def measured(model: str, topology: str, chunk: int) -> dict[str, float]:
         from_hf(MODELS[model]), mesh, OptimizerSection(), section, param_dtype=jnp.float32, compute_dtype=jnp.bfloat16
     )
     card = LossCard(advantage="group-zscore", aggregation="token-mean", kl="none")
-    return compiled(learner, abstract_batch(learner, len(devices)), card)
+    return compiled(learner, abstract_batch(learner, PROMPT + SAMPLED, SAMPLED, micro_batches=1), card)
 
 
 def compiled(learner: Learner, batch: Any, card: LossCard) -> dict[str, float]:

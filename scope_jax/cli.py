@@ -144,11 +144,19 @@ def train(
             help="Start from the state of another run, at its newest or the given checkpoint.",
         ),
     ] = None,
+    plan_first: Annotated[
+        bool, typer.Option("--plan-first", help="Refuse at once a card that does not fit this machine; see `plan`.")
+    ] = False,
     set_: Sets = None,
     as_json: Json = False,
 ) -> None:
     """Train the policies of CARD. Run the same command again to resume from the last checkpoint."""
     cfg = _card(card, [*(set_ or []), *([] if origin is None else [f"train.origin={json.dumps(origin)}"])])
+    if plan_first:
+        from scope_jax.plan.command import refuse_early
+        from scope_jax.plan.hardware import hardware
+
+        refuse_early(card, set_ or [], hardware(None), _tell)
     from scope_jax.report.page import write_report
     from scope_jax.report.progress import Progress
     from scope_jax.train import train as loop
@@ -157,6 +165,41 @@ def train(
         results = loop(cfg, run, progress)
         progress.say(f"curves and episodes: {write_report(run)}")
     _print(results, as_json)
+
+
+@app.command()
+def plan(
+    card: Card,
+    on: Annotated[
+        str | None,
+        typer.Option(metavar="HARDWARE", help="v5p:4x4x4, 8xH100, ...; it need not be here [default: this one]."),
+    ] = None,
+    model_config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The model's config.json, if its folder is not here.")
+    ] = None,
+    index: Annotated[
+        str | None, typer.Option(metavar="PASSAGESxWIDTH", help="Vectors of a search index that is not built yet.")
+    ] = None,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="Compile every bucket, and the engine with all layers (minutes each).")
+    ] = False,
+    set_: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Compile the programs of CARD without running them: memory, FLOPs, collectives; what fits if the card does not."""
+    _card(card, set_)
+    from scope_jax.plan.hardware import hardware, prepare
+
+    prepare(on)
+    from scope_jax.plan.command import plan as make
+    from scope_jax.plan.page import lines
+
+    sets = set_ or []
+    found = make(card, sets, hardware(on), model_config=model_config, index=index, whole=whole, tell=_tell)
+    for line in lines(found):
+        typer.echo(line, err=as_json)
+    if as_json:
+        typer.echo(json.dumps(found))
 
 
 @app.command()

@@ -14,7 +14,7 @@ refers to the rows of its own shard.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -240,6 +240,41 @@ def _empty(bins: int, rows: int, width: int, slots: int) -> dict[str, np.ndarray
     return arrays | {"source": np.full((bins, slots), -1, np.int32)}
 
 
+def rows_per_shard(section: LearnerSection, row_shards: int) -> int:
+    """Rows of a micro-batch on each shard; 0 if all rows are in one micro-batch."""
+    return -(-section.micro_batch_rows // row_shards)
+
+
+def _batch(arrays: Mapping[str, Leaf], micro_batches: Leaf, padding: tuple[Leaf, Leaf], sequences: int) -> Batch:
+    rows = ("ids", "positions", "segments")
+    return Batch(
+        **{f"{name}_{'MBT' if name in rows else 'MN'}": array for name, array in arrays.items()},
+        micro_batches=micro_batches,
+        padding_tokens=padding[0],
+        padding_sequences=padding[1],
+        sequences=sequences,
+    )
+
+
+def abstract(section: LearnerSection, row_shards: int, width: int, sampled: int, micro_batches: int) -> Batch:
+    """Shapes and dtypes of the batch that `pack` makes of full rows of `width` tokens, each one episode with `sampled`
+    sampled tokens, so many that there are `micro_batches`. Raises ValueError if all rows are in one micro-batch."""
+    share = rows_per_shard(section, row_shards)
+    if not share:
+        raise ValueError(
+            "learner.micro_batch_rows is 0, so a micro-batch's size is known only when it runs; set a number of rows."
+        )
+    slots = _slots(share * sampled, section.logprob_chunk)
+    padded = _power_of_four(max(micro_batches, FEW_MICRO_BATCHES))
+    arrays = {
+        name: jax.ShapeDtypeStruct((padded, row_shards * one.shape[1], *one.shape[2:]), one.dtype)
+        for name, one in _empty(1, share, width, slots).items()
+    }
+    real, count = jax.ShapeDtypeStruct((), np.int32), jax.ShapeDtypeStruct((), np.float32)
+    sequences = _power_of_four(max(micro_batches * share * row_shards, FEW_SEQUENCES))
+    return _batch(arrays, real, (count, count), sequences)
+
+
 def pack(episodes: Sequence[Episode], section: LearnerSection, row_shards: int, tempered: bool = True) -> Batch:
     """The episodes as one batch of numpy arrays, deterministically.
 
@@ -258,7 +293,7 @@ def pack(episodes: Sequence[Episode], section: LearnerSection, row_shards: int, 
     longest = max(len(piece.datum.ids_T) for piece in pieces)
     width = min(bucket for bucket in section.buckets if bucket >= longest)
     rows = _fill_rows(pieces, width, section.packing)
-    share = -(-section.micro_batch_rows // row_shards) or round_up(-(-len(rows) // row_shards))
+    share = rows_per_shard(section, row_shards) or round_up(-(-len(rows) // row_shards))
     real = -(-len(rows) // (share * row_shards))
     dealt = _deal(rows, real * row_shards, share)
     slots = _slots(max(sum(row.sampled for row in rows) for rows in dealt), section.logprob_chunk)
@@ -272,14 +307,11 @@ def pack(episodes: Sequence[Episode], section: LearnerSection, row_shards: int, 
         array = arrays[name]
         return array.reshape(padded, row_shards * array.shape[1], *array.shape[2:])
 
-    return Batch(
-        **{f"{name}_MBT": laid_out(name) for name in ("ids", "positions", "segments")},
-        **{f"{name}_MN": laid_out(name) for name in arrays if name not in ("ids", "positions", "segments")},
-        micro_batches=np.int32(real),
-        padding_tokens=np.float32(sum(map(sampled_tokens, padding))),
-        padding_sequences=np.float32(sum(sampled_tokens(episode) > 0 for episode in padding)),
-        sequences=_power_of_four(max(len(chosen), FEW_SEQUENCES)),
-    )
+    absent = np.float32(sum(map(sampled_tokens, padding)))
+    count = np.float32(sum(sampled_tokens(episode) > 0 for episode in padding))
+    laid = {name: laid_out(name) for name in arrays}
+    sequences = _power_of_four(max(len(chosen), FEW_SEQUENCES))
+    return _batch(laid, np.int32(real), (absent, count), sequences)
 
 
 def unpack(batch: Batch, values_MN: Float[Array, "M N"] | Float[np.ndarray, "M N"]) -> Float[np.ndarray, " tokens"]:

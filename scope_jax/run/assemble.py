@@ -91,10 +91,8 @@ class Trainer:
 
     @property
     def keeps_reference(self) -> bool:
-        """True if states have a reference: a loss needs one, or the game or an exam samples from the base model."""
-        cfg, system = self.world.cfg, self.world.system
-        samples = system.uses_base(cfg) or exams.uses_base(cfg, system.exam(cfg))
-        return samples or any(update.card.needs_reference for update in system.updates(cfg))
+        """True if states have a reference."""
+        return keeps_reference(self.world.cfg, self.world.system)
 
     @property
     def idle_memory(self) -> str:
@@ -321,16 +319,22 @@ def assemble_world(
     )
 
 
-def card_mesh(cfg: Config) -> Mesh:
-    """The card's mesh over all devices."""
-    return make_mesh(MeshConfig(**cfg.mesh.model_dump()))
+def keeps_reference(cfg: Config, system: System) -> bool:
+    """True if a loss needs a reference, or the game or an exam samples from the base model."""
+    samples = system.uses_base(cfg) or exams.uses_base(cfg, system.exam(cfg))
+    return samples or any(update.card.needs_reference for update in system.updates(cfg))
 
 
-def assemble_learner(cfg: Config, model: ModelConfig) -> Learner:
-    """The card's learner for a model."""
+def card_mesh(cfg: Config, devices: Sequence[Any] | None = None) -> Mesh:
+    """The card's mesh over these devices, or over all devices of this process."""
+    return make_mesh(MeshConfig(**cfg.mesh.model_dump()), devices)
+
+
+def assemble_learner(cfg: Config, model: ModelConfig, mesh: Mesh | None = None) -> Learner:
+    """The card's learner for a model, on `mesh` or on the card's mesh over all devices."""
     return Learner(
         model,
-        card_mesh(cfg),
+        card_mesh(cfg) if mesh is None else mesh,
         cfg.optimizer,
         cfg.learner,
         param_dtype=DTYPES[cfg.model.param_dtype],

@@ -12,15 +12,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.experimental import topologies
-from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import SingleDeviceSharding
 
 from models.attention import make_attend
 from models.config import from_hf
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
-from scope_jax.learner.learner import Learner, Scores
-from scope_jax.learner.types import Datum, Episode
+from scope_jax.learner.learner import Learner
+from scope_jax.plan.hardware import tpu_devices
+from scope_jax.plan.programs import abstract_batch, lower_step
 from sharding.mesh import MeshConfig, make_mesh
 
 GIB = 2**30
@@ -50,7 +49,7 @@ def kernels_in(compiled: Any) -> int:
 
 def temporaries(topology: str, backend: str, window: int | None) -> tuple[float, int]:
     """(GiB of temporaries, kernels) of attention forward and backward at Qwen3-8B's shapes, packed rows."""
-    place = SingleDeviceSharding(topologies.get_topology_desc(topology, platform="tpu").devices[0])
+    place = SingleDeviceSharding(tpu_devices(topology)[0])
 
     def shape(*dims: int, dtype=jnp.bfloat16) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(dims, dtype, sharding=place)
@@ -88,37 +87,16 @@ def whole() -> None:
 
 def learner() -> None:
     """The learner's whole step with attention = "auto", packed rows, on 4 chips as fsdp 2 x tensor 2."""
-    devices = topologies.get_topology_desc("v5e:2x2", platform="tpu").devices
-    mesh = make_mesh(MeshConfig(1, 2, 2), list(devices))
+    mesh = make_mesh(MeshConfig(1, 2, 2), tpu_devices("v5e:2x2"))
     section = LearnerSection(buckets=(300,), micro_batch_rows=2)
     built = Learner(
         from_hf(MODEL), mesh, OptimizerSection(), section, param_dtype=jnp.float32, compute_dtype=jnp.bfloat16
     )
     assert built.attention == "splash"
-    state = built.abstract_state(reference=False)
-    batch = abstract_batch(built)
-    score: Any = jax.ShapeDtypeStruct(batch.behaviour_MN.shape, jnp.float32, sharding=batch.behaviour_MN.sharding)
-    lowered = built._step.lower(state, batch, Scores(score, score), card=LossCard())
+    lowered = lower_step(built, LossCard(), abstract_batch(built, 300, 260))
     kernels = kernels_in(lowered.compile())
     print(f"learner step: {kernels} kernels")
     assert kernels >= 4, "forward, again for the backward pass, dq, dkv"
-
-
-def abstract_batch(learner: Learner):
-    """Shapes and shardings of a packed batch of 4 rows of 300 tokens."""
-    from scope_jax.learner import batching
-
-    ids_T = np.zeros(280, np.int32)
-    datum = Datum(ids_T, np.arange(280) >= 20, np.zeros(280, np.float32))
-    episodes = [Episode("solver", "actor", str(i), (datum,), 0.0, advantage=1.0) for i in range(4)]
-    batch = batching.pack(episodes, learner.section, learner.row_shards)
-    specs = learner._batch_specs(batch)
-    return jax.tree.map(
-        lambda x, spec: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(learner.mesh, spec)),
-        batch,
-        specs,
-        is_leaf=lambda x: isinstance(x, PartitionSpec),
-    )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,89 @@
+"""The table of docs/plans.md: what each card needs on its hardware, by `scope-jax plan`.
+
+    python benchmarks/plans.py [--only configs/ssp/qwen2.5-7b.toml] [--on v5p:2x2x2]
+
+Without options, every card in PLANS is planned on the GPUs listed there, by arithmetic, which takes seconds each; with
+--on, the cards are compiled for that hardware instead, which takes minutes each. Results are kept in
+benchmarks/baselines/plans.json; those of other hardware stay as they are. Nothing is executed on any device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from scope_jax.plan.hardware import ABSENT
+
+os.environ |= ABSENT
+
+from scope_jax.plan.command import plan
+from scope_jax.plan.hardware import hardware
+from scope_jax.plan.page import table
+
+WIKIPEDIA = "21015324x768"  # passages of the 2018 Wikipedia as split by DPR, embedded by E5-base
+# Cards with the hardware that their headers name, and the vectors of an index in the same process.
+PLANS: tuple[tuple[str, str, str | None], ...] = (
+    ("configs/scope/qwen3-8b.toml", "8xH100", None),
+    ("configs/scope/qwen2.5-7b.toml", "8xH100", None),
+    ("configs/scope/olmo3-7b.toml", "8xH200", None),
+    ("configs/ssp/qwen2.5-7b.toml", "8xH100", WIKIPEDIA),
+    ("configs/score/qwen2.5-7b.toml", "4xH100", None),
+    ("configs/score/llama3.1-8b.toml", "4xH100", None),
+    ("configs/spice/octothinker-3b.toml", "8xH200", None),
+    ("configs/spice/octothinker-8b.toml", "8xH200", None),
+    ("configs/spice/qwen3-4b.toml", "8xH200", None),
+    ("configs/spice/qwen3-8b.toml", "8xH200", None),
+    ("configs/spell/qwen2.5-7b.toml", "8xH100", None),
+    ("configs/spell/qwen2.5-7b-instruct.toml", "8xH100", None),
+    ("configs/spell/llama3.1-8b-instruct.toml", "8xH100", None),
+    ("configs/spell/r1-distill-llama-8b.toml", "8xH100", None),
+    ("configs/spell/qwen3-4b-thinking.toml", "8xH100", None),
+    ("configs/spell/qwen2.5-14b.toml", "8xH100", None),
+    ("configs/spell/qwen2.5-14b-instruct.toml", "8xH100", None),
+    ("configs/spell/r1-distill-qwen-14b.toml", "8xH100", None),
+    ("configs/spell/qwen2.5-32b.toml", "8xH200", None),
+    ("configs/spell/qwen2.5-32b-instruct.toml", "8xH200", None),
+    ("configs/spell/qwen3-30b-a3b-instruct.toml", "8xH200", None),
+    ("configs/spell/qwen3-30b-a3b-thinking.toml", "8xH200", None),
+)
+ROOT = Path(__file__).resolve().parents[1]
+KEPT = ROOT / "benchmarks" / "baselines" / "plans.json"
+PAGE = ROOT / "docs" / "plans.md"
+BEGIN, END = "<!-- plans -->", "<!-- end of plans -->"
+
+
+def write(plans: dict[str, Any]) -> None:
+    """Keeps the results, and puts the table between the marks of the page."""
+    KEPT.write_text(json.dumps(plans, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    shown = table([plans[name] for name in sorted(plans)])
+    PAGE.write_text(f"{before}{BEGIN}\n{shown}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--only", action="append", help="a card of the list; repeatable")
+    options.add_argument("--on", help="other hardware than the list's, for example v5p:2x2x2")
+    given = options.parse_args()
+    plans: dict[str, Any] = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
+    for card, named, index in PLANS:
+        if given.only and card not in given.only:
+            continue
+        on = hardware(given.on or named)
+        found = plan(ROOT / card, (), on, index=index, tell=lambda said: print(said, file=sys.stderr, flush=True))
+        found["card"] = card
+        plans[f"{card} {on.name}"] = found
+        write(plans)
+        print(json.dumps({"card": card, "on": on.name, "fits": found["fits"], "peak_gib": found["peak_gib"],
+                          "setting": found.get("setting")}), flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Shapes of the models that our cards name, so that a card can be planned before its checkpoint is downloaded.
+
+The figures are those of the models' public config.json files on huggingface.co (Qwen, meta-llama, allenai, OctoThinker,
+deepseek-ai); a test compares the number of weights they give with the one the hub states for each model.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from models.config import ModelConfig, from_hf
+from models.weights import load_config
+from scope_jax.errors import UserError
+
+COMMON: dict[str, Any] = {"rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False}
+
+
+def _shape(layers: int, width: int, heads: int, kv_heads: int, ffn: int, vocabulary: int) -> dict[str, Any]:
+    return {
+        "num_hidden_layers": layers,
+        "hidden_size": width,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": ffn,
+        "vocab_size": vocabulary,
+    }
+
+
+QWEN25 = COMMON | {"architectures": ["Qwen2ForCausalLM"], "rope_theta": 1e6, "max_position_embeddings": 32768}
+QWEN3 = COMMON | {
+    "architectures": ["Qwen3ForCausalLM"],
+    "rope_theta": 1e6,
+    "max_position_embeddings": 40960,
+    "head_dim": 128,
+}
+LLAMA = COMMON | {
+    "architectures": ["LlamaForCausalLM"],
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 5e5,
+    "max_position_embeddings": 131072,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+}
+OLMO3 = COMMON | {
+    "architectures": ["Olmo3ForCausalLM"],
+    "rope_theta": 5e5,
+    "max_position_embeddings": 65536,
+    "sliding_window": 4096,
+    "layer_types": ["full_attention" if layer % 4 == 3 else "sliding_attention" for layer in range(32)],
+}
+QWEN25_7B = QWEN25 | _shape(28, 3584, 28, 4, 18944, 152064)
+QWEN25_14B = QWEN25 | _shape(48, 5120, 40, 8, 13824, 152064)
+QWEN25_32B = QWEN25 | _shape(64, 5120, 40, 8, 27648, 152064)
+QWEN3_4B = QWEN3 | _shape(36, 2560, 32, 8, 9728, 151936) | {"tie_word_embeddings": True}
+QWEN3_8B = QWEN3 | _shape(36, 4096, 32, 8, 12288, 151936)
+QWEN3_30B = (
+    QWEN3
+    | _shape(48, 2048, 32, 4, 6144, 151936)
+    | {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "max_position_embeddings": 262144,
+        "rope_theta": 1e7,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
+    }
+)
+LLAMA31_8B = LLAMA | _shape(32, 4096, 32, 8, 14336, 128256)
+LLAMA32_3B = LLAMA | _shape(28, 3072, 24, 8, 8192, 128256) | {"tie_word_embeddings": True, "head_dim": 128}
+SHAPES: dict[str, dict[str, Any]] = {
+    "Qwen2.5-7B": QWEN25_7B | {"max_position_embeddings": 131072},
+    "Qwen2.5-7B-Instruct": QWEN25_7B,
+    "Qwen2.5-14B": QWEN25_14B | {"max_position_embeddings": 131072},
+    "Qwen2.5-14B-Instruct": QWEN25_14B,
+    "Qwen2.5-32B": QWEN25_32B | {"max_position_embeddings": 131072},
+    "Qwen2.5-32B-Instruct": QWEN25_32B,
+    "DeepSeek-R1-Distill-Qwen-14B": QWEN25_14B | {"max_position_embeddings": 131072},
+    "Qwen3-4B-Base": QWEN3_4B | {"max_position_embeddings": 32768},
+    "Qwen3-4B-Thinking-2507": QWEN3_4B | {"max_position_embeddings": 262144, "rope_theta": 5e6},
+    "Qwen3-8B": QWEN3_8B,
+    "Qwen3-8B-Base": QWEN3_8B | {"max_position_embeddings": 32768},
+    "Qwen3-30B-A3B-Instruct-2507": QWEN3_30B,
+    "Qwen3-30B-A3B-Thinking-2507": QWEN3_30B,
+    "Llama-3.1-8B-Instruct": LLAMA31_8B,
+    "Meta-Llama-3.1-8B-Instruct": LLAMA31_8B,
+    "DeepSeek-R1-Distill-Llama-8B": LLAMA31_8B,
+    "OctoThinker-8B-Hybrid-Base": LLAMA31_8B,
+    "OctoThinker-3B-Hybrid-Base": LLAMA32_3B,
+    "Olmo-3-7B-Instruct": OLMO3 | _shape(32, 4096, 32, 32, 11008, 100278),
+}
+
+
+def model_of(checkpoint: str, file: Path | None) -> tuple[ModelConfig, str]:
+    """(the model of a card, where its shape is from): `file`, a config.json; else the card's checkpoint folder; else
+    the public figures of the model that the folder is named after.
+
+    Raises UserError if there is none of the three, FileNotFoundError or ValueError for a bad config.json.
+    """
+    if file is not None:
+        try:
+            contents = json.loads(file.read_text(encoding="utf-8"))
+        except json.JSONDecodeError as error:
+            raise UserError(f"{file} is not JSON ({error}); give a model's config.json.") from None
+        if not isinstance(contents, dict):
+            raise UserError(f"{file} is not a JSON object; give a model's config.json.")
+        return from_hf(contents), str(file)
+    folder = Path(checkpoint)
+    if folder.is_dir():
+        return load_config(folder), str(folder)
+    if folder.name in SHAPES:
+        return from_hf(SHAPES[folder.name]), f"public figures of {folder.name}"
+    raise UserError(
+        f"the model folder {checkpoint} does not exist, and no public figures of {folder.name} are known here; give "
+        "its config.json with --model-config FILE."
+    )

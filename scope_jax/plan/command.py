@@ -1,0 +1,77 @@
+"""`scope-jax plan`: from a card's path to the figures that are printed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from scope_jax.config import load_card
+from scope_jax.errors import UserError
+from scope_jax.plan import knobs, page, planning
+from scope_jax.plan.architectures import model_of
+from scope_jax.plan.hardware import Hardware
+from scope_jax.plan.planning import Planner, figures, index_vectors
+
+
+def plan(
+    card: Path,
+    sets: Sequence[str],
+    on: Hardware,
+    *,
+    model_config: Path | None = None,
+    index: str | None = None,
+    whole: bool = False,
+    search: bool = True,
+    tell: Callable[[str], None] = lambda sentence: None,
+) -> dict[str, Any]:
+    """The figures of a card on this hardware. search: if it does not fit, find what each setting frees, and one that
+    fits.
+
+    Raises UserError, ValueError or FileNotFoundError with one sentence if the card cannot be planned.
+    """
+    cfg = load_card(card, sets)
+    model, source = model_of(cfg.model.checkpoint, model_config)
+    vectors, uncounted = index_vectors(cfg, index)
+    planner = Planner(model, on, vectors, whole, tell)
+    needs = planner.needs(cfg)
+    found = {
+        "card": str(card),
+        "set": list(sets),
+        "model": Path(cfg.model.checkpoint).name,
+        "shape_from": source,
+        **figures(planner, needs),
+        "notes": _notes(needs, on, uncounted, whole),
+    }
+    if not found["fits"] and search:
+        found["knobs"] = knobs.freed(planner, card, sets, needs)
+        found["setting"] = knobs.setting_that_fits(planner, card, sets, needs)
+    return found
+
+
+def refuse_early(card: Path, sets: Sequence[str], on: Hardware, tell: Callable[[str], None]) -> None:
+    """Raises UserError with the plan's sentence if the card does not fit."""
+    found = plan(card, sets, on, tell=tell)
+    if not found["fits"]:
+        raise UserError(page.verdict(found))
+    tell(page.verdict(found))
+
+
+def _notes(needs: planning.Needs, on: Hardware, uncounted: str, whole: bool) -> list[str]:
+    notes = [uncounted] if uncounted else []
+    if on.compiles and not whole:
+        left_out = [str(bucket) for bucket in needs.cfg.learner.buckets[:-1]]
+        if left_out:
+            notes.append(f"shorter buckets ({', '.join(left_out)}) are not compiled; --whole compiles them")
+        if any(needs.engine.model.num_layers > 2 for _ in needs.compiled):
+            notes.append(
+                "the engine's programs are compiled with a few layers and extended to all in a straight line; --whole "
+                "compiles them"
+            )
+    if not on.compiles:
+        notes.append(
+            "whether the engine's loop over pages updates them in place on this hardware was not compiled here"
+        )
+    if on.platform == "gpu":
+        notes.append("JAX reserves 75 % of a GPU's memory unless XLA_PYTHON_CLIENT_MEM_FRACTION says more, e.g. 0.95")
+    return notes

@@ -1,0 +1,120 @@
+"""What each setting would free on a device, and a setting of the card that fits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rollouts.paged import PagedEngine
+from scope_jax.config import load_card
+from scope_jax.errors import is_users
+from scope_jax.learner.batching import rows_per_shard
+from scope_jax.plan import memory
+from scope_jax.plan.hardware import GIB
+from scope_jax.plan.planning import Needs, Planner, gib
+
+Change = str  # KEY=VALUE, as --set takes it
+
+
+def room_for_pages(planner: Planner, needs: Needs) -> float | None:
+    """Bytes of cache that fit beside everything else while the engine samples; None if not even one episode does, or if
+    the engine has no pages."""
+    if not isinstance(needs.engine, PagedEngine):
+        return None
+    size = memory.page_size(needs.engine)
+    room = planner.limit - (needs.peaks["generate"].total - needs.held.cache)
+    return room if room >= memory.pages_of_one(needs.engine) * size else None
+
+
+def budget(planner: Planner, needs: Needs) -> Change | None:
+    """The largest rollout.cache_gib that fits, to three digits, and at most what all slots need."""
+    room = room_for_pages(planner, needs)
+    if room is None:
+        return None
+    most = min(room, needs.held.cache) / GIB
+    unit = 10.0 ** (math.floor(math.log10(most)) - 2)
+    return f"rollout.cache_gib={math.floor(most / unit) * unit:.6g}"
+
+
+def _learn_knobs(needs: Needs) -> list[Change]:
+    """Settings that make the programs of an update smaller, as far as the card does not have them."""
+    section, shards = needs.cfg.learner, needs.learner.row_shards
+    found = []
+    if rows_per_shard(section, shards) > 1:
+        found.append(f"learner.micro_batch_rows={shards}")
+    if section.remat == "none":
+        found.append("learner.remat=full")
+    return found
+
+
+def _tensors(needs: Needs) -> Iterator[int]:
+    """Larger tensor groups that divide model and devices."""
+    model, count = needs.learner.model, needs.learner.mesh.size
+    for size in (2, 4, 8):
+        fits = all(
+            n % size == 0 for n in (model.num_kv_heads, model.num_heads, model.ffn_width, model.vocab_size, count)
+        )
+        if fits and size > needs.learner.mesh.shape["tensor"]:
+            yield size
+
+
+def _tried(planner: Planner, card: Path, sets: Sequence[Change]) -> Needs | None:
+    """The needs of the card with these settings; None if they contradict each other."""
+    try:
+        return planner.needs(load_card(card, sets))
+    except ValueError as error:
+        if not is_users(error):
+            raise
+        return None
+
+
+def freed(planner: Planner, card: Path, sets: Sequence[Change], needs: Needs) -> list[dict[str, Any]]:
+    """By how much each setting alone lowers the phase that needs most, largest first. "compiled": the card was compiled
+    with it; "arithmetic": from exact shapes, temporaries being the same."""
+    phase, found = needs.peak.phase, []
+
+    def add(change: Change, bytes_freed: float, how: str) -> None:
+        if bytes_freed > 0:
+            found.append({"set": change, "frees_gib": gib(bytes_freed), "how": how})
+
+    held = needs.held
+    if phase != "learn" and isinstance(needs.engine, PagedEngine) and (change := budget(planner, needs)):
+        add(change, held.cache - float(change.partition("=")[2]) * GIB, "arithmetic")
+    if not held.offload:
+        add("train.offload=true", held.idle if phase == "generate" else (held.policies - 1) * held.state, "arithmetic")
+    if needs.cfg.model.param_dtype == "float32":
+        half = sum(size for name, size in held.parts(phase).items() if name in ("master weights", "moments")) / 2
+        add('model.param_dtype="bfloat16"', half, "arithmetic; lowers the precision of updates")
+    for change in _learn_knobs(needs) if phase == "learn" else []:
+        if (other := _tried(planner, card, [*sets, change])) is not None:
+            how = "compiled" if planner.on.compiles else "arithmetic"
+            add(change, needs.peaks[phase].total - other.peaks[phase].total, how)
+    return sorted(found, key=lambda row: -row["frees_gib"])
+
+
+def setting_that_fits(planner: Planner, card: Path, sets: Sequence[Change], needs: Needs) -> list[Change] | None:
+    """The first of a few settings with which the card fits: fewer rows at a time, offload, tensor groups, and always
+    the largest budget of the cache that then fits. Each is planned like the card itself."""
+    starts: list[list[Change]] = [[]]
+    starts += [] if needs.held.offload else [["train.offload=true"]]
+    starts += [[f"mesh.tensor={size}", *more] for size in _tensors(needs) for more in starts[:2]]
+    for start in starts:
+        changes = [*start]
+        tried = _tried(planner, card, [*sets, *changes]) if start else needs
+        if tried is None:
+            continue
+        if tried.peaks["learn"].total > planner.limit and (knobs := _learn_knobs(tried)):
+            changes += knobs
+            tried = _tried(planner, card, [*sets, *changes])
+        if tried is None or any(tried.peaks[phase].total > planner.limit for phase in ("learn", "publish")):
+            continue
+        if tried.peaks["generate"].total > planner.limit:
+            if (change := budget(planner, tried)) is None:
+                continue
+            changes.append(change)
+            tried = _tried(planner, card, [*sets, *changes])
+        if tried is not None and tried.peak.total <= planner.limit:
+            return changes
+    return None

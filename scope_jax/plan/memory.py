@@ -1,0 +1,212 @@
+"""What lives together on a device, in bytes by exact arithmetic over the sharded shapes, and in which phase of a step.
+
+    publish    the engine gets a policy's weights, layer by layer
+    generate   the engine samples, judges included
+    learn      an update; the engine has freed its weights and cache
+
+With `train.offload` the states are in host memory while no update runs, and one state is on the device in each of the
+other two phases: its weights while they are published, all of it while it is trained.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from models.pages import pages_for
+from rollouts.engine import Engine
+from rollouts.paged import PagedEngine, page_bytes
+from scope_jax.learner.learner import Learner
+from scope_jax.plan.programs import Compiled, abstract_state, abstract_weights
+
+PHASES = ("publish", "generate", "learn")
+
+
+def device_bytes(tree: Any) -> int:
+    """Bytes on each device of arrays given by shape, dtype and sharding."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+        if leaf.sharding is not None
+    )
+
+
+@dataclass(frozen=True)
+class Residents:
+    """Bytes per device of everything that is not a temporary of a program.
+
+    master: one policy's weights. moments: of its optimiser, with the scalars. reference: the frozen base model. layer:
+    the largest thing that exists beside both copies while weights are published. index: vectors of a search index in
+    this process.
+    """
+
+    policies: int
+    master: float
+    moments: float
+    reference: float
+    engine: float
+    cache: float
+    slots: float
+    layer: float
+    index: float
+    offload: bool
+
+    @property
+    def state(self) -> float:
+        return self.master + self.moments
+
+    @property
+    def idle(self) -> float:
+        """States and reference, as they are between updates."""
+        return self.policies * self.state + self.reference
+
+    def parts(self, phase: str) -> dict[str, float]:
+        """What lives in a phase, by name, without temporaries."""
+        away = self.offload and phase != "learn"
+        here = 0 if away else (1 if self.offload else self.policies)
+        parts = {
+            "master weights": here * self.master,
+            "moments": here * self.moments,
+            "reference": 0.0 if away else self.reference,
+            "search index": self.index,
+        }
+        if phase == "publish":
+            parts["master weights"] = max(parts["master weights"], self.master)
+            parts |= {"engine weights": self.engine, "publish transient": self.layer}
+        if phase == "generate":
+            parts |= {"engine weights": self.engine, "cache": self.cache, "slots": self.slots}
+        return parts
+
+    @property
+    def host(self) -> float:
+        """Bytes in host memory for each device."""
+        return self.idle if self.offload else 0.0
+
+
+def held_by(program: str, engine: Engine | PagedEngine) -> int:
+    """Bytes of the engine's state that a program has as arguments: decoding all of it, a paged prefill the pages, a
+    dense one nothing."""
+    state = abstract_state(engine)
+    if program == "decode":
+        return device_bytes(state)
+    return device_bytes(state.cache) if isinstance(engine, PagedEngine) else 0
+
+
+def pages_of_one(engine: PagedEngine) -> int:
+    """The fewest pages of a shard, as PagedEngine has it: an episode of max_length and what a dispatch may add."""
+    return 1 + len(engine.windows) * (engine.columns + 1 + pages_for(engine.config.decode_steps))
+
+
+def page_size(engine: PagedEngine) -> int:
+    """Bytes of a page on a device, all layers of a group together."""
+    return page_bytes(engine.model, engine.config.compute_dtype, engine.mesh.shape["tensor"])
+
+
+def residents(
+    learner: Learner, engine: Engine | PagedEngine, policies: int, reference: bool, offload: bool, vectors: int
+) -> Residents:
+    """Of a card. vectors: number of floats of the search index over all devices, 0 without one."""
+    state = learner.abstract_state(reference)
+    weights, held = abstract_weights(engine), abstract_state(engine)
+    master = device_bytes(state.params)
+    cache = device_bytes(held.cache)
+    one = device_bytes(weights["layers"][0])
+    layers = engine.model.num_layers
+    # One layer of the master in the learner's sharding and the same in the engine's, or a whole table at the end.
+    layer = device_bytes(state.params["layers"]) / layers + one
+    tables = [device_bytes(tree) for name, tree in weights.items() if name != "layers"]
+    return Residents(
+        policies=policies,
+        master=master,
+        moments=device_bytes(state.opt_state),
+        reference=device_bytes(state.ref_params) if reference else 0,
+        engine=device_bytes(weights),
+        cache=cache,
+        slots=device_bytes(held) - cache,
+        layer=max(layer, *tables),
+        index=4.0 * vectors / learner.row_shards,
+        offload=offload,
+    )
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The most memory of one phase. program: the one that needs most, "" if none runs. parts: bytes by name; they add
+    up to `total`. exact: no program is missing, so temporaries are the compiler's."""
+
+    phase: str
+    program: str
+    parts: Mapping[str, float]
+    exact: bool
+
+    @property
+    def total(self) -> float:
+        return sum(self.parts.values())
+
+
+def compiled_peak(held: Residents, phase: str, programs: Sequence[Compiled], arguments: Mapping[str, float]) -> Peak:
+    """The peak of a phase whose programs were compiled: everything resident, and the program with the largest peak.
+
+    arguments: by program, what of its arguments is resident; the rest of its peak counts as temporaries.
+    """
+    parts = held.parts(phase)
+    if not programs:
+        return Peak(phase, "", parts, True)
+    extra = {one.job.name: one.peak - arguments[one.job.name] for one in programs}
+    name = max(extra, key=lambda name: extra[name])
+    return Peak(phase, name, parts | {"temporaries": extra[name]}, True)
+
+
+def resident_arguments(held: Residents, one: Compiled, engine: Engine | PagedEngine) -> float:
+    """Bytes in a program's peak that `Residents` counts: of its arguments. (A refusal names temporaries only.)"""
+    if one.refused:
+        return 0.0
+    if one.job.phase == "generate":
+        return held.engine + held_by(one.job.name, engine)
+    if one.job.update:
+        return held.state
+    policy, reference = "old" in one.job.name, "reference" in one.job.name
+    return (held.master if policy else 0) + (held.reference if reference else 0)
+
+
+def estimated_temporaries(learner: Learner, bucket: int) -> dict[str, float]:
+    """Temporaries of an optimiser step without a compiler: a lower bound by arithmetic, bytes per device.
+
+    gradients: accumulated in float32, beside those of one micro-batch. activations: the input of every layer and one
+    layer's intermediate values (all layers' without rematerialisation). gathered: weights of one layer and the output
+    table on the device. logits: of one block of the vocabulary with their gradient.
+    """
+    from scope_jax.learner.batching import rows_per_shard
+
+    model, section, mesh = learner.model, learner.section, learner.mesh
+    tensor = mesh.shape["tensor"]
+    size = learner.compute_dtype.itemsize
+    tokens = rows_per_shard(section, learner.row_shards) * bucket
+    heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim // tensor
+    ffn = 3 * model.ffn_width * max(model.experts_per_token, 1) // tensor
+    inside = tokens * (4 * model.width + heads + ffn) * size  # norms and residuals, heads, gate, up and their product
+    kept = model.num_layers if section.remat == "none" else 1
+    shapes = learner.abstract_state(reference=False).params
+    gathered = sum(leaf.size for leaf in jax.tree.leaves(shapes["layers"])) / model.num_layers / tensor
+    table = model.vocab_size * model.width / tensor
+    return {
+        "gradients": 2.0 * device_bytes(shapes) * 4 / learner.param_dtype.itemsize,
+        "activations": model.num_layers * tokens * model.width * size + 2.0 * kept * inside,
+        "gathered weights": 2 * gathered * size + 2 * table * size,
+        "logits": 3.0 * section.logprob_chunk * model.vocab_size / tensor * 4,
+    }
+
+
+def arithmetic_peak(held: Residents, phase: str, learner: Learner, bucket: int, slots: int) -> Peak:
+    """The peak of a phase without a compiler. For generation, temporaries are three times the logits of all slots."""
+    parts = held.parts(phase)
+    if phase == "learn":
+        parts |= estimated_temporaries(learner, bucket)
+    if phase == "generate":
+        model, tensor = learner.model, learner.mesh.shape["tensor"]
+        parts["logits"] = 3.0 * 4 * slots / learner.row_shards * model.vocab_size / tensor
+    return Peak(phase, f"update @{bucket}" if phase == "learn" else "", parts, False)

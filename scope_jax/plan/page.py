@@ -1,0 +1,124 @@
+"""A plan as text for people, and the table of docs/plans.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from scope_jax.plan.estimates import ASSUMED
+
+Figures = Mapping[str, Any]
+
+
+def verdict(found: Figures) -> str:
+    """One sentence: whether the card fits, what is missing, and what would fit."""
+    where = f"{found['card']} on {found['on']} ({found['devices']} x {found['chip']})"
+    room = f"{found['hbm_gib']} GiB per device less {found['reserve_gib']} in reserve"
+    least = "" if found["compiled"] else "at least "
+    needed = f"{least}{found['peak_gib']} GiB in the phase {found['phase']!r}"
+    if found["fits"]:
+        return f"{where} fits: it needs {needed}, of {room}."
+    if found.get("setting"):
+        remedy = "it fits with " + " ".join(f"--set {change}" for change in found["setting"])
+    else:
+        remedy = "no setting that was tried fits; take more devices"
+    return f"{where} does not fit: it needs {needed}, {found['shortfall_gib']} GiB more than {room}; {remedy}."
+
+
+def lines(found: Figures) -> Iterator[str]:
+    """The whole plan."""
+    yield verdict(found)
+    yield f"model                {found['model']} ({found['shape_from']}), mesh {_mesh(found['mesh'])}"
+    yield "figures              " + (
+        f"compiled for {found['on']}, nothing executed; GiB per device"
+        if found["compiled"]
+        else "by arithmetic, compiled: false (no compiler for this hardware here); temporaries are rough "
+        "estimates; GiB per device"
+    )
+    yield from _phases(found["phases"])
+    if found["host_gib"]:
+        yield f"host memory          {found['host_gib']} GiB for each device"
+    yield (
+        f"cache                {found['full_rows']} episodes of {found['max_length']} tokens at a time, in "
+        f"{found['slots']} slots; shorter ones take less"
+    )
+    if found["compiled"]:
+        yield from _programs(found)
+    for row in found.get("knobs", ()):
+        yield f"would free           {row['frees_gib']:8.2f} GiB  --set {row['set']}  ({row['how']})"
+    for note in found["notes"]:
+        yield f"note                 {note}"
+
+
+def _mesh(shape: Mapping[str, int]) -> str:
+    return ", ".join(f"{axis} {size}" for axis, size in shape.items())
+
+
+def _phases(phases: Mapping[str, Any]) -> Iterator[str]:
+    names = list(dict.fromkeys(name for phase in phases.values() for name in phase["parts_gib"]))
+    yield f"{'':<21}" + "".join(f"{phase:>10}" for phase in phases)
+    for name in names:
+        yield f"{name:<21}" + "".join(f"{phase['parts_gib'].get(name, 0):>10.2f}" for phase in phases.values())
+    yield f"{'peak':<21}" + "".join(f"{phase['total_gib']:>10.2f}" for phase in phases.values())
+
+
+def _programs(found: Figures) -> Iterator[str]:
+    for one in found["programs"]:
+        said = "refused by the compiler" if one["refused"] else f"temporaries {one['temporaries_gib']:.2f}"
+        yield f"{one['name'][:34]:<34} peak {one['peak_gib']:8.2f}, {said}, compiled in {one['seconds']:.0f} s"
+    if "flops" in found:
+        yield (
+            f"one micro-batch      {found['flops']:.3g} FLOPs executed per device, of them "
+            f"{found['kernel_flops']:.3g} in kernels by arithmetic; in theory "
+            f"{found['theory_flops']:.3g} (6 N D and attention): {found['executed_of_theory']:.2f} times"
+        )
+    for kind, moved in found["collectives"].items():
+        yield (
+            f"  {kind:<18} {moved['count']:>6} of together {moved['gib']:.2f} GiB, "
+            f"the largest {moved['largest_mib']:.1f} MiB"
+        )
+    if "mfu" in found:
+        yield f"estimate             {found['seconds']:.2f} s per micro-batch, MFU {found['mfu']:.2f}"
+        yield f"                     assumed: {ASSUMED}"
+    if found.get("decode", {}).get("milliseconds"):
+        decode = found["decode"]
+        yield (
+            f"estimate             {decode['milliseconds']:.1f} ms per token of all slots with a full cache "
+            f"(reading weights and cache once: {decode['roofline_milliseconds']:.1f})"
+        )
+    if found["unknown_loops"]:
+        names = ", ".join(found["unknown_loops"])
+        yield f"                     loops over micro-batches, or tokens, count once in {names}"
+    yield f"seconds to compile   {found['seconds_to_compile']}"
+
+
+HEAD = (
+    "| card | hardware | fits | peak of HBM, GiB | phase | state | engine | cache | temporaries of an update "
+    "| full rows at once | MFU | figures |"
+)
+
+
+def table(plans: Sequence[Figures]) -> str:
+    """A Markdown table of several plans."""
+    rows = [HEAD, "|" + "---|" * (HEAD.count("|") - 1)]
+    for one in plans:
+        learn, generate = (one["phases"][name]["parts_gib"] for name in ("learn", "generate"))
+        known = ("master weights", "moments", "reference", "search index")
+        state = sum(learn.get(name, 0) for name in known)
+        rest = sum(size for name, size in learn.items() if name not in known)
+        cells = [
+            f"`{one['card']}`",
+            f"{one['on']}",
+            "yes" if one["fits"] else "**no**",
+            f"{one['peak_gib']:.1f} of {one['hbm_gib']:.1f}",
+            one["phase"],
+            f"{state:.1f}",
+            f"{generate['engine weights']:.1f}",
+            f"{generate['cache']:.1f}",
+            f"{'' if one['compiled'] else '~ '}{rest:.1f}",
+            f"{one['full_rows']} × {one['max_length']:,}",
+            f"{one['mfu']:.2f}" if "mfu" in one else "–",
+            "compiled" if one["compiled"] else "arithmetic",
+        ]
+        rows.append("| " + " | ".join(cells) + " |")
+    return "\n".join(rows)

@@ -1,0 +1,288 @@
+"""The plan of a card: does it fit the hardware, what does it execute, and if it does not fit, what would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from models.config import ModelConfig
+from models.transformer import layer_stages
+from rollouts.engine import Engine
+from rollouts.paged import PagedEngine
+from scope_jax.config import Config
+from scope_jax.learner.learner import Learner
+from scope_jax.plan import estimates, memory, programs
+from scope_jax.plan.hardware import GIB, Hardware
+from scope_jax.plan.hlo import Costs, Transfers
+from scope_jax.plan.memory import PHASES, Peak, Residents
+from scope_jax.plan.programs import Compiled
+from scope_jax.run.assemble import assemble_learner, card_mesh, keeps_reference
+from scope_jax.run.engines import engine_for
+from scope_jax.systems import game_of
+
+RESERVE = 0.05  # share of the memory that is left to the runtime and to gaps between buffers
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a card needs of a device. peaks: by phase. compiled: its programs; () if nothing was compiled."""
+
+    cfg: Config
+    learner: Learner
+    engine: Engine | PagedEngine
+    held: Residents
+    peaks: Mapping[str, Peak]
+    compiled: Sequence[Compiled]
+
+    @property
+    def peak(self) -> Peak:
+        """The phase that needs most."""
+        return max(self.peaks.values(), key=lambda peak: peak.total)
+
+
+@dataclass
+class Planner:
+    """Plans cards of one model on one hardware; programs that two cards share are compiled once.
+
+    vectors: floats of the search index. whole: every bucket, and the engine with all layers. Otherwise the longest
+    bucket, and the engine with one and two periods of its layers, extended to all: its programs repeat the same
+    instructions for each layer.
+    """
+
+    model: ModelConfig
+    on: Hardware
+    vectors: int = 0
+    whole: bool = False
+    tell: Tell = lambda sentence: None
+    _known: dict[tuple[Any, ...], list[Compiled]] = field(default_factory=dict)
+
+    @property
+    def limit(self) -> float:
+        """Bytes that a plan may use on a device."""
+        return (1 - RESERVE) * self.on.chip.hbm
+
+    def needs(self, cfg: Config) -> Needs:
+        """Raises ValueError with one sentence if mesh, slots or budget of the card do not fit each other."""
+        system = game_of(cfg)
+        mesh = card_mesh(cfg, self.on.devices)
+        learner, engine = assemble_learner(cfg, self.model, mesh), engine_for(cfg, self.model, mesh)
+        policies, reference = len(system.policies(cfg)), keeps_reference(cfg, system)
+        held = memory.residents(learner, engine, policies, reference, cfg.train.offload, self.vectors)
+        buckets = cfg.learner.buckets if self.whole else cfg.learner.buckets[-1:]
+        compiled: list[Compiled] = []
+        if self.on.compiles:
+            updates = system.updates(cfg)
+            dtypes = (cfg.model.param_dtype, cfg.model.compute_dtype)
+            key = ("learn", cfg.learner, cfg.mesh, dtypes, cfg.optimizer, tuple(u.card for u in updates))
+            compiled += self._once(key, lambda: self._learner(learner, updates, buckets))
+            compiled += self._engine_programs(cfg, engine)
+        peaks = {phase: self._peak(phase, held, learner, engine, buckets[-1], compiled) for phase in PHASES}
+        return Needs(cfg, learner, engine, held, peaks, compiled)
+
+    def _peak(
+        self,
+        phase: str,
+        held: Residents,
+        learner: Learner,
+        engine: Engine | PagedEngine,
+        bucket: int,
+        compiled: Sequence[Compiled],
+    ) -> Peak:
+        if not self.on.compiles:
+            return memory.arithmetic_peak(held, phase, learner, bucket, engine.config.slots)
+        own = [one for one in compiled if one.job.phase == phase]
+        arguments = {one.job.name: memory.resident_arguments(held, one, engine) for one in own}
+        return memory.compiled_peak(held, phase, own, arguments)
+
+    def _once(self, key: tuple[Any, ...], make: Callable[[], list[Compiled]]) -> list[Compiled]:
+        if key not in self._known:
+            self._known[key] = make()
+        return self._known[key]
+
+    def _compile(self, jobs: Sequence[programs.Job]) -> list[Compiled]:
+        done = []
+        for job in jobs:
+            self.tell(f"compiling {job.name} for {self.on.name}")
+            done.append(programs.compiled(job))
+        return done
+
+    def _learner(self, learner: Learner, updates: Any, buckets: Sequence[int]) -> list[Compiled]:
+        return self._compile(programs.learner_jobs(learner, updates, buckets))
+
+    def _engine_programs(self, cfg: Config, engine: Engine | PagedEngine) -> list[Compiled]:
+        """The engine's programs, whatever the size of its cache: beyond their arguments they need the same."""
+        rollout = cfg.rollout if isinstance(engine, Engine) else cfg.rollout.model_copy(update={"cache_gib": None})
+        key = ("generate", isinstance(engine, Engine), rollout, cfg.mesh, cfg.model.compute_dtype)
+        made = self._once(key, lambda: self._engine(cfg, engine))
+        return [with_arguments(one, engine) for one in made]
+
+    def _engine(self, cfg: Config, engine: Engine | PagedEngine) -> list[Compiled]:
+        step = sum(len(windows) for _, windows, _ in layer_stages(self.model.layer_windows))
+        if self.whole or self.model.num_layers <= 2 * step:
+            return self._compile(programs.engine_jobs(engine))
+        few = [self._compile(programs.engine_jobs(self._shallow(cfg, engine, step * times))) for times in (1, 2)]
+        return [extended(one, two, step, engine) for one, two in zip(*few, strict=True)]
+
+    def _shallow(self, cfg: Config, engine: Engine | PagedEngine, layers: int) -> Engine | PagedEngine:
+        """The same engine, with its pages, for the model's first layers."""
+        model = replace(self.model, num_layers=layers, layer_windows=self.model.layer_windows[:layers])
+        if isinstance(engine, Engine):
+            return Engine(model, engine.config, engine.mesh)
+        return PagedEngine(model, replace(engine.config, pages=engine.pages), engine.mesh, engine._how)
+
+
+def extended(one: Compiled, two: Compiled, step: int, engine: Engine | PagedEngine) -> Compiled:
+    """A program for all layers of `engine`, from those with `step` and with 2 · `step` layers: a straight line."""
+    times = engine.model.num_layers / step - 1
+
+    def line(a: float, b: float) -> float:
+        return a + times * (b - a)
+
+    def costs(a: Costs, b: Costs) -> Costs:
+        nothing = Transfers()
+        kinds = {**a.collectives, **b.collectives}
+        moved = {k: (a.collectives.get(k, nothing), b.collectives.get(k, nothing)) for k in kinds}
+        return Costs(
+            line(a.flops, b.flops),
+            line(a.cycles, b.cycles),
+            line(a.kernels, b.kernels),
+            {
+                k: Transfers(line(x.count, y.count), line(x.bytes, y.bytes), max(x.largest, y.largest))
+                for k, (x, y) in moved.items()
+            },
+            b.unknown,
+        )
+
+    peak = line(one.peak, two.peak)
+    arguments = line(one.arguments, two.arguments)
+    return Compiled(
+        one.job,
+        arguments,
+        line(one.temporaries, two.temporaries),
+        peak,
+        line(one.in_place, two.in_place),
+        one.refused or two.refused,
+        one.seconds + two.seconds,
+        costs(one.costs, two.costs),
+        costs(one.round, two.round),
+        max(one.largest_copy, two.largest_copy),
+        round(line(one.kernels, two.kernels)),
+    )
+
+
+def with_arguments(one: Compiled, engine: Engine | PagedEngine) -> Compiled:
+    """An engine program compiled with another number of pages, with this engine's arguments."""
+    if one.refused:
+        return one
+    wanted = memory.device_bytes(programs.abstract_weights(engine)) + memory.held_by(one.job.name, engine)
+    return replace(one, arguments=wanted, peak=one.peak - one.arguments + wanted)
+
+
+# ------------------------------------------------------------------------------------------------------------- results
+def gib(count: float) -> float:
+    return round(count / GIB, 2)
+
+
+def figures(planner: Planner, needs: Needs) -> dict[str, Any]:
+    """The plan of a card as plain data; bytes are per device, in GiB."""
+    on, peak = planner.on, needs.peak
+    updates = [one for one in needs.compiled if one.job.update]
+    heaviest = max(updates, key=lambda one: (one.job.bucket, one.costs.flops), default=None)
+    found: dict[str, Any] = {
+        "on": on.name,
+        "devices": len(on.devices),
+        "chip": on.chip.name,
+        "compiled": on.compiles,
+        "fits": peak.total <= planner.limit,
+        "peak_gib": gib(peak.total),
+        "hbm_gib": gib(on.chip.hbm),
+        "reserve_gib": gib(on.chip.hbm - planner.limit),
+        "shortfall_gib": gib(max(0.0, peak.total - planner.limit)),
+        "phase": peak.phase,
+        "phases": {
+            name: {"program": one.program, "total_gib": gib(one.total), "parts_gib": _gibs(one.parts)}
+            for name, one in needs.peaks.items()
+        },
+        "host_gib": gib(needs.held.host),
+        "mesh": dict(needs.learner.mesh.shape),
+        "slots": needs.engine.config.slots,
+        "max_length": needs.engine.config.max_length,
+        "full_rows": _full_rows(needs),
+        "programs": [_program(one) for one in needs.compiled],
+        "seconds_to_compile": round(sum(one.seconds for one in needs.compiled), 1),
+        "collectives": {} if heaviest is None else _moved(heaviest.costs),
+        "unknown_loops": {one.job.name: one.costs.unknown for one in needs.compiled if one.costs.unknown},
+    }
+    if heaviest is not None:
+        found |= {"update": heaviest.job.name, **estimates.update_figures(needs.learner, on, heaviest)}
+    decode = next((one for one in needs.compiled if one.job.name == "decode"), None)
+    if decode is not None:
+        steps = needs.engine.config.decode_steps
+        found["decode"] = {
+            **estimates.decode_figures(on, decode, needs.held, steps),
+            "collectives": _moved(decode.round),
+        }
+    return found
+
+
+def _gibs(parts: Mapping[str, float]) -> dict[str, float]:
+    return {name: gib(size) for name, size in parts.items() if size}
+
+
+def _full_rows(needs: Needs) -> int:
+    """Episodes of max_length that the cache holds at a time, over the whole mesh."""
+    if isinstance(needs.engine, Engine):
+        return needs.engine.config.slots
+    engine = needs.engine
+    return min(engine.slots, (engine.pages - 1) // engine._needed(engine.config.max_length)) * engine.row_shards
+
+
+def _program(one: Compiled) -> dict[str, Any]:
+    return {
+        "name": one.job.name,
+        "peak_gib": gib(one.peak),
+        "arguments_gib": gib(one.arguments),
+        "temporaries_gib": gib(one.temporaries),
+        "refused": one.refused,
+        "flops": one.costs.flops,
+        "kernels": one.kernels,
+        "largest_copy_mib": round(one.largest_copy / 2**20, 1),
+        "seconds": round(one.seconds, 1),
+        "collectives": _moved(one.costs),
+    }
+
+
+def _moved(costs: Costs) -> dict[str, dict[str, float]]:
+    return {
+        kind: {
+            "count": round(moved.count),
+            "gib": round(moved.bytes / GIB, 3),
+            "largest_mib": round(moved.largest / 2**20, 2),
+        }
+        for kind, moved in sorted(costs.collectives.items())
+    }
+
+
+def index_vectors(cfg: Config, stated: str | None) -> tuple[int, str]:
+    """(floats of the search index in this process, a sentence about what is not counted or ""). stated: N x E.
+
+    Without it the manifest of the card's index is read, if there is one. Raises ValueError for another form.
+    """
+    card = cfg.retrieval
+    if stated is not None:
+        rows, _, width = stated.partition("x")
+        if not (rows.isdecimal() and width.isdecimal()):
+            raise ValueError(f"--index {stated} is not of the form PASSAGESxWIDTH, for example 21015324x768.")
+        return int(rows) * int(width), ""
+    if card is None or card.url is not None or card.kind != "exact":
+        return 0, ""
+    import json
+
+    manifest = Path(card.index or "") / "manifest.json"
+    if card.index is not None and manifest.is_file():
+        read = json.loads(manifest.read_text(encoding="utf-8"))
+        return int(read["passages"]) * int(read["width"]), ""
+    return 0, "the search index is not built yet and not counted; state its vectors with --index PASSAGESxWIDTH"

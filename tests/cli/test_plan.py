@@ -1,0 +1,116 @@
+"""`scope-jax plan` and `train --plan-first`."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from scope_jax.cli import app
+from tests.plan.world import CARD, MODEL, SMALL
+
+ROOT = Path(__file__).parents[2]
+SETS = [word for override in SMALL for word in ("--set", override)]
+
+
+@pytest.fixture
+def shape(tmp_path: Path) -> str:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(MODEL))
+    return str(file)
+
+
+def refused(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["plan", *arguments])
+    assert result.exit_code == 2, result.output
+    (line,) = result.stderr.strip().splitlines()
+    return line
+
+
+def test_errors_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "--on v9:4x4 is not known hardware" in refused(CARD, "--on", "v9:4x4")
+    card = "configs/spice/qwen3-8b.toml"
+    unknown = refused(card, "--on", "8xH100", "--set", "model.checkpoint=nowhere/Unknown-9B")
+    assert "no public figures of Unknown-9B" in unknown and "--model-config" in unknown
+    assert "No such file" in refused(card, "--on", "8xH100", "--model-config", str(tmp_path / "none.json"))
+    assert "not divisible by data x fsdp = 6" in refused(card, "--on", "6xH100")
+    (tmp_path / "bad.json").write_text("{")
+    assert "is not JSON" in refused(card, "--on", "8xH100", "--model-config", str(tmp_path / "bad.json"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "needs the TPU compiler; pip install libtpu" in refused(card, "--on", "v5e:2x2")
+
+
+def test_the_card_of_qwen3_8b_without_a_budget_is_refused_on_8_h100_with_a_setting_that_fits(tmp_path: Path) -> None:
+    """By arithmetic: 32 slots of 16,384 tokens are 72.3 GiB of pages, beside 15.3 of weights on each device."""
+    path = tmp_path / "card.toml"
+    path.write_text((ROOT / "configs/scope/qwen3-8b.toml").read_text().replace("\ncache_gib", "\n# cache_gib"))
+    result = CliRunner().invoke(app, ["plan", str(path), "--on", "8xH100", "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout.splitlines()[-1])
+    assert (found["fits"], found["compiled"], found["phase"]) == (False, False, "generate")
+    parts = found["phases"]["generate"]["parts_gib"]
+    # 256 / 8 slots · (256 + 1 pages) + page 0, of 64 tokens · 36 layers · 2 · 8 heads · 128 · 2 bytes
+    assert parts["cache"] == pytest.approx((32 * 257 + 1) * 64 * 36 * 2 * 8 * 128 * 2 / 2**30, abs=0.01)
+    assert parts["engine weights"] == pytest.approx(2 * 8_190_735_360 / 2**30, abs=0.01)
+    assert found["shortfall_gib"] > 10
+    assert found["setting"] and found["setting"][0].startswith("rollout.cache_gib=")
+    assert "does not fit" in result.stderr and "it fits with --set rollout.cache_gib=" in result.stderr
+
+
+def command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", **variables}
+    line = [sys.executable, "-m", "scope_jax", *arguments]
+    return subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
+
+
+def test_a_small_card_on_this_machine(shape: str) -> None:
+    """Every program is compiled for the CPU; the parts of each phase add up to its peak."""
+    small = ["--set", "rollout.slots=2", "--set", "learner.buckets=[128]", "--set", "learner.micro_batch_rows=2"]
+    result = CliRunner().invoke(app, ["plan", CARD, *SETS, *small, "--model-config", shape, "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout.splitlines()[-1])
+    assert found["compiled"] and found["fits"] and found["seconds_to_compile"] > 0
+    names = [one["name"] for one in found["programs"]]
+    assert names == [
+        "update solver @128",
+        "score old and reference @128",
+        "update proposer @128",
+        "score old @128",
+        "decode",
+        "prefill",
+    ]
+    # Forward once, backward twice; with rematerialisation once more but for the products that backward does not need.
+    assert 1.0 < found["executed_of_theory"] < 1.6
+    for phase in found["phases"].values():
+        assert sum(phase["parts_gib"].values()) == pytest.approx(phase["total_gib"], abs=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("libtpu") is None, reason="needs libtpu to compile for TPUs that are not there")
+def test_a_small_card_on_a_tpu_topology(shape: str) -> None:
+    """fsdp 4: two gathers of 7 matrices in each layer and one of each table; no all-reduce above 1 MiB."""
+    small = ["--set", "learner.buckets=[256]", "--set", "rollout.slots=16"]
+    done = command("plan", CARD, "--on", "v5e:2x2", *SETS, *small, "--model-config", shape, "--json")
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["compiled"] and found["fits"] and found["devices"] == 4
+    assert found["collectives"]["all-gather"]["count"] == 2 * 7 * 3 + 2
+    assert found["collectives"]["reduce-scatter"]["count"] == 7 * 3 + 2
+    assert found["collectives"]["all-reduce"]["largest_mib"] < 1
+    assert 1.1 < found["executed_of_theory"] < 1.6 and found["kernel_flops"] > 0
+    assert 0 < found["mfu"] < 1 and found["decode"]["milliseconds"] > 0
+
+
+def test_train_refuses_a_card_that_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sentence is that of the plan, and no run folder is made."""
+    monkeypatch.setattr("scope_jax.plan.planning.RESERVE", 0.999999)
+    sets = ["--set", "learner.buckets=[128]", "--set", "learner.micro_batch_rows=1", "--set", "rollout.slots=1"]
+    run = tmp_path / "run"
+    result = CliRunner().invoke(app, ["train", CARD, "--run", str(run), "--plan-first", *sets])
+    assert result.exit_code == 2, result.output
+    assert "does not fit: it needs" in result.stderr.splitlines()[-1]
+    assert not run.exists()

@@ -1,0 +1,61 @@
+"""What the parser reads from compiled programs: one for this machine, and one as the TPU compiler writes it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scope_jax.plan.hlo import Program, bytes_of, parse
+from scope_jax.plan.programs import memory_asked
+
+ROOT = Path(__file__).parents[2]
+# Shortened, but otherwise as libtpu 0.0.42 prints it: a loop of three rounds, in which one all-gather is spread over
+# two fusions and a reduce-scatter stands alone, a kernel with metadata of several lines, and a loop of unknown length.
+TPU = Path(__file__).with_name("tpu_program.txt").read_text(encoding="utf-8")
+
+
+def test_a_program_of_this_compiler():
+    """8 devices: layers [8, 32] x [32, 32], three of them in a loop that counts once; then [32, 8] x [8, 32]."""
+    command = [sys.executable, str(Path(__file__).with_name("eight_devices.py"))]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["flops"] == 3 * 2 * 8 * 32 * 32 + 2 * 32 * 8 * 32
+    assert found["unknown"] == 1
+    matrix = 32 * 32 * 4
+    assert found["moved"] == {"all-gather": [3, 3 * matrix, matrix], "all-reduce": [1, matrix, matrix]}
+
+
+def test_lines_of_the_tpu_compiler():
+    program = Program(TPU)
+    costs = program.costs()
+    assert costs.flops == 3 * (2 * 512 * 256 * 256 + 2 * 512 * 256 * 256)  # the window's second half lies in padding
+    assert costs.cycles == 3 * 1500 + 70 + 11  # neither the kernel's nor the mark for "unknown"
+    assert (costs.kernels, costs.unknown) == (3, 1)
+    moved = costs.collectives
+    assert (moved["all-gather"].count, moved["all-gather"].largest) == (3 + 1, 512 * 256 * 4)
+    assert moved["all-gather"].bytes == 3 * 256 * 256 * 2 + 512 * 256 * 4
+    assert (moved["reduce-scatter"].count, moved["reduce-scatter"].bytes) == (3, 3 * 64 * 256 * 4)
+    assert (moved["all-reduce"].count, moved["all-reduce"].bytes) == (1, 64 * 256 * 4)
+    assert program.body().cycles == 1500 + 70
+    assert program.largest_copy() == 64 * 256 * 4
+
+
+def test_sizes_and_texts_that_are_no_program():
+    assert bytes_of("(bf16[2,3]{1,0:T(8,128)(2,1)}, /*index=1*/s4[8]{0}, pred[])") == 12 + 4 + 1
+    with pytest.raises(ValueError, match="no entry computation"):
+        parse("HloModule nothing")
+
+
+def test_a_refusal_for_lack_of_memory():
+    said = (
+        "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (47.68G) exceeds "
+        "available HBM (15.75G)."
+    )
+    assert memory_asked(said) == 47.68 * 2**30
+    assert memory_asked("RESOURCE_EXHAUSTED: Scoped allocation exceeded scoped vmem limit") is None

@@ -1,0 +1,172 @@
+"""Memory and FLOPs by arithmetic, on values worked out by hand, and the settings that a plan proposes."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from models.config import from_hf
+from scope_jax.config import LearnerSection, load_card
+from scope_jax.learner import batching
+from scope_jax.learner.types import Datum, Episode
+from scope_jax.plan import theory
+from scope_jax.plan.architectures import SHAPES
+from scope_jax.plan.command import plan
+from scope_jax.plan.hlo import Costs
+from scope_jax.plan.knobs import setting_that_fits
+from scope_jax.plan.memory import Residents, resident_arguments
+from scope_jax.plan.planning import Planner, index_vectors
+from scope_jax.plan.programs import Compiled, Job
+from tests.plan.world import CARD, LAYER, MODEL, SMALL, WEIGHTS, absent
+
+# Weights that the hub states for each model (its safetensors metadata).
+STATED = {
+    "Qwen2.5-7B-Instruct": 7_615_616_512,
+    "Qwen2.5-14B": 14_770_033_664,
+    "Qwen2.5-32B": 32_763_876_352,
+    "Qwen3-4B-Base": 4_022_468_096,
+    "Qwen3-8B": 8_190_735_360,
+    "Qwen3-30B-A3B-Instruct-2507": 30_532_122_624,
+    "Llama-3.1-8B-Instruct": 8_030_261_248,
+    "OctoThinker-3B-Hybrid-Base": 3_212_749_824,
+    "Olmo-3-7B-Instruct": 7_298_011_136,
+}
+
+
+@pytest.mark.parametrize("name", STATED)
+def test_the_shapes_of_known_models_have_as_many_weights_as_stated(name):
+    import jax
+
+    from models.transformer import declare
+    from sharding.spec import abstract_params
+
+    shapes = jax.tree.leaves(abstract_params(declare(from_hf(SHAPES[name]))))
+    assert sum(leaf.size for leaf in shapes) == STATED[name]
+
+
+def test_the_residents_of_a_small_card():
+    """Two devices, fsdp 2: float32 master and moments, bfloat16 reference and engine, pages of 64 tokens."""
+    needs = Planner(from_hf(MODEL), absent(2, 1.0), vectors=1000).needs(load_card(CARD, SMALL))
+    held = needs.held
+    replicated = 3 * (2 * 256 + 2 * 128) + 256  # norms are on every device
+    shard = (WEIGHTS - replicated) / 2 + replicated
+    assert held.master == 4 * shard
+    assert held.moments == 2 * 4 * shard + 4  # and the number of steps
+    assert held.reference == 2 * shard
+    assert held.engine == 2 * WEIGHTS
+    page = 2 * 3 * 2 * 128 * 64 * 2  # keys and values, layers, heads, width, tokens, bytes
+    assert held.cache == (8 * (4 + 1) + 1) * page  # 8 slots of 256 tokens, one page more for each, page 0
+    assert held.layer == max(LAYER * 2 + 4 * ((LAYER - 768) / 2 + 768), 2 * 512 * 256)
+    assert held.index == 4 * 1000 / 2
+    assert needs.peaks["generate"].total == pytest.approx(
+        held.idle + held.index + held.engine + held.cache + held.slots + 12 * 8 * 512
+    )
+
+
+def residents(**changed) -> Residents:
+    given = {
+        "policies": 2,
+        "master": 4.0,
+        "moments": 8.0,
+        "reference": 2.0,
+        "engine": 16.0,
+        "cache": 32.0,
+        "slots": 1.0,
+    }
+    return Residents(**{**given, "layer": 3.0, "index": 5.0, "offload": False, **changed})
+
+
+def test_what_lives_together_in_each_phase():
+    here, away = residents(), residents(offload=True)
+    totals = [sum(one.parts(phase).values()) for one in (here, away) for phase in ("publish", "generate", "learn")]
+    #         two states, reference, index     engine, layer; engine, cache, slots; nothing
+    assert totals[:3] == [26 + 5 + 16 + 3, 26 + 5 + 16 + 32 + 1, 26 + 5]
+    #         the published weights            no state at all                one state and the reference
+    assert totals[3:] == [4 + 5 + 16 + 3, 5 + 16 + 32 + 1, 12 + 2 + 5]
+    assert (here.host, away.host) == (0, 26)
+
+
+def test_arguments_that_residents_count():
+    needs = Planner(from_hf(MODEL), absent(2, 1.0)).needs(load_card(CARD, SMALL))
+
+    def arguments(name: str, phase: str, *, update: bool = False, refused: bool = False) -> float:
+        job = Job(name, phase, "tpu", lambda: None, 256, update)
+        one = Compiled(job, 0, 0, 100.0, 0, refused, 0.0, Costs(), Costs(), 0, 0)
+        return resident_arguments(residents(), one, needs.engine)
+
+    assert arguments("update solver @256", "learn", update=True) == 12
+    assert arguments("score old and reference @256", "learn") == 6
+    assert arguments("score reference @256", "learn") == 2
+    assert arguments("update solver @256", "learn", update=True, refused=True) == 0
+    assert arguments("decode", "generate") == 16 + needs.held.cache + needs.held.slots
+    assert arguments("prefill", "generate") == 16 + needs.held.cache
+
+
+def test_flops_in_theory():
+    model = from_hf(MODEL)
+    per_token = 3 * (2 * 256 * 512 + 2 * 256 * 256 + 3 * 256 * 512)
+    assert theory.weights_per_token(model) == per_token
+    assert [theory.pairs(4, window) for window in (None, 2, 1, 9)] == [10, 7, 4, 10]
+    attention = 3 * 4 * (100 * 101 / 2) * 4 * 128
+    assert theory.attention_flops(model, 100) == attention
+    forward = 2 * (2 * per_token * 100 + attention) + 2 * 30 * 256 * 512
+    assert theory.forward_flops(model, 2, 100, 30) == forward
+    assert theory.update_flops(model, 2, 100, 30) == 3 * forward
+    # forward, forward again, dq: 3 products, dk and dv: 4
+    assert theory.splash_flops(model, 2, 100, backward=True, recomputed=True) == 2 * attention / 2 * 11
+    experts = from_hf(SHAPES["Qwen3-30B-A3B-Instruct-2507"])
+    layer = 2048 * (2 * 4096 + 2 * 512) + 8 * 3 * 2048 * 768 + 2048 * 128
+    assert theory.weights_per_token(experts) == 48 * layer
+
+
+def test_an_abstract_batch_has_the_shapes_of_a_packed_one():
+    section = LearnerSection(buckets=(64,), micro_batch_rows=6, logprob_chunk=128)
+    sampled_T = np.arange(64) >= 24
+    datum = Datum(np.zeros(64, np.int32), sampled_T, np.zeros(64, np.float32))
+    rows = [Episode("solver", "actor", str(i), (datum,), 0.0, advantage=1.0) for i in range(2 * 8)]
+    packed = batching.pack(rows, section, row_shards=4)  # two rows on each shard: 16 rows are two micro-batches
+    planned = batching.abstract(section, 4, 64, 40, 2)
+    for name, array in vars(packed).items():
+        if name == "sequences":
+            assert array == planned.sequences
+        else:
+            assert (array.shape, array.dtype) == (vars(planned)[name].shape, vars(planned)[name].dtype), name
+    with pytest.raises(ValueError, match="micro_batch_rows is 0"):
+        batching.abstract(section.model_copy(update={"micro_batch_rows": 0}), 4, 64, 40, 2)
+
+
+def test_a_card_that_does_not_fit_and_a_setting_that_does():
+    """64 slots of 256 tokens are 31 MiB of pages on each of two devices of 51 MiB, beside 30 of weights and states."""
+    model = from_hf(MODEL)
+    on = absent(2, 0.05)
+    sets = [*SMALL, "rollout.slots=64", "learner.micro_batch_rows=2"]
+    planner = Planner(model, on)
+    needs = planner.needs(load_card(CARD, sets))
+    assert needs.peak.phase == "generate" and needs.peak.total > planner.limit
+    setting = setting_that_fits(planner, Path(CARD), sets, needs)
+    assert setting is not None
+    fitting = planner.needs(load_card(CARD, [*sets, *setting]))
+    assert fitting.peak.total <= planner.limit
+
+
+def test_a_plan_says_what_each_setting_frees(tmp_path):
+    import json
+
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(MODEL))
+    found = plan(Path(CARD), [*SMALL, "rollout.slots=512"], absent(2, 0.1), model_config=file)
+    assert (found["compiled"], found["fits"], found["phase"]) == (False, False, "generate")
+    assert found["shortfall_gib"] == pytest.approx(found["peak_gib"] - 0.95 * 0.1, abs=0.02)
+    freed = {row["set"].partition("=")[0]: row["frees_gib"] for row in found["knobs"]}
+    assert freed["rollout.cache_gib"] == pytest.approx(found["shortfall_gib"], abs=0.02)
+    assert freed["train.offload"] > 0
+    assert "compiled here" in " ".join(found["notes"])
+
+
+def test_vectors_of_the_index():
+    cfg = load_card("configs/ssp/qwen2.5-7b.toml")
+    assert index_vectors(cfg, "21015324x768") == (21015324 * 768, "")
+    assert "not counted" in index_vectors(cfg, None)[1]
+    assert index_vectors(load_card("configs/scope/qwen3-8b.toml"), None) == (0, "")
+    with pytest.raises(ValueError, match="PASSAGESxWIDTH"):
+        index_vectors(cfg, "many")
