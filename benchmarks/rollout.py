@@ -105,7 +105,7 @@ def ours(case: str) -> Work:
         compute_dtype=jnp.float32,
     )
     engine = Engine(MODEL, config, make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1]))
-    rollouts = LocalRollouts(engine, Numbers(), seed=0, threads=1)
+    rollouts = LocalRollouts(engine, Numbers(), seed=0, threads=1, ahead=False)
     rollouts.load_params(init_params(transformer.declare(MODEL), jax.random.key(0)))
     requests = [
         Request(

@@ -2,7 +2,7 @@
 
 Every program has fixed shapes: `slots` rows when decoding, `prefill_batch` rows for prefill and extension, lengths from
 a small set of buckets. A row's values therefore depend on that row alone. What differs between requests (temperature,
-stop ids, limits, keys) is passed as data. The caller decides the order of operations: see `rollouts.local`.
+stop ids, limits, keys) is passed as data. The caller decides the order of operations: see `rollouts.loop`.
 
 See `rollouts.slots` for the state of a slot and the loop that samples.
 """
@@ -147,6 +147,11 @@ class Engine(EngineWeights):
         config = self.config
         columns = config.capacity if longest is None else config.columns(longest + config.decode_steps)
         return self._generate(columns, params, state, np.int32(config.slots if patience is None else patience))
+
+    def read(self, state: DecodeState, result: Result, slots: Sequence[int]) -> Result:
+        """A dispatch's result in host memory, once it has been computed. slots: those whose turn has not been ended or
+        replaced since its launch; `state` is the current one."""
+        return jax.device_get(result)
 
     def room(self, state: DecodeState, asked: Sequence[tuple[np.ndarray, int]]) -> int:
         """How many of these (prompt, slot) can be placed: all, as every slot has room for max_length tokens."""

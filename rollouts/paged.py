@@ -175,7 +175,8 @@ class PagedEngine(PagedPrograms):
     ) -> tuple[PagedState, Result]:
         """Samples up to decode_steps tokens for every live slot; see `Engine.generate`. `longest` is not needed.
 
-        Raises OutOfPages, before anything has changed but for pages already reserved.
+        May be called again before the result is read; pages are reserved for all that has not been read. Raises
+        OutOfPages, before anything has changed but for pages already reserved.
         """
         for slot, live in enumerate(state.live):
             if live:
@@ -185,11 +186,18 @@ class PagedEngine(PagedPrograms):
         table = np.where(np.asarray(state.live)[:, None, None], state.table, 0)
         patience = self.config.slots if patience is None else patience
         state.device, result = self._generate(params, state.device, table, self._patience(patience))
-        result = jax.device_get(result)
-        for slot, count in enumerate(result.counts_S.tolist()):
-            state.length[slot] += count
-            state.live[slot] = bool(result.live_S[slot])
+        for slot, live in enumerate(state.live):
+            state.unread[slot] += live * self.config.decode_steps
         return state, result
+
+    def read(self, state: PagedState, result: Result, slots: Iterable[int]) -> Result:
+        """See `Engine.read`; updates the lengths of these slots."""
+        result = jax.device_get(result)
+        for slot in slots:
+            state.length[slot] += int(result.counts_S[slot])
+            state.unread[slot] -= self.config.decode_steps
+            state.live[slot] = bool(result.live_S[slot])
+        return result
 
     def pause(self, state: PagedState, slots: Sequence[int]) -> PagedState:
         """Pauses slots; their pages are kept."""
@@ -250,7 +258,8 @@ class PagedEngine(PagedPrograms):
     # ------------------------------------------------------------------------------------------------------- pages
     def _ahead(self, state: PagedState, slot: int) -> int:
         """Tokens that may be in the slot's cache after the next dispatch."""
-        return min(state.length[slot] + self.config.decode_steps, max(state.limit[slot], state.length[slot] + 1))
+        most = state.length[slot] + state.unread[slot] + self.config.decode_steps
+        return min(most, max(state.limit[slot], state.length[slot] + 1))
 
     def _left(self, state: PagedState, shard: int) -> int:
         """Pages of a shard that its live slots do not need for the next dispatch."""

@@ -179,7 +179,8 @@ class PagedState:
         self.pools = tuple(pools)
         self.table = np.zeros((slots, len(pools[0].windows), columns), np.int32)  # pages, 0 where there is none
         self.columns = [0] * slots  # of the table that a slot has
-        self.length = [0] * slots  # tokens in the cache
+        self.length = [0] * slots  # tokens in the cache, as far as read
+        self.unread = [0] * slots  # most tokens that launched dispatches may have added
         self.limit = [0] * slots
         self.live = [False] * slots
         self.turn: list[int | None] = [None] * slots  # length at which the turn began, if it may be cut; else None
@@ -215,4 +216,4 @@ class PagedState:
         self.pool(slot).drop(beyond[beyond > 0].tolist())
         beyond[:] = 0
         self.columns[slot] = min(self.columns[slot], pages_for(tokens))
-        self.length[slot] = tokens
+        self.length[slot], self.unread[slot] = tokens, 0

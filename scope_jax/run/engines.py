@@ -28,7 +28,10 @@ def rollouts_of(
 ) -> LocalRollouts:
     """The engine with its driver. search: the tool that responders call, if the card's game searches."""
     threads = cfg.rollout.search_threads or min(cfg.rollout.slots, THREADS)
-    return LocalRollouts(engine, tokenizer, seed=cfg.seed, threads=threads, tool=search)
+    ahead = cfg.rollout.ahead
+    if ahead == "auto":
+        ahead = engine.mesh.devices.flat[0].platform != "cpu"  # there the host has no processor of its own
+    return LocalRollouts(engine, tokenizer, seed=cfg.seed, threads=threads, ahead=ahead, tool=search)
 
 
 def decode_layout(cfg: Config, model: ModelConfig, mesh: Mesh) -> tuple[Mesh, Rules]:

@@ -308,7 +308,9 @@ def test_greedy_text_of_the_engine(pair):
     engine_config = EngineConfig(
         slots=4, max_length=128, prefill_buckets=(48,), prefill_batch=2, decode_steps=8, compute_dtype=jnp.float32
     )
-    rollouts = LocalRollouts(Engine(cfg, engine_config, make_mesh(MeshConfig(1, 1, 1))), Numbers(), seed=0, threads=1)
+    rollouts = LocalRollouts(
+        Engine(cfg, engine_config, make_mesh(MeshConfig(1, 1, 1))), Numbers(), seed=0, threads=1, ahead=False
+    )
     rollouts.load_params(params)
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, VOCAB, length).tolist() for length in PROMPTS]

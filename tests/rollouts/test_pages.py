@@ -238,7 +238,8 @@ def test_a_row_that_was_cut_can_be_set_aside(params):
     state = engine.init_decode_state()
     prompts = engine.prefill(weights, [np.arange(62), np.arange(100, 228)])
     state = engine.insert(state, prompts, [Placement(0, 0, 160, how, key), Placement(1, 1, 160, how, key)])
-    state, _ = engine.generate(weights, state)
+    state, result = engine.generate(weights, state)
+    engine.read(state, result, [0, 1])
     assert state.length[0] == 65 and state.columns[0] == 2
     state = engine.pause(state, [0])
     with pytest.raises(OutOfPages):
@@ -284,11 +285,11 @@ def test_pages_follow_the_tokens(params):
     most = []
 
     class Watched(PagedEngine):
-        def generate(self, *given, **more):
-            state, result = super().generate(*given, **more)
+        def read(self, state, result, slots):
+            result = super().read(state, result, slots)
             tokens = sum(state.length)
             most.append((state.pools[0].used, pages_for(tokens), sum(state.live)))
-            return state, result
+            return result
 
     whole = make_rollouts(Watched(cfg, config, mesh), params).run(requests)
     used, least, _ = max(most)

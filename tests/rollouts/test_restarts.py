@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rollouts.local import stretch_key
+from rollouts.keys import stretch_key
 from rollouts.scripted import ScriptedRollouts
 from rollouts.types import Continuation, Request, Restart, RolloutError
 from tests.rollouts.world import ENGINE, EOS, ByteTokenizer, bits, make_rollouts, request, trainer_logprobs

@@ -111,7 +111,7 @@ def test_episodes_that_wait_are_answered_together(engine, params, rollouts, own_
     plain = rollouts.run(searching(Shout(), 16))
     shout = Shout()
     tool = BatchedTool(shout, own_thread=own_thread)
-    driver = LocalRollouts(engine, ByteTokenizer(), seed=0, threads=16, tool=tool)
+    driver = LocalRollouts(engine, ByteTokenizer(), seed=0, threads=16, ahead=False, tool=tool)
     driver.load_params(params)
     assert [bits(c) for c in driver.run(searching(tool, 16))] == [bits(c) for c in plain]
     assert tool.texts == 32 and tool.batches < 32
@@ -129,7 +129,7 @@ def test_a_search_that_fails_ends_the_run_and_no_responder_waits_on(engine, para
         waiting.append(threading.current_thread())
         return tool(texts)
 
-    driver = LocalRollouts(engine, ByteTokenizer(), seed=0, threads=16, tool=tool)
+    driver = LocalRollouts(engine, ByteTokenizer(), seed=0, threads=16, ahead=False, tool=tool)
     driver.load_params(params)
     with pytest.raises(ConnectionError, match="is down; start it"):
         driver.run(searching(search, 16))

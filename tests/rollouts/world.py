@@ -78,8 +78,8 @@ def make_paged(config: EngineConfig = ENGINE, cfg: ModelConfig = CFG, **changes:
     return PagedEngine(cfg, dataclasses.replace(config, **changes), make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1]))
 
 
-def make_rollouts(engine: Engine | PagedEngine, params: Any, seed: int = 0) -> LocalRollouts:
-    rollouts = LocalRollouts(engine, ByteTokenizer(), seed=seed, threads=4)
+def make_rollouts(engine: Engine | PagedEngine, params: Any, seed: int = 0, ahead: bool = False) -> LocalRollouts:
+    rollouts = LocalRollouts(engine, ByteTokenizer(), seed=seed, threads=4, ahead=ahead)
     rollouts.load_params(params)
     return rollouts
 

@@ -188,7 +188,7 @@ plans = st.builds(
 
 def play(engine: Any, params: Any, asked: list[Plan]) -> tuple[list[Completion], list[Sequence]]:
     watched = RecordingEngine(engine)
-    rollouts = LocalRollouts(watched, ByteChat(), seed=0, threads=4)
+    rollouts = LocalRollouts(watched, ByteChat(), seed=0, threads=4, ahead=False)
     rollouts.load_params(params)
     return rollouts.run([plan.request() for plan in asked]), watched.sequences
 
