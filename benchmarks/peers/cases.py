@@ -30,7 +30,7 @@ CONFIG: dict[str, Any] = {
     "head_dim": 64,
     "intermediate_size": 768,
     "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
+    "rope_theta": 1_000_000.0,  # Qwen3's; Tunix 0.1.7 has no other
     "tie_word_embeddings": True,
     "attention_bias": False,
     "max_position_embeddings": 1024,
