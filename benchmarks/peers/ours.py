@@ -135,7 +135,7 @@ def rated(completions: Sequence[Completion], samples: int) -> list[Episode]:
             "actor",
             str(place // samples),
             Datum.from_completion(completion),
-            cases.reward(completion.ids_T),
+            cases.reward(completion.ids_T.tolist()),
         )
         for place, completion in enumerate(completions)
     ]

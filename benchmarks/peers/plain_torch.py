@@ -16,7 +16,7 @@ from benchmarks.peers.worker import Work, cores
 def compile_on_cpu() -> CompileConfig:
     """torch.compile's defaults for CPUs; `generate` compiles there only if this flag of its tests is set."""
     config = CompileConfig(fullgraph=False, mode="default")
-    config._compile_all_devices = True
+    config._compile_all_devices = True  # pyright: ignore[reportAttributeAccessIssue]  # declared as None
     return config
 
 
