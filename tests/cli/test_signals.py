@@ -16,8 +16,8 @@ from scope_jax.run import stopping
 # A command that waits in one of several ways, inside the program.
 PROGRAM = """
 import signal, sys, time
-if "ignoring" in sys.argv[1]:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as under nohup
+# Ignored as in a shell's background; otherwise as in its foreground, wherever the tests themselves run.
+signal.signal(signal.SIGINT, signal.SIG_IGN if "ignoring" in sys.argv[1] else signal.default_int_handler)
 from scope_jax import cli
 from scope_jax.run import stopping
 
@@ -104,6 +104,7 @@ def test_a_signal_that_the_parent_ignores_stays_ignored() -> None:
 @pytest.fixture
 def listening() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in stopping.SIGNALS}
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # in a shell's background it is ignored
     stopping.listen()
     yield
     for number, handler in before.items():
