@@ -95,13 +95,14 @@ def tpu_devices(topology: str) -> list[Any]:
     installed or does not know the topology."""
     from importlib.util import find_spec
 
+    from jax.errors import JaxRuntimeError
     from jax.experimental import topologies
 
     if find_spec("libtpu") is None:
         raise UserError(f"a plan for {topology} needs the TPU compiler; pip install libtpu (no TPU is needed).")
     try:
         return list(topologies.get_topology_desc(topology, platform="tpu").devices)
-    except Exception as error:
+    except JaxRuntimeError as error:
         raise UserError(
             f"the TPU compiler does not know the topology {topology}: {str(error).splitlines()[0]}"
         ) from error

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks.peers.cases import Numbers
 from models import cache as kv
 from models import transformer
 from models.attention import make_attend
@@ -285,21 +286,6 @@ def test_prefill_and_decode_steps_equal_the_full_forward_pass(pair, ids_BT):
     for at in (lengths, lengths + 1, lengths + 2):
         out, cache = step(cache, ids_BT[rows, at], at)
         assert_close(out, expected[rows, at])
-
-
-class Numbers:
-    """A codec for tokens without text."""
-
-    eos_ids = ()
-
-    def encode(self, text: str) -> list[int]:
-        return [int(word) for word in text.split()]
-
-    def decode(self, ids: Any) -> str:
-        return " ".join(str(int(id)) for id in ids)
-
-    def token_bytes(self, id: int) -> bytes:
-        return b""
 
 
 def test_greedy_text_of_the_engine(pair):
