@@ -21,6 +21,7 @@ from pydantic_core import ErrorDetails
 from scope_jax.config.base import CardError, CardPath, Section, Seed, merge_tables, one_of
 from scope_jax.config.clusters import ClustersSection
 from scope_jax.config.exams import BY_RUBRIC, EvalSection, EvalSet, Measure
+from scope_jax.config.launch import LaunchSection
 from scope_jax.config.scope import ChallengerRewardSection, MissingAnswer, ScopeSection, SolverRewardSection
 from scope_jax.config.score import ConclusionRule, Idf, ScoreHarnessSection, ScoreRole, ScoreSection
 from scope_jax.config.spell import QuestionerReward, RuleText, SpellRoleSection, SpellSection, SpellTask, Vote
@@ -34,7 +35,6 @@ from scope_jax.config.tables import (
     EndpointSection,
     GenerationSection,
     JudgeSection,
-    LaunchSection,
     LearnerSection,
     LossCard,
     MeshSection,

@@ -389,11 +389,6 @@ class AskSection(Section):
 Ungraded = Literal["leave-out", "zero"]  # treatment of a criterion without a verdict
 
 
-class LaunchSection(Section):
-    kind: Literal["local"] = "local"
-    fake_devices: int = Field(default=0, ge=0, le=1024)  # host devices to simulate on CPU
-
-
 # ------------------------------------------------------------------------------------------------------------- roles
 class GenerationSection(Section):
     """How one role of a game samples."""

@@ -1,0 +1,29 @@
+# scope-jax for NVIDIA GPUs. CUDA and cuDNN come with JAX's wheels; the host needs the driver and NVIDIA's container toolkit.
+#     docker build --file launch/docker/cuda.Dockerfile --tag scope-jax:cuda .
+FROM python:3.11.13-slim-bookworm
+
+RUN useradd --create-home --uid 1000 scope
+ENV PYTHONUNBUFFERED=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+WORKDIR /app
+
+# The pinned environment changes less often than the sources. --no-deps is part of it: see requirements.txt.
+COPY requirements.txt requirements-dev.txt constraints.txt ./
+RUN pip install --no-cache-dir --no-deps -r requirements.txt
+# The CUDA plugin has the version of JAX; its nvidia-* libraries are those it asks for when the image is built.
+RUN pip install --no-cache-dir -c constraints.txt "jax[cuda12]"
+
+COPY pyproject.toml README.md LICENSE ./
+COPY sharding sharding
+COPY models models
+COPY retrieval retrieval
+COPY rollouts rollouts
+COPY scope_jax scope_jax
+COPY launch launch
+COPY configs configs
+COPY assets assets
+RUN pip install --no-cache-dir --no-deps --no-build-isolation --editable .
+
+# Folders that volumes are mounted on must be writable for user 1000.
+USER scope
+CMD ["scope-jax", "--help"]

@@ -1,0 +1,27 @@
+# scope-jax for TPUs, on TPU VMs and GKE. libtpu is pinned in requirements-dev.txt.
+#     docker build --file launch/docker/tpu.Dockerfile --tag scope-jax:tpu .
+FROM python:3.11.13-slim-bookworm
+
+RUN useradd --create-home --uid 1000 scope
+ENV PYTHONUNBUFFERED=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+WORKDIR /app
+
+# The pinned environment changes less often than the sources. --no-deps is part of it: see requirements.txt.
+COPY requirements.txt requirements-dev.txt constraints.txt ./
+RUN pip install --no-cache-dir --no-deps -r requirements.txt
+RUN pip install --no-cache-dir -c constraints.txt "jax[tpu]"
+
+COPY pyproject.toml README.md LICENSE ./
+COPY sharding sharding
+COPY models models
+COPY retrieval retrieval
+COPY rollouts rollouts
+COPY scope_jax scope_jax
+COPY launch launch
+COPY configs configs
+COPY assets assets
+RUN pip install --no-cache-dir --no-deps --no-build-isolation --editable .
+
+# Folders that volumes are mounted on must be writable for user 1000.
+USER scope
+CMD ["scope-jax", "--help"]

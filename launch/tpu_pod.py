@@ -1,0 +1,89 @@
+"""A TPU slice of Cloud TPU: created as a queued resource, with a container on each of its hosts.
+
+jax.distributed finds the processes by the metadata of the TPU VMs. The containers are detached, so that training does
+not depend on this machine: running the script again shows the log of the running container, or resumes the run.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from launch.command import Job, Launch
+from scope_jax.config import LaunchSection
+from scope_jax.config.launch import TpuPodSection
+from scope_jax.config.slices import SLICES
+
+CONTAINER = "scope-jax"
+SCRIPT = """\
+#!/usr/bin/env bash
+# {tpu_type}: {chips} chips, topology {topology}. Does the card fit? scope-jax plan CARD --on {hardware}
+set -euo pipefail
+
+# 1. The slice, unless it is there. Its state is ACTIVE when all hosts are up.
+state() {{ {describe}; }}
+if ! state > /dev/null 2>&1; then
+  {create}
+fi
+until [[ "$(state)" == ACTIVE ]]; do
+  case "$(state)" in
+    FAILED | SUSPENDING | SUSPENDED)
+      echo "The queued resource {name} is $(state); delete it, then run this again:" >&2
+      echo {delete} >&2
+      exit 1 ;;
+  esac
+  sleep 30
+done
+
+# 2. One container on every host; a container that runs is left alone.
+{start}
+
+# 3. The log of the first host, until the run ends; its exit code.
+{follow}
+"""
+
+
+def launch(job: Job, section: LaunchSection) -> Launch:
+    """A script that creates the slice, starts the containers and follows the log."""
+    pod = section.tpu_pod
+    assert pod is not None  # checked by the section
+    kind = SLICES[pod.tpu_type]
+    place = [f"--project={pod.project}", f"--zone={pod.zone}"]
+    queued = ["gcloud", "compute", "tpus", "queued-resources"]
+    ssh = ["gcloud", "compute", "tpus", "tpu-vm", "ssh", pod.name, *place]
+    created = [
+        *[*queued, "create", pod.name, *place, f"--node-id={pod.name}", f"--accelerator-type={pod.tpu_type}"],
+        f"--runtime-version={pod.runtime_version or kind.runtime}",
+        *(["--spot"] if pod.spot else []),
+    ]
+    text = SCRIPT.format(
+        tpu_type=pod.tpu_type,
+        chips=kind.chips,
+        topology=kind.topology,
+        hardware=kind.hardware,
+        name=pod.name,
+        describe=shlex.join([*queued, "describe", pod.name, *place, "--format=value(state.state)"]),
+        create=shlex.join(created),
+        delete=shlex.quote(shlex.join([*queued, "delete", pod.name, *place, "--force"])),
+        start=shlex.join([*ssh, "--worker=all", f"--command={_start(job, section, pod)}"]),
+        follow=shlex.join([*ssh, "--worker=0", f"--command={_follow()}"]),
+    )
+    return Launch(text.rstrip("\n"))
+
+
+def _start(job: Job, section: LaunchSection, pod: TpuPodSection) -> str:
+    """The command of one host: starts the container unless it is running."""
+    run = ["sudo", "docker", "run", "--detach", f"--name={CONTAINER}", "--privileged", "--network=host"]
+    run += ["--ulimit=memlock=-1", f"--stop-timeout={pod.grace}"]
+    run += [f"--volume={source}:{target}" for source, target in pod.volumes.items()]
+    run += [f"--env={name}={value}" for name, value in section.environment.items()]
+    registry = pod.image.partition("/")[0]
+    steps = [shlex.join([*run, pod.image, *job.words("scope-jax")])]
+    steps.insert(0, f"{{ sudo docker rm {CONTAINER} > /dev/null 2>&1 || true; }}")  # one that has ended
+    if registry.endswith("-docker.pkg.dev"):  # Artifact Registry, with the account of the TPU VM
+        steps.insert(0, f"sudo gcloud auth configure-docker {registry} --quiet")
+    running = f'[ -n "$(sudo docker ps --quiet --filter name=^{CONTAINER}$)" ]'
+    return f"{running} || {{ {' && '.join(steps)}; }}"
+
+
+def _follow() -> str:
+    return f"sudo docker logs --follow {CONTAINER}; exit $(sudo docker wait {CONTAINER})"

@@ -1,0 +1,139 @@
+"""The table of launch/run.py: where a card is started, and with what."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from scope_jax.config.base import Section
+from scope_jax.config.slices import known_type
+
+
+def _word(text: str) -> str:
+    if not text or not text.isprintable() or any(c.isspace() or c in "'\"\\`$;&|<>()" for c in text):
+        raise ValueError("must be a single word without spaces, quotes and shell characters")
+    return text
+
+
+def _cloud_name(text: str) -> str:
+    if not re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", text):
+        raise ValueError("must be up to 63 lower-case letters, digits and -, beginning with a letter")
+    return text
+
+
+def _duration(text: str) -> str:
+    if not re.fullmatch(r"\d{1,5}|(\d{1,3}-)?\d{1,4}:\d{2}(:\d{2})?", text):
+        raise ValueError("must be a time limit of Slurm, such as 12:00:00 or 2-00:00:00")
+    return text
+
+
+def _variables(table: dict[str, str]) -> dict[str, str]:
+    for name, value in table.items():
+        if not name.isidentifier() or not name.isascii():
+            raise ValueError(f"{name!r} is not the name of an environment variable; use letters, digits and _")
+        if not value.isprintable():
+            raise ValueError(f"the value of {name} has unprintable characters, such as a line break; remove them")
+    return table
+
+
+def _mounts(table: dict[str, str]) -> dict[str, str]:
+    for source, target in table.items():
+        if (
+            not source
+            or not target.startswith("/")
+            or any(not text.isprintable() or ":" in text for text in (source, target))
+        ):
+            raise ValueError(f"{source!r} = {target!r} is not a volume; give it an absolute path in the container")
+    return table
+
+
+Word = Annotated[str, AfterValidator(_word)]
+CloudName = Annotated[str, AfterValidator(_cloud_name)]
+TpuType = Annotated[str, AfterValidator(known_type)]
+Mounts = Annotated[dict[str, str], AfterValidator(_mounts)]
+Grace = Annotated[int, Field(ge=10, le=3600)]  # seconds between SIGTERM and SIGKILL
+
+
+class GpuNodeSection(Section):
+    """One node with all its GPUs in one process, or several nodes over ssh with one process each."""
+
+    hosts: tuple[Word, ...] = Field(default=(), strict=False)  # reached by ssh; empty: this machine
+    port: int = Field(default=8476, ge=1024, le=65535)  # of jax.distributed on the first host
+
+    @model_validator(mode="after")
+    def _hosts_differ(self) -> GpuNodeSection:
+        if len(set(self.hosts)) < len(self.hosts):
+            raise ValueError("a host has one process for all its GPUs; name every host once in hosts")
+        return self
+
+
+class SlurmSection(Section):
+    """A job with one process on each node, which drives all its GPUs."""
+
+    nodes: int = Field(default=1, ge=1, le=4096)
+    gpus_per_node: int = Field(default=8, ge=1, le=64)
+    cpus_per_task: int | None = Field(default=None, ge=1, le=1024)  # None: Slurm's default
+    partition: Word | None = None
+    account: Word | None = None
+    qos: Word | None = None
+    time: Annotated[str, AfterValidator(_duration)] | None = None  # D-HH:MM:SS
+    grace: Grace = 120
+
+
+class TpuPodSection(Section):
+    """A TPU slice of Cloud TPU as a queued resource, with the program in a container on every host."""
+
+    name: CloudName  # of the queued resource and its node
+    project: CloudName
+    zone: CloudName
+    tpu_type: TpuType
+    image: Word
+    runtime_version: Word | None = None  # None: that of the TPU's generation
+    spot: bool = False
+    volumes: Mounts = {}  # folder of the host -> folder in the container
+    grace: Grace = 120
+
+
+class GkeJobsetSection(Section):
+    """A TPU slice of a GKE cluster, with the program as a JobSet."""
+
+    project: CloudName
+    location: CloudName  # region or zone of the cluster
+    cluster: CloudName
+    tpu_type: TpuType
+    image: Word
+    namespace: CloudName = "default"
+    spot: bool = False
+    queue: CloudName | None = None  # Kueue's LocalQueue
+    service_account: CloudName | None = None  # of Kubernetes
+    volumes: Annotated[dict[CloudName, str], AfterValidator(_mounts)] = {}  # volume claim -> folder in the container
+    max_restarts: int = Field(default=10, ge=0, le=1000)  # of the whole job, each resumes the run
+    grace: Grace = 120
+
+
+Kind = Literal["local", "gpu-node", "slurm", "tpu-pod", "gke-jobset"]
+
+
+class LaunchSection(Section):
+    kind: Kind = "local"
+    fake_devices: int = Field(default=0, ge=0, le=1024)  # host devices to simulate on CPU; only local
+    # environment variables of every process
+    environment: Annotated[dict[str, str], AfterValidator(_variables)] = {}
+    gpu_node: GpuNodeSection = GpuNodeSection()
+    slurm: SlurmSection = SlurmSection()
+    tpu_pod: TpuPodSection | None = None
+    gke_jobset: GkeJobsetSection | None = None
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> LaunchSection:
+        tables = {"tpu-pod": self.tpu_pod, "gke-jobset": self.gke_jobset}
+        if self.kind in tables and tables[self.kind] is None:
+            table = self.kind.replace("-", "_")
+            raise ValueError(
+                f'kind = "{self.kind}" needs the table [launch.{table}] (docs/pods.md); add it to the card'
+            )
+        if self.fake_devices and self.kind != "local":
+            raise ValueError(f'fake_devices is for kind = "local", but kind is "{self.kind}"; set fake_devices = 0')
+        return self
