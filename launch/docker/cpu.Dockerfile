@@ -7,7 +7,7 @@ ENV PYTHONUNBUFFERED=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=igno
 WORKDIR /app
 
 # The pinned environment changes less often than the sources. --no-deps is part of it: see requirements.txt.
-COPY requirements.txt requirements-dev.txt constraints.txt ./
+COPY requirements.txt ./
 RUN pip install --no-cache-dir --no-deps -r requirements.txt
 
 COPY pyproject.toml README.md LICENSE ./

@@ -8,10 +8,10 @@ ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 WORKDIR /app
 
 # The pinned environment changes less often than the sources. --no-deps is part of it: see requirements.txt.
-COPY requirements.txt requirements-dev.txt constraints.txt ./
+COPY requirements.txt ./
 RUN pip install --no-cache-dir --no-deps -r requirements.txt
-# The CUDA plugin has the version of JAX; its nvidia-* libraries are those it asks for when the image is built.
-RUN pip install --no-cache-dir -c constraints.txt "jax[cuda12]"
+COPY launch/docker/requirements-cuda.txt ./
+RUN pip install --no-cache-dir --no-deps -r requirements-cuda.txt
 
 COPY pyproject.toml README.md LICENSE ./
 COPY sharding sharding
