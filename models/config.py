@@ -11,6 +11,8 @@ from models.fields import count, flag, number, table, texts
 from models.rope import Rope
 
 QkNorm = Literal["none", "head", "width"]
+TABLE_MULTIPLE = 512  # 8 rows, the tile of a TPU, on each of 64 devices
+TABLE_PADDED = 2**14  # the padding of smaller vocabularies would be a considerable part of the work
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,16 @@ class ModelConfig:
             )
         if any(window is not None and window < 1 for window in self.layer_windows):
             raise ValueError(f"ModelConfig.layer_windows {self.layer_windows} holds a window below 1 token.")
+
+    @property
+    def table_rows(self) -> int:
+        """Rows of the embedding and output tables: V, rounded up to a multiple of TABLE_MULTIPLE from TABLE_PADDED on.
+
+        Any usual number of devices then divides them, and TPU compilers scatter their gradients natively. No token has
+        an id from V on, and log-probs and sampling leave these rows out.
+        """
+        padded = -(-self.vocab_size // TABLE_MULTIPLE) * TABLE_MULTIPLE
+        return padded if self.vocab_size >= TABLE_PADDED else self.vocab_size
 
     def layer_rope(self, window: int | None) -> Rope:
         """Rotary positions of a layer with this window."""

@@ -88,7 +88,7 @@ def tree_shapes(tree: Any, tensor_of: Callable[[str], HfTensor]) -> dict[str, tu
     shapes: dict[str, tuple[int, ...]] = {}
     for path, param in jax.tree_util.tree_leaves_with_path(tree):
         tensor = tensor_of(path_name(path))
-        shape = param.shape[tensor.leading :]
+        shape = param.unpadded[tensor.leading :]
         for index in np.ndindex(param.shape[: tensor.leading]):
             shapes[tensor.at(index)] = shape[::-1] if tensor.transposed else shape
     return shapes

@@ -43,15 +43,18 @@ def _read(
     dtype: np.dtype,
 ) -> np.ndarray:
     """Part of a shard in the files' layout [tensors, rows, ...]: the shard's tensors lead[0]:lead[1] (counted over its
-    leading dimensions), and of each of them the shard's rows rows[0]:rows[1].
+    leading dimensions), and of each of them the shard's rows rows[0]:rows[1]. Rows past the end of a tensor are zero.
     """
     starts, stops = zip(*bounds[: tensor.leading], strict=True) if tensor.leading else ((), ())
     places = list(np.ndindex(tuple(np.subtract(stops, starts))))[slice(*lead)]
     rest = bounds[tensor.leading :][::-1] if tensor.transposed else bounds[tensor.leading :]
     index = (slice(rest[0][0] + rows[0], rest[0][0] + rows[1]), *(slice(*cut) for cut in rest[1:]))
-    out = np.empty((len(places), *(cut.stop - cut.start for cut in index)), dtype)
+    out = np.zeros((len(places), *(cut.stop - cut.start for cut in index)), dtype)
     for part, place in zip(out, places, strict=True):
-        checkpoint.read(tensor.at(tuple(int(i) for i in np.add(place, starts))), index, part)
+        name = tensor.at(tuple(int(i) for i in np.add(place, starts)))
+        stored = max(0, min(index[0].stop, checkpoint.shape(name)[0]) - index[0].start)
+        if stored:
+            checkpoint.read(name, (slice(index[0].start, index[0].start + stored), *index[1:]), part[:stored])
     return out
 
 
@@ -230,8 +233,9 @@ def named(weight: jax.Array) -> jax.Array:
     return jax.make_array_from_single_device_arrays(weight.shape, sharding, [weight.addressable_data(0)])
 
 
-def blocks(weight: jax.Array, tensor: HfTensor, place: tuple[int, ...], dtype: Any) -> Iterator[jax.Array]:
-    """The rows of one checkpoint tensor, block by block, in the file's layout and dtype, on a device of this process.
+def blocks(weight: jax.Array, tensor: HfTensor, place: tuple[int, ...], dtype: Any, count: int) -> Iterator[jax.Array]:
+    """The first `count` rows of one checkpoint tensor, block by block, in the file's layout and dtype, on a device of
+    this process.
 
     place: index of the tensor in the weight's leading dimensions. If the weight is sharded over several processes, all
     of them must iterate over the same weights in the same order, and each gets every block.
@@ -241,7 +245,7 @@ def blocks(weight: jax.Array, tensor: HfTensor, place: tuple[int, ...], dtype: A
     assert isinstance(sharding, NamedSharding)
     rest = weight.shape[tensor.leading :][::-1] if tensor.transposed else weight.shape[tensor.leading :]
     row_bytes = math.prod(rest[1:]) * 4 * len(weight.addressable_shards)
-    for first, last in _even(rest[0], BLOCK_BYTES // row_bytes):
+    for first, last in _even(count, BLOCK_BYTES // row_bytes):
         start = np.array([*place, first], np.int32)
         block = _cut(weight, start, sharding, tensor.leading, last - first, tensor.transposed, np.dtype(dtype))
         block.block_until_ready()  # so that a process that does not write cannot run ahead and accumulate blocks

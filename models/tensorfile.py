@@ -101,6 +101,10 @@ class Checkpoint:
         """Names of all tensors."""
         return frozenset(self._stored)
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's shape in the file."""
+        return self._stored[name].shape
+
     def dtype(self, name: str) -> np.dtype:
         """A tensor's dtype in the file."""
         return READABLE[self._stored[name].dtype]

@@ -71,10 +71,12 @@ def _declare_layer(cfg: ModelConfig) -> dict[str, Param]:
 def declare(cfg: ModelConfig) -> Params:
     """The tree of Param: embed.table_VD, layers.* with a leading L, final_norm.scale_D, head.table_VD if not tied.
 
+    The tables of large vocabularies are padded (`ModelConfig.table_rows`).
     Matrices are [in, out]; names end with the axes of one layer (an underscore separates a flattened pair of axes).
     Master weights are float32.
     """
-    table = Param((cfg.vocab_size, cfg.width), ("vocab", "width"), normal(INIT_STD), jnp.float32)
+    padding = cfg.table_rows - cfg.vocab_size
+    table = Param((cfg.table_rows, cfg.width), ("vocab", "width"), normal(INIT_STD), jnp.float32, padding)
     tree: Params = {
         "embed": {"table_VD": table},
         "layers": _declare_layer(cfg),
@@ -91,8 +93,8 @@ def check_mesh(cfg: ModelConfig, mesh: Mesh) -> None:
 
 
 def _check_tensor(cfg: ModelConfig, size: int) -> None:
-    for name in ("num_kv_heads", "num_heads", "ffn_width", "vocab_size"):
-        count = vars(cfg)[name]
+    for name in ("num_kv_heads", "num_heads", "ffn_width", "table_rows"):
+        count = getattr(cfg, name)
         if count % size:
             raise ValueError(f"mesh tensor={size} does not divide the model's {name}={count}; choose one that does.")
 
@@ -197,8 +199,8 @@ def embed(
 ) -> Float[Array, "B T D"]:
     """Rows of the embedding table, in compute_dtype (None: the table's own).
 
-    With a tensor group each device holds V/size rows: it looks up the ids in its range, uses zeros for the others, and
-    the group sums the results.
+    With a tensor group each device holds a share of the rows: it looks up the ids in its range, uses zeros for the
+    others, and the group sums the results.
     """
     table = params["embed"]["table_VD"]
     spec = partition_specs(declare(cfg), TRAIN)["embed"]["table_VD"]
@@ -216,8 +218,8 @@ def output_table(
 ) -> Float[Array, "V D"]:
     """The table that turns hidden states into logits, hidden_BTD @ table_VD.T: the embedding table if tied.
 
-    Gathered over fsdp, in compute_dtype (None: its own); with a tensor group, this device's V/size rows, starting at
-    row shards.index · V/size. The caller passes the hidden states through shards.enter before the matmul.
+    Gathered over fsdp, in compute_dtype (None: its own); with a tensor group, this device's share of the rows. Logits
+    from V on belong to padding. The caller passes the hidden states through shards.enter before the matmul.
     """
     name = "embed" if cfg.tie_embeddings else "head"
     table = params[name]["table_VD"]

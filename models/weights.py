@@ -307,7 +307,7 @@ def save_hf(
 
     def blocks(name: str) -> Iterator[jax.Array]:
         nonlocal done
-        yield from streaming.blocks(*sources[name], dtype)
+        yield from streaming.blocks(*sources[name], dtype, shapes[name][0])
         done += 1
         report(done, len(shapes))
 

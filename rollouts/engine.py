@@ -24,7 +24,6 @@ from models.config import ModelConfig
 from models.transformer import Params, output_table
 from rollouts.sampling import Sampling
 from rollouts.slots import (
-    ROWS,
     DecodeState,
     EngineConfig,
     EngineWeights,
@@ -37,6 +36,7 @@ from rollouts.slots import (
     sample_tokens,
     started,
 )
+from sharding.mesh import ROWS, row_shards
 
 
 class Prefix(NamedTuple):
@@ -57,7 +57,7 @@ class Engine(EngineWeights):
 
     def __init__(self, model: ModelConfig, config: EngineConfig, mesh: Mesh) -> None:
         super().__init__(model, config, mesh)
-        rows = mesh.shape["data"] * mesh.shape["fsdp"]
+        rows = row_shards(mesh)
         spread = partial(NamedSharding, mesh)
         prefill_rows = ROWS if config.prefill_batch % rows == 0 else None
         self._whole = spread(PartitionSpec())
@@ -212,7 +212,8 @@ class Engine(EngineWeights):
 
         def forward(cache: kv.Cache, token_S: jax.Array, length_S: jax.Array, live_S: jax.Array) -> Any:
             hidden_SD, cache = kv.step(self.model, params, cache, token_S, length_S)
-            return jnp.einsum("SD,VD->SV", hidden_SD, table_VD, preferred_element_type=jnp.float32), cache
+            logits_SV = jnp.einsum("SD,VD->SV", hidden_SD, table_VD, preferred_element_type=jnp.float32)
+            return logits_SV[:, : self.model.vocab_size], cache
 
         part = state._replace(cache=kv.view(state.cache, columns))
         after, result = sample_tokens(forward, part, self.config.decode_steps, patience)

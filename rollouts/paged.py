@@ -26,6 +26,7 @@ from models.transformer import Params
 from rollouts.pages import OutOfPages, PagedState, Pool, parts_of
 from rollouts.programs import PagedPrograms
 from rollouts.slots import EngineConfig, Extension, Placement, Result, rows_of
+from sharding.mesh import row_shards
 
 CHUNK = 32  # tokens of one row that are computed together; divides PAGE, so that shared pages have the same bits
 MOVED = 8  # pages per dispatch when an episode is moved to the host or back
@@ -82,7 +83,7 @@ class PagedEngine(PagedPrograms):
         self.chunks = max(1, config.prefill_tokens // CHUNK)  # per dispatch and shard
         self._span = max(self.chunks * CHUNK, config.decode_steps)
         least = 1 + len(self.windows) * (self.columns + 1 + pages_for(config.decode_steps))
-        shards = mesh.shape["data"] * mesh.shape["fsdp"]
+        shards = row_shards(mesh)
         enough = max(least, 1 + config.slots // shards * self._needed(config.max_length))
         pages = enough if config.pages is None else config.pages
         if pages < least:

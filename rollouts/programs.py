@@ -17,7 +17,6 @@ from models.pages import Implementation, Loop, Pages, Where, feed, init_pages, l
 from models.transformer import Params, declare, output_table
 from rollouts.sampling import Sampling, sample
 from rollouts.slots import (
-    ROWS,
     DecodeState,
     EngineConfig,
     EngineWeights,
@@ -28,6 +27,7 @@ from rollouts.slots import (
     started,
 )
 from sharding.collectives import Shards
+from sharding.mesh import ROWS, row_shards
 from sharding.rules import decode_rules, expert_axes
 from sharding.spec import abstract_params, partition_specs
 
@@ -45,7 +45,7 @@ class PagedPrograms(EngineWeights):
         super().__init__(model, config, mesh, self._rules)
         self._how = Loop() if how is None else how
         self.pages = pages
-        self.row_shards = mesh.shape["data"] * mesh.shape["fsdp"]
+        self.row_shards = row_shards(mesh)
         self.slots = config.slots // self.row_shards  # of one shard
         self._shards = Shards(
             fsdp=(),
@@ -134,16 +134,17 @@ class PagedPrograms(EngineWeights):
         share of the slots, or of all slots if they cannot be divided."""
         axis, size = self._shards.tensor, self.mesh.shape["tensor"]
         if axis is None:
-            return sample(logits_SV, how, index_S)
+            return sample(logits_SV[:, : self.model.vocab_size], how, index_S)
         if self.slots % size:
-            return sample(lax.all_gather(logits_SV, axis, axis=1, tiled=True), how, index_S)
+            every_SV = lax.all_gather(logits_SV, axis, axis=1, tiled=True)
+            return sample(every_SV[:, : self.model.vocab_size], how, index_S)
         share = self.slots // size
 
         def own(x_S: jax.Array) -> jax.Array:
             return lax.dynamic_slice_in_dim(x_S, lax.axis_index(axis) * share, share)
 
         own_sV = lax.all_to_all(logits_SV, axis, split_axis=0, concat_axis=1, tiled=True)
-        token_s, logprob_s = sample(own_sV, jax.tree.map(own, how), own(index_S))
+        token_s, logprob_s = sample(own_sV[:, : self.model.vocab_size], jax.tree.map(own, how), own(index_S))
         return lax.all_gather(token_s, axis, tiled=True), lax.all_gather(logprob_s, axis, tiled=True)
 
 

@@ -22,12 +22,12 @@ from models.config import ModelConfig
 from models.transformer import Params, check_mesh, declare, unstack_layers
 from rollouts.sampling import Sampling, init_sampling, sample
 from rollouts.types import SamplingParams
+from sharding.mesh import row_shards
 from sharding.reshard import reshard
 from sharding.rules import DECODE, Rules
 from sharding.spec import param_shardings
 
 STOP_IDS = 16  # most stop ids of one request
-ROWS = ("data", "fsdp")  # mesh axes that slots are sharded over
 
 
 @dataclass(frozen=True)
@@ -261,7 +261,7 @@ class EngineWeights:
 
     def __init__(self, model: ModelConfig, config: EngineConfig, mesh: Mesh, rules: Rules = DECODE) -> None:
         check_mesh(model, mesh)
-        rows = mesh.shape["data"] * mesh.shape["fsdp"]
+        rows = row_shards(mesh)
         if config.slots % rows:
             raise ValueError(
                 f"rollout slots={config.slots} is not divisible by data x fsdp = {rows}; choose a multiple of it."

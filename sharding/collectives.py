@@ -24,6 +24,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
+from sharding.mesh import FSDP
+
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _reduce(x: jax.Array, axis: str) -> jax.Array:
@@ -87,7 +89,7 @@ class Shards:
         """Shards for a mesh made by make_mesh; axes of size 1 are left out, and with them their collectives."""
         size = mesh.shape
         return Shards(
-            fsdp=("fsdp",) if size["fsdp"] > 1 else (),
+            fsdp=tuple(name for name in FSDP if size[name] > 1),
             tensor="tensor" if size["tensor"] > 1 else None,
             data=("data",) if size["data"] > 1 else (),
         )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from sharding.mesh import FSDP
+
 Rules = tuple[tuple[str, tuple[str, ...]], ...]
 
 # Dimensions are assigned from the left and each mesh axis is used once, so that the ROW dimension of a matrix gets fsdp
@@ -14,12 +16,12 @@ Rules = tuple[tuple[str, tuple[str, ...]], ...]
 # experts, tensor splits the width of each.
 TRAIN: Rules = (
     ("layers", ()),
-    ("vocab", ("tensor", "fsdp")),
-    ("width", ("fsdp",)),
-    ("heads", ("tensor", "fsdp")),
-    ("kv_heads", ("tensor", "fsdp")),
-    ("ffn", ("tensor", "fsdp")),
-    ("experts", ("fsdp",)),
+    ("vocab", ("tensor", *FSDP)),
+    ("width", FSDP),
+    ("heads", ("tensor", *FSDP)),
+    ("kv_heads", ("tensor", *FSDP)),
+    ("ffn", ("tensor", *FSDP)),
+    ("experts", FSDP),
     ("head_bias", ("tensor",)),
 )
 

@@ -20,16 +20,26 @@ Tree = Any  # nested dicts with one kind of leaf
 
 @dataclass(frozen=True)
 class Param:
-    """Declaration of a weight: shape, logical name of each axis (None: never sharded), initializer, dtype."""
+    """Declaration of a weight: shape, logical name of each axis (None: never sharded), initializer, dtype.
+
+    padding: rows at the end of the first dimension that are zero, so that the number of devices divides it; files of
+    other libraries do not have them.
+    """
 
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]
     init: Initializer
     dtype: Any
+    padding: int = 0
 
     def __post_init__(self) -> None:
         if len(self.shape) != len(self.axes):
             raise ValueError(f"Param of shape {self.shape} names {len(self.axes)} axes; give one name per dimension.")
+
+    @property
+    def unpadded(self) -> tuple[int, ...]:
+        """The shape without padding."""
+        return (self.shape[0] - self.padding, *self.shape[1:]) if self.padding else self.shape
 
 
 def normal(std: float) -> Initializer:
@@ -66,7 +76,8 @@ def init_params(tree: Tree, key: jax.Array) -> Tree:
 
     def init(path: tuple[Any, ...], param: Param) -> jax.Array:
         seed = zlib.crc32(path_name(path).encode())
-        return param.init(jax.random.fold_in(key, seed), param.shape, param.dtype)
+        values = param.init(jax.random.fold_in(key, seed), param.unpadded, param.dtype)
+        return jnp.pad(values, [(0, param.padding)] + [(0, 0)] * (values.ndim - 1)) if param.padding else values
 
     return jax.tree_util.tree_map_with_path(init, tree)
 

@@ -40,10 +40,10 @@ from scope_jax.learner.logprobs import token_logprobs_and_entropy
 from scope_jax.learner.state import TrainState, advance, check_sound, fresh, global_norm, specs_like
 from scope_jax.learner.types import Episode, Metrics
 from sharding.collectives import Shards
+from sharding.mesh import ROWS, row_shards
 from sharding.rules import TRAIN
 from sharding.spec import abstract_params, param_shardings, partition_specs
 
-ROWS = ("data", "fsdp")  # mesh axes over which rows and slots of a batch are divided
 ADDED = (
     "tokens",
     "sequences",
@@ -105,12 +105,12 @@ class Learner:
         self.param_dtype, self.compute_dtype = jnp.dtype(param_dtype), jnp.dtype(compute_dtype)
         self.reference_dtype = min(self.param_dtype, self.compute_dtype, key=lambda dtype: dtype.itemsize)
         self.attention = attention.resolve(section.attention, mesh.devices.flat[0].platform, self.compute_dtype)
-        self.row_shards = mesh.shape["data"] * mesh.shape["fsdp"]
+        self.row_shards = row_shards(mesh)
         self.shards = Shards.of(mesh)
         declared = transformer.declare(model)
         self.specs = partition_specs(declared, TRAIN)
         self.param_shardings = param_shardings(declared, mesh, TRAIN)
-        self.param_count = sum(leaf.size for leaf in jax.tree.leaves(abstract_params(declared)))
+        self.param_count = sum(math.prod(param.unpadded) for param in jax.tree.leaves(declared))
         self._score = jax.jit(self._score_program, static_argnames=("policy", "reference"))
         self._step = jax.jit(self._step_program, static_argnames=("card",), donate_argnames=("state",))
 
@@ -206,6 +206,7 @@ class Learner:
             micro.temperature_MN,
             self.section.logprob_chunk,
             self.shards,
+            self.model.vocab_size if self.model.table_rows > self.model.vocab_size else None,
             entropy_slope=entropy_slope,
         )
 

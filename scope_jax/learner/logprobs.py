@@ -53,22 +53,34 @@ def _over_blocks(table_VD: jax.Array, block: int, one: Callable[..., Any], carry
     return lax.fori_loop(0, math.ceil(vocab / block), step, carry)
 
 
-def _logits(hidden_ND: jax.Array, words_cD: jax.Array, temperature: jax.Array) -> jax.Array:
-    """Logits of one block of vocabulary entries."""
+def _logits(hidden_ND: jax.Array, words_cD: jax.Array, temperature: jax.Array, real: Any) -> jax.Array:
+    """Logits of one block of vocabulary entries, of which the first `real` are no padding (None: all)."""
     sums = _sums(words_cD)
     logits_Nc = lax.dot_general(hidden_ND, words_cD, (((1,), (1,)), ((), ())), preferred_element_type=sums)
-    return logits_Nc / temperature.astype(sums)[..., None]
+    logits_Nc /= temperature.astype(sums)[..., None]
+    return logits_Nc if real is None else jnp.where(jnp.arange(words_cD.shape[0]) < real, logits_Nc, LOWEST)
+
+
+def _real(vocab: int | None, table_VD: jax.Array, start: Any, shards: Shards) -> Any:
+    """Entries of this device's rows of a padded table, from `start` on, that are no padding; None if there is none."""
+    return None if vocab is None else vocab - shards.index * table_VD.shape[0] - start
 
 
 def _forward(
-    hidden_ND: jax.Array, table_VD: jax.Array, targets_N: jax.Array, temperature: jax.Array, chunk: int, shards: Shards
+    hidden_ND: jax.Array,
+    table_VD: jax.Array,
+    targets_N: jax.Array,
+    temperature: jax.Array,
+    chunk: int,
+    shards: Shards,
+    vocab: int | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(logp_N, entropy_N, log Σ_v exp logits); sums are relative to the largest logit so far."""
     local_N = targets_N - shards.index * table_VD.shape[0]
 
     def one(start: Any, words_cD: jax.Array, new_c: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         top_N, total_N, moment_N, target_N = carry
-        logits_Nc = _logits(hidden_ND, words_cD, temperature)
+        logits_Nc = _logits(hidden_ND, words_cD, temperature, _real(vocab, table_VD, start, shards))
         higher_N = jnp.maximum(top_N, jnp.max(logits_Nc, axis=-1))
         below_Nc = logits_Nc - higher_N[:, None]
         weight_Nc = new_c * jnp.exp(below_Nc)
@@ -96,7 +108,7 @@ def _raised(top_N: jax.Array, total_N: jax.Array, moment_N: jax.Array, higher_N:
     return total_N * factor_N, (moment_N + (top_N - higher_N) * total_N) * factor_N
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6, 7))
 def _logprobs(
     hidden_ND: jax.Array,
     table_VD: jax.Array,
@@ -104,24 +116,26 @@ def _logprobs(
     temperature: jax.Array,
     chunk: int,
     shards: Shards,
+    vocab: int | None,
     entropy_slope: bool,
 ) -> tuple[jax.Array, jax.Array]:
-    return _forward(hidden_ND, table_VD, targets_N, temperature, chunk, shards)[:2]
+    return _forward(hidden_ND, table_VD, targets_N, temperature, chunk, shards, vocab)[:2]
 
 
-def _save(hidden_ND, table_VD, targets_N, temperature, chunk: int, shards: Shards, entropy_slope: bool):
-    logp_N, entropy_N, normaliser_N = _forward(hidden_ND, table_VD, targets_N, temperature, chunk, shards)
+def _save(hidden_ND, table_VD, targets_N, temperature, chunk: int, shards: Shards, vocab, entropy_slope: bool):
+    logp_N, entropy_N, normaliser_N = _forward(hidden_ND, table_VD, targets_N, temperature, chunk, shards, vocab)
     return (logp_N, entropy_N), (hidden_ND, table_VD, targets_N, temperature, normaliser_N, entropy_N)
 
 
-def _backward(chunk: int, shards: Shards, entropy_slope: bool, saved, cotangents: tuple[jax.Array, jax.Array]):
+def _backward(chunk: int, shards: Shards, vocab, entropy_slope: bool, saved, cotangents: tuple[jax.Array, jax.Array]):
     hidden_ND, table_VD, targets_N, temperature, normaliser_N, entropy_N = saved
     sums, local_N = _sums(table_VD), targets_N - shards.index * table_VD.shape[0]
     logp_slope_N, entropy_slope_N = ((cotangent_N / temperature).astype(sums) for cotangent_N in cotangents)
 
     def one(start: Any, words_cD: jax.Array, new_c: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         grad_ND, grad_VD = carry
-        logp_Nc = _logits(hidden_ND, words_cD, temperature) - normaliser_N[:, None]
+        logits_Nc = _logits(hidden_ND, words_cD, temperature, _real(vocab, table_VD, start, shards))
+        logp_Nc = logits_Nc - normaliser_N[:, None]
         probs_Nc = jnp.exp(logp_Nc)
         hit_Nc = jnp.arange(block)[None, :] == (local_N - start)[:, None]
         slope_Nc = jnp.where(hit_Nc, 1.0 - probs_Nc, -probs_Nc) * logp_slope_N[:, None]
@@ -150,10 +164,12 @@ def token_logprobs(
     temperature: Float[Array, ""] | Float[Array, " N"],
     chunk: int,
     shards: Shards,
+    vocab: int | None = None,
 ) -> Float[Array, " N"]:
     """log softmax(hidden · tableᵀ / temperature) at the targets, float32 (float64 for weights in float64).
 
-    temperature: one for all positions, or one per position.
+    temperature: one for all positions, or one per position. vocab: the rows of the whole table from this one on are
+    padding and get probability 0; None if there is no padding.
 
     Processes the vocabulary in blocks in the forward and the backward pass, all positions at a time, so that at most as
     many logits exist as `chunk` positions have over the whole vocabulary (`vocabulary_block`; at least a block of
@@ -164,7 +180,7 @@ def token_logprobs(
     `shards.enter` around the call). Gradient, with p the softmax: ∂logp/∂logits = (onehot(target) − p) / temperature;
     none with respect to the temperature.
     """
-    both: Any = _logprobs(hidden_ND, table_VD, targets_N, temperature, chunk, shards, False)
+    both: Any = _logprobs(hidden_ND, table_VD, targets_N, temperature, chunk, shards, vocab, False)
     return both[0]
 
 
@@ -175,6 +191,7 @@ def token_logprobs_and_entropy(
     temperature: Float[Array, ""] | Float[Array, " N"],
     chunk: int,
     shards: Shards,
+    vocab: int | None = None,
     *,
     entropy_slope: bool,
 ) -> tuple[Float[Array, " N"], Float[Array, " N"]]:
@@ -183,6 +200,6 @@ def token_logprobs_and_entropy(
     entropy_slope: whether the entropy is differentiable, ∂H/∂logits_v = −p_v (log p_v + H) / temperature; if not, it is
     only a metric and costs nothing in the backward pass.
     """
-    both: Any = _logprobs(hidden_ND, table_VD, targets_N, temperature, chunk, shards, entropy_slope)
+    both: Any = _logprobs(hidden_ND, table_VD, targets_N, temperature, chunk, shards, vocab, entropy_slope)
     logp_N, entropy_N = both
     return logp_N, entropy_N if entropy_slope else lax.stop_gradient(entropy_N)

@@ -14,6 +14,7 @@ from functools import cache
 
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 KERNEL = 'custom_call_target="tpu_custom_call"'
+SCATTERED = re.compile(r'"emitter":"\w*AllReduceScatterFusion"')
 UNKNOWN_CYCLES = 2**50  # estimates above this are the compiler's mark for "unknown"
 BITS = {"pred": 8, "bf16": 16, "c64": 64, "c128": 128, "token": 0, "tuple": 0}
 ARRAY = re.compile(r"\b([a-z][a-z0-9]*)\[([\d,]*)\]")
@@ -146,7 +147,7 @@ def parse(text: str) -> tuple[dict[str, dict[str, Instruction]], str]:
                 current = line.removeprefix("ENTRY ").split()[0].lstrip("%").partition("(")[0]
                 entry = current if line.startswith("ENTRY ") else entry
                 computations[current] = {}
-        elif line == "}":  # a kernel's metadata has lines of its own, which may begin with a brace
+        elif line == "}" or line.startswith("}, execution_thread="):  # a kernel's metadata may have lines like "} {"
             current = ""
         elif (one := _instruction(line)) is not None:
             computations[current][one.name] = one
@@ -195,7 +196,7 @@ class Program:
                 total = total.plus(inside).plus(Costs(unknown=int(number is None)))
             elif one.opcode == "conditional":
                 total = total.plus(self._branches(one))
-            elif one.opcode in ("call", "async-start"):
+            elif one.opcode in ("call", "call-start", "async-start"):
                 total = total.plus(self._costs(_named(one, "calls|to_apply")))
             else:
                 total = total.plus(self._plain(one, lines, moved))
@@ -216,7 +217,7 @@ class Program:
         """Costs of an instruction without control flow; its collectives are added to `moved`, by name or channel."""
         flops, kernels = self._work(one, lines), 0.0
         if one.opcode == "fusion":
-            flops, inside = self._fused(_named(one, "calls"))
+            flops, inside = self._inside(one)
             moved.update(inside)
         elif one.opcode == "custom-call" and KERNEL in one.attributes:
             kernels = 1.0
@@ -225,6 +226,16 @@ class Program:
         cycles = float(found[1]) if found and int(found[1]) < UNKNOWN_CYCLES and not kernels else 0.0
         return Costs(flops, cycles, kernels)
 
+    def _inside(self, one: Instruction) -> tuple[float, dict[str, tuple[str, float]]]:
+        """(FLOPs, collectives by channel) of a fusion or call. The TPU compiler writes some reduce-scatters as a fusion
+        of an all-reduce and a slice, of which each device computes only its own part."""
+        flops, moved = self._fused(_named(one, "calls|to_apply"))
+        if SCATTERED.search(one.attributes):
+            moved = {
+                name: ("reduce-scatter" if kind == "all-reduce" else kind, size) for name, (kind, size) in moved.items()
+            }
+        return flops, moved
+
     def _fused_of(self, name: str) -> tuple[float, dict[str, tuple[str, float]]]:
         """(FLOPs, collectives by channel) of a fused computation. The compiler repeats a collective that overlaps with
         several fusions in each of them, always with the same channel."""
@@ -232,7 +243,7 @@ class Program:
         lines = self.computations[name]
         for one in lines.values():
             if one.opcode in ("fusion", "call"):
-                more, inside = self._fused(_named(one, "calls|to_apply"))
+                more, inside = self._inside(one)
                 flops += more
                 moved.update(inside)
             flops += self._work(one, lines)

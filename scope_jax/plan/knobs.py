@@ -54,7 +54,7 @@ def _tensors(needs: Needs) -> Iterator[int]:
     model, count = needs.learner.model, needs.learner.mesh.size
     for size in (2, 4, 8):
         fits = all(
-            n % size == 0 for n in (model.num_kv_heads, model.num_heads, model.ffn_width, model.vocab_size, count)
+            n % size == 0 for n in (model.num_kv_heads, model.num_heads, model.ffn_width, model.table_rows, count)
         )
         if fits and size > needs.learner.mesh.shape["tensor"]:
             yield size

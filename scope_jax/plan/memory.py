@@ -192,12 +192,12 @@ def estimated_temporaries(learner: Learner, bucket: int) -> dict[str, float]:
     kept = model.num_layers if section.remat == "none" else 1
     shapes = learner.abstract_state(reference=False).params
     gathered = sum(leaf.size for leaf in jax.tree.leaves(shapes["layers"])) / model.num_layers / tensor
-    table = model.vocab_size * model.width / tensor
+    table = model.table_rows * model.width / tensor
     return {
         "gradients": 2.0 * device_bytes(shapes) * 4 / learner.param_dtype.itemsize,
         "activations": model.num_layers * tokens * model.width * size + 2.0 * kept * inside,
         "gathered weights": 2 * gathered * size + 2 * table * size,
-        "logits": 3.0 * section.logprob_chunk * model.vocab_size / tensor * 4,
+        "logits": 3.0 * section.logprob_chunk * model.table_rows / tensor * 4,
     }
 
 
@@ -208,5 +208,5 @@ def arithmetic_peak(held: Residents, phase: str, learner: Learner, bucket: int, 
         parts |= estimated_temporaries(learner, bucket)
     if phase == "generate":
         model, tensor = learner.model, learner.mesh.shape["tensor"]
-        parts["logits"] = 3.0 * 4 * slots / learner.row_shards * model.vocab_size / tensor
+        parts["logits"] = 3.0 * 4 * slots / learner.row_shards * model.table_rows / tensor
     return Peak(phase, f"update @{bucket}" if phase == "learn" else "", parts, False)

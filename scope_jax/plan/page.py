@@ -51,7 +51,7 @@ def lines(found: Figures) -> Iterator[str]:
 
 
 def _mesh(shape: Mapping[str, int]) -> str:
-    return ", ".join(f"{axis} {size}" for axis, size in shape.items())
+    return ", ".join(f"{axis} {size}" for axis, size in shape.items() if size > 1 or axis != "fsdp_inner")
 
 
 def _phases(phases: Mapping[str, Any]) -> Iterator[str]:
@@ -72,9 +72,11 @@ def _programs(found: Figures) -> Iterator[str]:
             f"{found['kernel_flops']:.3g} in kernels by arithmetic; in theory "
             f"{found['theory_flops']:.3g} (6 N D and attention): {found['executed_of_theory']:.2f} times"
         )
+    closed = found.get("closed_form", {})
     for kind, moved in found["collectives"].items():
+        stated = f" ({closed[kind]} by the closed form)" if kind in closed else ""
         yield (
-            f"  {kind:<18} {moved['count']:>6} of together {moved['gib']:.2f} GiB, "
+            f"  {kind:<18} {moved['count']:>6}{stated} of together {moved['gib']:.2f} GiB, "
             f"the largest {moved['largest_mib']:.1f} MiB"
         )
     if "mfu" in found:

@@ -20,13 +20,13 @@ from models import transformer
 from models.pages import Where
 from rollouts.engine import Engine
 from rollouts.paged import CHUNK, PagedEngine
-from rollouts.slots import ROWS
 from scope_jax.config import LossCard
 from scope_jax.learner import batching, losses
 from scope_jax.learner.batching import Batch
 from scope_jax.learner.learner import Learner, Scores
 from scope_jax.learner.types import Update
 from scope_jax.plan.hlo import Costs, Program
+from sharding.mesh import ROWS
 from sharding.spec import abstract_params
 
 MICRO_BATCHES = 2  # of a planned step: with more than one, gradients are accumulated

@@ -24,7 +24,7 @@ from retrieval.scann import ScannConfig
 from retrieval.search import LocalRetriever
 from scope_jax.config import EncoderSection, RetrievalSection
 from scope_jax.errors import writing
-from sharding.mesh import MeshConfig, make_mesh
+from sharding.mesh import ROWS, MeshConfig, make_mesh
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 EMBED_CHUNK = 4096  # passages embedded and written at a time
@@ -67,7 +67,7 @@ def open_or_build_index(
             build(kind="scann", scann=ScannConfig(**card.scann.model_dump()))
             tell("ScaNN index", 1, 1)
     given = None if isinstance(embedder, HashedLexical) else embedder
-    return LocalRetriever(*open_index(folder, kind=card.kind, embedder=given, mesh=mesh, axes=("data", "fsdp")))
+    return LocalRetriever(*open_index(folder, kind=card.kind, embedder=given, mesh=mesh, axes=ROWS))
 
 
 def _lexical(card: RetrievalSection, corpus: Corpus, folder: Path, tell: Part) -> HashedLexical:

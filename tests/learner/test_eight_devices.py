@@ -20,7 +20,7 @@ def facts():
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("mesh", ["fsdp4_tensor2", "data2_fsdp2_tensor2", "sequence"])
+@pytest.mark.parametrize("mesh", ["fsdp4_tensor2", "data2_fsdp2_tensor2", "fsdp2x2_tensor2", "sequence"])
 def test_an_update_equals_that_of_one_device(facts, mesh):
     """Gradient, weights after two clipped steps, every metric; the single device uses other micro-batches, too.
 
@@ -42,7 +42,11 @@ def test_log_probs_of_a_vocabulary_in_shares_and_blocks(facts):
 
 
 def test_weights_are_really_sharded(facts):
-    assert [facts[mesh]["share"] for mesh in ("fsdp4_tensor2", "data2_fsdp2_tensor2")] == [1 / 8, 1 / 4]
+    assert [facts[mesh]["share"] for mesh in ("fsdp4_tensor2", "data2_fsdp2_tensor2", "fsdp2x2_tensor2")] == [
+        1 / 8,
+        1 / 4,
+        1 / 8,
+    ]
 
 
 def test_bfloat16_compute_is_near(facts):

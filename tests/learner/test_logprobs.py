@@ -42,6 +42,34 @@ def test_values_and_gradients_equal_the_plain_softmax(inputs, chunk, temperature
         np.testing.assert_allclose(a, b, atol=2e-6 * float(jnp.abs(b).max()))
 
 
+@pytest.mark.parametrize(("chunk", "below"), [(8, 10.0), (512, 10.0), (8, 300.0)])
+def test_padding_of_the_table_has_no_probability_and_no_gradient(inputs, chunk, below):
+    """Every real logit is below the zero that a row of zeros gives."""
+    hidden_ND, table_VD, targets_N = inputs
+    low_VD = table_VD.at[:, 0].set(-below)
+    ahead_ND = hidden_ND.at[:, 0].set(1.0)
+    padded_VD = jnp.pad(low_VD, ((0, 150), (0, 0)))
+
+    def ours(h, w):
+        logp_N, entropy_N = token_logprobs_and_entropy(
+            h, w, targets_N, jnp.float32(0.7), chunk, LOCAL, V, entropy_slope=True
+        )
+        return (logp_N + 0.3 * entropy_N).sum(), logp_N
+
+    def theirs(h, w):
+        logp_NV = jax.nn.log_softmax(h @ w.T / 0.7)
+        entropy_N = -(jnp.exp(logp_NV) * logp_NV).sum(1)
+        logp_N = plain(h, w, targets_N, 0.7)
+        return (logp_N + 0.3 * entropy_N).sum(), logp_N
+
+    (grad_ND, grad_VD), logp_N = jax.grad(ours, (0, 1), has_aux=True)(ahead_ND, padded_VD)
+    (want_ND, want_VD), wanted_N = jax.grad(theirs, (0, 1), has_aux=True)(ahead_ND, low_VD)
+    np.testing.assert_allclose(logp_N, wanted_N, atol=1e-6 * below)  # the spacing of floats grows with the logits
+    np.testing.assert_array_equal(grad_VD[V:], 0)
+    for a, b in ((grad_ND, want_ND), (grad_VD[:V], want_VD)):
+        np.testing.assert_allclose(a, b, atol=5e-6 * below * float(jnp.abs(b).max()))
+
+
 @pytest.mark.parametrize(("chunk", "temperature"), [(8, 1.0), (512, 0.7)])
 def test_entropy_and_its_gradient_equal_the_plain_softmax(inputs, chunk, temperature):
     hidden_ND, table_VD, targets_N = inputs

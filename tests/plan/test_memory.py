@@ -1,11 +1,13 @@
 """Memory and FLOPs by arithmetic, on values worked out by hand, and the settings that a plan proposes."""
 
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from models.config import from_hf
+from models.hf import hf_shapes
 from scope_jax.config import LearnerSection, load_card
 from scope_jax.learner import batching
 from scope_jax.learner.types import Datum, Episode
@@ -35,13 +37,7 @@ STATED = {
 
 @pytest.mark.parametrize("name", STATED)
 def test_the_shapes_of_known_models_have_as_many_weights_as_stated(name):
-    import jax
-
-    from models.transformer import declare
-    from sharding.spec import abstract_params
-
-    shapes = jax.tree.leaves(abstract_params(declare(from_hf(SHAPES[name]))))
-    assert sum(leaf.size for leaf in shapes) == STATED[name]
+    assert sum(math.prod(shape) for shape in hf_shapes(from_hf(SHAPES[name])).values()) == STATED[name]
 
 
 def test_the_residents_of_a_small_card():

@@ -17,7 +17,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from models import streaming, transformer
@@ -25,7 +25,7 @@ from models.config import ModelConfig
 from models.rope import Rope
 from models.weights import load_hf, save_hf
 from sharding.collectives import LOCAL, Shards
-from sharding.mesh import MeshConfig, make_mesh
+from sharding.mesh import AXES, FSDP, ROWS, MeshConfig, make_mesh
 from sharding.reshard import reshard
 from sharding.rules import DECODE, TRAIN
 from sharding.spec import init_params, param_shardings, partition_specs
@@ -112,7 +112,7 @@ def sharded(cfg, mesh, params, batch, remat):
     shards = Shards.of(mesh)
     specs = partition_specs(transformer.declare(cfg), TRAIN)
     params = jax.device_put(params, param_shardings(transformer.declare(cfg), mesh, TRAIN))
-    rows = P(("data", "fsdp"))
+    rows = P(ROWS)
 
     def step(params, batch):
         (loss, hidden), grads = jax.value_and_grad(local_loss, has_aux=True)(params, batch, cfg, shards, remat)
@@ -141,8 +141,13 @@ def whole(cfg, params, batch):
     return hidden, loss, grads
 
 
+def mesh_of(sizes: tuple[int, ...]) -> Mesh:
+    """A mesh of sizes (data, fsdp, tensor), or of all axes with fsdp in two stages."""
+    return make_mesh(MeshConfig(*sizes)) if len(sizes) == 3 else Mesh(np.array(jax.devices()).reshape(sizes), AXES)
+
+
 def compare(cfg, sizes, params, batch, remat, expected) -> dict[str, float]:
-    got = sharded(cfg, make_mesh(MeshConfig(*sizes)), params, batch, remat)
+    got = sharded(cfg, mesh_of(sizes), params, batch, remat)
     facts = {name: relative(g, e) for name, g, e in zip(("hidden", "loss", "grads"), got, expected, strict=True)}
     return facts | {"all_grads": distance(got[2], expected[2])}
 
@@ -154,7 +159,7 @@ def decode_rules(params, batch, expected_hidden) -> dict[str, float | bool]:
     train = jax.device_put(params, param_shardings(transformer.declare(CFG), mesh, TRAIN))
     published = reshard(train, shardings)
     again = reshard(published, shardings)
-    rows = {name: jax.device_put(x, NamedSharding(mesh, P(("data", "fsdp")))) for name, x in batch.items()}
+    rows = {name: jax.device_put(x, NamedSharding(mesh, P(ROWS))) for name, x in batch.items()}
     got = jax.jit(lambda p, b: forward(CFG, p, b, LOCAL, "none"))(published, rows)
     pointers = [
         {shard.data.unsafe_buffer_pointer() for leaf in jax.tree.leaves(tree) for shard in leaf.addressable_shards}
@@ -242,11 +247,9 @@ def gathered_gradient() -> list[float]:
     shards = Shards.of(mesh)
 
     def loss(w, c):
-        return jnp.sum(shards.gather(w, P("fsdp"), jnp.bfloat16) * c)
+        return jnp.sum(shards.gather(w, P(FSDP), jnp.bfloat16) * c)
 
-    run = jax.shard_map(
-        jax.grad(loss), mesh=mesh, in_specs=(P("fsdp"), P("fsdp")), out_specs=P("fsdp"), check_vma=False
-    )
+    run = jax.shard_map(jax.grad(loss), mesh=mesh, in_specs=(P(FSDP), P(FSDP)), out_specs=P(FSDP), check_vma=False)
     c = jnp.asarray([1.0, *[1 / 256] * 7], jnp.bfloat16)
     return run(jnp.ones(8), c).tolist()
 
@@ -259,7 +262,7 @@ def refusals(params, batch) -> dict[str, str]:
         "mesh": lambda: make_mesh(MeshConfig(1, 3, -1)),
         "rows": lambda: param_shardings(
             transformer.declare(CFG),
-            jax.sharding.Mesh(np.array(jax.devices()[:5]).reshape(1, 5, 1), ("data", "fsdp", "tensor")),
+            Mesh(np.array(jax.devices()[:5]).reshape(1, 5, 1, 1), AXES),
             TRAIN,
         ),
     }.items():
@@ -291,6 +294,8 @@ def main() -> None:
     facts = {
         "fsdp4_tensor2": compare(CFG, (1, 4, 2), params, batch, "full", expected),
         "data2_fsdp2_tensor2": compare(CFG, (2, 2, 2), params, batch, "none", expected),
+        "fsdp4x2": compare(CFG, (1, 4, 2, 1), params, batch, "full", expected),
+        "fsdp2x2_tensor2": compare(CFG, (1, 2, 2, 2), params, batch, "full", expected),
         "post_norm": family(POST_NORM, (2, 2, 2), batch),
         "experts": family(EXPERTS, (2, 2, 2), batch),
         "smallest_gradient": float(min(np.max(np.abs(g)) for g in jax.tree.leaves(expected[2]))),

@@ -23,7 +23,7 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
-@pytest.mark.parametrize("mesh", ["fsdp4_tensor2", "data2_fsdp2_tensor2"])
+@pytest.mark.parametrize("mesh", ["fsdp4_tensor2", "data2_fsdp2_tensor2", "fsdp4x2", "fsdp2x2_tensor2"])
 def test_forward_and_gradients_equal_one_device(facts, mesh):
     assert facts["smallest_gradient"] > 1e-2  # the loss depends on every weight
     assert facts[mesh]["hidden"] < 1e-5

@@ -1,5 +1,7 @@
 """Declarations, rules and mesh sizes, on one device."""
 
+from dataclasses import dataclass
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from sharding import distributed
 from sharding.collectives import LOCAL, Shards
-from sharding.mesh import AXES, MeshConfig, make_mesh, resolve_sizes
+from sharding.mesh import AXES, FSDP, MeshConfig, make_mesh, resolve_sizes, stages, torus
 from sharding.reshard import reshard
 from sharding.rules import DECODE, TRAIN, decode_rules, expert_axes
 from sharding.spec import Param, abstract_params, init_params, normal, ones, param_shardings, spec_for, zeros
@@ -21,10 +23,10 @@ def matrix(*axes: str | None, shape=(4, 6)) -> Param:
 @pytest.mark.parametrize(
     ("axes", "train", "decode"),
     [
-        (("width", "heads"), P("fsdp", "tensor"), P(None, "tensor")),
-        (("heads", "width"), P(("tensor", "fsdp"), None), P("tensor", None)),
-        (("vocab", "width"), P(("tensor", "fsdp"), None), P("tensor", None)),
-        (("ffn", None), P(("tensor", "fsdp"), None), P("tensor", None)),
+        (("width", "heads"), P(FSDP, "tensor"), P(None, "tensor")),
+        (("heads", "width"), P(("tensor", *FSDP), None), P("tensor", None)),
+        (("vocab", "width"), P(("tensor", *FSDP), None), P("tensor", None)),
+        (("ffn", None), P(("tensor", *FSDP), None), P("tensor", None)),
     ],
 )
 def test_rows_take_fsdp_and_tensor_comes_first(axes, train, decode):
@@ -34,8 +36,8 @@ def test_rows_take_fsdp_and_tensor_comes_first(axes, train, decode):
 
 def test_fsdp_distributes_whole_experts_and_tensor_splits_each():
     up_XDF, down_XFD = (matrix("experts", *axes, shape=(2, 4, 6)) for axes in (("width", "ffn"), ("ffn", "width")))
-    assert spec_for(up_XDF, TRAIN) == P("fsdp", None, "tensor")
-    assert spec_for(down_XFD, TRAIN) == P("fsdp", "tensor", None)
+    assert spec_for(up_XDF, TRAIN) == P(FSDP, None, "tensor")
+    assert spec_for(down_XFD, TRAIN) == P(FSDP, "tensor", None)
     assert spec_for(up_XDF, DECODE) == P(None, None, "tensor")
 
 
@@ -59,6 +61,38 @@ def test_mesh_sizes():
     ]:
         with pytest.raises(ValueError, match=message):
             resolve_sizes(MeshConfig(*sizes), 8)
+
+
+@dataclass(frozen=True)
+class Chip:
+    coords: tuple[int, int, int]
+
+
+def slice_of(x: int, y: int, z: int) -> list[Chip]:
+    return [Chip((i + 4, j, k)) for i in range(x) for j in range(y) for k in range(z)]  # anywhere in a pod
+
+
+@pytest.mark.parametrize(
+    ("box", "fsdp", "factored"),
+    [
+        ((4, 4, 4), 64, (16, 4)),
+        ((4, 4, 8), 128, (16, 8)),
+        ((2, 2, 2), 8, (4, 2)),
+        ((8, 8, 1), 64, (8, 8)),
+        ((8, 8, 1), 16, (2, 8)),
+        ((8, 8, 1), 4, (1, 4)),  # the others are a tensor group
+        ((4, 4, 4), 6, (3, 2)),
+        ((1, 1, 1), 1, (1, 1)),
+    ],
+)
+def test_the_inner_stage_of_fsdp_is_along_one_dimension_of_the_torus(box, fsdp, factored):
+    assert torus(slice_of(*box)) == box
+    assert stages(fsdp, box) == factored
+
+
+def test_fsdp_has_one_stage_on_devices_without_a_torus():
+    assert torus(jax.devices()) == () and stages(8, ()) == (8, 1)
+    assert make_mesh(MeshConfig(1, -1, 1)).shape == dict(zip(AXES, (1, jax.device_count(), 1, 1), strict=True))
 
 
 def test_init_is_a_function_of_key_and_path_alone():
@@ -107,11 +141,12 @@ def test_distributed_start_needs_all_settings_or_none():
 @pytest.mark.parametrize(
     ("experts", "sizes", "axes"),
     [
-        (128, (4, 1, 4), ("data", "tensor")),
-        (128, (1, 8, 1), ("fsdp",)),
-        (60, (3, 8, 4), ("tensor",)),  # neither 96 nor 32 devices divide 60
-        (5, (1, 2, 2), ()),
-        (0, (2, 2, 2), ()),
+        (128, (4, 1, 1, 4), ("data", "tensor")),
+        (128, (1, 8, 1, 1), ("fsdp",)),
+        (128, (1, 4, 2, 4), ("fsdp", "fsdp_inner", "tensor")),
+        (60, (3, 8, 1, 4), ("tensor",)),  # neither 96 nor 32 devices divide 60
+        (5, (1, 2, 1, 2), ()),
+        (0, (2, 2, 1, 2), ()),
     ],
 )
 def test_decoding_distributes_experts_over_the_inner_axes_that_divide_them(experts, sizes, axes):

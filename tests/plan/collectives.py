@@ -1,0 +1,68 @@
+"""Compiles one update ahead of time for a TPU topology and prints its collectives (test_collectives.py starts it).
+
+python tests/plan/collectives.py v5p:4x4x4 dense|moe|tied
+"""
+
+import json
+import sys
+
+import jax.numpy as jnp
+
+from models.config import from_hf
+from scope_jax.config import LearnerSection, LossCard, OptimizerSection
+from scope_jax.learner.learner import Learner
+from scope_jax.plan import theory
+from scope_jax.plan.hardware import tpu_devices
+from scope_jax.plan.hlo import Program
+from scope_jax.plan.programs import abstract_batch, lower_step
+from sharding.mesh import MeshConfig, make_mesh
+
+MODEL = {
+    "vocab_size": 20_000,  # not divisible by the number of devices
+    "num_hidden_layers": 4,
+    "hidden_size": 1024,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 4096,
+    "rope_theta": 10000.0,
+    "rms_norm_eps": 1e-6,
+    "attention_bias": False,
+    "max_position_embeddings": 1024,
+    "hidden_act": "silu",
+}
+FAMILIES = {
+    "dense": {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": False},
+    "tied": {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": True},
+    "moe": {
+        "model_type": "qwen3_moe",
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "tie_word_embeddings": False,
+        "num_experts": 64,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 512,
+    },
+}
+
+
+def main(topology: str, family: str) -> None:
+    devices = tpu_devices(topology)
+    model = from_hf(MODEL | FAMILIES[family])
+    section = LearnerSection(buckets=(512,), micro_batch_rows=len(devices), logprob_chunk=512, remat="full")
+    learner = Learner(
+        model,
+        make_mesh(MeshConfig(1, -1, 1), devices),
+        OptimizerSection(learning_rate=1e-6, warmup_steps=1),
+        section,
+        param_dtype=jnp.float32,
+        compute_dtype=jnp.bfloat16,
+    )
+    card = LossCard(kl="none", mini_batches=1)
+    text = lower_step(learner, card, abstract_batch(learner, 512, micro_batches=1)).compile().as_text()
+    moved = Program(text).costs().collectives
+    found = {kind: [round(one.count), one.largest / 2**20] for kind, one in moved.items()}
+    print(json.dumps({"found": found, "closed": theory.step_collectives(model, learner.shards.fsdp, True)}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
