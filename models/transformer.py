@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
@@ -26,6 +27,13 @@ from sharding.spec import Param, normal, ones, partition_specs, zeros
 
 Params = dict[str, Any]
 
+Remat = Literal["full", "qkv", "dots", "none"]
+# What a layer keeps for its backward pass beside its input; the rest is computed again.
+POLICIES = {
+    "full": None,
+    "qkv": jax.checkpoint_policies.save_only_these_names("qkv"),
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+}
 INIT_STD = 0.02  # GPT-2's, and transformers' initializer_range
 
 
@@ -130,7 +138,7 @@ def _width_norm(x: jax.Array, scale: jax.Array, eps: float, shards: Shards) -> j
 def _project(cfg: ModelConfig, w: Params, x_BTD: jax.Array, name: Literal["q", "k", "v"], shards: Shards) -> jax.Array:
     """Heads [B, T, heads, h] of the q, k or v projection, with bias and norm where the model has them, not rotated."""
     axes = "Hh" if name == "q" else "Kh"
-    y = _dense(x_BTD, w[f"{name}_D_{axes}"])
+    y = checkpoint_name(_dense(x_BTD, w[f"{name}_D_{axes}"]), "qkv")  # before the norm, whose gradient needs it
     if cfg.qkv_bias:
         y = y + w[f"{name}_bias_{axes}"]
     if cfg.qk_norm == "width" and name != "v":
@@ -255,7 +263,7 @@ def hidden(
     segments_BT: Int[Array, "B T"],
     *,
     shards: Shards,
-    remat: Literal["full", "none"],
+    remat: Remat,
     compute_dtype: Any,
     attention: str = "reference",
 ) -> Float[Array, "B T D"]:
@@ -263,13 +271,14 @@ def hidden(
 
     A token attends to the earlier tokens in its row with the same segment id; segment 0 is padding, whose outputs are
     meaningless. Padding is marked by segments alone: a real token may have the pad id. Each layer's weights are cast
-    and gathered inside the scan, so that only one layer is gathered at a time; remat "full" keeps only the input of
-    each layer for the backward pass (and gathers again there), "none" keeps everything. attention: a backend of
-    `models.attention`. Layers with different windows are scanned according to `layer_stages`.
+    and gathered inside the scan, so that only one layer is gathered at a time. remat: what is kept for the backward
+    pass: "full" the input of each layer, "qkv" also the projections to queries, keys and values, "dots" also the
+    results of its dense products, "none" everything; all but the last gather the weights again. attention: a backend
+    of `models.attention`. Layers with different windows are scanned according to `layer_stages`.
     """
     _check_tensor(cfg, shards.size)
-    if remat not in ("full", "none"):
-        raise ValueError(f"remat is {remat!r}; it must be 'full' or 'none'.")
+    if remat not in get_args(Remat):
+        raise ValueError(f"remat is {remat!r}; it must be one of {', '.join(get_args(Remat))}.")
     specs = partition_specs(declare(cfg), TRAIN)["layers"]
     layer_specs = jax.tree.map(lambda spec: PartitionSpec(*spec[1:]), specs)
     attends = {window: make_attend(attention, segments_BT, window) for window in dict.fromkeys(cfg.layer_windows)}
@@ -281,9 +290,9 @@ def hidden(
     x_BTD = embed(cfg, params, ids_BT, shards, compute_dtype)
     for start, pattern, steps in layer_stages(cfg.layer_windows):
         layers = [partial(layer, window) for window in pattern]
-        if remat == "full":
+        if remat != "none":
             # A scan already keeps forward and recomputation apart, but XLA unrolls a scan of one step.
-            layers = [jax.checkpoint(one, prevent_cse=steps == 1) for one in layers]
+            layers = [jax.checkpoint(one, prevent_cse=steps == 1, policy=POLICIES[remat]) for one in layers]
 
         def period(x_BTD: jax.Array, w_P: Params, layers=layers) -> tuple[jax.Array, None]:
             for place, one in enumerate(layers):

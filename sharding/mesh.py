@@ -72,8 +72,12 @@ def stages(fsdp: int, torus: tuple[int, ...]) -> tuple[int, int]:
     """Sizes (fsdp, fsdp_inner) whose product is `fsdp`, such that fsdp_inner is along one dimension of the torus.
 
     XLA turns a gather or reduce-scatter over all dimensions of a TPU torus into an all-reduce of the whole array; over
-    one dimension, and over the two that remain of three, it is a native one (compiled for v5p, v5e and v6e).
+    one dimension, and over the two that remain of three, it is a native one (compiled for v5p, v5e and v6e). Two
+    dimensions of which one is 2 form a ring and need no stages.
     """
+    wide = sorted(size for size in torus if size > 1)
+    if len(wide) == 2 and wide[0] == 2:
+        return fsdp, 1
     inner = math.gcd(fsdp, max(torus, default=1))
     return fsdp // inner, inner
 

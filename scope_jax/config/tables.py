@@ -312,7 +312,7 @@ class LearnerSection(Section):
     buckets: Lengths = (512, 1024, 2048, 4096, 8192, 12288)  # possible row lengths of a batch
     packing: bool = True  # several episodes per row
     micro_batch_rows: Whole = 8  # rows per forward-backward pass over the whole mesh; 0 = all at once
-    remat: Literal["full", "none"] = "full"
+    remat: Literal["full", "qkv", "dots", "none"] = "full"
     logprob_chunk: Count = 128  # at most as many logits at a time as this number of tokens has over the vocabulary
     attention: Literal["auto", "reference", "dot_product", "splash"] = "auto"  # docs/attention.md
 

@@ -34,7 +34,7 @@ def update_figures(learner: Learner, on: Hardware, one: Compiled) -> Mapping[str
     useful = theory.update_flops(learner.model, 1, length, length - 1) * rows
     kernels = 0.0
     if learner.attention == "splash":
-        recomputed = learner.section.remat == "full"
+        recomputed = learner.section.remat != "none"
         kernels = rows * theory.splash_flops(learner.model, 1, length, backward=True, recomputed=recomputed)
     found: dict[str, Any] = {
         "flops": one.costs.flops + kernels,
@@ -42,7 +42,7 @@ def update_figures(learner: Learner, on: Hardware, one: Compiled) -> Mapping[str
         "theory_flops": useful,
         "executed_of_theory": (one.costs.flops + kernels) / useful,
         "tokens_per_device": rows * length,
-        "closed_form": theory.step_collectives(learner.model, learner.shards.fsdp, learner.section.remat == "full"),
+        "closed_form": theory.step_collectives(learner.model, learner.shards.fsdp, learner.section.remat != "none"),
     }
     if on.chip.clock and on.chip.peak and not one.refused:
         seconds = one.costs.cycles / on.chip.clock + kernels / (SPLASH * on.chip.peak)

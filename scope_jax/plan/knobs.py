@@ -44,7 +44,7 @@ def _learn_knobs(needs: Needs) -> list[Change]:
     found = []
     if rows_per_shard(section, shards) > 1:
         found.append(f"learner.micro_batch_rows={shards}")
-    if section.remat == "none":
+    if section.remat != "full":
         found.append("learner.remat=full")
     return found
 

@@ -177,8 +177,8 @@ def estimated_temporaries(learner: Learner, bucket: int) -> dict[str, float]:
     """Temporaries of an optimiser step without a compiler: a lower bound by arithmetic, bytes per device.
 
     gradients: accumulated in float32, beside those of one micro-batch. activations: the input of every layer and one
-    layer's intermediate values (all layers' without rematerialisation). gathered: weights of one layer and the output
-    table on the device. logits: of one block of the vocabulary with their gradient.
+    layer's intermediate values (all layers' without rematerialisation), and what `learner.remat` keeps. gathered:
+    weights of one layer and the output table on the device. logits: of one block of the vocabulary with their gradient.
     """
     from scope_jax.learner.batching import rows_per_shard
 
@@ -189,13 +189,17 @@ def estimated_temporaries(learner: Learner, bucket: int) -> dict[str, float]:
     heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim // tensor
     ffn = 3 * model.ffn_width * max(model.experts_per_token, 1) // tensor
     inside = tokens * (4 * model.width + heads + ffn) * size  # norms and residuals, heads, gate, up and their product
-    kept = model.num_layers if section.remat == "none" else 1
+    kept = 2.0 * (model.num_layers if section.remat == "none" else 1) * inside
+    if section.remat in ("qkv", "dots"):
+        qkv = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim // tensor
+        more = 2 * model.width + 2 * ffn // 3 if section.remat == "dots" and not model.num_experts else 0
+        kept += model.num_layers * tokens * (qkv + more) * size
     shapes = learner.abstract_state(reference=False).params
     gathered = sum(leaf.size for leaf in jax.tree.leaves(shapes["layers"])) / model.num_layers / tensor
     table = model.table_rows * model.width / tensor
     return {
         "gradients": 2.0 * device_bytes(shapes) * 4 / learner.param_dtype.itemsize,
-        "activations": model.num_layers * tokens * model.width * size + 2.0 * kept * inside,
+        "activations": model.num_layers * tokens * model.width * size + kept,
         "gathered weights": 2 * gathered * size + 2 * table * size,
         "logits": 3.0 * section.logprob_chunk * model.table_rows / tensor * 4,
     }

@@ -2,7 +2,7 @@
 
 import math
 from functools import partial
-from typing import Literal
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,8 @@ import pytest
 from models import transformer
 from models.attention import attention, visible_mask
 from models.rope import Rope, rotate
+from models.transformer import Remat
+from scope_jax.plan.hlo import Program
 from sharding.collectives import LOCAL
 from sharding.spec import abstract_params
 
@@ -19,7 +21,7 @@ PAD_ID = 0
 
 
 @partial(jax.jit, static_argnums=0, static_argnames=("remat", "dtype"))
-def forward(cfg, params, ids_BT, positions_BT, segments_BT, remat: Literal["full", "none"] = "none", dtype=jnp.float32):
+def forward(cfg, params, ids_BT, positions_BT, segments_BT, remat: Remat = "none", dtype=jnp.float32):
     arrays = (ids_BT, positions_BT, segments_BT)
     return transformer.hidden(cfg, params, *arrays, shards=LOCAL, remat=remat, compute_dtype=dtype)
 
@@ -121,9 +123,27 @@ def test_later_tokens_and_packed_neighbours_change_nothing(tiny, params):
 
 def test_remat_changes_no_gradient(tiny, params):
     row = ([[3, 4, 5, 6, 7]], [[0, 1, 2, 3, 0]], [[1, 1, 1, 1, 0]])
-    grads = [grad(tiny, params, *row, [[1, 1, 1, 1, 0]], remat=remat) for remat in ("full", "none")]
-    for full, none in zip(*map(jax.tree.leaves, grads), strict=True):
-        np.testing.assert_allclose(full, none, rtol=1e-5, atol=1e-5 * float(np.abs(none).max()))
+    grads = [grad(tiny, params, *row, [[1, 1, 1, 1, 0]], remat=remat) for remat in get_args(Remat)]
+    for none, *others in zip(*(jax.tree.leaves(grad) for grad in reversed(grads)), strict=True):
+        for other in others:
+            np.testing.assert_allclose(other, none, rtol=1e-5, atol=1e-5 * float(np.abs(none).max()))
+
+
+def test_remat_computes_again_what_it_does_not_keep(tiny, params):
+    """FLOPs of the compiled gradient; down's product is never computed again, as no other needs its result."""
+    rows = [jnp.asarray(rows) for rows in ([[3] * 64], [list(range(64))], [[1] * 64])]
+
+    def loss(params, remat):
+        return transformer.hidden(tiny, params, *rows, shards=LOCAL, remat=remat, compute_dtype=jnp.float32).sum()
+
+    def flops(remat):
+        return Program(jax.jit(jax.grad(partial(loss, remat=remat))).lower(params).compile().as_text()).costs().flops
+
+    tokens, D, heads, kv = 64, tiny.width, tiny.num_heads * tiny.head_dim, tiny.num_kv_heads * tiny.head_dim
+    full, qkv, dots, none = (flops(remat) for remat in get_args(Remat))
+    assert full - qkv == tiny.num_layers * 2 * tokens * D * (heads + 2 * kv)
+    assert qkv - dots == tiny.num_layers * 2 * tokens * D * (heads + 2 * tiny.ffn_width)
+    assert dots - none == tiny.num_layers * 2 * 2 * tokens * tokens * heads  # q k and p v
 
 
 def test_bfloat16_compute_stays_near_float32(tiny, params):
