@@ -137,7 +137,9 @@ def test_remat_computes_again_what_it_does_not_keep(tiny, params):
         return transformer.hidden(tiny, params, *rows, shards=LOCAL, remat=remat, compute_dtype=jnp.float32).sum()
 
     def flops(remat):
-        return Program(jax.jit(jax.grad(partial(loss, remat=remat))).lower(params).compile().as_text()).costs().flops
+        text = jax.jit(jax.grad(partial(loss, remat=remat))).lower(params).compile().as_text()
+        assert text is not None
+        return Program(text).costs().flops
 
     tokens, D, heads, kv = 64, tiny.width, tiny.num_heads * tiny.head_dim, tiny.num_kv_heads * tiny.head_dim
     full, qkv, dots, none = (flops(remat) for remat in get_args(Remat))
