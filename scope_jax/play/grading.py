@@ -1,6 +1,6 @@
 """Grades answers by exact match, by a judge that replies Correct or Wrong, or by both in turn.
 
-A reply without a verdict is requested once more, then counted (`Grades.unparsed`) and gets no reward.
+A reply without a verdict is requested once more, then counted (`Grades.malformed`) and gets no reward.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from scope_jax.config import Grader, one_of
-from scope_jax.learner.types import Judgement, Reply
+from scope_jax.learner.types import Judgement, Metrics, Reply
 from scope_jax.play import asking, rewards
 from scope_jax.text import templates
 from scope_jax.text.parsing import neutralise, without_thinking
@@ -44,13 +44,15 @@ class Case:
 class Grades:
     """`correct` and the judgements for each case in order, and counts of distinct judge requests.
 
-    judged: requests sent; unparsed: requests without a verdict; refused: of these, requests rejected by the endpoint.
+    asked: distinct requests; retried: sent again because the first reply had no verdict; malformed: requests without a
+    verdict in the end; refused: of these, requests rejected by the endpoint.
     """
 
     correct: list[bool]
     judgements: list[tuple[Judgement, ...]]
-    judged: int = 0
-    unparsed: int = 0
+    asked: int = 0
+    retried: int = 0
+    malformed: int = 0
     refused: int = 0
 
 
@@ -86,10 +88,22 @@ def judge(prompts: str, ask: Ask, cases: Sequence[Case], key: str = "judge") -> 
     return Grades(
         correct=[place in by_place and by_place[place].read is True for place in range(len(cases))],
         judgements=[(by_place[place],) if place in by_place else () for place in range(len(cases))],
-        judged=replies.asked,
-        unparsed=replies.malformed,
+        asked=replies.asked,
+        retried=replies.retried,
+        malformed=replies.malformed,
         refused=replies.refused,
     )
+
+
+def counts(calls: Sequence[Grades]) -> Metrics:
+    """The judge's metrics of a step, summed over its calls: `judge/asked`, `retried`, `malformed` and `refused`."""
+    totals = {
+        "asked": sum(call.asked for call in calls),
+        "retried": sum(call.retried for call in calls),
+        "malformed": sum(call.malformed for call in calls),
+        "refused": sum(call.refused for call in calls),
+    }
+    return {f"judge/{name}": float(total) for name, total in totals.items()}
 
 
 def prompt(folder: str) -> str:

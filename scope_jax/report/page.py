@@ -55,7 +55,7 @@ def _with_judgements(chosen: list[dict[str, Any]], path: Path) -> list[dict[str,
     return [{**episode, "judgements": found[episode["step"], episode["place"]]} for episode in chosen]
 
 
-def _facts(cfg: Config) -> dict[str, Any]:
+def facts(cfg: Config) -> dict[str, Any]:
     """Key facts of the run; those without a value in the card are left out."""
     found = {
         "system": cfg.system,
@@ -64,6 +64,9 @@ def _facts(cfg: Config) -> dict[str, Any]:
         "corpus": None if cfg.retrieval is None else cfg.retrieval.corpus or cfg.retrieval.url,
         "answers": cfg.data.answers,
         "documents": cfg.data.documents,
+        "clusters": cfg.data.clusters,
+        "questions": cfg.data.questions,
+        "queries": cfg.data.queries,
         "prompts": cfg.data.prompts,
         "seed": cfg.seed,
         "learning rate": cfg.optimizer.learning_rate,
@@ -116,7 +119,7 @@ def write_report(run: Path) -> Path:
         settings=settings.rows,
         steps=lines[-1]["step"],
         planned=cfg.train.steps,
-        facts=_facts(cfg),
+        facts=facts(cfg),
         panels=[panel.title for panel in panels_of(cfg)],
         scores=_scores(cfg, lines),
         last=lines[-1],

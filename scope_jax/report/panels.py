@@ -32,7 +32,7 @@ PANELS: dict[str, tuple[Panel, ...]] = {  # by game; the first panel shows the m
         Panel("Gradient norm before the clip", ("/grad_norm",), False, log=True),
     ),
     "scope": (
-        Panel("Held-out rubric score", ("/score",), True, of_exams=True),
+        Panel("Held-out rubric score", ("/score", "/exact"), True, of_exams=True),
         Panel(
             "Mean rubric score of tasks",
             ("estimate/task_score", "creation/solver/task_score", "solver/task_score"),
@@ -50,6 +50,16 @@ PANELS: dict[str, tuple[Panel, ...]] = {  # by game; the first panel shows the m
         Panel("Challenger's reward", ("challenger/reward",), False),
         Panel("Valid attempts, documents with a task", ("challenger/valid", "challenger/documents"), True),
         Panel("Attempts at a document", ("challenger/attempts",), False),
+        Panel("Gradient norm before the clip", ("/grad_norm",), False, log=True),
+    ),
+    "spell": (
+        Panel("Held-out accuracy", ("/accuracy", "/numeric"), True, of_exams=True),
+        Panel("Mean reward", ("questioner/reward", "responder/reward"), False),
+        Panel("Valid questions, answers with a conclusion", ("questioner/valid", "responder/concluded"), True),
+        Panel(
+            "Difficulty (1 - share of right answers)", ("difficulty/qa", "difficulty/math", "difficulty/choice"), True
+        ),
+        Panel("Verifier: yes, disagreement with the rule", ("verifier/yes", "verifier/disagreement"), True),
         Panel("Gradient norm before the clip", ("/grad_norm",), False, log=True),
     ),
     "score": (

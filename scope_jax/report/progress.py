@@ -14,7 +14,9 @@ HEADLINES = (
     "/reward",
     "/valid",
     "/accuracy",
+    "/numeric",
     "/score",
+    "/exact",
     "/task_score",
     "/searches",
 )  # suffixes of the metrics shown on a step's line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,11 @@ from typing import Any
 import jax
 import pytest
 
-from scope_jax.config import LearnerSection, LossCard, OptimizerSection
+from scope_jax.config import LearnerSection, LossCard, OptimizerSection, load_card
 from scope_jax.evaluate import scores
 from scope_jax.learner.learner import Learner
-from scope_jax.report.panels import COLLAPSE, PANELS
+from scope_jax.report.panels import COLLAPSE, PANELS, Panel, series
+from scope_jax.report.progress import headline
 from scope_jax.systems import SYSTEMS, scope, score, spell, spice, ssp
 from sharding.mesh import MeshConfig, make_mesh
 from tests.learner.conftest import TINY, random_episodes
@@ -83,7 +85,8 @@ def exam(name: str, records: list[dict[str, Any]]) -> set[str]:
 
 
 @cache
-def known() -> frozenset[str]:
+def produced() -> dict[str, frozenset[str]]:
+    """The metrics of each game."""
     games: dict[str, tuple[set[str], tuple[str, ...]]] = {
         "ssp": (played_ssp(), ("solver", "proposer")),
         "scope": (played_scope(), ("solver", "challenger")),
@@ -92,10 +95,15 @@ def known() -> frozenset[str]:
         "score": (played_score(), ("solver", "evaluator")),
     }
     assert set(games) == set(SYSTEMS)
-    own = set().union(*(names for names, _ in games.values()))
-    return frozenset(
-        own | {f"{role}/{name}" for _, roles in games.values() for role in roles for name in learner_metrics()}
-    )
+    return {
+        game: frozenset(own | {f"{role}/{name}" for role in roles for name in learner_metrics()})
+        for game, (own, roles) in games.items()
+    }
+
+
+@cache
+def known() -> frozenset[str]:
+    return frozenset().union(*produced().values())
 
 
 def matches(mention: str) -> bool:
@@ -125,10 +133,34 @@ def test_no_metric_is_named_that_does_not_exist(path: Path) -> None:
     assert sorted(name for name in named if not matches(name)) == []
 
 
+def shows(panel: Panel, name: str) -> bool:
+    return bool(series([{"step": 1, name: 0.5}], panel))
+
+
+def test_every_game_has_panels() -> None:
+    assert set(PANELS) == set(SYSTEMS)
+
+
 @pytest.mark.parametrize("game", PANELS)
-def test_every_panel_of_the_report_shows_a_metric_that_exists(game: str) -> None:
-    wanted = {name for panel in (*PANELS[game], *COLLAPSE) if not panel.of_exams for name in panel.names}
-    assert [name for name in sorted(wanted) if not any(known_name.endswith(name) for known_name in known())] == []
+def test_every_panel_of_the_report_shows_metrics_of_its_game(game: str) -> None:
+    for panel in PANELS[game]:
+        for wanted in () if panel.of_exams else panel.names:
+            assert any(shows(replace(panel, names=(wanted,)), name) for name in produced()[game]), wanted
+
+
+@pytest.mark.parametrize("wanted", [name for panel in COLLAPSE for name in panel.names])
+def test_every_sign_of_collapse_exists(wanted: str) -> None:
+    assert any(name.endswith(wanted) for name in known())
+
+
+@pytest.mark.parametrize("game", PANELS)
+def test_the_report_and_the_line_of_a_step_show_every_measure_of_the_atlas_exams(game: str) -> None:
+    cfg = load_card(ROOT / "configs" / game / "atlas.toml")
+    default = SYSTEMS[game].exam(cfg).measures
+    for card in cfg.evaluate.sets:
+        for measure in card.measures or default:
+            name = f"eval/{card.name}/{'score' if measure == 'rubric' else measure}"
+            assert shows(PANELS[game][0], name) and headline({name: 0.5}) == f"{name} 0.500"
 
 
 def test_names_are_found_in_documents_and_cards() -> None:

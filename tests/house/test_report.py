@@ -10,17 +10,18 @@ import pytest
 from matplotlib.image import imread
 from rich.console import Console
 
-from scope_jax.config import parse_config
+from scope_jax.config import load_card, parse_config
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.play import settings
 from scope_jax.report.collapse import signs
 from scope_jax.report.curves import draw, smooth
-from scope_jax.report.page import examples, write_report
+from scope_jax.report.page import examples, facts, write_report
 from scope_jax.report.panels import PANELS, collapse_panels, series
 from scope_jax.report.progress import Progress
 from scope_jax.report.settings import Settings, differences
 from scope_jax.run.metrics import RunLog, read_lines, records
 
+ROOT = Path(__file__).parents[2]
 TABLE = {
     "system": "ssp",
     "model": {"checkpoint": "assets/base"},
@@ -88,6 +89,7 @@ def test_scopes_panels_separate_the_stages() -> None:
     line = {
         "step": 3,
         "eval/held_out/score": 0.5,
+        "eval/held_out/exact": 0.25,
         "solver/task_score": 0.4,
         "creation/solver/task_score": 0.3,
         "creation/challenger/reward": 9.0,
@@ -101,7 +103,7 @@ def test_scopes_panels_separate_the_stages() -> None:
     }
     found = [{name: values for name, (_, values) in series([line], panel).items()} for panel in PANELS["scope"]]
     assert found == [
-        {"held_out": [0.5]},
+        {"held_out/score": [0.5], "held_out/exact": [0.25]},
         {"solver": [0.4], "creation/solver": [0.3]},
         {"challenger": [0.7]},
         {"solver": [2.0]},
@@ -109,6 +111,14 @@ def test_scopes_panels_separate_the_stages() -> None:
         {"solver": [33.0]},
         {"solver": [0.2]},
     ]
+
+
+def test_the_page_names_the_data_of_every_game() -> None:
+    for game, key in (("spell", "clusters"), ("score", "queries"), ("spice", "documents"), ("ssp", "answers")):
+        cfg = load_card(ROOT / "configs" / game / "atlas.toml")
+        assert isinstance(path := getattr(cfg.data, key), str) and facts(cfg)[key] == path
+    cfg = load_card(ROOT / "configs" / "spell" / "atlas.toml", ["data.questions=assets/atlas/a.jsonl"])
+    assert facts(cfg)["questions"] == cfg.data.questions
 
 
 def test_smoothing_is_a_moving_average() -> None:

@@ -42,7 +42,7 @@ def noted(waits: list[float]) -> Callable[[float], Coroutine[Any, Any, None]]:
 
 
 def counts(grades: grading.Grades) -> tuple[list[bool], int, int]:
-    return grades.correct, grades.judged, grades.unparsed
+    return grades.correct, grades.asked, grades.malformed
 
 
 def test_replies_come_in_the_order_of_the_messages():

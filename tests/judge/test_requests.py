@@ -85,7 +85,7 @@ def test_a_rejected_request_is_a_reply_without_a_verdict(status: int):
     cases = [grading.Case("q", prediction, ("gold",)) for prediction in ("a", "LONG", "LONG")]
     with endpoint(answers) as (url, seen):
         grades = grading.grade("judge", ssp_card().ssp.prompts, client(url), cases)
-        assert (grades.correct, grades.judged, grades.unparsed, grades.refused) == ([True, False, False], 2, 1, 1)
+        assert (grades.correct, grades.asked, grades.malformed, grades.refused) == ([True, False, False], 2, 1, 1)
         assert len(seen) == 2
 
 

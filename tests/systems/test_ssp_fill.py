@@ -123,7 +123,7 @@ def test_a_dummy_is_never_right_and_never_judged():
     table = {"url": "http://127.0.0.1:9", "model": "m"}
     episodes, _, metrics = play_step(ssp, card(grader="judge", judge_table=table), tools, {"pool": []}, ITEMS[:1], 0)
     assert [e.reward for e in episodes_of(episodes, "solver")] == [0.0, 0.0]
-    assert tools.judged == [] and metrics["judge/requests"] == 0.0
+    assert tools.judged == [] and metrics["judge/asked"] == 0.0
 
 
 def test_replay_fills_from_earlier_steps_without_replacement():

@@ -216,20 +216,21 @@ def test_the_external_judge_answers_and_then_grades():
     episodes, _, metrics = play_step(ssp, card(**options), tools, {"pool": []}, ITEMS[:3], 0)
     assert [e.text["rejected"] for e in episodes_of(episodes, "proposer")] == ["", "", "verify_wrong"]
     assert not [name for role, name, _ in tools.asked if role == "verify"]
-    assert metrics["judge/requests"] == 4.0  # verification: Paris (Lutetia), Rome for Cairo; solver: London twice
-    assert metrics["judge/unparsed"] == 0.0
+    assert metrics["judge/asked"] == 4.0  # verification: Paris (Lutetia), Rome for Cairo; solver: London twice
+    assert metrics["judge/malformed"] == 0.0
 
 
-def test_solver_answers_go_to_the_judge_and_unparsed_verdicts_are_counted():
+def test_solver_answers_go_to_the_judge_and_malformed_verdicts_are_counted():
     options = {"grader": "exact-match-then-judge", "judge_table": JUDGE}
     tools = world(judge_reply=lambda message: "Correct")
     episodes, _, metrics = play_step(ssp, card(**options), tools, {"pool": []}, ITEMS[:1], 0)
-    assert [e.reward for e in episodes_of(episodes, "solver")] == [1.0, 1.0] and metrics["judge/requests"] == 1.0
+    assert [e.reward for e in episodes_of(episodes, "solver")] == [1.0, 1.0] and metrics["judge/asked"] == 1.0
     assert [e.reward for e in episodes_of(episodes, "proposer")] == [0.0]
     tools = world(judge_reply=lambda message: "Who knows")
     episodes, _, metrics = play_step(ssp, card(**options), tools, {"pool": []}, ITEMS[:1], 0)
     assert [e.reward for e in episodes_of(episodes, "solver")] == [1.0, 0.0]
-    assert (metrics["judge/requests"], metrics["judge/unparsed"]) == (1.0, 1.0) and len(tools.judged) == 2
+    counts = [metrics[f"judge/{name}"] for name in ("asked", "retried", "malformed", "refused")]
+    assert counts == [1.0, 1.0, 1.0, 0.0] and len(tools.judged) == 2
 
 
 def test_every_search_of_a_turn_is_run():

@@ -44,6 +44,7 @@ from pathlib import Path
 from scope_jax.config import Config, JudgeSection
 from scope_jax.data.sources import Source
 from scope_jax.learner.types import Episode, Metrics, RoleShare, Update
+from scope_jax.play import grading
 from scope_jax.play.defaults import ACTOR, adopt, finished, iterations, policies, searches, total_steps, uses_base
 from scope_jax.play.system import Memory
 from scope_jax.play.tools import Tools
@@ -116,28 +117,34 @@ def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Epi
     position, history = memory["position"], memory["history"]
     asked: list[Asked] = []
     groups: list[Group] = []
+    grades: list[grading.Grades] = []
     rounds = 0
     # l.6: in rounds, until the step is full or the card's maximum is reached
     while rounds < cfg.spell.max_rounds and sum(group.mixed for group in groups) < cfg.spell.groups:
-        new_questions, new_groups, history = draw_round(cfg, tools, position, history)
-        asked, groups = asked + new_questions, groups + new_groups
+        new_questions, new_groups, history, new_grades = draw_round(cfg, tools, position, history)
+        asked, groups, grades = asked + new_questions, groups + new_groups, grades + new_grades
         position, rounds = position + cfg.spell.clusters_per_round, rounds + 1
-    rows, metrics = settle(cfg, asked, groups, step)
+    rows, metrics = settle(cfg, asked, groups, grades, step)
     return rows, {"position": position, "history": history}, metrics | {"groups/rounds": float(rounds)}
 
 
-def draw_round(cfg: Config, tools: Tools, position: int, history: History) -> tuple[list[Asked], list[Group], History]:
+def draw_round(
+    cfg: Config, tools: Tools, position: int, history: History
+) -> tuple[list[Asked], list[Group], History, list[grading.Grades]]:
     """Plays one round, each cluster from `position` onwards once: returns the questions, the groups of answers to those
-    that reached the responder, and the updated history. All clusters of a round see the history before it."""
+    that reached the responder, the updated history, and the grades by the rule.
+
+    All clusters of a round see the history before it.
+    """
     clusters = tools.rows(position, cfg.spell.clusters_per_round)
     # l.7, l.8: a cluster, its task and some of its documents
     drawn = orders(cfg, history, clusters, position)
     # l.9, l.10: questions written from these documents and the history
     asked = ask(cfg, tools, drawn)
     # l.11, l.12, l.13: mark those that can be answered without documents
-    asked = filter_grounded(cfg, tools, asked)
+    asked, blind = filter_grounded(cfg, tools, asked)
     # l.14, l.15: G answers to each of the others, from all documents of the cluster
-    groups, asked = respond(cfg, tools, asked)
+    groups, asked, informed = respond(cfg, tools, asked)
     # l.16, l.17: G judgments of each answer
     groups = verify(cfg, tools, groups)
     # l.18, l.19: the questioner's rewards; those of answers and judgments are already known
@@ -148,14 +155,16 @@ def draw_round(cfg: Config, tools: Tools, position: int, history: History) -> tu
         if accepts(cfg, group.mean):
             push(cfg, after, by_place[group.place], group.question)
     # l.22, l.23, l.24: keep everything for the role-specific sampling
-    return asked, groups, after
+    return asked, groups, after, [blind, informed]
 
 
-def settle(cfg: Config, asked: list[Asked], groups: list[Group], step: int) -> tuple[list[Episode], Metrics]:
+def settle(
+    cfg: Config, asked: list[Asked], groups: list[Group], grades: list[grading.Grades], step: int
+) -> tuple[list[Episode], Metrics]:
     """The step's episodes, with those used by the update marked as trained, and its metrics."""
     # l.25: role-specific dynamic sampling
     chosen = choose(cfg, asked, groups, step)
     rows = episodes(cfg, asked, groups, chosen)
     # l.26: the training loop calls `updates` and trains on these episodes
     # l.27: the training loop calls `finished`
-    return rows, measure(cfg, asked, groups, chosen)
+    return rows, measure(cfg, asked, groups, chosen, grades)

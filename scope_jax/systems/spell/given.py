@@ -7,6 +7,7 @@ from typing import Any
 
 from scope_jax.config import Config
 from scope_jax.learner.types import Episode, Metrics
+from scope_jax.play import grading
 from scope_jax.play.system import Memory
 from scope_jax.play.tools import Tools
 from scope_jax.systems.spell import instructions, responder, rows
@@ -23,15 +24,17 @@ def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Epi
     position, count = memory["position"], cfg.spell.clusters_per_round
     answered: list[Group | None] = []
     groups: list[Group] = []
+    grades: list[grading.Grades] = []
     rounds = 0
     while rounds < cfg.spell.max_rounds and sum(group.mixed for group in groups) < cfg.spell.groups:
         drawn = tools.rows(position, count)
         readings = [reading(cfg, row, position + place) for place, row in enumerate(drawn)]
-        answered += responder.answer(cfg, tools, readings)
+        fresh, checked = responder.answer(cfg, tools, readings)
+        answered, grades = answered + fresh, [*grades, checked]
         groups = [group for group in answered if group is not None]
         position, rounds = position + count, rounds + 1
     chosen = choose(cfg, [], groups, step)
-    metrics = rows.measure(cfg, [], groups, chosen) | {
+    metrics = rows.measure(cfg, [], groups, chosen, grades) | {
         "groups/rounds": float(rounds),
         "questions/asked": float(len(answered)),
         "rejected/documents_too_long": 1.0 - len(groups) / len(answered),

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from scope_jax.config import Config
-from scope_jax.learner.types import Judgement
 from scope_jax.play import grading
 from scope_jax.play.tools import Prompt, Tools
 from scope_jax.systems.spell import instructions, rules
@@ -35,47 +34,43 @@ class Reading:
     documents: str
 
 
-def check(cfg: Config, tools: Tools, cases: Sequence[Case]) -> list[tuple[bool, tuple[Judgement, ...]]]:
-    """(R_rule(y, a), judgements of an external judge) of each case: by the rule, or by [judge] in its place
-    (section 5.6).
+def check(cfg: Config, tools: Tools, cases: Sequence[Case]) -> grading.Grades:
+    """R_rule(y, a) of each case: by the rule, or by [judge] in its place, with its judgements (section 5.6).
 
     The judge sees the conclusion, or the whole reply if there is none; it gets no request for an empty reply.
     """
     if cfg.spell.rule == "match":
-        return [
-            (
-                rules.matches(c.task, c.reply, rules.conclusion_of(c.reply), c.question.answers, cfg.spell.rule_reads),
-                (),
-            )
-            for c in cases
-        ]
+        reads = cfg.spell.rule_reads
+        right = [rules.matches(c.task, c.reply, rules.conclusion_of(c.reply), c.question.answers, reads) for c in cases]
+        return grading.Grades(right, [()] * len(cases))
     to_grade = [
         grading.Case(c.question.whole, rules.conclusion_of(c.reply) or c.reply.strip() or None, c.question.answers)
         for c in cases
     ]
-    grades = grading.grade("judge", cfg.spell.prompts, tools.judge, to_grade)
-    return list(zip(grades.correct, grades.judgements, strict=True))
+    return grading.grade("judge", cfg.spell.prompts, tools.judge, to_grade)
 
 
-def filter_grounded(cfg: Config, tools: Tools, asked: Sequence[Asked]) -> list[Asked]:
-    """`asked`, with a reason on each question that is answered correctly without documents (Alg. 1 l.11, l.12)."""
+def filter_grounded(cfg: Config, tools: Tools, asked: Sequence[Asked]) -> tuple[list[Asked], grading.Grades]:
+    """(`asked`, with a reason on each question that is answered correctly without documents, Alg. 1 l.11, l.12; the
+    grades of these answers)."""
     places = [place for place, one in enumerate(asked) if not one.reason]
     if not cfg.spell.grounding_filter or not places:
-        return list(asked)
+        return list(asked), grading.Grades([], [])
     nothing = instructions.nothing(cfg)
     readings = [_reading(asked[place], nothing) for place in places]
     prompts = [_prompt(cfg, tools, reading) for reading in readings]
     groups = generate(cfg, tools, "grounding", cfg.spell.responder, prompts, 1)
     replies = [reply_text(completion) for (completion,) in groups]
-    checked = check(cfg, tools, [Case(r.task, r.question, y) for r, y in zip(readings, replies, strict=True)])
+    grades = check(cfg, tools, [Case(r.task, r.question, y) for r, y in zip(readings, replies, strict=True)])
     filtered = list(asked)
-    for place, reply, (right, judged) in zip(places, replies, checked, strict=True):
+    for place, reply, right, judged in zip(places, replies, grades.correct, grades.judgements, strict=True):
         filtered[place] = replace(asked[place], reason=UNGROUNDED if right else "", blind=reply, judged=judged)
-    return filtered
+    return filtered, grades
 
 
-def respond(cfg: Config, tools: Tools, asked: Sequence[Asked]) -> tuple[list[Group], list[Asked]]:
-    """({y_i} ~ π^res(· | C, q), i = 1…G, for each question without a reason, checked by the rule; the updated `asked`).
+def respond(cfg: Config, tools: Tools, asked: Sequence[Asked]) -> tuple[list[Group], list[Asked], grading.Grades]:
+    """({y_i} ~ π^res(· | C, q), i = 1…G, for each question without a reason, checked by the rule; the updated `asked`;
+    the grades of the answers).
 
     A question whose documents do not fit into the responder's prompt gets no answers, and a reason that says so.
     """
@@ -84,24 +79,27 @@ def respond(cfg: Config, tools: Tools, asked: Sequence[Asked]) -> tuple[list[Gro
         _reading(asked[place], instructions.documents_of(cfg, asked[place].order.cluster["documents"]))
         for place in places
     ]
+    answered, grades = answer(cfg, tools, readings)
     groups, after = [], list(asked)
-    for place, group in zip(places, answer(cfg, tools, readings), strict=True):
+    for place, group in zip(places, answered, strict=True):
         if group is None:
             after[place] = replace(asked[place], reason="documents_too_long")
         else:
             groups.append(group)
-    return groups, after
+    return groups, after, grades
 
 
-def answer(cfg: Config, tools: Tools, readings: Sequence[Reading]) -> list[Group | None]:
-    """G answers to each question, checked by the rule; None if its documents do not fit into the prompt."""
+def answer(cfg: Config, tools: Tools, readings: Sequence[Reading]) -> tuple[list[Group | None], grading.Grades]:
+    """(G answers to each question, checked by the rule, None if its documents do not fit into the prompt; the grades
+    of all answers)."""
     card = cfg.spell.responder
     prompts = [_prompt(cfg, tools, reading) for reading in readings]
     answered = generate(cfg, tools, "responder", card, prompts, card.samples)
     cases = [
         Case(r.task, r.question, reply_text(c)) for r, group in zip(readings, answered, strict=True) for c in group
     ]
-    checked = iter(check(cfg, tools, cases))
+    grades = check(cfg, tools, cases)
+    checked = iter(zip(grades.correct, grades.judgements, strict=True))
     groups: list[Group | None] = []
     for reading, prompt, completions in zip(readings, prompts, answered, strict=True):
         responses = tuple(
@@ -114,7 +112,7 @@ def answer(cfg: Config, tools: Tools, readings: Sequence[Reading]) -> list[Group
         groups.append(
             Group(reading.place, reading.task, reading.question, prompt.messages, responses) if fits else None
         )
-    return groups
+    return groups, grades
 
 
 def _reading(asked: Asked, documents: str) -> Reading:

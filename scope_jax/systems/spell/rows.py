@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scope_jax.config import Config
-from scope_jax.learner.types import Datum, Episode, Judgement, Metrics
-from scope_jax.play import searching
+from scope_jax.learner.types import Datum, Episode, Metrics
+from scope_jax.play import grading, searching
 from scope_jax.play.defaults import ACTOR
 from scope_jax.play.rewards import mean
 from scope_jax.systems.spell import rules
@@ -117,8 +117,17 @@ def _judgments(cfg: Config, group: Group, number: int, trained: bool) -> list[Ep
 
 
 # -------------------------------------------------------------------------------------------------------------- metrics
-def measure(cfg: Config, asked: Sequence[Asked], groups: Sequence[Group], chosen: Chosen) -> Metrics:
-    """The step's metrics; a mean over no values is left out. `difficulty/<task>` is 1 − pass@1 of its questions."""
+def measure(
+    cfg: Config,
+    asked: Sequence[Asked],
+    groups: Sequence[Group],
+    chosen: Chosen,
+    grades: Sequence[grading.Grades],
+) -> Metrics:
+    """The step's metrics; a mean over no values is left out. `difficulty/<task>` is 1 − pass@1 of its questions.
+
+    grades: those of every call of the rule, whose requests are counted if an external judge takes its place.
+    """
     responses = [response for group in groups for response in group.responses]
     judged = [response for response in responses if response.judgments]
     judgments = [j for response in judged for j in response.judgments]
@@ -153,15 +162,5 @@ def measure(cfg: Config, asked: Sequence[Asked], groups: Sequence[Group], chosen
         "verifier/groups": float(len(chosen.verifier)),
         **({f"solvable/{task}": solvable.count(task) / len(solvable) for task in TASKS} if solvable else {}),
     }
-    return (
-        {name: mean(numbers) for name, numbers in values.items() if numbers} | shares | counts | _asked(asked, groups)
-    )
-
-
-def _asked(asked: Sequence[Asked], groups: Sequence[Group]) -> Metrics:
-    """Number of requests to an external judge, and of those without a verdict; {} without any request."""
-    judged: list[Judgement] = [j for one in asked for j in one.judged]
-    judged += [j for group in groups for response in group.responses for j in response.judged]
-    if not judged:
-        return {}
-    return {"judge/requests": float(len(judged)), "judge/unparsed": float(sum(j.read is None for j in judged))}
+    requests = grading.counts(grades) if cfg.spell.rule == "judge" else {}
+    return {name: mean(numbers) for name, numbers in values.items() if numbers} | shares | counts | requests

@@ -126,9 +126,4 @@ def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Epi
     # l.12: the memory for the next step
     after = next_memory(cfg, memory, solved, step)
     metrics = measure(cfg, len(slots), solved, proposals, rewards, len(after["pool"]))
-    counts = {
-        "judge/requests": sum(g.judged for g in tallies),
-        "judge/unparsed": sum(g.unparsed for g in tallies),
-        "judge/refused": sum(g.refused for g in tallies),
-    }
-    return played, after, metrics | {name: float(count) for name, count in counts.items()}
+    return played, after, metrics | grading.counts(tallies)
