@@ -40,13 +40,20 @@ class Commands(TyperGroup):
 
             abandon()  # threads waiting for a server would keep the process alive
             stopped = error if isinstance(error, Stopped) else Stopped(signal.SIGINT)
-            typer.echo(f"scope-jax: stopped by {stopped}; the same command resumes from the last checkpoint.", err=True)
+            typer.echo(f"{_who()}stopped by {stopped}; the same command resumes from the last checkpoint.", err=True)
             raise typer.Exit(stopped.exit_code) from None
         except (UserError, OSError, ValueError) as error:
             if ctx.params["debug"] or not is_users(error):
                 raise
-            typer.echo(f"scope-jax: {sentence(error)}", err=True)
+            typer.echo(f"{_who()}{sentence(error)}", err=True)
             raise typer.Exit(2) from None
+
+
+def _who() -> str:
+    """What a message about the end of this process begins with."""
+    from scope_jax.run.processes import prefix
+
+    return prefix()
 
 
 app = typer.Typer(
@@ -81,7 +88,13 @@ Json = Annotated[bool, typer.Option("--json", help="Print the results as one JSO
 def run() -> None:
     """The `scope-jax` program."""
     listen()
-    app()
+    try:
+        app()
+    except BaseException as error:
+        from scope_jax.run.processes import leave
+
+        leave(error)
+        raise
 
 
 @app.callback()
@@ -109,8 +122,10 @@ def _card(path: Path, overrides: list[str] | None) -> Config:
 
 
 def _console() -> Console:
-    # Results go to standard output, progress and messages to standard error.
-    return Console(stderr=True, highlight=False)
+    # Results go to standard output, progress and messages to standard error; of several processes, one shows them.
+    from scope_jax.run.processes import writes
+
+    return Console(stderr=True, highlight=False, quiet=not writes())
 
 
 def _tell(sentence: str) -> None:
@@ -150,21 +165,29 @@ def train(
     set_: Sets = None,
     as_json: Json = False,
 ) -> None:
-    """Train the policies of CARD. Run the same command again to resume from the last checkpoint."""
+    """Train the policies of CARD. Run the same command again to resume from the last checkpoint.
+
+    In a TPU pod, a SLURM step or with JAX_COORDINATOR_ADDRESS, all processes train together (docs/multi_process.md).
+    """
     cfg = _card(card, [*(set_ or []), *([] if origin is None else [f"train.origin={json.dumps(origin)}"])])
-    if plan_first:
-        from scope_jax.plan.command import refuse_early
-        from scope_jax.plan.hardware import hardware
+    from scope_jax.run.processes import joined, writes
 
-        refuse_early(card, set_ or [], hardware(None), _tell)
-    from scope_jax.report.page import write_report
-    from scope_jax.report.progress import Progress
-    from scope_jax.train import train as loop
+    with joined():
+        if plan_first:
+            from scope_jax.plan.command import refuse_early
+            from scope_jax.plan.hardware import hardware
 
-    with Progress(_console()) as progress:
-        results = loop(cfg, run, progress)
-        progress.say(f"curves and episodes: {write_report(run)}")
-    _print(results, as_json)
+            refuse_early(card, set_ or [], hardware(None), _tell)
+        from scope_jax.report.page import write_report
+        from scope_jax.report.progress import Progress
+        from scope_jax.train import train as loop
+
+        with Progress(_console()) as progress:
+            results = loop(cfg, run, progress)
+            if writes():
+                progress.say(f"curves and episodes: {write_report(run)}")
+        if writes():
+            _print(results, as_json)
 
 
 @app.command()
@@ -256,10 +279,13 @@ def evaluate(
     if records is not None:
         _check_place(records)
     from scope_jax.evaluate import evaluate_target
+    from scope_jax.run.processes import joined, writes
 
     partial = None if records is None else records.with_name(records.name + ".partial")
 
     def keep(name: str, rows: list[dict[str, Any]], metrics: dict[str, float]) -> None:
+        if not writes():
+            return
         found = ", ".join(f"{key.rpartition('/')[2]} {value:.4g}" for key, value in metrics.items())
         _tell(f"{name}: {found}")
         if partial is not None:
@@ -268,9 +294,12 @@ def evaluate(
         kept.append(name)
 
     kept: list[str] = []
-    _print(evaluate_target(target, card, base, set_ or [], keep, _tell), as_json)
-    if records is not None and partial is not None:
-        os.replace(partial, records)
+    with joined():
+        results = evaluate_target(target, card, base, set_ or [], keep, _tell)
+        if writes():
+            _print(results, as_json)
+        if records is not None and partial is not None and writes():
+            os.replace(partial, records)
 
 
 @app.command()

@@ -26,6 +26,7 @@ from scope_jax.run import branching
 from scope_jax.run.assemble import Trainer, World, assemble
 from scope_jax.run.checkpoint import Checkpoints
 from scope_jax.run.metrics import RunLog, records
+from scope_jax.run.processes import agreed, by_one
 from scope_jax.run.residence import ACCELERATOR, States, moved, with_one_reference
 from scope_jax.run.stopping import unbroken
 from scope_jax.run.watching import watched
@@ -40,7 +41,7 @@ def train(cfg: Config, run: Path, progress: Progress) -> dict[str, Any]:
     UserError if a rule names a metric that no step has.
     """
     began = time.monotonic()
-    cfg = branching.settled(cfg, run)
+    cfg = by_one(lambda: branching.settled(cfg, run))
     log = RunLog(run, cfg)
     progress.say(f"loading {cfg.model.checkpoint} and the search index")
     trainer = assemble(cfg, run, progress.part, progress.say)
@@ -57,7 +58,7 @@ def train(cfg: Config, run: Path, progress: Progress) -> dict[str, Any]:
             f"the run of this card is already complete at {cfg.train.origin}; raise train.steps or the iterations."
         )
     log.rewind(None if saved is None else done)
-    watch = watched(cfg, records(run / "metrics.jsonl"))
+    watch = by_one(lambda: watched(cfg, records(run / "metrics.jsonl")))
     watch.check_names(world.system.updates(cfg))
     over = over or watch.reason is not None
     world.sampler.publish(states)
@@ -76,6 +77,7 @@ def train(cfg: Config, run: Path, progress: Progress) -> dict[str, Any]:
             states, episodes, baselines, learned = learn(trainer, states, episodes, baselines)
             world.sampler.publish(states)
             metrics |= learned | {"time/play": played - clock, "time/learn": time.monotonic() - played}
+            metrics = agreed(metrics)
 
             done = step + 1
             over = finished(world, memory, done) or watch.after(metrics).reason is not None

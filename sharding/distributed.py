@@ -1,21 +1,260 @@
-"""Joins this process to a multi-host run."""
+"""Joins this process to the others of a run on several hosts, and exchanges bytes with them.
+
+    place = detect()                # from the environment; None for a run of one process
+    start(place.coordinator, place.index, place.count, place.devices)
+    parts = gather(payload)         # the payloads of all processes
+
+Everything here also works in a run of one process, where nothing is sent and no device is used.
+"""
 
 from __future__ import annotations
 
-import jax
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PLAIN = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+DEVICES = "JAX_LOCAL_DEVICE_IDS"
+CLUSTERS = ("gketpu", "gcetpu", "slurm")  # of those that JAX detects
+JOIN = 300  # seconds until all processes have to be there
+HEARTBEAT = 50  # seconds without a sign of life after which JAX itself ends a process; `sharding.watch` is quicker
+POLL = 500  # milliseconds after which a wait for another process lets Python handle signals
+SMALL = 64 * 2**10  # bytes; larger payloads are gathered by the devices, through their network
+PIECE = 32 * 2**20  # bytes gathered at a time, the most that is needed on every device for each process
 
 
-def start(coordinator: str | None, process_id: int | None, num_processes: int | None) -> None:
-    """Starts jax.distributed; a second call does nothing.
+@dataclass(frozen=True)
+class Place:
+    """The place of this process among those of its run.
 
-    coordinator: "host:port" of process 0. If all three are None, JAX detects them from the cluster environment (TPU
-    pod, SLURM, ...). Must run before any device is used. Raises ValueError if only some of the three are given.
+    coordinator: "host:port" of process 0. devices: the ids of this host's devices that the process uses, None for all.
     """
-    given = [value is not None for value in (coordinator, process_id, num_processes)]
-    if any(given) and not all(given):
+
+    coordinator: str
+    index: int
+    count: int
+    devices: tuple[int, ...] | None = None
+
+
+_place = Place("", 0, 1)
+_service: subprocess.Popen[str] | None = None
+_round = 0  # of `gather`
+
+
+def index() -> int:
+    """The number of this process, from 0."""
+    return _place.index
+
+
+def count() -> int:
+    """The number of processes of the run."""
+    return _place.count
+
+
+# ------------------------------------------------------------------------------------------------------------ joining
+def detect() -> Place | None:
+    """The place that the environment gives this process; None if it is the only one.
+
+    From plain addresses (the variables PLAIN, which go before everything else), a SLURM step with several tasks, or a
+    TPU pod. Raises ValueError if only some of the variables are given, or if one is not a number.
+    """
+    given = {name: os.environ.get(name, "") for name in PLAIN}
+    if any(given.values()):
+        if missing := [name for name, value in given.items() if not value]:
+            raise ValueError(
+                f"{', '.join(PLAIN)} describe a run of several processes together, but {', '.join(missing)} is not "
+                "set; set all of them, or none for a run of one process."
+            )
+        place = Place(given[PLAIN[0]], _number(PLAIN[2]), _number(PLAIN[1]), _device_ids())
+    else:
+        found = _detected()
+        if found is None:
+            return None
+        place = found
+    check(place)
+    return place if place.count > 1 else None
+
+
+def check(place: Place) -> None:
+    """Raises ValueError for an address without a port, or an index that is not below the number of processes."""
+    if not re.fullmatch(r".+:\d+", place.coordinator):
         raise ValueError(
-            "Give coordinator, process_id and num_processes together, or none of them to detect the cluster."
+            f"The coordinator's address is {place.coordinator!r}; give host:port, the host of process 0 and a port "
+            "that is free there."
         )
-    if jax.distributed.is_initialized():
+    if not 0 <= place.index < place.count:
+        raise ValueError(
+            f"This is process {place.index} of {place.count}; processes are numbered from 0 to {place.count - 1}."
+        )
+
+
+def _number(name: str) -> int:
+    value = os.environ[name]
+    if not value.isdecimal():
+        raise ValueError(f"{name} is {value!r}; set it to a whole number.")
+    return int(value)
+
+
+def _device_ids() -> tuple[int, ...] | None:
+    listed = os.environ.get(DEVICES, "")
+    if not listed:
+        return None
+    if not re.fullmatch(r"\d+(,\d+)*", listed):
+        raise ValueError(f"{DEVICES} is {listed!r}; list the numbers of this process's devices, as in 0,1,2,3.")
+    return tuple(map(int, listed.split(",")))
+
+
+def _detected() -> Place | None:
+    """The place in a SLURM step or TPU pod, by JAX's own detection, which has no public form without its start."""
+    from jax._src.clusters import ClusterEnv
+
+    kinds = [kind for kind in ClusterEnv._cluster_types if kind.name in CLUSTERS and kind.is_env_present()]
+    if not kinds or kinds[0].get_process_count() < 2:
+        return None
+    kind = kinds[0]
+    devices = _device_ids()
+    # Several SLURM tasks on a node have one device each, as JAX does it; a single one has them all.
+    alone = re.fullmatch(r"1(\(x\d+\))?", os.environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    if kind.name == "slurm" and devices is None and not alone:
+        devices = (int(os.environ["SLURM_LOCALID"]),)
+    address = kind.get_coordinator_address(JOIN, os.environ.get("JAX_COORDINATOR_PORT"))
+    return Place(address, kind.get_process_id(), kind.get_process_count(), devices)
+
+
+def start(
+    coordinator: str, process_id: int | None, num_processes: int | None, devices: tuple[int, ...] | None = None
+) -> None:
+    """Joins the run, before any device is used; a second call does nothing. Process 0 starts the coordination service.
+
+    coordinator, devices: as in `Place`. Raises ValueError if a number is missing or the port cannot be opened, and
+    RuntimeError if not all processes are there after JOIN seconds.
+    """
+    global _place
+    if process_id is None or num_processes is None:
+        raise ValueError("Give coordinator, process_id and num_processes together.")
+    place = Place(coordinator, process_id, num_processes, devices)
+    check(place)
+    import jax
+    from jax._src.distributed import global_state
+    from jax._src.lib import _jax
+
+    if global_state.client is not None:
         return
-    jax.distributed.initialize(coordinator, num_processes, process_id)
+    if place.index == 0:
+        _serve(place)
+    if place.devices is not None:
+        chosen = ",".join(map(str, place.devices))
+        jax.config.update("jax_cuda_visible_devices", chosen)
+        jax.config.update("jax_rocm_visible_devices", chosen)
+    # As jax.distributed.initialize does it, but for the service, and without its own handler of SIGTERM.
+    global_state.coordinator_address = place.coordinator
+    global_state.process_id, global_state.num_processes = place.index, place.count
+    client = _jax.get_distributed_runtime_client(
+        place.coordinator, place.index, init_timeout=JOIN, heartbeat_timeout=HEARTBEAT, use_compression=True
+    )
+    client.connect()
+    global_state.client, _place = client, place
+
+
+def _serve(place: Place) -> None:
+    """Starts `sharding.coordinator`; returns when its port is open."""
+    global _service
+    port = place.coordinator.rpartition(":")[2]
+    root = str(Path(__file__).parents[1])
+    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    _service = subprocess.Popen(
+        [sys.executable, "-m", "sharding.coordinator", port, str(place.count), str(HEARTBEAT)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,  # Ctrl-C is for the run's processes
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "JAX_PLATFORMS": "cpu"},
+    )
+    assert _service.stdout is not None
+    said = _service.stdout.readline().strip()
+    if said != "ready":
+        raise ValueError(
+            f"The coordinator's port {port} cannot be opened ({said or 'the service ended'}); choose another one."
+        )
+
+
+def stop() -> None:
+    """Leaves the run, at its end; all processes have come to it. Nothing in a run of one process."""
+    global _place
+    if _place.count == 1:
+        return
+    from jax._src.distributed import global_state
+
+    global_state.shutdown()
+    _place = Place("", 0, 1)
+    if _service is not None:
+        assert _service.stdin is not None
+        _service.stdin.write("finished")
+        _service.stdin.close()
+
+
+# ----------------------------------------------------------------------------------------------------------- exchange
+def client() -> Any:
+    """The client of the coordination service, a store of keys and values that all processes see."""
+    from jax._src.distributed import global_state
+
+    assert global_state.client is not None, "start() comes first"
+    return global_state.client
+
+
+def gather(payload: bytes) -> list[bytes]:
+    """The payloads of all processes, by index. All must call this equally often; it waits for the last one.
+
+    The wait is on the host, and signals are handled in it. Small payloads go through the coordination service, larger
+    ones through the devices' network, at which all processes then arrive together.
+    """
+    global _round
+    if _place.count == 1:
+        return [payload]
+    own, store, _round = f"{_round}/{_place.index}", client(), _round + 1
+    if len(payload) <= SMALL:
+        store.key_value_set_bytes(f"gather/data/{own}", payload)
+    store.key_value_set(f"gather/size/{own}", str(len(payload)))
+    sizes = [int(_awaited(f"gather/size/{_round - 1}/{number}")) for number in range(_place.count)]
+    if _round > 1:  # everyone has come to this round, so has read all of the one before
+        for kind in ("size", "data"):
+            store.key_value_delete(f"gather/{kind}/{_round - 2}/{_place.index}")
+    if max(sizes) > SMALL:
+        return _through_devices(payload, sizes)
+    return [
+        store.key_value_try_get_bytes(f"gather/data/{_round - 1}/{number}") if size else b""
+        for number, size in enumerate(sizes)
+    ]
+
+
+def _awaited(key: str) -> str:
+    from jax.errors import JaxRuntimeError
+
+    while True:
+        try:
+            return client().blocking_key_value_get(key, POLL)
+        except JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" not in str(error):
+                raise
+
+
+def _through_devices(payload: bytes, sizes: list[int]) -> list[bytes]:
+    import numpy as np
+    from jax.experimental.multihost_utils import process_allgather
+
+    parts = [bytearray() for _ in sizes]
+    for first in range(0, max(sizes), PIECE):
+        width = SMALL  # a power of two, so that there are few programs
+        while width < min(max(sizes) - first, PIECE):
+            width *= 2
+        own = np.zeros(width, np.uint8)
+        piece = np.frombuffer(payload[first : first + width], np.uint8)
+        own[: len(piece)] = piece
+        for part, row in zip(parts, process_allgather(own), strict=True):
+            part += row.tobytes()
+    return [bytes(part[:size]) for part, size in zip(parts, sizes, strict=True)]

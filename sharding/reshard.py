@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 
 def reshard(params: Any, shardings: Any, dtype: Any = None) -> Any:
@@ -12,13 +14,34 @@ def reshard(params: Any, shardings: Any, dtype: Any = None) -> Any:
 
     Always allocates new buffers, even where a leaf already has its sharding: the source may be donated afterwards.
     Nothing passes through the host. Source and target must be on the same devices, or on two sets of devices that XLA
-    can transfer between.
+    can transfer between; or the source is sharded over all processes, and each of them asks for a copy on all of its
+    own devices, with meshes of the same sizes.
     """
 
     def move(x: jax.Array, sharding: Any) -> jax.Array:
         cast = x if dtype is None else x.astype(dtype)
+        if sharding.is_fully_addressable and not x.is_fully_addressable:
+            return _on_own_devices(cast, sharding)
         return jax.device_put(cast, sharding, may_alias=False)
 
     if isinstance(shardings, jax.sharding.Sharding):
         return jax.tree.map(lambda x: move(x, shardings), params)
     return jax.tree.map(move, params, shardings)
+
+
+def _on_own_devices(x: jax.Array, sharding: NamedSharding) -> jax.Array:
+    """A copy of an array of all processes, on this process's devices: it is sharded over the devices of each process
+    as over its own, and copied to every process."""
+    own = {device: place for place, device in enumerate(_of(jax.process_index()))}
+    order = [own[device] for device in sharding.mesh.devices.flat]
+    grid = np.array([[_of(process)[place] for place in order] for process in range(jax.process_count())])
+    mesh = Mesh(grid.reshape(jax.process_count(), *sharding.mesh.devices.shape), ("process", *sharding.mesh.axis_names))
+    copies = jax.device_put(x, NamedSharding(mesh, PartitionSpec(*sharding.spec)), may_alias=False)
+    parts = {shard.device: shard.data for shard in copies.addressable_shards}
+    return jax.make_array_from_single_device_arrays(
+        x.shape, sharding, [parts[device] for device in sharding.mesh.devices.flat]
+    )
+
+
+def _of(process: int) -> list[jax.Device]:
+    return sorted((d for d in jax.devices() if d.process_index == process), key=lambda device: device.id)

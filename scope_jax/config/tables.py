@@ -175,7 +175,7 @@ class SamplingSection(Section):
 
 
 class RolloutSection(Section):
-    slots: Count = 64  # episodes decoded concurrently, over the whole mesh
+    slots: Count = 64  # episodes decoded concurrently, over the whole mesh, of all processes
     max_length: Count = 12288  # tokens per episode, including prompt and observations
     prefill_buckets: Lengths = (64, 128, 256, 512, 1024, 2048, 4096)
     prefill_batch: Count = 4  # prompts per prefill program; fixed, so that results do not depend on the batch

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
@@ -186,8 +187,16 @@ class Learner:
         return [self.place(batching.pack(part, self.section, self.row_shards, card.tempered)) for part in parts]
 
     def place(self, batch: Batch) -> Batch:
-        """Moves a packed batch to the devices, with rows divided over data × fsdp."""
-        return jax.device_put(batch, jax.tree.map(partial(NamedSharding, self.mesh), self._batch_specs(batch)))
+        """Moves a packed batch to the devices, with rows divided over data × fsdp; of several processes, which all
+        have the same batch, each moves the rows of its own devices."""
+        shardings = jax.tree.map(partial(NamedSharding, self.mesh), self._batch_specs(batch))
+        if not self.mesh.is_multi_process:
+            return jax.device_put(batch, shardings)
+        return jax.tree.map(
+            lambda x, sharding: jax.make_array_from_callback(x.shape, sharding, lambda place: np.asarray(x[place])),
+            batch,
+            shardings,
+        )
 
     @staticmethod
     def _batch_specs(batch: Any) -> Any:

@@ -6,8 +6,10 @@ learner. `World.tools` are the tools of a game in one step.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ from scope_jax.play.turns import Joiner, Respond
 from scope_jax.run.checkpoint import Saved
 from scope_jax.run.engines import engine_for, rollouts_of
 from scope_jax.run.indexing import DTYPES, Part
+from scope_jax.run.processes import divided, teller, together
 from scope_jax.run.residence import (
     ACCELERATOR,
     HOST,
@@ -50,7 +53,8 @@ from scope_jax.run.searches import lookup_of, search_of
 from scope_jax.systems import game_of
 from scope_jax.text import dialects, parsing
 from scope_jax.text.messages import Messages
-from sharding.mesh import MeshConfig, make_mesh
+from sharding import distributed
+from sharding.mesh import MeshConfig, make_mesh, resolve_sizes
 from sharding.rules import TRAIN
 
 Tell = Callable[[str], None]
@@ -60,7 +64,8 @@ Tell = Callable[[str], None]
 class World:
     """Everything a game needs to generate episodes, except weights: `sampler` selects those.
 
-    search: None if the game does not search. rows: the training data, empty if nothing is trained.
+    mesh: the devices of this process, which
+    generate and search. search: None if the game does not search. rows: the training data, empty if nothing is trained.
     exams: the rows of each of the card's evaluation sets, by name.
     """
 
@@ -205,7 +210,9 @@ class StepTools:
     def search(self, queries: Sequence[str]) -> list[str]:
         if self.world.search is None:
             raise ValueError("the game searches but the card has no [retrieval] table; add one with corpus or url.")
-        return self.world.search(queries)
+        if threading.current_thread() is threading.main_thread():  # the game's own search, which all processes make
+            return divided(self.world.search, queries, [1.0] * len(queries))
+        return self.world.search(queries)  # a responder's, in the process that generates its episode
 
     def tokens(self, text: str) -> int:
         return len(self.world.tokenizer.encode(text))
@@ -218,14 +225,18 @@ class StepTools:
         temperature: float | None = None,
         max_tokens: int | None = None,
     ) -> list[Reply]:
-        return self._judge(by)(messages, temperature=temperature, max_tokens=max_tokens)
+        ask = partial(self._judge(by), temperature=temperature, max_tokens=max_tokens)
+        return divided(ask, messages, [len(message) for message in messages])
 
     def probe(self, by: str) -> str:
-        try:
-            self._judge(by).probe()
-        except Unreachable as error:
-            return str(error)
-        return ""
+        def problem() -> str:
+            try:
+                self._judge(by).probe()
+            except Unreachable as error:
+                return str(error)
+            return ""
+
+        return next(filter(None, together(problem)), "")
 
     def tell(self, sentence: str) -> None:
         if self.world.tell is not None:
@@ -296,13 +307,13 @@ def assemble_world(
             f"{model.vocab_size} embeddings; use the model's own tokenizer."
         )
     joiner = _joiner(cfg, system, tokenizer)
-    clients = {name: JudgeClient(card, tell) for name, card in judges.items()}
+    clients = {name: JudgeClient(card, teller(tell)) for name, card in judges.items()}
     for name, card in judges.items():
         if card.required:
             clients[name].probe()
-    mesh = card_mesh(cfg)
+    mesh = own_mesh(cfg)
     engine = engine_for(cfg, model, mesh)
-    lookup = lookup_of(cfg, run, mesh, part, tell)
+    lookup = lookup_of(cfg, run, mesh, part, teller(tell))
     return World(
         cfg=cfg,
         system=system,
@@ -326,8 +337,27 @@ def keeps_reference(cfg: Config, system: System) -> bool:
 
 
 def card_mesh(cfg: Config, devices: Sequence[Any] | None = None) -> Mesh:
-    """The card's mesh over these devices, or over all devices of this process."""
+    """The card's mesh over these devices, or over all devices of all processes."""
     return make_mesh(MeshConfig(**cfg.mesh.model_dump()), devices)
+
+
+def own_mesh(cfg: Config) -> Mesh:
+    """The card's mesh; of several processes, each has the rows of its own devices, in tensor groups as in the card.
+
+    With [rollout.mesh], which divides these devices for the engine, the tensor groups may span several processes.
+    Otherwise raises ValueError if they do.
+    """
+    if distributed.count() == 1:
+        return card_mesh(cfg)
+    sizes = MeshConfig(**cfg.mesh.model_dump())
+    devices = jax.local_devices()
+    tensor = 1 if cfg.rollout.mesh is not None else resolve_sizes(sizes, jax.device_count())[-1]
+    if len(devices) % tensor:
+        raise ValueError(
+            f"mesh.tensor is {tensor}, but a process has {len(devices)} devices and generates on these alone; "
+            "give the engine a mesh of its own with [rollout.mesh]."
+        )
+    return make_mesh(replace(sizes, data=1, fsdp=-1, tensor=tensor), devices)
 
 
 def assemble_learner(cfg: Config, model: ModelConfig, mesh: Mesh | None = None) -> Learner:

@@ -29,6 +29,7 @@ from scope_jax.config import Config
 from scope_jax.errors import UserError, disk_fault, unwritten
 from scope_jax.play.system import Memory
 from scope_jax.run.metrics import fingerprint
+from scope_jax.run.processes import by_one, writes
 from sharding.spec import path_name
 
 LAYOUT = 3  # version of the saved data; 2: memory of game and moving baselines; 3: states count updates
@@ -102,9 +103,9 @@ def load(folder: Path, targets: Mapping[str, Any]) -> Saved:
 
     targets: policy name → tree of jax.ShapeDtypeStruct with shardings. Parts of the state may be left out (to load only
     the weights of one policy, for example), and floats may be requested in another dtype. Raises CheckpointError for a
-    damaged folder, and if a requested array is missing or has another shape.
+    damaged folder, and if a requested array is missing or has another shape. All processes of a run must call this.
     """
-    if wrong := fault(folder):
+    if wrong := by_one(lambda: fault(folder)):
         raise CheckpointError(f"the checkpoint {folder} cannot be used: {wrong}; choose another one.")
     wanted = dict(targets)
     _check_shapes(folder, wanted)
@@ -192,7 +193,7 @@ class Checkpoints:
         if number is not None:  # no longer in `except`: orbax's exception keeps the other half-done writes alive
             place, self._saving = self._saving, None
             assert place is not None  # orbax only writes during a save
-            for unfinished in self.folder.glob(f"{place.name}{TEMPORARY}*"):
+            for unfinished in self.folder.glob(f"{place.name}{TEMPORARY}*") if writes() else ():
                 shutil.rmtree(unfinished)
             raise unwritten(place, number)
 
@@ -200,24 +201,28 @@ class Checkpoints:
         """The newest valid checkpoint, placed by `targets` (see `load`); None if the run has none yet.
 
         Newer damaged ones are skipped, with one sentence each to `warn`. Raises CheckpointError if all checkpoints are
-        damaged, or if the one found was written with another config or layout.
+        damaged, or if the one found was written with another config or layout. All processes of a run must call this.
         """
+        folder = by_one(lambda: self._newest(warn))
+        if folder is None:
+            return None
+        saved = load(folder, targets)
+        if saved.meta.get("layout") != LAYOUT:
+            raise CheckpointError(
+                f"the checkpoint {folder} was written by an incompatible version of scope-jax; use another run folder."
+            )
+        if saved.meta["fingerprint"] != self.meta["fingerprint"]:
+            raise CheckpointError(f"the checkpoint {folder} was written with another config; use another run folder.")
+        return saved
+
+    def _newest(self, warn: Callable[[str], None]) -> Path | None:
+        """The newest valid checkpoint, see `resume`."""
         candidates = found(self.folder)
         for folder in reversed(candidates):
             if wrong := fault(folder):
                 warn(f"skipping the checkpoint {folder}: {wrong}.")
                 continue
-            saved = load(folder, targets)
-            if saved.meta.get("layout") != LAYOUT:
-                raise CheckpointError(
-                    f"the checkpoint {folder} was written by an incompatible version of scope-jax; use "
-                    "another run folder."
-                )
-            if saved.meta["fingerprint"] != self.meta["fingerprint"]:
-                raise CheckpointError(
-                    f"the checkpoint {folder} was written with another config; use another run folder."
-                )
-            return saved
+            return folder
         if candidates:
             raise CheckpointError(
                 f"every checkpoint in {self.folder} is damaged; remove that folder to start from step 0."
@@ -226,7 +231,7 @@ class Checkpoints:
 
     def _before_commit(self) -> None:
         """Orbax calls this on its own thread when all files are written and the folder still has its temporary name."""
-        if jax.process_index() == 0 and self._saving is not None:
+        if writes() and self._saving is not None:
             for folder in self.folder.glob(f"{self._saving.name}{TEMPORARY}*"):
                 seal(folder)
 
@@ -235,7 +240,7 @@ class Checkpoints:
 
         Checkpoints of later steps are deleted, too: they were written before the run was rewound.
         """
-        if jax.process_index() != 0 or self._saving is None:
+        if not writes() or self._saving is None:
             return
         places = found(self.folder)
         past = places[: places.index(self._saving) + 1]

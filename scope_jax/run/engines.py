@@ -15,8 +15,11 @@ from rollouts.local import LocalRollouts
 from rollouts.paged import PagedEngine, page_bytes
 from rollouts.slots import EngineConfig
 from rollouts.tools import BatchedTool
+from rollouts.types import Rollouts
 from scope_jax.config import Config
 from scope_jax.run.indexing import DTYPES
+from scope_jax.run.processes import DividedRollouts
+from sharding import distributed
 from sharding.mesh import MeshConfig, make_mesh
 from sharding.rules import DECODE, Rules, decode_rules
 
@@ -25,13 +28,15 @@ THREADS = 256  # most responders at a time, unless the card says otherwise
 
 def rollouts_of(
     cfg: Config, engine: Engine | PagedEngine, tokenizer: Tokenizer, search: BatchedTool[Any] | None
-) -> LocalRollouts:
-    """The engine with its driver. search: the tool that responders call, if the card's game searches."""
+) -> Rollouts:
+    """The engine with its driver; of several processes, each generates its share of the prompts. search: the tool that
+    responders call, if the card's game searches."""
     threads = cfg.rollout.search_threads or min(cfg.rollout.slots, THREADS)
     ahead = cfg.rollout.ahead
     if ahead == "auto":
         ahead = engine.mesh.devices.flat[0].platform != "cpu"  # there the host has no processor of its own
-    return LocalRollouts(engine, tokenizer, seed=cfg.seed, threads=threads, ahead=ahead, tool=search)
+    rollouts = LocalRollouts(engine, tokenizer, seed=cfg.seed, threads=threads, ahead=ahead, tool=search)
+    return rollouts if distributed.count() == 1 else DividedRollouts(rollouts)
 
 
 def decode_layout(cfg: Config, model: ModelConfig, mesh: Mesh) -> tuple[Mesh, Rules]:
@@ -55,18 +60,24 @@ def _paged(cfg: Config, mesh: Mesh) -> bool:
 
 
 def engine_for(cfg: Config, model: ModelConfig, mesh: Mesh) -> Engine | PagedEngine:
-    """The engine that the card's [rollout] asks for, on the devices of a mesh. Raises ValueError if its budget cannot
-    hold an episode, or as `decode_layout` does."""
-    card, dtype = cfg.rollout, DTYPES[cfg.model.compute_dtype]
+    """The engine that the card's [rollout] asks for, on the devices of a mesh; of several processes, each has its part
+    of the slots. Raises ValueError if its budget cannot hold an episode, if the processes do not divide the slots, or
+    as `decode_layout` does."""
+    card, dtype, processes = cfg.rollout, DTYPES[cfg.model.compute_dtype], distributed.count()
+    if card.slots % processes:
+        raise ValueError(
+            f"rollout.slots is {card.slots}, which {processes} processes cannot share; "
+            f"choose a multiple of {processes}."
+        )
     mesh, _ = decode_layout(cfg, model, mesh)
     pages = None
     if card.cache_gib is not None:
         pages = int(card.cache_gib * 2**30) // page_bytes(model, dtype, mesh.shape["tensor"])
     config = EngineConfig(
-        slots=card.slots,
+        slots=card.slots // processes,
         max_length=card.max_length,
         prefill_buckets=card.prefill_buckets,
-        prefill_batch=card.prefill_batch,
+        prefill_batch=-(-card.prefill_batch // processes),
         decode_steps=card.decode_steps,
         compute_dtype=dtype,
         prefill_tokens=card.prefill_tokens,

@@ -24,6 +24,7 @@ from retrieval.scann import ScannConfig
 from retrieval.search import LocalRetriever
 from scope_jax.config import EncoderSection, RetrievalSection
 from scope_jax.errors import writing
+from scope_jax.run.processes import one_first
 from sharding.mesh import ROWS, MeshConfig, make_mesh
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
@@ -51,21 +52,27 @@ def open_or_build_index(
 ) -> LocalRetriever:
     """The retriever over the card's corpus, whose index is first built, or completed, if necessary.
 
-    part(name, done, total) reports progress. rebuild: delete an existing index first.
+    Of several processes, the first one builds it; each has its own copy in memory. part(name, done, total) reports
+    progress. rebuild: delete an existing index first.
     """
     if card.corpus is None:
         raise ValueError("retrieval.corpus is not set, so there is nothing to index; set it to a corpus.")
     folder = Path(card.index) if card.index else run / "index"
     tell = part or (lambda name, done, total: None)
-    corpus = load_corpus(card.corpus, {**card.columns}, card.split, card.hub_config)
-    embedder = neural(card.encoder, mesh) or _lexical(card, corpus, folder, tell)
-    build = partial(build_index, corpus, embedder, folder, chunk=EMBED_CHUNK)
-    with writing(folder):
-        build(kind="exact", scann=None, progress=partial(tell, "passages embedded"), rebuild=rebuild)
-        if card.kind == "scann":
-            tell("ScaNN index", 0, 1)
-            build(kind="scann", scann=ScannConfig(**card.scann.model_dump()))
-            tell("ScaNN index", 1, 1)
+
+    def built() -> Embedder:
+        corpus = load_corpus(card.corpus or "", {**card.columns}, card.split, card.hub_config)
+        embedder = neural(card.encoder, mesh) or _lexical(card, corpus, folder, tell)
+        build = partial(build_index, corpus, embedder, folder, chunk=EMBED_CHUNK)
+        with writing(folder):
+            build(kind="exact", scann=None, progress=partial(tell, "passages embedded"), rebuild=rebuild)
+            if card.kind == "scann":
+                tell("ScaNN index", 0, 1)
+                build(kind="scann", scann=ScannConfig(**card.scann.model_dump()))
+                tell("ScaNN index", 1, 1)
+        return embedder
+
+    embedder = one_first(built)
     given = None if isinstance(embedder, HashedLexical) else embedder
     return LocalRetriever(*open_index(folder, kind=card.kind, embedder=given, mesh=mesh, axes=ROWS))
 

@@ -26,6 +26,7 @@ from scope_jax.config import Config, load_card
 from scope_jax.errors import UserError, writing
 from scope_jax.learner.types import Episode, Metrics
 from scope_jax.run import judgements
+from scope_jax.run.processes import by_one, writes
 
 # Keys that may differ between two processes of one run: they control duration and frequency, not what is computed.
 FREE = (
@@ -184,7 +185,7 @@ def _record(step: int, episode: Episode) -> dict[str, Any]:
 
 
 class RunLog:
-    """Writes the log files of one run folder, which one process at a time may use.
+    """Writes the log files of one run folder, which one run at a time may use; of several processes, the first does.
 
     Raises RunError if the folder is not a run, or belongs to a run with another config or to a running process. A run
     that has written only its config has not begun: another run may use its folder.
@@ -195,7 +196,11 @@ class RunLog:
         self._metrics = run / "metrics.jsonl"
         self._episodes = run / "episodes.jsonl"
         self._judgements = run / judgements.NAME
-        config = run / "config.toml"
+        self._close = lambda: None
+        by_one(lambda: self._open(cfg))
+
+    def _open(self, cfg: Config) -> None:
+        run, config = self.run, self.run / "config.toml"
         if run.exists() and not run.is_dir():
             raise RunError(f"the run folder {run} is a file; give a folder with --run.")
         if (
@@ -240,6 +245,9 @@ class RunLog:
 
     def rewind(self, step: int | None) -> None:
         """Removes all lines after `step`, and an incomplete last line; None, when a run restarts: all lines."""
+        by_one(lambda: self._rewind(step))
+
+    def _rewind(self, step: int | None) -> None:
         for path in (self._metrics, self._episodes):
             if path.is_file():
                 _cut(path, step)
@@ -248,15 +256,22 @@ class RunLog:
 
     def metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Appends the metrics of one step; returns when they are on disk."""
+        if not writes():
+            return
         _append(self._metrics, [{"step": step, **metrics}])
 
     def episodes(self, step: int, episodes: Sequence[Episode]) -> None:
         """Appends one line per episode of a step, and the judgements about them; returns when they are on disk."""
+        if not writes():
+            return
         judgements.append(self._judgements, step, episodes)
         _append(self._episodes, [_record(step, episode) for episode in episodes])
 
     def before_after(self) -> dict[str, Metrics]:
         """{"before", "after"}: the evaluation metrics (eval/...) of the first and the last step that has any."""
+        return by_one(self._before_after)
+
+    def _before_after(self) -> dict[str, Metrics]:
         scores = [
             {key: value for key, value in line.items() if key.startswith("eval/")} for line in read_lines(self._metrics)
         ]

@@ -1,0 +1,204 @@
+"""A run of several processes: all execute the same code with the same results, and divide what is costly.
+
+Every process plays the whole game, with the same episodes, memory and metrics. Only completions and judgements are
+divided: each is computed by one process, on its own devices, and sent to the others. Who computes what follows from the
+requests alone, never from timing. Files are written by process 0. In a run of one process nothing is sent or divided.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+from rollouts.types import Completion, Request, Rollouts
+from scope_jax.errors import UserError, sentence
+from scope_jax.run.stopping import Stopped
+from sharding import distributed
+from sharding.watch import Watch
+
+T = TypeVar("T")
+Item = TypeVar("Item")
+EXIT_CODE = 1  # of a process that ends because another one has
+
+
+class PeerError(UserError):
+    """The error of another process, in one sentence with its number."""
+
+
+# ----------------------------------------------------------------------------------------------------------- together
+def writes() -> bool:
+    """True for the one process that writes files and shows progress."""
+    return distributed.index() == 0
+
+
+def together(work: Callable[[], T]) -> list[T]:
+    """The results of `work` on all processes, by process. If it fails on one, that one raises its own error and the
+    others a PeerError, so that all end alike."""
+    if distributed.count() == 1:
+        return [work()]
+    failure, outcome = None, ("", None)
+    try:
+        outcome = ("", work())
+    except Exception as error:  # noqa: BLE001 - raised below, once the others know
+        failure, outcome = error, (sentence(error) or type(error).__name__, None)
+    outcomes = [pickle.loads(part) for part in distributed.gather(pickle.dumps(outcome, pickle.HIGHEST_PROTOCOL))]
+    if failure is not None:
+        raise failure
+    for number, (problem, _) in enumerate(outcomes):
+        if problem:
+            raise PeerError(f"process {number} has failed: {problem}")
+    return [result for _, result in outcomes]
+
+
+def by_one(work: Callable[[], T]) -> T:
+    """The result of `work`, which only process 0 does, on all processes; raises as `together` does."""
+    return together(lambda: work() if writes() else None)[0]  # type: ignore[return-value]
+
+
+def agreed(value: T) -> T:
+    """Process 0's value, on all processes: for what may differ between them, such as times."""
+    return by_one(lambda: value)
+
+
+def one_first(work: Callable[[], T]) -> T:
+    """The result of `work`, which process 0 does before the others: for files that the first one writes and that the
+    others then find, or write where the folder is not shared."""
+    if distributed.count() == 1:
+        return work()
+    kept: list[T] = []
+    for first in (True, False):
+        together(lambda now=first: kept.append(work()) if writes() == now else None)
+    return kept[0]
+
+
+# ------------------------------------------------------------------------------------------------------------ dividing
+def shares(costs: Sequence[float], processes: int) -> list[int]:
+    """The process of each item: the costliest first, each to the process that has least so far, the first of several.
+
+    A function of the costs alone, the same on every process.
+    """
+    loads = [0.0] * processes
+    places = [0] * len(costs)
+    for item in sorted(range(len(costs)), key=lambda item: -costs[item]):
+        places[item] = min(range(processes), key=lambda process: loads[process])
+        loads[places[item]] += costs[item]
+    return places
+
+
+def divided(work: Callable[[list[Item]], Sequence[T]], items: Sequence[Item], costs: Sequence[float]) -> list[T]:
+    """`work(items)`, of which each process does its share; all get all results, in the order of the items.
+
+    work: its result for an item must not depend on the other items. Raises as `together` does.
+    """
+    if distributed.count() == 1:
+        return list(work(list(items)))
+    places = shares(costs, distributed.count())
+    own = [item for item, place in zip(items, places, strict=True) if place == distributed.index()]
+    results = [iter(part) for part in together(lambda: list(work(own)) if own else [])]
+    return [next(results[place]) for place in places]
+
+
+class DividedRollouts:
+    """`Rollouts` of a run of several processes: each generates the requests of its share of the prompts, with its own
+    engine, and gets the completions of the others."""
+
+    def __init__(self, rollouts: Rollouts) -> None:
+        self._rollouts = rollouts
+        self.load_params = rollouts.load_params
+        self.take_params = rollouts.take_params
+        self.use = rollouts.use
+
+    def run(self, requests: Sequence[Request]) -> list[Completion]:
+        """As `Rollouts.run`; requests of one group stay together, as they share a prefill. They need keys."""
+        if any(request.key is None for request in requests):
+            raise ValueError("A request of a run of several processes has no key; give it one.")
+        groups: dict[object, list[int]] = {}
+        for place, request in enumerate(requests):
+            groups.setdefault(place if request.group is None else request.group, []).append(place)
+        costs = [sum(map(_cost, (requests[place] for place in places))) for places in groups.values()]
+        results: list[Completion | None] = [None] * len(requests)
+        for places, found in zip(
+            groups.values(), divided(self._groups(requests), [*groups.values()], costs), strict=True
+        ):
+            for place, completion in zip(places, found, strict=True):
+                results[place] = completion
+        return [completion for completion in results if completion is not None]
+
+    def _groups(self, requests: Sequence[Request]) -> Callable[[list[list[int]]], list[list[Completion]]]:
+        def work(groups: list[list[int]]) -> list[list[Completion]]:
+            done = iter(self._rollouts.run([requests[place] for places in groups for place in places]))
+            return [[next(done) for _ in places] for places in groups]
+
+        return work
+
+
+def _cost(request: Request) -> float:
+    """The tokens of a request, as far as they are known before it is sampled."""
+    return len(request.prompt_ids) + request.max_turns * request.params.max_tokens
+
+
+# ------------------------------------------------------------------------------------------------------ begin and end
+@contextmanager
+def joined() -> Iterator[None]:
+    """In this block the process takes part in the run of several processes that the environment describes, if any.
+
+    If it ends with an error or a signal, the others end too, each with one sentence, and likewise if it is killed.
+    """
+    place = distributed.detect()
+    if place is None:
+        yield
+        return
+    distributed.start(place.coordinator, place.index, place.count, place.devices)
+    from jax.errors import JaxRuntimeError
+
+    watch = Watch(_end)
+    try:
+        yield
+        distributed.gather(b"")  # all have come to the end
+    except BaseException as error:
+        if isinstance(error, JaxRuntimeError):  # so end collectives whose other processes are gone, and real errors
+            watch.wait()
+        watch.leave(f"was stopped by {error}" if isinstance(error, Stopped) else "has failed")
+        raise
+    watch.leave(None)
+    distributed.stop()
+
+
+def prefix() -> str:
+    """What this process's messages on standard error begin with."""
+    return "scope-jax: " if distributed.count() == 1 else f"scope-jax: process {distributed.index()}: "
+
+
+def _end(sentence: str) -> None:
+    _say(f"{sentence}; this process ends, too, and the same command resumes from the last checkpoint.")
+    os._exit(EXIT_CODE)
+
+
+def _say(sentence: str) -> None:
+    sys.stdout.flush()
+    sys.stderr.write(f"{prefix()}{sentence}\n")
+    sys.stderr.flush()
+
+
+def teller(tell: Callable[[str], None] | None) -> Callable[[str], None] | None:
+    """`tell` for sentences that only one process knows, such as about a judge that does not answer: those of other
+    processes than 0 begin with the process."""
+    return tell if tell is None or writes() else _say
+
+
+def leave(error: BaseException) -> None:
+    """Ends the process at once after an early end of a run of several processes, whose programs may still wait for
+    others; returns in a run of one process. error: how the command ended."""
+    if distributed.count() == 1:
+        return
+    code = error.code if isinstance(error, SystemExit) else 1
+    if not isinstance(error, SystemExit):
+        traceback.print_exception(error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else 1)

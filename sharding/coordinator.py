@@ -1,0 +1,40 @@
+"""JAX's coordination service in a process of its own: python -m sharding.coordinator PORT PROCESSES HEARTBEAT.
+
+Process 0 starts it. JAX would run the service inside process 0 and, when that dies, end all others with a C++ stack
+trace. Here the service outlives process 0 for a while, so that the others find out from `sharding.watch` and say so in
+one sentence.
+
+It prints one line: "ready", or why the port cannot be opened. It ends LINGER seconds after its standard input does,
+with which it notices the end of process 0.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from jax._src.lib import _jax
+
+LINGER = 40.0  # seconds; longer than `sharding.watch` needs to notice that process 0 is gone
+
+
+def main() -> None:
+    port, processes, heartbeat = map(int, sys.argv[1:])
+    try:
+        # recoverable: a process that is gone is reported by `sharding.watch`, not by the service
+        service = _jax.get_distributed_runtime_service(
+            f"[::]:{port}", processes, heartbeat_timeout=heartbeat, shutdown_timeout=1, recoverable=True
+        )
+    except RuntimeError as error:
+        print(" ".join(str(error).split()), flush=True)
+        return
+    print("ready", flush=True)
+    finished = sys.stdin.read()  # "finished": all processes have come to their end
+    time.sleep(5.0 if finished else LINGER)
+    del service
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""Runs of one or more processes for test_processes.py, started together so that modules are imported only once.
+
+python several.py SPEC.json, with a list of runs [{"processes", "devices" (of each), "arguments" (of scope-jax), "log"
+(a path; process N writes to <log>.N), "variables" (of the environment), "delays" (of search and judge)}]; they run one
+after the other. Prints the exit codes as JSON, one list per run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from retrieval.search import LocalRetriever
+from scope_jax import cli, train
+from scope_jax.play.judge_client import JudgeClient
+from scope_jax.report import page
+
+IMPORTED = (train, page)  # by the command, too
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def delayed(work: Callable[..., Any], seed: int) -> Callable[..., Any]:
+    """`work` after a random time."""
+    times = random.Random(seed)
+
+    def late(*args: Any, **options: Any) -> Any:
+        time.sleep(times.uniform(0, 0.5))
+        return work(*args, **options)
+
+    return late
+
+
+def child(run: dict[str, Any], process: int, port: int) -> None:
+    """One process of a run; never returns."""
+    log = os.open(f"{run['log']}.{process}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={run['devices']}"
+    os.environ |= run.get("variables", {})
+    if run["processes"] > 1:
+        os.environ["JAX_COORDINATOR_ADDRESS"] = f"localhost:{port}"
+        os.environ["JAX_NUM_PROCESSES"], os.environ["JAX_PROCESS_ID"] = str(run["processes"]), str(process)
+    if run.get("delays"):
+        LocalRetriever.__call__ = delayed(LocalRetriever.__call__, process)
+        JudgeClient.__call__ = delayed(JudgeClient.__call__, process)
+    Path(f"{run['log']}.{process}.pid").write_text(str(os.getpid()))
+    sys.argv = ["scope-jax", *run["arguments"]]
+    code = 1
+    try:
+        cli.run()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def main() -> None:
+    codes = []
+    for run in json.loads(Path(sys.argv[1]).read_text()):
+        port, children = free_port(), []
+        for process in range(run["processes"]):
+            if not (pid := os.fork()):
+                child(run, process, port)
+            children.append(pid)
+        codes.append([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children])
+    print(json.dumps(codes))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""A run of two processes has the same episodes and weights as a run of one, and ends when one of its processes does."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.train import runs
+
+COMMON = ("train.save_every=1", "evaluate.sets=[]", "rollout.slots=8", "learner.micro_batch_rows=4")
+CARDS = {
+    "spice/atlas.toml": (
+        "train.steps=1",
+        "train.batch_size=2",
+        "rollout.prefill_buckets=[160]",
+        "spice.challenger.samples=2",
+        "spice.reasoner.samples=2",
+    ),
+    "ssp/atlas.toml": (
+        "train.steps=1",
+        "train.batch_size=4",
+        "rollout.prefill_buckets=[256]",
+        "ssp.solver.samples=2",
+    ),
+    "scope/atlas.toml": (*runs.SCOPE, "train.steps=2", "rollout.slots=8"),
+}
+
+
+def spec(card: str, run: Path, processes: int, *sets: str, **more: Any) -> dict[str, Any]:
+    """A run of `processes` on four devices in all, see several.py."""
+    arguments = runs.command(card, run, (*COMMON, *CARDS[card], *sets))[3:]
+    return {
+        "processes": processes,
+        "devices": 4 // processes,
+        "arguments": arguments,
+        "log": str(run) + ".log",
+    } | more
+
+
+def begin(folder: Path, *specs: dict[str, Any]) -> subprocess.Popen[str]:
+    """Starts the runs, one after the other."""
+    (folder / "spec.json").write_text(json.dumps(specs))
+    cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(runs.ROOT / ".cache" / "jax"))
+    return subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("several.py")), str(folder / "spec.json")],
+        cwd=runs.ROOT,
+        env=os.environ | {"JAX_COMPILATION_CACHE_DIR": cache, "PYTHONPATH": str(runs.ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str], *specs: dict[str, Any]) -> None:
+    """Waits for the runs, which must all end well."""
+    output, _ = process.communicate(timeout=3 * runs.LIMIT)
+    assert json.loads(output) == [[0] * each["processes"] for each in specs], said(*specs)
+
+
+def do(folder: Path, *specs: dict[str, Any]) -> None:
+    finish(begin(folder, *specs), *specs)
+
+
+def said(*specs: dict[str, Any]) -> str:
+    """What the processes of the runs printed."""
+    logs = [Path(f"{each['log']}.{n}") for each in specs for n in range(each["processes"])]
+    return "\n".join(f"{log.name}:\n{log.read_text()}" for log in logs if log.is_file())
+
+
+def same_step(one: Path, other: Path) -> None:
+    """Asserts that the episodes of the first step are identical, and the weights after it within 1e-6."""
+    first = [record for record in runs.lines(one, "episodes.jsonl") if record["step"] == 1]
+    assert first and first == [record for record in runs.lines(other, "episodes.jsonl") if record["step"] == 1]
+    assert runs.memory(one, 1) == runs.memory(other, 1)
+    left, right = runs.arrays(one, 1), runs.arrays(other, 1)
+    assert left.keys() == right.keys()
+    for name, array in left.items():
+        if "/params/" in name:
+            np.testing.assert_allclose(right[name], array, rtol=0, atol=1e-6, err_msg=name)
+
+
+def test_two_processes_play_and_learn_as_one(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    do(tmp_path, spec("spice/atlas.toml", one, 1), spec("spice/atlas.toml", two, 2))
+    same_step(one, two)
+    assert {line["step"] for line in runs.lines(two, "metrics.jsonl")} == {1}  # one writer
+    assert (two / "report" / "index.html").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("card", CARDS)
+def test_delays_of_search_and_judge_change_nothing(card: str, tmp_path: Path) -> None:
+    one, two, late = (tmp_path / name for name in ("one", "two", "late"))
+    do(tmp_path, spec(card, one, 1), spec(card, two, 2), spec(card, late, 2, delays=True))
+    same_step(one, two)
+    runs.same(two, late)  # bit for bit
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_killed_process_ends_the_other_and_one_process_finishes_the_run(killed: int, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    whole = spec("ssp/atlas.toml", run, 2, "train.steps=40")
+    process = begin(tmp_path, whole)
+    runs.wait_for(process, lambda: 1 in runs.saved(run))
+    os.kill(int(Path(f"{whole['log']}.{killed}.pid").read_text()), signal.SIGKILL)
+    began = time.monotonic()
+    output, _ = process.communicate(timeout=runs.LIMIT)
+    assert time.monotonic() - began < 60
+    assert json.loads(output)[0][killed] == -signal.SIGKILL and json.loads(output)[0][1 - killed] == 1
+    left = Path(f"{whole['log']}.{1 - killed}").read_text()
+    sentences = [line for line in left.splitlines() if line.startswith("scope-jax:")]
+    assert len(sentences) == 1, left
+    assert sentences[0].startswith(f"scope-jax: process {1 - killed}: process {killed} is gone (no sign of life"), left
+    assert not re.search("Traceback|Check failure", left), left
+    done = max(runs.saved(run))
+    alone = spec("ssp/atlas.toml", run, 1, f"train.steps={done + 1}")
+    do(tmp_path, alone)
+    assert max(runs.saved(run)) == done + 1
+    assert [line["step"] for line in runs.lines(run, "metrics.jsonl")] == [*range(1, done + 2)]
+    again = spec("ssp/atlas.toml", run, 2, f"train.steps={done + 2}")
+    do(tmp_path, again)
+    assert max(runs.saved(run)) == done + 2
