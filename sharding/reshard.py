@@ -33,15 +33,14 @@ def _on_own_devices(x: jax.Array, sharding: NamedSharding) -> jax.Array:
     """A copy of an array of all processes, on this process's devices: it is sharded over the devices of each process
     as over its own, and copied to every process."""
     own = {device: place for place, device in enumerate(_of(jax.process_index()))}
-    order = [own[device] for device in sharding.mesh.devices.flat]
+    devices = np.asarray(sharding.mesh.devices)
+    order = [own[device] for device in devices.flat]
     grid = np.array([[_of(process)[place] for place in order] for process in range(jax.process_count())])
-    mesh = Mesh(grid.reshape(jax.process_count(), *sharding.mesh.devices.shape), ("process", *sharding.mesh.axis_names))
+    mesh = Mesh(grid.reshape(jax.process_count(), *devices.shape), ("process", *sharding.mesh.axis_names))
     copies = jax.device_put(x, NamedSharding(mesh, PartitionSpec(*sharding.spec)), may_alias=False)
     parts = {shard.device: shard.data for shard in copies.addressable_shards}
-    return jax.make_array_from_single_device_arrays(
-        x.shape, sharding, [parts[device] for device in sharding.mesh.devices.flat]
-    )
+    return jax.make_array_from_single_device_arrays(x.shape, sharding, [parts[device] for device in devices.flat])
 
 
-def _of(process: int) -> list[jax.Device]:
+def _of(process: int) -> list[Any]:
     return sorted((d for d in jax.devices() if d.process_index == process), key=lambda device: device.id)

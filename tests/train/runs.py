@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
@@ -106,7 +107,12 @@ def saved_at(run: Path, step: int) -> Path:
 
 def arrays(run: Path, step: int) -> dict[str, np.ndarray]:
     """Every array of the policies' states in a checkpoint, by its path."""
-    states = ocp.PyTreeCheckpointer().restore(saved_at(run, step) / "states")
+    place = saved_at(run, step) / "states"
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        tree = reader.metadata(place).item_metadata.tree
+        # As numpy arrays, whatever devices the run had.
+        types = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+        states = reader.restore(place, args=ocp.args.PyTreeRestore(restore_args=types))
     return {"/".join(path): np.asarray(leaf) for path, leaf in ocp.tree.to_flat_dict(states).items()}
 
 

@@ -109,7 +109,7 @@ def test_delays_of_search_and_judge_change_nothing(card: str, tmp_path: Path) ->
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_killed_process_ends_the_other_and_one_process_finishes_the_run(killed: int, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    whole = spec("ssp/atlas.toml", run, 2, "train.steps=40")
+    whole = spec("spice/atlas.toml", run, 2, "train.steps=40")
     process = begin(tmp_path, whole)
     runs.wait_for(process, lambda: 1 in runs.saved(run))
     os.kill(int(Path(f"{whole['log']}.{killed}.pid").read_text()), signal.SIGKILL)
@@ -123,10 +123,10 @@ def test_a_killed_process_ends_the_other_and_one_process_finishes_the_run(killed
     assert sentences[0].startswith(f"scope-jax: process {1 - killed}: process {killed} is gone (no sign of life"), left
     assert not re.search("Traceback|Check failure", left), left
     done = max(runs.saved(run))
-    alone = spec("ssp/atlas.toml", run, 1, f"train.steps={done + 1}")
+    alone = spec("spice/atlas.toml", run, 1, f"train.steps={done + 1}")
     do(tmp_path, alone)
     assert max(runs.saved(run)) == done + 1
     assert [line["step"] for line in runs.lines(run, "metrics.jsonl")] == [*range(1, done + 2)]
-    again = spec("ssp/atlas.toml", run, 2, f"train.steps={done + 2}")
+    again = spec("spice/atlas.toml", run, 2, f"train.steps={done + 2}")
     do(tmp_path, again)
     assert max(runs.saved(run)) == done + 2

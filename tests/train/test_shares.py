@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollouts.types import Request, SamplingParams
-from scope_jax.run import processes
-from scope_jax.run.processes import DividedRollouts, divided, shares
+from rollouts.types import Completion, Request, SamplingParams
+from scope_jax.run.processes import DividedRollouts, PeerError, by_one, divided, one_first, shares, together
 from sharding import distributed
 
 
@@ -31,30 +36,86 @@ def test_one_process_does_all_work_itself() -> None:
     assert asked == [[3, 1]]
 
 
+class Threads:
+    """Three processes of this test, each a thread, with an exchange between them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._here = threading.local()
+        self._barrier = threading.Barrier(3, timeout=30)
+        self._parts = [b""] * 3
+        monkeypatch.setattr(distributed, "count", lambda: 3)
+        monkeypatch.setattr(distributed, "index", lambda: self._here.index)
+        monkeypatch.setattr(distributed, "gather", self._gather)
+
+    def _gather(self, payload: bytes) -> list[bytes]:
+        self._parts[self._here.index] = payload
+        self._barrier.wait()
+        found = list(self._parts)
+        self._barrier.wait()
+        return found
+
+    def all(self, work: Callable[[], Any]) -> list[Any]:
+        """What `work` returns, or the exception it raises, in each."""
+
+        def one(index: int) -> Any:
+            self._here.index = index
+            try:
+                return work()
+            except (ValueError, PeerError) as error:
+                return error
+
+        with ThreadPoolExecutor(3) as pool:
+            return list(pool.map(one, range(3)))
+
+
+@pytest.fixture
+def three(monkeypatch: pytest.MonkeyPatch) -> Threads:
+    return Threads(monkeypatch)
+
+
 def request(group: str | None, tokens: int) -> Request:
     params = SamplingParams(1.0, 0, 1.0, 8, (), (), False)
     return Request(tuple(range(tokens)), params, np.zeros(2, np.uint32), group, 1, None)
 
 
-def test_every_process_gets_all_completions_in_order(monkeypatch) -> None:
-    """Three processes, one after the other; the exchange of the last has everything that the others sent."""
-    requests = [request(name, size) for name, size in zip("aabbcdd", (30, 30, 20, 20, 50, 5, 5), strict=True)]
-    sent: list[list] = []
+class Recorded:
+    """Rollouts whose completions name their request; `asked` has the groups of each call."""
 
-    class Rollouts:
-        load_params = take_params = use = None
+    def __init__(self) -> None:
+        self.asked: list[str] = []
 
-        def run(self, asked):
-            assert asked == [r for r in requests if r in asked]
-            return [f"{r.group}/{len(r.prompt_ids)}" for r in asked]
+    def load_params(self, params: Any) -> None: ...
 
-    monkeypatch.setattr(distributed, "count", lambda: 3)
-    monkeypatch.setattr(processes, "together", lambda work: sent.append(work()) or [*sent, *[[]] * (3 - len(sent))])
-    for one in range(3):
-        monkeypatch.setattr(distributed, "index", lambda one=one: one)
-        try:
-            found = DividedRollouts(Rollouts()).run(requests)  # type: ignore[arg-type]
-        except (StopIteration, RuntimeError):  # the others' results are not there yet
-            assert one < 2
-    assert found == ["a/30", "a/30", "b/20", "b/20", "c/50", "d/5", "d/5"]
-    assert sent == [[["a/30", "a/30"]], [["c/50"]], [["b/20", "b/20"], ["d/5", "d/5"]]]
+    def take_params(self, params: Any) -> Any: ...
+
+    def use(self, taken: Any) -> None: ...
+
+    def run(self, requests: Any) -> Any:
+        self.asked.append("".join(request.group for request in requests))
+        return [Completion((), (), "eos", f"{request.group}{len(request.prompt_ids)}") for request in requests]
+
+
+def test_every_process_gets_all_completions_and_a_group_stays_together(three: Threads) -> None:
+    requests = [request(*each) for each in zip("abadbcd", (30, 20, 31, 5, 21, 50, 6), strict=True)]
+    engine = Recorded()
+    found = three.all(lambda: [completion.text for completion in DividedRollouts(engine).run(requests)])
+    assert found == [["a30", "b20", "a31", "d5", "b21", "c50", "d6"]] * 3
+    assert sorted(engine.asked) == ["aa", "bbdd", "c"]  # of 77, 57 + 27 and 58 tokens
+
+
+def test_an_error_of_one_process_ends_all(three: Threads) -> None:
+    def work() -> int:
+        if distributed.index() == 1:
+            raise ValueError("the judge is gone")
+        return distributed.index()
+
+    first, own, last = three.all(lambda: together(work))
+    assert isinstance(own, ValueError) and str(own) == "the judge is gone"
+    assert str(first) == str(last) == "process 1 has failed: the judge is gone."
+    assert three.all(lambda: by_one(distributed.index)) == [0, 0, 0]
+
+
+def test_the_first_process_works_before_the_others(three: Threads) -> None:
+    order: list[int] = []
+    assert three.all(lambda: one_first(lambda: order.append(distributed.index()) or distributed.index())) == [0, 1, 2]
+    assert order[0] == 0 and sorted(order) == [0, 1, 2]
