@@ -131,7 +131,7 @@ def start(
     """Joins the run, before any device is used; a second call does nothing. Process 0 starts the coordination service.
 
     coordinator, devices: as in `Place`. Raises ValueError if a number is missing or the port cannot be opened, and
-    RuntimeError if not all processes are there after JOIN seconds.
+    ConnectionError if not all processes are there after JOIN seconds.
     """
     global _place
     if process_id is None or num_processes is None:
@@ -156,7 +156,13 @@ def start(
     client = _jax.get_distributed_runtime_client(
         place.coordinator, place.index, init_timeout=JOIN, heartbeat_timeout=HEARTBEAT, use_compression=True
     )
-    client.connect()
+    try:
+        client.connect()
+    except RuntimeError as error:
+        raise ConnectionError(
+            f"Process {place.index} of {place.count} did not find all others at {place.coordinator} within {JOIN} s "
+            f"({' '.join(str(error).split())[:200]}); start them all, with the same address."
+        ) from None
     global_state.client, _place = client, place
 
 
