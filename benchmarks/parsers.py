@@ -33,7 +33,7 @@ from retrieval.embed import HashedLexical
 from retrieval.search import format_documents
 from rollouts.types import Completion, Row, Turn
 from scope_jax.config import parse_config
-from scope_jax.play import documents, grading, measures, rewards, searching
+from scope_jax.play import documents, grading, measures, pairwise, rewards, searching
 from scope_jax.play.rubrics import score_of
 from scope_jax.systems.scope import judging, talking
 from scope_jax.systems.scope import rules as scope_rules
@@ -221,6 +221,7 @@ def harness_read(text: str) -> Any:
         return error
 
 
+FACTS = [{"weight": 1.0, "fact": ["The mouth is", "Rome"]}, {"weight": 2.0, "fact": ["a", "5"]}]
 PARSERS: dict[str, tuple[Callable[[str], Any], Wraps]] = {
     "neutralise": (parsing.neutralise, ()),
     "without_thinking": (parsing.without_thinking, ()),
@@ -281,6 +282,8 @@ PARSERS: dict[str, tuple[Callable[[str], Any], Wraps]] = {
         EVALUATIONS,
     ),
     "SCORE conclusion": (lambda text: consistency.conclusion_of(text, "section"), REPORT),
+    "vote_of": (pairwise.vote_of, (("<verdict>", "</verdict>"),)),
+    "facts_stated": (lambda text: measures.facts_stated(text, FACTS), REPORT),
     "SCORE consistency": (lambda text: consistency.pairwise([[text, text[:99]]], "query"), ()),
     "SCORE harness": (harness_read, HARNESS),
     "segments": (

@@ -94,6 +94,11 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
+    def changed(self, *names: str) -> list[str]:
+        """The fields among `names` whose value is not the default."""
+        fields = type(self).model_fields
+        return [name for name in names if getattr(self, name) != fields[name].get_default(call_default_factory=True)]
+
 
 class GameSection(Section):
     """Base of a game's table: a nested table overrides only the keys it sets, the others keep the game's defaults."""

@@ -133,6 +133,8 @@ class ScoreSection(GameSection):
             raise ValueError("train must list solver, evaluator or both, each once")
         if self.rubric == "fixed" and "evaluator" in self.train:
             raise ValueError('rubric = "fixed" leaves the evaluator nothing to learn; set train = ["solver"]')
+        if self.rubric == "fixed" and (useless := self.scheduler.changed(*ScoreSchedulerSection.model_fields)):
+            raise ValueError(f'rubric = "fixed" schedules no dimensions: remove scheduler.{useless[0]}')
         if self.solver.samples < 2:
             raise ValueError("solver.samples must be at least 2: reports are compared with each other")
         fixed = {name for name, weight in self.fixed_rubric.items() if weight}
@@ -144,8 +146,13 @@ class ScoreSection(GameSection):
                 "fixed_rubric must have at least one dimension, and not the base, which has no weight; change it or "
                 "harness.must_include"
             )
-        needed = {"endpoint": self.harness.endpoint, "replay": self.harness.file}
-        if self.harness.driver in needed and needed[self.harness.driver] is None:
-            key = "endpoint" if self.harness.driver == "endpoint" else "file"
-            raise ValueError(f'harness.driver = "{self.harness.driver}" needs score.harness.{key}')
+        for driver, key in (("endpoint", "endpoint"), ("replay", "file")):
+            given, chosen = bool(self.harness.changed(key)), self.harness.driver == driver
+            if chosen and not given:
+                raise ValueError(f'harness.driver = "{driver}" needs score.harness.{key}')
+            if given and not chosen:
+                raise ValueError(
+                    f'harness.{key} is used by the driver "{driver}" only, and the card has "{self.harness.driver}"; '
+                    f'remove harness.{key}, or set harness.driver = "{driver}"'
+                )
         return self

@@ -90,8 +90,12 @@ class SpellSection(GameSection):
             )
         if not any(self.tasks.values()):
             raise ValueError("tasks must hold at least one share above 0")
-        shape = {name: type(self).model_fields[name].default for name in ("target", "width")}
-        if self.questioner_reward != "gaussian" and any(getattr(self, name) != value for name, value in shape.items()):
+        changed = self.changed
+        if not self.verify and (
+            useless := changed("vote", "consistency_check", "verifier_batch", "malformed_judgment")
+        ):
+            raise ValueError(f"verify = false leaves no judgments, to which {useless[0]} applies: remove it")
+        if self.questioner_reward != "gaussian" and changed("target", "width"):
             raise ValueError(
                 f'target and width shape the gaussian reward; questioner_reward = "{self.questioner_reward}"'
                 " has neither: remove them"

@@ -67,6 +67,11 @@ class SpiceSection(GameSection):
             )
         if self.train != "both" and self.challenger_weight != 1.0:
             raise ValueError(f'challenger_weight balances two roles, but train = "{self.train}" trains one; remove it')
+        if self.challenger_reward != "variance" and self.changed("reward_width"):
+            raise ValueError(
+                "reward_width is the width of the variance reward; "
+                f'challenger_reward = "{self.challenger_reward}" has none: remove it'
+            )
         if self.train_stages == "format" and self.formats == "multiple-choice":
             raise ValueError(
                 'train_stages = "format" trains nothing with formats = "multiple-choice", which has no first stage; '

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 LONGEST = 2_000  # characters; a longer answer is not compared
+START_SECONDS = 300.0  # for the worker's imports, which take seconds, or minutes on a loaded node
 
 
 class MathAnswers:
@@ -52,9 +53,14 @@ class MathAnswers:
             self._worker = subprocess.Popen(
                 [sys.executable, "-P", __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
             )
-            if self._line(60.0) is None:  # it prints a line once its libraries are imported
+            if self._line(START_SECONDS) is None:  # it prints a line once its libraries are imported
                 self.close()
-                raise RuntimeError("the process that compares mathematical answers did not start within a minute")
+                from scope_jax.errors import UserError  # not at the top: the worker runs this file without the project
+
+                raise UserError(
+                    f"the process that compares mathematical answers did not start within {START_SECONDS:g} seconds; "
+                    "check that `python -c 'import math_verify'` works, or run with fewer other processes."
+                )
         assert self._worker.stdin is not None
         try:
             self._worker.stdin.write(json.dumps(comparison) + "\n")

@@ -10,12 +10,15 @@ from scope_jax.text import dialects, parsing, templates
 from scope_jax.text.messages import Messages
 
 
-def shown(cfg: Config, text: str) -> str:
-    """`text` with all reserved tags in square brackets, so that quoted text cannot search, answer or score."""
-    return _neutral(text, dialects.load(cfg.model.dialect).tags)
+def shown(cfg: Config, text: str, own: tuple[str, ...] = ()) -> str:
+    """`text` with all reserved tags in square brackets, so that quoted text cannot search, answer or score.
+
+    own: tags of a game's prompts and replies in addition to those of all games.
+    """
+    return _neutral(text, (*dialects.load(cfg.model.dialect).tags, *own))
 
 
-@lru_cache(maxsize=4096)  # an answer is shown once for each criterion, and may be long
+@lru_cache(maxsize=4096)  # a document or an answer is shown several times in a step, and may be long
 def _neutral(text: str, tags: tuple[str, ...]) -> str:
     return parsing.neutralise(text, tags)
 
@@ -34,6 +37,19 @@ def _template(folder: str, name: str, known: tuple[str, ...], required: tuple[st
 def filled(folder: str, name: str, values: Mapping[str, object], required: tuple[str, ...] = ()) -> str:
     """The prompt `name`.txt of a folder with its variables filled in; raises PromptError."""
     return templates.fill(_template(folder, name, tuple(values), required), values)
+
+
+@lru_cache(maxsize=64)
+def _messages(folder: str, role: str, known: tuple[str, ...], required: tuple[str, ...]) -> Messages:
+    return templates.load_messages(folder, role, known=known, required=required, tools=())
+
+
+def for_role(folder: str, role: str, values: Mapping[str, object], required: tuple[str, ...]) -> Messages:
+    """The messages of a role that does not search, filled in: prompt, and system message if the folder has one.
+
+    Raises PromptError.
+    """
+    return templates.fill_messages(_messages(folder, role, tuple(values), required), values)
 
 
 def searcher_template(cfg: Config, folder: str, role: str, known: Sequence[str], required: Sequence[str]) -> Messages:

@@ -46,9 +46,9 @@ def means(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
     return {name: mean(numbers) for name, numbers in values.items() if numbers}
 
 
-def one_minus_mean(rewards: Sequence[float]) -> float:
-    """Proposer's reward 1 − (1/n) Σⱼ rⱼ over the solver's attempts at its question (SSP Eq. (7))."""
-    return 1.0 - mean(rewards)
+def shares(prefix: str, values: Sequence[str], names: Sequence[str]) -> dict[str, float]:
+    """The share of `values` that equal each name, as the metric `prefix` + name; {} without values."""
+    return {f"{prefix}{name}": values.count(name) / len(values) for name in names if values}
 
 
 def absolute_zero(pass_rate: float) -> float:
@@ -59,9 +59,3 @@ def absolute_zero(pass_rate: float) -> float:
 def r_zero(pass_rate: float) -> float:
     """1 − 2 |p − 1/2| for a task that is answered correctly with probability p (R-Zero)."""
     return 1.0 - 2.0 * abs(pass_rate - 0.5)
-
-
-def intermediate(rewards: Sequence[float], left: float, right: float) -> float:
-    """4 (left + s)(right − s) for a success rate 0 < s < 1, else 0 (released SSP code); s = (1/n) Σⱼ rⱼ."""
-    success = mean(rewards)
-    return 4.0 * (left + success) * (right - success) if 0.0 < success < 1.0 else 0.0

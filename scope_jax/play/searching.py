@@ -11,9 +11,9 @@ from typing import Any
 
 from retrieval.search import EMPTY_QUERY, NOTHING_FOUND
 from rollouts.types import Completion, Turn
-from scope_jax.config import FormatRule, one_of
-from scope_jax.play.turns import Cut
-from scope_jax.text import parsing
+from scope_jax.config import Config, FormatRule, one_of
+from scope_jax.play.turns import Cut, Respond
+from scope_jax.text import dialects, parsing
 from scope_jax.text.dialects import Dialect
 from scope_jax.text.dialects.calls import Call, calls
 
@@ -85,9 +85,25 @@ def responder(
     return respond
 
 
+def stops_of(cfg: Config, final: str) -> tuple[str, ...]:
+    """Strings that end a turn: the closing tags of a search and of `<final>`, which ends the episode."""
+    return (dialects.load(cfg.model.dialect).close, f"</{final}>")
+
+
+def responder_of(cfg: Config, search: Search, final: str) -> Respond:
+    """The responder of the turns of an episode that ends with `<final>`, in the card's dialect; runs all searches."""
+    ends = cfg.model.turns == "raw"
+    return responder(search, dialects.load(cfg.model.dialect), (final,), end_token_ends=ends)
+
+
 def contents(completion: Completion) -> list[str]:
     """The contents of the sampled turns (thinking replaced by spaces)."""
     return [turn.content for turn in completion.turns if turn.kind == "sampled"]
+
+
+def reply_text(completion: Completion) -> str:
+    """The completion's text without thinking; "" if the prompt was too long to be sampled."""
+    return "".join(contents(completion))
 
 
 def whole(turn: Turn) -> str:
@@ -104,6 +120,11 @@ def queries_run(completion: Completion, dialect: Dialect) -> list[str]:
     """Queries that were answered: those of every turn but the last."""
     answered = completion.turns[:-1]  # a sampled turn that is not the last is followed by its observation
     return [query for turn in answered if turn.kind == "sampled" for query in queries_of(turn.content, dialect)]
+
+
+def searches_run(cfg: Config, completion: Completion) -> int:
+    """Number of searches of an episode that were run, in the card's dialect."""
+    return len(queries_run(completion, dialects.load(cfg.model.dialect)))
 
 
 def results_read(completion: Completion, dialect: Dialect) -> list[str]:

@@ -4,6 +4,8 @@ import time
 
 import pytest
 
+from scope_jax.errors import UserError
+from scope_jax.play import math_answers
 from scope_jax.play.math_answers import LONGEST, MathAnswers
 
 
@@ -55,3 +57,11 @@ def test_a_worker_that_died_is_replaced():
     answers._worker.wait()
     assert answers.equal("2", ["2"]) or answers.equal("2", ["2"])
     answers.close()
+
+
+def test_a_worker_that_does_not_start_ends_the_run_with_one_sentence(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(math_answers, "START_SECONDS", 0.0)
+    answers = MathAnswers()
+    with pytest.raises(UserError, match=r"did not start within 0 seconds; check .*\.$"):
+        answers.equal("2", ["2"])
+    assert answers._worker is None  # nothing is left running

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from scope_jax.play import rewards
+from scope_jax.systems.ssp import rules
 
 
 @pytest.mark.parametrize(
@@ -30,12 +31,21 @@ def test_contains_words_is_about_whole_words():
 
 
 def test_proposer_rewards():
-    assert rewards.one_minus_mean([1.0, 0.0, 0.0, 1.0, 0.0]) == pytest.approx(0.6)  # 1 − 2/5, Eq. (7)
-    assert rewards.one_minus_mean([1.0]) == 0.0
-    assert rewards.intermediate([1.0, 0.0], 0.0, 1.0) == pytest.approx(1.0)  # 4 · ½ · ½
-    assert rewards.intermediate([1.0, 0.0, 0.0, 0.0], 0.0, 1.0) == pytest.approx(0.75)  # 4 · ¼ · ¾
-    assert rewards.intermediate([1.0, 0.0, 0.0, 0.0], 0.25, 0.75) == pytest.approx(1.0)  # 4 · ½ · ½
-    assert rewards.intermediate([1.0, 1.0], 0.5, 1.5) == 0.0
-    assert rewards.intermediate([0.0, 0.0], 0.5, 1.5) == 0.0
+    assert rules.one_minus_mean([1.0, 0.0, 0.0, 1.0, 0.0]) == pytest.approx(0.6)  # 1 − 2/5, Eq. (7)
+    assert rules.one_minus_mean([1.0]) == 0.0
+    assert rules.intermediate([1.0, 0.0], 0.0, 1.0) == pytest.approx(1.0)  # 4 · ½ · ½
+    assert rules.intermediate([1.0, 0.0, 0.0, 0.0], 0.0, 1.0) == pytest.approx(0.75)  # 4 · ¼ · ¾
+    assert rules.intermediate([1.0, 0.0, 0.0, 0.0], 0.25, 0.75) == pytest.approx(1.0)  # 4 · ½ · ½
+    assert rules.intermediate([1.0, 1.0], 0.5, 1.5) == 0.0
+    assert rules.intermediate([0.0, 0.0], 0.5, 1.5) == 0.0
     with pytest.raises(ValueError, match="no values"):
-        rewards.one_minus_mean([])
+        rules.one_minus_mean([])
+
+
+def test_shares():
+    assert rewards.shares("rejected/", ["a", "", "b", "a"], ("a", "b", "c")) == {
+        "rejected/a": 0.5,
+        "rejected/b": 0.25,
+        "rejected/c": 0.0,
+    }
+    assert rewards.shares("rejected/", [], ("a",)) == {}

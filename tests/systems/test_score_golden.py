@@ -215,6 +215,9 @@ def test_dpo_is_trained_on_the_best_and_the_worst_report(mixed: Plan):
         ({"fixed_rubric": {"factuality": 0.5}}, "and not the base"),
         ({"harness": {"driver": "endpoint"}}, "needs score.harness.endpoint"),
         ({"harness": {"driver": "replay"}}, "needs score.harness.file"),
+        ({"harness": {"file": "a.json"}}, r'harness.file is used by the driver "replay" only, .* has "rules"'),
+        ({"harness": {"endpoint": {"url": "http://a", "model": "m"}}}, 'used by the driver "endpoint" only'),
+        ({"rubric": "fixed", "train": ["solver"], "scheduler": {"hints": 1}}, "remove scheduler.hints"),
         ({"dimensions": {"No Name": "a"}}, "No Name"),
     ],
 )

@@ -47,6 +47,15 @@ def test_without_verifier_the_rule_decides_alone():
         card(verify=False)
 
 
+@pytest.mark.parametrize(
+    "useless",
+    [{"vote": "single"}, {"consistency_check": False}, {"verifier_batch": "groups"}, {"malformed_judgment": -1.0}],
+)
+def test_settings_of_judgments_are_refused_without_a_verifier(useless: dict[str, Any]):
+    with pytest.raises(CardError, match=rf"verify = false leaves no judgments, to which {next(iter(useless))} applies"):
+        card(**WITHOUT_VERIFIER, **useless)
+
+
 @pytest.mark.parametrize("role", ["questioner", "responder", "verifier"])
 def test_a_role_that_is_not_trained_still_plays(role: str):
     train = [name for name in ("questioner", "responder", "verifier") if name != role]

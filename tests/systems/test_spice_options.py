@@ -31,6 +31,11 @@ def test_challenger_reward(name: str, gain: float):
     assert [e.reward for e in episodes_of(episodes, "challenger")] == pytest.approx([gain] * 12, abs=1e-9)
 
 
+def test_the_width_of_a_reward_that_has_none_is_refused():
+    with pytest.raises(CardError, match=r'challenger_reward = "threshold" has none: remove it'):
+        card(challenger_reward="threshold", reward_width=0.02)
+
+
 def test_reward_width_and_invalid_reward():
     plan = Plan({("Aare", 0): ("no", "")}, HALF.answers)
     episodes, _, _ = played(card(reward_width=0.00390625 / 2, invalid_reward=-2), plan)  # exp(−1)

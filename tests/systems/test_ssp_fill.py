@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from scope_jax.config import Config, LearnerSection, LossCard, OptimizerSection
+from scope_jax.data.keys import drawn
 from scope_jax.learner import advantages
 from scope_jax.learner.learner import Learner
 from scope_jax.learner.types import Episode, Metrics
@@ -206,12 +207,12 @@ def test_draws_depend_on_seed_and_step_and_are_fair():
     entries = [pool.entry(f"q{index}", ["a"], 0, 0.0) for index in range(10)]
     counts = np.zeros(10)
     for seed in range(400):
-        drawn = pool.draw(entries, 3, np.random.default_rng(seed))
-        names = [int(entry["question"][1:]) for entry in drawn]
+        taken = drawn(entries, 3, np.random.default_rng(seed))
+        names = [int(entry["question"][1:]) for entry in taken]
         assert len(set(names)) == 3
         counts[names] += 1
     assert counts.min() > 80 and counts.max() < 160  # 120 expected of each
-    assert pool.draw([], 3, np.random.default_rng(0)) == []
+    assert drawn([], 3, np.random.default_rng(0)) == []
     big = {"pool": entries}
     choices = {
         tuple(e.text["question"] for e in episodes_of(step(card(fill="replay", seed=seed), big, number)[0], "solver"))

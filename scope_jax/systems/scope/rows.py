@@ -8,7 +8,7 @@ from dataclasses import replace
 from scope_jax.config import Config, SamplingSection
 from scope_jax.learner.types import Datum, Episode, Metrics
 from scope_jax.play import searching
-from scope_jax.play.rewards import means
+from scope_jax.play.rewards import means, shares
 from scope_jax.systems.scope import challenger, rules, solver
 from scope_jax.systems.scope.records import REASONS, Attempt, Draft, Solved
 
@@ -104,8 +104,7 @@ def measure_drafts(cfg: Config, drafts: Sequence[Draft], episodes: Sequence[Epis
     for kind in cfg.scope.task_types:
         values[f"challenger/valid/{kind}"] = [float(not d.rejected) for d in drafts if d.order.kind == kind]
     rejected = [draft.rejected for draft in drafts]
-    shares = {f"rejected/{reason}": rejected.count(reason) / len(rejected) for reason in REASONS} if drafts else {}
-    return means(values) | shares
+    return means(values) | shares("rejected/", rejected, REASONS)
 
 
 def measure_solved(cfg: Config, solved: Sequence[Solved], episodes: Sequence[Episode], role: str) -> Metrics:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from scope_jax.config import Config
+from scope_jax.play import searching
 from scope_jax.play.tools import Prompt, Tools, sample
 from scope_jax.systems.score import instructions, rules, talking
 from scope_jax.systems.score.harness import Harness
@@ -77,10 +78,10 @@ def assess(
         1,
         card.evaluator.sampling,
         policy=talking.policy_of(cfg, "evaluator"),
-        stop=talking.stops(cfg, talking.ASSESSMENT),
+        stop=searching.stops_of(cfg, talking.ASSESSMENT),
         max_turns=card.evaluator.max_turns,
         max_prompt_tokens=card.evaluator.max_prompt_tokens,
-        respond=talking.responder(cfg, tools.search, talking.ASSESSMENT),
+        respond=searching.responder_of(cfg, tools.search, talking.ASSESSMENT),
         tempered=card.evaluator.loss.tempered,
     )
     made = [Call(places, completion) for places, (completion,) in zip(calls, groups, strict=True)]
@@ -96,7 +97,7 @@ def _read(cfg: Config, harness: Harness, call: Call, reports: Sequence[Report]) 
     own = [reports[i] for i in call.reports]
     if not call.completion.turns:
         return [replace(report, reason="assessment_too_long") for report in own]
-    depth = talking.searches(cfg, call.completion)
+    depth = searching.searches_run(cfg, call.completion)
     text = talking.last_said(call.completion)
     found = rules.assessments_of(text, len(own), own[0].rubric, cfg.score.max_score)
     if found is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from scope_jax.config import Config
+from scope_jax.play import searching
 from scope_jax.play.exams import Exam
 from scope_jax.systems.score import instructions, solver, talking
 from scope_jax.systems.score.evaluator import fixed_rubric
@@ -16,8 +17,8 @@ def exam(cfg: Config) -> Exam:
         prompt=lambda row, tokens: instructions.for_solver(cfg, row["question"], rubric),
         read=solver.report_of,
         measures=("rubric", "exact"),
-        stop=talking.stops(cfg, talking.REPORT),
+        stop=searching.stops_of(cfg, talking.REPORT),
         max_turns=cfg.score.solver.max_turns,
-        respond=lambda search: talking.responder(cfg, search, talking.REPORT),
-        searches=lambda completion: talking.searches(cfg, completion),
+        respond=lambda search: searching.responder_of(cfg, search, talking.REPORT),
+        searches=lambda completion: searching.searches_run(cfg, completion),
     )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
 
 from scope_jax.config import Config
 from scope_jax.play import prompting
@@ -12,7 +11,6 @@ from scope_jax.systems.score import rules
 from scope_jax.systems.score.harness import Harness, default
 from scope_jax.systems.score.records import Rubric, Wishes
 from scope_jax.systems.score.statistics import Record
-from scope_jax.text import dialects, parsing, templates
 from scope_jax.text.messages import Messages
 
 ROLES = ("rubric", "rubric_query", "solver", "scoring")
@@ -25,12 +23,7 @@ OWN_TAGS = (
 
 def shown(cfg: Config, text: str) -> str:
     """`text` with every tag that has a meaning put into square brackets."""
-    return _neutral(text, (*dialects.load(cfg.model.dialect).tags, *OWN_TAGS))
-
-
-@lru_cache(maxsize=4096)
-def _neutral(text: str, tags: tuple[str, ...]) -> str:
-    return parsing.neutralise(text, tags)
+    return prompting.shown(cfg, text, OWN_TAGS)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -68,8 +61,10 @@ def for_rubric(cfg: Config, harness: Harness, wishes: Wishes, query: str | None)
     }
     required = ("dimensions", "base", "others", "weight_min", "weight_max")
     if query is None:
-        return _filled(cfg, "rubric", values, required)
-    return _filled(cfg, "rubric_query", {**values, "query": shown(cfg, query)}, (*required, "query"))
+        return prompting.for_role(cfg.score.prompts, "rubric", values, required)
+    return prompting.for_role(
+        cfg.score.prompts, "rubric_query", {**values, "query": shown(cfg, query)}, (*required, "query")
+    )
 
 
 def for_solver(cfg: Config, query: str, rubric: Rubric) -> Messages:
@@ -113,12 +108,3 @@ def for_harness(cfg: Config, before: Harness, records: Sequence[Record]) -> str:
         "max_tool_calls": cfg.score.evaluator.max_turns - 1,
     }
     return prompting.filled(cfg.score.prompts, "harness", values, ("statistics", "harness"))
-
-
-def _filled(cfg: Config, role: str, values: Mapping[str, object], required: tuple[str, ...]) -> Messages:
-    return templates.fill_messages(_template(cfg.score.prompts, role, tuple(values), required), values)
-
-
-@lru_cache(maxsize=64)
-def _template(folder: str, role: str, names: tuple[str, ...], required: tuple[str, ...]) -> Messages:
-    return templates.load_messages(folder, role, known=names, required=required, tools=())

@@ -10,7 +10,7 @@ from scope_jax.config import Config
 from scope_jax.learner.types import Datum, Episode, Judgement, Metrics
 from scope_jax.play import searching, settings
 from scope_jax.play.collapse import collapse_metrics
-from scope_jax.play.rewards import mean, means
+from scope_jax.play.rewards import mean, means, shares
 from scope_jax.systems.score import rules, statistics, talking
 from scope_jax.systems.score.evaluator import Query
 from scope_jax.systems.score.harness import Harness
@@ -148,21 +148,21 @@ def measure(
     values |= searching.episode_stats(
         "solver",
         [report.completion for report in reports],
-        [talking.searches(cfg, report.completion) for report in reports],
+        [searching.searches_run(cfg, report.completion) for report in reports],
     )
     scored = [call.completion for call in calls]
-    values |= searching.episode_stats("scoring", scored, [talking.searches(cfg, completion) for completion in scored])
+    values |= searching.episode_stats(
+        "scoring", scored, [searching.searches_run(cfg, completion) for completion in scored]
+    )
     values |= searching.lengths("evaluator", [draft.completion for draft in drafts])
     refused = [report.reason for report in reports]
-    shares = {f"rejected/{reason}": refused.count(reason) / len(refused) for reason in rules.REPORT_REASONS}
-    if drafts:
-        broken = [draft.reason for draft in drafts]
-        shares |= {f"rejected/rubric_{reason}": broken.count(reason) / len(broken) for reason in rules.RUBRIC_REASONS}
+    found = shares("rejected/", refused, rules.REPORT_REASONS)
+    found |= shares("rejected/rubric_", [draft.reason for draft in drafts], rules.RUBRIC_REASONS)
     texts: dict[int, list[str]] = {}
     for report in reports:
         texts.setdefault(report.place, []).extend([] if report.text is None else [report.text])
-    shares |= {f"solver/{name}": value for name, value in collapse_metrics(list(texts.values())).items()}
-    return means(values) | {name: value for name, value in numbers.items() if value is not None} | shares
+    found |= {f"solver/{name}": value for name, value in collapse_metrics(list(texts.values())).items()}
+    return means(values) | {name: value for name, value in numbers.items() if value is not None} | found
 
 
 def measure_harness(harness: Harness, state: Mapping[str, Any], after: Mapping[str, Any]) -> Metrics:

@@ -33,8 +33,8 @@ def write_reports(cfg: Config, tools: Tools, queries: Sequence[Query], rubrics: 
         [Prompt(tools.encode_prompt(said), f"{place}", said) for place, said in enumerate(asked)],
         cfg.score.solver.samples,
         policy=talking.policy_of(cfg, "solver"),
-        stop=talking.stops(cfg, talking.REPORT),
-        respond=talking.responder(cfg, tools.search, talking.REPORT),
+        stop=searching.stops_of(cfg, talking.REPORT),
+        respond=searching.responder_of(cfg, tools.search, talking.REPORT),
     )
     return [
         _report(cfg, place, asked[place], completion, rubrics[place])

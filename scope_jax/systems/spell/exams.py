@@ -10,9 +10,9 @@ from scope_jax.config import Config
 from scope_jax.play.defaults import ACTOR
 from scope_jax.play.documents import without_middle
 from scope_jax.play.exams import Exam
+from scope_jax.play.searching import reply_text
 from scope_jax.systems.spell import instructions, rules
 from scope_jax.systems.spell.records import Question
-from scope_jax.systems.spell.talking import reply_text
 from scope_jax.text.messages import Messages
 
 

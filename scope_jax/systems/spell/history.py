@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from scope_jax.config import Config
-from scope_jax.data.keys import rng
+from scope_jax.data.keys import drawn, rng
 from scope_jax.systems.spell.records import Entry, Order, Question
 from scope_jax.systems.spell.rules import allowed_tasks
 
@@ -70,8 +70,8 @@ def _unseen(ids: Sequence[str], known: Sequence[Entry]) -> list[str]:
 
 def _sample(cfg: Config, unseen: Sequence[str], place: int) -> tuple[str, ...]:
     """m of the documents, or all if there are fewer, in the cluster's order."""
-    drawn = rng("spell documents", cfg.seed, place).permutation(len(unseen))[: cfg.spell.documents]
-    return tuple(unseen[int(index)] for index in sorted(drawn))
+    indices = drawn(range(len(unseen)), cfg.spell.documents, rng("spell documents", cfg.seed, place))
+    return tuple(unseen[index] for index in sorted(indices))
 
 
 def accepts(cfg: Config, success: float) -> bool:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 from scope_jax.config import Config
+from scope_jax.play import prompting
 from scope_jax.systems.spell.records import Entry, Order, Question
-from scope_jax.text import dialects, parsing, templates
 from scope_jax.text.messages import Messages
 
 TASKS = ("qa", "math", "choice")
@@ -18,12 +17,7 @@ OWN_TAGS = ("text",)  # enclose the documents in a prompt
 
 def shown(cfg: Config, text: str) -> str:
     """`text` with all reserved tags neutralised (in square brackets)."""
-    return _neutral(text, (*dialects.load(cfg.model.dialect).tags, *OWN_TAGS))
-
-
-@lru_cache(maxsize=4096)  # a document is shown to both questioner and responder, and again with its cluster
-def _neutral(text: str, tags: tuple[str, ...]) -> str:
-    return parsing.neutralise(text, tags)
+    return prompting.shown(cfg, text, OWN_TAGS)
 
 
 def quoted(cfg: Config, text: str) -> str:
@@ -33,13 +27,8 @@ def quoted(cfg: Config, text: str) -> str:
     return shown(cfg, text)
 
 
-@lru_cache(maxsize=64)
-def _template(folder: str, role: str, names: tuple[str, ...], required: tuple[str, ...]) -> Messages:
-    return templates.load_messages(folder, role, known=names, required=required, tools=())
-
-
 def _filled(cfg: Config, role: str, values: Mapping[str, object], required: tuple[str, ...]) -> Messages:
-    messages = templates.fill_messages(_template(cfg.spell.prompts, role, tuple(values), required), values)
+    messages = prompting.for_role(cfg.spell.prompts, role, values, required)
     return Messages(messages.user.strip(), messages.system)
 
 

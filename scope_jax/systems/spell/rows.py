@@ -8,7 +8,7 @@ from scope_jax.config import Config
 from scope_jax.learner.types import Datum, Episode, Metrics
 from scope_jax.play import grading, searching
 from scope_jax.play.defaults import ACTOR
-from scope_jax.play.rewards import mean
+from scope_jax.play.rewards import mean, shares
 from scope_jax.systems.spell import rules
 from scope_jax.systems.spell.instructions import TASKS
 from scope_jax.systems.spell.records import Asked, Group
@@ -151,9 +151,9 @@ def measure(
         **searching.lengths("verifier", [j.completion for j in judgments]),
     }
     rejected = [one.reason for one in asked]
-    shares = {f"rejected/{reason}": rejected.count(reason) / len(asked) for reason in rules.REASONS if asked}
+    found = shares("rejected/", rejected, rules.REASONS)
     if asked:
-        shares |= {"questions/asked": float(len(asked)), "questions/trained": float(len(chosen.questioner))}
+        found |= {"questions/asked": float(len(asked)), "questions/trained": float(len(chosen.questioner))}
     solvable = [group.task for group in mixed]
     counts = {
         "groups/mixed": float(len(mixed)),
@@ -163,4 +163,4 @@ def measure(
         **({f"solvable/{task}": solvable.count(task) / len(solvable) for task in TASKS} if solvable else {}),
     }
     requests = grading.counts(grades) if cfg.spell.rule == "judge" else {}
-    return {name: mean(numbers) for name, numbers in values.items() if numbers} | shares | counts | requests
+    return {name: mean(numbers) for name, numbers in values.items() if numbers} | found | counts | requests

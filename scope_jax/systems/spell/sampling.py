@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from scope_jax.config import Config
-from scope_jax.data.keys import rng
+from scope_jax.data.keys import drawn, rng
 from scope_jax.systems.spell import rules
 from scope_jax.systems.spell.records import Asked, Group, Response
-
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -40,7 +37,7 @@ def choose(cfg: Config, asked: Sequence[Asked], groups: Sequence[Group], step: i
     kept = [group.place for group in groups if group.mixed][: cfg.spell.groups]
     mixed = {group.place for group in groups if group.mixed}
     failed = [a.order.place for a in asked if a.reason not in rules.UNPLAYED and a.order.place not in mixed]
-    negatives = _drawn(failed, len(kept), cfg, "spell negatives", step)
+    negatives = drawn(failed, len(kept), rng("spell negatives", cfg.seed, step))
     conflicting = [
         (group.place, number)
         for group in groups
@@ -52,11 +49,5 @@ def choose(cfg: Config, asked: Sequence[Asked], groups: Sequence[Group], step: i
     wanted = len(kept)
     if cfg.spell.verifier_batch == "judgments":
         wanted = -(-wanted // cfg.spell.verifier.samples)
-    judged = _drawn(conflicting, wanted, cfg, "spell judgments", step)
+    judged = drawn(conflicting, wanted, rng("spell judgments", cfg.seed, step))
     return Chosen(frozenset(kept), frozenset([*kept, *negatives]), frozenset(judged))
-
-
-def _drawn(items: Sequence[Item], count: int, cfg: Config, name: str, step: int) -> list[Item]:
-    """`count` items drawn without replacement, or all if there are fewer."""
-    order = rng(name, cfg.seed, step).permutation(len(items))
-    return [items[int(place)] for place in order[:count]]

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from rollouts.types import Completion
 from scope_jax.config import Config, SpellRoleSection
-from scope_jax.play import searching
 from scope_jax.play.defaults import ACTOR
 from scope_jax.play.tools import Prompt, Tools, sample
 
@@ -25,8 +24,3 @@ def generate(
         max_prompt_tokens=card.max_prompt_tokens,
         tempered=cfg.spell.loss.tempered,
     )
-
-
-def reply_text(completion: Completion) -> str:
-    """The completion's text without thinking; "" if the prompt was too long to be sampled."""
-    return "".join(searching.contents(completion))

@@ -143,7 +143,7 @@ def _generate(
         tempered=cfg.spice.loss.tempered,
     )
     return [
-        [StageReply(stage, prompt, "".join(searching.contents(completion)), completion) for completion in group]
+        [StageReply(stage, prompt, searching.reply_text(completion), completion) for completion in group]
         for (_, prompt), group in zip(prompts, groups, strict=True)
     ]
 

@@ -44,7 +44,7 @@ def solve(cfg: Config, tools: Tools, attempts: Sequence[Attempt], again: bool = 
 
 def prediction_of(completion: Completion) -> str | None:
     r"""Content of the last `\boxed{…}` outside of thinking; None if missing or empty."""
-    return parsing.boxed("".join(searching.contents(completion)))
+    return parsing.boxed(searching.reply_text(completion))
 
 
 def grade(cfg: Config, tried: Sequence[Tried]) -> tuple[list[Tried], int]:

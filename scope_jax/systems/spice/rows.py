@@ -8,7 +8,7 @@ from scope_jax.config import Config
 from scope_jax.learner.types import Datum, Episode, Metrics
 from scope_jax.play import searching
 from scope_jax.play.defaults import ACTOR
-from scope_jax.play.rewards import means
+from scope_jax.play.rewards import means, shares
 from scope_jax.systems.spice import challenger, rules
 from scope_jax.systems.spice.records import MULTIPLE_CHOICE, REASONS, Attempt, StageReply, Tried
 from scope_jax.text.parsing import shorten
@@ -133,5 +133,4 @@ def measure(
     for kind in (MULTIPLE_CHOICE, *cfg.spice.answer_types):
         values[f"kinds/{kind.replace('-', '_')}"] = [float(other == kind) for other in kinds]
     reasons = [one.reason for one in attempts]
-    shares = {f"rejected/{reason}": reasons.count(reason) / len(reasons) for reason in REASONS}
-    return means(values) | shares
+    return means(values) | shares("rejected/", reasons, REASONS)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from scope_jax.config import ChallengerReward, one_of
+from scope_jax.data.keys import drawn
 from scope_jax.play.measures import letter, same_text
 from scope_jax.play.rewards import absolute_zero, r_zero
 from scope_jax.systems.spice.records import MULTIPLE_CHOICE, Attempt, Task
@@ -53,12 +54,8 @@ def subsample(attempts: Sequence[Attempt], size: int, rng: np.random.Generator) 
     valid = [attempt for attempt in attempts if attempt.valid]
     invalid = [attempt for attempt in attempts if not attempt.valid]
     wanted = valid_share(len(valid), len(attempts), size)
-    kept = _some(valid, wanted, rng) + _some(invalid, size - wanted, rng)
+    kept = drawn(valid, wanted, rng) + drawn(invalid, size - wanted, rng)
     return sorted(kept, key=lambda attempt: attempt.number)
-
-
-def _some(attempts: Sequence[Attempt], count: int, rng: np.random.Generator) -> list[Attempt]:
-    return [attempts[place] for place in rng.permutation(len(attempts))[:count]]
 
 
 # ------------------------------------------------------------------------------------------------------------ grading

@@ -6,13 +6,11 @@ from scope_jax.config import Config, Grader, Measure
 from scope_jax.play import searching
 from scope_jax.play.defaults import ACTOR
 from scope_jax.play.exams import Exam
-from scope_jax.systems.ssp import instructions, solver, talking
-from scope_jax.text import dialects
+from scope_jax.systems.ssp import instructions, solver
 
 
 def exam(cfg: Config) -> Exam:
     """Questions answered and graded as in training, except that the only format requirement is an `<answer>`."""
-    dialect = dialects.load(cfg.model.dialect)
     rules: dict[Grader, tuple[Measure, ...]] = {
         "exact-match": ("exact-match",),
         "judge": ("judge",),
@@ -24,9 +22,9 @@ def exam(cfg: Config) -> Exam:
         read=solver.prediction_of,
         measures=("accuracy",),
         accuracy=rules[cfg.ssp.grader],
-        stop=talking.stops(cfg, "answer"),
+        stop=searching.stops_of(cfg, "answer"),
         max_turns=cfg.ssp.solver.max_turns,
-        respond=lambda search: talking.responder(cfg, search, "answer"),
-        searches=lambda completion: len(searching.queries_run(completion, dialect)),
+        respond=lambda search: searching.responder_of(cfg, search, "answer"),
+        searches=lambda completion: searching.searches_run(cfg, completion),
         prompts=cfg.ssp.prompts,
     )

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from scope_jax.config import Config
 from scope_jax.play.rewards import mean
 from scope_jax.play.system import Memory
@@ -17,11 +15,6 @@ Entry = dict[str, Any]  # question, answers, the step that created it, the solve
 
 def entry(question: str, golds: Sequence[str], step: int, solved: float) -> Entry:
     return {"question": question, "answers": list(golds), "step": step, "solved": solved}
-
-
-def draw(pool: Sequence[Entry], count: int, rng: np.random.Generator) -> list[Entry]:
-    """`count` entries drawn without replacement; the whole pool in random order if it has fewer."""
-    return [pool[index] for index in rng.permutation(len(pool))[:count]]
 
 
 def after_step(pool: Sequence[Entry], new: Sequence[Entry], step: int, reset_every: int | None) -> list[Entry]:

@@ -7,10 +7,10 @@ from typing import Any
 
 from scope_jax.config import Config
 from scope_jax.data.keys import rng
-from scope_jax.play import rewards
+from scope_jax.play import searching
 from scope_jax.play.defaults import ACTOR
 from scope_jax.play.tools import Prompt, Tools, sample_role
-from scope_jax.systems.ssp import instructions, rules, talking
+from scope_jax.systems.ssp import instructions, rules
 from scope_jax.systems.ssp.records import Proposal, Slot, Solved
 
 
@@ -47,8 +47,8 @@ def propose(cfg: Config, tools: Tools, slots: Sequence[Slot], step: int, attempt
         prompts,
         samples,
         policy=ACTOR,
-        stop=talking.stops(cfg, "question"),
-        respond=talking.responder(cfg, tools.search, "question"),
+        stop=searching.stops_of(cfg, "question"),
+        respond=searching.responder_of(cfg, tools.search, "question"),
     )
     completions = [completion for group in groups for completion in group]
     proposals = []
@@ -67,8 +67,8 @@ def reward_proposer(
         if group.problem.origin != "fresh":
             continue
         if cfg.ssp.proposer_reward == "intermediate":
-            reward = rewards.intermediate(group.rewards, cfg.ssp.intermediate_left, cfg.ssp.intermediate_right)
+            reward = rules.intermediate(group.rewards, cfg.ssp.intermediate_left, cfg.ssp.intermediate_right)
         else:
-            reward = rewards.one_minus_mean(group.rewards)
+            reward = rules.one_minus_mean(group.rewards)
         by_slot[group.problem.slot] = reward
     return by_slot

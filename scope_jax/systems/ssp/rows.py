@@ -9,10 +9,9 @@ from scope_jax.config import Config
 from scope_jax.learner.types import Datum, Episode, Metrics
 from scope_jax.play import searching
 from scope_jax.play.defaults import ACTOR
-from scope_jax.play.rewards import mean, means
+from scope_jax.play.rewards import mean, means, shares
 from scope_jax.systems.ssp.records import Proposal, Solved
 from scope_jax.systems.ssp.rules import REASONS
-from scope_jax.text import dialects
 
 
 def episodes(
@@ -103,7 +102,6 @@ def measure(
     pool_size: int,
 ) -> Metrics:
     """The step's metrics; a mean over no values (without a valid question, for example) is left out."""
-    dialect = dialects.load(cfg.model.dialect)
     real = [group for group in solved if group.problem.origin != "dummy"]
     verdicts = [p.reason for p in proposals if not p.reason or p.reason.startswith("verify_")]
     values: dict[str, list[float]] = {
@@ -118,7 +116,7 @@ def measure(
         "proposer": [proposal.completion for proposal in proposals],
     }
     for role, completions in sampled.items():
-        searches = [len(searching.queries_run(completion, dialect)) for completion in completions]
+        searches = [searching.searches_run(cfg, completion) for completion in completions]
         values |= searching.episode_stats(role, completions, searches)
     origins = [group.problem.origin for group in solved]
     counts = {
@@ -129,5 +127,4 @@ def measure(
         "pool/size": float(pool_size),
     }
     rejected = [proposal.reason for proposal in proposals]
-    shares = {f"rejected/{reason}": rejected.count(reason) / len(rejected) for reason in REASONS}
-    return means(values) | counts | shares
+    return means(values) | counts | shares("rejected/", rejected, REASONS)

@@ -1,4 +1,4 @@
-"""The rules that a question must pass before verification (§3.3), and the names of the reasons for rejection."""
+"""The rules that a question must pass before verification (§3.3), the reasons for rejection, the proposer's rewards."""
 
 from __future__ import annotations
 
@@ -58,3 +58,14 @@ def _broken(cfg: Config, question: str, completion: Completion, golds: Sequence[
 def reveals(question: str, golds: Sequence[str]) -> bool:
     """True if the question contains the answer (as a substring in any case) or one of its aliases (as whole words)."""
     return golds[0].lower() in question.lower() or any(rewards.contains_words(question, gold) for gold in golds[1:])
+
+
+def one_minus_mean(solver_rewards: Sequence[float]) -> float:
+    """Proposer's reward 1 − (1/n) Σⱼ rⱼ over the solver's attempts at its question (SSP Eq. (7))."""
+    return 1.0 - rewards.mean(solver_rewards)
+
+
+def intermediate(solver_rewards: Sequence[float], left: float, right: float) -> float:
+    """4 (left + s)(right − s) for a success rate 0 < s < 1, else 0 (released SSP code); s = (1/n) Σⱼ rⱼ."""
+    success = rewards.mean(solver_rewards)
+    return 4.0 * (left + success) * (right - success) if 0.0 < success < 1.0 else 0.0

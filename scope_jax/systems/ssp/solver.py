@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from rollouts.types import Completion
 from scope_jax.config import Config
-from scope_jax.data.keys import rng
+from scope_jax.data.keys import drawn, rng
 from scope_jax.play import grading, searching
 from scope_jax.play.defaults import ACTOR
 from scope_jax.play.tools import Prompt, Tools, sample_role
-from scope_jax.systems.ssp import instructions, pool, talking
+from scope_jax.systems.ssp import instructions, pool
 from scope_jax.systems.ssp.records import Problem, Proposal, Solved
 from scope_jax.text import dialects, parsing
 
@@ -23,8 +23,8 @@ def fill_slots(cfg: Config, proposals: Sequence[Proposal], earlier: Sequence[poo
     last = sorted({p.slot.index: p for p in proposals}.items())
     empty = [index for index, proposal in last if proposal.reason]
     replays = cfg.ssp.fill in ("replay", "replay-reset")
-    drawn = pool.draw(earlier, len(empty), rng("ssp replay", cfg.seed, step)) if replays else []
-    replayed = dict(zip(empty, drawn, strict=False))
+    entries = drawn(earlier, len(empty), rng("ssp replay", cfg.seed, step)) if replays else []
+    replayed = dict(zip(empty, entries, strict=False))
     problems = []
     for index, proposal in last:
         if not proposal.reason:
@@ -51,8 +51,8 @@ def solve(cfg: Config, tools: Tools, problems: Sequence[Problem]) -> list[Solved
         prompts,
         card.samples,
         policy=ACTOR,
-        stop=talking.stops(cfg, "answer"),
-        respond=talking.responder(cfg, tools.search, "answer"),
+        stop=searching.stops_of(cfg, "answer"),
+        respond=searching.responder_of(cfg, tools.search, "answer"),
     )
     solved = []
     for problem, messages, group in zip(problems, conversations, groups, strict=True):
