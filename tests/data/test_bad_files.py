@@ -10,7 +10,7 @@ import gzip
 import io
 import json
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,13 @@ GOOD: dict[str, dict[str, Any]] = {
     "tasks": {"question": "Tell of Rome.", "rubric": [{"criterion": "Names the Tiber."}]},
     "documents": {"id": "rome", "title": "Rome", "text": "Rome lies on the Tiber."},
     "corpus": {"id": "rome", "title": "Rome", "text": "Rome lies on the Tiber."},
+}
+READ: dict[str, tuple[str, Any]] = {  # one field of each of these rows, as a game gets it
+    "answers": ("answers", ["Rome"]),
+    "questions": ("answers", ["Rome"]),
+    "tasks": ("question", "Tell of Rome."),
+    "documents": ("text", "Rome lies on the Tiber."),
+    "corpus": ("title", "Rome"),
 }
 HALF = "\ud83d"  # half of a surrogate pair
 GOOD_LINES = b'{"answer": "Rome"}\n' * 3000
@@ -238,15 +245,16 @@ OWN: dict[str, Case] = {
 }
 
 
-def read(path: Path, kind: str) -> None:
-    """Reads a file as a run does."""
+def read(path: Path, kind: str) -> Sequence[Any]:
+    """The rows of a file, or the one text of a prompt file, read as a run does."""
     match kind:
         case "prompt":
-            templates.load(path.parent, path.stem, known=("answer", "n"), required=("answer",))
+            return [templates.load(path.parent, path.stem, known=("answer", "n"), required=("answer",))]
         case "corpus":
-            load_corpus(path)
+            corpus = load_corpus(path)
+            return corpus.documents(0, len(corpus))
         case "answers" | "questions" | "tasks" | "documents":
-            sources.load(source(path, kind))
+            return sources.load(source(path, kind))
         case _:
             raise AssertionError(kind)
 
@@ -280,7 +288,9 @@ def test_there_are_more_than_sixty_cases() -> None:
 def test_the_rows_that_the_cases_change_are_valid(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "f.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" + json.dumps(GOOD[kind]).encode() + b"\r\n\n")  # byte-order mark, CRLF, blank line
-    read(path, kind)
+    (row,) = read(path, kind)
+    field, value = READ[kind]
+    assert (row[field] if kind != "corpus" else getattr(row, field)) == value
 
 
 @pytest.mark.parametrize("name", ["f", "f.jsonl", "f.jsonl.gz", "f.parquet", "role.txt"])

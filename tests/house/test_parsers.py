@@ -19,13 +19,16 @@ from hypothesis import strategies as st
 from scope_jax.play import grading, searching
 from scope_jax.play.rubrics import score_of
 from scope_jax.systems.scope import judging, rules, talking
-from scope_jax.systems.score import consistency, harness
+from scope_jax.systems.score import consistency, evaluator, harness, solver
 from scope_jax.systems.score import rules as score_rules
-from scope_jax.systems.score.records import Rubric
+from scope_jax.systems.score.records import Report, Rubric
 from scope_jax.systems.spell import rules as spell_rules
 from scope_jax.systems.spice import contracts
+from scope_jax.systems.spice import rules as spice_rules
+from scope_jax.systems.spice.records import Task
 from scope_jax.text import parsing
-from tests.systems.harness import sampled_turn
+from scope_jax.text.messages import Messages
+from tests.systems.harness import ScriptedTools, sampled_turn
 
 ROOT = Path(__file__).parents[2]
 BENCHMARK = runpy.run_path(str(ROOT / "benchmarks" / "parsers.py"))
@@ -168,11 +171,26 @@ def check_tasks(text: str) -> None:
     assert boxed is None or (boxed.strip() and "\\boxed" in text)
     concluded = spell_rules.conclusion_of(text)
     assert concluded is None or (concluded in text and re.search(r"answer\s+is", text, re.IGNORECASE))
+    if concluded is None:  # without a conclusion an answer earns nothing, except by words that it contains
+        for name, reference in (("math", "7"), ("choice", "A")):
+            assert not spell_rules.matches(name, text, concluded, [reference], "response")
+        assert not spell_rules.matches("qa", text, concluded, ["7"], "answer")
+    integer = Task("integer", "Which number?", "7")
+    assert boxed is not None or not spice_rules.right(integer, boxed, lambda prediction, golds: True)
 
 
 ASSESSED = Rubric("factuality", {"insight": 0.3})
 DEFAULT = harness.default(SCORE)
 THREE = DEFAULT.model_copy(update={"dimension_constraints": DEFAULT.dimension_constraints.model_copy(update={"k": 3})})
+
+
+def check_no_report(text: str) -> None:
+    """An episode without a report is not assessed, and earns nothing."""
+    completion = BENCHMARK["episode"](text)
+    if solver.report_of(completion) is None:
+        report = Report(0, Messages("Report."), completion, ASSESSED, None, None, reason="no_report")
+        assessed, calls = evaluator.assess(SCORE, ScriptedTools(script=lambda ctx: ""), DEFAULT, [{}], [report])
+        assert calls == [] and [(one.reward, one.assessment) for one in assessed] == [(0.0, None)]
 
 
 def check_scores(text: str) -> None:
@@ -191,6 +209,7 @@ def check_scores(text: str) -> None:
     assert concluded is None or (concluded.strip() and all(line in text for line in concluded.split("\n")))
     (agreement,) = consistency.pairwise([[concluded, concluded, text]], "query")
     assert 0.0 <= agreement <= 1.0
+    check_no_report(text)
     read = BENCHMARK["harness_read"](text)
     if isinstance(read, harness.HarnessError):
         assert str(read).isprintable()
