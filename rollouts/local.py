@@ -42,8 +42,14 @@ class LocalRollouts:
         self._ahead = ahead
         self._tool = tool
         self._calls = 0
+        self._loop: DecodeLoop | None = None  # of the latest call
         self._params: Any = None
         self._state: Any = None  # between calls, if the engine keeps prompts for later calls
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """(calls of `run`, dispatches that the latest one has read): changes as long as episodes are being decoded."""
+        return self._calls, 0 if self._loop is None else self._loop.dispatches
 
     def load_params(self, params: Any) -> None:
         """Copies stacked weights; the source may be donated afterwards."""
@@ -73,7 +79,9 @@ class LocalRollouts:
         keys = [key_data(self._seed, call, i) if r.key is None else r.key for i, r in enumerate(requests)]
         state, self._state = self._state, None  # lost if an error comes in between
         state = self.engine.init_decode_state() if state is None else state
-        loop = DecodeLoop(self.engine, self._params, state, episodes, keys, self._threads, self._tool, self._ahead)
+        loop = self._loop = DecodeLoop(
+            self.engine, self._params, state, episodes, keys, self._threads, self._tool, self._ahead
+        )
         state = loop.play()
         self._state = state if self.engine.keeps_prompts else None
         return [episode.completion() for episode in episodes]

@@ -89,6 +89,7 @@ class DecodeLoop:
         self._turns = 0
         self._flight: deque[_Dispatch] = deque()  # oldest first
         self._ahead = int(ahead)  # dispatches in flight while the host handles tokens
+        self.dispatches = 0  # that were read
 
     def play(self) -> Any:
         """Runs until every episode has its finish_reason; the engine's state afterwards."""
@@ -296,6 +297,7 @@ class DecodeLoop:
     def _read(self) -> None:
         """Waits for the oldest dispatch and distributes its tokens to the turns that still go on."""
         dispatch = self._flight.popleft()
+        self.dispatches += 1
         slots = [slot for slot, turn in dispatch.turns.items() if slot in self._live and self._turn[slot] == turn]
         tokens_NS, logprobs_NS, counts_S, live_S = self._engine.read(self._state, dispatch.result, slots)
         paused, ended = [], []

@@ -50,12 +50,14 @@ class BatchedTool(Generic[Answer]):
         self._under_way = 0  # calls in the batch that is being answered
         self._notify: Callable[[], None] | None = None  # tells the decode loop that a call waits
         self.batches = self.texts = 0  # calls of `function` so far, and texts in them
+        self.waited = 0.0  # seconds that calls from other threads have waited for their answers, added up
 
     def __call__(self, texts: Sequence[str]) -> list[Answer]:
         """The function's answers to `texts`, in order. Raises RolloutError in a thread whose run is over."""
         if not texts:
             return []
         call: _Call[Answer] = _Call(list(texts))
+        began = time.monotonic()
         if threading.get_ident() == self._maker:
             self._answer([call])
             return call.answers.result()
@@ -67,7 +69,11 @@ class BatchedTool(Generic[Answer]):
                 self._thread.submit(self._gather)
             if self._notify is not None:
                 self._notify()
-        return call.answers.result()
+        try:
+            return call.answers.result()
+        finally:
+            with self._lock:
+                self.waited += time.monotonic() - began
 
     @property
     def callers(self) -> int:

@@ -159,6 +159,10 @@ def train(
             help="Start from the state of another run, at its newest or the given checkpoint.",
         ),
     ] = None,
+    profile: Annotated[
+        int | None,
+        typer.Option(metavar="STEP", min=1, help="Write a profiler trace of this step to <run>/profile."),
+    ] = None,
     plan_first: Annotated[
         bool, typer.Option("--plan-first", help="Refuse at once a card that does not fit this machine; see `plan`.")
     ] = False,
@@ -183,7 +187,7 @@ def train(
         from scope_jax.train import train as loop
 
         with Progress(_console()) as progress:
-            results = loop(cfg, run, progress)
+            results = loop(cfg, run, progress, profile)
             if writes():
                 progress.say(f"curves and episodes: {write_report(run)}")
         if writes():

@@ -25,22 +25,27 @@ from scope_jax.report.progress import Progress
 from scope_jax.run import branching
 from scope_jax.run.assemble import Trainer, World, assemble
 from scope_jax.run.checkpoint import Checkpoints
+from scope_jax.run.compiling import keep_programs, programs
 from scope_jax.run.metrics import RunLog, records
+from scope_jax.run.performance import Instruments
 from scope_jax.run.processes import agreed, by_one
 from scope_jax.run.residence import ACCELERATOR, States, moved, with_one_reference
 from scope_jax.run.stopping import unbroken
 from scope_jax.run.watching import watched
 
 
-def train(cfg: Config, run: Path, progress: Progress) -> dict[str, Any]:
+def train(cfg: Config, run: Path, progress: Progress, profile: int | None = None) -> dict[str, Any]:
     """Trains the card's policies in the folder `run`, resuming where an earlier process stopped.
 
-    With `train.origin` the run starts from the state and step of another run. Returns {"run", "steps", "seconds" (of
-    this process), "before", "after"}; the last two are the evaluation metrics of the initial and the final weights,
-    {} if the card has no evaluation set. A run ended by a rule of `train.watch` also has "stopped", the reason. Raises
-    UserError if a rule names a metric that no step has.
+    With `train.origin` the run starts from the state and step of another run. profile: the number of a step whose trace
+    is written to <run>/profile. Returns {"run", "steps", "seconds" and "programs_compiled" (both of this process),
+    "before", "after"}; the last two are the evaluation metrics of the initial and the final weights, {} if the card has
+    no evaluation set. A run ended by a rule of `train.watch` also has "stopped", the reason. Raises UserError if a rule
+    names a metric that no step has, or if `profile` is not a step of this process.
     """
-    began = time.monotonic()
+    began, made = time.monotonic(), programs()
+    compiled = made.compiled
+    keep_programs(cfg.train.compilation_cache)
     cfg = by_one(lambda: branching.settled(cfg, run))
     log = RunLog(run, cfg)
     progress.say(f"loading {cfg.model.checkpoint} and the search index")
@@ -61,32 +66,38 @@ def train(cfg: Config, run: Path, progress: Progress) -> dict[str, Any]:
     watch = by_one(lambda: watched(cfg, records(run / "metrics.jsonl")))
     watch.check_names(world.system.updates(cfg))
     over = over or watch.reason is not None
+    last = done if over else world.system.total_steps(cfg)
+    instruments = Instruments(world, run, profile, first=done + 1, last=last)
     world.sampler.publish(states)
     if saved is None and cfg.evaluate.sets:
         progress.say(f"evaluating the initial weights: {cfg.train.origin or 'the base'}")
-        initial = evaluate(world)
-        log.metrics(done, initial)
+        with instruments.phase("evaluate"):
+            initial = evaluate(world)
+        log.metrics(done, initial | agreed(instruments.times()))
         watch = watch.after(initial)
 
     try:
         while not over:
-            clock, step, passed = time.monotonic(), done, world.system.iterations(cfg, memory)
-            episodes, memory, metrics = world.system.play(cfg, world.tools(step), memory, step)
-            played = time.monotonic()
-            world.sampler.rest()
-            states, episodes, baselines, learned = learn(trainer, states, episodes, baselines)
-            world.sampler.publish(states)
-            metrics |= learned | {"time/play": played - clock, "time/learn": time.monotonic() - played}
-            metrics = agreed(metrics)
-
+            step, passed = done, world.system.iterations(cfg, memory)
             done = step + 1
+            with instruments.step(done):
+                with instruments.phase("play"):
+                    episodes, memory, metrics = world.system.play(cfg, world.tools(step), memory, step)
+                with instruments.phase("learn"):
+                    world.sampler.rest()
+                    states, episodes, baselines, learned = learn(trainer, states, episodes, baselines)
+                    world.sampler.publish(states)
+            metrics = agreed(metrics | learned | instruments.metrics(episodes))
+
             over = finished(world, memory, done) or watch.after(metrics).reason is not None
             name = ""
             if cfg.train.keep_iterations and world.system.iterations(cfg, memory) > passed:
                 name = f"iteration-{passed + 1}"
             if cfg.evaluate.sets and (over or name or (cfg.evaluate.every and done % cfg.evaluate.every == 0)):
                 progress.say("evaluating")
-                metrics |= evaluate(world)
+                with instruments.phase("evaluate"):
+                    metrics |= evaluate(world)
+                metrics |= agreed(instruments.times())
             log.episodes(done, episodes)
             log.metrics(done, metrics)
             progress.step(done, world.system.total_steps(cfg), metrics)
@@ -94,15 +105,17 @@ def train(cfg: Config, run: Path, progress: Progress) -> dict[str, Any]:
             watch.check_names(world.system.updates(cfg))
             over = over or watch.reason is not None  # by an evaluation
             if done % cfg.train.save_every == 0 or over or name:
-                with unbroken():  # a checkpoint that was started is finished
+                with unbroken(), instruments.phase("checkpoint"):  # a checkpoint that was started is finished
                     checkpoints.save(done, with_one_reference(states), {"game": memory, "baselines": baselines}, name)
     finally:
+        instruments.stop()
         checkpoints.wait()  # finish a started checkpoint, also after an error
     log.close()
     stopped = {} if watch.reason is None else {"stopped": watch.reason}
     for sentence in stopped.values():
         progress.say(f"step {done}: {sentence}")
-    return {"run": str(run), "steps": done, "seconds": time.monotonic() - began} | log.before_after() | stopped
+    used = {"seconds": time.monotonic() - began, "programs_compiled": made.compiled - compiled}
+    return {"run": str(run), "steps": done} | used | log.before_after() | stopped
 
 
 def finished(world: World, memory: Memory, step: int) -> bool:

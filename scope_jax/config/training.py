@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field, model_validator
 
-from scope_jax.config.base import CardPath, Count, Section
+from scope_jax.config.base import CardPath, Count, Seconds, Section
 
 
 class WatchRule(Section):
@@ -31,3 +33,6 @@ class TrainSection(Section):
     origin: CardPath | None = None  # RUN or RUN@STEP whose state the run starts from (--from)
     watch: tuple[WatchRule, ...] = Field(default=(), strict=False)  # end the run early; docs/configuration.md
     offload: bool = False  # keep policies in host memory while they are not trained
+    compilation_cache: CardPath = ".cache/jax"  # folder of compiled programs, unless JAX_COMPILATION_CACHE_DIR is set
+    stall_timeout: Seconds | None = None  # without progress, after which a phase of a step is reported as hanging
+    stall_action: Literal["report", "exit"] = "report"

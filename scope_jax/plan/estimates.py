@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from models import flops
 from scope_jax.learner.batching import rows_per_shard
 from scope_jax.learner.learner import Learner
 from scope_jax.plan import theory
@@ -31,11 +32,11 @@ def update_figures(learner: Learner, on: Hardware, one: Compiled) -> Mapping[str
     share = rows_per_shard(learner.section, learner.row_shards)
     tensor = learner.mesh.shape["tensor"]
     rows, length = share / tensor, one.job.bucket
-    useful = theory.update_flops(learner.model, 1, length, length - 1) * rows
+    useful = flops.update_flops(learner.model, 1, length, length - 1) * rows
     kernels = 0.0
     if learner.attention == "splash":
         recomputed = learner.section.remat != "none"
-        kernels = rows * theory.splash_flops(learner.model, 1, length, backward=True, recomputed=recomputed)
+        kernels = rows * flops.splash_flops(learner.model, 1, length, backward=True, recomputed=recomputed)
     found: dict[str, Any] = {
         "flops": one.costs.flops + kernels,
         "kernel_flops": kernels,

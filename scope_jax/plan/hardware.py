@@ -10,39 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from scope_jax.errors import UserError
+from sharding.chips import CHIPS, GIB, Chip, chip_of
 
-GIB = 2**30
+__all__ = ["ABSENT", "CHIPS", "GIB", "Absent", "Chip", "Hardware", "hardware", "prepare", "tpu_devices"]
+
 THIS_MACHINE = "this machine"
 
 
-@dataclass(frozen=True)
-class Chip:
-    """hbm: bytes of memory that a program can use. peak: bfloat16 FLOP/s of dense matrix products. bandwidth: of
-    memory, bytes/s. clock: cycles/s, to convert the compiler's estimates; None where there are none."""
-
-    name: str
-    hbm: float
-    peak: float | None
-    bandwidth: float | None
-    clock: float | None
-
-
-# TPUs: FLOP/s and bandwidth from cloud.google.com/tpu/docs (pages "TPU v5e", "TPU v5p", "TPU v6e"; 16, 95 and 32 GB);
-# hbm is the limit that the compiler of libtpu 0.0.42 prints. The clocks convert the compiler's cycles into seconds.
-# GPUs: NVIDIA's data sheets (H100 SXM5, H200 SXM, B200, A100 80GB SXM; FLOP/s without sparsity), with
-# GB as 10⁹ bytes.
-CHIPS = {
-    chip.name: chip
-    for chip in (
-        Chip("v5e", 15.75 * GIB, 197e12, 819e9, 1.5e9),
-        Chip("v5p", 95.74 * GIB, 459e12, 2765e9, 1.75e9),
-        Chip("v6e", 31.25 * GIB, 918e12, 1640e9, 1.75e9),
-        Chip("A100", 80e9, 312e12, 2039e9, None),
-        Chip("H100", 80e9, 989e12, 3350e9, None),
-        Chip("H200", 141e9, 989e12, 4800e9, None),
-        Chip("B200", 180e9, 2250e12, 7700e9, None),
-    )
-}
 TPU = re.compile(r"(v5e|v5p|v6e):(\d+(?:x\d+){1,2})")
 GPUS = re.compile(r"(\d+)x(A100|H100|H200|B200)")
 # The environment for compiling for devices that are not here: JAX runs on the CPU and keeps no compiled programs,
@@ -137,8 +111,7 @@ def _this_machine() -> Hardware:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / len(devices)
         return Hardware(THIS_MACHINE, platform, Chip(kind, memory, None, None, None), devices)
     limit = (devices[0].memory_stats() or {}).get("bytes_limit")
-    name = {"TPU v5 lite": "v5e", "TPU v5": "v5p", "TPU v5p": "v5p", "TPU v6 lite": "v6e"}.get(kind, kind)
-    known = next((chip for chip in CHIPS.values() if chip.name in name), None)
+    known = chip_of(kind)
     if limit is None and known is None:
         raise UserError(f"the memory of {kind} is not known; name its kind with --on, for example --on 8xH100.")
     base = known or Chip(kind, 0.0, None, None, None)

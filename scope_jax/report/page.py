@@ -14,7 +14,7 @@ from scope_jax.config import Config, load_card
 from scope_jax.errors import writing
 from scope_jax.report.collapse import signs
 from scope_jax.report.curves import draw
-from scope_jax.report.panels import collapse_panels, panels_of, series
+from scope_jax.report.panels import SPEED, collapse_panels, panels_of, series
 from scope_jax.report.settings import Settings
 from scope_jax.run import judgements
 from scope_jax.run.metrics import read_lines, records, torn
@@ -104,6 +104,9 @@ def write_report(run: Path) -> Path:
     draw(lines, panels_of(cfg), folder / "curves.png")
     if collapse:
         draw(lines, collapse, folder / "collapse.png", columns=len(collapse))
+    timed = any("time/play" in line for line in lines)
+    if timed:
+        draw(lines, SPEED, folder / "speed.png")
     environment = Environment(
         loader=PackageLoader("scope_jax.report"),
         autoescape=True,
@@ -115,6 +118,7 @@ def write_report(run: Path) -> Path:
         name=run.resolve().name,
         picture=_encoded(folder / "curves.png"),
         collapse=_encoded(folder / "collapse.png") if collapse else "",
+        speed=_encoded(folder / "speed.png") if timed else "",
         signs=signs(lines, collapse),
         settings=settings.rows,
         steps=lines[-1]["step"],

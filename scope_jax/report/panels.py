@@ -85,6 +85,11 @@ COLLAPSE = (
     Panel("Entropy of a token", ("/entropy",), False),
 )
 
+SPEED = (
+    Panel("Seconds of a phase", ("time/play", "time/learn", "time/evaluate", "time/checkpoint"), False),
+    Panel("Tokens per second", ("perf/generated_tokens_per_second", "perf/trained_tokens_per_second"), False),
+)
+
 
 def panels_of(cfg: Config) -> tuple[Panel, ...]:
     """The panels for a run with this card."""

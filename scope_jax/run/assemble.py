@@ -23,6 +23,8 @@ from models.tokenizer import Tokenizer
 from models.transformer import Params
 from retrieval.search import SearchTool
 from rollouts.keys import key_data
+from rollouts.local import LocalRollouts
+from rollouts.tools import BatchedTool
 from rollouts.types import Completion, Request, SamplingParams
 from scope_jax.config import Config, JudgeSection
 from scope_jax.data import sources
@@ -38,7 +40,7 @@ from scope_jax.play.turns import Joiner, Respond
 from scope_jax.run.checkpoint import Saved
 from scope_jax.run.engines import engine_for, rollouts_of
 from scope_jax.run.indexing import DTYPES, Part
-from scope_jax.run.processes import divided, teller, together
+from scope_jax.run.processes import DividedRollouts, divided, teller, together
 from scope_jax.run.residence import (
     ACCELERATOR,
     HOST,
@@ -64,9 +66,9 @@ Tell = Callable[[str], None]
 class World:
     """Everything a game needs to generate episodes, except weights: `sampler` selects those.
 
-    mesh: the devices of this process, which
-    generate and search. search: None if the game does not search. rows: the training data, empty if nothing is trained.
-    exams: the rows of each of the card's evaluation sets, by name.
+    mesh: the devices of this process, which generate and search. search: None if the game does not search. rows: the
+    training data, empty if nothing is trained. exams: the rows of each of the card's evaluation sets, by name. lookup:
+    what the search asks, with its counters. local: this process's engine.
     """
 
     cfg: Config
@@ -81,6 +83,8 @@ class World:
     tell: Tell | None
     rows: Sequence[sources.Row]
     exams: Mapping[str, Sequence[sources.Row]]
+    lookup: BatchedTool[Any] | None
+    local: LocalRollouts
 
     def tools(self, step: int | str) -> StepTools:
         """The tools of a game in this step; `step` enters the key of every sample."""
@@ -205,6 +209,7 @@ class StepTools:
             for sample in range(samples)
         ]
         flat = self.world.sampler.use(policy).run(requests)
+        self.world.sampler.count(flat)
         return [flat[first : first + samples] for first in range(0, len(flat), samples)]
 
     def search(self, queries: Sequence[str]) -> list[str]:
@@ -314,19 +319,22 @@ def assemble_world(
     mesh = own_mesh(cfg)
     engine = engine_for(cfg, model, mesh)
     lookup = lookup_of(cfg, run, mesh, part, teller(tell))
+    local = rollouts_of(cfg, engine, tokenizer, lookup)
     return World(
         cfg=cfg,
         system=system,
         mesh=mesh,
         model=model,
         tokenizer=tokenizer,
-        sampler=Sampler(rollouts_of(cfg, engine, tokenizer, lookup)),
+        sampler=Sampler(local if distributed.count() == 1 else DividedRollouts(local)),
         joiner=joiner,
         search=search_of(cfg, tokenizer, lookup),
         judges=clients,
         tell=tell,
         rows=(),
         exams=held_out,
+        lookup=lookup,
+        local=local,
     )
 
 

@@ -15,10 +15,8 @@ from rollouts.local import LocalRollouts
 from rollouts.paged import PagedEngine, page_bytes
 from rollouts.slots import EngineConfig
 from rollouts.tools import BatchedTool
-from rollouts.types import Rollouts
 from scope_jax.config import Config
 from scope_jax.run.indexing import DTYPES
-from scope_jax.run.processes import DividedRollouts
 from sharding import distributed
 from sharding.mesh import MeshConfig, make_mesh
 from sharding.rules import DECODE, Rules, decode_rules
@@ -28,15 +26,13 @@ THREADS = 256  # most responders at a time, unless the card says otherwise
 
 def rollouts_of(
     cfg: Config, engine: Engine | PagedEngine, tokenizer: Tokenizer, search: BatchedTool[Any] | None
-) -> Rollouts:
-    """The engine with its driver; of several processes, each generates its share of the prompts. search: the tool that
-    responders call, if the card's game searches."""
+) -> LocalRollouts:
+    """The engine with its driver. search: the tool that responders call, if the card's game searches."""
     threads = cfg.rollout.search_threads or min(cfg.rollout.slots, THREADS)
     ahead = cfg.rollout.ahead
     if ahead == "auto":
         ahead = engine.mesh.devices.flat[0].platform != "cpu"  # there the host has no processor of its own
-    rollouts = LocalRollouts(engine, tokenizer, seed=cfg.seed, threads=threads, ahead=ahead, tool=search)
-    return rollouts if distributed.count() == 1 else DividedRollouts(rollouts)
+    return LocalRollouts(engine, tokenizer, seed=cfg.seed, threads=threads, ahead=ahead, tool=search)
 
 
 def decode_layout(cfg: Config, model: ModelConfig, mesh: Mesh) -> tuple[Mesh, Rules]:

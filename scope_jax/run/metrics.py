@@ -35,6 +35,9 @@ FREE = (
     "train.save_every",
     "train.keep",
     "train.keep_iterations",
+    "train.compilation_cache",
+    "train.stall_timeout",
+    "train.stall_action",
     "evaluate.every",
     "launch",
 )

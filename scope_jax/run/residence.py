@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import jax
 
-from rollouts.types import Rollouts
+from rollouts.types import Completion, Rollouts
 from scope_jax.learner.state import TrainState
 from scope_jax.play.tools import BASE
 
@@ -55,6 +56,8 @@ class Sampler:
         self.rollouts = rollouts
         self._load: dict[str, Callable[[], None]] = {}  # by policy, loads its weights into the engine
         self._policy: str | None = None  # the policy whose weights are loaded
+        self.publishing = 0.0  # seconds that the host has spent on loading weights into the engine
+        self.generated = 0  # tokens that were sampled, see `count`
 
     def publish(self, states: Mapping[str, TrainState]) -> None:
         """Makes these states, and their reference as BASE, available for sampling; nothing is copied yet.
@@ -85,9 +88,15 @@ class Sampler:
                     f"there are no weights for the policy {policy!r}; the run has {', '.join(self._load)}."
                 )
             self._policy = None
+            began = time.monotonic()
             self._load[policy]()
+            self.publishing += time.monotonic() - began
             self._policy = policy
         return self.rollouts
+
+    def count(self, completions: Sequence[Completion]) -> None:
+        """Adds the tokens that were sampled in these completions to `generated`."""
+        self.generated += sum(int(row.sampled_T.sum()) for completion in completions for row in completion.rows)
 
     def _copy(self, params: Any) -> None:
         self.rollouts.load_params(moved(params, ACCELERATOR))

@@ -14,8 +14,9 @@ import pytest
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection, load_card
 from scope_jax.evaluate import scores
 from scope_jax.learner.learner import Learner
-from scope_jax.report.panels import COLLAPSE, PANELS, Panel, series
+from scope_jax.report.panels import COLLAPSE, PANELS, SPEED, Panel, series
 from scope_jax.report.progress import headline
+from scope_jax.run.performance import NAMES, PHASES
 from scope_jax.systems import SYSTEMS, scope, score, spell, spice, ssp
 from sharding.mesh import MeshConfig, make_mesh
 from tests.learner.conftest import TINY, random_episodes
@@ -103,7 +104,8 @@ def produced() -> dict[str, frozenset[str]]:
 
 @cache
 def known() -> frozenset[str]:
-    return frozenset().union(*produced().values())
+    measured = {*NAMES, *(f"time/{phase}" for phase in PHASES)}  # of every game
+    return frozenset(measured).union(*produced().values())
 
 
 def matches(mention: str) -> bool:
@@ -148,8 +150,8 @@ def test_every_panel_of_the_report_shows_metrics_of_its_game(game: str) -> None:
             assert any(shows(replace(panel, names=(wanted,)), name) for name in produced()[game]), wanted
 
 
-@pytest.mark.parametrize("wanted", [name for panel in COLLAPSE for name in panel.names])
-def test_every_sign_of_collapse_exists(wanted: str) -> None:
+@pytest.mark.parametrize("wanted", [name for panel in (*COLLAPSE, *SPEED) for name in panel.names])
+def test_every_sign_of_collapse_and_figure_of_speed_exists(wanted: str) -> None:
     assert any(name.endswith(wanted) for name in known())
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from models import flops
 from models.config import from_hf
 from models.hf import hf_shapes
 from scope_jax.config import LearnerSection, load_card
 from scope_jax.learner import batching
 from scope_jax.learner.types import Datum, Episode
-from scope_jax.plan import theory
 from scope_jax.plan.architectures import SHAPES
 from scope_jax.plan.command import plan
 from scope_jax.plan.hlo import Costs
@@ -101,18 +101,18 @@ def test_arguments_that_residents_count():
 def test_flops_in_theory():
     model = from_hf(MODEL)
     per_token = 3 * (2 * 256 * 512 + 2 * 256 * 256 + 3 * 256 * 512)
-    assert theory.weights_per_token(model) == per_token
-    assert [theory.pairs(4, window) for window in (None, 2, 1, 9)] == [10, 7, 4, 10]
+    assert flops.weights_per_token(model) == per_token
+    assert [flops.pairs(4, window) for window in (None, 2, 1, 9)] == [10, 7, 4, 10]
     attention = 3 * 4 * (100 * 101 / 2) * 4 * 128
-    assert theory.attention_flops(model, 100) == attention
+    assert flops.attention_flops(model, 100) == attention
     forward = 2 * (2 * per_token * 100 + attention) + 2 * 30 * 256 * 512
-    assert theory.forward_flops(model, 2, 100, 30) == forward
-    assert theory.update_flops(model, 2, 100, 30) == 3 * forward
+    assert flops.forward_flops(model, 2, 100, 30) == forward
+    assert flops.update_flops(model, 2, 100, 30) == 3 * forward
     # forward, forward again, dq: 3 products, dk and dv: 4
-    assert theory.splash_flops(model, 2, 100, backward=True, recomputed=True) == 2 * attention / 2 * 11
+    assert flops.splash_flops(model, 2, 100, backward=True, recomputed=True) == 2 * attention / 2 * 11
     experts = from_hf(SHAPES["Qwen3-30B-A3B-Instruct-2507"])
     layer = 2048 * (2 * 4096 + 2 * 512) + 8 * 3 * 2048 * 768 + 2048 * 128
-    assert theory.weights_per_token(experts) == 48 * layer
+    assert flops.weights_per_token(experts) == 48 * layer
 
 
 def test_an_abstract_batch_has_the_shapes_of_a_packed_one():

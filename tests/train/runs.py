@@ -89,9 +89,9 @@ def kill_when(command: Sequence[str], moment: Callable[[], bool]) -> None:
 
 # ------------------------------------------------------------------------------------------------------------ folders
 def lines(run: Path, name: str) -> list[dict[str, Any]]:
-    """Records of a file without the wall-clock figures, which differ between runs."""
+    """Records of a file without the figures of the clock and the machine, which differ between runs."""
     records = read_lines(run / name)
-    return [{key: value for key, value in record.items() if not key.startswith("time/")} for record in records]
+    return [{key: v for key, v in record.items() if not key.startswith(("time/", "perf/"))} for record in records]
 
 
 def saved(run: Path) -> list[int]:

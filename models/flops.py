@@ -1,0 +1,44 @@
+"""FLOPs that a model needs: 2 per weight and token of a forward pass, and attention; backward takes twice as much."""
+
+from __future__ import annotations
+
+from models.config import ModelConfig
+
+
+def weights_per_token(model: ModelConfig) -> int:
+    """Weights that multiply a token in all layers: of experts only those that are picked. Without the output table."""
+    heads, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    ffn = 3 * model.width * model.ffn_width * max(model.experts_per_token, 1)
+    router = model.width * model.num_experts
+    return model.num_layers * (model.width * (2 * heads + 2 * kv) + ffn + router)
+
+
+def pairs(length: int, window: int | None) -> int:
+    """Pairs of a query and a key that it sees in a row of `length` tokens: each token itself and those before it, at
+    most `window`."""
+    reach = length if window is None else min(window, length)
+    return reach * (reach + 1) // 2 + (length - reach) * reach
+
+
+def attention_flops(model: ModelConfig, length: int) -> float:
+    """Forward FLOPs of one row in all layers: q kᵀ and p v, each 2 FLOPs per pair, head and head dimension."""
+    seen = sum(pairs(length, window) for window in model.layer_windows)
+    return 4.0 * seen * model.num_heads * model.head_dim
+
+
+def forward_flops(model: ModelConfig, rows: int, length: int, trained: int) -> float:
+    """FLOPs of a forward pass over `rows` rows of one sequence each, with the logits of `trained` positions."""
+    head = 2.0 * trained * model.width * model.vocab_size
+    return rows * (2.0 * weights_per_token(model) * length + attention_flops(model, length)) + head
+
+
+def update_flops(model: ModelConfig, rows: int, length: int, trained: int) -> float:
+    """FLOPs of forward and backward: 6 N D and three times the attention of a forward pass."""
+    return 3 * forward_flops(model, rows, length, trained)
+
+
+def splash_flops(model: ModelConfig, rows: int, length: int, *, backward: bool, recomputed: bool) -> float:
+    """FLOPs of the splash kernels, whose products are not in the program's text. Forward has 2 products over the pairs;
+    backward 7, as dq and dkv are separate kernels that both compute the scores again; a recomputed forward 2 more."""
+    products = 2 + (7 if backward else 0) + (2 if recomputed else 0)
+    return rows * attention_flops(model, length) / 2 * products

@@ -1,0 +1,127 @@
+"""What a run measures about itself, without a model: phases, the watchdog, chips, FLOPs of rows, traced steps."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from models import flops
+from models.config import ModelConfig
+from scope_jax.errors import UserError
+from scope_jax.run import watchdog
+from scope_jax.run.compiling import programs
+from scope_jax.run.performance import trained_flops
+from scope_jax.run.phases import Phases
+from scope_jax.run.profiling import Traced
+from sharding.chips import CHIPS, chip_of
+from tests.learner.conftest import TINY
+
+
+def test_phases_add_up_until_they_are_taken() -> None:
+    phases = Phases()
+    for _ in range(2):
+        with phases.phase("play", 3):
+            assert phases.running is not None and (phases.running.name, phases.running.step) == ("play", 3)
+            time.sleep(0.02)
+    assert phases.running is None
+    assert phases.seconds("play") >= 0.04
+    assert list(phases.take()) == ["time/play"] and phases.take() == {}
+
+
+def wait_for(path: Path, text: str) -> None:
+    limit = time.monotonic() + 30
+    while not (path.is_file() and text in path.read_text()):
+        assert time.monotonic() < limit, path
+        time.sleep(0.01)
+
+
+def test_the_watchdog_names_process_and_phase_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    phases, ticks = Phases(), [0]
+    dog = watchdog.Watchdog(phases, lambda: ticks[0], 0.2, "report", tmp_path)
+    stacks = tmp_path / "stacks-0.txt"
+    with phases.phase("learn", 1):  # makes progress
+        for _ in range(20):
+            ticks[0] += 1
+            time.sleep(0.02)
+    assert not stacks.exists()
+    with phases.phase("play", 7):
+        wait_for(stacks, "test_the_watchdog_names_process_and_phase_once")
+        time.sleep(0.4)
+    dog.stop()
+    told = capfd.readouterr().err
+    assert told.count("has made no progress") == 1
+    assert "scope-jax: process 0 of 1 on " in told and "in the phase play of step 7; its stacks are in" in told
+    assert stacks.read_text().startswith("step 7, phase play, ")
+    assert not any(thread.name == "watchdog" for thread in threading.enumerate())
+
+
+def test_the_watchdog_can_end_the_process(tmp_path: Path, monkeypatch, capfd) -> None:
+    phases, codes = Phases(), []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    dog = watchdog.Watchdog(phases, lambda: 0, 0.1, "exit", tmp_path)
+    with phases.phase("checkpoint", 2):
+        limit = time.monotonic() + 30
+        while not codes:
+            assert time.monotonic() < limit
+            time.sleep(0.01)
+    dog.stop()
+    assert codes == [124] and "the same command resumes the run" in capfd.readouterr().err
+
+
+def test_chips_by_the_names_that_jax_gives_them() -> None:
+    names = {"TPU v5 lite": "v5e", "TPU v5p": "v5p", "TPU v5": "v5p", "TPU v6 lite": "v6e", "NVIDIA H200": "H200"}
+    names |= {"NVIDIA H100 80GB HBM3": "H100", "NVIDIA A100-SXM4-80GB": "A100", "NVIDIA B200": "B200"}
+    assert {kind: chip_of(kind) for kind in names} == {kind: CHIPS[name] for kind, name in names.items()}
+    assert chip_of("cpu") is None and chip_of("NVIDIA L4") is None
+
+
+def test_flops_of_rows_are_those_of_each_row() -> None:
+    model: ModelConfig = TINY
+    assert trained_flops(model, []) == 0
+    expected = flops.update_flops(model, 1, 10, 4) + flops.update_flops(model, 1, 7, 7)
+    assert trained_flops(model, [(10, 4), (7, 7)]) == expected
+
+
+def test_compiled_programs_are_counted() -> None:
+    made = programs()
+    before = made.asked
+
+    @jax.jit
+    def new(x: jax.Array) -> jax.Array:
+        return jnp.sin(x) * 3.25
+
+    new(jnp.ones(3))
+    assert made.asked > before
+    before = made.asked
+    new(jnp.ones(3))
+    assert made.asked == before and 0 <= made.loaded <= made.asked
+
+
+@pytest.mark.parametrize(
+    ("step", "first", "last", "words"),
+    [
+        (2, 3, 5, "it takes steps 3 to 5"),
+        (6, 3, 5, "steps 3 to 5"),
+        (2, 3, None, "from 3 on"),
+        (3, 6, 5, "no step is left"),
+    ],
+)
+def test_a_step_that_is_not_taken_cannot_be_traced(step: int, first: int, last: int | None, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        Traced(step, Path("runs/x"), first=first, last=last)
+
+
+def test_only_the_chosen_step_is_traced(tmp_path: Path) -> None:
+    traced = Traced(2, tmp_path, first=1, last=3)
+    with traced.step(1):
+        jnp.ones(3).block_until_ready()
+    assert not (tmp_path / "profile").exists()
+    with traced.step(2):
+        jnp.ones(3).block_until_ready()
+    assert list((tmp_path / "profile").rglob("*.xplane.pb"))
