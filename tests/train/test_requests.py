@@ -17,16 +17,18 @@ from tests.systems.harness import Characters
 
 def test_prompts_of_equal_ids_share_a_prefill_and_no_random_numbers():
     asked: list[Any] = []
+    counted: list[Any] = []
     script = ScriptedRollouts(lambda prompt, turns: "x", Characters(), max_length=9)
     engine = SimpleNamespace(run=lambda requests: asked.extend(requests) or script.run(requests))
     world: Any = SimpleNamespace(
         cfg=SimpleNamespace(seed=0, model=SimpleNamespace(tags_in_thinking=False, stop=("User:",))),
         tokenizer=SimpleNamespace(eos_ids=(3,)),
-        sampler=SimpleNamespace(use=lambda policy: engine),
+        sampler=SimpleNamespace(use=lambda policy: engine, count=counted.extend),
     )
     prompts = [Prompt(ids, name, Messages(name)) for ids, name in (((1, 2), "a"), ((1, 3), "b"), ((1, 2), "c"))]
     tools: Any = SimpleNamespace(world=world, step=0)
     StepTools.generate(tools, "writer", prompts, 2, policy="actor", temperature=1.0, max_tokens=4)
+    assert len(counted) == 6
     assert [request.group for request in asked] == ["a", "a", "b", "b", "a", "a"]
     assert len({tuple(request.key.tolist()) for request in asked}) == 6
     assert {request.params.ends for request in asked} == {("User:",)}
