@@ -1,4 +1,4 @@
-"""SPICE, killed while drawing attempts, resumes and ends with the bits of an uninterrupted run."""
+"""SPICE, killed between two rounds of attempts, resumes and ends with the bits of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -10,22 +10,63 @@ from tests.train import runs, spice_card
 
 pytestmark = pytest.mark.slow
 
-# This Atlas base writes no JSON: every attempt gets the penalty, all rounds are drawn, and with no baseline they train.
-SETS = ('spice.loss.advantage="none"',)
+# This Atlas base writes no JSON: any text is a choice of format, a task or a right answer, or not, by a number computed
+# from its bytes. If SPICE_WAITS_AT is set, the process waits in the step that begins at this position of the stream,
+# before the second round of attempts, until it is killed.
+GAME = """
+import os, time, zlib
+from pathlib import Path
+from scope_jax.systems import spice
+globals().update({name: value for name, value in vars(spice).items() if not name.startswith("__")})
+from scope_jax.systems.spice import challenger, contracts, reasoner, rules
+from scope_jax.systems.spice.records import Task
+
+def share(text):
+    return zlib.crc32(text.encode()) % 100
+
+contracts.format_of = lambda cfg, reply: ("integer", "") if share(reply) < 60 else ("", "no_object")
+contracts.task_of = lambda reply, kind, words: (
+    (Task("integer", reply[:20] or "?", "7"), "") if share(reply) < 60 else (None, "no_object")
+)
+reasoner.prediction_of = lambda completion: "".join(turn.text for turn in completion.turns)
+rules.right = lambda task, prediction, equal: share(prediction) < 50
+
+position, draw = [0], challenger._round
+
+def play(cfg, tools, memory, step):
+    position[0] = memory["drawn"]
+    return spice.play(cfg, tools, memory, step)
+
+def _round(cfg, tools, batch, first, count):
+    if first == 2 and position[0] == int(os.environ.get("SPICE_WAITS_AT", "-1")):
+        Path(os.environ["SPICE_WAITS_THERE"]).touch()
+        time.sleep(600)
+    return draw(cfg, tools, batch, first, count)
+
+challenger._round = _round
+"""
+SETS = ('spice.loss.advantage="none"',)  # with no baseline every attempt trains
 
 
-def test_a_run_killed_while_it_draws_ends_with_the_same_bits(tmp_path: Path) -> None:
-    card = str(spice_card.written(tmp_path))
-    whole, run = tmp_path / "whole", tmp_path / "run"
-    runs.finish(runs.command(card, whole, SETS))
+def test_a_run_killed_while_it_draws_ends_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    card, game = spice_card.written(tmp_path), tmp_path / "game.py"
+    game.write_text(GAME)
+    card.write_text(card.read_text().replace('system = "spice"', f'system = "{game}"'))
+    whole, run, there = tmp_path / "whole", tmp_path / "run", tmp_path / "there"
+    runs.finish(runs.command(str(card), whole, SETS))
     metrics = runs.lines(whole, "metrics.jsonl")
-    assert [line["challenger/attempts"] for line in metrics] == [5.0, 5.0, 5.0]  # rounds of 2, 2 and 1
+    attempts = [line["challenger/attempts"] for line in metrics]  # rounds of 2, 2 and 1, until one is valid
+    assert len(attempts) == 3 and any(2.0 < mean < 5.0 for mean in attempts)
+    assert all(line["challenger/documents"] > 0 for line in metrics)
     assert all(line["challenger+reasoner/grad_norm"] > 0 for line in metrics)
     first, last = runs.arrays(whole, 1), runs.arrays(whole, 3)
     assert any((first[name] != last[name]).any() for name in first if "params" in name)
 
-    runs.kill_when(runs.command(card, run, SETS), lambda: 1 in runs.saved(run))
-    assert runs.lines(run, "metrics.jsonl")[-1]["step"] == runs.saved(run)[-1] < 3  # within the next step
-    runs.finish(runs.command(card, run, SETS))
+    monkeypatch.setenv("SPICE_WAITS_AT", "3")  # the second step, as each has three documents
+    monkeypatch.setenv("SPICE_WAITS_THERE", str(there))
+    runs.kill_when(runs.command(str(card), run, SETS), there.exists)
+    assert runs.saved(run) == [1] and runs.memory(run, 1)["game"] == {"drawn": 3}
+    monkeypatch.delenv("SPICE_WAITS_AT")
+    runs.finish(runs.command(str(card), run, SETS))
     runs.same(whole, run)
     assert runs.memory(run, 3)["game"] == {"drawn": 9}
