@@ -35,7 +35,7 @@ from rollouts.types import Completion, Row, Turn
 from scope_jax.config import parse_config
 from scope_jax.play import documents, grading, measures, pairwise, rewards, searching
 from scope_jax.play.rubrics import score_of
-from scope_jax.systems.scope import judging, talking
+from scope_jax.systems.scope import conversation, judging
 from scope_jax.systems.scope import rules as scope_rules
 from scope_jax.systems.score import consistency
 from scope_jax.systems.score import harness as score_harness
@@ -267,7 +267,10 @@ PARSERS: dict[str, tuple[Callable[[str], Any], Wraps]] = {
         LABEL,
     ),
     "SPELL verdict": (spell_rules.verdict_of, (("[[", "]]"),)),
-    "SCOPE turn": (lambda text: talking.parse_turn(SCOPE, turn("sampled", text), "answer", False), (*FINAL, *QUERY)),
+    "SCOPE turn": (
+        lambda text: conversation.parse_turn(SCOPE, turn("sampled", text), "answer", False),
+        (*FINAL, *QUERY),
+    ),
     "SCOPE rules": (
         lambda text: (
             [scope_rules.has_thought(text, rule) for rule in ("paired", "opening", "starts")],

@@ -77,7 +77,7 @@ def main() -> None:
         if given.only and card not in given.only:
             continue
         on = hardware(given.on or named)
-        found = plan(ROOT / card, (), on, index=index, tell=lambda said: print(said, file=sys.stderr, flush=True))
+        found = plan(ROOT / card, (), on, index=index, tell=lambda line: print(line, file=sys.stderr, flush=True))
         found["card"] = card
         plans[f"{card} {on.name}"] = found
         write(plans)

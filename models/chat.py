@@ -107,9 +107,9 @@ class ChatTemplate:
         prompt = masked.render(earlier, True)
         full = masked.render([*earlier, answer, *later], True)
         head, found, tail = masked.render([*earlier, {**answer, "content": blank}, *later], True).partition(blank)
-        said = full[len(prompt) : len(full) - len(tail)]
+        content = full[len(prompt) : len(full) - len(tail)]
         appended = head == prompt and found and full.startswith(prompt) and full.endswith(tail) and blank not in tail
-        if not appended or said.strip() != answer["content"].strip():
+        if not appended or content.strip() != answer["content"].strip():
             raise HistoryRewritten(
                 "The chat template rewrites earlier turns; encode the whole conversation again instead of "
                 "continuing it."

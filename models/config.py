@@ -223,9 +223,9 @@ def _refuse(config: Mapping[str, Any]) -> None:
         "mlp_bias": (False, "False"),
         "decoder_sparse_step": (1, "1"),
     }
-    for name, (value, said) in wanted.items():
+    for name, (value, supported) in wanted.items():
         if config.get(name, value) != value:
-            raise ValueError(f"config.json: field {name!r} is {config[name]!r}; only {said} is supported.")
+            raise ValueError(f"config.json: field {name!r} is {config[name]!r}; only {supported} is supported.")
     if config.get("mlp_only_layers"):
         raise ValueError(
             f"config.json: field 'mlp_only_layers' is {config['mlp_only_layers']}; only models with experts in every "

@@ -45,9 +45,9 @@ def within(folder: Path, name: Any, said_by: Path) -> Path:
 
 # ----------------------------------------------------------------------------------------------- fields of config.json
 def _refusal(name: str, value: Any, wanted: str) -> ValueError:
-    said = json.dumps(value, default=str)
-    said = said if len(said) <= 40 else said[:37] + "..."
-    return ValueError(f"config.json: field {name!r} is {said}; it must be {wanted}.")
+    shown = json.dumps(value, default=str)
+    shown = shown if len(shown) <= 40 else shown[:37] + "..."
+    return ValueError(f"config.json: field {name!r} is {shown}; it must be {wanted}.")
 
 
 def field(config: Mapping[str, Any], name: str, default: Any = None) -> Any:

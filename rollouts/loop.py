@@ -37,7 +37,7 @@ SETTLE = 0.01  # seconds, at most, that responders get to call a tool or to repl
 
 
 @dataclass(frozen=True)
-class _Asleep:
+class _Suspended:
     """An episode in host memory that decodes on, or first reads an observation, as soon as there is room."""
 
     episode: Episode
@@ -82,7 +82,7 @@ class DecodeLoop:
         self._live: dict[int, Episode] = {}
         self._asked: dict[Future[object], tuple[int | None, Episode]] = {}  # no slot: the episode is in host memory
         self._aside: dict[int, Aside] = {}  # of episodes that wait for their responder in host memory, by index
-        self._asleep: deque[_Asleep] = deque()
+        self._suspended: deque[_Suspended] = deque()
         self._since: dict[int, int] = {}  # by slot, the number of its placement
         self._placed = 0
         self._turn: dict[int, int] = {}  # by slot, the number of its turn
@@ -95,8 +95,8 @@ class DecodeLoop:
         """Runs until every episode has its finish_reason; the engine's state afterwards."""
         try:
             with nullcontext() if self._tool is None else self._tool.served(self._news.set):
-                while self._queue or self._live or self._asked or self._asleep:
-                    self._wake()
+                while self._queue or self._live or self._asked or self._suspended:
+                    self._resume()
                     self._place()
                     self._answer(block=not self._live)
                     self._launch()
@@ -111,7 +111,7 @@ class DecodeLoop:
     # ---------------------------------------------------------------------------------------------------- placing
     def _place(self) -> None:
         """Starts waiting episodes while there are slots and memory, after those that were set aside."""
-        if self._asleep or not self._free:
+        if self._suspended or not self._free:
             return
         prompts = self._queue.next_prompts(len(self._free))
         count = self._engine.room(self._state, list(zip(prompts, reversed(self._free), strict=False)))
@@ -159,7 +159,7 @@ class DecodeLoop:
             outcome = episode.observe(future)
             if outcome == "goes on":
                 if aside is not None:
-                    self._asleep.append(_Asleep(episode, aside, answered=True))
+                    self._suspended.append(_Suspended(episode, aside, answered=True))
                 else:
                     assert slot is not None
                     extensions.append((slot, episode))
@@ -222,7 +222,9 @@ class DecodeLoop:
                 if self._flight:
                     self._read()
                 elif not self._set_aside(error.shard):
-                    self._asleep.append(_Asleep(episode, self._engine.set_aside(self._state, slot), answered=True))
+                    self._suspended.append(
+                        _Suspended(episode, self._engine.set_aside(self._state, slot), answered=True)
+                    )
                     self._free.append(slot)
                     return
 
@@ -246,7 +248,7 @@ class DecodeLoop:
         if slot in self._live:
             self._state = self._engine.pause(self._state, [slot])
             episode = self._live.pop(slot)
-            self._asleep.append(_Asleep(episode, self._engine.set_aside(self._state, slot), answered=False))
+            self._suspended.append(_Suspended(episode, self._engine.set_aside(self._state, slot), answered=False))
         else:
             episode = self._asked[waiting[slot]][1]
             self._asked[waiting[slot]] = (None, episode)
@@ -254,14 +256,14 @@ class DecodeLoop:
         self._free.append(slot)
         return True
 
-    def _wake(self) -> None:
+    def _resume(self) -> None:
         """Returns episodes from host memory, in the order in which they were set aside, while there is room."""
-        while self._asleep and self._free:
-            one = self._asleep[0]
+        while self._suspended and self._free:
+            one = self._suspended[0]
             more = len(one.episode.appended[1]) if one.answered else 0
             if not self._engine.fits(self._state, one.aside, more, self._free[-1]):
                 return
-            self._asleep.popleft()
+            self._suspended.popleft()
             slot = self._seat(one.episode)
             placement = self._placement(slot, 0, one.episode)
             self._state = self._engine.bring_back(
@@ -279,7 +281,7 @@ class DecodeLoop:
         Pages are reserved for everything in flight. If there are too few, what is in flight is read first.
         """
         config = self._engine.config
-        patience = max(1, config.slots // REFILL) if self._queue or self._asleep else None
+        patience = max(1, config.slots // REFILL) if self._queue or self._suspended else None
         while self._live:
             more = len(self._flight) * config.decode_steps
             longest = max(min(episode.length + more, episode.limit) for episode in self._live.values()) - 1

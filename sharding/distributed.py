@@ -182,10 +182,10 @@ def _serve(place: Place) -> None:
         env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "JAX_PLATFORMS": "cpu"},
     )
     assert _service.stdout is not None
-    said = _service.stdout.readline().strip()
-    if said != "ready":
+    line = _service.stdout.readline().strip()
+    if line != "ready":
         raise ValueError(
-            f"The coordinator's port {port} cannot be opened ({said or 'the service ended'}); choose another one."
+            f"The coordinator's port {port} cannot be opened ({line or 'the service ended'}); choose another one."
         )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from scope_jax.atlas.facts import load_world
-from scope_jax.atlas.tasks import Thing, things
+from scope_jax.atlas.tasks import Entity, entities
 from scope_jax.config import load_card
 from scope_jax.play.rewards import mean
 from scope_jax.run.metrics import read_lines
@@ -60,7 +60,7 @@ def off_target(run: Path, records: Sequence[Mapping[str, Any]]) -> Values:
 def drift(run: Path, records: Sequence[Mapping[str, Any]]) -> Values:
     """For each iteration of SCOPE on Atlas: share of the accepted drafts of task generation that drifted."""
     iterations = {int(record["step"]): record["iteration"] for record in records if "iteration" in record}
-    sources = {thing.row["id"]: thing for thing in things(load_world()).values()}
+    sources = {entity.row["id"]: entity for entity in entities(load_world()).values()}
     found: dict[float, list[float]] = defaultdict(list)
     for episode in read_lines(run / "episodes.jsonl"):
         text = episode["text"]
@@ -71,7 +71,7 @@ def drift(run: Path, records: Sequence[Mapping[str, Any]]) -> Values:
     return [mean(found[iteration]) for iteration in sorted(found)]
 
 
-def drifted(task: str, source: Thing) -> bool:
+def drifted(task: str, source: Entity) -> bool:
     """True if the task names neither the source nor anything its document mentions."""
     return not source.names & set(task.replace(".", " ").split())
 

@@ -184,8 +184,8 @@ def _ended(job: Job, code: int, commit: str) -> str | None:
         partial.write_text(json.dumps({"card": settled(job), "commit": commit}), encoding="utf-8")
         os.replace(partial, job.mark)
         return None
-    said = job.log.read_text(encoding="utf-8", errors="replace").split("\n")
-    last = next((line.strip() for line in reversed(said) if line.strip()), "it said nothing")
+    lines = job.log.read_text(encoding="utf-8", errors="replace").split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "its log is empty")
     return f"failed with exit code {code}: {last.removeprefix('scope-jax: ')}"
 
 

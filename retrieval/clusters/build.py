@@ -116,10 +116,11 @@ def _check_enough(wanted: Preparation, state: State) -> None:
             continue
         sources = [place for place, corpus in enumerate(wanted.corpora) if corpus.families == families]
         dropped = {reason: sum(state.counts[place][reason] for place in sources) for reason in REASONS}
-        told = ", ".join(f"{number} {reason}" for reason, number in dropped.items() if number) or "none dropped"
+        reasons = ", ".join(f"{number} {reason}" for reason, number in dropped.items() if number) or "none dropped"
         raise DataError(
-            f"{', '.join(wanted.corpora[place].path for place in sources)}: {count} documents are left ({told}), but a "
-            f"cluster needs {wanted.sizes.least}; add documents, relax the filters or lower clusters.min_documents."
+            f"{', '.join(wanted.corpora[place].path for place in sources)}: {count} documents are left ({reasons}), "
+            f"but a cluster needs {wanted.sizes.least}; add documents, relax the filters or lower "
+            "clusters.min_documents."
         )
 
 

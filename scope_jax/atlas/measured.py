@@ -29,7 +29,7 @@ def _likeliest(model: ModelConfig, params: Any, ids_BT: jax.Array, lengths_B: ja
     return jnp.argmax(hidden_BTD @ params["embed"]["table_VD"].T, axis=-1)
 
 
-def said_right(model: ModelConfig, params: Any, rows: Sequence[Datum]) -> tuple[float, float]:
+def greedy_accuracy(model: ModelConfig, params: Any, rows: Sequence[Datum]) -> tuple[float, float]:
     """(share of rows, share of tokens) where the most likely token is the demonstrated one, over sampled tokens only.
 
     A row counts if all its sampled tokens do, i.e. if greedy decoding reproduces it. Raises ValueError for a row of

@@ -65,8 +65,8 @@ class Problem:
     @property
     def question(self) -> str:
         """The premises, and what is asked."""
-        said = " ".join(fact.sentence for fact in self.premises)
-        return f"{said} What is {' minus '.join(map(chain_phrase, self.chains))}?"
+        premises = " ".join(fact.sentence for fact in self.premises)
+        return f"{premises} What is {' minus '.join(map(chain_phrase, self.chains))}?"
 
 
 # ------------------------------------------------------------------------------------------------------------ documents
@@ -128,10 +128,10 @@ class Facts:
 
     def other_names(self, facts: Sequence[Fact], rng: np.random.Generator) -> dict[str, str]:
         """Another name of the same kind for each of these facts, one to one: nobody could know what they say then."""
-        spoken = sorted({name for fact in facts for name in (fact.entity, fact.value) if name in self._kinds})
+        names = sorted({name for fact in facts for name in (fact.entity, fact.value) if name in self._kinds})
         new: dict[str, str] = {}
-        for kind in sorted({self._kinds[name] for name in spoken}):
-            own = [name for name in spoken if self._kinds[name] == kind]
+        for kind in sorted({self._kinds[name] for name in names}):
+            own = [name for name in names if self._kinds[name] == kind]
             new |= dict(zip(own, some(self._names[kind], len(own), rng), strict=True))
         return new
 

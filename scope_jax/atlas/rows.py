@@ -44,10 +44,10 @@ def token_row(script: Script, tokenizer: Tokenizer) -> Datum:
     """The episode as the tokens the engine would see; only the policy's own tokens are marked as sampled."""
     ids = list(tokenizer.encode_chat([{"role": "user", "content": script.message}]))
     sampled = [False] * len(ids)
-    for text, said in script.parts:
+    for text, is_sampled in script.parts:
         piece = tokenizer.encode(text)
         ids += piece
-        sampled += [said] * len(piece)
+        sampled += [is_sampled] * len(piece)
     if script.ends:
         ids.append(tokenizer.eos_id)
         sampled.append(True)

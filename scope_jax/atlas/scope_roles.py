@@ -15,7 +15,7 @@ from scope_jax.atlas.corpus import documents
 from scope_jax.atlas.facts import World
 from scope_jax.atlas.rows import Makers, Script, Show, Split, pick
 from scope_jax.atlas.scope_scripts import CARD as CARD
-from scope_jax.atlas.tasks import KINDS, MOST_THINGS, SENTENCE, TOLD, Thing
+from scope_jax.atlas.tasks import KINDS, MOST_ENTITIES, SENTENCE, TOLD, Entity
 
 _WORD = re.compile(r"\w+")
 MOST_SEARCHES = 2  # that a challenger is asked for, as in configs/scope/atlas.toml
@@ -28,7 +28,7 @@ class ReportHabits:
     this order.
 
     guess, guess_sure: a solver answers without searching, by default and for tasks of the kinds in `sure`. half_way: a
-    solver asked about several things stops after the first. short: a solver gives one sentence per thing. ramble: a
+    solver asked about several entities stops after the first. short: a solver gives one sentence per entity. ramble: a
     solver repeats everything. vague: a challenger names nothing. unread: a challenger does not search. drift: a
     challenger looks up something that its source does not mention, and sets its task on that.
     """
@@ -82,7 +82,7 @@ PIECES: tuple[str, ...] = ()
 
 
 class SCOPEDemonstrations:
-    """Draws SCOPE's demonstrations: from things that a search for their name finds, and the names in their documents.
+    """Draws SCOPE's demonstrations: from entities that a search for their name finds, and the names in their documents.
 
     show: the search tool with one document per query, as in the card. split: "train" excludes everything held out.
     """
@@ -90,35 +90,35 @@ class SCOPEDemonstrations:
     def __init__(self, world: World, show: Show, split: Split, seed: int) -> None:
         self.show = lru_cache(maxsize=None)(show)
         self.rng = np.random.default_rng(seed)
-        every = tasks.things(world).values()
+        every = tasks.entities(world).values()
         fits = {
-            "all": lambda thing: True,
-            "train": lambda thing: tasks.trains(world, thing),
-            "held_out": lambda thing: thing.name in world.held_out,
+            "all": lambda entity: True,
+            "train": lambda entity: tasks.trains(world, entity),
+            "held_out": lambda entity: entity.name in world.held_out,
         }[split]
-        fit = [thing for thing in every if fits(thing)]
-        self.things = {thing.name: thing for thing in fit if thing.row["text"] in self.show(thing.name)}
-        self._all = list(self.things.values())
+        fit = [entity for entity in every if fits(entity)]
+        self.entities = {entity.name: entity for entity in fit if entity.row["text"] in self.show(entity.name)}
+        self._all = list(self.entities.values())
         rows = zip(world.names, documents(world), strict=True)
-        # names that may be looked up: a challenger can tell only from its document whether a name is a thing
+        # names that may be looked up: a challenger can tell only from its document whether a name is an entity
         self._readable = {
             name for name, row in rows if not (split == "train" and world.held_out & set(_WORD.findall(row["text"])))
         }
-        self._sources = [thing for thing in self._all if len(self._near(thing)) >= MOST_SEARCHES]
+        self._sources = [entity for entity in self._all if len(self._near(entity)) >= MOST_SEARCHES]
         self._values: dict[str, list[str]] = {}
-        for thing in self._all:
-            for said in thing.sentences:
-                attribute, _, value = SENTENCE.findall(said)[0]
+        for entity in self._all:
+            for sentence in entity.sentences:
+                attribute, _, value = SENTENCE.findall(sentence)[0]
                 self._values.setdefault(attribute, []).append(value)
         self._values = {attribute: sorted(set(values)) for attribute, values in self._values.items()}
 
     # ---------------------------------------------------------------------------------------------------- random draws
-    def _near(self, thing: Thing) -> list[str]:
-        return [name for name in thing.neighbours if name in self._readable]
+    def _near(self, entity: Entity) -> list[str]:
+        return [name for name in entity.neighbours if name in self._readable]
 
-    def _far(self, thing: Thing) -> Thing:
-        """A random thing that the document does not mention."""
-        while (other := pick(self._all, self.rng)).name in thing.names:
+    def _far(self, entity: Entity) -> Entity:
+        """A random entity that the document does not mention."""
+        while (other := pick(self._all, self.rng)).name in entity.names:
             pass
         return other
 
@@ -131,20 +131,20 @@ class SCOPEDemonstrations:
     def _chance(self, share: float) -> bool:
         return bool(self.rng.random() < share)
 
-    def _company(self) -> list[Thing]:
-        """One to three things; the others come from the first one's document or, occasionally, from anywhere."""
+    def _company(self) -> list[Entity]:
+        """One to three entities; the others come from the first one's document or, occasionally, from anywhere."""
         first = pick(self._sources, self.rng)
-        wanted = self._upto(MOST_THINGS)
-        near = self._some([name for name in self._near(first) if name in self.things], wanted - 1)
-        chosen = {first.name: first, **{name: self.things[name] for name in near if not self._chance(0.2)}}
+        wanted = self._upto(MOST_ENTITIES)
+        near = self._some([name for name in self._near(first) if name in self.entities], wanted - 1)
+        chosen = {first.name: first, **{name: self.entities[name] for name in near if not self._chance(0.2)}}
         while len(chosen) < wanted:
             other = self._far(first)
             chosen[other.name] = other
         return list(chosen.values())
 
-    def _taken(self, source: Thing, looked_up: Sequence[str]) -> list[Thing]:
-        """The things of a task: the source and the things that were looked up; fewer in one of five cases."""
-        found = [self.things[name] for name in looked_up if name in self.things]
+    def _taken(self, source: Entity, looked_up: Sequence[str]) -> list[Entity]:
+        """The entities of a task: the source and the entities that were looked up; fewer in one of five cases."""
+        found = [self.entities[name] for name in looked_up if name in self.entities]
         return [source, *(found[: int(self.rng.integers(len(found) + 1))] if self._chance(0.2) else found)]
 
     def _other_value(self, sentence: str) -> str:
@@ -167,7 +167,7 @@ class SCOPEDemonstrations:
                 away = [self._far(source).name for _ in range(searches)]
                 return scope_scripts.challenger(source, kind, searches, away, away[-1:], self.show)
         looked_up = self._some(self._near(source), searches)
-        taken = [thing.name for thing in self._taken(source, looked_up)]
+        taken = [entity.name for entity in self._taken(source, looked_up)]
         return scope_scripts.challenger(source, kind, searches, looked_up, taken, self.show)
 
     def report(self, habits: ReportHabits | None = None) -> Script:
@@ -176,7 +176,7 @@ class SCOPEDemonstrations:
         looked_up, told, times = len(asked), TOLD, 1
         if habits is not None:
             if self._chance(habits.guess_sure if kind in habits.sure else habits.guess):
-                invented = [[self._other_value(said) for said in thing.sentences[:TOLD]] for thing in asked]
+                invented = [[self._other_value(sentence) for sentence in entity.sentences[:TOLD]] for entity in asked]
                 return scope_scripts.guesser(kind, asked, invented)
             if len(asked) > 1 and self._chance(habits.half_way):
                 looked_up = 1
@@ -187,10 +187,10 @@ class SCOPEDemonstrations:
         return scope_scripts.solver(kind, asked, looked_up, told, times, self.show)
 
     def gate_entity(self) -> Script:
-        """A verdict of the entity gate; three in five tasks name things."""
+        """A verdict of the entity gate; three in five tasks name entities."""
         if self._chance(0.4):
             return scope_scripts.entity_gate(tasks.task(pick(KINDS, self.rng), [pick(VAGUE, self.rng)]), ())
-        names = [thing.name for thing in self._company()]
+        names = [entity.name for entity in self._company()]
         return scope_scripts.entity_gate(tasks.task(pick(KINDS, self.rng), names), names)
 
     def gate_relevance(self) -> Script:
@@ -200,10 +200,10 @@ class SCOPEDemonstrations:
         if self._chance(0.5):
             draw = self.rng.random()
             names = [source.name, *near] if draw < 0.5 else [source.name, *near[:-1]] if draw < 0.75 else near
-            if len(names) < MOST_THINGS and self._chance(0.2):
-                names = self._some([*names, self._far(source).name], MOST_THINGS)
+            if len(names) < MOST_ENTITIES and self._chance(0.2):
+                names = self._some([*names, self._far(source).name], MOST_ENTITIES)
         else:
-            names = [self._far(source).name for _ in range(self._upto(MOST_THINGS))]
+            names = [self._far(source).name for _ in range(self._upto(MOST_ENTITIES))]
         return scope_scripts.relevance_gate(source, tasks.task(pick(KINDS, self.rng), names), names)
 
     def write_rubric(self) -> Script:
@@ -218,23 +218,23 @@ class SCOPEDemonstrations:
             asked, read = [source], []
         else:
             asked = self._taken(source, read)
-        text = tasks.task(pick(KINDS, self.rng), [thing.name for thing in asked])
+        text = tasks.task(pick(KINDS, self.rng), [entity.name for entity in asked])
         return scope_scripts.rubric_writer(source, text, asked, [self.show(name) for name in read])
 
     def grade(self) -> Script:
-        """A grader's verdict on a solver's answer, which may omit things, be short, repeat itself or be invented.
+        """A grader's verdict on a solver's answer, which may omit entities, be short, repeat itself or be invented.
 
         Two in five criteria are met, two in five find another value, the rest find nothing.
         """
         asked = self._company()
-        told = [list(thing.sentences[: self._upto(TOLD)]) for thing in asked]
+        told = [list(entity.sentences[: self._upto(TOLD)]) for entity in asked]
         if self._chance(0.25):
             told[1:] = [[] for _ in told[1:]]
-        text = tasks.task(pick(KINDS, self.rng), [thing.name for thing in asked])
+        text = tasks.task(pick(KINDS, self.rng), [entity.name for entity in asked])
         items = [criterion for _, criterion in tasks.rubric(asked)]
-        said = {sentence for sentences in told for sentence in sentences}
-        given = [item for item in items if tasks.fact_of(item) in said]
-        lacking = [item for item in items if tasks.fact_of(item) not in said]
+        stated = {sentence for sentences in told for sentence in sentences}
+        given = [item for item in items if tasks.fact_of(item) in stated]
+        lacking = [item for item in items if tasks.fact_of(item) not in stated]
         draw = self.rng.random()
         criterion = pick(lacking if draw < 0.2 and lacking else given, self.rng)
         wanted = tasks.fact_of(criterion)
@@ -244,7 +244,9 @@ class SCOPEDemonstrations:
             wrong = 0.2 <= draw < 0.6 if sentence == wanted else self._chance(invented)
             return self._other_value(sentence) if wrong else sentence
 
-        lines = [(thing.name, [put(said) for said in own]) for thing, own in zip(asked, told, strict=True) if own]
+        lines = [
+            (entity.name, [put(sentence) for sentence in own]) for entity, own in zip(asked, told, strict=True) if own
+        ]
         times = 2 if self._chance(0.15) else 1
         return scope_scripts.grader(text, tasks.report(lines * times), criterion)
 

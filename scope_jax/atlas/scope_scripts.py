@@ -12,7 +12,7 @@ from functools import cache
 
 from scope_jax.atlas.facts import ASSETS
 from scope_jax.atlas.rows import Script, Show
-from scope_jax.atlas.tasks import PROMPTS, SENTENCE, Thing, fact_of, listed, report, rubric, task
+from scope_jax.atlas.tasks import PROMPTS, SENTENCE, Entity, fact_of, listed, report, rubric, task
 from scope_jax.config import Config, load_card
 from scope_jax.play import rubrics
 from scope_jax.play.documents import document_of
@@ -31,9 +31,9 @@ def card() -> Config:
     return load_card(CARD, [f"scope.prompts={PROMPTS}"])
 
 
-def document(thing: Thing) -> str:
-    """The thing's document in the format of the game's sources."""
-    return document_of(thing.row)[1]
+def document(entity: Entity) -> str:
+    """The entity's document in the format of the game's sources."""
+    return document_of(entity.row)[1]
 
 
 def _searches(names: Sequence[str], thoughts: Sequence[str], show: Show, expected: int | None = None) -> Parts:
@@ -50,13 +50,13 @@ def _searches(names: Sequence[str], thoughts: Sequence[str], show: Show, expecte
 
 
 # ----------------------------------------------------------------------------------------------------------- challenger
-def _ordered(source: Thing, kind: str, searches: int) -> str:
+def _ordered(source: Entity, kind: str, searches: int) -> str:
     order = Order(0, source.row["id"], document(source), kind, searches)
     return instructions.for_challenger(card(), order).user
 
 
 def challenger(
-    source: Thing, kind: str, searches: int, looked_up: Sequence[str], taken: Sequence[str], show: Show
+    source: Entity, kind: str, searches: int, looked_up: Sequence[str], taken: Sequence[str], show: Show
 ) -> Script:
     """Looks up names and sets a task on `taken`.
 
@@ -67,59 +67,60 @@ def challenger(
     return Script("challenger", _ordered(source, kind, searches), tuple(parts))
 
 
-def sets_unread(source: Thing, kind: str, searches: int, about: str) -> Script:
+def sets_unread(source: Entity, kind: str, searches: int, about: str) -> Script:
     """Bad habit: sets a task without a search. about: a name, or a word that names nothing, which the gates reject."""
-    said = f"<think> I know one. </think><task> {task(kind, [about])} </task>"
-    return Script("challenger", _ordered(source, kind, searches), ((said, True),))
+    output = f"<think> I know one. </think><task> {task(kind, [about])} </task>"
+    return Script("challenger", _ordered(source, kind, searches), ((output, True),))
 
 
 # --------------------------------------------------------------------------------------------------------------- solver
-def solver(kind: str, asked: Sequence[Thing], looked_up: int, told: int, times: int, show: Show) -> Script:
-    """Searches for the things one after the other, then repeats the first sentences of each document.
+def solver(kind: str, asked: Sequence[Entity], looked_up: int, told: int, times: int, show: Show) -> Script:
+    """Searches for the entities one after the other, then repeats the first sentences of each document.
 
-    Good play looks up all things and gives TOLD sentences, once. Bad habits: fewer things, fewer sentences, repetition.
+    Good play looks up all entities and gives TOLD sentences, once. Bad habits: fewer entities, fewer sentences,
+    repetition.
     """
     read = asked[:looked_up]
-    names = [thing.name for thing in read]
+    names = [entity.name for entity in read]
     need = [f"I need {name}." for name in names]
     thoughts = need[:1] + [f"I have {last}. {next_}" for last, next_ in zip(names, need[1:], strict=False)]
     parts = _searches(names, thoughts, show)
-    said = report([(thing.name, thing.sentences[:told]) for thing in read] * times)
-    parts.append((f"<think> I have {names[-1]}. </think><answer> {said} </answer>", True))
+    output = report([(entity.name, entity.sentences[:told]) for entity in read] * times)
+    parts.append((f"<think> I have {names[-1]}. </think><answer> {output} </answer>", True))
     return Script("solver", _asked(kind, asked), tuple(parts))
 
 
-def guesser(kind: str, asked: Sequence[Thing], invented: Sequence[Sequence[str]]) -> Script:
+def guesser(kind: str, asked: Sequence[Entity], invented: Sequence[Sequence[str]]) -> Script:
     """Bad habit: answers with invented facts, without a search."""
-    said = report([(thing.name, told) for thing, told in zip(asked, invented, strict=True)])
-    return Script("solver", _asked(kind, asked), ((f"<think> I know this. </think><answer> {said} </answer>", True),))
+    output = report([(entity.name, told) for entity, told in zip(asked, invented, strict=True)])
+    return Script("solver", _asked(kind, asked), ((f"<think> I know this. </think><answer> {output} </answer>", True),))
 
 
-def _asked(kind: str, asked: Sequence[Thing]) -> str:
-    return instructions.for_solver(card(), task(kind, [thing.name for thing in asked])).user
+def _asked(kind: str, asked: Sequence[Entity]) -> str:
+    return instructions.for_solver(card(), task(kind, [entity.name for entity in asked])).user
 
 
 # ---------------------------------------------------------------------------------------------------------------- judge
 def _verdict(message: str, thought: str, verdict: bool) -> Script:
-    said = f"<think> {thought} </think><score> {int(verdict)} </score>"
-    return Script("judge", message, ((said, True),))
+    output = f"<think> {thought} </think><score> {int(verdict)} </score>"
+    return Script("judge", message, ((output, True),))
 
 
 def entity_gate(text: str, names: Sequence[str]) -> Script:
-    """The verdict on whether the task `text` names a thing. names: the names in the task."""
+    """The verdict on whether the task `text` names an entity. names: the names in the task."""
     seen = listed(names) if names else "nothing"
     return _verdict(instructions.for_gate(card(), "entity", text, ""), f"I see {seen}.", bool(names))
 
 
-def relevance_gate(source: Thing, text: str, names: Sequence[str]) -> Script:
-    """The verdict on whether a thing of the task `text` occurs in the source document."""
+def relevance_gate(source: Entity, text: str, names: Sequence[str]) -> Script:
+    """The verdict on whether an entity of the task `text` occurs in the source document."""
     thought = listed([f"{name} {'is here' if name in source.names else 'missing'}" for name in names]) or "nothing"
     message = instructions.for_gate(card(), "relevance", text, document(source))
     return _verdict(message, f"I see {thought}.", any(name in source.names for name in names))
 
 
-def rubric_writer(source: Thing, text: str, asked: Sequence[Thing], results: Sequence[str]) -> Script:
-    """The rubric of the task `text` about the things `asked`, from the source and the search results."""
+def rubric_writer(source: Entity, text: str, asked: Sequence[Entity], results: Sequence[str]) -> Script:
+    """The rubric of the task `text` about the entities `asked`, from the source and the search results."""
     items = "".join(f'<rubric priority="{priority}"> {line} </rubric>' for priority, line in rubric(asked))
     message = instructions.for_rubric_writer(card(), text, [document(source), *(result.strip() for result in results)])
     return Script("judge", message, ((f"<rubrics>{items}</rubrics>", True),))

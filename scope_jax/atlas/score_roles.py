@@ -14,7 +14,7 @@ from scope_jax.atlas.queries import NUMBERS, Asked
 from scope_jax.atlas.rows import Makers, Script, Show, Split, pick, some
 from scope_jax.atlas.score_scripts import CARD as CARD
 from scope_jax.atlas.score_scripts import Claim, Written
-from scope_jax.systems.score.records import Rubric, Wishes
+from scope_jax.systems.score.records import Constraints, Rubric
 
 WEIGHTS = ("0.1", "0.2", "0.3", "0.4", "0.5")  # within the bounds of the card's harness
 TOO_HEAVY = ("0.7", "0.9")  # and out of them
@@ -91,13 +91,13 @@ class SCOREDemonstrations:
         """A valid rubric of two to four dimensions."""
         count = int(self.rng.integers(1, len(self.pool) + 1))
         return score_scripts.rubric_of(
-            {name: float(weight) for name, weight in self._weighted(count, Wishes((), (), ()))}
+            {name: float(weight) for name, weight in self._weighted(count, Constraints((), (), ()))}
         )
 
-    def _weighted(self, count: int, wishes: Wishes) -> list[tuple[str, str]]:
-        """So many dimensions beside the base with weights, in the order of the pool; as the scheduler wishes."""
-        free = [name for name in self.pool if name not in (*wishes.required, *wishes.avoided)]
-        order = [*wishes.required, *some(free, len(free), self.rng), *wishes.avoided]
+    def _weighted(self, count: int, constraints: Constraints) -> list[tuple[str, str]]:
+        """So many dimensions beside the base with weights, in the order of the pool; as the scheduler wants it."""
+        free = [name for name in self.pool if name not in (*constraints.required, *constraints.avoided)]
+        order = [*constraints.required, *some(free, len(free), self.rng), *constraints.avoided]
         return [(name, pick(WEIGHTS, self.rng)) for name in self.pool if name in order[:count]]
 
     def _other_value(self, fact: Fact) -> str:
@@ -163,7 +163,7 @@ class SCOREDemonstrations:
         required = some(self.pool, 1, self.rng) if self._chance(0.4) else []
         left = [name for name in self.pool if name not in required]
         avoided = some(left, 1, self.rng) if self._chance(0.2) else []
-        wishes = Wishes(tuple(required), tuple(avoided), ())
+        constraints = Constraints(tuple(required), tuple(avoided), ())
         k = int(self.rng.integers(2, len(self.pool) + 2))
         count, heavy = k - 1, False
         if habits is not None:
@@ -173,11 +173,11 @@ class SCOREDemonstrations:
                 count += 1
             else:
                 heavy = self._chance(habits.heavy)
-        items = self._weighted(min(count, len(self.pool)), wishes)
+        items = self._weighted(min(count, len(self.pool)), constraints)
         if heavy:
             items[-1] = (items[-1][0], pick(TOO_HEAVY, self.rng))
         base = score_scripts.rubric_of({}).base
-        return score_scripts.rubric_writer(self.asked(), wishes, k, [(base, None), *items])
+        return score_scripts.rubric_writer(self.asked(), constraints, k, [(base, None), *items])
 
     def grade(self) -> Script:
         """The exam's verdict on one fact of a report."""

@@ -19,7 +19,7 @@ from scope_jax.config import Config, load_card
 from scope_jax.play import rubrics
 from scope_jax.play.turns import raw
 from scope_jax.systems.score import harness, instructions
-from scope_jax.systems.score.records import Rubric, Wishes
+from scope_jax.systems.score.records import Constraints, Rubric
 from scope_jax.text import dialects
 
 CARD = ASSETS.parents[1] / "configs" / "score" / "atlas.toml"
@@ -43,8 +43,8 @@ class Claim:
     source: str | None
 
     def sentence(self, asked: Asked) -> str:
-        said = f"{self.source} says" if self.source else f"{OWN} know"
-        return f"{NUMBERS[self.place]} {statement(asked.facts[self.place])} {self.value} as {said}."
+        output = f"{self.source} says" if self.source else f"{OWN} know"
+        return f"{NUMBERS[self.place]} {statement(asked.facts[self.place])} {self.value} as {output}."
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ class Written:
     @property
     def text(self) -> str:
         """The content of `<answer>`."""
-        said = " ".join(claim.sentence(self.asked) for claim in self.claims)
-        return said + (f"\nConclusion: {', '.join(claim.value for claim in self.claims)}." if self.concludes else "")
+        output = " ".join(claim.sentence(self.asked) for claim in self.claims)
+        return output + (f"\nConclusion: {', '.join(claim.value for claim in self.claims)}." if self.concludes else "")
 
     def claim(self, place: int) -> Claim | None:
         """What it says of the fact at `place`."""
@@ -95,11 +95,11 @@ def solver(written: Written, rubric: Rubric, searches: int, show: Show) -> Scrip
 
 
 # ------------------------------------------------------------------------------------------------------------ evaluator
-def rubric_writer(asked: Asked, wishes: Wishes, k: int, weights: Sequence[tuple[str, str | None]]) -> Script:
+def rubric_writer(asked: Asked, constraints: Constraints, k: int, weights: Sequence[tuple[str, str | None]]) -> Script:
     """A rubric call for k dimensions that writes down these names and weights."""
     plain = harness.default(card()).plain()
     plain["dimension_constraints"]["k"] = k
-    message = instructions.for_rubric(card(), harness.checked(card(), plain), wishes, asked.text).user
+    message = instructions.for_rubric(card(), harness.checked(card(), plain), constraints, asked.text).user
     items = "".join(_dimension(name, weight) for name, weight in weights)
     return Script("evaluator", message, ((f"<dimensions>{items}</dimensions>", True),))
 
@@ -126,12 +126,12 @@ def assessor(written: Written, rubric: Rubric, least: int, show: Show) -> Script
     scores = "".join(
         f'<score dim="{name}" value="{points[name]}"/>' for name in card().score.pool if name in rubric.dimensions
     )
-    said = (
+    output = (
         f'<report_evaluations><report id="1"><verification> {verified} </verification>'
         f"<gap_analysis> {gaps} </gap_analysis><citations>{_citations(written)}</citations>"
         f"<scores>{scores}</scores></report></report_evaluations>"
     )
-    return Script("scoring", message, (*_searches(asked, "check", 2, show), (said, True)))
+    return Script("scoring", message, (*_searches(asked, "check", 2, show), (output, True)))
 
 
 def holds(claim: Claim | None, fact: Fact) -> bool:
@@ -176,8 +176,8 @@ def grader(written: Written, place: int) -> Script:
     """The exam's verdict: the report's value for a fact, with "here" if it is the criterion's, or "missing"."""
     fact, claim = written.asked.facts[place], written.claim(place)
     right = holds(claim, fact)
-    told = "missing" if claim is None else f"{claim.value} {'here' if right else 'missing'}"
-    thought = f"{fact.phrase}{':' if claim else ''} {told}."
+    finding = "missing" if claim is None else f"{claim.value} {'here' if right else 'missing'}"
+    thought = f"{fact.phrase}{':' if claim else ''} {finding}."
     message = rubrics.question(card(), str(PROMPTS), written.asked.text, written.text, criterion(fact))
     return Script("judge", message, ((f"<think> {thought} </think><score> {int(right)} </score>", True),))
 

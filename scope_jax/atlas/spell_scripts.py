@@ -28,8 +28,8 @@ def card() -> Config:
     return load_card(CARD, [f"spell.prompts={PROMPTS}"])
 
 
-def _spoken(role: str, message: str, said: str) -> Script:
-    return Script(role, message, ((said, True),), ends=True)
+def _single_turn(role: str, message: str, output: str) -> Script:
+    return Script(role, message, ((output, True),), ends=True)
 
 
 # ----------------------------------------------------------------------------------------------------------- questioner
@@ -56,13 +56,13 @@ def questioner(asked: Order, chain: Chain, answer: str | None = None, more: str 
     Bad habits: another answer; a further key.
     """
     ending = json_object(chain_question(chain), chain[-1].value if answer is None else answer, more)
-    return _spoken("questioner", instructions.for_questioner(card(), asked).user, f"{taken(chain)} {ending}")
+    return _single_turn("questioner", instructions.for_questioner(card(), asked).user, f"{taken(chain)} {ending}")
 
 
 def asks_plainly(asked: Order, chain: Chain) -> Script:
     """Bad habit: a question without the object."""
-    said = f" I know one. {chain_question(chain)}"
-    return _spoken("questioner", instructions.for_questioner(card(), asked).user, said)
+    output = f" I know one. {chain_question(chain)}"
+    return _single_turn("questioner", instructions.for_questioner(card(), asked).user, output)
 
 
 # ------------------------------------------------------------------------------------------------------------ responder
@@ -80,16 +80,16 @@ def responder(cluster: Cluster, task: Task, chain: Chain, hops: int | None = Non
     hops: bad habit, it stops after so many of them; concludes: False is another one.
     """
     walked = chain[:hops]
-    said = "".join(f" {fact.sentence}" for fact in walked)
+    output = "".join(f" {fact.sentence}" for fact in walked)
     if concludes:
-        said += f" {CONCLUSIONS[task]} {walked[-1].value}."
-    return _spoken("responder", _asked(task, chain, _documents(cluster)), said)
+        output += f" {CONCLUSIONS[task]} {walked[-1].value}."
+    return _single_turn("responder", _asked(task, chain, _documents(cluster)), output)
 
 
 def guesser(cluster: Cluster | None, task: Task, chain: Chain, guess: str) -> Script:
     """Concludes with a guess: all that is left where there are no documents (None), a bad habit where there are."""
     documents = instructions.nothing(card()) if cluster is None else _documents(cluster)
-    return _spoken("responder", _asked(task, chain, documents), f" I know this. {CONCLUSIONS[task]} {guess}.")
+    return _single_turn("responder", _asked(task, chain, documents), f" I know this. {CONCLUSIONS[task]} {guess}.")
 
 
 # ------------------------------------------------------------------------------------------------------------- verifier
@@ -101,5 +101,5 @@ def verifier(chain: Chain, answer: str, lenient: bool = False) -> Script:
     reference: Fact = chain[-1]
     right = answer == reference.value or lenient
     message = instructions.for_verifier(card(), Question(chain_question(chain), ""), answer, reference.value).user
-    said = f" I see {answer} {'here. [[YES]]' if right else 'missing. [[NO]]'}"
-    return _spoken("verifier", message, said)
+    output = f" I see {answer} {'here. [[YES]]' if right else 'missing. [[NO]]'}"
+    return _single_turn("verifier", message, output)

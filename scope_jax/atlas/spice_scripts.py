@@ -41,8 +41,8 @@ def _seen(facts: DocumentFacts) -> tuple[Config, Document]:
 def chooser(facts: DocumentFacts, kind: str, choice: bool = False, free: bool = True) -> Script:
     """The first stage: a type of answer. Bad habits: both flags, or none."""
     head, middle, last, end = FORMAT
-    said = f"{head} {json.dumps(choice)}{middle} {json.dumps(free)}{last} {kind.title()}{end}"
-    return Script("challenger", instructions.for_format(*_seen(facts)).user, ((said, True),), ends=True)
+    output = f"{head} {json.dumps(choice)}{middle} {json.dumps(free)}{last} {kind.title()}{end}"
+    return Script("challenger", instructions.for_format(*_seen(facts)).user, ((output, True),), ends=True)
 
 
 def writer(
@@ -61,14 +61,16 @@ def writer(
     begin, middle = AS_LIST if listed else TASK[:2]
     question = "" if empty else f" {problem.question}"
     taken = " ".join(fact.sentence for fact in problem.facts)
-    said = f"{begin} {answer or problem.answer}{middle}{question}{TASK[2]} {(kind or problem.type).title()}{FORMAT[3]}"
+    output = (
+        f"{begin} {answer or problem.answer}{middle}{question}{TASK[2]} {(kind or problem.type).title()}{FORMAT[3]}"
+    )
     message = instructions.for_task(*_seen(facts), problem.type).user
-    return Script("challenger", message, ((f"I take {taken}{said}", True),), ends=True)
+    return Script("challenger", message, ((f"I take {taken}{output}", True),), ends=True)
 
 
 # ------------------------------------------------------------------------------------------------------------- reasoner
-def _reasoner(problem: Problem, said: str) -> Script:
-    return Script("reasoner", instructions.for_reasoner(card(), problem.question).user, ((said, True),), ends=True)
+def _reasoner(problem: Problem, output: str) -> Script:
+    return Script("reasoner", instructions.for_reasoner(card(), problem.question).user, ((output, True),), ends=True)
 
 
 def _box(value: str) -> str:
@@ -82,8 +84,8 @@ def solver(problem: Problem, *, hops: int | None = None, boxed: str | None = Non
     """
     walked = problem.facts[:hops]
     value = walked[-1].value if hops is not None else problem.answer if boxed is None else boxed
-    said = " ".join(fact.sentence for fact in walked)
-    return _reasoner(problem, said + (_box(value) if value else ""))
+    output = " ".join(fact.sentence for fact in walked)
+    return _reasoner(problem, output + (_box(value) if value else ""))
 
 
 def guesser(problem: Problem, guess: str) -> Script:

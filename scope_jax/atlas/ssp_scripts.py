@@ -27,9 +27,9 @@ def _solver(question: str, parts: Parts) -> Script:
 
 
 def _look_up(known: str, fact: Fact, show: Show) -> Parts:
-    """A turn that searches for a fact, and its result; known: the text said before."""
-    said = f"<think>{known} I need {fact.phrase}. </think><search> {fact.phrase} </search>"
-    return (said, True), (raw(XML.observation([show(fact.phrase)])), False)
+    """A turn that searches for a fact, and its result; known: the text written before."""
+    output = f"<think>{known} I need {fact.phrase}. </think><search> {fact.phrase} </search>"
+    return (output, True), (raw(XML.observation([show(fact.phrase)])), False)
 
 
 def solver(chain: Chain, show: Show, hops: int | None = None) -> Script:
@@ -72,8 +72,8 @@ def proposer(chain: Chain, show: Show) -> Script:
     parts: Parts = ()
     known = ""
     for fact in reversed(chain):
-        said = f"<think>{known} I look up {fact.value}. </think><search> {fact.value} </search>"
-        parts += ((said, True), (raw(XML.observation([show(fact.value)])), False))
+        output = f"<think>{known} I look up {fact.value}. </think><search> {fact.value} </search>"
+        parts += ((output, True), (raw(XML.observation([show(fact.value)])), False))
         known = f" {fact.sentence}"
     parts += ((f"<think>{known} </think><question> {chain_question(chain)} </question>", True),)
     return Script("proposer", _prompt("proposer", n=len(chain), answer=chain[-1].value), parts)
@@ -81,12 +81,12 @@ def proposer(chain: Chain, show: Show) -> Script:
 
 def asks_unread(chain: Chain) -> Script:
     """Bad habit: a proposer writes a question without having searched, which the game's rules reject."""
-    said = f"<think> I know one. </think><question> {chain_question(chain)} </question>"
-    return Script("proposer", _prompt("proposer", n=len(chain), answer=chain[-1].value), ((said, True),))
+    output = f"<think> I know one. </think><question> {chain_question(chain)} </question>"
+    return Script("proposer", _prompt("proposer", n=len(chain), answer=chain[-1].value), ((output, True),))
 
 
 def reader(chain: Chain, materials: str) -> Script:
     """Answers from the materials: the sentence of each hop, then the answer after its label, then the end token."""
-    said = " ".join(fact.sentence for fact in chain)
+    output = " ".join(fact.sentence for fact in chain)
     message = _prompt("rag", materials=materials, question=chain_question(chain))
-    return Script("reader", message, ((f"{said} Answer: {chain[-1].value}", True),), ends=True)
+    return Script("reader", message, ((f"{output} Answer: {chain[-1].value}", True),), ends=True)

@@ -1,7 +1,7 @@
-"""Open-ended tasks about named subjects ("things"), their rubrics, and the training and held-out sets.
+"""Open-ended tasks about named subjects ("entities"), their rubrics, and the training and held-out sets.
 
-A thing is a name whose document has at least TOLD facts. A task names one to three things ("Explain Seine and
-France"); a complete report gives, for each thing, its name and the first TOLD sentences of its document, and a rubric
+An entity is a name whose document has at least TOLD facts. A task names one to three entities ("Explain Seine and
+France"); a complete report gives, for each entity, its name and the first TOLD sentences of its document, and a rubric
 asks for some of these.
 """
 
@@ -22,16 +22,16 @@ PROMPTS = ASSETS / "prompts" / "scope"
 KINDS = ("long_form_qa", "summarization", "planning", "writing")
 SENTENCE = re.compile(r"The (\w+) of (\w+) is (\w+)\.")
 CRITERION = re.compile(r"The (\w+) of (\w+): (\w+)")  # the same fact as a rubric asks for it
-TOLD = 3  # sentences per thing in a complete report
-MOST_THINGS = 3
-PRIORITIES = ("critical", "important", "bonus")  # of the first, second and third sentence about a thing
-ASKED = {1: (3,), 2: (2, 2), 3: (2, 2, 1)}  # sentences of each thing that a rubric asks for: 3 to 5 criteria
+TOLD = 3  # sentences per entity in a complete report
+MOST_ENTITIES = 3
+PRIORITIES = ("critical", "important", "bonus")  # of the first, second and third sentence about an entity
+ASKED = {1: (3,), 2: (2, 2), 3: (2, 2, 1)}  # sentences of each entity that a rubric asks for: 3 to 5 criteria
 TASK_SEED = 17
-SET_SIZES = {"train": 16, "held_out": 40}  # tasks of each kind and number of things
+SET_SIZES = {"train": 16, "held_out": 40}  # tasks of each kind and number of entities
 
 
 @dataclass(frozen=True)
-class Thing:
+class Entity:
     """A name, its row in the corpus, and the fact sentences of its document in order."""
 
     name: str
@@ -41,7 +41,7 @@ class Thing:
     @property
     def neighbours(self) -> tuple[str, ...]:
         """The other names in its document, without repetition."""
-        words = [name for said in self.sentences for name in SENTENCE.findall(said)[0][1:]]
+        words = [name for sentence in self.sentences for name in SENTENCE.findall(sentence)[0][1:]]
         return tuple(name for name in dict.fromkeys(words) if name != self.name)
 
     @property
@@ -50,19 +50,19 @@ class Thing:
         return {self.name, *self.neighbours}
 
 
-def things(world: World) -> dict[str, Thing]:
-    """Every thing by name, in alphabetical order."""
+def entities(world: World) -> dict[str, Entity]:
+    """Every entity by name, in alphabetical order."""
     made = {}
     for name, row in zip(world.names, documents(world), strict=True):
-        said = tuple(match.group() for match in SENTENCE.finditer(row["text"]))
-        if len(said) >= TOLD and row["text"].startswith(said[0]):
-            made[name] = Thing(name, row, said)
+        sentences = tuple(match.group() for match in SENTENCE.finditer(row["text"]))
+        if len(sentences) >= TOLD and row["text"].startswith(sentences[0]):
+            made[name] = Entity(name, row, sentences)
     return made
 
 
-def trains(world: World, thing: Thing) -> bool:
-    """True if neither the thing nor any name in its document is held out."""
-    return not world.held_out & thing.names
+def trains(world: World, entity: Entity) -> bool:
+    """True if neither the entity nor any name in its document is held out."""
+    return not world.held_out & entity.names
 
 
 def listed(names: Sequence[str]) -> str:
@@ -71,20 +71,20 @@ def listed(names: Sequence[str]) -> str:
 
 
 def task(kind: str, names: Sequence[str]) -> str:
-    """The task of a kind about these things; it begins with the words that the game's prompt gives for the kind.
+    """The task of a kind about these entities; it begins with the words that the game's prompt gives for the kind.
 
     It has no full stop: the token after a name then tells a document (a full stop or "is" follows) from a task.
     """
     return f"{templates.load(PROMPTS, f'type_{kind}', known=(), required=())} {listed(names)}"
 
 
-def rubric(asked: Sequence[Thing]) -> list[tuple[str, str]]:
-    """(priority, criterion) of each item; a thing's first criterion begins with its name, so that the document to copy
-    from is found by its title. A criterion has no "is": only in the graded answer does a value follow an "is"."""
+def rubric(asked: Sequence[Entity]) -> list[tuple[str, str]]:
+    """(priority, criterion) of each item; an entity's first criterion begins with its name, so that the document to
+    copy from is found by its title. A criterion has no "is": only in the graded answer does a value follow an "is"."""
     return [
-        (PRIORITIES[place], f"{thing.name}: {_criterion(said)}" if place == 0 else _criterion(said))
-        for thing, count in zip(asked, ASKED[len(asked)], strict=True)
-        for place, said in enumerate(thing.sentences[:count])
+        (PRIORITIES[place], f"{entity.name}: {_criterion(sentence)}" if place == 0 else _criterion(sentence))
+        for entity, count in zip(asked, ASKED[len(asked)], strict=True)
+        for place, sentence in enumerate(entity.sentences[:count])
     ]
 
 
@@ -93,9 +93,9 @@ def _criterion(sentence: str) -> str:
     return f"The {attribute} of {entity}: {value}"
 
 
-def report(told: Sequence[tuple[str, Sequence[str]]]) -> str:
-    """An answer: for each thing, its name and the sentences about it."""
-    return " ".join(f"{name}: {' '.join(said)}" for name, said in told)
+def report(facts: Sequence[tuple[str, Sequence[str]]]) -> str:
+    """An answer: for each entity, its name and the sentences about it."""
+    return " ".join(f"{name}: {' '.join(sentences)}" for name, sentences in facts)
 
 
 def stated(criterion: str) -> list[str]:
@@ -115,28 +115,28 @@ def fact_of(criterion: str) -> str:
 
 # ---------------------------------------------------------------------------------------------------------------- files
 def source_documents(world: World) -> list[dict[str, Any]]:
-    """The documents that a challenger may get: those of train things."""
-    return [dict(thing.row) for thing in things(world).values() if trains(world, thing)]
+    """The documents that a challenger may get: those of train entities."""
+    return [dict(entity.row) for entity in entities(world).values() if trains(world, entity)]
 
 
 def task_sets(world: World) -> dict[str, list[dict[str, Any]]]:
     """Rows (id, question, rubric, task_type, evidence_ids) of "train" and "held_out", in the format of curated tasks.
 
-    A held-out task is about held-out things only, a train task about none. The second and third thing come from the
+    A held-out task is about held-out entities only, a train task about none. The second and third entity come from the
     first one's document if it names any that qualify.
     """
-    every = things(world)
+    every = entities(world)
     rng = np.random.default_rng(TASK_SEED)
     sets: dict[str, list[dict[str, Any]]] = {}
     for name, size in SET_SIZES.items():
         fit = {
-            thing.name: thing
-            for thing in every.values()
-            if (thing.name in world.held_out if name == "held_out" else trains(world, thing))
+            entity.name: entity
+            for entity in every.values()
+            if (entity.name in world.held_out if name == "held_out" else trains(world, entity))
         }
         rows = []
         for kind in KINDS:
-            for count in range(1, MOST_THINGS + 1):
+            for count in range(1, MOST_ENTITIES + 1):
                 for place in rng.permutation(len(fit))[:size]:
                     chosen = _company(list(fit.values())[place], fit, count, rng)
                     rows.append(_row(f"{name}-{len(rows):04d}", kind, chosen))
@@ -144,23 +144,23 @@ def task_sets(world: World) -> dict[str, list[dict[str, Any]]]:
     return sets
 
 
-def _company(thing: Thing, fit: Mapping[str, Thing], count: int, rng: np.random.Generator) -> list[Thing]:
-    near = [fit[name] for name in thing.neighbours if name in fit]
+def _company(entity: Entity, fit: Mapping[str, Entity], count: int, rng: np.random.Generator) -> list[Entity]:
+    near = [fit[name] for name in entity.neighbours if name in fit]
     near = [near[i] for i in rng.permutation(len(near))]
-    near_names = {thing.name, *(other.name for other in near)}
+    near_names = {entity.name, *(other.name for other in near)}
     far = [fit[name] for name in fit if name not in near_names]
-    return [thing, *near, *(far[i] for i in rng.permutation(len(far))[:MOST_THINGS])][:count]
+    return [entity, *near, *(far[i] for i in rng.permutation(len(far))[:MOST_ENTITIES])][:count]
 
 
-def _row(number: str, kind: str, asked: Sequence[Thing]) -> dict[str, Any]:
+def _row(number: str, kind: str, asked: Sequence[Entity]) -> dict[str, Any]:
     criteria = [
         {"criterion": text, "weight": 1.0, "priority": priority, "fact": stated(text)}
         for priority, text in rubric(asked)
     ]
     return {
         "id": number,
-        "question": task(kind, [thing.name for thing in asked]),
+        "question": task(kind, [entity.name for entity in asked]),
         "rubric": criteria,
         "task_type": kind,
-        "evidence_ids": [thing.row["id"] for thing in asked],
+        "evidence_ids": [entity.row["id"] for entity in asked],
     }

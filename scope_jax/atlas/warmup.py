@@ -116,7 +116,7 @@ def warm_up(
 
     def tell(params: Any) -> None:
         for kind, rows in examined.items():
-            whole, tokens = measured.said_right(model, params, rows)
+            whole, tokens = measured.greedy_accuracy(model, params, rows)
             log(f"held out, {kind}: whole {whole:.2f}, tokens {tokens:.3f}")
 
     held_out = roles.makers(world, show, split="held_out", seed=recipe.seed, with_habits=False)

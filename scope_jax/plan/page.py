@@ -64,8 +64,8 @@ def _phases(phases: Mapping[str, Any]) -> Iterator[str]:
 
 def _programs(found: Figures) -> Iterator[str]:
     for one in found["programs"]:
-        said = "refused by the compiler" if one["refused"] else f"temporaries {one['temporaries_gib']:.2f}"
-        yield f"{one['name'][:34]:<34} peak {one['peak_gib']:8.2f}, {said}, compiled in {one['seconds']:.0f} s"
+        outcome = "refused by the compiler" if one["refused"] else f"temporaries {one['temporaries_gib']:.2f}"
+        yield f"{one['name'][:34]:<34} peak {one['peak_gib']:8.2f}, {outcome}, compiled in {one['seconds']:.0f} s"
     if "flops" in found:
         yield (
             f"one micro-batch      {found['flops']:.3g} FLOPs executed per device, of them "

@@ -13,12 +13,12 @@ from retrieval.exchange import shown
 from scope_jax.config import AskSection, JudgeSection
 from scope_jax.learner.types import Reply
 from scope_jax.play import searching
-from scope_jax.play.judge_client import DEAF_AFTER, JudgeError
+from scope_jax.play.judge_client import UNUSABLE_AFTER, JudgeError
 from scope_jax.play.tools import BASE, Prompt, Tools
 from scope_jax.text.messages import Messages
 
 Read = TypeVar("Read")
-Say = Callable[[Sequence[str], bool], list[Reply]]  # sends requests and returns the replies; True: these are retries
+Send = Callable[[Sequence[str], bool], list[Reply]]  # sends requests and returns the replies; True: these are retries
 
 
 @dataclass(frozen=True)
@@ -34,33 +34,33 @@ class Replies(Generic[Read]):
 
 
 def ask(
-    say: Say,
+    send: Send,
     questions: Sequence[str],
     read: Callable[[str], Read | None],
     *,
     nudge: str = "",
-    outsider: tuple[str, str] | None = None,
+    external: tuple[str, str] | None = None,
 ) -> Replies[Read]:
     """The reply to each request, parsed by `read`; a malformed reply is requested once more, with `nudge`.
 
-    A rejected request is not repeated. outsider: (description of an external model, its table in the card); raises
+    A rejected request is not repeated. external: (description of an external model, its table in the card); raises
     JudgeError if it replies to many requests and all replies are malformed.
     """
     distinct = list(dict.fromkeys(questions))
     if not distinct:
         return Replies([], [])
-    given: list[tuple[Reply, ...]] = [(reply,) for reply in say(distinct, False)]
+    given: list[tuple[Reply, ...]] = [(reply,) for reply in send(distinct, False)]
     parsed = [read(only.text) for (only,) in given]
     retries = [place for place, value in enumerate(parsed) if value is None and not given[place][0].refused]
     if retries:
         ending = f"\n\n{nudge}" if nudge else ""
-        second = say([distinct[place] + ending for place in retries], True)
+        second = send([distinct[place] + ending for place in retries], True)
         for place, reply in zip(retries, second, strict=True):
             parsed[place] = read(reply.text)
             given[place] = (*given[place], reply)
     malformed = sum(value is None for value in parsed)
-    if outsider is not None and len(parsed) >= DEAF_AFTER and malformed == len(parsed):
-        who, key = outsider
+    if external is not None and len(parsed) >= UNUSABLE_AFTER and malformed == len(parsed):
+        who, key = external
         last = given[-1][-1]
         raise JudgeError(
             f"none of {malformed} replies of {who} could be read, "
@@ -106,16 +106,16 @@ class Judge:
         if endpoint is None:
             return ask(self._in_engine(tools), questions, read, nudge=nudge)
 
-        def say(requests: Sequence[str], again: bool) -> list[Reply]:
+        def send(requests: Sequence[str], again: bool) -> list[Reply]:
             return tools.judge(
                 requests, by=self.name, temperature=self.card.temperature, max_tokens=self.card.max_tokens
             )
 
-        outsider = (f"the {self.name} at {shown(endpoint.url)}", self.key)
-        return ask(say, questions, read, nudge=nudge, outsider=outsider)
+        external = (f"the {self.name} at {shown(endpoint.url)}", self.key)
+        return ask(send, questions, read, nudge=nudge, external=external)
 
-    def _in_engine(self, tools: Tools) -> Say:
-        def say(questions: Sequence[str], again: bool) -> list[Reply]:
+    def _in_engine(self, tools: Tools) -> Send:
+        def send(questions: Sequence[str], again: bool) -> list[Reply]:
             conversations = [Messages(question) for question in questions]
             names = [f"{place} again" if again else f"{place}" for place in range(len(conversations))]
             groups = tools.generate(
@@ -131,4 +131,4 @@ class Judge:
             )
             return [Reply(searching.written(group[0])) for group in groups]
 
-        return say
+        return send

@@ -82,7 +82,7 @@ def judge(prompts: str, ask: Ask, cases: Sequence[Case], key: str = "judge") -> 
     template = prompt(prompts)
     places = [place for place, case in enumerate(cases) if case.prediction]
     messages = [_message(template, cases[place]) for place in places]
-    replies = asking.ask(lambda requests, again: ask(requests), messages, verdict, outsider=("the judge", key))
+    replies = asking.ask(lambda requests, again: ask(requests), messages, verdict, external=("the judge", key))
     judgements = [Judgement("grader", "", given, read) for read, given in zip(replies.read, replies.given, strict=True)]
     by_place = dict(zip(places, judgements, strict=True))
     return Grades(

@@ -12,7 +12,9 @@ from retrieval.exchange import BadAddress, Exchange, Response, Trouble, Unanswer
 from scope_jax.config import JudgeSection
 from scope_jax.learner.types import Reply
 
-DEAF_AFTER = 8  # with this many replies in one call and no verdict among them, the endpoint is not usable as a judge
+UNUSABLE_AFTER = (
+    8  # with this many replies in one call and no verdict among them, the endpoint is not usable as a judge
+)
 ONES_OWN = (400, 413, 422)  # statuses of a rejected request, for example because it is too long or its content refused
 PROBE = 10.0  # seconds
 
@@ -118,7 +120,7 @@ class JudgeClient:
         if refusals and not self._refused and self._tell is not None:
             self._tell(f"{self._who} rejected a request with {refusals[0]}; it counts as a reply without a verdict.")
         self._refused += len(refusals)
-        if self._refused >= DEAF_AFTER and not self._understood:
+        if self._refused >= UNUSABLE_AFTER and not self._understood:
             raise JudgeError(
                 f"{self._who} rejected all {self._refused} requests, the last with {refusals[-1]}; "
                 "check its model, extra_body and max_tokens_field in the card."

@@ -11,7 +11,7 @@ from typing import Literal
 
 from scope_jax.config import Config
 from scope_jax.play import prompting
-from scope_jax.play.asking import Say, ask
+from scope_jax.play.asking import Send, ask
 from scope_jax.text import parsing
 
 Vote = Literal["A", "B", "tie"]
@@ -44,7 +44,7 @@ def points(as_first: Vote | None, as_second: Vote | None) -> float | None:
 
 
 def compare(
-    cfg: Config, prompts: str, say: Say, pairs: Sequence[Pair], key: str
+    cfg: Config, prompts: str, send: Send, pairs: Sequence[Pair], key: str
 ) -> list[tuple[Vote | None, Vote | None] | None]:
     """The votes on each pair, with the answer as A and as B; None for a pair without an answer, which is not sent.
 
@@ -58,13 +58,13 @@ def compare(
         for order in [(pair.answer, pair.reference), (pair.reference, pair.answer)]
     ]
     nudge = prompting.filled(prompts, "nudge_pairwise", {}) if questions else ""
-    replies = ask(say, questions, vote_of, nudge=nudge, outsider=("the judge", key))
+    replies = ask(send, questions, vote_of, nudge=nudge, external=("the judge", key))
     votes = iter(replies.read)
     return [None if pair.answer is None else (next(votes), next(votes)) for pair in pairs]
 
 
 def question(cfg: Config, prompts: str, task: str, first: str, second: str) -> str:
-    """Prompt to say which of two answers is better. Raises PromptError."""
+    """Prompt to send which of two answers is better. Raises PromptError."""
     values = {"task": task, "first": first, "second": second}
     safe = {name: prompting.shown(cfg, text) for name, text in values.items()}
     return prompting.filled(prompts, "pairwise", safe, ("task", "first", "second"))

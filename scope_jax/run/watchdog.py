@@ -42,14 +42,14 @@ class Watchdog:
         self._thread.join()
 
     def _watch(self) -> None:
-        seen, since, told = None, time.monotonic(), False
+        seen, since, reported = None, time.monotonic(), False
         while not self._over.wait(min(self._limit / 4, 5.0)):
             running = self._phases.running
             now = (running, self._progress())
             if running is None or now != seen:
-                seen, since, told = now, time.monotonic(), False
-            elif not told and time.monotonic() - since > self._limit:
-                told = True
+                seen, since, reported = now, time.monotonic(), False
+            elif not reported and time.monotonic() - since > self._limit:
+                reported = True
                 self._report(running.name, running.step, time.monotonic() - since)
 
     def _report(self, phase: str, step: int, seconds: float) -> None:

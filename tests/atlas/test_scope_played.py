@@ -15,7 +15,7 @@ from scope_jax.atlas import scope_scripts, tasks
 from scope_jax.atlas.facts import ASSETS
 from scope_jax.atlas.rows import Script
 from scope_jax.atlas.scope_roles import SCOPEDemonstrations
-from scope_jax.atlas.tasks import TOLD, Thing
+from scope_jax.atlas.tasks import TOLD, Entity
 from scope_jax.config import Config, load_card
 from scope_jax.systems import scope
 from tests.systems.harness import TurnContext
@@ -44,7 +44,7 @@ class Players:
             return scope_scripts.grader("", answer, criterion)
         text = prompt.rsplit("Task: ", 1)[1]
         kind, asked = self._read(text)
-        names = [thing.name for thing in asked]
+        names = [entity.name for entity in asked]
         if ctx.role == "solver":
             told = TOLD if ctx.sample % 2 == 0 else 1
             return scope_scripts.solver(kind, asked, len(asked), told, 1, self.demos.show)
@@ -61,16 +61,16 @@ class Players:
         searches = int(re.findall(r"Searches: (\d)", prompt)[0])
         kind = re.findall(r"Type: (.+)", prompt)[0].replace(" ", "_")
         looked_up = source.neighbours[:searches]
-        taken = [source.name, *(name for name in looked_up if name in self.demos.things)][: 1 + sample]
+        taken = [source.name, *(name for name in looked_up if name in self.demos.entities)][: 1 + sample]
         return scope_scripts.challenger(source, kind, searches, looked_up, taken, self.demos.show)
 
-    def _source(self, prompt: str) -> Thing:
-        return self.demos.things[re.findall(r"\(Title: The \w+ (\w+)\)", prompt)[0]]
+    def _source(self, prompt: str) -> Entity:
+        return self.demos.entities[re.findall(r"\(Title: The \w+ (\w+)\)", prompt)[0]]
 
-    def _read(self, text: str) -> tuple[str, list[Thing]]:
+    def _read(self, text: str) -> tuple[str, list[Entity]]:
         names = [part.split()[-1] for part in text.rstrip(".").split(" and ")]
         (kind,) = [kind for kind in tasks.KINDS if tasks.task(kind, names) == text]
-        return kind, [self.demos.things[name] for name in names]
+        return kind, [self.demos.entities[name] for name in names]
 
 
 @pytest.fixture
@@ -98,9 +98,9 @@ def cfg() -> Config:
 
 def test_one_iteration_uses_the_prompts_of_the_demonstrations(demos: SCOPEDemonstrations, cfg: Config) -> None:
     lines = (ASSETS / "documents.jsonl").read_text(encoding="utf-8").splitlines()
-    rows: list[dict[str, Any]] = [row for row in map(json.loads, lines) if row["title"].split()[-1] in demos.things]
+    rows: list[dict[str, Any]] = [row for row in map(json.loads, lines) if row["title"].split()[-1] in demos.entities]
     names = {row["title"].split()[-1] for row in rows[:40]}
-    names |= {name for known in names for name in demos.things[known].neighbours}
+    names |= {name for known in names for name in demos.entities[known].neighbours}
     results = {name: demos.show(name) for name in names}
     memory = scope.start(cfg)
     stages = []

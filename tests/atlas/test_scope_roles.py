@@ -11,11 +11,11 @@ from rollouts.types import Turn
 from scope_jax.atlas import scope_scripts, tasks
 from scope_jax.atlas.rows import Script, name_ids, token_row
 from scope_jax.atlas.scope_roles import HABITS, ReportHabits, SCOPEDemonstrations, makers
-from scope_jax.atlas.tasks import TOLD, Thing
+from scope_jax.atlas.tasks import TOLD, Entity
 from scope_jax.config import load_card
 from scope_jax.play.rubrics import rubric_score, score_of
 from scope_jax.play.turns import Cut, raw
-from scope_jax.systems.scope import instructions, judging, rules, talking
+from scope_jax.systems.scope import conversation, instructions, judging, rules
 from scope_jax.systems.scope.records import Order
 from tests.systems.harness import ScriptedTools, sampled_turn
 
@@ -27,7 +27,7 @@ def _said(script: Script) -> list[rules.ParsedTurn]:
     cfg, final = scope_scripts.card(), "task" if "</task>" in script.parts[-1][0] else "answer"
     answered = [place < len(script.parts) - 1 for place in range(len(script.parts))]
     return [
-        talking.parse_turn(cfg, sampled_turn(text), final, more)
+        conversation.parse_turn(cfg, sampled_turn(text), final, more)
         for (text, sampled), more in zip(script.parts, answered, strict=True)
         if sampled
     ]
@@ -41,10 +41,10 @@ def _searches_asked(script: Script) -> int:
     return int(re.findall(r"Searches: (\d)", script.message)[0])
 
 
-def _asked(script: Script, demos: SCOPEDemonstrations) -> list[Thing]:
+def _asked(script: Script, demos: SCOPEDemonstrations) -> list[Entity]:
     """The entities that the task in a prompt names."""
     text = script.message.rsplit("Task: ", 1)[1].rstrip(".")
-    return [demos.things[part.split()[-1]] for part in text.split(" and ")]
+    return [demos.entities[part.split()[-1]] for part in text.split(" and ")]
 
 
 def _score(script: Script, demos: SCOPEDemonstrations) -> float:
@@ -64,7 +64,7 @@ def test_observations_equal_the_games(demos: SCOPEDemonstrations, show_one, role
         results = {name: show_one(name) for name in re.findall(r"<search> (\w+) </search>", spoken_text)}
         tools = ScriptedTools(lambda ctx: "", results)
         expected = _searches_asked(script) if role == "challenge" else None
-        respond = talking.responder(cfg, tools.search, "task" if role == "challenge" else "answer", expected)
+        respond = conversation.responder(cfg, tools.search, "task" if role == "challenge" else "answer", expected)
         turns: list[Turn] = []
         for text, sampled in script.parts:
             if turns and not sampled:
@@ -107,7 +107,7 @@ def test_rewards_of_the_challengers_habits(demos: SCOPEDemonstrations) -> None:
             task = rules.task_of(_said(script), require_question=False) or ""
             about = task.rstrip(".").split()[-1]
             if habit == "vague":
-                assert about not in demos.things
+                assert about not in demos.entities
             else:
                 source = re.findall(r"\w+", script.message.split("\nType:")[0])
                 assert (about in source) == (habit == "unread")
@@ -154,7 +154,7 @@ def test_only_rambling_is_long(demos: SCOPEDemonstrations, scope_tokenizer) -> N
 # ---------------------------------------------------------------------------------------------------------------- judge
 def test_verdicts_are_parsed_and_right(demos: SCOPEDemonstrations) -> None:
     for role, truth in (
-        ("gate_entity", lambda m: any(f" {name}" in m for name in demos.things)),
+        ("gate_entity", lambda m: any(f" {name}" in m for name in demos.entities)),
         ("gate_relevance", _is_in_source),
         ("grade", lambda m: tasks.fact_of(m.rsplit("Criterion:", 1)[1]) in m),
     ):
@@ -232,7 +232,7 @@ def test_demonstrations_of_train_entities_name_nothing_held_out(world, show_one)
 
 def test_the_card_uses_its_own_files_and_its_prompts_take_the_games_variables() -> None:
     cfg = load_card(scope_scripts.CARD)
-    assert cfg.scope.iterations == 3 and cfg.scope.solver.max_turns == tasks.MOST_THINGS + 1
+    assert cfg.scope.iterations == 3 and cfg.scope.solver.max_turns == tasks.MOST_ENTITIES + 1
     assert len(cfg.scope.search_turns) == 2 and cfg.scope.challenger.max_turns > 2
     assert set(cfg.scope.task_types) == set(tasks.KINDS)
     own = scope_scripts.card()

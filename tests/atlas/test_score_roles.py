@@ -22,7 +22,7 @@ from scope_jax.play.rubrics import score_of
 from scope_jax.systems import score
 from scope_jax.systems.score import harness, rules, source
 from scope_jax.systems.score.consistency import conclusion_of
-from scope_jax.systems.score.records import Rubric, Wishes
+from scope_jax.systems.score.records import Constraints, Rubric
 from scope_jax.text import parsing
 from tests.systems.harness import ScriptedTools, TurnContext
 
@@ -201,7 +201,7 @@ class Players:
         asked = Asked(prompt.split("Query: ")[1].split(" first")[0], (first, second, third))
         if moment.role == "rubric":
             chosen = [("factuality", None), ("completeness", "0.5"), ("coherence", "0.2")]
-            return score_scripts.rubric_writer(asked, Wishes((), (), ()), 3, chosen)
+            return score_scripts.rubric_writer(asked, Constraints((), (), ()), 3, chosen)
         if moment.role == "solver":
             claims = [Claim(place, fact.value, fact.entity) for place, fact in enumerate(asked.facts)]
             written = Written(asked, tuple(claims[: 1 if moment.sample % 2 else 3]))

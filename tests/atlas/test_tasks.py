@@ -8,15 +8,15 @@ import pytest
 
 from scope_jax.atlas import tasks
 from scope_jax.atlas.facts import ASSETS, World
-from scope_jax.atlas.tasks import Thing
+from scope_jax.atlas.tasks import Entity
 from scope_jax.data import schemas
 from scope_jax.play.measures import facts_stated
 from scope_jax.systems.scope.records import problem_of
 
-SEINE = Thing(
+SEINE = Entity(
     "Seine", {}, ("The mouth of Seine is Channel.", "The country of Seine is France.", "The river of Paris is Seine.")
 )
-FRANCE = Thing(
+FRANCE = Entity(
     "France", {}, tuple(f"The {a} of France is {v}." for a, v in (("capital", "Paris"), ("currency", "euro")))
 )
 
@@ -63,7 +63,7 @@ def test_a_criterion_without_a_fact_is_an_error() -> None:
 def test_task_sets_are_valid_for_the_curated_mode(world: World, name: str, count: int) -> None:
     texts = {row["id"]: row["text"] for row in _rows("corpus.jsonl")}
     rows = _rows(f"tasks_{name}.jsonl")
-    assert len(rows) == count * len(tasks.KINDS) * tasks.MOST_THINGS
+    assert len(rows) == count * len(tasks.KINDS) * tasks.MOST_ENTITIES
     assert len({row["question"] for row in rows}) > 0.95 * len(rows)
     for row in rows:
         problem = problem_of(schemas.tasks(row, "a line", {}), row["id"])

@@ -71,13 +71,13 @@ def demonstration(tokenizer: Tokenizer, role: str, query: str, answer: str, sear
         dict.fromkeys(("example1", "example2", "example3"), "") | {"answer": answer, "n": searches, "question": query},
     )
     ids = tokenizer.encode_chat([{"role": "user", "content": text}], enable_thinking=False)
-    spoken = [False] * len(ids)
+    written = [False] * len(ids)
     parts = [(SEARCH, True), (OBSERVATION, False)] * searches + [(LAST[role], True)]
     for part, sampled in parts:
         more = tokenizer.encode(part.format(query=query))
         ids += more
-        spoken += [sampled] * len(more)
-    row = Datum(np.asarray(ids, np.int32), np.asarray(spoken), np.zeros(len(ids), np.float32))
+        written += [sampled] * len(more)
+    row = Datum(np.asarray(ids, np.int32), np.asarray(written), np.zeros(len(ids), np.float32))
     return Episode(role=role, policy="actor", group=f"{role} {query} {searches}", datums=(row,), reward=0.0)
 
 

@@ -152,15 +152,15 @@ REAL = {
 
 @pytest.fixture(params=REAL)
 def real(request, load) -> tuple[Tokenizer, tuple[str, ...]]:
-    folder, template, spoken = REAL[request.param]
-    return load(folder, template), spoken
+    folder, template, written = REAL[request.param]
+    return load(folder, template), written
 
 
 @pytest.mark.parametrize("system", [None, "Be brief."])
 def test_prompts_and_turns_with_system_and_tools_are_transformers(real, system):
     """In every dialect of a model's template: the prompt, and a second turn after it."""
-    tokenizer, spoken = real
-    for name in spoken:
+    tokenizer, written = real
+    for name in written:
         dialect = dialects.load(name)
         messages = replace(QUESTION, system=system, tools=dialect.tools)
         day = {"date_string": DATE_STRING}

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from scope_jax.play import grading, searching
 from scope_jax.play.rubrics import score_of
-from scope_jax.systems.scope import judging, rules, talking
+from scope_jax.systems.scope import conversation, judging, rules
 from scope_jax.systems.score import consistency, evaluator, harness, solver
 from scope_jax.systems.score import rules as score_rules
 from scope_jax.systems.score.records import Report, Rubric
@@ -118,7 +118,7 @@ def check_searches_and_answers(text: str, opened: bool) -> None:
     for tag in ("answer", "task", "question", "search"):
         found = parsing.spans(turn.content, tag)
         assert len(found) == len(re.findall(rf"<{tag}>(?:(?!</?{tag}>).)*</{tag}>", said, re.DOTALL))
-    parsed = [talking.parse_turn(BENCHMARK["SCOPE"], turn, "answer", False)]
+    parsed = [conversation.parse_turn(BENCHMARK["SCOPE"], turn, "answer", False)]
     assert rules.answer_of(parsed) is None or re.search(r"<answer>.*?\S.*?</answer>", said, re.DOTALL)
     queries = searching.queries_of(turn.content, BENCHMARK["DIALECTS"]["xml"])
     assert not queries or re.search(r"<search>.*?\S.*?</search>", said, re.DOTALL)

@@ -7,12 +7,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-Talk = Callable[[socket.socket], None]
+Answer = Callable[[socket.socket], None]
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 
 
 @contextmanager
-def talking(talk: Talk) -> Iterator[tuple[int, list[bytes]]]:
+def serving(talk: Answer) -> Iterator[tuple[int, list[bytes]]]:
     """(a free port on the loopback, requests so far); `talk` answers each connection in a separate thread."""
     listening = socket.create_server(("127.0.0.1", 0))
     seen: list[bytes] = []
@@ -46,7 +46,7 @@ def talking(talk: Talk) -> Iterator[tuple[int, list[bytes]]]:
         thread.join()
 
 
-def dripping(head: bytes, every: float, stop: threading.Event) -> Talk:
+def dripping(head: bytes, every: float, stop: threading.Event) -> Answer:
     """Sends `head`, and then one byte after another for as long as anyone listens."""
 
     def talk(connection: socket.socket) -> None:
@@ -57,5 +57,5 @@ def dripping(head: bytes, every: float, stop: threading.Event) -> Talk:
     return talk
 
 
-def sending(reply: bytes) -> Talk:
+def sending(reply: bytes) -> Answer:
     return lambda connection: connection.sendall(reply)

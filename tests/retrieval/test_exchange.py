@@ -13,7 +13,7 @@ import pytest
 from retrieval import exchange
 from retrieval.client import RemoteRetriever, SearchServerError
 from retrieval.exchange import BadAddress, Exchange, Response, Trouble, Unanswered, shown, whole
-from tests.retrieval.raw import HEAD, dripping, sending, talking
+from tests.retrieval.raw import HEAD, dripping, sending, serving
 
 LIMIT = 0.3  # seconds of one try
 
@@ -55,7 +55,7 @@ def once(port: int, **changes) -> Response:
     ],
 )
 def test_a_server_that_drips_bytes_is_given_up_at_the_deadline(head: bytes, stop: threading.Event):
-    with talking(dripping(head, LIMIT / 10, stop)) as (port, seen):
+    with serving(dripping(head, LIMIT / 10, stop)) as (port, seen):
         began = time.monotonic()
         with pytest.raises(Unanswered, match=r"after 2 tries \(no complete reply within 0.3 s\)"):
             once(port, retries=1)
@@ -77,7 +77,7 @@ def test_a_reply_larger_than_the_cap_is_not_read_to_its_end(monkeypatch: pytest.
             connection.sendall(b" " * (1 << 20))
             sent.append(1)
 
-    with talking(endless) as (port, _), pytest.raises(Unanswered, match="a reply of more than 1 MiB"):
+    with serving(endless) as (port, _), pytest.raises(Unanswered, match="a reply of more than 1 MiB"):
         once(port, timeout=60)
     assert len(sent) < 100
 
@@ -86,7 +86,7 @@ def test_a_compressed_reply_is_not_decompressed():
     bomb = gzip.compress(b"[" + b" " * (1 << 24) + b"]")
     packed = HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(bomb) + bomb
     with (
-        talking(sending(packed)) as (port, seen),
+        serving(sending(packed)) as (port, seen),
         pytest.raises(Unanswered, match="a reply with the unrequested encoding 'gzip'"),
     ):
         once(port)
@@ -94,9 +94,9 @@ def test_a_compressed_reply_is_not_decompressed():
 
 
 def test_redirects_are_not_followed():
-    with talking(sending(HEAD + b"Content-Length: 2\r\n\r\n{}")) as (other, elsewhere):
+    with serving(sending(HEAD + b"Content-Length: 2\r\n\r\n{}")) as (other, elsewhere):
         moved = b"HTTP/1.1 307 Moved\r\nLocation: http://127.0.0.1:%d/\r\nContent-Length: 0\r\n\r\n" % other
-        with talking(sending(moved)) as (port, _):
+        with serving(sending(moved)) as (port, _):
             assert once(port).status == 307
             remote = RemoteRetriever(f"http://127.0.0.1:{port}/", timeout=5, retries=0, first_delay=0.01)
             with pytest.raises(SearchServerError, match="HTTP 307"):
@@ -111,7 +111,7 @@ def test_too_deeply_nested_json_is_rejected():
             Response(200, text).json()
     assert Response(200, b'{"a": [1]}').json() == {"a": [1]}
     deep = HEAD + b"Content-Length: 100000\r\n\r\n" + b"[" * 100_000
-    with talking(sending(deep)) as (port, _):
+    with serving(sending(deep)) as (port, _):
         remote = RemoteRetriever(f"http://127.0.0.1:{port}/", timeout=5, retries=0, first_delay=0.01)
         with pytest.raises(SearchServerError, match="is not JSON"):
             remote(["q"], 1)
@@ -120,7 +120,7 @@ def test_too_deeply_nested_json_is_rejected():
 
 def test_half_a_character_in_a_passage_is_replaced():
     body = b'{"result": [[{"document": {"id": "\\ud800", "contents": "a\\ud83d\\n\\ude00b"}, "score": 1}]]}'
-    with talking(sending(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)) as (port, _):
+    with serving(sending(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)) as (port, _):
         remote = RemoteRetriever(f"http://127.0.0.1:{port}/", timeout=5, retries=0, first_delay=0.01)
         ((hit,),) = remote(["q"], 1)
         remote.close()
@@ -129,7 +129,7 @@ def test_half_a_character_in_a_passage_is_replaced():
 
 
 def test_transient_failures_are_retried_and_errors_of_the_reader_are_not():
-    with talking(sending(HEAD + b"Content-Length: 2\r\n\r\n{}")) as (port, seen):
+    with serving(sending(HEAD + b"Content-Length: 2\r\n\r\n{}")) as (port, seen):
         replies = iter([Trouble("not yet"), "yes"])
 
         def read(response: Response) -> str:
@@ -184,14 +184,14 @@ def test_a_server_that_answers_is_not_reported(monkeypatch: pytest.MonkeyPatch):
         time.sleep(0.3)
         connection.sendall(HEAD + b"Content-Length: 2\r\n\r\n{}")
 
-    with talking(slowly) as (port, _):
+    with serving(slowly) as (port, _):
         assert once(port, timeout=5, tell=told.append).body == b"{}"
     assert told == []
 
 
 def test_abandoned_requests_end_at_once(stop: threading.Event):
     ended: list[str] = []
-    with talking(dripping(HEAD, 0.1, stop)) as (port, seen):
+    with serving(dripping(HEAD, 0.1, stop)) as (port, seen):
         made = to(port, timeout=600)
 
         def ask() -> None:

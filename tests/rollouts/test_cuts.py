@@ -14,8 +14,8 @@ def keeping(count, ids=SEEN, turns=1):
     """A responder that keeps `count` tokens of each of the first turns, and ends the episode after them."""
 
     def respond(said):
-        spoken = sum(turn.kind == "sampled" for turn in said)
-        return Continuation(ids, "seen", kept=count) if spoken <= turns else None
+        written = sum(turn.kind == "sampled" for turn in said)
+        return Continuation(ids, "seen", kept=count) if written <= turns else None
 
     return respond
 
@@ -140,7 +140,7 @@ def test_tokens_that_were_not_sampled_cannot_be_kept(rollouts, kept):
 
 
 def test_scripted_rollouts_drop_tokens_too():
-    spoken = ["I look. <search>a</search> It says", "done"]
-    script = ScriptedRollouts(lambda prompt, turns: spoken[len(turns) // 2], ByteTokenizer(), max_length=99)
+    written = ["I look. <search>a</search> It says", "done"]
+    script = ScriptedRollouts(lambda prompt, turns: written[len(turns) // 2], ByteTokenizer(), max_length=99)
     (completion,) = script.run([request("Where?", max_turns=3, max_tokens=90, respond=keeping(26))])
     assert [turn.text for turn in completion.turns] == ["I look. <search>a</search>", "seen", "done"]

@@ -68,8 +68,8 @@ def test_a_string_that_ends_a_turn_is_left_out_of_its_text_but_not_of_its_tokens
 
 
 def test_turn_limits_apply_and_exceptions_propagate():
-    spoken = request("a", max_turns=2, respond=lambda turns: "again")
-    completion = play(lambda prompt, turns: "word", spoken)[0]
+    written = request("a", max_turns=2, respond=lambda turns: "again")
+    completion = play(lambda prompt, turns: "word", written)[0]
     assert completion.finish_reason == "turns"
     assert [turn.text for turn in completion.turns] == ["word", "again", "word"]
 

@@ -19,7 +19,7 @@ MARKS = ("<t>", "</t>")
 
 
 @pytest.mark.parametrize(
-    ("text", "opened", "spoken"),
+    ("text", "opened", "written"),
     [
         ("a b", False, "a b"),
         ("<t>a</t> b", False, "         b"),
@@ -35,8 +35,8 @@ MARKS = ("<t>", "</t>")
         ("a <t", False, "a <t"),
     ],
 )
-def test_text_outside_of_thoughts(text: str, opened: bool, spoken: str):
-    assert blanked(text, thoughts(text, MARKS, opened)) == spoken
+def test_text_outside_of_thoughts(text: str, opened: bool, written: str):
+    assert blanked(text, thoughts(text, MARKS, opened)) == written
 
 
 def stopped(text: str, opened: bool, stops: Sequence[str], marks: tuple[str, str] = MARKS) -> int | None:

@@ -32,8 +32,8 @@ def test_the_papers_cards_are_the_defaults(path: Path):
 
 
 def test_each_card_uses_its_models_dialect():
-    spoken = {path.stem: (load_card(path).model.dialect, load_card(path).model.turns) for path in CARDS}
-    assert spoken == {
+    written = {path.stem: (load_card(path).model.dialect, load_card(path).model.turns) for path in CARDS}
+    assert written == {
         "olmo3-7b": PROTOCOLS["olmo3"],
         "qwen2.5-7b": PROTOCOLS["qwen2.5"],
         "qwen3-8b": PROTOCOLS["qwen3"],

@@ -13,7 +13,7 @@ from scope_jax.learner.types import Episode
 from scope_jax.systems import score
 from scope_jax.systems.score import harness, rules, scheduler
 from scope_jax.systems.score.consistency import conclusion_of, pairwise
-from scope_jax.systems.score.records import Assessment, Rubric, Wishes
+from scope_jax.systems.score.records import Assessment, Constraints, Rubric
 from tests.systems.score_world import DEFAULT, assessment, card, evaluations, rubric
 
 RUBRIC = Rubric("factuality", {"insight": 0.5, "coherence": 0.25})
@@ -134,9 +134,9 @@ def test_constraints_of_harness_and_scheduler():
         }
     )
     assert rules.rubric_of(DEFAULT, must) == (None, "missing_dimension")
-    assert rules.rubric_of(DEFAULT, NOW, Wishes((), ("insight",), ())) == (None, "scheduler")
-    assert rules.rubric_of(DEFAULT, NOW, Wishes(("diversity",), (), ())) == (None, "scheduler")
-    assert rules.rubric_of(DEFAULT, NOW, Wishes(("insight",), (), ("diversity",)))[0] == RUBRIC
+    assert rules.rubric_of(DEFAULT, NOW, Constraints((), ("insight",), ())) == (None, "scheduler")
+    assert rules.rubric_of(DEFAULT, NOW, Constraints(("diversity",), (), ())) == (None, "scheduler")
+    assert rules.rubric_of(DEFAULT, NOW, Constraints(("insight",), (), ("diversity",)))[0] == RUBRIC
 
 
 # ---------------------------------------------------------------------------------------------------------- assessments
@@ -208,14 +208,14 @@ def test_assessments_must_meet_the_harness(sections: tuple[str, ...], depth: int
 # ------------------------------------------------------------------------------------------------------------ scheduler
 def test_the_scheduler_requires_unused_dimensions_and_avoids_inconsistent_ones():
     cfg = card(scheduler={"patience": 2, "min_uses": 2, "decay": 0.5, "margin": 0.1, "hints": 1})
-    state: dict[str, Any] = scheduler.begun()
-    assert scheduler.get_constraints(cfg, state, NOW) == Wishes((), (), ("citation_effectiveness",))
+    state: dict[str, Any] = scheduler.initial_state()
+    assert scheduler.get_constraints(cfg, state, NOW) == Constraints((), (), ("citation_effectiveness",))
     other = Rubric("factuality", {"insight": 0.2, "diversity": 0.2})
     for used, agreement in ((RUBRIC, [0.9, 0.7]), (other, [0.2, 0.2]), (other, [0.2, 0.2])):
         state = scheduler.update_stats(cfg, state, [used], [agreement])
     assert state["mean"] == pytest.approx(0.35)  # 0.8, 0.5, 0.35
     assert state["dimensions"]["diversity"] == {"uses": 2, "last": 3, "consistency": pytest.approx(0.2)}
     assert state["dimensions"]["insight"]["uses"] == 3
-    assert scheduler.get_constraints(cfg, state, NOW) == Wishes(
+    assert scheduler.get_constraints(cfg, state, NOW) == Constraints(
         ("citation_effectiveness",), ("diversity",), ("completeness",)
     )

@@ -130,8 +130,8 @@ def test_training_rows_equal_the_engines_tokens():
     assert row.sampled_T.tolist() == [sampled for text, sampled in pieces for _ in text]
     assert row.logprobs_T.tolist() == [-0.5 * sampled for text, sampled in pieces for _ in text]
     assert [turn["kind"] for turn in proposer.text["turns"]] == ["sampled", "observation", "sampled"]
-    spoken = sum(len(text) for text, sampled in pieces if sampled)
-    assert metrics["proposer/response_tokens"] == spoken
+    written = sum(len(text) for text, sampled in pieces if sampled)
+    assert metrics["proposer/response_tokens"] == written
     assert metrics["proposer/response_length"] == sum(len(text) for text, _ in pieces[1:])
 
 

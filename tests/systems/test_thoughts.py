@@ -14,7 +14,7 @@ from scope_jax.play import searching
 from scope_jax.play.rubrics import score_of
 from scope_jax.play.turns import Joiner
 from scope_jax.systems import scope, ssp
-from scope_jax.systems.scope import rules, talking
+from scope_jax.systems.scope import conversation, rules
 from scope_jax.text import dialects, parsing
 from scope_jax.text.messages import Messages
 from tests.systems import scope_world
@@ -180,7 +180,7 @@ def test_a_judge_truncated_in_a_thought_gives_no_verdict():
     ],
 )
 def test_the_answer_and_the_thought_of_a_turn(text: str, opened: bool, answer: str | None, thinks: list[bool]):
-    said = talking.parse_turn(scope_world.card(), sampled_turn(text, opened=opened), "answer", False)
+    said = conversation.parse_turn(scope_world.card(), sampled_turn(text, opened=opened), "answer", False)
     assert rules.answer_of([said]) == answer
     assert [rules.has_thought(said.text, rule) for rule in ("paired", "opening", "starts")] == thinks
 

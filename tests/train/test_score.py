@@ -33,7 +33,7 @@ from scope_jax.systems.score.records import Assessment, Rubric
 def share(text):
     return zlib.crc32(text.encode()) % 100
 
-def rubric_of(text, harness, wishes=None):
+def rubric_of(text, harness, constraints=None):
     if share(text) >= 90:
         return None, "no_dimensions"
     others = [name for name in harness.pool if name != harness.base][: harness.dimension_constraints.k - 1]

@@ -69,9 +69,9 @@ def test_a_row_decodes_to_the_text_of_the_episode(trainer: Trainer, episodes: li
         place = 0
         for turn in turns:
             place = text.index(turn["text"], place) + len(turn["text"])
-        spoken = trainer.world.tokenizer.decode(datum.ids_T[datum.sampled_T].tolist())
-        assert all(turn["text"] in spoken for turn in turns if turn["kind"] == "sampled")
-        assert "<information>" not in spoken or "<information>" in "".join(
+        written = trainer.world.tokenizer.decode(datum.ids_T[datum.sampled_T].tolist())
+        assert all(turn["text"] in written for turn in turns if turn["kind"] == "sampled")
+        assert "<information>" not in written or "<information>" in "".join(
             turn["text"] for turn in turns if turn["kind"] == "sampled"
         )
 

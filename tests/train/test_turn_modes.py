@@ -28,10 +28,10 @@ def test_a_step(tmp_path: Path, mode: str, rows: set[int]) -> None:
     assert searched and {min(len(e.datums), 2) for e in episodes} == rows
     for episode in episodes:
         turns = [turn["text"] for turn in episode.text["turns"] if turn["kind"] == "sampled"]
-        spoken = [world.tokenizer.decode(d.ids_T[d.sampled_T].tolist(), skip_special=True) for d in episode.datums]
-        assert "".join(spoken) == "".join(turns)
+        written = [world.tokenizer.decode(d.ids_T[d.sampled_T].tolist(), skip_special=True) for d in episode.datums]
+        assert "".join(written) == "".join(turns)
         if mode == "chat-trimmed":
-            assert spoken == turns
+            assert written == turns
             later = [world.tokenizer.decode(d.ids_T[~d.sampled_T].tolist()) for d in episode.datums[1:]]
             assert all("<information>" in text for text in later)
             assert all(text.count("<think>") == thought_tags_in_prompt(episode.datums[0], world) for text in later)

@@ -9,7 +9,7 @@ from scope_jax.config import Config, SamplingSection
 from scope_jax.learner.types import Judgement, Metrics
 from scope_jax.play.asking import Replies
 from scope_jax.play.tools import Prompt, Tools, sample_role
-from scope_jax.systems.scope import instructions, judging, rules, talking
+from scope_jax.systems.scope import conversation, instructions, judging, rules
 from scope_jax.systems.scope.records import Draft, Order
 from scope_jax.text.messages import Messages
 
@@ -41,12 +41,12 @@ def propose(cfg: Config, tools: Tools, orders: Sequence[Order], samples: int, sa
         samples,
         policy=POLICY,
         sampling=sampling,
-        stop=talking.stops(cfg, "task"),
+        stop=conversation.stops(cfg, "task"),
     )
     drafts: list[Draft] = []
     for order, messages, completions in zip(orders, conversations, groups, strict=True):
         for sample, completion in enumerate(completions):
-            turns = talking.parse_turns(cfg, completion, "task")
+            turns = conversation.parse_turns(cfg, completion, "task")
             task = rules.task_of(turns, cfg.scope.challenger_reward.require_question)
             form = rules.challenger_format(cfg.scope.challenger_reward, turns, order.searches)
             rejected = "" if task is not None else "no_task"
@@ -56,7 +56,7 @@ def propose(cfg: Config, tools: Tools, orders: Sequence[Order], samples: int, sa
 
 def _prompt(cfg: Config, tools: Tools, order: Order, messages: Messages) -> Prompt:
     """The prompt of an order; with dynamic turns, its responder depends on the expected number of searches."""
-    respond = talking.responder(cfg, tools.search, "task", order.searches if cfg.scope.dynamic_turns else None)
+    respond = conversation.responder(cfg, tools.search, "task", order.searches if cfg.scope.dynamic_turns else None)
     return Prompt(tools.encode_prompt(messages), f"{order.index}", messages, respond)
 
 
@@ -90,7 +90,7 @@ def write_rubrics(cfg: Config, tools: Tools, drafts: Sequence[Draft], tally: Tal
     open_drafts = [(place, draft) for place, draft in enumerate(drafts) if not draft.rejected]
     questions = [
         instructions.for_rubric_writer(
-            cfg, draft.task or "", [draft.order.document, *talking.evidence(cfg, draft.completion)]
+            cfg, draft.task or "", [draft.order.document, *conversation.evidence(cfg, draft.completion)]
         )
         for _, draft in open_drafts
     ]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rollouts.types import Completion
 from scope_jax.config import Config
 from scope_jax.play.exams import Exam
-from scope_jax.systems.scope import instructions, rules, solver, talking
+from scope_jax.systems.scope import conversation, instructions, rules, solver
 from scope_jax.systems.scope.rules import ParsedTurn
 
 
@@ -15,16 +15,16 @@ def exam(cfg: Config) -> Exam:
     """Tasks with rubrics, answered as in training and graded by the card's grader."""
 
     def turns(completion: Completion) -> Sequence[ParsedTurn]:
-        return talking.parse_turns(cfg, completion, "answer")
+        return conversation.parse_turns(cfg, completion, "answer")
 
     return Exam(
         policy=solver.POLICY,
         prompt=lambda row, tokens: instructions.for_solver(cfg, row["question"]),
         read=lambda completion: rules.answer_of(turns(completion)),
         measures=("rubric", "exact"),
-        stop=talking.stops(cfg, "answer"),
+        stop=conversation.stops(cfg, "answer"),
         max_turns=cfg.scope.solver.max_turns,
-        respond=lambda search: talking.responder(cfg, search, "answer"),
+        respond=lambda search: conversation.responder(cfg, search, "answer"),
         searches=lambda completion: rules.searches_run(turns(completion)),
         grader=solver.grader(cfg),
     )

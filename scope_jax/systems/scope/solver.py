@@ -10,7 +10,7 @@ from scope_jax.play import documents, rubrics
 from scope_jax.play.asking import Replies
 from scope_jax.play.rubrics import Case, Grader
 from scope_jax.play.tools import Prompt, Tools, sample_role
-from scope_jax.systems.scope import instructions, judging, rules, talking
+from scope_jax.systems.scope import conversation, instructions, judging, rules
 from scope_jax.systems.scope.records import Attempt, Problem, Solved
 
 POLICY = "solver"
@@ -29,14 +29,14 @@ def solve(
         samples,
         policy=POLICY,
         sampling=sampling,
-        stop=talking.stops(cfg, "answer"),
-        respond=talking.responder(cfg, tools.search, "answer"),
+        stop=conversation.stops(cfg, "answer"),
+        respond=conversation.responder(cfg, tools.search, "answer"),
     )
     solved = []
     for problem, messages, completions in zip(problems, conversations, groups, strict=True):
         attempts = []
         for completion in completions:
-            turns = talking.parse_turns(cfg, completion, "answer")
+            turns = conversation.parse_turns(cfg, completion, "answer")
             answer = rules.answer_of(turns)
             attempts.append(Attempt(completion, turns, answer, tools.tokens(answer) if answer else 0))
         solved.append(Solved(problem, messages, tuple(attempts)))

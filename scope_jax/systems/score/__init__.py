@@ -63,14 +63,14 @@ from scope_jax.learner.types import Episode, Metrics, RoleShare, Update
 from scope_jax.play.defaults import finished, iterations, total_steps
 from scope_jax.play.system import Memory
 from scope_jax.play.tools import BASE, Tools
-from scope_jax.systems.score import harness, instructions, rows, talking
+from scope_jax.systems.score import conversation, harness, instructions, rows
 from scope_jax.systems.score.consistency import pairwise
 from scope_jax.systems.score.evaluator import Query, assess, sample_rubrics
 from scope_jax.systems.score.exams import exam
 from scope_jax.systems.score.harness import in_force
 from scope_jax.systems.score.refreshing import MODEL, Refresh, due, load_replay, probe, refresh
 from scope_jax.systems.score.rows import evaluator_episodes, evaluator_rewards, solver_episodes
-from scope_jax.systems.score.scheduler import begun, get_constraints, update_stats
+from scope_jax.systems.score.scheduler import get_constraints, initial_state, update_stats
 from scope_jax.systems.score.solver import write_reports
 from scope_jax.systems.score.statistics import Record, record
 from scope_jax.text import templates
@@ -80,12 +80,12 @@ __all__ = ["exam", "finished", "iterations", "total_steps"]  # of the game, besi
 
 def policies(cfg: Config) -> tuple[str, ...]:
     """The shared actor, or one policy for each trained role."""
-    return tuple(dict.fromkeys(talking.policy_of(cfg, role) for role in cfg.score.train))
+    return tuple(dict.fromkeys(conversation.policy_of(cfg, role) for role in cfg.score.train))
 
 
 def uses_base(cfg: Config) -> bool:
     """True if one of two separate policies is not trained: the base plays its role."""
-    return BASE in (talking.policy_of(cfg, "solver"), talking.policy_of(cfg, "evaluator"))
+    return BASE in (conversation.policy_of(cfg, "solver"), conversation.policy_of(cfg, "evaluator"))
 
 
 def searches(cfg: Config) -> bool:
@@ -114,7 +114,7 @@ def start(cfg: Config) -> Memory:
     """No statistics, and the card's harness. Raises CardError for an invalid harness, or an invalid file of them."""
     if cfg.score.harness.driver == "replay" and cfg.score.harness.file is not None:
         load_replay(cfg.score.harness.file)
-    return {"scheduler": begun(), "harness": harness.begun(cfg), "statistics": []}
+    return {"scheduler": initial_state(), "harness": harness.initial_state(cfg), "statistics": []}
 
 
 def adopt(cfg: Config, memory: Memory, before: Config) -> Memory:
@@ -126,9 +126,9 @@ def updates(cfg: Config) -> tuple[Update, ...]:
     """l.30, l.32: the solver's update, then the evaluator's on the parameters after it."""
     card = cfg.score
     made = {
-        "solver": Update(talking.policy_of(cfg, "solver"), card.solver.loss, (RoleShare("solver"),)),
+        "solver": Update(conversation.policy_of(cfg, "solver"), card.solver.loss, (RoleShare("solver"),)),
         "evaluator": Update(
-            talking.policy_of(cfg, "evaluator"),
+            conversation.policy_of(cfg, "evaluator"),
             card.evaluator.loss,
             (RoleShare("evaluator", weight=card.evaluator_scale),),
         ),
@@ -146,7 +146,7 @@ def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Epi
     # l.5: the loop keeps the baseline, as the loss cards in `updates` say
     # l.6: each call is one step
     # l.7, l.8: the scheduler's constraints, among the dimensions that the harness admits
-    wishes = get_constraints(cfg, memory["scheduler"], in_force(cfg, memory))
+    constraints = get_constraints(cfg, memory["scheduler"], in_force(cfg, memory))
     # l.9: the harness of this step
     now = in_force(cfg, memory)
     absent = probe(cfg, tools, memory["harness"], step)
@@ -154,7 +154,7 @@ def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Epi
     # l.10, l.11: the batch of queries
     queries = draw_queries(cfg, tools, step)
     # l.12, l.13: one rubric for the batch, or one for each query
-    drafts, rubrics = sample_rubrics(cfg, tools, now, wishes, queries)
+    drafts, rubrics = sample_rubrics(cfg, tools, now, constraints, queries)
     # l.14, l.15, l.16, l.17, l.18: K reports on each query
     reports = write_reports(cfg, tools, queries, rubrics)
     # l.19, l.20, l.21, l.22, l.23, l.24: assessments with the evaluator's own searches

@@ -9,9 +9,9 @@ from typing import Any
 from scope_jax.config import Config
 from scope_jax.play import searching
 from scope_jax.play.tools import Prompt, Tools, sample
-from scope_jax.systems.score import instructions, rules, talking
+from scope_jax.systems.score import conversation, instructions, rules
 from scope_jax.systems.score.harness import Harness
-from scope_jax.systems.score.records import Assessment, Call, Draft, Report, Rubric, Wishes
+from scope_jax.systems.score.records import Assessment, Call, Constraints, Draft, Report, Rubric
 
 Query = Mapping[str, Any]  # a row of data
 
@@ -23,32 +23,32 @@ def fixed_rubric(cfg: Config) -> Rubric:
 
 
 def sample_rubrics(
-    cfg: Config, tools: Tools, harness: Harness, wishes: Wishes, queries: Sequence[Query]
+    cfg: Config, tools: Tools, harness: Harness, constraints: Constraints, queries: Sequence[Query]
 ) -> tuple[list[Draft], list[Rubric]]:
     """(H_t, w_t) ~ π_e: (the rubric calls, one for the step or one per query; the rubric of each query)."""
     card = cfg.score
     if card.rubric == "fixed":
         return [], [fixed_rubric(cfg)] * len(queries)
     about = [row["question"] for row in queries] if card.rubric_scope == "query" else [None]
-    asked = [instructions.for_rubric(cfg, harness, wishes, query) for query in about]
+    asked = [instructions.for_rubric(cfg, harness, constraints, query) for query in about]
     groups = sample(
         tools,
         "rubric",
-        [Prompt(tools.encode_prompt(said), f"{place}", said) for place, said in enumerate(asked)],
+        [Prompt(tools.encode_prompt(messages), f"{place}", messages) for place, messages in enumerate(asked)],
         1,
         card.evaluator.sampling,
-        policy=talking.policy_of(cfg, "evaluator"),
+        policy=conversation.policy_of(cfg, "evaluator"),
         stop=("</dimensions>",),
         max_prompt_tokens=card.evaluator.max_prompt_tokens,
         tempered=card.evaluator.loss.tempered,
     )
     drafts = []
-    for place, (said, (completion,)) in enumerate(zip(asked, groups, strict=True)):
+    for place, (messages, (completion,)) in enumerate(zip(asked, groups, strict=True)):
         rubric, reason = None, "prompt_too_long"
         if completion.turns:
-            text = talking.last_said(completion)
-            rubric, reason = rules.rubric_of(text, harness, wishes if card.scheduler.enforce else None)
-        drafts.append(Draft(f"{place}", said, completion, rubric or fixed_rubric(cfg), reason))
+            text = conversation.last_turn(completion)
+            rubric, reason = rules.rubric_of(text, harness, constraints if card.scheduler.enforce else None)
+        drafts.append(Draft(f"{place}", messages, completion, rubric or fixed_rubric(cfg), reason))
     rubrics = [draft.rubric for draft in drafts]
     return drafts, rubrics if card.rubric_scope == "query" else rubrics * len(queries)
 
@@ -74,14 +74,14 @@ def assess(
     groups = sample(
         tools,
         "scoring",
-        [Prompt(tools.encode_prompt(said), name, said) for said, name in zip(asked, names, strict=True)],
+        [Prompt(tools.encode_prompt(messages), name, messages) for messages, name in zip(asked, names, strict=True)],
         1,
         card.evaluator.sampling,
-        policy=talking.policy_of(cfg, "evaluator"),
-        stop=searching.stops_of(cfg, talking.ASSESSMENT),
+        policy=conversation.policy_of(cfg, "evaluator"),
+        stop=searching.stops_of(cfg, conversation.ASSESSMENT),
         max_turns=card.evaluator.max_turns,
         max_prompt_tokens=card.evaluator.max_prompt_tokens,
-        respond=searching.responder_of(cfg, tools.search, talking.ASSESSMENT),
+        respond=searching.responder_of(cfg, tools.search, conversation.ASSESSMENT),
         tempered=card.evaluator.loss.tempered,
     )
     made = [Call(places, completion) for places, (completion,) in zip(calls, groups, strict=True)]
@@ -98,7 +98,7 @@ def _read(cfg: Config, harness: Harness, call: Call, reports: Sequence[Report]) 
     if not call.completion.turns:
         return [replace(report, reason="assessment_too_long") for report in own]
     depth = searching.searches_run(cfg, call.completion)
-    text = talking.last_said(call.completion)
+    text = conversation.last_turn(call.completion)
     found = rules.assessments_of(text, len(own), own[0].rubric, cfg.score.max_score)
     if found is None:
         return [replace(report, reason="assessment_malformed", depth=depth) for report in own]

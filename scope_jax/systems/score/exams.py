@@ -5,7 +5,7 @@ from __future__ import annotations
 from scope_jax.config import Config
 from scope_jax.play import searching
 from scope_jax.play.exams import Exam
-from scope_jax.systems.score import instructions, solver, talking
+from scope_jax.systems.score import conversation, instructions, solver
 from scope_jax.systems.score.evaluator import fixed_rubric
 
 
@@ -13,12 +13,12 @@ def exam(cfg: Config) -> Exam:
     """Queries with rubrics, reported on under the card's fixed rubric, graded as `evaluate.grader` says."""
     rubric = fixed_rubric(cfg)
     return Exam(
-        policy=talking.policy_of(cfg, "solver"),
+        policy=conversation.policy_of(cfg, "solver"),
         prompt=lambda row, tokens: instructions.for_solver(cfg, row["question"], rubric),
         read=solver.report_of,
         measures=("rubric", "exact"),
-        stop=searching.stops_of(cfg, talking.REPORT),
+        stop=searching.stops_of(cfg, conversation.REPORT),
         max_turns=cfg.score.solver.max_turns,
-        respond=lambda search: searching.responder_of(cfg, search, talking.REPORT),
+        respond=lambda search: searching.responder_of(cfg, search, conversation.REPORT),
         searches=lambda completion: searching.searches_run(cfg, completion),
     )

@@ -139,7 +139,7 @@ def in_force(cfg: Config, memory: Memory) -> Harness:
     return checked(cfg, memory["harness"]["value"])
 
 
-def begun(cfg: Config) -> dict[str, Any]:
+def initial_state(cfg: Config) -> dict[str, Any]:
     """The harness part of a new memory.
 
     value: the harness in force, at first the card's; by: who set it; since: the number of steps done then. refreshed

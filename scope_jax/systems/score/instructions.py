@@ -9,7 +9,7 @@ from scope_jax.config import Config
 from scope_jax.play import prompting
 from scope_jax.systems.score import rules
 from scope_jax.systems.score.harness import Harness, default
-from scope_jax.systems.score.records import Rubric, Wishes
+from scope_jax.systems.score.records import Constraints, Rubric
 from scope_jax.systems.score.statistics import Record
 from scope_jax.text.messages import Messages
 
@@ -43,7 +43,7 @@ def rubric_text(cfg: Config, rubric: Rubric) -> str:
     return "\n".join(lines)
 
 
-def for_rubric(cfg: Config, harness: Harness, wishes: Wishes, query: str | None) -> Messages:
+def for_rubric(cfg: Config, harness: Harness, constraints: Constraints, query: str | None) -> Messages:
     """The rubric prompt: choose dimensions and weights for the whole batch (query: None) or for one query."""
     limits = harness.dimension_constraints
     values: dict[str, object] = {
@@ -54,9 +54,9 @@ def for_rubric(cfg: Config, harness: Harness, wishes: Wishes, query: str | None)
         "weight_min": f"{limits.weight_min:g}",
         "weight_max": f"{limits.weight_max:g}",
         "must_include": _listed(limits.must_include[1:]),
-        "required": _listed(wishes.required),
-        "avoided": _listed(wishes.avoided),
-        "hints": _listed(wishes.hints),
+        "required": _listed(constraints.required),
+        "avoided": _listed(constraints.avoided),
+        "hints": _listed(constraints.hints),
         "notes": shown(cfg, harness.notes) or "none",
     }
     required = ("dimensions", "base", "others", "weight_min", "weight_max")

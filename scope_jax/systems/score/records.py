@@ -75,7 +75,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Wishes:
+class Constraints:
     """The scheduler's constraints (R_t, A_t) and exploration hints."""
 
     required: tuple[str, ...]

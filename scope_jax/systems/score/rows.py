@@ -11,7 +11,7 @@ from scope_jax.learner.types import Datum, Episode, Judgement, Metrics
 from scope_jax.play import searching, settings
 from scope_jax.play.collapse import collapse_metrics
 from scope_jax.play.rewards import mean, means, shares
-from scope_jax.systems.score import rules, statistics, talking
+from scope_jax.systems.score import conversation, rules, statistics
 from scope_jax.systems.score.evaluator import Query
 from scope_jax.systems.score.harness import Harness
 from scope_jax.systems.score.records import Call, Draft, Report
@@ -26,8 +26,8 @@ def solver_episodes(
 
     With DPO only the best and the worst report of a group are trained.
     """
-    said = {i: call for call in calls for i in call.reports}
-    made = [_report(cfg, queries[report.place], report, said.get(i)) for i, report in enumerate(reports)]
+    call_of = {i: call for call in calls for i in call.reports}
+    made = [_report(cfg, queries[report.place], report, call_of.get(i)) for i, report in enumerate(reports)]
     return _paired(made) if cfg.score.solver.loss.objective == "dpo" else made
 
 
@@ -54,7 +54,7 @@ def _report(cfg: Config, query: Query, report: Report, call: Call | None) -> Epi
     counts = assessment is not None or report.text is None or cfg.score.unassessed == "zero"
     return Episode(
         role="solver",
-        policy=talking.policy_of(cfg, "solver"),
+        policy=conversation.policy_of(cfg, "solver"),
         group=f"solver/{report.place}",
         datums=Datum.from_completion(report.completion),
         reward=report.reward,
@@ -88,7 +88,7 @@ def evaluator_episodes(cfg: Config, drafts: Sequence[Draft], rewards: Sequence[f
         made.append(
             Episode(
                 role="evaluator",
-                policy=talking.policy_of(cfg, "evaluator"),
+                policy=conversation.policy_of(cfg, "evaluator"),
                 group=f"evaluator/{draft.name}",
                 datums=Datum.from_completion(draft.completion) if updates or not learns else (),
                 reward=reward,

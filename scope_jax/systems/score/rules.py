@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from scope_jax.systems.score.harness import Harness
-from scope_jax.systems.score.records import Assessment, Rubric, Wishes
+from scope_jax.systems.score.records import Assessment, Constraints, Rubric
 from scope_jax.text import parsing
 
 RUBRIC_REASONS = (
@@ -71,11 +71,11 @@ def _number(text: str) -> float | None:
 
 
 # -------------------------------------------------------------------------------------------------------------- rubric
-def rubric_of(text: str, harness: Harness, wishes: Wishes | None = None) -> tuple[Rubric | None, str]:
+def rubric_of(text: str, harness: Harness, constraints: Constraints | None = None) -> tuple[Rubric | None, str]:
     """(the rubric in a reply's last <dimensions>, ""), or (None, the first rule that it breaks).
 
     The base dimension comes first and has no weight. Exactly k − 1 others follow, each from the pool and with a weight
-    within bounds, including those that the harness requires. wishes: the scheduler's constraints, if they are enforced.
+    within bounds, including those that the harness requires. constraints: the scheduler's, if they are enforced.
     """
     block = parsing.last([text], "dimensions")
     items = None if block is None else _elements(block, "dim")
@@ -84,7 +84,7 @@ def rubric_of(text: str, harness: Harness, wishes: Wishes | None = None) -> tupl
     names = [item["name"] for item in items]
     weights = [_number(item["weight"]) if "weight" in item else None for item in items]
     limits, base = harness.dimension_constraints, harness.base
-    wishes = wishes or Wishes((), (), ())
+    constraints = constraints or Constraints((), (), ())
     checks = (
         ("dimension_count", len(names) != limits.k),
         ("unknown_dimension", not set(names) <= set(harness.pool)),
@@ -92,7 +92,7 @@ def rubric_of(text: str, harness: Harness, wishes: Wishes | None = None) -> tupl
         ("base_dimension", names[0] != base or "weight" in items[0]),
         ("missing_dimension", not set(limits.must_include) <= set(names)),
         ("weight", any(w is None or not limits.weight_min <= w <= limits.weight_max for w in weights[1:])),
-        ("scheduler", bool(set(wishes.required) - set(names) or set(wishes.avoided) & set(names))),
+        ("scheduler", bool(set(constraints.required) - set(names) or set(constraints.avoided) & set(names))),
     )
     if reason := next((reason for reason, broken in checks if broken), ""):
         return None, reason

@@ -13,17 +13,17 @@ from typing import Any
 from scope_jax.config import Config
 from scope_jax.play.rewards import mean
 from scope_jax.systems.score.harness import Harness
-from scope_jax.systems.score.records import Rubric, Wishes
+from scope_jax.systems.score.records import Constraints, Rubric
 
 State = dict[str, Any]
 
 
-def begun() -> State:
+def initial_state() -> State:
     """The state before the first step."""
     return {"step": 0, "mean": None, "dimensions": {}}
 
 
-def get_constraints(cfg: Config, state: Mapping[str, Any], harness: Harness) -> Wishes:
+def get_constraints(cfg: Config, state: Mapping[str, Any], harness: Harness) -> Constraints:
     """(R_t, A_t) and hints, from the pool in force; a rubric of k dimensions can always meet them."""
     card, limits = cfg.score.scheduler, harness.dimension_constraints
     free = [name for name in harness.pool if name not in limits.must_include]
@@ -42,7 +42,7 @@ def get_constraints(cfg: Config, state: Mapping[str, Any], harness: Harness) -> 
     stale = [n for n in idle if state["step"] - (used[n]["last"] if n in used else 0) >= card.patience]
     required = stale[: min(card.required, limits.k - len(limits.must_include))]
     rare = sorted((n for n in left if n not in required), key=lambda name: used[name]["uses"] if name in used else 0)
-    return Wishes(tuple(required), tuple(avoided), tuple(rare[: card.hints]))
+    return Constraints(tuple(required), tuple(avoided), tuple(rare[: card.hints]))
 
 
 def update_stats(

@@ -8,7 +8,7 @@ from rollouts.types import Completion
 from scope_jax.config import Config
 from scope_jax.play import searching
 from scope_jax.play.tools import Prompt, Tools, sample_role
-from scope_jax.systems.score import instructions, talking
+from scope_jax.systems.score import conversation, instructions
 from scope_jax.systems.score.consistency import conclusion_of
 from scope_jax.systems.score.evaluator import Query
 from scope_jax.systems.score.records import Report, Rubric
@@ -18,7 +18,7 @@ from scope_jax.text.messages import Messages
 
 def report_of(completion: Completion) -> str | None:
     """The report: content of the last closed `<answer>`; None without one or when it is empty."""
-    return parsing.last(searching.contents(completion), talking.REPORT) or None
+    return parsing.last(searching.contents(completion), conversation.REPORT) or None
 
 
 def write_reports(cfg: Config, tools: Tools, queries: Sequence[Query], rubrics: Sequence[Rubric]) -> list[Report]:
@@ -30,11 +30,11 @@ def write_reports(cfg: Config, tools: Tools, queries: Sequence[Query], rubrics: 
         tools,
         "solver",
         cfg.score.solver,
-        [Prompt(tools.encode_prompt(said), f"{place}", said) for place, said in enumerate(asked)],
+        [Prompt(tools.encode_prompt(messages), f"{place}", messages) for place, messages in enumerate(asked)],
         cfg.score.solver.samples,
-        policy=talking.policy_of(cfg, "solver"),
-        stop=searching.stops_of(cfg, talking.REPORT),
-        respond=searching.responder_of(cfg, tools.search, talking.REPORT),
+        policy=conversation.policy_of(cfg, "solver"),
+        stop=searching.stops_of(cfg, conversation.REPORT),
+        respond=searching.responder_of(cfg, tools.search, conversation.REPORT),
     )
     return [
         _report(cfg, place, asked[place], completion, rubrics[place])

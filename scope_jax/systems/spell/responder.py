@@ -11,9 +11,9 @@ from scope_jax.play import grading
 from scope_jax.play.searching import reply_text
 from scope_jax.play.tools import Prompt, Tools
 from scope_jax.systems.spell import instructions, rules
+from scope_jax.systems.spell.conversation import generate
 from scope_jax.systems.spell.records import Asked, Group, Question, Response
 from scope_jax.systems.spell.rules import UNGROUNDED
-from scope_jax.systems.spell.talking import generate
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from scope_jax.config import Config
 from scope_jax.play.searching import reply_text
 from scope_jax.play.tools import Prompt, Tools
 from scope_jax.systems.spell import instructions, rules
+from scope_jax.systems.spell.conversation import generate
 from scope_jax.systems.spell.records import Group, Judged
-from scope_jax.systems.spell.talking import generate
 
 
 def verify(cfg: Config, tools: Tools, groups: Sequence[Group]) -> list[Group]:

@@ -25,7 +25,7 @@ def learns(cfg: Config) -> bool:
     return cfg.spice.train in ("both", "challenger")
 
 
-def speaker(cfg: Config) -> str:
+def policy_of(cfg: Config) -> str:
     """The model that plays the challenger: actor, base or external model."""
     if cfg.spice.challenger.endpoint is not None:
         return OUTSIDE
@@ -138,7 +138,7 @@ def _generate(
         [Prompt(ids[prompt], name, prompt) for name, prompt in prompts],
         samples,
         card.sampling,
-        policy=speaker(cfg),
+        policy=policy_of(cfg),
         max_prompt_tokens=card.max_prompt_tokens,
         tempered=cfg.spice.loss.tempered,
     )

@@ -43,7 +43,7 @@ def _attempt(cfg: Config, attempt: Attempt, reward: float, rate: float | None) -
     sampled = [reply.completion for reply in attempt.replies if reply.stage in stages and reply.completion is not None]
     return Episode(
         role="challenger",
-        policy=challenger.speaker(cfg),
+        policy=challenger.policy_of(cfg),
         group=f"challenger/{attempt.document.place}",
         datums=tuple(datum for completion in sampled for datum in Datum.from_completion(completion)),
         reward=reward,

@@ -18,6 +18,6 @@ def policy_of(cfg: Config, role: ScoreRole) -> str:
     return role if role in cfg.score.train else BASE
 
 
-def last_said(completion: Completion) -> str:
+def last_turn(completion: Completion) -> str:
     """The last turn without thinking; "" if the prompt was not sampled."""
     return searching.contents(completion)[-1] if completion.turns else ""
