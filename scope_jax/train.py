@@ -51,6 +51,8 @@ def train(cfg: Config, run: Path, progress: Progress, profile: int | None = None
     progress.say(f"loading {cfg.model.checkpoint} and the search index")
     trainer = assemble(cfg, run, progress.part, progress.say)
     world = trainer.world
+    if cfg.log.tokens:
+        log.token_bytes = world.tokenizer.token_bytes
     checkpoints = Checkpoints(run / "checkpoints", cfg)
 
     saved = checkpoints.resume(trainer.targets(), progress.say)

@@ -22,6 +22,7 @@ from scope_jax.config.base import CardError, CardPath, Section, Seed, merge_tabl
 from scope_jax.config.clusters import ClustersSection
 from scope_jax.config.exams import BY_RUBRIC, EvalSection, EvalSet, Measure
 from scope_jax.config.launch import LaunchSection
+from scope_jax.config.log import LogSection
 from scope_jax.config.scope import ChallengerRewardSection, MissingAnswer, ScopeSection, SolverRewardSection
 from scope_jax.config.score import ConclusionRule, Idf, ScoreHarnessSection, ScoreRole, ScoreSection
 from scope_jax.config.spell import QuestionerReward, RuleText, SpellRoleSection, SpellSection, SpellTask, Vote
@@ -130,6 +131,7 @@ class Config(Section):
     evaluate: EvalSection = EvalSection()
     clusters: ClustersSection = ClustersSection()
     train: TrainSection
+    log: LogSection = LogSection()
     judge: JudgeSection | None = None
     launch: LaunchSection = LaunchSection()
     ssp: SSPSection = SSPSection()

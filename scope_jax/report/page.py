@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from scope_jax.config import Config, load_card
 from scope_jax.errors import writing
+from scope_jax.report import browsing
 from scope_jax.report.collapse import signs
 from scope_jax.report.curves import draw
 from scope_jax.report.panels import SPEED, collapse_panels, panels_of, series
 from scope_jax.report.settings import Settings
-from scope_jax.run import judgements
 from scope_jax.run.metrics import read_lines, records, torn
 from scope_jax.run.watching import watched
 
+TEMPLATES = Path(__file__).with_name("templates")
 EXAMPLES = 2  # episodes shown per role, for each of the first and the last step
 
 
@@ -33,7 +36,7 @@ def examples(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     for record in records:
         if last and record["step"] != last[0]["step"]:
             last = []
-        last.append(record | {"place": len(last)})  # index among the episodes of its step
+        last.append(record)
         if not first or record["step"] == first[0]["step"]:
             first.append(last[-1])
     chosen: list[dict[str, Any]] = []
@@ -43,16 +46,6 @@ def examples(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
             ranked = sorted(readable, key=lambda record: (-(record["reward"] or 0.0), -len(record["text"]["turns"])))
             chosen += ranked if len(ranked) <= EXAMPLES else [ranked[0], ranked[-1]]
     return chosen
-
-
-def _with_judgements(chosen: list[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
-    """The chosen episodes with the judgements about them."""
-    found: dict[tuple[int, int], list[dict[str, Any]]] = {(e["step"], e["place"]): [] for e in chosen}
-    for record in judgements.read(path):
-        place = record["step"], record["episode"]
-        if place in found:
-            found[place].append(record)
-    return [{**episode, "judgements": found[episode["step"], episode["place"]]} for episode in chosen]
 
 
 def facts(cfg: Config) -> dict[str, Any]:
@@ -87,11 +80,96 @@ def _encoded(picture: Path) -> str:
     return base64.b64encode(picture.read_bytes()).decode()
 
 
-def write_report(run: Path) -> Path:
+def inline(name: str) -> Markup:
+    """The text of a style sheet or script of `templates`, to be written into a page as it is."""
+    return Markup((TEMPLATES / name).read_text(encoding="utf-8"))
+
+
+def policy(*texts: str) -> str:
+    """The Content Security Policy of a page with these inline scripts and style sheets, and with no others.
+
+    No other script runs and nothing is loaded, wherever an episode's text should end up. 'strict-dynamic' lets the
+    browser of episodes load their files; `connect-src` is for the server of a live page.
+    """
+    hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(t.encode()).digest()).decode()}'" for t in texts)
+    return (
+        f"default-src 'none'; script-src {hashes} 'strict-dynamic'; style-src {hashes}; img-src data:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'"
+    )
+
+
+def environment() -> Environment:
+    """Templates with all values escaped."""
+    return Environment(
+        loader=PackageLoader("scope_jax.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def replace_page(path: Path, page: str) -> None:
+    """Writes the page under a temporary name and renames it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.stem}.partial.html")
+    with writing(path):
+        partial.write_text(page, encoding="utf-8")
+    os.replace(partial, path)
+
+
+def write_report(run: Path, live: bool = False) -> Path:
     """Writes `report/index.html` and its pictures in the run folder; returns the page's path.
 
-    Raises FileNotFoundError for a folder that is not a run, or a run without a finished step.
+    live: the page loads itself again when its server has a new one. Raises FileNotFoundError for a folder that is not a
+    run, or a run without a finished step.
     """
+    cfg, lines = opened(run)
+    folder, collapse, settings = run / "report", collapse_panels(lines), Settings()
+    browser = browsing.Episodes(folder, browsing.stamp(run))
+    whole = browsing.joined(run, records(run / "episodes.jsonl"))
+    chosen = examples(browser.collect(settings.collect(whole)))
+    draw(lines, panels_of(cfg), folder / "curves.png")
+    if collapse:
+        draw(lines, collapse, folder / "collapse.png", columns=len(collapse))
+    timed = any("time/play" in line for line in lines)
+    if timed:
+        draw(lines, SPEED, folder / "speed.png")
+    style, script = inline("page.css"), inline("browser.js")
+    page = (
+        environment()
+        .get_template("run.html")
+        .render(
+            name=run.resolve().name,
+            style=style,
+            script=script,
+            policy=policy(style, script),
+            live=live,
+            browser=browser,
+            picture=_encoded(folder / "curves.png"),
+            collapse=_encoded(folder / "collapse.png") if collapse else "",
+            speed=_encoded(folder / "speed.png") if timed else "",
+            signs=signs(lines, collapse),
+            settings=settings.rows,
+            steps=lines[-1]["step"],
+            planned=cfg.train.steps,
+            facts=facts(cfg),
+            panels=[panel.title for panel in panels_of(cfg)],
+            scores=_scores(cfg, lines),
+            last=lines[-1],
+            told=[*torn(run), *filter(None, [watched(cfg, lines).reason])],
+            examples=chosen,
+            config=(run / "config.toml").read_text(encoding="utf-8"),
+        )
+    )
+    path = folder / "index.html"
+    replace_page(path, page)
+    browser.remove_old()
+    return path
+
+
+def opened(run: Path) -> tuple[Config, list[dict[str, Any]]]:
+    """The card and the metrics of a run; raises FileNotFoundError as `write_report` does."""
     if not (run / "config.toml").is_file():
         raise FileNotFoundError(
             f"{run} is not a run folder (no config.toml); give the folder passed to train as --run."
@@ -99,41 +177,4 @@ def write_report(run: Path) -> Path:
     lines = read_lines(run / "metrics.jsonl")
     if not lines:
         raise FileNotFoundError(f"{run} has no metrics.jsonl with a finished step; give a run folder.")
-    cfg, folder, collapse, settings = load_card(run / "config.toml"), run / "report", collapse_panels(lines), Settings()
-    chosen = examples(settings.collect(records(run / "episodes.jsonl")))
-    draw(lines, panels_of(cfg), folder / "curves.png")
-    if collapse:
-        draw(lines, collapse, folder / "collapse.png", columns=len(collapse))
-    timed = any("time/play" in line for line in lines)
-    if timed:
-        draw(lines, SPEED, folder / "speed.png")
-    environment = Environment(
-        loader=PackageLoader("scope_jax.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    page = environment.get_template("run.html").render(
-        name=run.resolve().name,
-        picture=_encoded(folder / "curves.png"),
-        collapse=_encoded(folder / "collapse.png") if collapse else "",
-        speed=_encoded(folder / "speed.png") if timed else "",
-        signs=signs(lines, collapse),
-        settings=settings.rows,
-        steps=lines[-1]["step"],
-        planned=cfg.train.steps,
-        facts=facts(cfg),
-        panels=[panel.title for panel in panels_of(cfg)],
-        scores=_scores(cfg, lines),
-        last=lines[-1],
-        told=[*torn(run), *filter(None, [watched(cfg, lines).reason])],
-        examples=_with_judgements(chosen, run / judgements.NAME),
-        config=(run / "config.toml").read_text(encoding="utf-8"),
-    )
-    path = folder / "index.html"
-    partial = path.with_name("index.partial.html")
-    with writing(path):
-        partial.write_text(page, encoding="utf-8")
-    os.replace(partial, path)
-    return path
+    return load_card(run / "config.toml"), lines

@@ -4,6 +4,7 @@
     <run>/metrics.jsonl {"step": 3, "solver/reward": 0.4, ...}
     <run>/episodes.jsonl {"step": 3, "role": "solver", "reward": 1.0, "text": {...}, ...}
     <run>/judgements.jsonl.gz  judge replies about the episodes, see `judgements`
+    <run>/tokens.jsonl.gz      their tokens with log-probs, if asked for, see `tokens`
 
 The lines of a step are on disk before its checkpoint, and `RunLog.rewind` removes lines after the checkpoint from which
 a run resumes: after any kill, the files end up the same as without it.
@@ -25,7 +26,7 @@ from typing import Any
 from scope_jax.config import Config, load_card
 from scope_jax.errors import UserError, writing
 from scope_jax.learner.types import Episode, Metrics
-from scope_jax.run import judgements
+from scope_jax.run import judgements, tokens
 from scope_jax.run.processes import by_one, writes
 
 # Keys that may differ between two processes of one run: they control duration and frequency, not what is computed.
@@ -39,6 +40,7 @@ FREE = (
     "train.stall_timeout",
     "train.stall_action",
     "evaluate.every",
+    "log",
     "launch",
 )
 # The address of an external model or search server and the request settings may differ, too, but not the model.
@@ -199,6 +201,8 @@ class RunLog:
         self._metrics = run / "metrics.jsonl"
         self._episodes = run / "episodes.jsonl"
         self._judgements = run / judgements.NAME
+        self._tokens = run / tokens.NAME
+        self.token_bytes: tokens.TokenBytes | None = None  # None: tokens are not recorded
         self._close = lambda: None
         by_one(lambda: self._open(cfg))
 
@@ -256,6 +260,8 @@ class RunLog:
                 _cut(path, step)
         if self._judgements.is_file():
             judgements.cut(self._judgements, step)
+        if self._tokens.is_file():
+            tokens.cut(self._tokens, step)
 
     def metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Appends the metrics of one step; returns when they are on disk."""
@@ -264,10 +270,12 @@ class RunLog:
         _append(self._metrics, [{"step": step, **metrics}])
 
     def episodes(self, step: int, episodes: Sequence[Episode]) -> None:
-        """Appends one line per episode of a step, and the judgements about them; returns when they are on disk."""
+        """Appends one line per episode of a step, and judgements and tokens of it; returns when they are on disk."""
         if not writes():
             return
         judgements.append(self._judgements, step, episodes)
+        if self.token_bytes is not None:
+            tokens.append(self._tokens, step, episodes, self.token_bytes)
         _append(self._episodes, [_record(step, episode) for episode in episodes])
 
     def before_after(self) -> dict[str, Metrics]:

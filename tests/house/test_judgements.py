@@ -13,7 +13,7 @@ import pytest
 from scope_jax.config import Config, parse_config
 from scope_jax.learner.types import Datum, Episode, Judgement, Reply
 from scope_jax.report.page import write_report
-from scope_jax.run import judgements
+from scope_jax.run import judgements, members
 from scope_jax.run.metrics import RunLog
 from scope_jax.systems import scope, ssp
 from tests.systems import harness, scope_world
@@ -104,7 +104,7 @@ def test_gzip_members_are_found_at_any_block_boundary(
     path = tmp_path / "run" / judgements.NAME
     whole, records = path.read_bytes(), list(judgements.read(path))
     for block in (1, 7, len(whole)):
-        monkeypatch.setattr(judgements, "READ", block)
+        monkeypatch.setattr(members, "READ", block)
         assert list(judgements.read(path)) == records
         judgements.cut(path, 9)
         assert path.read_bytes() == whole
