@@ -17,9 +17,10 @@ Records = list[exams.Record]
 Keep = Callable[[str, Records, Metrics], None]  # called with name, records and metrics of each finished evaluation set
 
 
-def evaluate(world: World) -> Metrics:
-    """`eval/<set>/<name>` for each evaluation set of the card: mean of each measure, sum of each count (`scores`)."""
-    return {name: value for exam, records in answered(world) for name, value in scores("eval", exam, records).items()}
+def evaluate(world: World) -> tuple[Metrics, dict[str, Records]]:
+    """(`eval/<set>/<name>` for each evaluation set of the card, see `scores`; the records by name of the set)."""
+    found = dict(answered(world))
+    return {key: value for exam, own in found.items() for key, value in scores("eval", exam, own).items()}, found
 
 
 def answered(world: World) -> Iterator[tuple[str, Records]]:

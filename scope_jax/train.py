@@ -74,7 +74,8 @@ def train(cfg: Config, run: Path, progress: Progress, profile: int | None = None
     if saved is None and cfg.evaluate.sets:
         progress.say(f"evaluating the initial weights: {cfg.train.origin or 'the base'}")
         with instruments.phase("evaluate"):
-            initial = evaluate(world)
+            initial, answers = evaluate(world)
+        log.exams(done, answers)
         log.metrics(done, initial | agreed(instruments.times()))
         watch = watch.after(initial)
 
@@ -98,8 +99,9 @@ def train(cfg: Config, run: Path, progress: Progress, profile: int | None = None
             if cfg.evaluate.sets and (over or name or (cfg.evaluate.every and done % cfg.evaluate.every == 0)):
                 progress.say("evaluating")
                 with instruments.phase("evaluate"):
-                    metrics |= evaluate(world)
-                metrics |= agreed(instruments.times())
+                    measured, answers = evaluate(world)
+                log.exams(done, answers)
+                metrics |= measured | agreed(instruments.times())
             log.episodes(done, episodes)
             log.metrics(done, metrics)
             progress.step(done, world.system.total_steps(cfg), metrics)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from scope_jax.errors import writing
@@ -20,6 +22,7 @@ from scope_jax.report.panels import Panel, series
 
 # Okabe and Ito's colour-blind-safe palette, darkest first.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+STYLES = ("solid", "dashed", "dotted", "dashdot", (0, (1, 3)), (0, (5, 1, 1, 1, 1, 1)))
 INK, FAINT = "#333333", "#D9D9D9"
 
 
@@ -42,20 +45,37 @@ def _colours(lines: Sequence[dict[str, Any]], panels: Sequence[Panel]) -> dict[s
     return colours
 
 
-def _draw(axes: Axes, panel: Panel, lines: Sequence[dict[str, Any]], colours: dict[str, str]) -> None:
+def _frame(axes: Axes, panel: Panel, last: int) -> None:
+    """Title, scales and limits of a panel; last: the last step shown."""
     axes.set_title(panel.title, loc="left", fontsize=11, color=INK, fontweight="bold")
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(FAINT)
     axes.tick_params(colors=INK, labelsize=9, length=3)
     axes.grid(axis="y", color=FAINT, linewidth=0.6)
     axes.set_axisbelow(True)
-    axes.set_xlim(-0.02 * max(lines[-1]["step"], 1), 1.02 * max(lines[-1]["step"], 1))
+    axes.set_xlim(-0.02 * max(last, 1), 1.02 * max(last, 1))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if panel.share:
         axes.set_ylim(-0.03, 1.03)
+
+
+def _scale(axes: Axes, panel: Panel) -> None:
+    """Scale and lower limit, once the curves are drawn."""
+    if panel.log:
+        axes.set_yscale("log")
+    elif not panel.share:
+        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+
+
+def _say_empty(axes: Axes) -> None:
+    axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color=INK, fontsize=9)
+
+
+def _draw(axes: Axes, panel: Panel, lines: Sequence[dict[str, Any]], colours: dict[str, str]) -> None:
+    _frame(axes, panel, lines[-1]["step"])
     found = series(lines, panel)
     if not found:
-        axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color=INK, fontsize=9)
+        _say_empty(axes)
         return
     for name, (steps, values) in sorted(found.items()):
         colour, window = colours[name], max(1, len(values) // 10)
@@ -66,25 +86,72 @@ def _draw(axes: Axes, panel: Panel, lines: Sequence[dict[str, Any]], colours: di
             axes.plot(
                 steps, smooth(values, window), color=colour, linewidth=2, label=f"{name} (mean of {window} steps)"
             )
-    if panel.log:
-        axes.set_yscale("log")
-    elif not panel.share:
-        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    _scale(axes, panel)
     axes.legend(fontsize=8, frameon=False, labelcolor=INK, loc="best")
+
+
+def _draw_together(axes: Axes, panel: Panel, runs: Mapping[str, Sequence[dict[str, Any]]]) -> None:
+    """One colour per run, one line style per metric."""
+    _frame(axes, panel, max(lines[-1]["step"] for lines in runs.values()))
+    found = [series(lines, panel) for lines in runs.values()]
+    labels = sorted({label for own in found for label in own})
+    if not labels:
+        _say_empty(axes)
+        return
+    for own, colour in zip(found, COLOURS, strict=False):
+        for label, style in zip(labels, STYLES, strict=False):
+            steps, values = own.get(label, ([], []))
+            window = 1 if panel.of_exams else max(1, len(values) // 10)
+            axes.plot(
+                steps,
+                smooth(values, window) if values else [],
+                color=colour,
+                linestyle=style,
+                linewidth=1.8,
+                marker="o" if panel.of_exams or len(values) < 3 else "",
+                markersize=4,
+            )
+    _scale(axes, panel)
+    shown = [
+        Line2D([], [], color=INK, linestyle=style, label=label) for label, style in zip(labels, STYLES, strict=False)
+    ]
+    axes.legend(handles=shown, fontsize=8, frameon=False, labelcolor=INK, loc="best")
+
+
+def draw_together(
+    runs: Mapping[str, Sequence[dict[str, Any]]], panels: Sequence[Panel], picture: Path, columns: int = 2
+) -> None:
+    """As `draw`, of several runs by name, at most as many as there are colours; values are moving averages."""
+    with _figure(len(panels), columns, picture, 0.35) as (figure, places):
+        for axes, panel in zip(places, panels, strict=True):
+            _draw_together(axes, panel, runs)
+        keys = [
+            Line2D([], [], color=colour, linewidth=2.5, label=name) for name, colour in zip(runs, COLOURS, strict=False)
+        ]
+        figure.legend(
+            handles=keys, loc="outside upper left", ncols=len(keys), fontsize=10, frameon=False, labelcolor=INK
+        )
 
 
 def draw(lines: Sequence[dict[str, Any]], panels: Sequence[Panel], picture: Path, columns: int = 2) -> None:
     """Writes a picture of the panels in rows of `columns`. lines: the records of metrics.jsonl, at least one."""
-    rows = -(-len(panels) // columns)
+    with _figure(len(panels), columns, picture) as (_, places):
+        for axes, panel in zip(places, panels, strict=True):
+            _draw(axes, panel, lines, _colours(lines, panels))
+
+
+@contextmanager
+def _figure(count: int, columns: int, picture: Path, above: float = 0.0) -> Iterator[tuple[Figure, list[Axes]]]:
+    """A figure with places for `count` panels, saved as `picture` afterwards. above: inches for a legend."""
+    rows = -(-count // columns)
     with matplotlib.rc_context({"font.family": "DejaVu Sans", "svg.fonttype": "none"}):
         figure = Figure(
-            figsize=(10, 3.1 * rows), layout=ConstrainedLayoutEngine(h_pad=0.09, w_pad=0.06), facecolor="white"
+            figsize=(10, 3.1 * rows + above), layout=ConstrainedLayoutEngine(h_pad=0.09, w_pad=0.06), facecolor="white"
         )
         FigureCanvasAgg(figure)
         places = list(figure.subplots(rows, columns, squeeze=False).flat)
-        for axes, panel in zip(places, panels, strict=False):
-            _draw(axes, panel, lines, _colours(lines, panels))
-        for axes in places[len(panels) :]:
+        yield figure, places[:count]
+        for axes in places[count:]:
             axes.remove()
         figure.supxlabel("training step", fontsize=10, color=INK)
         picture.parent.mkdir(exist_ok=True)

@@ -5,6 +5,7 @@
     <run>/episodes.jsonl {"step": 3, "role": "solver", "reward": 1.0, "text": {...}, ...}
     <run>/judgements.jsonl.gz  judge replies about the episodes, see `judgements`
     <run>/tokens.jsonl.gz      their tokens with log-probs, if asked for, see `tokens`
+    <run>/exams.jsonl.gz       measures of every exam question, see `answers`
 
 The lines of a step are on disk before its checkpoint, and `RunLog.rewind` removes lines after the checkpoint from which
 a run resumes: after any kill, the files end up the same as without it.
@@ -26,8 +27,9 @@ from typing import Any
 from scope_jax.config import Config, load_card
 from scope_jax.errors import UserError, writing
 from scope_jax.learner.types import Episode, Metrics
-from scope_jax.run import judgements, tokens
+from scope_jax.run import answers, judgements, members, tokens
 from scope_jax.run.processes import by_one, writes
+from scope_jax.run.trackers import Trackers
 
 # Keys that may differ between two processes of one run: they control duration and frequency, not what is computed.
 FREE = (
@@ -53,11 +55,12 @@ class RunError(UserError):
 
 
 # ----------------------------------------------------------------------------------------------------------- config
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flattened(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of nested tables by their keys joined with dots; an empty table is a value."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
         if isinstance(value, Mapping) and value:
-            flat |= _flat(value, f"{prefix}{key}.")
+            flat |= flattened(value, f"{prefix}{key}.")
         else:
             flat[prefix + key] = value
     return flat
@@ -65,7 +68,7 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _tied(cfg: Config) -> dict[str, Any]:
     """The keys of the config that must not change within a run, with their values."""
-    flat = _flat(cfg.model_dump(mode="json"))
+    flat = flattened(cfg.model_dump(mode="json"))
     return {key: value for key, value in flat.items() if not _is_free(key)}
 
 
@@ -202,12 +205,15 @@ class RunLog:
         self._episodes = run / "episodes.jsonl"
         self._judgements = run / judgements.NAME
         self._tokens = run / tokens.NAME
+        self._exams = run / answers.NAME
         self.token_bytes: tokens.TokenBytes | None = None  # None: tokens are not recorded
+        self._trackers: Trackers | None = None  # only in the process that writes
         self._close = lambda: None
         by_one(lambda: self._open(cfg))
 
     def _open(self, cfg: Config) -> None:
         run, config = self.run, self.run / "config.toml"
+        self._trackers = Trackers(run, cfg)
         if run.exists() and not run.is_dir():
             raise RunError(f"the run folder {run} is a file; give a folder with --run.")
         if (
@@ -247,27 +253,36 @@ class RunLog:
             raise RunError(f"another process is using {self.run}; wait for it or use another run folder.") from None
 
     def close(self) -> None:
-        """Unlocks the folder; also happens when the log is garbage-collected or the process ends."""
+        """Finishes the trackers and unlocks the folder, which also happens when the process ends."""
+        if self._trackers is not None:
+            self._trackers.close()
         self._close()
 
     def rewind(self, step: int | None) -> None:
-        """Removes all lines after `step`, and an incomplete last line; None, when a run restarts: all lines."""
+        """Removes all lines after `step`, and an incomplete last line; None, when a run restarts: all lines.
+
+        Trackers start with the lines that are left.
+        """
         by_one(lambda: self._rewind(step))
 
     def _rewind(self, step: int | None) -> None:
         for path in (self._metrics, self._episodes):
             if path.is_file():
                 _cut(path, step)
-        if self._judgements.is_file():
-            judgements.cut(self._judgements, step)
-        if self._tokens.is_file():
-            tokens.cut(self._tokens, step)
+        for path in (self._judgements, self._tokens, self._exams):
+            if path.is_file():
+                members.cut(path, step)
+        if self._trackers is not None:
+            self._trackers.start(read_lines(self._metrics))
 
     def metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Appends the metrics of one step; returns when they are on disk."""
         if not writes():
             return
-        _append(self._metrics, [{"step": step, **metrics}])
+        line = _plain({"step": step, **metrics})
+        _append(self._metrics, [line])
+        if self._trackers is not None:
+            self._trackers.log(line)
 
     def episodes(self, step: int, episodes: Sequence[Episode]) -> None:
         """Appends one line per episode of a step, and judgements and tokens of it; returns when they are on disk."""
@@ -277,6 +292,11 @@ class RunLog:
         if self.token_bytes is not None:
             tokens.append(self._tokens, step, episodes, self.token_bytes)
         _append(self._episodes, [_record(step, episode) for episode in episodes])
+
+    def exams(self, step: int, records: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+        """Appends the measures of an evaluation's questions, by name of the set; returns when they are on disk."""
+        if writes():
+            answers.append(self._exams, step, records)
 
     def before_after(self) -> dict[str, Metrics]:
         """{"before", "after"}: the evaluation metrics (eval/...) of the first and the last step that has any."""

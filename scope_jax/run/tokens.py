@@ -17,9 +17,9 @@ from typing import Any
 
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.run import members
-from scope_jax.run.members import cut, read
+from scope_jax.run.members import read
 
-__all__ = ["NAME", "append", "cut", "pieces", "read"]
+__all__ = ["NAME", "append", "pieces", "read"]
 
 NAME = "tokens.jsonl.gz"
 TokenBytes = Callable[[int], bytes]  # the bytes that a token adds to a text

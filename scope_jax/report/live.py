@@ -1,0 +1,78 @@
+"""The report of a run that is still going on, served on the loopback interface."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.routing import Mount
+from starlette.staticfiles import StaticFiles
+
+from scope_jax.errors import UserError
+from scope_jax.report.page import write_report
+
+LOOPBACK = "127.0.0.1"
+PAUSE = 2.0  # seconds between two looks at the run's files
+SHARE = 4.0  # a report is not made again before so many times the seconds that the last one took
+
+
+def site(folder: Path) -> Starlette:
+    """The files of a report. Requests that name another host are refused, so that no web page can read them."""
+    hosts = Middleware(TrustedHostMiddleware, allowed_hosts=[LOOPBACK, "localhost"])
+    return Starlette(routes=[Mount("/", StaticFiles(directory=folder, html=True))], middleware=[hosts])
+
+
+def watch(run: Path, port: int, tell: Callable[[str], None]) -> None:
+    """Serves the run's report and makes it anew whenever the run has another step, until it is interrupted.
+
+    port: 0 for a free one. Raises FileNotFoundError for a folder that is not a run, UserError for a port in use.
+    """
+    if not (run / "config.toml").is_file():
+        raise FileNotFoundError(
+            f"{run} is not a run folder (no config.toml); give the folder passed to train as --run."
+        )
+    with socket.socket() as listening, suppress(KeyboardInterrupt):
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((LOOPBACK, port))
+        except OSError as error:
+            raise UserError(f"port {port} cannot be used ({error.strerror}); give another one with --port.") from None
+        _wait_for_a_step(run, tell)
+        seen, spent = _state(run), time.monotonic()
+        write_report(run, live=True)
+        spent = time.monotonic() - spent
+        server = uvicorn.Server(uvicorn.Config(site(run / "report"), log_level="warning"))
+        threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True).start()
+        tell(f"http://{LOOPBACK}:{listening.getsockname()[1]}/ shows {run} while it goes on; Ctrl-C ends this.")
+        try:
+            while True:
+                time.sleep(max(PAUSE, SHARE * spent))
+                if (now := _state(run)) != seen:
+                    seen, spent = now, time.monotonic()
+                    write_report(run, live=True)
+                    spent = time.monotonic() - spent
+        finally:
+            server.should_exit = True
+
+
+def _state(run: Path) -> tuple[int, int]:
+    """Differs when metrics.jsonl has another step, or was cut by a run that resumed."""
+    found = (run / "metrics.jsonl").stat()
+    return found.st_size, found.st_mtime_ns
+
+
+def _wait_for_a_step(run: Path, tell: Callable[[str], None]) -> None:
+    path, told = run / "metrics.jsonl", False
+    while not (path.is_file() and b"\n" in path.read_bytes()):
+        if not told:
+            tell(f"{run} has no finished step yet; waiting for the first.")
+            told = True
+        time.sleep(PAUSE)

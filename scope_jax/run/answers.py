@@ -1,0 +1,55 @@
+"""The file with the measures of every exam question during training: <run>/exams.jsonl.gz.
+
+    {"step": 20, "set": "held_out", "question": 3, "of": "5f1d08c2", "measures": {"accuracy": 0.5, "searches": 1.5}}
+
+One line per question of an evaluation; a measure is averaged over the question's answers. `question` is the index, from
+0, in the set and `of` a checksum of its text, so that two runs can be compared question by question. See `members` for
+the file format.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from scope_jax.play.rewards import mean
+from scope_jax.run import members
+from scope_jax.run.members import read
+
+__all__ = ["NAME", "append", "last", "read"]
+
+NAME = "exams.jsonl.gz"
+Questions = dict[tuple[int, str], dict[str, float]]  # measures by (index, checksum)
+
+
+def append(path: Path, step: int, exams: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """Adds the records of an evaluation, by name of the set; returns when they are on disk."""
+    lines = []
+    for name, records in exams.items():
+        questions: list[list[Mapping[str, Any]]] = []
+        for record in records:
+            if not record.get("sample"):
+                questions.append([])
+            questions[-1].append(record)
+        for place, answers in enumerate(questions):
+            about = f"{zlib.crc32(str(answers[0].get('question', '')).encode()):08x}"
+            lines.append({"step": step, "set": name, "question": place, "of": about, "measures": _means(answers)})
+    members.append(path, lines)
+
+
+def _means(answers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Each measure, averaged over the answers that have it."""
+    names = dict.fromkeys(name for answer in answers for name in answer["measures"])
+    return {name: mean([a["measures"][name] for a in answers if name in a["measures"]]) for name in names}
+
+
+def last(path: Path) -> dict[str, Questions]:
+    """The measures of every question in the last evaluation, by name of the set; {} if there is no file."""
+    step, found = -1, {}
+    for line in read(path):
+        if line["step"] > step:
+            step, found = line["step"], {}
+        found.setdefault(line["set"], {})[line["question"], line["of"]] = line["measures"]
+    return found

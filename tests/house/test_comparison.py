@@ -1,0 +1,172 @@
+"""The comparison of runs: paired exam results, differences of cards, one page; and the served report of a live run."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.testclient import TestClient
+
+from scope_jax.config import parse_config
+from scope_jax.errors import UserError
+from scope_jax.play.measures import standard_error
+from scope_jax.report import live
+from scope_jax.report.comparison import Result, differences, results, titles, write_comparison
+from scope_jax.run import answers
+from scope_jax.run.metrics import RunLog, read_lines
+
+TABLE: dict[str, Any] = {
+    "system": "ssp",
+    "model": {"checkpoint": "base"},
+    "retrieval": {"corpus": "corpus.jsonl"},
+    "data": {"answers": "answers.jsonl"},
+    "train": {"steps": 3},
+    "ssp": {"grader": "exact-match"},
+}
+
+
+Marks = tuple[tuple[float, ...], ...]  # for each question the accuracy of its answers
+
+
+def asked(prefix: str, *marks: tuple[float, ...]) -> list[dict[str, Any]]:
+    """The records of a set."""
+    return [
+        {"question": f"{prefix}q{place}", "sample": k, "measures": {"accuracy": mark}, "counts": {}}
+        for place, own in enumerate(marks)
+        for k, mark in enumerate(own)
+    ]
+
+
+def made(folder: Path, seed: int, before: Marks, after: Marks, prefix: str = "") -> Path:
+    log = RunLog(folder, parse_config(TABLE | {"seed": seed}, "test card"))
+    for step, marks in ((0, before), (3, after)):
+        log.exams(step, {"held-out": asked(prefix, *marks)})
+        values = [sum(own) / len(own) for own in marks]
+        measured = {"accuracy": sum(values) / len(values), "accuracy_se": standard_error(values)}
+        log.metrics(step, {"solver/reward": 0.1 * step} | {f"eval/held-out/{k}": v for k, v in measured.items()})
+    log.close()
+    return folder
+
+
+A = ((1.0, 0.0), (0.0, 0.0), (1.0, 1.0), (0.0, 1.0))
+B = ((1.0, 1.0), (0.0, 1.0), (1.0, 1.0), (0.0, 1.0))
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Path]:
+    return [made(tmp_path / "a", 0, B, A), made(tmp_path / "<b>", 1, A, B)]
+
+
+def test_measures_of_questions_are_recorded_and_rewound(runs: list[Path]) -> None:
+    path = runs[0] / answers.NAME
+    assert [values["accuracy"] for values in answers.last(path)["held-out"].values()] == [0.5, 0.0, 1.0, 0.5]
+    RunLog(runs[0], parse_config(TABLE, "test card")).rewind(2)
+    assert {line["step"] for line in answers.read(path)} == {0}
+    assert [values["accuracy"] for values in answers.last(path)["held-out"].values()] == [1.0, 0.5, 1.0, 0.5]
+    assert answers.last(path.with_name("none")) == {}
+
+
+def test_differences_are_paired_by_question(runs: list[Path]) -> None:
+    """By hand: differences 1/2, 1/2, 0, 0, with mean 1/4 and a standard error of √(4/16/3/4)."""
+    lines = [read_lines(run / "metrics.jsonl") for run in runs]
+    first, second = results(lines, runs)["held-out/accuracy"]
+    assert (first.value, first.difference) == (0.5, None)
+    assert second.value == 0.75 and second.difference == 0.25 and second.pairs == 4
+    assert second.difference_error == pytest.approx(math.sqrt(4 / 16 / 3 / 4))
+    (runs[0] / answers.NAME).unlink()
+    _, apart = results(lines, runs)["held-out/accuracy"]
+    assert apart.error is not None and first.error is not None
+    assert apart == Result(0.75, second.error, 0.25, math.hypot(first.error, apart.error), 0)
+
+
+def test_other_questions_are_no_pairs(runs: list[Path], tmp_path: Path) -> None:
+    paths = [runs[0], made(tmp_path / "c", 2, A, B, prefix="another ")]
+    found = results([read_lines(run / "metrics.jsonl") for run in paths], paths)["held-out/accuracy"][1]
+    assert found.pairs == 0 and found.difference == 0.25
+
+
+def test_cards_differ_key_by_key() -> None:
+    cards = [
+        parse_config(TABLE, "a"),
+        parse_config(TABLE | {"seed": 1, "model": {"checkpoint": "b", "stop": ["x"]}}, "b"),
+    ]
+    assert differences(cards) == [
+        ("model.checkpoint", ['"base"', '"b"']), ("model.stop", ["[]", '["x"]']), ("seed", ["0", "1"]),
+    ]  # fmt: skip
+
+
+def test_the_page_shows_results_and_differences_escaped(runs: list[Path], tmp_path: Path) -> None:
+    page = write_comparison(runs, tmp_path / "out" / "page.html").read_text(encoding="utf-8")
+    assert "+0.2500" in page and "± 0.1443" in page and "paired, 4 questions" in page
+    assert "<td>seed</td>" in page and "&lt;b&gt;" in page and "<b>" not in page and "<script" not in page
+    assert (tmp_path / "out" / "page.png").stat().st_size > 10_000
+    assert titles([Path("x/one"), Path("y/one"), Path("two")]) == ["x/one", "y/one", f"{Path.cwd().name}/two"]
+    with pytest.raises(UserError, match="a run is given twice"):
+        write_comparison([runs[0], runs[0]], tmp_path / "page.html")
+    with pytest.raises(UserError, match="8 runs are too many"):
+        write_comparison([Path(str(n)) for n in range(8)], tmp_path / "page.html")
+
+
+def test_the_server_answers_only_to_its_own_name(tmp_path: Path) -> None:
+    (tmp_path / "index.html").write_text("page")
+    site = live.site(tmp_path)
+    here = TestClient(site, base_url="http://127.0.0.1")
+    assert here.get("/").text == "page" and here.head("/").headers["etag"]
+    assert here.get("/../config.toml").status_code == 404
+    assert TestClient(site, base_url="http://elsewhere.example").get("/").status_code == 400
+
+
+def test_a_watched_run_is_shown_again_after_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report is served from the first step on, is made anew after the next one, and ends with Ctrl-C."""
+    monkeypatch.setattr(live, "PAUSE", 0.05)
+    monkeypatch.setattr(live, "SHARE", 0.0)
+    pages: list[str] = []
+
+    def write(run: Path, live: bool) -> Path:
+        (run / "report").mkdir(exist_ok=True)
+        (run / "report" / "index.html").write_text(f"{live} {len(read_lines(run / 'metrics.jsonl'))}")
+        return run
+
+    def steps() -> None:
+        deadline = time.monotonic() + 60
+        while len(told) < 1:
+            time.sleep(0.02)
+        log.metrics(1, {"solver/reward": 0.1})
+        while time.monotonic() < deadline and len(pages) < 2:
+            time.sleep(0.05)
+            if len(told) < 2:
+                continue
+            try:
+                page = httpx.get(told[1].split()[0], trust_env=False).text
+            except httpx.HTTPError:  # the server is about to listen
+                continue
+            if not pages or page != pages[-1]:
+                pages.append(page)
+                log.metrics(2, {"solver/reward": 0.2})
+        over.set()
+
+    over = threading.Event()
+    told: list[str] = []
+    sleep = time.sleep
+
+    def pause(seconds: float) -> None:
+        if over.is_set() and threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        sleep(seconds)
+
+    monkeypatch.setattr(live, "write_report", write)
+    monkeypatch.setattr(live.time, "sleep", pause)
+    log = RunLog(tmp_path / "run", parse_config(TABLE, "test card"))
+    thread = threading.Thread(target=steps)
+    thread.start()
+    live.watch(tmp_path / "run", 0, told.append)
+    thread.join()
+    assert "no finished step yet" in told[0] and told[1].startswith("http://127.0.0.1:")
+    assert pages == ["True 1", "True 2"]
+    with pytest.raises(FileNotFoundError, match="is not a run folder"):
+        live.watch(tmp_path, 0, told.append)
