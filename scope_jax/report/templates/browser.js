@@ -311,7 +311,7 @@
     try {
       const key = `${state.open}/${state.group}`;
       detail.replaceChildren(...await (state.open !== "" ? openOne(chosen) : openGroup(chosen)));
-      if (key !== opened) detail.scrollIntoView();
+      if (key !== opened) detail.scrollIntoView({ block: "nearest" });
       opened = key;
     } catch (error) {
       detail.replaceChildren(make("p", { class: "problem" }, error.message));
