@@ -15,7 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogFormatter, MaxNLocator
 
 from scope_jax.errors import writing
 from scope_jax.report.panels import Panel, series
@@ -63,6 +63,8 @@ def _scale(axes: Axes, panel: Panel) -> None:
     """Scale and lower limit, once the curves are drawn."""
     if panel.log:
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(LogFormatter())  # plain numbers; powers of ten are wider than the margin
+        axes.yaxis.set_minor_formatter(LogFormatter())
     elif not panel.share:
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
 

@@ -70,6 +70,7 @@
   }
 
   const shown = (value) => typeof value === "string" ? value : JSON.stringify(value, null, 1);
+  const items = (value) => make("pre", {}, Array.isArray(value) ? value.map((item) => typeof item === "string" ? item : JSON.stringify(item)).join("\n") : shown(value));
   const number3 = (value) => value === null ? "not finite" : String(Number(value.toPrecision(3)));
   const counted = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
   const fold = (summary, ...inner) => make("details", {}, make("summary", {}, summary), ...inner);
@@ -237,7 +238,9 @@
         ...Object.entries(own.parts).map(([name, value]) => make("span", { class: "faint" }, `${name} ${typeof value === "number" ? number3(value) : shown(value)}`)),
         make("span", { class: "faint" }, `${own.sampled} of ${own.all} tokens sampled`)),
       make("div", {}, palette(own),
-        ...told.map(([name, value]) => make("p", { class: "told" }, make("b", {}, name.replaceAll("_", " ")), shown(value))),
+        ...told.map(([name, value]) => typeof value === "object"
+          ? make("div", { class: "told" }, make("b", {}, name.replaceAll("_", " ")), items(value))
+          : make("p", { class: "told" }, make("b", {}, name.replaceAll("_", " ")), shown(value))),
         own.text.prompt === undefined ? null : fold("prompt", words(own.text.prompt)),
         ...conversation(number, own),
         own.judgements ? fold(`what the judge said (${own.judgements.length})`, ...own.judgements.map(judged)) : null));
