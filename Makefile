@@ -10,7 +10,7 @@ SEED ?= 0
 RUN ?= runs/demo-seed$(SEED)
 PACKAGES := scope_jax rollouts models retrieval sharding
 
-.PHONY: demo test lint format slow install dev clean help
+.PHONY: demo test lint format slow docs install dev clean help
 .DELETE_ON_ERROR:
 
 help:  ## show this list
@@ -36,6 +36,9 @@ format: $(VENV)/.dev  ## reformat the sources
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(VENV)/.docs  ## build the documentation as a site in build/site; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 install: $(VENV)/.installed  ## create the environment without the development tools
 
 dev: $(VENV)/.dev  ## create the environment with the development tools
@@ -58,4 +61,8 @@ $(VENV)/.installed: requirements.txt pyproject.toml | $(VENV)/.created
 $(VENV)/.dev: requirements-dev.txt $(VENV)/.installed
 	$(PIP) install --quiet --no-deps -r requirements-dev.txt
 	$(PIP) install --quiet -c constraints.txt torch==2.13.0
+	touch $@
+
+$(VENV)/.docs: requirements-dev.txt $(VENV)/.installed
+	$(PIP) install --quiet -c constraints.txt mkdocs-material==9.8.1
 	touch $@

@@ -162,3 +162,22 @@ def test_paths_in_the_readme_exist() -> None:
     assert len(names) > 20
     missing = [n for n in names if not any((ROOT / place / n).exists() for place in ("", "scope_jax", "tests"))]
     assert missing == []
+
+
+def test_the_site_has_every_page() -> None:
+    """`make docs` builds it, strictly; here only that no page is missing from its navigation."""
+    pages = re.findall(r"[\w.]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:")[1])
+    assert sorted(pages) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+
+
+def test_tables_for_users_of_other_libraries_name_keys_that_exist() -> None:
+    """In the column "here" of docs/coming_from.md, what looks like a key of a card is one."""
+    lines = (ROOT / "docs" / "coming_from.md").read_text(encoding="utf-8").splitlines()
+    ours = [line.split(" | ")[-1] for line in lines if line.startswith("| ")]
+    named = {key for cell in ours for key in re.findall(r"`([A-Za-z]+(?:\.[a-z_]+)+)`", cell)}
+    known = {*keys(Config), *(f"ROLE.{key}" for key in keys(RoleSection)), *LIKE_ANOTHER, "episodes.jsonl"}
+    assert len(named) > 20 and sorted(named - known) == []
+    values = re.findall(r"`(\w+) = \"([\w-]+)\"`", "\n".join(ours))
+    assert len(values) > 8
+    for key, value in values:
+        LossCard.model_validate({key: value, "dual_clip": 0.0})
