@@ -92,8 +92,8 @@ def _result(
     apart = [ours[key] - theirs[key] for key in ours if key in theirs]
     if len(apart) > 1:
         return Result(value, error, mean(apart), standard_error(apart), len(apart))
-    known = error is not None and first_error is not None
-    return Result(value, error, value - first, math.hypot(first_error, error) if known else None)
+    independent = None if error is None or first_error is None else math.hypot(first_error, error)
+    return Result(value, error, value - first, independent)
 
 
 def write_comparison(runs: Sequence[Path], path: Path) -> Path:

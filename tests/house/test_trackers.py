@@ -79,8 +79,7 @@ def leveldb(data: bytes, first: int) -> Iterator[bytes]:
 
 def test_wandb_offline_has_every_step_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wandb = pytest.importorskip("wandb")
-    from wandb.proto import wandb_internal_pb2
-
+    wandb_internal_pb2 = pytest.importorskip("wandb.proto.wandb_internal_pb2")
     for name in ("WANDB_MODE", "WANDB_DIR", "WANDB_RUN_ID", "WANDB_RESUME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -103,12 +102,11 @@ def test_trackio_has_every_step_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     trackio = pytest.importorskip("trackio")
     interrupted(tmp_path / "other" / "run", card("trackio", project="p"))
     interrupted(tmp_path / "run", card("trackio", project="p"))
-    from trackio.sqlite_storage import SQLiteStorage
-
+    storage = pytest.importorskip("trackio.sqlite_storage").SQLiteStorage
     runs = list(trackio.Api().runs("p"))
     assert [run.name for run in runs] == ["run", "run"]  # two folders of one name are two runs
     for run in runs:
-        lines = SQLiteStorage.get_logs("p", run.name, run_id=run.id)
+        lines = storage.get_logs("p", run.name, run_id=run.id)
         found = [(line["step"], {k: v for k, v in line.items() if k not in ("step", "timestamp")}) for line in lines]
         assert sorted(found) == EXPECTED
 
