@@ -14,7 +14,6 @@ The libraries are optional; each is imported only if the card asks for it.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +23,7 @@ from typing import Any, Protocol
 from scope_jax.config import Config
 from scope_jax.errors import UserError
 
-LIBRARIES = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "trackio"}  # modules and packages
+PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "trackio"}
 Line = Mapping[str, Any]  # a line of metrics.jsonl
 
 
@@ -38,14 +37,19 @@ class Tracker(Protocol):
 
 def library(name: str) -> Any:
     """The module behind a tracker; raises UserError if it is not installed."""
-    module = LIBRARIES[name]
     try:
-        return importlib.import_module(module)
+        if name == "tensorboard":
+            import tensorboardX as module
+        elif name == "wandb":
+            import wandb as module  # pyright: ignore[reportMissingImports]
+        else:
+            import trackio as module  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError as error:
         raise UserError(
             f'log.trackers names "{name}", but the Python package {error.name} is not installed; '
-            f"run pip install {module}, or remove it from log.trackers."
+            f"run pip install {PACKAGES[name]}, or remove it from log.trackers."
         ) from None
+    return module
 
 
 def numbers(line: Line) -> dict[str, float]:
