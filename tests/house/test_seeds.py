@@ -20,7 +20,7 @@ from benchmarks.seeds.runner import Job, card_name, done, jobs, run_all, shares
 from benchmarks.seeds.statistics import Estimate, estimate, paired, verdict
 from benchmarks.seeds.table import Row, place, shown, table
 from scope_jax.atlas.facts import load_world
-from scope_jax.atlas.tasks import things
+from scope_jax.atlas.tasks import entities
 from scope_jax.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -100,7 +100,7 @@ def test_distance_from_the_target_of_each_iteration(tmp_path: Path):
 
 
 def test_tasks_that_name_nothing_from_their_source_count_as_drift(tmp_path: Path):
-    known = things(load_world())
+    known = entities(load_world())
     source = next(thing for thing in known.values() if thing.neighbours)
     other = next(thing for thing in known.values() if thing.name not in source.names)
     assert not drifted(f"Explain {source.name}.", source) and not drifted(f"Explain {source.neighbours[0]}", source)
