@@ -109,15 +109,16 @@ def known() -> frozenset[str]:
 
 
 def matches(mention: str) -> bool:
-    """True if a metric has this name; `<reason>` matches any one part, … matches anything."""
-    pattern = re.sub(r"<\w+>", "[^/]+", mention).replace("…", ".+")
+    """True if a metric has this name; `<reason>` matches any one part, … matches anything, a set may have any name."""
+    pattern = re.sub(r"<\w+>", "[^/]+", re.sub(r"^eval/\w+/", "eval/<set>/", mention)).replace("…", ".+")
     return any(re.fullmatch(pattern, name) for name in known())
 
 
 def in_document(text: str) -> set[str]:
-    """`a/b` in backticks, unless it is a path of the repository."""
+    """`a/b` in backticks, unless it is a path of the repository or the name of a card."""
     quoted = re.findall(r"`((?:[a-z_]+|…)(?:/(?:[a-z_]+|<\w+>|…))+)`", text)
-    return {name for name in quoted if not (ROOT / name.split("/")[0]).exists()}
+    named = {name for name in quoted if not (ROOT / "configs" / f"{name}.toml").is_file()}
+    return {name for name in named if not (ROOT / name.split("/")[0]).exists()}
 
 
 def in_card(text: str) -> set[str]:
