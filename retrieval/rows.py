@@ -60,6 +60,44 @@ def read(source: str, split: str | None = None, hub_config: str | None = None) -
         raise DataError(f"{source} is empty; give a file or split with at least one row.")
 
 
+def attempts(
+    source: str, split: str | None = None, hub_config: str | None = None
+) -> Iterator[tuple[str, Row | DataError, Any]]:
+    """(place, row or what is wrong with it, the row or line as it is) of every row, also of those that are no rows.
+
+    As `read`, but a line that is not a JSON object does not end the iteration. A file that begins with a bracket is one
+    JSON list, which is read whole. Raises FileNotFoundError, and DataError for a source that cannot be read at all.
+    """
+    path = Path(source)
+    if not is_file(source) or source.endswith(".parquet") or not path.is_file():
+        for where, row in read(source, split, hub_config):
+            yield where, row, row
+        return
+    for number, line in enumerate(_lines(path), start=1):
+        if number == 1 and line.lstrip().startswith(b"["):
+            yield from _of_list(path)
+            return
+        if line.strip():
+            where = f"{path}, line {number}"
+            row: Row | DataError
+            try:
+                row = _object(line, where)
+            except DataError as error:
+                row = error
+            yield where, row, line.decode("utf-8", "replace").rstrip("\r\n") if isinstance(row, DataError) else row
+
+
+def _of_list(path: Path) -> Iterator[tuple[str, Row | DataError, Any]]:
+    try:
+        rows = STRICT_JSON.decode(b"".join(_lines(path)).decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: is not a JSON list ({short(error)}); save it again.") from None
+    for number, row in enumerate(rows, start=1):
+        where = f"{path}, row {number}"
+        known = isinstance(row, dict)
+        yield where, row if known else DataError(f"{where}: {kind_of(row)}, not an object; remove it."), row
+
+
 # ---------------------------------------------------------------------------------------------------------- JSON lines
 def _of_lines(path: Path) -> Iterator[tuple[str, Row]]:
     for number, line in enumerate(_lines(path), start=1):

@@ -17,6 +17,9 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
+from scope_jax.commands import data, exams
+from scope_jax.commands.output import show as _print
+from scope_jax.commands.output import tell as _tell
 from scope_jax.errors import UserError, is_users, sentence
 from scope_jax.run.stopping import Stopped, listen
 
@@ -126,25 +129,6 @@ def _console() -> Console:
     from scope_jax.run.processes import writes
 
     return Console(stderr=True, highlight=False, quiet=not writes())
-
-
-def _tell(sentence: str) -> None:
-    typer.echo(sentence, err=True)
-
-
-def _print(results: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(results))
-        return
-    for key, value in _flat(results):
-        typer.echo(f"{key:<36} {value:.4g}" if isinstance(value, float) else f"{key:<36} {value}")
-
-
-def _flat(results: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    rows: list[tuple[str, Any]] = []
-    for key, value in results.items():
-        rows += _flat(value, f"{prefix}{key} ") if isinstance(value, dict) else [(prefix + key, value)]
-    return rows
 
 
 @app.command()
@@ -258,52 +242,8 @@ def demo(
     typer.echo(json.dumps(summary))
 
 
-@app.command("eval")
-def evaluate(
-    target: Annotated[
-        Path,
-        typer.Argument(
-            metavar="CHECKPOINT_OR_RUN", help="Run folder, one of its checkpoints, or a Hugging Face folder."
-        ),
-    ],
-    card: Annotated[Path | None, typer.Option(help="Card with the evaluation sets [default: the run's].")] = None,
-    base: Base = None,
-    records: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write every question and its episode to this file, as JSON Lines."),
-    ] = None,
-    set_: Sets = None,
-    as_json: Json = False,
-) -> None:
-    """Answer the card's evaluation sets with the weights of a run, a checkpoint or a Hugging Face folder."""
-    if not target.is_dir():
-        raise UserError(
-            f"the folder {target} does not exist; give a run, one of its checkpoints or a Hugging Face folder."
-        )
-    if records is not None:
-        _check_place(records)
-    from scope_jax.evaluate import evaluate_target
-    from scope_jax.run.processes import joined, writes
-
-    partial = None if records is None else records.with_name(records.name + ".partial")
-
-    def keep(name: str, rows: list[dict[str, Any]], metrics: dict[str, float]) -> None:
-        if not writes():
-            return
-        found = ", ".join(f"{key.rpartition('/')[2]} {value:.4g}" for key, value in metrics.items())
-        _tell(f"{name}: {found}")
-        if partial is not None:
-            with partial.open("a" if kept else "w", encoding="utf-8") as file:
-                file.writelines(json.dumps({"set": name, **row}, ensure_ascii=False) + "\n" for row in rows)
-        kept.append(name)
-
-    kept: list[str] = []
-    with joined():
-        results = evaluate_target(target, card, base, set_ or [], keep, _tell)
-        if writes():
-            _print(results, as_json)
-        if records is not None and partial is not None and writes():
-            os.replace(partial, records)
+app.command("eval")(exams.evaluate)
+app.command("data")(data.data)
 
 
 @app.command()
@@ -482,13 +422,3 @@ def report(
         for warning in torn(run):
             _tell(f"scope-jax: {warning}")
     _print({"page": str(page)}, as_json)
-
-
-def _check_place(path: Path) -> None:
-    """Raises UserError if the file cannot be written."""
-    if path.is_dir():
-        raise UserError(f"{path} is a folder; give a file name.")
-    if not os.access(path.absolute().parent, os.W_OK):
-        raise UserError(
-            f"{path} cannot be written: {path.parent} does not exist or is not writable; choose another place."
-        )

@@ -97,6 +97,7 @@ __all__ = [
     "WatchRule",
     "load_card",
     "one_of",
+    "overridden",
     "parse_config",
     "parse_section",
 ]
@@ -384,9 +385,12 @@ def _table(path: Path, extended_by: tuple[Path, ...]) -> dict[str, Any]:
 
 def load_card(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """The config of a card file with `a.b=value` overrides applied (values in TOML syntax, bare text allowed)."""
-    path = Path(path)
-    table = _table(path, ())
+    return overridden(_table(Path(path), ()), overrides, str(Path(path)))
+
+
+def overridden(table: dict[str, Any], overrides: Sequence[str], where: str) -> Config:
+    """The config of a card's plain data with `a.b=value` overrides applied; where: the source, for messages."""
     for override in overrides:
-        _set(table, override, str(path))
+        _set(table, override, where)
     keys = " and ".join(override.partition("=")[0].strip() for override in overrides)
-    return parse_config(table, f"{path} with --set {keys}" if overrides else str(path))
+    return parse_config(table, f"{where} with --set {keys}" if overrides else where)

@@ -22,8 +22,15 @@ Measure = Literal[
     "pairwise",
     "rubric",
     "exact",
+    "points",
+    "rating",
 ]
-BY_RUBRIC = ("rubric", "exact")  # measures of rows with rubrics; all others are for rows with correct answers
+BY_RUBRIC = (
+    "rubric",
+    "exact",
+    "points",
+    "rating",
+)  # measures of rows with rubrics; all others are for rows with correct answers
 
 
 class EvalSet(RowsSection):
@@ -45,6 +52,11 @@ class EvalSet(RowsSection):
                 f"set {self.name!r} has the measures {graded[0]!r}, of rows with rubrics, and {compared[0]!r}, of rows "
                 "with right answers; make two sets of it"
             )
+        if "points" in self.measures and {"rubric", "exact"} & set(self.measures):
+            raise ValueError(
+                f"set {self.name!r} has the measure 'points', for which rows keep their negative items, and one that "
+                "leaves them out; make two sets of it"
+            )
         if len(set(self.measures)) < len(self.measures):
             raise ValueError(f"set {self.name!r} names a measure twice; remove one")
         return self
@@ -60,7 +72,7 @@ class EvalSection(Section):
     max_response_tokens: Count = 8192  # per episode, as in training
     prompts: CardPath | None = None  # folder with judge, pairwise, grader .txt and nudges; None: the built-in one
     judge: JudgeSection | None = None  # for the measures judge, pairwise and accuracy; None: [judge]
-    grader: AskSection | None = None  # for the measure rubric; None: the game's own
+    grader: AskSection | None = None  # for the measures rubric, points and rating; None: the game's own
 
     @model_validator(mode="after")
     def _names_differ(self) -> EvalSection:

@@ -5,6 +5,8 @@ A schema takes a row of a file and returns it in the form the games use, or rais
     answers     {"answers": [..], "searches": n or None}      for proposers, which see the first answer
     questions   {"question": "…", "answers": [..]}            for solvers, with all correct answers
     tasks       {"question": "…", "rubric": [{"criterion": "…", "weight": w, "priority": "…"}, ..]}
+    marked      the same, with the items that take points off: their weights are negative
+    choices     {"question": "…", "answers": ["B"], "options": [..]}    multiple choice; the answer is a letter
     readings    {"question": "…", "answers": [..], "options": [..], "task": "…" or None, "context": "…"}
                 a question about the given context, with the texts of its options if it has any
     queries     {"question": "…"}                             to report on, without an answer
@@ -23,7 +25,7 @@ from typing import Any, Literal
 from retrieval.corpus import DOCUMENT, passage
 from retrieval.rows import DataError, Row, kind_of, optional, required, text_of
 
-Kind = Literal["answers", "questions", "tasks", "readings", "queries", "documents", "clusters"]
+Kind = Literal["answers", "questions", "choices", "tasks", "marked", "readings", "queries", "documents", "clusters"]
 Columns = Mapping[str, str]  # field → column, as set in the card
 
 QUESTION = ("question", "problem", "query")
@@ -41,7 +43,9 @@ LARGEST = 1e12  # bound of all counts and weights
 FIELDS: Mapping[Kind, tuple[str, ...]] = {
     "answers": ("answers", "aliases", "searches"),
     "questions": ("question", "answers", "aliases"),
+    "choices": ("question", "answers", "options"),
     "tasks": ("question", "rubric"),
+    "marked": ("question", "rubric"),
     "readings": ("question", "answers", "aliases", "options", "task", "context"),
     "queries": ("question",),
     "documents": tuple(DOCUMENT),
@@ -79,6 +83,13 @@ def tasks(row: Row, where: str, columns: Columns) -> Row:
     that is a fact may have `fact`, [statement, value], and exams then check by an exact rule whether an answer states
     it. A conversation in place of a question is converted to text with role labels.
     """
+    marked_row = marked(row, where, columns)
+    rubric = [item for item in marked_row["rubric"] if item["weight"] > 0]
+    return marked_row | {"rubric": rubric}
+
+
+def marked(row: Row, where: str, columns: Columns) -> Row:
+    """A task and the rubric for its answer as in `tasks`, with the items of negative weight, which describe faults."""
     column, task = required(row, where, "question", TASK, columns)
     question = _conversation(task, where, column) if isinstance(task, list) else text_of(task, where, column)
     column, items = required(row, where, "rubric", RUBRIC, columns)
@@ -90,8 +101,7 @@ def tasks(row: Row, where: str, columns: Columns) -> Row:
             f"{where}: `dimension_weight` holds {kind_of(shares)}, not an object; write one share per dimension."
         )
     rubric = [_criterion(item, where, f"{column}[{place}]", shares) for place, item in enumerate(items)]
-    rubric = [item for item in rubric if item["weight"] > 0]
-    if not rubric:
+    if not any(item["weight"] > 0 for item in rubric):
         raise DataError(f"{where}: no criterion of `{column}` has a positive weight; fix or remove the row.")
     return {"question": question, "rubric": rubric}
 
@@ -109,14 +119,7 @@ def readings(row: Row, where: str, columns: Columns) -> Row:
     texts = [
         _part(part, where, f"{column}[{place}]" if parts is context else column) for place, part in enumerate(parts)
     ]
-    column, options = optional(row, where, "options", OPTIONS, columns)
-    if options is None and all(row.get(name) is not None for name in OPTION_COLUMNS):
-        column, options = OPTION_COLUMNS[0], [row[name] for name in OPTION_COLUMNS]
-    if isinstance(options, dict):
-        options = [options[letter] for letter in sorted(options)]
-    if not isinstance(options, list | None):
-        raise DataError(f"{where}: `{column}` holds {kind_of(options)}, not the options; write a list of texts.")
-    texts_of_options = [text_of(option, where, column) for option in options or ()]
+    texts_of_options = _options(row, where, columns)
     column, task = optional(row, where, "task", ("task",), columns)
     task = None if task is None else text_of(task, where, column)
     if task not in (None, *TASKS):
@@ -128,6 +131,31 @@ def readings(row: Row, where: str, columns: Columns) -> Row:
         "task": task,
         "context": "\n\n".join(texts),
     }
+
+
+def choices(row: Row, where: str, columns: Columns) -> Row:
+    """A multiple-choice question: the texts of its options ([] if the question has them), the letter of the answer."""
+    column, question = required(row, where, "question", QUESTION, columns)
+    options = _options(row, where, columns)
+    answer, golds = required(row, where, "answers", ANSWERS, columns)
+    letters = [text.strip().strip("()").upper() for text in _texts(answer, golds, where)]
+    known = [chr(ord("A") + place) for place in range(len(options) or 26)]
+    for letter in letters:
+        if letter not in known:
+            raise DataError(f"{where}: `{answer}` holds {letter[:20]!r}; write a letter from A to {known[-1]}.")
+    return {"question": text_of(question, where, column), "answers": letters, "options": options}
+
+
+def _options(row: Row, where: str, columns: Columns) -> list[str]:
+    """The texts of the options, [] if there are none."""
+    column, options = optional(row, where, "options", OPTIONS, columns)
+    if options is None and all(row.get(name) is not None for name in OPTION_COLUMNS):
+        column, options = OPTION_COLUMNS[0], [row[name] for name in OPTION_COLUMNS]
+    if isinstance(options, dict):
+        options = [options[letter] for letter in sorted(options)]
+    if not isinstance(options, list | None):
+        raise DataError(f"{where}: `{column}` holds {kind_of(options)}, not the options; write a list of texts.")
+    return [text_of(option, where, column) for option in options or ()]
 
 
 def _part(part: Any, where: str, column: str) -> str:
@@ -162,7 +190,9 @@ def clusters(row: Row, where: str, columns: Columns) -> Row:
 SCHEMAS: Mapping[Kind, Callable[[Row, str, Columns], Row]] = {
     "answers": answers,
     "questions": questions,
+    "choices": choices,
     "tasks": tasks,
+    "marked": marked,
     "readings": readings,
     "queries": queries,
     "clusters": clusters,
@@ -225,14 +255,17 @@ def _criterion(item: Any, where: str, column: str, shares: Row) -> Row:
         text += ": " + text_of(item["explanation"], where, f"{column}.explanation").strip()
     name, weight = optional(item, where, "weight", ("weight", "points"), {})
     weight = 1.0 if weight is None else _number(weight, where, f"{column}.{name}")
-    if item.get("dimension") is not None:
-        dimension = text_of(item["dimension"], where, f"{column}.dimension")
+    dimension = item.get("dimension")
+    if dimension is not None:
+        dimension = text_of(dimension, where, f"{column}.dimension")
         if shares.get(dimension) is not None:
             weight *= _number(shares[dimension], where, f"dimension_weight.{dimension}")
     priority = item.get("priority") or ""
     if priority:
         text_of(priority, where, f"{column}.priority")
     criterion = {"criterion": text, "weight": float(weight), "priority": priority}
+    if dimension is not None:
+        criterion["dimension"] = dimension
     if item.get("fact") is not None:
         criterion["fact"] = _fact(item["fact"], where, f"{column}.fact")
     return criterion

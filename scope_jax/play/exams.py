@@ -6,7 +6,7 @@ the default measures. The rest comes from [evaluate] in the card.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from rollouts.types import Completion
 from scope_jax.config import BY_RUBRIC, Config, EvalSet, JudgeSection, Measure
 from scope_jax.data.schemas import Kind
-from scope_jax.play import grading, pairwise, rubrics, searching
+from scope_jax.play import grading, pairwise, rating, rubrics, searching
 from scope_jax.play.asking import Judge
 from scope_jax.play.math_answers import MathAnswers
 from scope_jax.play.measures import BY_TEXT, facts_stated
@@ -30,6 +30,7 @@ JUDGE, GRADER = (
     "exam judge",
     "exam grader",
 )  # names of [evaluate.judge] and [evaluate.grader] among a run's external models
+GRADED = frozenset(("rubric", "points", "rating"))  # measures for which a grader reads the answer
 SHOWN = ("question", "answers", "rubric")  # fields that a record copies from its row
 
 
@@ -89,7 +90,10 @@ def measures_of(exam: Exam, card: EvalSet) -> tuple[Measure, ...]:
 
 def kind_of(exam: Exam, card: EvalSet) -> Kind:
     """The kind of a set's rows."""
-    return "tasks" if any(name in BY_RUBRIC for name in measures_of(exam, card)) else exam.kind
+    names = measures_of(exam, card)
+    if "points" in names:
+        return "marked"
+    return "tasks" if any(name in BY_RUBRIC for name in names) else exam.kind
 
 
 def _used_measures(cfg: Config, exam: Exam) -> set[str]:
@@ -100,14 +104,19 @@ def _used_measures(cfg: Config, exam: Exam) -> set[str]:
 
 def uses_base(cfg: Config, exam: Exam) -> bool:
     """True if the base model grades answers of the card's exams."""
-    return "rubric" in _used_measures(cfg, exam) and not grader_of(cfg, exam).judge.outside
+    return graded(_used_measures(cfg, exam)) and not grader_of(cfg, exam).judge.outside
+
+
+def graded(measures: Collection[str]) -> bool:
+    """True if one of the measures needs the rubric grader."""
+    return not GRADED.isdisjoint(measures)
 
 
 def judges(cfg: Config, exam: Exam) -> dict[str, JudgeSection]:
     """The external models that the card's exams use, by name. Raises ValueError if the card lacks one of them."""
     used = _used_measures(cfg, exam)
     found = dict([judge_of(cfg)[:2]]) if used & {"judge", "pairwise"} else {}
-    return found | grader_of(cfg, exam).judge.outside if "rubric" in used else found
+    return found | grader_of(cfg, exam).judge.outside if graded(used) else found
 
 
 def judge_of(cfg: Config) -> tuple[str, JudgeSection, str]:
@@ -129,7 +138,7 @@ def grader_of(cfg: Config, exam: Exam) -> Grader:
         return Grader(judge, cfg.evaluate.prompts_folder) if exam.grader is None else replace(exam.grader, judge=judge)
     if exam.grader is None:
         raise ValueError(
-            "evaluate.sets: the measure rubric needs a grader, and this game has none; add "
+            "evaluate.sets: the measures rubric, points and rating need a grader, and this game has none; add "
             "[evaluate.grader] with temperature and max_tokens, and an endpoint unless the base is to grade."
         )
     return exam.grader
@@ -149,8 +158,10 @@ def check_prompts(cfg: Config, exam: Exam, rows: Mapping[str, Sequence[Row]]) ->
         grading.prompt(exam.prompts or cfg.evaluate.prompts_folder)
     if "pairwise" in used:
         pairwise.check_prompts(cfg, cfg.evaluate.prompts_folder)
-    if "rubric" in used:
+    if used & {"rubric", "points"}:
         rubrics.check_prompts(cfg, grader_of(cfg, exam).prompts)
+    if "rating" in used:
+        rating.check_prompts(cfg, cfg.evaluate.prompts_folder)
 
 
 # ------------------------------------------------------------------------------------------------------------ answering
@@ -193,8 +204,10 @@ def measured(
     marks = Marks(cfg, exam, tools, answers, found)
     every_place = range(len(answers))
     for name in measures:
-        if name == "rubric":
-            grade(cfg, grader_of(cfg, exam), tools, answers, found)
+        if name in ("rubric", "points"):
+            grade(cfg, grader_of(cfg, exam), tools, answers, found, name)
+        elif name == "rating":
+            rate(cfg, grader_of(cfg, exam), tools, answers, found)
         elif name == "exact":
             for one, answer in zip(found, answers, strict=True):
                 if (share := facts_stated(answer.text, answer.row["rubric"])) is not None:
@@ -209,7 +222,7 @@ def measured(
             for one, value in zip(found, marks.of(name, every_place), strict=True):
                 one.measures[name] = value
     marks.close()
-    if set(measures) & {"rubric", "pairwise"}:  # judges tend to favour long answers
+    if graded(measures) or "pairwise" in measures:  # judges tend to favour long answers
         for one, answer in zip(found, answers, strict=True):
             one.measures["answer_tokens"] = float(tools.tokens(answer.text) if answer.text else 0)
     return [_record(answer, one) for answer, one in zip(answers, found, strict=True)]
@@ -283,17 +296,49 @@ class Marks:
             self._math.close()
 
 
-def grade(cfg: Config, grader: Grader, tools: Tools, answers: Sequence[Answer], found: Sequence[Found]) -> None:
-    """Adds `score`, SCOPE Eq. (1), except to an answer that the judge failed to grade (unless `ungraded = "zero"`), and
-    `ungraded`, 1 for such an answer. Counts: criteria sent to the judge, and those without a verdict."""
+def grade(
+    cfg: Config, grader: Grader, tools: Tools, answers: Sequence[Answer], found: Sequence[Found], name: str = "rubric"
+) -> None:
+    """Adds `score`, SCOPE Eq. (1), or `points`, in which negative items count, except to an answer that the judge
+    failed to grade (unless `ungraded = "zero"`), and `ungraded`, 1 for such an answer. With dimensions of criteria also
+    `score_<dimension>`. Counts: criteria sent to the judge, and those without a verdict."""
     cases = [rubrics.Case(one.row["question"], one.text, rubrics.rubric_of(one.row)) for one in answers]
-    graded, _ = rubrics.grade(cfg, grader, tools, cases)
-    for one, result in zip(found, graded, strict=True):
+    results, _ = rubrics.grade(cfg, grader, tools, cases, signed=name == "points")
+    for one, result, row in zip(found, results, (answer.row for answer in answers), strict=True):
         if result.score is not None or grader.ungraded == "zero":
-            one.measures["score"] = result.score or 0.0
+            one.measures["score" if name == "rubric" else name] = result.score or 0.0
+            if name == "rubric":
+                one.measures |= _dimensions(row, result.verdicts, grader)
         one.measures["ungraded"] = float(result.score is None)
         one.counts |= {"judge_requests": len(result.verdicts), "judge_unparsed": result.verdicts.count(None)}
         one.fields["verdicts"] = list(result.verdicts)
+
+
+def _dimensions(row: Row, verdicts: Sequence[bool | None], grader: Grader) -> dict[str, float]:
+    """`score_<dimension>`: Eq. (1) over the criteria of each dimension (DeepResearch Bench); 0 without an answer."""
+    found = {}
+    for dimension in dict.fromkeys(item["dimension"] for item in row["rubric"] if "dimension" in item):
+        places = [place for place, item in enumerate(row["rubric"]) if item.get("dimension") == dimension]
+        weights = [row["rubric"][place]["weight"] for place in places]
+        read = [verdicts[place] for place in places] if verdicts else [False] * len(places)
+        score = rubrics.settled_score(read, weights, ungraded=grader.ungraded, min_graded=grader.min_graded)
+        if score is not None:
+            found[f"score_{dimension}"] = score
+    return found
+
+
+def rate(cfg: Config, grader: Grader, tools: Tools, answers: Sequence[Answer], found: Sequence[Found]) -> None:
+    """Adds `rating`, see `rating.value`; none if the judge gave no mark. An answer that is missing has the lowest one.
+    Counts: answers sent to the judge, and those without a mark."""
+    cases = [rubrics.Case(one.row["question"], one.text, rubrics.rubric_of(one.row)) for one in answers]
+    marks = rating.rate(cfg, cfg.evaluate.prompts_folder, grader.judge, tools, cases)
+    for one, answer, mark in zip(found, answers, marks, strict=True):
+        sent = bool(answer.text)
+        if mark is not None:
+            one.measures["rating"] = rating.value(mark)
+        one.measures["ungraded"] = float(mark is None)
+        one.counts |= {"judge_requests": int(sent), "judge_unparsed": int(sent and mark is None)}
+        one.fields["mark"] = mark
 
 
 def compare(cfg: Config, tools: Tools, answers: Sequence[Answer], found: Sequence[Found]) -> None:

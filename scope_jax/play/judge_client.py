@@ -6,7 +6,8 @@ There is no fallback verdict: an endpoint that cannot be reached ends the run wi
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from retrieval.exchange import BadAddress, Exchange, Response, Trouble, Unanswered, shown, whole
 from scope_jax.config import JudgeSection
@@ -28,14 +29,15 @@ class Unreachable(JudgeError):
 
 
 class JudgeClient:
-    """Chat completions of single user messages, sent concurrently, each with retries and increasing delays.
+    """Chat completions, sent concurrently, each with retries and increasing delays.
 
     tell: called with a message every few seconds while the endpoint is unreachable, and at the first rejected request.
+    name: what messages call it.
     """
 
-    def __init__(self, card: JudgeSection, tell: Callable[[str], None] | None = None) -> None:
+    def __init__(self, card: JudgeSection, tell: Callable[[str], None] | None = None, name: str = "the judge") -> None:
         headers = {}
-        self._who = f"the judge at {shown(card.url)}"
+        self._who = f"{name} at {shown(card.url)}"
         if card.api_key_env is not None:
             key = os.environ.get(card.api_key_env)
             if not key:
@@ -50,7 +52,7 @@ class JudgeClient:
         self._refused = 0
         self._exchange = Exchange(
             card.url.rstrip("/") + "/chat/completions",
-            name="the judge",
+            name=name,
             timeout=card.timeout,
             retries=card.retries,
             first_delay=card.retry_delay,
@@ -66,16 +68,16 @@ class JudgeClient:
         None: the card's temperature and max_tokens. A request rejected with HTTP 400, 413 or 422 gets an empty reply
         marked as refused; if all requests are rejected, `JudgeError` is raised.
         """
+        card = self._card
         sampling = {
-            "temperature": self._card.temperature if temperature is None else temperature,
-            self._card.max_tokens_field: self._card.max_tokens if max_tokens is None else max_tokens,
+            "temperature": card.temperature if temperature is None else temperature,
+            card.max_tokens_field: card.max_tokens if max_tokens is None else max_tokens,
         }
-        bodies = [
-            {"model": self._card.model, "messages": [{"role": "user", "content": message}]}
-            | sampling
-            | self._card.extra_body
-            for message in messages
-        ]
+        return self.send([{"messages": [{"role": "user", "content": message}]} | sampling for message in messages])
+
+    def send(self, requests: Sequence[Mapping[str, Any]]) -> list[Reply]:
+        """The replies to whole requests, to which model and `extra_body` are added; raises as a call does."""
+        bodies = [{"model": self._card.model, **request, **self._card.extra_body} for request in requests]
         try:
             replies = self._exchange.post(bodies, self._read, self._card.concurrency)
         except BadAddress as error:

@@ -28,7 +28,7 @@ class Criterion:
 
 
 def rubric_of(row: Mapping[str, Any]) -> tuple[Criterion, ...]:
-    """The rubric of a row of `schemas.tasks`."""
+    """The rubric of a row of `schemas.tasks` or `schemas.marked`."""
     return tuple(Criterion(item["criterion"], item["weight"], item["priority"]) for item in row["rubric"])
 
 
@@ -42,6 +42,19 @@ def rubric_score(verdicts: Sequence[bool], weights: Sequence[float]) -> float:
     if total <= 0 or min(weights) < 0:
         raise ValueError(f"rubric weights must be 0 or more with a positive sum, but are {list(weights)}")
     return sum(weight for weight, met in zip(weights, verdicts, strict=True) if met) / total
+
+
+def points(verdicts: Sequence[bool | None], weights: Sequence[float], *, min_graded: float) -> float | None:
+    """Σₖ wₖ bₖ over the sum of the positive wₖ: items of negative weight take points off, so it may be below 0.
+
+    HealthBench (Arora et al. 2025, section 3), ResearchRubrics. Criteria without a verdict (None) are left out; None if
+    the share with a verdict is below `min_graded` or none of them has a positive weight.
+    """
+    known = [place for place, verdict in enumerate(verdicts) if verdict is not None]
+    total = sum(weights[place] for place in known if weights[place] > 0)
+    if total <= 0 or len(known) < min_graded * len(verdicts):
+        return None
+    return sum(weights[place] for place in known if verdicts[place]) / total
 
 
 def settled_score(
@@ -105,8 +118,13 @@ class Graded:
     judgements: tuple[Judgement, ...]
 
 
-def grade(cfg: Config, grader: Grader, tools: Tools, cases: Sequence[Case]) -> tuple[list[Graded], Replies[bool]]:
-    """Grades each case with one request per criterion, all in one batch; also returns the judge's replies."""
+def grade(
+    cfg: Config, grader: Grader, tools: Tools, cases: Sequence[Case], signed: bool = False
+) -> tuple[list[Graded], Replies[bool]]:
+    """Grades each case with one request per criterion, all in one batch; also returns the judge's replies.
+
+    signed: the score is `points` instead of Eq. (1), for rubrics with negative weights.
+    """
     questions = [
         question(cfg, grader.prompts, case.question, read, criterion.text)
         for case in cases
@@ -117,7 +135,7 @@ def grade(cfg: Config, grader: Grader, tools: Tools, cases: Sequence[Case]) -> t
     nudge = prompting.filled(grader.prompts, "nudge_score", {}) if questions else ""
     replies = grader.judge.ask(tools, questions, score_of, nudge)
     settled = zip(replies.read, replies.given, strict=True)
-    return [_graded(grader, case, settled) for case in cases], replies
+    return [_graded(grader, case, settled, signed) for case in cases], replies
 
 
 def question(cfg: Config, prompts: str, task: str, answer: str, criterion: str) -> str:
@@ -133,7 +151,7 @@ def check_prompts(cfg: Config, prompts: str) -> None:
     prompting.filled(prompts, "nudge_score", {})
 
 
-def _graded(grader: Grader, case: Case, settled: Any) -> Graded:
+def _graded(grader: Grader, case: Case, settled: Any, signed: bool) -> Graded:
     """The grades of a case, from the next entries of `settled`."""
     results = [(criterion, *next(settled)) for criterion in (() if case.answer is None else case.rubric)]
     verdicts = tuple(verdict for _, verdict, _ in results)
@@ -141,5 +159,7 @@ def _graded(grader: Grader, case: Case, settled: Any) -> Graded:
     if not verdicts:
         return Graded((), 0.0, ())
     weights = [criterion.weight for criterion in case.rubric]
+    if signed:
+        return Graded(verdicts, points(verdicts, weights, min_graded=grader.min_graded), judged)
     score = settled_score(verdicts, weights, ungraded=grader.ungraded, min_graded=grader.min_graded)
     return Graded(verdicts, score, judged)

@@ -82,7 +82,12 @@ def find(target: Path, cfg: Config) -> Examined:
 def find_base(cfg: Config, base: Path | None) -> Examined | None:
     """The base model that judges, None if the card's exam does not use it. Raises UserError if it is missing, or if
     `base` is given but not used."""
-    if not exams.uses_base(cfg, game_of(cfg).exam(cfg)):
+    return base_folder(cfg, base, exams.uses_base(cfg, game_of(cfg).exam(cfg)))
+
+
+def base_folder(cfg: Config, base: Path | None, used: bool) -> Examined | None:
+    """`find_base` for an exam that uses it or not."""
+    if not used:
         if base is not None:
             raise UserError("no base model judges the answers of this card; remove --base.")
         return None
@@ -105,17 +110,19 @@ def assemble_exam(
     """
     if not cfg.evaluate.sets:
         raise UserError("the card has no evaluation set; add an [[evaluate.sets]] table with name and path.")
-    folder = _model_folder(cfg, examined)
+    folder = model_folder(cfg, examined)
     for other in others:
-        _check_alike(cfg, folder, _model_folder(cfg, other))
+        check_alike(cfg, folder, model_folder(cfg, other))
     return assemble_world(cfg, run, str(folder), exams.judges(cfg, game_of(cfg).exam(cfg)), tell=tell)
 
 
-def _model_folder(cfg: Config, examined: Examined) -> Path:
+def model_folder(cfg: Config, examined: Examined) -> Path:
+    """The folder with its architecture and tokenizer."""
     return examined.folder if examined.step is None else Path(cfg.model.checkpoint)
 
 
-def _check_alike(cfg: Config, one: Path, other: Path) -> None:
+def check_alike(cfg: Config, one: Path, other: Path) -> None:
+    """Raises UserError if one engine and one tokenizer cannot serve both models."""
     if one == other:
         return
     if weights.load_config(one) != weights.load_config(other):

@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 
 from scope_jax.config import load_card
+from scope_jax.data.published import RECIPES
 from scope_jax.systems import scope, spice
 
 ROOT = Path(__file__).parents[2]
-CARDS = sorted((ROOT / "configs").rglob("*.toml"))
+CARDS = sorted(
+    path for path in (ROOT / "configs").rglob("*.toml") if path.relative_to(ROOT / "configs").parts[0] != "exams"
+)
 # Files that record results, or that run cards and check them.
 RECORDS = (ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "tests" / "equivalence" / "test_smoke_wikipedia.py")
 # Bytes of a token's keys and values in bfloat16: 2 · layers · key heads · head size · 2 (the models' config.json).
@@ -48,6 +51,20 @@ def test_a_header_has_the_command_the_hardware_and_the_expected_result(path: Pat
 @pytest.mark.parametrize("path", CARDS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_a_card_says_not_run_if_and_only_if_no_record_names_it(path: Path) -> None:
     assert (NOT_RUN in header(path)) == (not recorded(path))
+
+
+@pytest.mark.parametrize("path", [path for path in CARDS if "data/" in path.read_text()], ids=lambda path: path.stem)
+def test_a_header_names_the_commands_that_make_its_files(path: Path) -> None:
+    """Every file under data/ that the card itself reads is written by one of the commands of its header.
+
+    Clusters are made from such a file; the answers that a model wrote for RLVR are nobody's publication.
+    """
+    files = set(re.findall(r'^\w+ = "(data/[^"]+)"', path.read_text(encoding="utf-8"), re.MULTILINE))
+    made = re.findall(r"scope-jax data ([\w.-]+) data/", header(path))
+    assert set(made) <= set(RECIPES)
+    written = set(re.findall(r"scope-jax data [\w.-]+ (data/\S+)", header(path)))
+    others = {"data/spell/clusters.jsonl"} if "--clusters" in header(path) else set()
+    assert files <= written | others | ({"data/spell/questions.jsonl"} if path.stem == "rlvr" else set())
 
 
 @pytest.mark.parametrize("path", [path for path in CARDS if "billion" in header(path)], ids=lambda path: path.stem)

@@ -21,7 +21,10 @@ KEPT = {
     "scope_jax/systems/ssp/rules.py": "import scope_jax.play.tools\n",
     "scope_jax/play/tools.py": "import scope_jax.learner.losses\n",
     "scope_jax/learner/losses.py": "import scope_jax.config\n",
-    **{f"scope_jax/{room}.py": "" for room in ("cli", "evaluate", "analyses", "atlas", "plan", "report", "run")},
+    **{
+        f"scope_jax/{room}.py": ""
+        for room in ("cli", "commands", "examine", "evaluate", "analyses", "atlas", "plan", "report", "run")
+    },
     **{f"scope_jax/{room}.py": "" for room in ("data", "config", "text", "errors")},
     "scope_jax/systems/spice.py": "",
     "rollouts/engine.py": "import models.transformer, sharding.mesh, jax\n",

@@ -1,0 +1,205 @@
+"""`scope-jax eval`: the card's evaluation sets, exam suites, or all suites of a paper."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
+
+from scope_jax.commands.output import check_place, show, tell
+from scope_jax.errors import UserError
+
+if TYPE_CHECKING:
+    from scope_jax.config.suites import Paper, SuiteCard
+
+Records = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write every question and its episode to this file, as JSON Lines.")
+]
+
+
+def evaluate(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            help="Run folder, one of its checkpoints, a Hugging Face folder, or with --exam or --paper the URL of an "
+            "OpenAI-compatible endpoint.",
+        ),
+    ],
+    exam: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="A benchmark, a file in configs/exams, instead of the card's sets. Repeatable."
+        ),
+    ] = None,
+    paper: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="scope, score, ssp, spice or spell: its benchmarks as it used them, and its tables."
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder with the rows of exams [default: data/exams].")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Most questions of each exam, a random subset.")] = None,
+    measure: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Measure of the exams instead of their own. Repeatable.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the model at an endpoint.")] = None,
+    api_key_env: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Environment variable with the endpoint's key.")
+    ] = None,
+    card: Annotated[Path | None, typer.Option(help="Card with the evaluation sets [default: the run's].")] = None,
+    base: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Model folder of the base model that judges, if the game has one [default: the card's model].",
+        ),
+    ] = None,
+    records: Records = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Override one key of the card, e.g. --set train.steps=10. Repeatable."
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the results as one JSON object on the last line.")
+    ] = False,
+) -> None:
+    """Answer a card's evaluation sets, or benchmarks, with the weights of a run, a checkpoint or a Hugging Face folder,
+    or with a model behind an endpoint."""
+    overrides = set_ or []
+    suites = _suites(exam or [], paper, data, limit, measure or [])
+    _check_target(target, bool(suites), card, base, model, api_key_env)
+    if records is not None:
+        check_place(records)
+
+    def examined(keep: Callable[..., None]) -> dict[str, Any]:
+        if _is_url(target):
+            from scope_jax.config import JudgeSection, parse_section
+            from scope_jax.examine import examine_endpoint
+
+            table = {"url": target, "model": model, "api_key_env": api_key_env, "timeout": 600.0}
+            endpoint = parse_section(JudgeSection, table, "the options of this command")
+            return examine_endpoint(endpoint, suites, overrides, keep, tell)
+        if suites:
+            from scope_jax.examine import examine
+
+            return examine(Path(target), suites, card, base, overrides, keep, tell)
+        from scope_jax.evaluate import evaluate_target
+
+        return evaluate_target(Path(target), card, base, overrides, keep, tell)
+
+    _with_records(examined, records, lambda results: _report(results, suites, paper, as_json))
+
+
+def _is_url(target: str) -> bool:
+    return target.startswith(("http://", "https://"))
+
+
+def _check_target(
+    target: str, suites: bool, card: Path | None, base: Path | None, model: str | None, api_key_env: str | None
+) -> None:
+    """Raises UserError for a target that does not exist, or options that do not apply to it."""
+    if not _is_url(target):
+        if not Path(target).is_dir():
+            raise UserError(
+                f"the folder {target} does not exist; give a run, one of its checkpoints or a Hugging Face folder."
+            )
+        if model is not None or api_key_env is not None:
+            raise UserError(f"--model and --api-key-env are for endpoints, and {target} is a folder; remove them.")
+        return
+    if not suites:
+        raise UserError(f"{target} is an endpoint, which has no card; name benchmarks with --exam or --paper.")
+    if model is None:
+        raise UserError(f"{target} is an endpoint; give the name of its model with --model.")
+    if card is not None or base is not None:
+        raise UserError(f"{target} is an endpoint, which plays no game; remove --card and --base.")
+
+
+def _suites(
+    names: Sequence[str], paper: str | None, data: Path | None, limit: int | None, measures: Sequence[str]
+) -> list[SuiteCard]:
+    """The wanted suites, with the options applied to them. Raises CardError or UserError."""
+    from scope_jax.config import parse_section
+    from scope_jax.config.suites import SuiteCard, load_suite, suites_of
+
+    chosen = _paper(paper)
+    if not names and chosen is None:
+        if data is not None or limit is not None or measures:
+            raise UserError("--data, --limit and --measure are for benchmarks; name some with --exam or --paper.")
+        return []
+    if len(set(names)) < len(names):
+        raise UserError(f"--exam {max(names, key=list(names).count)} is there twice; give each exam once.")
+    found = [load_suite(name, chosen) for name in names] if names else list(suites_of(chosen)) if chosen else []
+    changed = []
+    for suite in found:
+        changes: dict[str, Any] = {}
+        if data is not None:
+            changes["path"] = str(data / Path(suite.path).name)
+        if limit is not None:
+            changes["limit"] = min(limit, suite.limit or limit)
+        if measures:
+            changes["measures"] = tuple(measures)
+        table = suite.model_dump(exclude_unset=True) | changes
+        changed.append(parse_section(SuiteCard, table, f"the exam {suite.name}"))
+    return changed
+
+
+def _paper(name: str | None) -> Paper | None:
+    from scope_jax.config.suites import Paper
+
+    known = get_args(Paper)
+    if name is None:
+        return None
+    if name not in known:
+        raise UserError(f"--paper is {name!r}; give one of {', '.join(known)}.")
+    return next(each for each in known if each == name)
+
+
+def _with_records(
+    examined: Callable[[Callable[..., None]], dict[str, Any]],
+    records: Path | None,
+    report: Callable[[dict[str, Any]], None],
+) -> None:
+    """Runs the evaluation; the records of each finished set are in FILE.partial until all are finished."""
+    from scope_jax.run.processes import joined, writes
+
+    partial = None if records is None else records.with_name(records.name + ".partial")
+    kept: list[str] = []
+
+    def keep(name: str, rows: list[dict[str, Any]], metrics: dict[str, float]) -> None:
+        if not writes():
+            return
+        found = ", ".join(f"{key.rpartition('/')[2]} {value:.4g}" for key, value in metrics.items())
+        tell(f"{name}: {found}")
+        if partial is not None:
+            with partial.open("a" if kept else "w", encoding="utf-8") as file:
+                file.writelines(json.dumps({"set": name, **row}, ensure_ascii=False) + "\n" for row in rows)
+        kept.append(name)
+
+    with joined():
+        results = examined(keep)
+        if writes():
+            report(results)
+        if records is not None and partial is not None and writes():
+            os.replace(partial, records)
+
+
+def _report(results: dict[str, Any], suites: Sequence[SuiteCard], paper: str | None, as_json: bool) -> None:
+    """Prints the results; with a paper, its tables with ours in the last row, to standard error with --json."""
+    chosen = _paper(paper)
+    if chosen is not None:
+        from scope_jax.config.suites import load_figures
+        from scope_jax.report.papers import lines, tables
+
+        results = results | {"tables": tables(load_figures(chosen), suites, results["metrics"])}
+        for table in results["tables"]:
+            typer.echo("\n".join([*lines(table, "this model"), ""]), err=as_json)
+    show(results if as_json else {key: value for key, value in results.items() if key != "tables"}, as_json)

@@ -1,0 +1,43 @@
+"""What commands print: results on standard output, messages on standard error."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from scope_jax.errors import UserError
+
+
+def tell(sentence: str) -> None:
+    """Prints a message."""
+    typer.echo(sentence, err=True)
+
+
+def show(results: dict[str, Any], as_json: bool) -> None:
+    """Prints results, one per line, or as one JSON object."""
+    if as_json:
+        typer.echo(json.dumps(results))
+        return
+    for key, value in _flat(results):
+        typer.echo(f"{key:<36} {value:.4g}" if isinstance(value, float) else f"{key:<36} {value}")
+
+
+def _flat(results: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    rows: list[tuple[str, Any]] = []
+    for key, value in results.items():
+        rows += _flat(value, f"{prefix}{key} ") if isinstance(value, dict) else [(prefix + key, value)]
+    return rows
+
+
+def check_place(path: Path) -> None:
+    """Raises UserError if the file cannot be written."""
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; give a file name.")
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise UserError(
+            f"{path} cannot be written: {path.parent} does not exist or is not writable; choose another place."
+        )

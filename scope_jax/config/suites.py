@@ -1,0 +1,156 @@
+"""Exam suites: one benchmark per file of `configs/exams`, and the figures that the papers report for them.
+
+A suite is an evaluation set with its own prompt, independent of a card. `load_suite` returns it in the form in which a
+paper used it: the keys of `[papers.NAME]` replace those above them.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from scope_jax.config import Config, overridden, parse_section
+from scope_jax.config.base import CardError, Count, Section, Temperature, Whole
+from scope_jax.config.exams import EvalSet, Measure
+from scope_jax.config.tables import TopP
+
+SUITES = Path(__file__).parents[2] / "configs" / "exams"
+Form = Literal["short", "math", "choice", "open", "document"]  # the prompt, and where the answer is in the reply
+Paper = Literal["scope", "score", "ssp", "spice", "spell"]
+PAPERS: tuple[Paper, ...] = ("scope", "score", "ssp", "spice", "spell")
+
+
+class ProtocolSection(Section):
+    """What a paper does differently from the keys above; None: the same."""
+
+    limit: Count | None = None
+    samples: Count | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: Whole | None = None
+    max_tokens: Count | None = None
+    prompt_tokens: Count | None = None
+    measures: tuple[Measure, ...] | None = Field(default=None, strict=False)
+
+
+class SuiteCard(EvalSet):
+    """One benchmark: its rows, prompt, sampling and measures; the first measure is the one in tables."""
+
+    form: Form
+    # games whose own prompt, turns and searches answer it; every other model gets the prompt of the form
+    games: tuple[Paper, ...] = Field(default=(), strict=False)
+    prompt_tokens: Count | None = None  # form "document": the middle of longer texts is cut out
+    papers: dict[Paper, ProtocolSection] = {}
+
+    @model_validator(mode="after")
+    def _complete(self) -> SuiteCard:
+        if not self.measures:
+            raise ValueError("measures is empty; name at least one, the first is the one in tables")
+        if self.prompt_tokens is not None and self.form != "document":
+            raise ValueError('prompt_tokens cuts texts of the form "document"; remove it')
+        return self
+
+
+class Heading(Section):
+    """A column of a paper's table: its title, and the suites whose mean it is (none: not measured here)."""
+
+    title: str
+    exams: tuple[str, ...] = Field(default=(), strict=False)
+    measure: str | None = None  # None: the first measure of the suites
+
+
+class FiguresTable(Section):
+    """A table of a paper in per cent: a row for each model; the last column may be the mean of the others."""
+
+    name: str  # "Table 2"
+    about: str
+    columns: tuple[Heading, ...] = Field(strict=False)
+    mean: str | None = None  # title of the last column, the mean of the others
+    rows: dict[str, tuple[float, ...]]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rows_are_tuples(cls, table: Any) -> Any:
+        if isinstance(table, dict) and isinstance(table.get("rows"), dict):
+            rows = {name: tuple(map(float, row)) for name, row in table["rows"].items()}
+            return table | {"rows": rows}
+        return table
+
+    @model_validator(mode="after")
+    def _rows_fit(self) -> FiguresTable:
+        width = len(self.columns) + (self.mean is not None)
+        for name, row in self.rows.items():
+            if len(row) != width:
+                raise ValueError(f"the row {name!r} of {self.name} has {len(row)} figures, not {width}")
+        return self
+
+
+class Figures(Section):
+    """The tables of a paper that its suites are compared with."""
+
+    tables: tuple[FiguresTable, ...] = Field(strict=False)
+
+
+def suite_names(folder: Path = SUITES) -> tuple[str, ...]:
+    """The names of all suites, in alphabetical order."""
+    return tuple(sorted(path.stem for path in folder.glob("*.toml")))
+
+
+def load_suite(name: str, paper: Paper | None = None, folder: Path = SUITES) -> SuiteCard:
+    """A suite, as `paper` used it; None: as its file says without the tables of papers.
+
+    Raises CardError for an unknown name, an invalid file, or a paper that does not use the suite.
+    """
+    path = folder / f"{name}.toml"
+    if name not in suite_names(folder):
+        raise CardError(f"there is no exam {name!r}; give one of {', '.join(suite_names(folder))}.")
+    suite = parse_section(SuiteCard, _read(path) | {"name": name}, str(path))
+    if paper is None:
+        return suite
+    if paper not in suite.papers:
+        raise CardError(f"{path}: the paper {paper} does not use the exam {name}; it is used by {_listed(suite)}.")
+    changes = {key: value for key, value in vars(suite.papers[paper]).items() if value is not None}
+    return parse_section(SuiteCard, suite.model_dump(exclude_unset=True) | changes, str(path))
+
+
+def suites_of(paper: Paper, folder: Path = SUITES) -> tuple[SuiteCard, ...]:
+    """All suites of a paper, as it used them."""
+    names = [name for name in suite_names(folder) if paper in load_suite(name, folder=folder).papers]
+    return tuple(load_suite(name, paper, folder) for name in names)
+
+
+def load_figures(paper: Paper, folder: Path = SUITES / "papers") -> Figures:
+    """The tables of a paper."""
+    path = folder / f"{paper}.toml"
+    return parse_section(Figures, _read(path), str(path))
+
+
+def plain_card(checkpoint: str, overrides: Sequence[str] = ()) -> Config:
+    """A card for a model that comes without one: it answers the prompts of suites, without a game and without searches.
+
+    It is SPICE's, whose exam needs nothing but the model; the training data it names are never opened.
+    """
+    table = {
+        "system": "spice",
+        "model": {"checkpoint": checkpoint},
+        "data": {"documents": "none"},
+        "train": {"steps": 1},
+    }
+    return overridden(table, overrides, "the options of this command")
+
+
+def _listed(suite: SuiteCard) -> str:
+    return ", ".join(suite.papers) or "none of them"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CardError(f"{path} does not exist; check the name.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise CardError(f"{path} is not valid TOML ({error}); correct it.") from None

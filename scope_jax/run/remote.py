@@ -1,0 +1,128 @@
+"""A model behind an OpenAI-compatible endpoint as the policy of an exam: single-turn chat completions, no searches."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from models.tokenizer import Tokenizer
+from retrieval.rows import Row
+from rollouts import types
+from rollouts.types import Completion, Turn
+from scope_jax.learner.types import Reply
+from scope_jax.play.judge_client import JudgeClient, JudgeError
+from scope_jax.play.tools import BASE, Prompt
+from scope_jax.play.turns import Respond
+from scope_jax.text import parsing
+from scope_jax.text.messages import Messages
+
+BYTES_PER_TOKEN = 4  # the estimate without a tokenizer
+NO_IDS = np.zeros(0, np.int32)
+SEEDS = 2**31  # seeds of requests are below this
+
+
+@dataclass(frozen=True)
+class RemoteTools:
+    """Implements `play.tools.Tools` for an exam whose policy is behind an endpoint.
+
+    policy: its client. judges: external models by name. tokenizer: counts tokens; without one, four bytes are one.
+    step: names the exam; with `seed`, it enters the seed of every sample.
+    """
+
+    policy: JudgeClient
+    judges: Mapping[str, JudgeClient]
+    tokenizer: Tokenizer | None
+    seed: int
+    step: str
+
+    def rows(self, first: int, count: int) -> list[Row]:
+        raise ValueError("an endpoint is examined, not trained; there is no stream of rows.")
+
+    def encode_prompt(self, messages: Messages) -> tuple[int, ...]:
+        return ()
+
+    def generate(
+        self,
+        role: str,
+        prompts: Sequence[Prompt],
+        samples: int,
+        *,
+        policy: str,
+        temperature: float,
+        max_tokens: int,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        stop: Sequence[str] = (),
+        max_turns: int = 1,
+        max_prompt_tokens: int | None = None,
+        max_response_tokens: int | None = None,
+        respond: Respond | None = None,
+        tempered: bool = True,
+    ) -> list[list[Completion]]:
+        """`samples` completions of each prompt; the endpoint gets a seed of its own for each.
+
+        Raises ValueError for the base model and for turns, which need the weights here; JudgeError if the endpoint does
+        not answer.
+        """
+        if policy == BASE:
+            raise ValueError(
+                "the base model cannot judge the answers of an endpoint; give the grader an endpoint, "
+                "such as --set evaluate.grader.endpoint.url=…"
+            )
+        if respond is not None or max_turns != 1:
+            raise ValueError("a model behind an endpoint answers without searches; use an exam's own prompt.")
+        sampling: dict[str, Any] = {"temperature": temperature, "max_tokens": max_tokens, "top_p": top_p}
+        if top_k:
+            sampling["top_k"] = top_k
+        if stop:
+            sampling["stop"] = list(stop)
+        requests = [
+            {"messages": prompt.messages.conversation(), **sampling, "seed": self._seed_of(role, prompt.name, sample)}
+            for prompt in prompts
+            for sample in range(samples)
+        ]
+        flat = [completion_of(reply) for reply in self.policy.send(requests)]
+        return [flat[first : first + samples] for first in range(0, len(flat), samples)]
+
+    def _seed_of(self, role: str, name: str, sample: int) -> int:
+        return zlib.crc32(f"{self.seed}/{self.step}/{role}/{name}/{sample}".encode()) % SEEDS
+
+    def tokens(self, text: str) -> int:
+        if self.tokenizer is None:
+            return -(-len(text.encode()) // BYTES_PER_TOKEN)
+        return len(self.tokenizer.encode(text))
+
+    def search(self, queries: Sequence[str]) -> list[str]:
+        raise ValueError("a model behind an endpoint answers without searches.")
+
+    def judge(
+        self,
+        messages: Sequence[str],
+        *,
+        by: str = "judge",
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+    ) -> list[Reply]:
+        if by not in self.judges:
+            raise JudgeError(f"the exam asks {by!r} but there is no endpoint for it; add one.")
+        return self.judges[by](messages, temperature=temperature, max_tokens=max_tokens)
+
+    def probe(self, by: str) -> str:
+        self.judges[by].probe()
+        return ""
+
+    def tell(self, sentence: str) -> None:
+        raise ValueError(f"no exam tells anything: {sentence}")
+
+
+def completion_of(reply: Reply) -> Completion:
+    """A reply as an episode of one turn, without token ids; a rejected request has no turn."""
+    rows = (types.Row(NO_IDS, NO_IDS, np.zeros(0, bool), np.zeros(0, np.float32)),)
+    if reply.refused:
+        return Completion(rows, (), "overflow", "")
+    turn = Turn("sampled", NO_IDS, np.zeros(0, np.float32), reply.text, "eos", thought=parsing.THOUGHT)
+    return Completion(rows, (turn,), "eos", reply.text)

@@ -1,0 +1,114 @@
+"""Suites from published rows to a table: real rows, converted, answered by a tiny model in the engine, and measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from scope_jax.cli import app
+from tests.judge.endpoint import chat, endpoint
+
+# exam: the file with real rows of it
+REAL = {
+    **{name: f"qa/{name}.jsonl" for name in ("nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique")},
+    **{name: f"qa/{name}.jsonl" for name in ("bamboogle", "simpleqa", "frames", "math500", "amc23")},
+    "aime24": "qa/aime.jsonl",
+    "aime25": "qa/aime.jsonl",
+    "mmlu-pro": "qa/mmlu_pro.jsonl",
+    "drb-race": "rubric_qa/deep_research_bench.jsonl",
+    "sqa-cs-v2": "rubric_qa/scholarqa_cs.jsonl",
+    "healthbench": "rubric_qa/healthbench.jsonl",
+}
+# the same files under our own names: rows that need no conversion
+READY = {"gsm8k": "qa/gsm8k.jsonl", "gpqa-diamond": "qa/gpqa_diamond.jsonl.gz"}
+MODEL = Path("assets/atlas/ssp/base")
+SMALL = ("rollout.slots=4", "rollout.max_length=1152", "rollout.prefill_buckets=[1024]", "rollout.decode_steps=16")
+
+
+def command(*words: object) -> tuple[str, dict[str, Any]]:
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == 0, (words, result.output, result.exception)
+    return result.stderr, json.loads(result.stdout.splitlines()[-1])
+
+
+def judge(number: int, body: dict[str, Any]) -> tuple[int, Any]:
+    """Answers every kind of request of a judge."""
+    text = body["messages"][-1]["content"]
+    if "a single word: Correct or Wrong" in text:
+        return chat("Wrong")
+    return chat("<think>x</think><score>1</score>")
+
+
+def prepared(shared_data: Path, folder: Path) -> list[str]:
+    """The rows of all suites with real ones; the number of rows is that of the published file."""
+    for name, file in REAL.items():
+        _, made = command("data", name, folder / f"{name}.jsonl", "--source", shared_data / file, "--json")
+        assert made["refused"] == made["other"] == 0 and made["rows"] >= 28
+    for name, file in READY.items():
+        if file.endswith(".gz"):
+            import gzip
+
+            (folder / f"{name}.jsonl").write_bytes(gzip.decompress((shared_data / file).read_bytes()))
+        else:
+            (folder / f"{name}.jsonl").write_bytes((shared_data / file).read_bytes())
+    documents = {row["id"]: row for row in map(json.loads, (shared_data / "longdoc/docs.jsonl").open(encoding="utf-8"))}
+    for name, file in (("musique-long", "leval_nq"), ("longbench-v2", "leval_quality")):
+        rows = list(map(json.loads, (shared_data / f"qa/{file}.jsonl").open(encoding="utf-8")))
+        made = [row | {"context": documents[row["doc_id"]]["text"]} for row in rows]
+        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, made)), encoding="utf-8")
+    return [*REAL, *READY, "musique-long", "longbench-v2"]
+
+
+@pytest.mark.slow
+def test_every_suite_with_real_rows_from_file_to_table(shared_data: Path, tmp_path: Path) -> None:
+    names = prepared(shared_data, tmp_path)
+    small = [word for override in SMALL for word in ("--set", override)]
+    with endpoint(judge) as (url, asked):
+        grader = f'{{temperature=1.0, max_tokens=9, endpoint={{url="{url}", model="g"}}}}'
+        words = [word for name in names for word in ("--exam", name)]
+        _, found = command(
+            *("eval", MODEL, *words, "--data", tmp_path, "--limit", 2, "--json", *small),
+            *("--set", f'evaluate.judge={{url="{url}", model="j"}}', "--set", f"evaluate.grader={grader}"),
+            *("--set", 'model.compute_dtype="float32"'),
+        )
+        assert found["step"] is None
+        assert {name: found["metrics"][f"eval/{name}/questions"] for name in names} == dict.fromkeys(names, 2.0)
+        assert all(
+            any(key.startswith(f"eval/{name}/") and key.endswith("_se") for key in found["metrics"]) for name in names
+        )
+        assert len(asked) > 10  # criteria and answers were judged
+    shown, tabled = command(
+        *(
+            "eval",
+            MODEL,
+            "--paper",
+            "ssp",
+            "--measure",
+            "exact-match",
+            "--data",
+            tmp_path,
+            "--limit",
+            1,
+            "--json",
+            *small,
+        )
+    )
+    (table,) = tabled["tables"]
+    assert table["columns"][-1] == "Avg" and table["ours"][-1]["mean"] == pytest.approx(
+        sum(cell["mean"] for cell in table["ours"][:-1]) / 7
+    )
+    assert "Qwen2.5-7B-Instruct + SSP" in shown
+
+
+@pytest.mark.slow
+def test_a_suite_with_the_games_own_prompt_and_searches(tmp_path: Path) -> None:
+    """With SSP's card, NQ is answered with its solver's turns: `searches` is measured, unlike without the card."""
+    rows = [{"question": "What is the capital of Norway?", "answers": ["Oslo"]}]
+    (tmp_path / "nq.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    words = ("eval", MODEL, "--exam", "nq", "--data", tmp_path, "--json", "--set", "rollout.slots=4")
+    _, played = command(*words, "--card", "configs/ssp/atlas.toml")
+    assert "eval/nq/searches" in played["metrics"] and "eval/nq/exact-match" in played["metrics"]
