@@ -1,0 +1,56 @@
+"""The command that writes the page of a run, or of several: report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from scope_jax.cli.options import Json, show, tell
+from scope_jax.cli.program import app
+from scope_jax.errors import UserError
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folder, or several to be compared.")],
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Serve the report on this machine and renew it while the run goes on.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port for --watch; 0: a free one.")] = 0,
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Page to write for a comparison [default: comparison.html in the first report]."
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write report/index.html in the run folder: curves, episodes. Of several runs, write a page that compares them."""
+    from scope_jax.run.metrics import torn
+
+    for run in runs:
+        if not run.is_dir():
+            raise UserError(f"the run folder {run} does not exist; give the folder passed to train as --run.")
+    if to is not None and len(runs) == 1:
+        raise UserError("--to is for a comparison; give several runs, or leave it out.")
+    if watch:
+        if len(runs) > 1:
+            raise UserError("--watch shows one run; give one run folder.")
+        from scope_jax.report.live import watch as serve
+
+        serve(runs[0], port, tell)
+        return
+    if len(runs) > 1:
+        from scope_jax.report.comparison import write_comparison
+
+        page = write_comparison(runs, to or runs[0] / "report" / "comparison.html")
+    else:
+        from scope_jax.report.page import write_report
+
+        page = write_report(runs[0])
+    for run in runs:
+        for warning in torn(run):
+            tell(f"scope-jax: {warning}")
+    show({"page": str(page)}, as_json)

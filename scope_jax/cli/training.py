@@ -1,0 +1,126 @@
+"""Commands that train a card, or compile it to see whether it fits: train, plan, demo."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from scope_jax.cli.options import Card, Json, Run, Sets, console, load, show, tell
+from scope_jax.cli.program import app
+from scope_jax.errors import UserError
+
+DEMO_CARD = Path("configs/ssp/atlas.toml")
+
+
+@app.command()
+def train(
+    card: Card,
+    run: Run,
+    origin: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="RUN[@STEP]",
+            help="Start from the state of another run, at its newest or the given checkpoint.",
+        ),
+    ] = None,
+    profile: Annotated[
+        int | None,
+        typer.Option(metavar="STEP", min=1, help="Write a profiler trace of this step to <run>/profile."),
+    ] = None,
+    plan_first: Annotated[
+        bool, typer.Option("--plan-first", help="Refuse at once a card that does not fit this machine; see `plan`.")
+    ] = False,
+    set_: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Train the policies of CARD. Run the same command again to resume from the last checkpoint.
+
+    In a TPU pod, a SLURM step or with JAX_COORDINATOR_ADDRESS, all processes train together (docs/multi_process.md).
+    """
+    cfg = load(card, [*(set_ or []), *([] if origin is None else [f"train.origin={json.dumps(origin)}"])])
+    from scope_jax.run.processes import joined, writes
+
+    with joined():
+        if plan_first:
+            from scope_jax.plan.command import refuse_early
+            from scope_jax.plan.hardware import hardware
+
+            refuse_early(card, set_ or [], hardware(None), tell)
+        from scope_jax.report.page import write_report
+        from scope_jax.report.progress import Progress
+        from scope_jax.train import train as loop
+
+        with Progress(console()) as progress:
+            results = loop(cfg, run, progress, profile)
+            if writes():
+                progress.say(f"curves and episodes: {write_report(run)}")
+        if writes():
+            show(results, as_json)
+
+
+@app.command()
+def plan(
+    card: Card,
+    on: Annotated[
+        str | None,
+        typer.Option(metavar="HARDWARE", help="v5p:4x4x4, 8xH100, ...; it need not be here [default: this one]."),
+    ] = None,
+    model_config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The model's config.json, if its folder is not here.")
+    ] = None,
+    index: Annotated[
+        str | None, typer.Option(metavar="PASSAGESxWIDTH", help="Vectors of a search index that is not built yet.")
+    ] = None,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="Compile every bucket, and the engine with all layers (minutes each).")
+    ] = False,
+    set_: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Compile the programs of CARD without running them: memory, FLOPs, collectives; what fits if the card does not."""
+    load(card, set_)
+    from scope_jax.plan.hardware import hardware, prepare
+
+    prepare(on)
+    from scope_jax.plan.command import plan as make
+    from scope_jax.plan.page import lines
+
+    sets = set_ or []
+    found = make(card, sets, hardware(on), model_config=model_config, index=index, whole=whole, tell=tell)
+    for line in lines(found):
+        typer.echo(line, err=as_json)
+    if as_json:
+        typer.echo(json.dumps(found))
+
+
+@app.command()
+def demo(
+    run: Annotated[
+        Path | None, typer.Option("--run", metavar="DIR", help="Run folder [default: runs/demo-seed<N>].")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    steps: Annotated[int | None, typer.Option(help="Training steps [default: the card's].")] = None,
+) -> None:
+    """Train Search Self-play on Atlas, the embedded world, and print held-out accuracy before and after."""
+    if not DEMO_CARD.is_file():
+        raise UserError(f"{DEMO_CARD} does not exist here; run the demo from the root of the scope-jax checkout.")
+    cfg = load(DEMO_CARD, [f"seed={seed}"] + ([] if steps is None else [f"train.steps={steps}"]))
+    from scope_jax.report.page import write_report
+    from scope_jax.report.progress import Progress
+    from scope_jax.train import train as loop
+
+    folder = run or Path("runs") / f"demo-seed{seed}"
+    with Progress(console()) as progress:
+        progress.say(f"Search Self-play on Atlas: {cfg.train.steps} steps, seed {seed}, run folder {folder}")
+        results = loop(cfg, folder, progress)
+    held_out = f"eval/{cfg.evaluate.sets[0].name}/accuracy"
+    before, after = results["before"][held_out], results["after"][held_out]
+    typer.echo(f"held-out accuracy before {100 * before:5.1f} %")
+    typer.echo(f"held-out accuracy after  {100 * after:5.1f} %   ({100 * (after - before):+.1f} points)")
+    typer.echo(f"curves and episodes      {write_report(folder)}")
+    summary = {"held_out_before": before, "held_out_after": after, "seconds": results["seconds"], "run": str(folder)}
+    typer.echo(json.dumps(summary))

@@ -1,0 +1,72 @@
+"""Commands that write weights: export, convert."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from scope_jax.cli.options import Json, RunFolder, console, show
+from scope_jax.cli.program import app
+from scope_jax.errors import UserError
+
+
+@app.command()
+def export(
+    run: RunFolder,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Hugging Face folder to write.")],
+    dtype: Annotated[
+        Literal["float32", "bfloat16"], typer.Option(help="Dtype of the written weights; float32 is lossless.")
+    ] = "float32",
+    as_json: Json = False,
+) -> None:
+    """Write the trained weights as a Hugging Face folder: config.json, safetensors, tokenizer, chat template."""
+    if not run.is_dir():
+        raise UserError(f"the run folder {run} does not exist; give the folder passed to train as --run.")
+    if not (run / "config.toml").is_file():
+        raise UserError(f"{run} is not a run folder (it has no config.toml); give the folder passed to train as --run.")
+    _convert(run, folder, "hf", dtype, None, as_json)
+
+
+@app.command()
+def convert(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SOURCE", help="Run folder, one of its checkpoints, or a model folder of either layout."
+        ),
+    ],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Model folder to write.")],
+    to: Annotated[
+        Literal["hf", "orbax"], typer.Option(help="Layout: Hugging Face, or orbax, which starts runs faster.")
+    ],
+    dtype: Annotated[
+        Literal["float32", "bfloat16"] | None,
+        typer.Option(help="Dtype of the written weights [default: the source's]."),
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Policy to write, of a run with several [default: all].")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write weights in another layout or dtype, with tokenizer and chat template; lossless if the dtype stays."""
+    if not source.is_dir():
+        raise UserError(f"the folder {source} does not exist; give a run, one of its checkpoints or a model folder.")
+    _convert(source, folder, to, dtype, policy, as_json)
+
+
+def _convert(
+    source: Path,
+    folder: Path,
+    layout: Literal["hf", "orbax"],
+    dtype: Literal["float32", "bfloat16"] | None,
+    policy: str | None,
+    as_json: bool,
+) -> None:
+    from scope_jax.report.progress import Progress
+    from scope_jax.run.convert import convert as write
+
+    with Progress(console()) as progress:
+        results = write(source, folder, layout, dtype, policy, progress.part)
+    show(results, as_json)
