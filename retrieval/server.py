@@ -39,7 +39,7 @@ def make_app(retrieve: Retriever, *, top_k: int) -> Starlette:
 
     async def answer(request: Request) -> Response:
         try:
-            queries, count, scores = _wish(_parsed(await _body(request)), top_k)
+            queries, count, scores = _wish(_parsed(await read_body(request, BODY_LIMIT)), top_k)
         except Refusal as refusal:
             # the rest of a rejected body is not read either
             headers = {"Connection": "close"} if refusal.status == 413 else None
@@ -57,15 +57,16 @@ def serve(retrieve: Retriever, *, top_k: int, host: str, port: int) -> None:
     uvicorn.run(make_app(retrieve, top_k=top_k), host=host, port=port, log_level="warning")
 
 
-async def _body(request: Request) -> bytes:
-    """The request's body; at most BODY_LIMIT bytes of it are held in memory."""
-    too_large = Refusal(f"The request body is larger than {BODY_LIMIT} bytes; send fewer queries at a time.", 413)
-    if int(request.headers.get("content-length", 0)) > BODY_LIMIT:
+async def read_body(request: Request, limit: int) -> bytes:
+    """The request's body; at most `limit` bytes of it are held in memory. Raises Refusal if it has more."""
+    too_large = Refusal(f"The request body is larger than {limit} bytes; send less at a time.", 413)
+    declared = request.headers.get("content-length", "0")
+    if declared.isdecimal() and int(declared) > limit:
         raise too_large
     body = bytearray()
     async for part in request.stream():
         body += part
-        if len(body) > BODY_LIMIT:
+        if len(body) > limit:
             raise too_large
     return bytes(body)
 

@@ -57,6 +57,11 @@ class Episode:
         return int(ids[-1])
 
     @property
+    def sampling(self) -> tuple[list[int], list[float]]:
+        """Ids and log-probs of the turn that is being sampled, so far."""
+        return self._ids, self._logprobs
+
+    @property
     def limit(self) -> int:
         """The row length at which a turn that starts now must end."""
         return min(self._before + self.request.params.max_tokens, self._room)

@@ -4,27 +4,35 @@ JetStream's orchestrators and servers drive an engine through these methods; eac
 Sampling parameters and key are carried by the prefix. A dispatch returns up to decode_steps tokens per slot, which
 JetStream calls speculations. Members that became abstract on the archived main branch after 0.2.2 are implemented too,
 so that the class can be instantiated under either; `prefill` returns what 0.2.2 expects, the prefix alone.
+
+`grpc_server` offers the service of JetStream's stub on `OnlineRollouts`. JetStream's own orchestrator is not used: in
+0.2.2 it ends the whole process on a bad prompt, on its own races and when a client cancels it keeps the slot.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
+import hmac
 import logging
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import grpc
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from rollouts.engine import Engine, Prefix
+from rollouts.online import Done, Full, News, OnlineRollouts, Sampled
 from rollouts.slots import DecodeState, Placement
-from rollouts.types import SamplingParams, TextCodec
+from rollouts.texts import TextStream
+from rollouts.types import Request, RolloutError, SamplingParams, TextCodec
 
 
 @contextlib.contextmanager
@@ -54,6 +62,8 @@ def _import_guard() -> Iterator[None]:
 
 with _import_guard():
     from flax import struct
+    from jetstream.core.proto import jetstream_pb2
+    from jetstream.core.proto import jetstream_pb2_grpc as proto_grpc
     from jetstream.engine import engine_api, tokenizer_api, tokenizer_pb2
 
 
@@ -260,3 +270,102 @@ class JetStreamEngine(engine_api.Engine):
     @property
     def prefill_chunk_size(self) -> int:
         return self.max_prefill_length
+
+
+Messages = Any
+proto: Any = jetstream_pb2  # protobuf makes the classes at run time
+
+
+class Orchestrator(proto_grpc.OrchestratorServicer):
+    """JetStream's service: greedy decoding of one prompt, given as text or as token ids.
+
+    max_tokens: most tokens of a reply. key: what "authorization" of a call's metadata must hold, after "Bearer "; None:
+    anyone may call. A bad request gets INVALID_ARGUMENT, one too many RESOURCE_EXHAUSTED; a cancelled one frees its
+    slot.
+    """
+
+    def __init__(self, rollouts: OnlineRollouts, *, max_tokens: int, key: str | None) -> None:
+        self._rollouts = rollouts
+        self._max_tokens = max_tokens
+        self._key = key
+
+    async def HealthCheck(self, request: Messages, context: grpc.aio.ServicerContext) -> Messages:
+        return proto.HealthCheckResponse(is_live=self._rollouts.failure is None)
+
+    async def Decode(self, request: Messages, context: grpc.aio.ServicerContext) -> AsyncIterator[Messages]:
+        given = dict(context.invocation_metadata() or ()).get("authorization", "")
+        if self._key is not None and not hmac.compare_digest(f"Bearer {self._key}".encode(), str(given).encode()):
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "The API key is missing or wrong.")
+        loop, news = asyncio.get_running_loop(), asyncio.Queue[News]()
+        try:
+            own = self._request(request)
+            (ticket,) = self._rollouts.submit([own], [lambda one: loop.call_soon_threadsafe(news.put_nowait, one)])
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            raise
+        except Full as error:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+            raise
+        except RolloutError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            raise
+        text = TextStream(self._rollouts.tokenizer, own.params.stop_ids, ())
+        try:
+            while not isinstance(one := await news.get(), Done):
+                if isinstance(one, Sampled):
+                    ids = text.kept(one.ids)
+                    yield _samples(text.feed(ids), ids)
+            if one.error is not None:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, str(one.error))
+            if rest := text.finish():
+                yield _samples(rest, ())
+        finally:
+            ticket.cancel()
+
+    def _request(self, request: Messages) -> Request:
+        """Raises ValueError for what cannot be decoded."""
+        if request.session_cache:
+            raise ValueError("session_cache is not supported; leave it empty.")
+        kind = request.WhichOneof("content")
+        if kind == "text_content":
+            ids = self._rollouts.tokenizer.encode(request.text_content.text)
+        elif kind == "token_content":
+            ids = list(request.token_content.token_ids)
+        else:
+            raise ValueError("The request has no content; give text_content or token_content.")
+        vocabulary, room = self._rollouts.engine.model.vocab_size, self._rollouts.engine.config.max_length
+        if not ids or not all(0 <= id < vocabulary for id in ids):
+            raise ValueError(f"A prompt has at least one token id, each from 0 to {vocabulary - 1}.")
+        if not 1 <= request.max_tokens <= self._max_tokens:
+            raise ValueError(f"max_tokens is {request.max_tokens}; this server takes 1 to {self._max_tokens}.")
+        if len(ids) + request.max_tokens > room:
+            raise ValueError(f"{len(ids)} tokens and {request.max_tokens} more; together this server takes {room}.")
+        params = SamplingParams(
+            temperature=0.0,
+            top_k=0,
+            top_p=1.0,
+            max_tokens=request.max_tokens,
+            stop=(),
+            stop_ids=tuple(self._rollouts.tokenizer.eos_ids),
+            tempered_logprobs=False,
+        )
+        return Request(ids, params, None, None, max_turns=1, respond=None)
+
+
+def _samples(text: str, ids: Sequence[int]) -> Messages:
+    content = proto.DecodeResponse.StreamContent
+    sample = content.Sample(text=text, token_ids=list(ids))
+    return proto.DecodeResponse(stream_content=content(samples=[sample]))
+
+
+def grpc_server(orchestrator: Orchestrator, host: str, port: int, max_body: int) -> tuple[grpc.aio.Server, int]:
+    """(the server, not started, its port). Raises OSError if the port is taken."""
+    server = grpc.aio.server(options=[("grpc.max_receive_message_length", max_body), ("grpc.so_reuseport", 0)])
+    proto_grpc.add_OrchestratorServicer_to_server(orchestrator, server)
+    try:
+        bound = server.add_insecure_port(f"{host}:{port}")
+    except RuntimeError:
+        bound = 0
+    if not bound:
+        raise OSError(f"port {port} of {host} cannot be listened on; is another server running there?")
+    return server, bound

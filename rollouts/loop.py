@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ class _Dispatch:
 
 
 class DecodeLoop:
-    """One call of `LocalRollouts.run`. threads, tool, ahead: as there."""
+    """One call of `LocalRollouts.run`. keys: by the index of an episode. threads, tool, ahead: as there."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class DecodeLoop:
         params: Any,
         state: Any,
         episodes: Sequence[Episode],
-        keys: Sequence[np.ndarray],
+        keys: Sequence[np.ndarray] | Mapping[int, np.ndarray],
         threads: int,
         tool: BatchedTool[Any] | None,
         ahead: bool,

@@ -39,6 +39,11 @@ class Queue:
         self._prefill = prefill
         self._bucket = bucket
         self._batch = batch
+        self._groups: deque[Group] = deque()
+        self.append(episodes)
+
+    def append(self, episodes: Sequence[Episode]) -> None:
+        """Puts episodes at the end of the queue; those of one group share a prompt. Raises ValueError if it differs."""
         groups: dict[str | int, Group] = {}
         for episode in episodes:
             name = episode.index if episode.request.group is None else episode.request.group
@@ -46,7 +51,14 @@ class Queue:
             if not np.array_equal(group.prompt, episode.prompt):
                 raise ValueError(f"Request {episode.index} has a different prompt from the rest of its group {name!r}.")
             group.members.append(episode)
-        self._groups = deque(groups.values())
+        self._groups.extend(groups.values())
+
+    def remove(self, episode: Episode) -> None:
+        """Takes an episode out of the queue, if it is there."""
+        for group in self._groups:
+            if episode in group.members:
+                group.members.remove(episode)
+        self._groups = deque(group for group in self._groups if group.members)
 
     def __bool__(self) -> bool:
         return bool(self._groups)

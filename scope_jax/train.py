@@ -26,6 +26,7 @@ from scope_jax.run import branching
 from scope_jax.run.assemble import Trainer, World, assemble
 from scope_jax.run.checkpoint import Checkpoints
 from scope_jax.run.compiling import keep_programs, programs
+from scope_jax.run.heartbeat import heartbeat
 from scope_jax.run.metrics import RunLog, records
 from scope_jax.run.performance import Instruments
 from scope_jax.run.processes import agreed, by_one
@@ -69,6 +70,7 @@ def train(cfg: Config, run: Path, progress: Progress, profile: int | None = None
     watch.check_names(world.system.updates(cfg))
     over = over or watch.reason is not None
     last = done if over else world.system.total_steps(cfg)
+    progress.say(_beginning(run, done, over, saved is not None))
     instruments = Instruments(world, run, profile, first=done + 1, last=last)
     world.sampler.publish(states)
     if saved is None and cfg.evaluate.sets:
@@ -83,7 +85,10 @@ def train(cfg: Config, run: Path, progress: Progress, profile: int | None = None
         while not over:
             step, passed = done, world.system.iterations(cfg, memory)
             done = step + 1
-            with instruments.step(done):
+            alive = heartbeat(
+                progress.say, f"step {done}", lambda: f"{world.local.progress[1]} dispatches in this call"
+            )
+            with instruments.step(done), alive:
                 with instruments.phase("play"):
                     episodes, memory, metrics = world.system.play(cfg, world.tools(step), memory, step)
                 with instruments.phase("learn"):
@@ -120,6 +125,14 @@ def train(cfg: Config, run: Path, progress: Progress, profile: int | None = None
         progress.say(f"step {done}: {sentence}")
     used = {"seconds": time.monotonic() - began, "programs_compiled": made.compiled - compiled}
     return {"run": str(run), "steps": done} | used | log.before_after() | stopped
+
+
+def _beginning(run: Path, done: int, over: bool, resumed: bool) -> str:
+    """What the user is told before the first step of this process."""
+    if over:
+        return f"{run} is done: {done} steps; to go on, raise train.steps or the iterations"
+    start = f"going on from step {done} of {run}" if resumed else f"starting in {run}"
+    return f"{start}; the first step compiles its programs, unless the compilation cache has them"
 
 
 def finished(world: World, memory: Memory, step: int) -> bool:

@@ -4,7 +4,18 @@ Heavy imports are inside the commands that need them, so that `--help` is quick 
 before JAX starts. Importing a module of commands adds them to `app`, in the order of `--help`.
 """
 
-from scope_jax.cli import training, evaluation, weights, indexing, reporting  # isort: skip
+from scope_jax.cli import cards, training, evaluation, weights, indexing, serving, reporting  # isort: skip
 from scope_jax.cli.program import app, quiet_libtpu, run
 
-__all__ = ["app", "evaluation", "indexing", "quiet_libtpu", "reporting", "run", "training", "weights"]
+__all__ = [
+    "app",
+    "cards",
+    "evaluation",
+    "indexing",
+    "quiet_libtpu",
+    "reporting",
+    "run",
+    "serving",
+    "training",
+    "weights",
+]

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer._click import exceptions as click  # typer carries its own copy
 from typer.core import TyperGroup
 
 from scope_jax.errors import UserError, is_users, sentence
 from scope_jax.run.stopping import Stopped, listen
+
+UNSAVED = ("serve", "search", "chat")  # commands that have nothing to go on with
 
 
 class Commands(TyperGroup):
@@ -20,21 +24,45 @@ class Commands(TyperGroup):
     Ctrl-C and SIGTERM print one sentence and exit with code 130 or 143.
     """
 
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().make_context(*args, **kwargs)
+        except click.UsageError as error:
+            _refuse(error)
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except click.UsageError as error:
+            _refuse(error)
+        except BrokenPipeError:  # the reader of a list has read enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(128 + signal.SIGPIPE) from None
         except KeyboardInterrupt as error:
             from retrieval.exchange import abandon
 
             abandon()  # threads waiting for a server would keep the process alive
             stopped = error if isinstance(error, Stopped) else Stopped(signal.SIGINT)
-            typer.echo(f"{_who()}stopped by {stopped}; the same command resumes from the last checkpoint.", err=True)
+            after = "" if ctx.invoked_subcommand in UNSAVED else "; the same command resumes from the last checkpoint"
+            typer.echo(f"{_who()}stopped by {stopped}{after}.", err=True)
             raise typer.Exit(stopped.exit_code) from None
         except (UserError, OSError, ValueError) as error:
             if ctx.params["debug"] or not is_users(error):
                 raise
             typer.echo(f"{_who()}{sentence(error)}", err=True)
             raise typer.Exit(2) from None
+
+
+def _refuse(error: click.UsageError) -> NoReturn:
+    """Prints a wrong use of the command line as one sentence and exits with code 2; a bare command prints its help."""
+    if isinstance(error, click.NoArgsIsHelpError):
+        raise error
+    said = " ".join(error.format_message().split()).removesuffix(".")
+    command, ctx = "", error.ctx
+    while ctx is not None and ctx.parent is not None:
+        command, ctx = f" {ctx.info_name}{command}", ctx.parent
+    typer.echo(f"scope-jax: {said[0].lower()}{said[1:]}; see scope-jax{command} --help.", err=True)
+    raise typer.Exit(2) from None
 
 
 def _who() -> str:
@@ -47,7 +75,7 @@ def _who() -> str:
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     help="Self-play post-training of language models in JAX.",
 )
@@ -65,8 +93,22 @@ def run() -> None:
         raise
 
 
+def _version(asked: bool) -> bool:
+    if asked:
+        from scope_jax.version import __version__
+
+        typer.echo(f"scope-jax {__version__}")
+        raise typer.Exit
+    return asked
+
+
 @app.callback()
-def main(debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of user errors.")] = False) -> None:
+def main(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of user errors.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_version, help="Print the version and exit.")
+    ] = False,
+) -> None:
     """Self-play post-training of language models in JAX."""
     quiet_libtpu()
 

@@ -3,7 +3,8 @@
 A card is a TOML file; `load_card` reads it, applies `--set a.b=c` overrides and returns a frozen `Config`.
 Every field is used somewhere in the code; an unknown key is an error that names the file and the key.
 A card with `extends = "other.toml"` (a path relative to the card) inherits that card and overrides the keys it sets.
-Relative paths are relative to the current directory; `${NAME}` in a path is replaced by that environment variable.
+A relative path is looked for in the current directory, then in the card's folder and those above it; `${NAME}` in a
+path is replaced by that environment variable.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from scope_jax.config.launch import LaunchSection
 from scope_jax.config.log import LogSection
 from scope_jax.config.scope import ChallengerRewardSection, MissingAnswer, ScopeSection, SolverRewardSection
 from scope_jax.config.score import ConclusionRule, Idf, ScoreHarnessSection, ScoreRole, ScoreSection
+from scope_jax.config.serving import ServedModel, ServeSection
 from scope_jax.config.spell import QuestionerReward, RuleText, SpellRoleSection, SpellSection, SpellTask, Vote
 from scope_jax.config.spice import AnswerType, ChallengerReward, SpiceSection
 from scope_jax.config.ssp import FormatRule, Grader, NoiseUnit, SSPSection
@@ -87,6 +89,8 @@ __all__ = [
     "ScoreRole",
     "ScoreSection",
     "Section",
+    "ServeSection",
+    "ServedModel",
     "SolverRewardSection",
     "SpellRoleSection",
     "SpellSection",
@@ -96,6 +100,7 @@ __all__ = [
     "Vote",
     "WatchRule",
     "load_card",
+    "load_served",
     "one_of",
     "overridden",
     "parse_config",
@@ -135,6 +140,7 @@ class Config(Section):
     log: LogSection = LogSection()
     judge: JudgeSection | None = None
     launch: LaunchSection = LaunchSection()
+    serve: ServeSection = ServeSection()
     ssp: SSPSection = SSPSection()
     scope: ScopeSection = ScopeSection()
     spice: SpiceSection = SpiceSection()
@@ -343,17 +349,20 @@ def _sentence(where: str, error: ValidationError) -> str:
     return f"{where}: " + "; ".join(map(_complaint, error.errors())) + "."
 
 
-def parse_section(section: type[Parsed], table: dict[str, Any], where: str) -> Parsed:
-    """A section from plain data; raises a `CardError` that names `where` and every offending key."""
+def parse_section(section: type[Parsed], table: dict[str, Any], where: str, folder: Path | None = None) -> Parsed:
+    """A section from plain data; raises a `CardError` that names `where` and every offending key.
+
+    folder: of the card, where its relative paths are looked for if the current folder does not have them.
+    """
     try:
-        return section.model_validate(table)
+        return section.model_validate(table, context={"folder": folder})
     except ValidationError as error:
         raise CardError(_sentence(where, error)) from None
 
 
-def parse_config(table: dict[str, Any], where: str) -> Config:
-    """A `Config` from plain data; raises as `parse_section` does."""
-    return parse_section(Config, table, where)
+def parse_config(table: dict[str, Any], where: str, folder: Path | None = None) -> Config:
+    """A `Config` from plain data; arguments and errors as in `parse_section`."""
+    return parse_section(Config, table, where, folder)
 
 
 def _table(path: Path, extended_by: tuple[Path, ...]) -> dict[str, Any]:
@@ -385,12 +394,27 @@ def _table(path: Path, extended_by: tuple[Path, ...]) -> dict[str, Any]:
 
 def load_card(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """The config of a card file with `a.b=value` overrides applied (values in TOML syntax, bare text allowed)."""
-    return overridden(_table(Path(path), ()), overrides, str(Path(path)))
+    return overridden(_table(Path(path), ()), overrides, str(Path(path)), Path(path).parent)
 
 
-def overridden(table: dict[str, Any], overrides: Sequence[str], where: str) -> Config:
-    """The config of a card's plain data with `a.b=value` overrides applied; where: the source, for messages."""
+def overridden(table: dict[str, Any], overrides: Sequence[str], where: str, folder: Path | None = None) -> Config:
+    """The config of a card's plain data with `a.b=value` overrides applied; where: the source, for messages; folder: as
+    in `parse_section`."""
     for override in overrides:
         _set(table, override, where)
     keys = " and ".join(override.partition("=")[0].strip() for override in overrides)
-    return parse_config(table, f"{where} with --set {keys}" if overrides else where)
+    return parse_config(table, f"{where} with --set {keys}" if overrides else where, folder)
+
+
+def load_served(folder: Path, positions: int, overrides: Sequence[str]) -> ServedModel:
+    """The card of a model folder that is served by itself; its episodes are no longer than its `positions`."""
+    card = RolloutSection()
+    longest = min(card.max_length, positions)
+    buckets = [length for length in card.prefill_buckets if length <= longest] or [longest]
+    table: dict[str, Any] = {
+        "model": {"checkpoint": str(folder)},
+        "rollout": {"max_length": longest, "prefill_buckets": buckets},
+    }
+    for override in overrides:
+        _set(table, override, str(folder))
+    return parse_section(ServedModel, table, str(folder))

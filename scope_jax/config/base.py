@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, get_args, get_origin
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -18,7 +19,7 @@ class CardError(ValueError):
     """A card cannot be used; the message is one sentence with file, key and remedy."""
 
 
-def _expand(path: str) -> str:
+def _expand(path: str, info: Any) -> str:  # pydantic's ValidationInfo, a protocol that cannot be checked
     def value(match: re.Match[str]) -> str:
         name = match.group(1)
         if name not in os.environ:
@@ -30,7 +31,16 @@ def _expand(path: str) -> str:
         raise ValueError(f"{expanded!r} is not a valid path; correct it or remove the key")
     if re.search(r"\$\{\w+\}", expanded):
         raise ValueError(f"the path {expanded!r} has a ${{…}} inside an environment variable; write out the path there")
-    return expanded
+    return _found(expanded, (info.context or {}).get("folder"))
+
+
+def _found(path: str, folder: Path | None) -> str:
+    """The path as it is if it is absolute or exists in the current folder, or if no folder above the card has it;
+    otherwise in the nearest one that has. A name without a slash or suffix may be something other than a path."""
+    if folder is None or Path(path).is_absolute() or not ("/" in path or Path(path).suffix) or Path(path).exists():
+        return path
+    above = folder.resolve()
+    return next((str(place / path) for place in (above, *above.parents) if (place / path).exists()), path)
 
 
 def _address(url: str) -> str:
@@ -55,7 +65,7 @@ def _ascending(lengths: tuple[int, ...]) -> tuple[int, ...]:
     return lengths
 
 
-CardPath = Annotated[str, AfterValidator(_expand)]
+CardPath = Annotated[str, AfterValidator(_expand)]  # relative: to the current folder, or to one above the card
 Address = Annotated[str, AfterValidator(_address)]
 # All numbers of a card are finite and bounded on both sides: counts fit the 32-bit integers of the devices.
 MOST = 2**31 - 1
@@ -98,6 +108,29 @@ class Section(BaseModel):
         """The fields among `names` whose value is not the default."""
         fields = type(self).model_fields
         return [name for name in names if getattr(self, name) != fields[name].get_default(call_default_factory=True)]
+
+
+def paths(section: BaseModel, prefix: str = "") -> list[tuple[str, str]]:
+    """(dotted key, value) of every `CardPath` that a section and the tables in it set, in the order of the schema."""
+    found: list[tuple[str, str]] = []
+    for name, field in type(section).model_fields.items():
+        value: Any = getattr(section, name)
+        key = f"{prefix}{name}"
+        if isinstance(value, BaseModel):
+            found += paths(value, f"{key}.")
+        elif isinstance(value, tuple) and value and isinstance(value[0], BaseModel):
+            found += [entry for place, item in enumerate(value) for entry in paths(item, f"{key}[{place}].")]
+        elif _is_path(field.annotation, field.metadata):
+            values: dict[str, Any] = value if isinstance(value, dict) else {"": value}
+            found += [(f"{key}.{part}".rstrip("."), one) for part, one in values.items() if one is not None]
+    return found
+
+
+def _is_path(annotation: Any, metadata: Sequence[Any] = ()) -> bool:
+    inside = get_args(annotation)
+    whole = (*metadata, *(inside[1:] if get_origin(annotation) is Annotated else ()))
+    own = any(isinstance(one, AfterValidator) and one.func is _expand for one in whole)
+    return own or any(_is_path(one) for one in inside)
 
 
 class GameSection(Section):

@@ -26,7 +26,7 @@ from rollouts.keys import key_data
 from rollouts.local import LocalRollouts
 from rollouts.tools import BatchedTool
 from rollouts.types import Completion, Request, SamplingParams
-from scope_jax.config import Config, JudgeSection
+from scope_jax.config import Config, JudgeSection, ServedModel
 from scope_jax.data import sources
 from scope_jax.data.sources import Source
 from scope_jax.learner.learner import Learner
@@ -38,8 +38,9 @@ from scope_jax.play.system import Memory, System
 from scope_jax.play.tools import Prompt
 from scope_jax.play.turns import Joiner, Respond
 from scope_jax.run.checkpoint import Saved
+from scope_jax.run.dtypes import DTYPES
 from scope_jax.run.engines import engine_for, rollouts_of
-from scope_jax.run.indexing import DTYPES, Part
+from scope_jax.run.indexing import Part
 from scope_jax.run.processes import DividedRollouts, divided, teller, together
 from scope_jax.run.residence import (
     ACCELERATOR,
@@ -311,7 +312,7 @@ def assemble_world(
             f"the tokenizer has {tokenizer.vocab_size} tokens but the model in {checkpoint} has only "
             f"{model.vocab_size} embeddings; use the model's own tokenizer."
         )
-    joiner = _joiner(cfg, system, tokenizer)
+    joiner = joiner_of(cfg, system, tokenizer)
     clients = {name: JudgeClient(card, teller(tell)) for name, card in judges.items()}
     for name, card in judges.items():
         if card.required:
@@ -344,12 +345,12 @@ def keeps_reference(cfg: Config, system: System) -> bool:
     return samples or any(update.card.needs_reference for update in system.updates(cfg))
 
 
-def card_mesh(cfg: Config, devices: Sequence[Any] | None = None) -> Mesh:
+def card_mesh(cfg: Config | ServedModel, devices: Sequence[Any] | None = None) -> Mesh:
     """The card's mesh over these devices, or over all devices of all processes."""
     return make_mesh(MeshConfig(**cfg.mesh.model_dump()), devices)
 
 
-def own_mesh(cfg: Config) -> Mesh:
+def own_mesh(cfg: Config | ServedModel) -> Mesh:
     """The card's mesh; of several processes, each has the rows of its own devices, in tensor groups as in the card.
 
     With [rollout.mesh], which divides these devices for the engine, the tensor groups may span several processes.
@@ -380,7 +381,8 @@ def assemble_learner(cfg: Config, model: ModelConfig, mesh: Mesh | None = None) 
     )
 
 
-def _joiner(cfg: Config, system: System, tokenizer: Tokenizer) -> Joiner:
+def joiner_of(cfg: Config, system: System, tokenizer: Tokenizer) -> Joiner:
+    """How the card joins turns. Raises ValueError if the template does not fit its dialect, turns or prompts."""
     options: dict[str, Any] = dict(cfg.model.chat_template_kwargs)
     joiner = Joiner(cfg.model.turns, tokenizer, dialects.load(cfg.model.dialect), options)
     for file in system.system_messages(cfg):

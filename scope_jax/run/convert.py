@@ -17,8 +17,8 @@ from models.tokenizer import Tokenizer
 from models.transformer import Params
 from scope_jax.config import Config, load_card
 from scope_jax.errors import UserError
-from scope_jax.run.assemble import DTYPES
 from scope_jax.run.checkpoint import load, locate, run_of
+from scope_jax.run.dtypes import DTYPES
 from scope_jax.systems import game_of
 from sharding.mesh import MeshConfig, make_mesh
 from sharding.rules import TRAIN

@@ -15,8 +15,8 @@ from rollouts.local import LocalRollouts
 from rollouts.paged import PagedEngine, page_bytes
 from rollouts.slots import EngineConfig
 from rollouts.tools import BatchedTool
-from scope_jax.config import Config
-from scope_jax.run.indexing import DTYPES
+from scope_jax.config import Config, ServedModel
+from scope_jax.run.dtypes import DTYPES
 from sharding import distributed
 from sharding.mesh import MeshConfig, make_mesh
 from sharding.rules import DECODE, Rules, decode_rules
@@ -28,14 +28,23 @@ def rollouts_of(
     cfg: Config, engine: Engine | PagedEngine, tokenizer: Tokenizer, search: BatchedTool[Any] | None
 ) -> LocalRollouts:
     """The engine with its driver. search: the tool that responders call, if the card's game searches."""
-    threads = cfg.rollout.search_threads or min(cfg.rollout.slots, THREADS)
-    ahead = cfg.rollout.ahead
-    if ahead == "auto":
-        ahead = engine.mesh.devices.flat[0].platform != "cpu"  # there the host has no processor of its own
+    threads, ahead = threads_of(cfg), ahead_of(cfg, engine)
     return LocalRollouts(engine, tokenizer, seed=cfg.seed, threads=threads, ahead=ahead, tool=search)
 
 
-def decode_layout(cfg: Config, model: ModelConfig, mesh: Mesh) -> tuple[Mesh, Rules]:
+def threads_of(cfg: Config | ServedModel) -> int:
+    """How many responders run at a time."""
+    return cfg.rollout.search_threads or min(cfg.rollout.slots, THREADS)
+
+
+def ahead_of(cfg: Config | ServedModel, engine: Engine | PagedEngine) -> bool:
+    """Whether a dispatch is launched before the one before is read."""
+    if cfg.rollout.ahead == "auto":
+        return engine.mesh.devices.flat[0].platform != "cpu"  # there the host has no processor of its own
+    return cfg.rollout.ahead
+
+
+def decode_layout(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> tuple[Mesh, Rules]:
     """The engine's mesh, [rollout.mesh] over the learner's devices or the learner's own, and its sharding rules.
 
     Raises ValueError if the sizes do not fit the devices or the model.
@@ -49,13 +58,13 @@ def decode_layout(cfg: Config, model: ModelConfig, mesh: Mesh) -> tuple[Mesh, Ru
     return mesh, decode_rules(model.num_experts, mesh.shape) if _paged(cfg, mesh) else DECODE
 
 
-def _paged(cfg: Config, mesh: Mesh) -> bool:
+def _paged(cfg: Config | ServedModel, mesh: Mesh) -> bool:
     # On CPU, XLA gathers pages more slowly than it reads dense columns.
     card, cpu = cfg.rollout, mesh.devices.flat[0].platform == "cpu"
     return card.cache == "paged" or (card.cache == "auto" and (not cpu or card.cache_gib is not None))
 
 
-def engine_for(cfg: Config, model: ModelConfig, mesh: Mesh) -> Engine | PagedEngine:
+def engine_for(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> Engine | PagedEngine:
     """The engine that the card's [rollout] asks for, on the devices of a mesh; of several processes, each has its part
     of the slots. Raises ValueError if its budget cannot hold an episode, if the processes do not divide the slots, or
     as `decode_layout` does."""

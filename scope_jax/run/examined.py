@@ -21,14 +21,14 @@ import jax.numpy as jnp
 from models import weights
 from models.tokenizer import Tokenizer
 from models.transformer import Params
-from scope_jax.config import Config, load_card
+from scope_jax.config import Config, ServedModel, load_card
 from scope_jax.errors import UserError
 from scope_jax.play import exams
 from scope_jax.play.tools import BASE
 from scope_jax.run.assemble import Tell, World, assemble_world
 from scope_jax.run.checkpoint import load, locate, run_of, step_of
+from scope_jax.run.dtypes import DTYPES
 from scope_jax.run.engines import decode_layout
-from scope_jax.run.indexing import DTYPES
 from scope_jax.systems import game_of
 
 SAMPLE = "Which of the two?\n\n<answer> é, 3.5 or 日本 </answer>"  # text for comparing tokenizers and templates
@@ -44,7 +44,7 @@ class Examined:
 
 
 @contextmanager
-def index_folder(target: Path, cfg: Config) -> Iterator[Path]:
+def index_folder(target: Path, cfg: Config | ServedModel) -> Iterator[Path]:
     """The folder of an index for which the card has no folder: the target's run if its [retrieval] table is the same,
     otherwise a temporary folder."""
     run = run_of(target)

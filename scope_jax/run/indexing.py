@@ -11,8 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import datasets
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from models import encoder
@@ -24,10 +24,10 @@ from retrieval.scann import ScannConfig
 from retrieval.search import LocalRetriever
 from scope_jax.config import EncoderSection, RetrievalSection
 from scope_jax.errors import writing
+from scope_jax.run.dtypes import DTYPES
 from scope_jax.run.processes import one_first
 from sharding.mesh import ROWS, MeshConfig, make_mesh
 
-DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 EMBED_CHUNK = 4096  # passages embedded and written at a time
 QUERY_ROWS = 8  # queries per embedding program; constant, so that a query's vector does not depend on the batch
 # Prefixes of queries and passages, by kind of encoder (the model cards of E5 and of Qwen3-Embedding).
@@ -57,6 +57,7 @@ def open_or_build_index(
     """
     if card.corpus is None:
         raise ValueError("retrieval.corpus is not set, so there is nothing to index; set it to a corpus.")
+    datasets.disable_progress_bars()  # `part` shows the progress
     folder = Path(card.index) if card.index else run / "index"
     tell = part or (lambda name, done, total: None)
 

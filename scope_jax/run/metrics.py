@@ -44,6 +44,7 @@ FREE = (
     "evaluate.every",
     "log",
     "launch",
+    "serve",
 )
 # The address of an external model or search server and the request settings may differ, too, but not the model.
 PLACES = ("judge", "retrieval", "endpoint")  # tables with these names, at any level

@@ -12,7 +12,7 @@ from models.tokenizer import Tokenizer
 from retrieval.client import RemoteRetriever
 from retrieval.search import Hit, SearchTool
 from rollouts.tools import BatchedTool
-from scope_jax.config import Config
+from scope_jax.config import Config, ServedModel
 from scope_jax.run.indexing import Part, open_or_build_index
 from scope_jax.text import dialects, parsing
 
@@ -25,7 +25,7 @@ Lookup = BatchedTool[tuple[Hit, ...]]
 
 
 def lookup_of(
-    cfg: Config, run: Path, mesh: Mesh, part: Part | None, tell: Callable[[str], None] | None
+    cfg: Config | ServedModel, run: Path, mesh: Mesh, part: Part | None, tell: Callable[[str], None] | None
 ) -> Lookup | None:
     """The card's server or index; None if the game does not search.
 
@@ -41,11 +41,11 @@ def lookup_of(
         retrieve = RemoteRetriever(
             card.url, timeout=card.timeout, retries=card.retries, first_delay=FIRST_DELAY, tell=tell
         )
-        _probe(card.url, card.timeout)
+        probe(card.url, card.timeout)
     return BatchedTool(partial(retrieve, top_k=card.top_k), own_thread=card.url is not None)
 
 
-def search_of(cfg: Config, tokenizer: Tokenizer, lookup: Lookup | None) -> SearchTool | None:
+def search_of(cfg: Config | ServedModel, tokenizer: Tokenizer, lookup: Lookup | None) -> SearchTool | None:
     """The search as a policy uses it, on top of the lookup."""
     card = cfg.retrieval
     if card is None or lookup is None:
@@ -65,7 +65,7 @@ def search_of(cfg: Config, tokenizer: Tokenizer, lookup: Lookup | None) -> Searc
     )
 
 
-def _probe(url: str, timeout: float) -> None:
+def probe(url: str, timeout: float) -> None:
     """Runs one search without retries, so that a run without a working server fails at once."""
     once = RemoteRetriever(url, timeout=timeout, retries=0, first_delay=FIRST_DELAY)
     once([PROBE], 1)

@@ -1,0 +1,219 @@
+"""Commands about cards: cards and runs list them, new writes one, check opens what one refers to."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from scope_jax.cli.options import Card, Json, Sets, check_place, load, show, tell
+from scope_jax.cli.program import app
+from scope_jax.errors import UserError
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+ITEMS = ("Reproduces", "Hardware")  # of a card's header
+DATA = {"ssp": "answers", "scope": "documents", "spice": "documents", "spell": "clusters", "score": "queries"}
+SEARCHING = ("ssp", "scope")
+Game = Literal["ssp", "scope", "spice", "spell", "score"]
+
+
+def _header(path: Path) -> dict[str, str]:
+    """The items of a card's header comment, each on one line."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    text = "\n".join(line.removeprefix("#") for line in lines[: _comments(lines)])
+    found = re.findall(r"^ ?(\w[\w ]*): +(.*(?:\n {2,}.*)*)", text, re.MULTILINE)
+    return {name: " ".join(value.split()) for name, value in found}
+
+
+def _comments(lines: list[str]) -> int:
+    return next((place for place, line in enumerate(lines) if not line.startswith("#")), len(lines))
+
+
+@app.command()
+def cards(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder of cards, searched with its subfolders.")
+    ] = CONFIGS,
+    as_json: Json = False,
+) -> None:
+    """List the cards of a folder: game, what each reproduces, its hardware, and which of its files are missing here."""
+    from scope_jax.config import CardError
+    from scope_jax.run.missing import missing
+
+    found: list[dict[str, Any]] = []
+    for path in sorted(folder.rglob("*.toml")):
+        try:
+            cfg = load(path, None)
+            needs, game = missing(cfg), cfg.system
+        except CardError as error:
+            needs, game = [str(error)], ""
+        found.append({"card": _shown(path), "game": game, **_header(path), "needs": needs})
+    if not found:
+        raise UserError(f"there is no card in {folder}; give a folder with .toml files.")
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    for one in found:
+        typer.echo(f"{one['card']}  ({one['game'] or 'not usable here'})")
+        for item in ITEMS:
+            if item in one:
+                typer.echo(f"    {item.lower()}: {one[item]}")
+        for need in one["needs"] or ["nothing: everything is here"]:
+            typer.echo(f"    needs {need}")
+
+
+@app.command()
+def runs(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of run folders.")] = Path("runs"),
+    as_json: Json = False,
+) -> None:
+    """List the runs in a folder: game, model, steps that are done, and when the last of them ended."""
+    from scope_jax.config import CardError
+
+    found: list[dict[str, Any]] = []
+    for path in sorted(folder.glob("*/config.toml")):
+        try:
+            cfg = load(path, None)
+            what = {"game": cfg.system, "model": cfg.model.checkpoint, "of": cfg.train.steps}
+        except CardError as error:
+            what = {"game": "", "model": str(error), "of": None}
+        steps, changed = _progress(path.parent / "metrics.jsonl")
+        found.append({"run": str(path.parent), **what, "steps": steps, "changed": changed})
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    if not found:
+        tell(f"there is no run in {folder}")
+    for one in found:
+        of = "" if one["of"] is None else f" of {one['of']}"
+        typer.echo(f"{one['run']}  {one['game']}  {one['steps']}{of} steps  {one['changed']}  {one['model']}")
+
+
+def _progress(metrics: Path) -> tuple[int, str]:
+    """(the last whole line's step, the file's time) of metrics.jsonl; (0, "") if there is none."""
+    if not metrics.is_file():
+        return 0, ""
+    steps = 0
+    for line in metrics.read_bytes().splitlines():
+        try:
+            steps = int(json.loads(line)["step"])
+        except ValueError:  # the incomplete last line of a run that goes on or was killed
+            break
+    return steps, time.strftime("%Y-%m-%d %H:%M", time.localtime(metrics.stat().st_mtime))
+
+
+def _shown(path: Path) -> str:
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+@app.command()
+def check(card: Card, set_: Sets = None, as_json: Json = False) -> None:
+    """Open every model, prompt, data set, corpus and server of CARD and say all that is wrong; nothing is compiled."""
+    cfg = load(card, set_)
+    from scope_jax.run.checking import check as opened
+
+    wrong, findings = 0, {}
+    for one in opened(cfg):
+        wrong += one.wrong
+        findings[one.name] = one.text
+        if not as_json:
+            typer.echo(f"{'WRONG' if one.wrong else 'ok':<6} {one.name}: {one.text}")
+    if as_json:
+        show({"wrong": wrong, **findings}, as_json)
+    if wrong:
+        raise UserError(f"{wrong} of {len(findings)} parts of {card} cannot be used, see above.")
+
+
+@app.command()
+def new(
+    card: Annotated[Path, typer.Argument(metavar="CARD", help="Card to write, a .toml file.")],
+    game: Annotated[Game, typer.Option(help="The game.")],
+    model: Annotated[Path, typer.Option(metavar="DIR", help="Hugging Face folder of your model.")],
+    data: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE",
+            help="Your data: answers (ssp), documents (scope, spice), clusters (spell) or queries (score).",
+        ),
+    ],
+    corpus: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Corpus to search, for ssp and scope [default for scope: data].")
+    ] = None,
+    exam: Annotated[str | None, typer.Option(metavar="FILE", help="Held-out questions, or tasks with rubrics.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 100,
+    max_length: Annotated[
+        int | None, typer.Option(min=16, help="Tokens of an episode [default: 4096, or what the model can].")
+    ] = None,
+    set_: Sets = None,
+) -> None:
+    """Write a card for your model and data, then open everything it refers to, as `check` does."""
+    if card.suffix != ".toml":
+        raise UserError(f"{card} is no .toml file; give the card a name that ends in .toml.")
+    if card.exists():
+        raise UserError(f"{card} exists; remove it or give another name.")
+    check_place(card)
+    searched = corpus or (data if game == "scope" else None)
+    if game in SEARCHING and searched is None:
+        raise UserError("ssp searches a corpus; give one with --corpus FILE.")
+    if game not in SEARCHING and corpus is not None:
+        raise UserError(f"{game} does not search; remove --corpus.")
+    from models.weights import load_config
+
+    positions = load_config(model).max_positions
+    length = min(max_length or 4096, positions)
+    text = _text(card, game, _absolute(str(model)), data, searched, exam, steps, length)
+    partial = card.with_name(card.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    try:
+        load(partial, set_)  # a card that cannot be loaded is not left behind
+        partial.replace(card)
+    finally:
+        partial.unlink(missing_ok=True)
+    tell(f"{card} is written; scope-jax plan {card} tells whether it fits your hardware")
+    check(card, set_, False)
+
+
+def _absolute(path: str) -> str:
+    """The path of a file that is here, independent of the current folder; other names (of the hub) as they are."""
+    return str(Path(path).resolve()) if Path(path).exists() else path
+
+
+def _text(
+    card: Path,
+    game: str,
+    model: str,
+    data: str,
+    corpus: str | None,
+    exam: str | None,
+    steps: int,
+    length: int,
+) -> str:
+    """The card's text: what differs between models and data is set, everything else keeps the paper's defaults."""
+    quoted = json.dumps
+    buckets = [bucket for bucket in (64, 256, 1024, 4096) if bucket <= length] or [length]
+    lines = [
+        f"# {game.upper()} on your own model and data; docs/{game}.md explains it, docs/configuration.md every key.",
+        "#",
+        f"# Command:    scope-jax train {card} --run runs/{card.stem}",
+        f"# Hardware:   see scope-jax plan {card}",
+        "# Expect:     nothing has been measured with this card",
+        f'system = "{game}"',
+        "",
+        "[model]",
+        f"checkpoint = {quoted(model)}",
+    ]
+    if corpus is not None:
+        lines += ["", "[retrieval]", f"corpus = {quoted(_absolute(corpus))}"]
+    lines += ["", "[rollout]", f"max_length = {length}", f"prefill_buckets = {buckets}"]
+    lines += ["", "[learner]", f"buckets = [{length}]", "", "[data]", f"{DATA[game]} = {quoted(_absolute(data))}"]
+    lines += ["", "[train]", f"steps = {steps}"]
+    if exam is not None:
+        lines += ["", "[[evaluate.sets]]", 'name = "held_out"', f"path = {quoted(_absolute(exam))}"]
+    if game == "ssp":
+        lines += ["", "[ssp]", 'grader = "exact-match"   # no external judge', 'verify = "policy"']
+    return "\n".join(lines) + "\n"

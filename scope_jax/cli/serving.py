@@ -1,0 +1,170 @@
+"""Commands that answer as long as they run: serve, search, chat."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from scope_jax.cli.options import Card, Sets, console, load, tell
+from scope_jax.cli.program import app
+from scope_jax.errors import UserError
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+Target = Annotated[
+    Path,
+    typer.Argument(metavar="CHECKPOINT_OR_RUN", help="Run folder, one of its checkpoints, or a Hugging Face folder."),
+]
+CardFile = Annotated[
+    Path | None,
+    typer.Option("--card", metavar="CARD", help="Card with engine, template and search [default: the run's, or none]."),
+]
+Policy = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Policy of a run with several [default: the one that is examined].")
+]
+Search = Annotated[bool, typer.Option("--search", help="Let the model search, as the card's [retrieval] table says.")]
+Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all, which needs a key.")]
+KeyName = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Environment variable with the key that clients must give."),
+]
+Grace = Annotated[
+    float, typer.Option(metavar="SECONDS", min=0.0, max=3600.0, help="Time for replies under way after SIGTERM.")
+]
+
+
+def _key(name: str | None, host: str) -> str | None:
+    if name is None:
+        if host not in LOOPBACK:
+            raise UserError(
+                f"--host {host} lets other machines ask; give a key with --api-key-env NAME, or listen on 127.0.0.1."
+            )
+        return None
+    if not (key := os.environ.get(name, "").strip()):
+        raise UserError(f"the environment variable {name} holds no key; set it, or leave out --api-key-env.")
+    return key
+
+
+def _check(target: Path) -> None:
+    if not target.is_dir():
+        raise UserError(
+            f"the folder {target} does not exist; give a run, one of its checkpoints or a Hugging Face folder."
+        )
+
+
+@app.command()
+def serve(
+    target: Target,
+    host: Host = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: a free one.")] = 8000,
+    grpc_port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="Port of JetStream's gRPC service as well; 0: a free one."),
+    ] = None,
+    api_key_env: KeyName = None,
+    name: Annotated[str | None, typer.Option(help="Name of the model in requests [default: the folder's].")] = None,
+    policy: Policy = None,
+    card: CardFile = None,
+    search: Search = False,
+    grace: Grace = 30.0,
+    set_: Sets = None,
+) -> None:
+    """Serve a model over OpenAI's protocol: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics.
+
+    Limits are in the card's [serve] table. SIGTERM lets replies under way finish (docs/serving.md).
+    """
+    _check(target)
+    key = _key(api_key_env, host)
+    from scope_jax.serving.server import bound
+
+    sock = bound(host, port)  # a port that is taken is reported before the weights are loaded
+    from scope_jax.serving.assemble import served
+    from scope_jax.serving.server import run_model, warm_up
+
+    with served(target, card, set_ or [], policy=policy, search=search, name=name, grace=grace, tell=tell) as model:
+        tell("compiling")
+        warm_up(model)
+        grpc = None if grpc_port is None else (host, grpc_port)
+        run_model(model, sock, key=key, grpc=grpc, grace=grace, tell=tell)
+    tell("the server has ended")
+
+
+@app.command("search")
+def search_server(
+    card: Card,
+    host: Annotated[str, typer.Option(help="Address to listen on; there are no keys.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: a free one.")] = 8001,
+    index: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of the index [default: retrieval.index of the card].")
+    ] = None,
+    set_: Sets = None,
+) -> None:
+    """Serve the search of CARD over Search-R1's protocol, POST /retrieve, for runs with retrieval.url."""
+    cfg = load(card, set_)
+    if (retrieval := cfg.retrieval) is None or retrieval.corpus is None:
+        raise UserError(f"{card} has no corpus to search; add retrieval.corpus or pass --set retrieval.corpus=FILE.")
+    folder = index or (Path(retrieval.index) if retrieval.index else None)
+    if folder is None:
+        raise UserError(f"{card} has no index folder; give one with --index DIR, where the index is kept or built.")
+    from retrieval.server import make_app
+    from scope_jax.report.progress import Progress
+    from scope_jax.run.indexing import index_mesh, open_or_build_index
+    from scope_jax.serving.server import bound, one_at_a_time, run_http
+
+    sock = bound(host, port)
+    with Progress(console()) as progress:
+        where = retrieval.model_copy(update={"index": str(folder)})
+        retriever = open_or_build_index(where, folder, index_mesh(), progress.part)
+    passages = len(retriever.corpus)
+    service = make_app(one_at_a_time(retriever), top_k=retrieval.top_k)
+    run_http(service, sock, 10.0, lambda address: tell(f"searching {passages} passages on {address}/retrieve"))
+    tell("the server has ended")
+
+
+@app.command()
+def chat(
+    target: Target,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    temperature: Annotated[float, typer.Option(min=0.0, max=100.0, help="0 is greedy.")] = 1.0,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens of a reply [default: serve.max_tokens].")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the replies [default: a new one each time].")] = None,
+    policy: Policy = None,
+    card: CardFile = None,
+    search: Search = False,
+    set_: Sets = None,
+) -> None:
+    """Talk to a model in the terminal. /new begins a new conversation, /quit or Ctrl-D ends."""
+    _check(target)
+    from rich.console import Console
+
+    from scope_jax.serving.assemble import served
+    from scope_jax.serving.server import warm_up
+    from scope_jax.serving.talk import talk
+
+    screen = Console(highlight=False, markup=False, soft_wrap=True)
+    with served(target, card, set_ or [], policy=policy, search=search, name=None, grace=0.0, tell=tell) as model:
+        tell("compiling")
+        warm_up(model)
+        talk(
+            model,
+            _lines(screen.is_terminal and sys.stdin.isatty()),
+            lambda text: screen.print(text, end=""),
+            system=system,
+            temperature=temperature,
+            max_tokens=max_tokens,
+            seed=seed,
+        )
+
+
+def _lines(prompted: bool) -> Iterator[str]:
+    while True:
+        try:
+            yield input("> " if prompted else "")
+        except EOFError:
+            return

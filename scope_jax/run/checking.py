@@ -1,0 +1,144 @@
+"""Opens everything that a card refers to, without compiling or generating: what a run would miss, all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import datasets
+
+from models import encoder, weights
+from models.config import ModelConfig
+from models.tensorfile import Checkpoint
+from models.tokenizer import Tokenizer
+from retrieval.corpus import load_corpus
+from scope_jax.config import GAMES, Config
+from scope_jax.data import sources
+from scope_jax.data.sources import Source
+from scope_jax.errors import is_users, sentence
+from scope_jax.play import exams
+from scope_jax.play.judge_client import JudgeClient
+from scope_jax.run.assemble import joiner_of
+from scope_jax.run.searches import probe
+from scope_jax.systems import game_of
+from scope_jax.text import templates
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was opened: what it is, and what was found, or what is wrong with it."""
+
+    name: str
+    text: str
+    wrong: bool
+
+
+def check(cfg: Config) -> Iterator[Finding]:
+    """One finding for each model, tokenizer, prompt, data set, corpus, index and server of the card, as it is opened.
+
+    Errors that are not the user's are raised.
+    """
+    datasets.disable_progress_bars()
+    checks: list[tuple[str, Callable[[], str]]] = [
+        ("game", lambda: _game(cfg)),
+        *((f"model {folder}", lambda folder=folder: _model(folder)) for folder in _models(cfg)),
+        ("tokenizer and template", lambda: _tokenizer(cfg)),
+        ("prompts", lambda: _prompts(cfg)),
+        ("data", lambda: _data(cfg)),
+        *((f"exam {one.name}", lambda one=one: _exam(cfg, one.name)) for one in cfg.evaluate.sets),
+        ("search", lambda: _search(cfg)),
+        *((f"model behind {name}", lambda name=name: _judge(cfg, name)) for name in _judges(cfg)),
+    ]
+    for name, opened in checks:
+        try:
+            found = opened()
+        except (OSError, ValueError) as error:
+            if not is_users(error):
+                raise
+            yield Finding(name, sentence(error), True)
+        else:
+            if found:
+                yield Finding(name, found, False)
+
+
+def _game(cfg: Config) -> str:
+    game = game_of(cfg)
+    return f"{cfg.system}, which trains {', '.join(game.policies(cfg))}"
+
+
+def _models(cfg: Config) -> list[str]:
+    return list(dict.fromkeys([cfg.model.checkpoint, *cfg.model.policies.values()]))
+
+
+def _model(folder: str) -> str:
+    model: ModelConfig = weights.load_config(folder)
+    if weights.is_orbax(folder):
+        return f"{model.architecture}, {model.num_layers} layers, in the orbax layout"
+    with ExitStack() as stack:
+        stored = Checkpoint(Path(folder), stack)
+        return f"{model.architecture}, {model.num_layers} layers, {len(stored.names)} tensors"
+
+
+def _tokenizer(cfg: Config) -> str:
+    tokenizer = Tokenizer.load(cfg.model.tokenizer or cfg.model.checkpoint, cfg.model.chat_template)
+    joiner_of(cfg, game_of(cfg), tokenizer)
+    return f"{tokenizer.vocab_size} tokens, turns as {cfg.model.turns}, searches as {cfg.model.dialect}"
+
+
+def _prompts(cfg: Config) -> str:
+    """The texts of the game's prompt folder; that they use the right variables is checked when they are filled in."""
+    if cfg.system not in GAMES:
+        return ""
+    folder = Path(getattr(cfg, cfg.system).prompts)
+    if not (files := sorted(folder.glob("*.txt"))):
+        raise FileNotFoundError(f"the prompt folder {folder} holds no .txt file; correct {cfg.system}.prompts.")
+    for file in files:
+        text = file.read_bytes().decode("utf-8-sig", "replace")
+        templates.load(folder, file.stem, known=sorted(templates.variables(text)), required=())
+    return f"{len(files)} files in {folder}"
+
+
+def _data(cfg: Config) -> str:
+    source = game_of(cfg).source(cfg)
+    return "" if source is None else f"{len(sources.load(source))} {source.kind} in {source.path}"
+
+
+def _exam(cfg: Config, name: str) -> str:
+    exam = game_of(cfg).exam(cfg)
+    card = next(one for one in cfg.evaluate.sets if one.name == name)
+    rows = sources.load(Source(card.path, exams.kind_of(exam, card), card))
+    exams.check_prompts(cfg, exam, {name: rows})
+    return f"{len(rows)} rows in {card.path}"
+
+
+def _search(cfg: Config) -> str:
+    card = cfg.retrieval
+    if card is None:
+        return ""
+    if card.url is not None:
+        probe(card.url, card.timeout)
+        return f"the server {card.url} answers"
+    if card.encoder.checkpoint is not None:
+        encoder.load_config(card.encoder.checkpoint)
+        Tokenizer.load(card.encoder.checkpoint, exact=False)
+    corpus = load_corpus(card.corpus or "", {**card.columns}, card.split, card.hub_config)
+    there = card.index is not None and Path(card.index).exists()
+    return f"{len(corpus)} passages in {card.corpus}; the index is {'there' if there else 'built when it is needed'}"
+
+
+def _judges(cfg: Config) -> list[str]:
+    game = game_of(cfg)
+    return list({**game.judges(cfg), **exams.judges(cfg, game.exam(cfg))})
+
+
+def _judge(cfg: Config, name: str) -> str:
+    game = game_of(cfg)
+    card = {**game.judges(cfg), **exams.judges(cfg, game.exam(cfg))}[name]
+    client = JudgeClient(card)
+    try:
+        client.probe()
+    finally:
+        client.close()
+    return f"{card.model} at {card.url} answers"

@@ -1,0 +1,207 @@
+"""From a request to tokens: prompts, sampling parameters, and the news of all samples of a request in one stream."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rollouts.keys import key_data
+from rollouts.online import Closed, Done, Full, News, Ticket
+from rollouts.types import Request, SamplingParams
+from scope_jax.play import searching
+from scope_jax.serving.assemble import Served
+from scope_jax.serving.protocol import ApiError, Body, ChatBody, CompletionBody
+from scope_jax.text import parsing
+from scope_jax.text.messages import Messages
+
+
+@dataclass(frozen=True)
+class Conversation(Messages):
+    """Messages after earlier turns. The system message is `system`, the last message is `user`."""
+
+    earlier: tuple[Mapping[str, str], ...] = ()
+
+    def conversation(self) -> list[Mapping[str, str]]:
+        *system, user = super().conversation()
+        return [*system, *self.earlier, user]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be sampled: `samples` times each prompt. stops: strings before which a turn's text ends."""
+
+    prompts: tuple[tuple[int, ...], ...]
+    samples: int
+    params: SamplingParams
+    stops: tuple[str, ...]
+    seed: int | None
+    searches: Conversation | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self.prompts) * self.samples
+
+
+def chat_job(model: Served, body: ChatBody) -> Job:
+    """Raises ApiError for what cannot be sampled."""
+    if body.max_tokens is not None and body.max_completion_tokens is not None:
+        raise ApiError("Give max_completion_tokens or max_tokens, not both.", param="max_tokens")
+    messages = [message.plain() for message in body.messages]
+    searches = None
+    if body.web_search_options is not None:
+        if model.joiner is None:
+            raise ApiError("This server does not search; start it with --search.", param="web_search_options")
+        if body.stop:
+            raise ApiError("`stop` cannot be used together with web_search_options.", param="stop")
+        searches = _conversation(messages, model)
+        prompt = tuple(model.joiner.prompt(searches))
+    else:
+        options: dict[str, Any] = dict(model.cfg.model.chat_template_kwargs)
+        try:
+            prompt = tuple(model.tokenizer.encode_chat(messages, **options))
+        except ValueError as error:
+            raise ApiError(str(error), param="messages") from None
+    return _job(model, body, [prompt], body.max_completion_tokens or body.max_tokens, searches)
+
+
+def _conversation(messages: Sequence[dict[str, str]], model: Served) -> Conversation:
+    assert model.joiner is not None
+    if messages[-1]["role"] != "user":
+        raise ApiError("With web_search_options the last message must be the user's.", param="messages")
+    head = messages[0]["content"] if messages[0]["role"] == "system" else None
+    earlier = tuple(messages[head is not None : -1])
+    return Conversation(messages[-1]["content"], head, model.joiner.dialect.tools, earlier)
+
+
+def completion_job(model: Served, body: CompletionBody) -> Job:
+    """Raises ApiError for what cannot be sampled."""
+    given: list[Any] = [body.prompt] if isinstance(body.prompt, str) else list(body.prompt)
+    if given and isinstance(given[0], int):
+        given = [given]
+    prompts = [tuple(model.tokenizer.encode(one, start=True)) if isinstance(one, str) else tuple(one) for one in given]
+    size = model.rollouts.engine.model.vocab_size
+    if any(not 0 <= id < size for prompt in prompts for id in prompt):
+        raise ApiError(f"Token ids must be from 0 to {size - 1}.", param="prompt")
+    return _job(model, body, prompts, body.max_tokens, None)
+
+
+def _job(
+    model: Served,
+    body: Body,
+    prompts: Sequence[tuple[int, ...]],
+    max_tokens: int | None,
+    searches: Conversation | None,
+) -> Job:
+    limits, samples = model.cfg.serve, body.n or 1
+    room = model.rollouts.engine.config.max_length
+    if body.model != model.name:
+        raise ApiError(
+            f"There is no model {body.model!r} here; {model.name!r} is.", 404, param="model", code="model_not_found"
+        )
+    if not prompts or not all(prompts):
+        raise ApiError("A prompt has no token.", param="prompt")
+    if len(prompts) * samples > limits.max_samples:
+        raise ApiError(f"A request may have {limits.max_samples} samples, prompts times n, no more.", param="n")
+    if (longest := max(map(len, prompts))) >= room:
+        raise ApiError(
+            f"The prompt has {longest} tokens; this server takes {room - 1}, so that one can be sampled.",
+            code="context_length_exceeded",
+        )
+    if max_tokens is not None and max_tokens > limits.max_tokens:
+        raise ApiError(f"This server samples {limits.max_tokens} tokens for a reply, no more.", param="max_tokens")
+    if max_tokens is not None and longest + max_tokens > room:
+        raise ApiError(
+            f"The prompt has {longest} tokens and the reply may have {max_tokens}; together this server takes {room}.",
+            param="max_tokens",
+            code="context_length_exceeded",
+        )
+    ends, thought = model.cfg.model.stop, None
+    stop = tuple(body.stop or ())
+    if searches is not None:
+        assert model.joiner is not None
+        stop, thought = (model.joiner.dialect.close,), parsing.THOUGHT
+    params = SamplingParams(
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_k=body.top_k or 0,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        max_tokens=min(max_tokens or limits.max_tokens, limits.max_tokens),
+        stop=stop,
+        stop_ids=model.tokenizer.eos_ids,
+        tempered_logprobs=False,
+        thought=thought,
+        tags_in_thinking=model.cfg.model.tags_in_thinking,
+        ends=ends,
+    )
+    stops = (*(() if searches is not None else stop), *ends)
+    return Job(tuple(prompts), samples, params, stops, body.seed, searches)
+
+
+def requests_of(model: Served, job: Job) -> list[Request]:
+    """The samples of a job; without a seed, other ones at every call."""
+    seed = secrets.randbits(63) if job.seed is None else job.seed
+    respond = None
+    if job.searches is not None:
+        assert model.joiner is not None
+        assert model.search is not None
+        raw = model.joiner.mode == "raw"
+        play = searching.responder(model.search, model.joiner.dialect, (), end_token_ends=raw)
+        respond = model.joiner.responder(play, job.searches)
+    group = secrets.token_hex(8)
+    return [
+        Request(
+            prompt_ids=prompt,
+            params=job.params,
+            key=key_data("serve", seed, place, sample),
+            group=f"{group} {place}",
+            max_turns=1 if respond is None else model.cfg.serve.max_turns,
+            respond=respond,
+            max_prompt_tokens=None,
+            max_response_tokens=job.params.max_tokens,
+        )
+        for place, prompt in enumerate(job.prompts)
+        for sample in range(job.samples)
+    ]
+
+
+class Stream:
+    """The samples of a job as they are generated. Used as an async context manager: at its end, whatever still runs is
+    cancelled. Raises ApiError if the engine takes no more."""
+
+    def __init__(self, model: Served, job: Job) -> None:
+        loop = asyncio.get_running_loop()
+        self._news: asyncio.Queue[tuple[int, News]] = asyncio.Queue()
+        self._left = set(range(job.size))
+
+        def listener(number: int) -> Any:
+            return lambda news: loop.call_soon_threadsafe(self._news.put_nowait, (number, news))
+
+        try:
+            self._tickets: list[Ticket] = model.rollouts.submit(
+                requests_of(model, job), [listener(number) for number in range(job.size)]
+            )
+        except Full as error:
+            raise ApiError(str(error), 429, kind="rate_limit_error", code="queue_full") from None
+        except Closed as error:
+            raise ApiError(str(error), 503, kind="server_error") from None
+        except ValueError as error:
+            raise ApiError(str(error)) from None
+
+    async def __aenter__(self) -> Stream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for number in self._left:
+            self._tickets[number].cancel()
+
+    async def news(self) -> AsyncIterator[tuple[int, News]]:
+        """(number of the sample, news) until all samples are done. Raises ApiError if one fails."""
+        while self._left:
+            number, news = await self._news.get()
+            if isinstance(news, Done):
+                self._left.discard(number)
+                if news.error is not None:
+                    raise ApiError(f"The reply failed: {news.error}", 503, kind="server_error") from news.error
+            yield number, news

@@ -1,0 +1,151 @@
+"""Requests in OpenAI's protocol: which fields are understood, and which are refused because the engine cannot do them.
+
+A field that is accepted has its effect; everything else is an `ApiError` with one sentence and the field's name, as
+clients of OpenAI's API expect it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+Kind = Literal["invalid_request_error", "authentication_error", "rate_limit_error", "server_error"]
+
+
+class ApiError(Exception):
+    """A request that is not answered: HTTP status, one sentence, the field that is to blame, and OpenAI's code."""
+
+    def __init__(
+        self,
+        sentence: str,
+        status: int = 400,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        kind: Kind = "invalid_request_error",
+    ) -> None:
+        super().__init__(sentence)
+        self.status = status
+        self.body = {"error": {"message": sentence, "type": kind, "param": param, "code": code}}
+
+
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    type: Literal["text"]
+    text: str
+
+
+class Message(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[Part]
+    name: str | None = None
+    tool_call_id: str | None = None
+    refusal: None = None
+
+    def plain(self) -> dict[str, str]:
+        """The message for a chat template."""
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+Nothing = Literal[0] | None
+Zero = Annotated[float | None, Field(ge=0, le=0)]
+
+
+class Body(BaseModel):
+    """Fields of both kinds of requests. None is the same as a field that is left out."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    model: str
+    max_tokens: int | None = Field(default=None, ge=1)
+    temperature: float | None = Field(default=None, ge=0, le=100)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=0, le=2**31 - 1)  # not OpenAI's, but vLLM's
+    n: int | None = Field(default=None, ge=1, le=1024)
+    seed: int | None = Field(default=None, ge=-(2**63), le=2**63 - 1)
+    stop: Annotated[list[Annotated[str, Field(min_length=1, max_length=256)]] | None, BeforeValidator(_listed)] = Field(
+        default=None, max_length=16
+    )
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    presence_penalty: Zero = None
+    frequency_penalty: Zero = None
+    logit_bias: Annotated[dict[str, float] | None, Field(max_length=0)] = None
+    user: str | None = None
+
+
+class ChatBody(Body):
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: Nothing = None
+    web_search_options: dict[str, Any] | None = Field(default=None, max_length=0)
+    response_format: dict[Literal["type"], Literal["text"]] | None = None
+    store: Literal[False] | None = None
+
+
+class CompletionBody(Body):
+    prompt: str | list[str] | list[int] | list[list[int]]
+    logprobs: Nothing = None
+    echo: Literal[False] | None = None
+    best_of: Literal[1] | None = None
+    suffix: None = None
+
+
+# Why a known field, or a value of it, is refused.
+REFUSED = {
+    "tools": "functions of the client are not supported; the server can search by itself, see web_search_options",
+    "tool_choice": "functions of the client are not supported",
+    "functions": "functions of the client are not supported",
+    "top_logprobs": "the engine gives the log-prob of the sampled token only; leave it out or give 0",
+    "logprobs": "the engine gives the log-prob of the sampled token only; give true for chat, 0 for completions",
+    "presence_penalty": "the engine samples without penalties; leave it out or give 0",
+    "frequency_penalty": "the engine samples without penalties; leave it out or give 0",
+    "logit_bias": "the engine samples without biases; leave it out",
+    "echo": "prompts are not echoed; leave it out",
+    "best_of": "samples are not ranked; use n",
+    "suffix": "the model continues a text, it does not fill one in; leave it out",
+    "response_format": 'replies are free text; leave it out or give {"type": "text"}',
+    "web_search_options": "options of the search are set by the server; give an empty object",
+    "store": "replies are not stored; leave it out or give false",
+}
+
+Parsed = TypeVar("Parsed", bound=Body)
+
+
+def parsed(kind: type[Parsed], body: bytes) -> Parsed:
+    """The request of a body. Raises ApiError for what is no JSON, has unknown fields or values that are refused."""
+    try:
+        table = json.loads(body)
+    except (ValueError, RecursionError):
+        raise ApiError("The request body is not JSON, or nested too deep.") from None
+    if not isinstance(table, dict):
+        raise ApiError("The request body must be a JSON object.")
+    try:
+        json.dumps(table, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ApiError("The request has half of a surrogate pair, which is not a character.") from None
+    try:
+        return kind.model_validate(table)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        param = ".".join(str(part) for part in first["loc"][:3])
+        name = str(first["loc"][0]) if first["loc"] else "the body"
+        unknown = first["type"] == "extra_forbidden" and len(first["loc"]) == 1 and name not in REFUSED
+        reason = "is not a field of this request" if unknown else REFUSED.get(name, first["msg"])
+        if "content" in first["loc"]:
+            reason = "a message's content is text, or a list of parts of type text"
+        raise ApiError(f"`{param}`: {reason}.", param=name) from None

@@ -1,0 +1,152 @@
+"""The process that serves: sockets, signals, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import uvicorn
+from starlette.applications import Starlette
+
+from retrieval.search import Hit, Retriever
+from rollouts.online import Done
+from rollouts.types import Request, SamplingParams
+from scope_jax.errors import UserError
+from scope_jax.serving.app import Api
+from scope_jax.serving.assemble import Served
+
+LOOK = 0.2  # seconds between looks at whether to end
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, which ends at a signal without raising it again: an orderly end is no error."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():  # only it may listen to signals
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, one in before.items():
+                signal.signal(number, one)
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket that has its port, 0: a free one, and does not listen yet: until the server is ready, clients are
+    refused. Raises UserError if the port cannot be had."""
+    try:
+        family, kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        sock = socket.socket(family, kind)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError as error:
+        raise UserError(f"cannot listen on port {port} of {host} ({error}); choose another --port or --host.") from None
+    return sock
+
+
+def one_at_a_time(retrieve: Retriever) -> Retriever:
+    """The retriever for several threads: programs of several devices must be sent to all of them in the same order."""
+    lock = threading.Lock()
+
+    def locked(queries: Sequence[str], count: int) -> list[tuple[Hit, ...]]:
+        with lock:
+            return retrieve(queries, count)
+
+    return locked
+
+
+def run_http(app: Starlette, sock: socket.socket, grace: float, told: Callable[[str], None]) -> None:
+    """Serves an application until a signal; replies under way have `grace` seconds. told(address): once it listens."""
+    asyncio.run(_serve(_server(app, grace), sock, told))
+
+
+async def _serve(server: uvicorn.Server, sock: socket.socket, told: Callable[[str], None]) -> None:
+    async def tell() -> None:
+        while not server.started:
+            await asyncio.sleep(0.02)
+        host, port = sock.getsockname()[:2]
+        told(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+
+    telling = asyncio.ensure_future(tell())
+    try:
+        await server.serve([sock])
+    finally:
+        telling.cancel()
+
+
+def _server(app: Starlette, grace: float) -> _Server:
+    seconds = max(1, round(grace))
+    return _Server(
+        uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=seconds, lifespan="on")
+    )
+
+
+def warm_up(model: Served) -> None:
+    """Samples one token, so that the programs are compiled before the first request comes."""
+    params = SamplingParams(0.0, 0, 1.0, 1, (), tuple(model.tokenizer.eos_ids), False)
+    ended = threading.Event()
+    request = Request([0], params, None, None, max_turns=1, respond=None)
+    model.rollouts.submit([request], [lambda news: ended.set() if isinstance(news, Done) else None])
+    ended.wait()
+    if model.rollouts.failure is not None:
+        raise model.rollouts.failure
+
+
+def run_model(
+    model: Served,
+    sock: socket.socket,
+    *,
+    key: str | None,
+    grpc: tuple[str, int] | None,
+    grace: float,
+    tell: Callable[[str], None],
+    ended: threading.Event | None = None,
+) -> None:
+    """Serves a model until a signal, until `ended` is set, or until its engine fails, whose error is raised.
+
+    key: what clients must give. grpc: (host, port) of JetStream's service as well.
+    """
+    asyncio.run(_run(model, sock, key, grpc, grace, tell, ended or threading.Event()))
+    if model.rollouts.failure is not None:
+        raise model.rollouts.failure
+
+
+async def _run(
+    model: Served,
+    sock: socket.socket,
+    key: str | None,
+    grpc: tuple[str, int] | None,
+    grace: float,
+    tell: Callable[[str], None],
+    ended: threading.Event,
+) -> None:
+    server = _server(Api(model, key).app(), grace)
+    also = None
+    if grpc is not None:
+        from rollouts.jetstream import Orchestrator, grpc_server
+
+        limits = model.cfg.serve
+        service = Orchestrator(model.rollouts, max_tokens=limits.max_tokens, key=key)
+        also, port = grpc_server(service, *grpc, limits.max_body)
+        await also.start()
+        tell(f"JetStream's service on {grpc[0]}:{port}")
+
+    async def watch() -> None:
+        while model.rollouts.failure is None and not ended.is_set():
+            await asyncio.sleep(LOOK)
+        server.should_exit = True
+
+    watching = asyncio.ensure_future(watch())
+    try:
+        await _serve(server, sock, lambda address: tell(f"serving {model.name} on {address}/v1"))
+    finally:
+        watching.cancel()
+        if also is not None:
+            await also.stop(grace)

@@ -1,0 +1,122 @@
+"""cards, new, check; --version, and wrong uses of the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from scope_jax.cli import app
+from scope_jax.config import load_card
+from scope_jax.run.metrics import RunLog
+from scope_jax.version import __version__
+
+ROOT = Path(__file__).parents[2]
+ATLAS = ROOT / "assets" / "atlas"
+BASE = ATLAS / "ssp" / "base"
+
+
+def invoke(*words: object):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_cards_says_what_each_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {one["card"]: one for one in json.loads(invoke("cards", ROOT / "configs", "--json").stdout)}
+    atlas = found["configs/ssp/atlas.toml"] if Path.cwd() == ROOT else found[str(ROOT / "configs/ssp/atlas.toml")]
+    assert atlas["game"] == "ssp" and atlas["needs"] == [] and atlas["Hardware"].startswith("2 CPU cores")
+    paper = next(one for name, one in found.items() if name.endswith("configs/ssp/qwen2.5-7b.toml"))
+    assert any(need.startswith("retrieval.corpus: ") for need in paper["needs"])
+    monkeypatch.chdir(tmp_path)  # the files of Atlas's cards are found from anywhere
+    text = invoke("cards").stdout
+    assert f"{ROOT / 'configs/ssp/atlas.toml'}  (ssp)\n" in text and "needs nothing: everything is here" in text
+    assert invoke("cards", tmp_path).exit_code == 2
+
+
+def test_new_writes_a_card_that_check_accepts(tmp_path: Path) -> None:
+    card = tmp_path / "mine.toml"
+    files = ("--model", BASE, "--data", ATLAS / "answers.jsonl", "--corpus", ATLAS / "corpus.jsonl")
+    result = invoke("new", card, "--game", "ssp", *files, "--exam", ATLAS / "questions_held_out.jsonl", "--steps", 7)
+    assert result.exit_code == 0, result.output
+    cfg = load_card(card)
+    assert (cfg.system, cfg.train.steps, cfg.model.checkpoint) == ("ssp", 7, str(BASE))
+    assert cfg.rollout.max_length <= 4096 and "WRONG" not in result.output
+    lines = result.stdout.splitlines()
+    assert any(line.startswith("ok     data: ") for line in lines)
+    assert any(line.startswith("ok     exam held_out: ") for line in lines)
+    again = invoke("new", card, "--game", "ssp", *files)
+    assert again.exit_code == 2 and "exists" in again.stderr
+    none = invoke("new", tmp_path / "b.toml", "--game", "ssp", "--model", tmp_path, *files[2:])
+    assert none.exit_code == 2 and not (tmp_path / "b.toml").exists()
+
+
+def test_runs_lists_what_is_done(tmp_path: Path) -> None:
+    cfg = load_card(ROOT / "configs" / "ssp" / "atlas.toml")
+    for step in (1, 2):
+        RunLog(tmp_path / "a", cfg).metrics(step, {"solver/reward": 0.5})
+    (tmp_path / "a" / "metrics.jsonl").open("a").write('{"step": 3, "sol')
+    (found,) = json.loads(invoke("runs", tmp_path, "--json").stdout)
+    assert (found["run"], found["game"], found["steps"], found["of"]) == (str(tmp_path / "a"), "ssp", 2, 8)
+    assert invoke("runs", tmp_path).stdout.startswith(f"{tmp_path / 'a'}  ssp  2 of 8 steps  20")
+    assert "there is no run" in invoke("runs", tmp_path / "a").stderr
+
+
+def test_check_names_everything_that_is_wrong(tmp_path: Path) -> None:
+    card = tmp_path / "bad.toml"
+    card.write_text(
+        'system = "ssp"\n[model]\ncheckpoint = "none"\n'
+        f'[retrieval]\nurl = "http://127.0.0.1:9/retrieve"\ntimeout = 1.0\n[data]\nanswers = "{tmp_path}/none.jsonl"\n'
+        '[train]\nsteps = 1\n[judge]\nurl = "http://127.0.0.1:9/v1"\nmodel = "m"\nretries = 0\n'
+    )
+    result = invoke("check", card)
+    assert result.exit_code == 2
+    wrong = [line.split()[1].rstrip(":") for line in result.stdout.splitlines() if line.startswith("WRONG")]
+    assert wrong == ["model", "tokenizer", "data", "search", "model"]
+    assert "5 of 7 parts of" in result.stderr
+
+
+def test_a_card_is_found_from_its_folder_and_above(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    cfg = load_card(ROOT / "configs" / "ssp" / "atlas.toml")
+    assert cfg.model.checkpoint == str(BASE) and cfg.retrieval is not None
+    assert cfg.retrieval.corpus == str(ATLAS / "corpus.jsonl")
+    (tmp_path / "assets/atlas/ssp/base").mkdir(parents=True)  # the current folder comes first
+    assert load_card(ROOT / "configs" / "ssp" / "atlas.toml").model.checkpoint == "assets/atlas/ssp/base"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["train"], "scope-jax: missing argument 'CARD'; see scope-jax train --help.\n"),
+        (["train", "c.toml"], "scope-jax: missing option '--run'; see scope-jax train --help.\n"),
+        (["tain"], "scope-jax: no such command 'tain'. Did you mean 'train'?; see scope-jax --help.\n"),
+        (["--bogus"], "scope-jax: no such option: --bogus; see scope-jax --help.\n"),
+    ],
+)
+def test_a_wrong_use_is_one_sentence(words: list[str], sentence: str) -> None:
+    result = invoke(*words)
+    assert (result.exit_code, result.stderr, result.stdout) == (2, sentence, "")
+
+
+def test_version_and_completion() -> None:
+    assert invoke("--version").stdout == f"scope-jax {__version__}\n"
+    asked = {"_SCOPE_JAX_COMPLETE": "complete_bash", "COMP_WORDS": "scope-jax se", "COMP_CWORD": "1"}
+    code = "import sys; sys.argv[0] = 'scope-jax'; from scope_jax.cli import run; run()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | asked, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert sorted(done.stdout.split()) == ["search", "serve"]
+
+
+@pytest.mark.slow
+def test_export_imports_nothing_that_it_does_not_need() -> None:
+    code = (
+        "import sys, scope_jax.run.convert;"
+        "print([n for n in ('matplotlib', 'scope_jax.learner.learner') if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

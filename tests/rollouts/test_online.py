@@ -1,0 +1,158 @@
+"""Requests that join and leave a running decode loop: the bits are those of offline runs, what leaves holds nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from rollouts.online import Closed, Done, Full, OnlineRollouts, Sampled, Ticket
+from rollouts.types import Completion, Request, RolloutError, Turn
+from tests.rollouts import world
+from tests.rollouts.world import ByteTokenizer, bits, mixed, request
+
+
+class Asked:
+    """A request and what its listener was told."""
+
+    def __init__(self, rollouts: OnlineRollouts, one: Request) -> None:
+        self.news: list[Any] = []
+        self.over = threading.Event()
+        (self.ticket,) = rollouts.submit([one], [self.hear])
+
+    def hear(self, news: Any) -> None:
+        self.news.append(news)
+        if isinstance(news, Done):
+            self.over.set()
+
+    def done(self) -> Done:
+        assert self.over.wait(120)
+        return self.news[-1]
+
+    def completion(self) -> Completion:
+        done = self.done()
+        assert done.error is None and done.completion is not None
+        return done.completion
+
+
+@contextmanager
+def online(engine, params, **changes: Any) -> Iterator[OnlineRollouts]:
+    settings: dict[str, Any] = {"waiting": 64, "threads": 4, "ahead": False} | changes
+    rollouts = OnlineRollouts(engine, engine.load_params(params), ByteTokenizer(), **settings)
+    try:
+        yield rollouts
+    finally:
+        rollouts.close(5)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_requests_that_join_get_what_they_get_offline(engine, params, rollouts):
+    asked = mixed(24)
+    expected = [bits(completion) for completion in rollouts.run(asked)]
+    for ahead in (False, True):
+        with online(engine, params, ahead=ahead) as running:
+            first = [Asked(running, one) for one in asked[:12]]
+            first[3].done()
+            later = [Asked(running, one) for one in asked[12:]]
+            assert [bits(one.completion()) for one in (*first, *later)] == expected
+            for one in (*first, *later):
+                told = [id for news in one.news if isinstance(news, Sampled) for id in news.ids]
+                assert told == one.completion().ids_T.tolist()
+        assert running.failure is None
+
+
+def test_observations_are_told_and_a_responders_error_ends_its_request_alone(engine, params, rollouts):
+    def respond(turns: tuple[Turn, ...]) -> str | None:
+        return "seen" if len(turns) == 1 else None
+
+    def fail(turns: tuple[Turn, ...]) -> str | None:
+        raise ConnectionError("the search server is down")
+
+    good = request("a question", key=1, max_turns=3, respond=respond, max_tokens=6)
+    expected = bits(rollouts.run([good])[0])
+    with online(engine, params) as running:
+        bad = Asked(running, request("another", key=2, respond=fail, max_turns=3))
+        one = Asked(running, good)
+        assert bits(one.completion()) == expected
+        assert [news.text for news in one.news if isinstance(news, Turn)] == ["seen"]
+        assert str(bad.done().error) == "the search server is down"
+        assert bits(Asked(running, good).completion()) == expected
+
+
+def endless(number: int) -> Request:
+    return request(f"prompt {number}", key=number, max_tokens=140, stop_ids=())
+
+
+def test_what_is_cancelled_frees_its_slot_wherever_it_is(engine, params, rollouts):
+    blocked = threading.Event()
+
+    def wait(turns: tuple[Turn, ...]) -> str | None:
+        blocked.wait(30)
+        return None
+
+    one = request("still right", key=5, max_tokens=12)
+    expected = bits(rollouts.run([one])[0])
+    with online(engine, params) as running:
+        asking = Asked(running, request("x", key=3, respond=wait, max_turns=2, max_tokens=2))
+        decoding = [Asked(running, endless(number)) for number in range(30)]  # of which seven have a slot
+        until(lambda: any(isinstance(news, Sampled) for news in decoding[0].news))
+        for gone in (asking, *decoding):
+            gone.ticket.cancel()
+            gone.ticket.cancel()
+        until(lambda: running.running == 0 and running.waiting == 0)
+        blocked.set()
+        assert bits(Asked(running, one).completion()) == expected
+        assert not any(isinstance(news, Done) for gone in decoding[7:] for news in gone.news)
+
+
+def test_more_than_may_wait_is_refused_and_the_end_is_told(engine, params):
+    with online(engine, params, waiting=2) as running:
+        asked = [Asked(running, endless(number)) for number in range(10)]
+        with pytest.raises(Full, match="10 requests are running or waiting"):
+            Asked(running, endless(11))
+        with pytest.raises(ValueError, match="The prompt has 160 tokens; the engine takes at most 159"):
+            Asked(running, request("p" * 160))
+        running.close(0)
+        assert all(isinstance(one.done().error, Closed) or one.done().completion for one in asked)
+        with pytest.raises(Closed):
+            Asked(running, endless(12))
+
+
+def test_an_error_of_the_engine_ends_every_request(engine, params, monkeypatch):
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raise RolloutError("out of order")
+
+    with online(engine, params) as running:
+        monkeypatch.setattr(engine, "generate", broken)
+        asked = Asked(running, endless(0))
+        error = asked.done().error
+        assert isinstance(error, Closed) and str(error.__cause__) == "out of order" == str(running.failure)
+        with pytest.raises(Closed):
+            Asked(running, endless(1))
+
+
+@pytest.mark.slow
+def test_pages_of_cancelled_requests_are_free(params):
+    engine = world.make_paged()
+    offline = world.make_rollouts(engine, params)
+    one = request("still right", key=5, max_tokens=12)
+    expected = bits(offline.run([one])[0])
+    with online(engine, params, ahead=True) as running:
+        asked = [Asked(running, endless(number)) for number in range(20)]
+        until(lambda: any(isinstance(news, Sampled) for news in asked[0].news))
+        tickets: list[Ticket] = [gone.ticket for gone in asked]
+        for ticket in tickets:
+            ticket.cancel()
+        until(lambda: running.running == 0 and running.waiting == 0)
+        assert all(pool.used == 0 for pool in running._loop._state.pools)
+        assert bits(Asked(running, one).completion()) == expected

@@ -1,0 +1,238 @@
+"""OpenAI's protocol, asked by OpenAI's client: replies equal greedy generation offline, bad requests harm nobody."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import httpx2
+import openai
+import pytest
+
+from rollouts.types import Completion, Request, SamplingParams
+from scope_jax.serving.assemble import Served
+from tests.serving.world import offline, questions, serving, wait_until_idle
+
+
+@pytest.fixture(scope="module")
+def url(model: Served) -> Iterator[str]:
+    with serving(model) as told:
+        yield told["http"]
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Any:
+    return openai.OpenAI(base_url=url, api_key="none", max_retries=0, http_client=httpx2.Client(trust_env=False))
+
+
+def greedy(model: Served, prompts: Sequence[Sequence[int]], tokens: int | Sequence[int]) -> list[Completion]:
+    """tokens: most of all replies, or of each."""
+    limits = [tokens] * len(prompts) if isinstance(tokens, int) else tokens
+    requests = [
+        Request(
+            list(prompt),
+            SamplingParams(0.0, 0, 1.0, limit, (), model.tokenizer.eos_ids, False),
+            None,
+            None,
+            max_turns=1,
+            respond=None,
+        )
+        for prompt, limit in zip(prompts, limits, strict=True)
+    ]
+    return offline(model).run(requests)
+
+
+def user(text: str) -> list[Any]:
+    return [{"role": "user", "content": text}]
+
+
+def said(model: Served, completion: Completion) -> str:
+    return model.tokenizer.decode(id for id in completion.ids_T.tolist() if id not in model.tokenizer.eos_ids)
+
+
+def test_concurrent_replies_equal_greedy_generation_offline(model: Served, client: Any):
+    asked = questions(30)
+    prompts = [model.tokenizer.encode_chat(user(text)) for text in asked]
+    expected = greedy(model, prompts, 12)
+
+    def ask(number: int) -> tuple[str, int, list[float]]:
+        chat = {"model": "atlas", "messages": user(asked[number]), "max_tokens": 12, "temperature": 0}
+        if number % 3 == 0:
+            chunks = list(
+                client.chat.completions.create(
+                    **chat, stream=True, stream_options={"include_usage": True}, logprobs=True
+                )
+            )
+            choices = [chunk.choices[0] for chunk in chunks if chunk.choices]
+            assert choices[-1].finish_reason in ("stop", "length")
+            entries = [entry for choice in choices if choice.logprobs for entry in choice.logprobs.content]
+            text = "".join(choice.delta.content or "" for choice in choices)
+            return text, chunks[-1].usage.completion_tokens, [entry.logprob for entry in entries]
+        if number % 3 == 1:
+            reply = client.chat.completions.create(**chat, logprobs=True)
+            probs = [entry.logprob for entry in reply.choices[0].logprobs.content]
+            return reply.choices[0].message.content, reply.usage.completion_tokens, probs
+        reply = client.completions.create(
+            model="atlas", prompt=prompts[number], max_tokens=12, temperature=0, logprobs=0
+        )
+        return reply.choices[0].text, reply.usage.completion_tokens, reply.choices[0].logprobs.token_logprobs
+
+    with ThreadPoolExecutor(10) as pool:
+        replies = list(pool.map(ask, range(30)))
+    for (text, count, probs), completion in zip(replies, expected, strict=True):
+        assert text == said(model, completion) and count == len(completion.ids_T)
+        kept = [
+            p
+            for id, p in zip(completion.ids_T, completion.logprobs_T.tolist(), strict=True)
+            if id not in model.tokenizer.eos_ids
+        ]
+        assert probs == kept  # JSON keeps every bit of a float32
+
+
+def test_seeds_samples_and_stop_strings(model: Served, client: Any):
+    def sample(seed: int | None, **more: Any) -> list[str]:
+        reply = client.chat.completions.create(
+            model="atlas", messages=user(questions(1)[0]), n=4, seed=seed, max_tokens=16, temperature=1.5, **more
+        )
+        assert [choice.index for choice in reply.choices] == [0, 1, 2, 3]
+        return [choice.message.content for choice in reply.choices]
+
+    first = sample(7)
+    assert first == sample(7) and len(set(first)) > 1
+    assert first != sample(8) and sample(None) != sample(None)
+    whole = greedy(model, [model.tokenizer.encode_chat(user(questions(1)[0]))], 12)[0]
+    text = said(model, whole)
+    stop = text[4:7]
+    chat = {"model": "atlas", "messages": user(questions(1)[0]), "max_tokens": 12, "temperature": 0, "stop": stop}
+    cut = client.chat.completions.create(**chat).choices[0]
+    assert cut.message.content == text[: text.index(stop)] and cut.finish_reason == "stop"
+    pieces = [chunk.choices[0].delta.content or "" for chunk in client.chat.completions.create(**chat, stream=True)]
+    assert "".join(pieces) == cut.message.content
+
+
+def test_the_server_searches_if_it_is_asked_to(model: Served, client: Any):
+    assert model.joiner is not None
+    chat = {"model": "atlas", "messages": user(questions(1)[0]), "max_tokens": 90, "temperature": 0}
+    found = client.chat.completions.create(**chat, web_search_options={}).choices[0].message.content
+    results = model.joiner.dialect.results_of(found)
+    assert results and results[0].startswith('Doc 1 (Title: "') and model.joiner.dialect.close in found
+    chunks = client.chat.completions.create(**chat, web_search_options={}, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == found
+    assert not model.joiner.dialect.results_of(client.chat.completions.create(**chat).choices[0].message.content)
+
+
+GOOD = {"model": "atlas", "messages": user("hello"), "max_tokens": 2}
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "sentence"),
+    [
+        (b"{", None, "is not JSON"),
+        (b"[" * 20_000, None, "nested too deep"),
+        (b"\xff\xfe", None, "is not JSON"),
+        ([], None, "must be a JSON object"),
+        ({"messages": []}, "messages", "at least 1"),
+        ({"messages": "hello"}, "messages", "list"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages", "'system', 'developer', 'user'"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "text"),
+        ({"messages": user("\ud800")}, None, "surrogate pair"),
+        ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
+        ({"max_tokens": 101}, "max_tokens", "100 tokens for a reply"),
+        ({"max_tokens": "many"}, "max_tokens", "integer"),
+        ({"messages": user("word " * 120)}, None, "this server takes"),
+        ({"temperature": -1}, "temperature", "greater than or equal to 0"),
+        ({"top_p": 0}, "top_p", "greater than 0"),
+        ({"n": 9}, "n", "8 samples"),
+        ({"stop": ["a"] * 17}, "stop", "16"),
+        ({"stop": ""}, "stop", "at least 1"),
+        ({"logprobs": True, "top_logprobs": 5}, "top_logprobs", "the sampled token only"),
+        ({"tools": [{"type": "function"}]}, "tools", "functions of the client"),
+        ({"logit_bias": {"3": 1.0}}, "logit_bias", "without biases"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty", "without penalties"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "free text"),
+        ({"temprature": 1}, "temprature", "is not a field"),
+        ({"seed": 2**70}, "seed", "less than or equal"),
+    ],
+)
+def test_bad_requests_get_400_and_openais_error(url: str, change: Any, param: str | None, sentence: str):
+    body = change if isinstance(change, bytes) else json.dumps(GOOD | change if isinstance(change, dict) else change)
+    reply = httpx.post(f"{url}/chat/completions", content=body, trust_env=False)
+    error = reply.json()["error"]
+    assert reply.status_code == 400 and error["type"] == "invalid_request_error"
+    assert error["param"] == param and sentence in error["message"], error
+
+
+def test_other_refusals(url: str, model: Served):
+    def post(path: str, body: Any) -> httpx.Response:
+        return httpx.post(url + path, json=body, trust_env=False)
+
+    assert post("/chat/completions", GOOD | {"model": "gpt"}).json()["error"]["code"] == "model_not_found"
+    assert post("/embeddings", {}).status_code == 404 and "error" in post("/embeddings", {}).json()
+    assert httpx.get(f"{url}/chat/completions", trust_env=False).status_code == 405
+    large = post("/chat/completions", GOOD | {"user": "x" * 20_000})
+    assert large.status_code == 413 and "20000 bytes" in large.json()["error"]["message"]
+    bad = post("/completions", {"model": "atlas", "prompt": [10**6]})
+    assert bad.status_code == 400 and "Token ids" in bad.json()["error"]["message"]
+    both = post("/chat/completions", GOOD | {"web_search_options": {}, "stop": "x"})
+    assert both.status_code == 400 and both.json()["error"]["param"] == "stop"
+    assert httpx.get(f"{url}/models", trust_env=False).json()["data"][0]["id"] == "atlas"
+    assert httpx.get(f"{url}/models/atlas", trust_env=False).json()["max_model_len"] == 128
+    assert post("/chat/completions", GOOD).status_code == 200
+
+
+def test_cancelled_requests_free_their_slots_and_too_many_get_429(url: str, model: Served, client: Any):
+
+    body = {"model": "atlas", "prompt": [5] * 20, "max_tokens": 100, "n": 8, "temperature": 3.0, "stream": True}
+
+    def flood() -> None:
+        streams = [client.completions.create(**body) for _ in range(40)]
+        assert not streams
+
+    with pytest.raises(openai.RateLimitError, match="try again later"):
+        flood()
+    wait_until_idle(model)
+    before = metric(url, "scope_jax_requests_cancelled_total")
+    stream = client.completions.create(**body)
+    next(iter(stream))
+    stream.close()
+    gone = threading.Thread(target=leave, args=(url, body | {"stream": False}))
+    gone.start()
+    gone.join()
+    wait_until_idle(model)
+    assert metric(url, "scope_jax_requests_cancelled_total") > before
+    assert metric(url, "scope_jax_samples_running") == 0
+    assert httpx.get(url.removesuffix("/v1") + "/health", trust_env=False).json() == {"status": "ok"}
+
+
+def leave(url: str, body: dict[str, Any]) -> None:
+    """Asks and goes away before there is a reply."""
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{url}/completions", json=body, timeout=0.05, trust_env=False)
+
+
+def metric(url: str, name: str) -> float:
+    text = httpx.get(url.removesuffix("/v1") + "/metrics", trust_env=False).text
+    return float(next(line.split()[-1] for line in text.splitlines() if line.startswith(name + " ")))
+
+
+def test_a_key_is_asked_for_and_an_end_lets_replies_finish(model: Served):
+    with serving(model, key="secret") as told:
+        url = told["http"]
+        assert httpx.get(f"{url}/models", trust_env=False).status_code == 401
+        headers = {"Authorization": "Bearer secret"}
+        assert httpx.get(f"{url}/models", headers=headers, trust_env=False).status_code == 200
+        with ThreadPoolExecutor(1) as pool:
+            body = {"model": "atlas", "prompt": [5] * 20, "max_tokens": 60, "temperature": 3.0, "n": 8}
+            under_way = pool.submit(
+                httpx.post, f"{url}/completions", json=body, headers=headers, timeout=60, trust_env=False
+            )
+            while not (model.rollouts.running or under_way.done()):
+                threading.Event().wait(0.005)
+            told["end"]()
+            assert under_way.result().status_code == 200
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{url}/models", trust_env=False)
