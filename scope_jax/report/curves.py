@@ -45,6 +45,13 @@ def _colours(lines: Sequence[dict[str, Any]], panels: Sequence[Panel]) -> dict[s
     return colours
 
 
+class PlainLog(LogFormatter):
+    """Labels the ticks that LogFormatter labels, as plain numbers: 0.6, not 6e-01."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        return f"{x:g}" if super().__call__(x, pos) else ""
+
+
 def _frame(axes: Axes, panel: Panel, last: int) -> None:
     """Title, scales and limits of a panel; last: the last step shown."""
     axes.set_title(panel.title, loc="left", fontsize=11, color=INK, fontweight="bold")
@@ -63,8 +70,9 @@ def _scale(axes: Axes, panel: Panel) -> None:
     """Scale and lower limit, once the curves are drawn."""
     if panel.log:
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(LogFormatter())  # plain numbers; powers of ten are wider than the margin
-        axes.yaxis.set_minor_formatter(LogFormatter())
+        axes.tick_params(axis="y", which="minor", colors=INK, labelsize=9)
+        axes.yaxis.set_major_formatter(PlainLog())
+        axes.yaxis.set_minor_formatter(PlainLog())
     elif not panel.share:
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
 

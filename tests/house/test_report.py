@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 from rich.console import Console
 
@@ -14,7 +15,7 @@ from scope_jax.config import load_card, parse_config
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.play import settings
 from scope_jax.report.collapse import signs
-from scope_jax.report.curves import draw, smooth
+from scope_jax.report.curves import PlainLog, draw, smooth
 from scope_jax.report.page import examples, facts, write_report
 from scope_jax.report.panels import PANELS, collapse_panels, series
 from scope_jax.report.progress import Progress
@@ -132,6 +133,15 @@ def test_the_picture_is_drawn(run: Path, tmp_path: Path) -> None:
     pixels = imread(picture)
     assert pixels.shape[:2] == (1395, 1500)
     assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 50  # not a blank image
+
+
+def test_logarithmic_axes_have_plain_numbers() -> None:
+    axes = Figure().subplots()
+    axes.plot([1, 2], [0.15, 0.7])
+    axes.set_yscale("log")
+    axes.yaxis.set_minor_formatter(PlainLog())
+    labels = {label.get_text() for label in axes.get_yticklabels(minor=True)} - {""}
+    assert {"0.2", "0.6"} <= labels and all(float(label) == pytest.approx(round(float(label), 1)) for label in labels)
 
 
 def test_a_folder_without_steps_is_named(tmp_path: Path) -> None:
