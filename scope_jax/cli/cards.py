@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from scope_jax.cli.options import Card, Json, Sets, check_place, load, show, tell
+from scope_jax.cli.options import Card, Json, Sets, load
+from scope_jax.cli.output import check_place, show, tell
 from scope_jax.cli.program import app
 from scope_jax.errors import UserError
 

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from scope_jax.cli.options import Base, Json, Sets, show, tell
+from scope_jax.cli import data, exams
+from scope_jax.cli.options import Base, Json, Sets
+from scope_jax.cli.output import show, tell
 from scope_jax.cli.program import app
-from scope_jax.commands import data, exams
 from scope_jax.errors import UserError
 
 app.command("eval")(exams.evaluate)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from scope_jax.cli.options import Card, Json, Sets, console, load, show
+from scope_jax.cli.options import Card, Json, Sets, load
+from scope_jax.cli.output import console, show
 from scope_jax.cli.program import app
 from scope_jax.errors import UserError
 

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from scope_jax.cli.options import Json, show, tell
+from scope_jax.cli.options import Json
+from scope_jax.cli.output import show, tell
 from scope_jax.cli.program import app
 from scope_jax.errors import UserError
 

@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from scope_jax.cli.options import Card, Sets, console, load, tell
+from scope_jax.cli.options import Card, Sets, load
+from scope_jax.cli.output import console, tell
 from scope_jax.cli.program import app
 from scope_jax.errors import UserError
 

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from scope_jax.cli.options import Card, Json, Run, Sets, console, load, show, tell
+from scope_jax.cli.options import Card, Json, Run, Sets, load
+from scope_jax.cli.output import console, show, tell
 from scope_jax.cli.program import app
 from scope_jax.errors import UserError
 

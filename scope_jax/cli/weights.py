@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from scope_jax.cli.options import Json, RunFolder, console, show
+from scope_jax.cli.options import Json, RunFolder
+from scope_jax.cli.output import console, show
 from scope_jax.cli.program import app
 from scope_jax.errors import UserError
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from scope_jax.commands.output import check_place, show, tell
+from scope_jax.cli.output import check_place, show, tell
 from scope_jax.errors import UserError
 
 

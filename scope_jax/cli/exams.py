@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from scope_jax.commands.output import check_place, show, tell
+from scope_jax.cli.output import check_place, show, tell
 from scope_jax.errors import UserError
 
 if TYPE_CHECKING:

@@ -8,8 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from rich.console import Console
 
 from scope_jax.errors import UserError
+
+
+def console() -> Console:
+    # Results go to standard output, progress and messages to standard error; of several processes, one shows them.
+    from scope_jax.run.processes import writes
+
+    return Console(stderr=True, highlight=False, quiet=not writes())
 
 
 def tell(sentence: str) -> None:
