@@ -29,9 +29,9 @@ from scope_jax.run.compiling import keep_programs, programs
 from scope_jax.run.heartbeat import heartbeat
 from scope_jax.run.metrics import RunLog, records
 from scope_jax.run.performance import Instruments
-from scope_jax.run.processes import agreed, by_one
+from scope_jax.run.processes import agreed, by_one, give_up, signalled
 from scope_jax.run.residence import ACCELERATOR, States, moved, with_one_reference
-from scope_jax.run.stopping import unbroken
+from scope_jax.run.stopping import Stopped, orderly
 from scope_jax.run.watching import watched
 
 
@@ -42,7 +42,8 @@ def train(cfg: Config, run: Path, progress: Progress, profile: int | None = None
     is written to <run>/profile. Returns {"run", "steps", "seconds" and "programs_compiled" (both of this process),
     "before", "after"}; the last two are the evaluation metrics of the initial and the final weights, {} if the card has
     no evaluation set. A run ended by a rule of `train.watch` also has "stopped", the reason. Raises UserError if a rule
-    names a metric that no step has, or if `profile` is not a step of this process.
+    names a metric that no step has, or if `profile` is not a step of this process; Stopped if a signal ended the run
+    early, after a step with a checkpoint.
     """
     began, made = time.monotonic(), programs()
     compiled = made.compiled
@@ -81,44 +82,51 @@ def train(cfg: Config, run: Path, progress: Progress, profile: int | None = None
         log.metrics(done, initial | agreed(instruments.times()))
         watch = watch.after(initial)
 
-    try:
-        while not over:
-            step, passed = done, world.system.iterations(cfg, memory)
-            done = step + 1
-            alive = heartbeat(
-                progress.say, f"step {done}", lambda: f"{world.local.progress[1]} dispatches in this call"
-            )
-            with instruments.step(done), alive:
-                with instruments.phase("play"):
-                    episodes, memory, metrics = world.system.play(cfg, world.tools(step), memory, step)
-                with instruments.phase("learn"):
-                    world.sampler.rest()
-                    states, episodes, baselines, learned = learn(trainer, states, episodes, baselines)
-                    world.sampler.publish(states)
-            metrics = agreed(metrics | learned | instruments.metrics(episodes))
+    signal = 0
+    with orderly(cfg.train.stop_grace, give_up) as request:
+        try:
+            while not over and not signal:
+                step, passed = done, world.system.iterations(cfg, memory)
+                done = step + 1
+                alive = heartbeat(
+                    progress.say, f"step {done}", lambda: f"{world.local.progress[1]} dispatches in this call"
+                )
+                with instruments.step(done), alive:
+                    with instruments.phase("play"):
+                        episodes, memory, metrics = world.system.play(cfg, world.tools(step), memory, step)
+                    with instruments.phase("learn"):
+                        world.sampler.rest()
+                        states, episodes, baselines, learned = learn(trainer, states, episodes, baselines)
+                        world.sampler.publish(states)
+                metrics = agreed(metrics | learned | instruments.metrics(episodes))
 
-            over = finished(world, memory, done) or watch.after(metrics).reason is not None
-            name = ""
-            if cfg.train.keep_iterations and world.system.iterations(cfg, memory) > passed:
-                name = f"iteration-{passed + 1}"
-            if cfg.evaluate.sets and (over or name or (cfg.evaluate.every and done % cfg.evaluate.every == 0)):
-                progress.say("evaluating")
-                with instruments.phase("evaluate"):
-                    measured, answers = evaluate(world)
-                log.exams(done, answers)
-                metrics |= measured | agreed(instruments.times())
-            log.episodes(done, episodes)
-            log.metrics(done, metrics)
-            progress.step(done, world.system.total_steps(cfg), metrics)
-            watch = watch.after(metrics)
-            watch.check_names(world.system.updates(cfg))
-            over = over or watch.reason is not None  # by an evaluation
-            if done % cfg.train.save_every == 0 or over or name:
-                with unbroken(), instruments.phase("checkpoint"):  # a checkpoint that was started is finished
-                    checkpoints.save(done, with_one_reference(states), {"game": memory, "baselines": baselines}, name)
-    finally:
-        instruments.stop()
-        checkpoints.wait()  # finish a started checkpoint, also after an error
+                over = finished(world, memory, done) or watch.after(metrics).reason is not None
+                name = ""
+                if cfg.train.keep_iterations and world.system.iterations(cfg, memory) > passed:
+                    name = f"iteration-{passed + 1}"
+                if cfg.evaluate.sets and (over or name or (cfg.evaluate.every and done % cfg.evaluate.every == 0)):
+                    progress.say("evaluating")
+                    with instruments.phase("evaluate"):
+                        measured, answers = evaluate(world)
+                    log.exams(done, answers)
+                    metrics |= measured | agreed(instruments.times())
+                log.episodes(done, episodes)
+                log.metrics(done, metrics)
+                progress.step(done, world.system.total_steps(cfg), metrics)
+                watch = watch.after(metrics)
+                watch.check_names(world.system.updates(cfg))
+                over = over or watch.reason is not None  # by an evaluation
+                signal = signalled(request)
+                if done % cfg.train.save_every == 0 or over or name or signal:
+                    with instruments.phase("checkpoint"):
+                        checkpoints.save(
+                            done, with_one_reference(states), {"game": memory, "baselines": baselines}, name
+                        )
+        finally:
+            instruments.stop()
+            checkpoints.wait()  # finish a started checkpoint, also after an error
+    if signal and not over:
+        raise Stopped(signal, done)
     log.close()
     stopped = {} if watch.reason is None else {"stopped": watch.reason}
     for sentence in stopped.values():

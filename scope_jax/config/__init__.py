@@ -161,6 +161,16 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _a_stop_ends_before_the_launcher_kills(self) -> Config:
+        if self.launch.grace is not None and self.train.stop_grace >= self.launch.grace[1]:
+            key, seconds = self.launch.grace
+            raise ValueError(
+                f"train.stop_grace is {self.train.stop_grace:g}, but {key} = {seconds} seconds after "
+                f"SIGTERM the processes are killed; lower the first or raise the second"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _an_episode_fits_into_a_row(self) -> Config:
         if self.rollout.max_length > self.learner.buckets[-1]:
             raise ValueError(

@@ -126,6 +126,13 @@ class LaunchSection(Section):
     tpu_pod: TpuPodSection | None = None
     gke_jobset: GkeJobsetSection | None = None
 
+    @property
+    def grace(self) -> tuple[str, int] | None:
+        """Key and value of the seconds between SIGTERM and SIGKILL; None where nothing ends the processes."""
+        tables = {"slurm": self.slurm, "tpu-pod": self.tpu_pod, "gke-jobset": self.gke_jobset}
+        table = tables.get(self.kind)
+        return None if table is None else (f"launch.{self.kind.replace('-', '_')}.grace", table.grace)
+
     @model_validator(mode="after")
     def _is_complete(self) -> LaunchSection:
         tables = {"tpu-pod": self.tpu_pod, "gke-jobset": self.gke_jobset}

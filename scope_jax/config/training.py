@@ -36,3 +36,4 @@ class TrainSection(Section):
     compilation_cache: CardPath = ".cache/jax"  # folder of compiled programs, unless JAX_COMPILATION_CACHE_DIR is set
     stall_timeout: Seconds | None = None  # without progress, after which a phase of a step is reported as hanging
     stall_action: Literal["report", "exit"] = "report"
+    stop_grace: Seconds = 100.0  # after SIGTERM or Ctrl-C, for the rest of the step and its checkpoint

@@ -41,6 +41,7 @@ FREE = (
     "train.compilation_cache",
     "train.stall_timeout",
     "train.stall_action",
+    "train.stop_grace",
     "evaluate.every",
     "log",
     "launch",

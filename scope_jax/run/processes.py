@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,13 +18,16 @@ from typing import TypeVar
 
 from rollouts.types import Completion, Request, Rollouts
 from scope_jax.errors import UserError, sentence
-from scope_jax.run.stopping import Stopped
+from scope_jax.run.stopping import Stopped, StopRequest, end
 from sharding import distributed
 from sharding.watch import Watch
 
 T = TypeVar("T")
 Item = TypeVar("Item")
 EXIT_CODE = 1  # of a process that ends because another one has
+FAREWELL = 5.0  # seconds in which a process tells the others why it ends
+
+_watch: Watch | None = None  # over the other processes of the run
 
 
 class PeerError(UserError):
@@ -156,9 +160,16 @@ def joined() -> Iterator[None]:
     distributed.start(place.coordinator, place.index, place.count, place.devices)
     from jax.errors import JaxRuntimeError
 
-    watch = Watch(_end)
+    global _watch
+    _watch = watch = Watch(_end)
+    stopped = None
     try:
-        yield
+        try:
+            yield
+        except Stopped as error:
+            if error.step is None:
+                raise
+            stopped = error  # in all processes after the same step
         distributed.gather(b"")  # all have come to the end
     except BaseException as error:
         if isinstance(error, JaxRuntimeError):  # so end collectives whose other processes are gone, and real errors
@@ -167,6 +178,23 @@ def joined() -> Iterator[None]:
         raise
     watch.leave(None)
     distributed.stop()
+    if stopped is not None:
+        raise stopped
+
+
+def signalled(request: StopRequest) -> int:
+    """The number of a signal that one of the processes got, the same on all; 0 if there was none."""
+    return next(filter(None, together(lambda: request.number)), 0)
+
+
+def give_up(stopped: Stopped) -> None:
+    """Ends this process, whose grace period is over; called in any thread. The others end, too."""
+    _say(f"stopped by {stopped}, before the end of the step; the same command resumes from the last checkpoint.")
+    if _watch is not None:  # in a thread, as the coordination service may not answer
+        farewell = threading.Thread(target=_watch.leave, args=(f"was stopped by {stopped}",), daemon=True)
+        farewell.start()
+        farewell.join(FAREWELL)
+    end(stopped.exit_code)
 
 
 def prefix() -> str:
@@ -176,7 +204,7 @@ def prefix() -> str:
 
 def _end(sentence: str) -> None:
     _say(f"{sentence}; this process ends, too, and the same command resumes from the last checkpoint.")
-    os._exit(EXIT_CODE)
+    end(EXIT_CODE)
 
 
 def _say(sentence: str) -> None:

@@ -36,6 +36,13 @@ def wait(how: str) -> None:
         if how == "working":
             for _ in range(10**9):
                 sum(range(1000))
+        if how in ("late", "orderly"):
+            from scope_jax.run.processes import give_up
+            with stopping.orderly(0.5 if how == "late" else 30, give_up) as request:
+                print("asked to stop", flush=True)
+                while how == "late" or not request.number:
+                    sum(range(1000))
+            raise stopping.Stopped(request.number, 7)
         time.sleep(60)
     finally:
         if how == "finishing":
@@ -111,25 +118,61 @@ def listening() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+ASKED = "training stops after the running step, within {} seconds; a second signal ends it at once."
+
+
+@pytest.mark.parametrize(
+    ("how", "asked", "ending"),
+    [
+        (
+            "orderly",
+            ASKED.format(30),
+            "stopped by SIGTERM after step 7; the same command resumes from the last checkpoint.",
+        ),
+        (
+            "late",
+            ASKED.format(0.5),
+            "stopped by SIGTERM, before the end of the step; the same command resumes from the last checkpoint.",
+        ),
+    ],
+)
+def test_training_stops_after_the_step_or_when_the_grace_period_is_over(how: str, asked: str, ending: str) -> None:
+    process = start(how)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "asked to stop\n"
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=30)
+    assert said.splitlines() == [f"scope-jax: SIGTERM: {asked}", f"scope-jax: {ending}"]
+    assert process.returncode == 143 and time.monotonic() - began < 20
+
+
+def test_a_second_signal_ends_training_at_once() -> None:
+    process = start("orderly")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "asked to stop\n"
+    process.send_signal(signal.SIGSTOP)  # so that both arrive before the loop looks
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGCONT)
+    _, said = process.communicate(timeout=30)
+    assert said.endswith("\nscope-jax: ended at once.\n") and process.returncode in (130, 143)
+
+
 @pytest.mark.usefixtures("listening")
-def test_a_protected_block_is_finished_first() -> None:
-    done = []
-
-    def work() -> None:
-        with stopping.unbroken():
-            with stopping.unbroken():
-                signal.raise_signal(signal.SIGTERM)
-                done.append("inner")
-            done.append("outer")
-
-    with pytest.raises(stopping.Stopped) as caught:
-        work()
-    assert done == ["inner", "outer"] and (str(caught.value), caught.value.exit_code) == ("SIGTERM", 143)
+def test_in_an_orderly_block_a_signal_is_a_request_and_the_grace_period_ends_with_the_block() -> None:
+    late: list[stopping.Stopped] = []
+    with stopping.orderly(0.05, late.append) as request:
+        assert request.number == 0
+        signal.raise_signal(signal.SIGTERM)
+        assert request.number == signal.SIGTERM
+    time.sleep(0.2)
+    assert late == []
 
 
 @pytest.mark.usefixtures("listening")
 def test_outside_of_a_protected_block_a_signal_is_an_exception() -> None:
-    with stopping.unbroken():
+    with stopping.orderly(30, lambda stopped: None):
         pass
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)

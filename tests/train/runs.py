@@ -128,10 +128,13 @@ def memory(run: Path, step: int) -> dict[str, Any]:
     return handler.restore(saved_at(run, step) / "memory")
 
 
-def same(expected: Path, found: Path) -> None:
-    """Asserts that two runs saved the same bits: states and memory in every checkpoint, metrics, episodes."""
-    assert saved(expected) == saved(found) != []
-    for step in saved(expected):
+def same(expected: Path, found: Path, steps: Sequence[int] | None = None) -> None:
+    """Asserts that two runs saved the same bits: states and memory in every checkpoint, metrics, episodes.
+
+    steps: the checkpoints to compare, if the runs do not have the same ones.
+    """
+    assert steps is not None or saved(expected) == saved(found) != []
+    for step in saved(expected) if steps is None else steps:
         left, right = arrays(expected, step), arrays(found, step)
         assert left.keys() == right.keys()
         for name, array in left.items():

@@ -130,3 +130,21 @@ def test_a_killed_process_ends_the_other_and_one_process_finishes_the_run(killed
     again = spec("spice/atlas.toml", run, 2, f"train.steps={done + 2}")
     do(tmp_path, again)
     assert max(runs.saved(run)) == done + 2
+
+
+@pytest.mark.slow
+def test_one_process_that_gets_sigterm_stops_all_after_the_same_step(tmp_path: Path) -> None:
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    sets = ("train.steps=4", "train.save_every=4")
+    two = spec("spice/atlas.toml", run, 2, *sets)
+    process = begin(tmp_path, two)
+    runs.wait_for(process, lambda: bool(runs.lines(run, "metrics.jsonl")))
+    os.kill(int(Path(f"{two['log']}.1.pid").read_text()), signal.SIGTERM)
+    output, _ = process.communicate(timeout=runs.LIMIT)
+    assert json.loads(output) == [[143, 143]], said(two)
+    (step,) = runs.saved(run)
+    assert step < 4 and max(line["step"] for line in runs.lines(run, "metrics.jsonl")) == step
+    last = f"scope-jax: stopped by SIGTERM after step {step}; the same command resumes from the last checkpoint."
+    assert [Path(f"{two['log']}.{n}").read_text().splitlines()[-1] for n in range(2)] == [last, last]
+    do(tmp_path, two, spec("spice/atlas.toml", whole, 2, *sets))
+    runs.same(whole, run, steps=[4])  # bit for bit

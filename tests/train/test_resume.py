@@ -79,15 +79,35 @@ def test_a_killed_run_ends_with_the_same_bits(whole: Path, tmp_path: Path, momen
 
 
 @pytest.mark.slow
-def test_a_run_that_gets_sigterm_finishes_the_checkpoint_and_can_be_resumed(whole: Path, tmp_path: Path) -> None:
+def test_a_run_that_gets_sigterm_saves_the_step_and_resumes_with_the_same_bits(whole: Path, tmp_path: Path) -> None:
+    """Between two checkpoints, so that the stop makes one of its own."""
     run = tmp_path / "run"
-    process = runs.start(command(run))
-    runs.wait_for(process, lambda: writing(run, 2))
+    rarely = runs.command("ssp/atlas.toml", run, [*SMALL, "train.save_every=4"])
+    process = runs.start(rarely)
+    runs.wait_for(process, lambda: played(run, 1))
     process.send_signal(signal.SIGTERM)
     said = runs.end(process, 143).splitlines()
-    assert said[-1] == "scope-jax: stopped by SIGTERM; the same command resumes from the last checkpoint."
-    assert not [line for line in said[:-1] if not line.startswith(("loading", "passages", "step"))]
-    assert runs.saved(run) == [1, 2] and fault(run / "checkpoints" / "2") is None
+    (step,) = runs.saved(run)
+    assert step in (1, 2) and [line["step"] for line in runs.lines(run, "metrics.jsonl")] == [*range(1, step + 1)]
+    last = f"scope-jax: stopped by SIGTERM after step {step}; the same command resumes from the last checkpoint."
+    assert said[-1] == last
+    assert not [
+        line for line in said[:-1] if not line.startswith(("loading", "passages", "step", "scope-jax: SIGTERM"))
+    ]
+    assert fault(run / "checkpoints" / f"{step}") is None
+    runs.finish(rarely)
+    assert runs.saved(run) == [step, 4]
+    runs.same(whole, run, steps=[step, 4])
+
+
+@pytest.mark.slow
+def test_a_step_longer_than_the_grace_period_is_lost_and_the_run_resumes(whole: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = runs.start(runs.command("ssp/atlas.toml", run, [*SMALL, "train.stop_grace=0.01"]))
+    runs.wait_for(process, lambda: played(run, 2) and runs.saved(run)[-1:] == [2])
+    process.send_signal(signal.SIGTERM)
+    last = "stopped by SIGTERM, before the end of the step; the same command resumes from the last checkpoint."
+    assert runs.end(process, 143).splitlines()[-1] == f"scope-jax: {last}"
     runs.finish(command(run))
     runs.same(whole, run)
 
@@ -103,22 +123,22 @@ def listening() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("listening")
-@pytest.mark.parametrize("end", ["an error in the next step", "a signal in the next step", "a signal while it begins"])
+@pytest.mark.parametrize("end", ["an error in the next step", "a signal in the next step", "a signal while it saves"])
 def test_however_a_run_ends_it_finishes_the_checkpoint_being_written(
     end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One empty step is played and saved; then the run ends at once, while the files are being written."""
+    """One empty step is played and saved; then the run ends, after a signal with the checkpoint of the next step."""
 
     def play(cfg: Any, tools: Any, memory: Any, step: int) -> Any:
         if step == 1 and "error" in end:
             raise judge_client.JudgeError("the judge is gone.")
-        if step == 1:
+        if step == 1 and "saves" not in end:
             signal.raise_signal(signal.SIGTERM)
         return [], memory, {}
 
     class Signalled(checkpoint.Checkpoints):
         def save(self, *args: Any) -> None:
-            if "begins" in end:
+            if "saves" in end and args[0] == 1:
                 signal.raise_signal(signal.SIGINT)
             super().save(*args)
 
@@ -129,10 +149,13 @@ def test_however_a_run_ends_it_finishes_the_checkpoint_being_written(
     monkeypatch.setattr(ssp, "play", play)
     monkeypatch.setattr(checkpoint, "seal", slowly)
     monkeypatch.setattr(train, "Checkpoints", Signalled)
+    error = "error" in end
     with (
         Progress(Console()) as progress,
-        pytest.raises(judge_client.JudgeError if "error" in end else stopping.Stopped),
+        pytest.raises(judge_client.JudgeError if error else stopping.Stopped) as caught,
     ):
         train.train(load_card(runs.ROOT / "configs" / "ssp" / "atlas.toml", SMALL), tmp_path / "run", progress)
-    assert runs.saved(tmp_path / "run") == [1]
-    assert fault(tmp_path / "run" / "checkpoints" / "1") is None
+    assert runs.saved(tmp_path / "run") == ([1] if error else [1, 2])
+    assert error or (str(caught.value).endswith(" after step 2") and caught.value.step == 2)
+    for step in runs.saved(tmp_path / "run"):
+        assert fault(tmp_path / "run" / "checkpoints" / f"{step}") is None
