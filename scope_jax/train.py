@@ -26,8 +26,10 @@ from scope_jax.run import branching
 from scope_jax.run.assemble import Trainer, World, assemble
 from scope_jax.run.checkpoint import Checkpoints
 from scope_jax.run.compiling import keep_programs, programs
+from scope_jax.run.fetching import fetched
 from scope_jax.run.heartbeat import heartbeat
 from scope_jax.run.metrics import RunLog, records
+from scope_jax.run.mirror import Mirror
 from scope_jax.run.performance import Instruments
 from scope_jax.run.processes import agreed, by_one, give_up, signalled
 from scope_jax.run.residence import ACCELERATOR, States, moved, with_one_reference
@@ -35,8 +37,12 @@ from scope_jax.run.stopping import Stopped, orderly
 from scope_jax.run.watching import watched
 
 
-def train(cfg: Config, run: Path, progress: Progress, profile: int | None = None) -> dict[str, Any]:
+def train(
+    cfg: Config, run: Path, progress: Progress, profile: int | None = None, mirror: Mirror | None = None
+) -> dict[str, Any]:
     """Trains the card's policies in the folder `run`, resuming where an earlier process stopped.
+
+    mirror: of a run on object storage, for which `run` is the local folder.
 
     With `train.origin` the run starts from the state and step of another run. profile: the number of a step whose trace
     is written to <run>/profile. Returns {"run", "steps", "seconds" and "programs_compiled" (both of this process),
@@ -50,12 +56,13 @@ def train(cfg: Config, run: Path, progress: Progress, profile: int | None = None
     keep_programs(cfg.train.compilation_cache)
     cfg = by_one(lambda: branching.settled(cfg, run))
     log = RunLog(run, cfg)
+    checkpoints = Checkpoints(run / "checkpoints", cfg, mirror)
+    cfg = fetched(cfg, progress.say)
     progress.say(f"loading {cfg.model.checkpoint} and the search index")
     trainer = assemble(cfg, run, progress.part, progress.say)
     world = trainer.world
     if cfg.log.tokens:
         log.token_bytes = world.tokenizer.token_bytes
-    checkpoints = Checkpoints(run / "checkpoints", cfg)
 
     saved = checkpoints.resume(trainer.targets(), progress.say)
     branches = saved is None and cfg.train.origin is not None

@@ -9,7 +9,7 @@ import typer
 
 from scope_jax.cli import data, exams
 from scope_jax.cli.options import Base, Json, Sets
-from scope_jax.cli.output import show, tell
+from scope_jax.cli.output import check_local, show, tell
 from scope_jax.cli.program import app
 from scope_jax.errors import UserError
 
@@ -32,6 +32,7 @@ def replay(
 ) -> None:
     """Answer evaluation sets with the searches of one checkpoint and the answers of another (SCOPE Table 4)."""
     for folder in (searcher, writer):
+        check_local(folder)
         if not folder.is_dir():
             raise UserError(
                 f"the folder {folder} does not exist; give a SCOPE run, a checkpoint or a Hugging Face folder."

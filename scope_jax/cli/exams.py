@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from scope_jax.cli.output import check_place, show, tell
+from scope_jax.cli.output import check_local, check_place, show, tell
 from scope_jax.errors import UserError
 
 if TYPE_CHECKING:
@@ -108,6 +108,7 @@ def _check_target(
 ) -> None:
     """Raises UserError for a target that does not exist, or options that do not apply to it."""
     if not _is_url(target):
+        check_local(Path(target))
         if not Path(target).is_dir():
             raise UserError(
                 f"the folder {target} does not exist; give a run, one of its checkpoints or a Hugging Face folder."

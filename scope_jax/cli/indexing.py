@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from scope_jax.cli.options import Card, Json, Sets, load
-from scope_jax.cli.output import console, show
+from scope_jax.cli.output import console, show, tell
 from scope_jax.cli.program import app
 from scope_jax.errors import UserError
 
@@ -28,7 +28,9 @@ def index(
     as_json: Json = False,
 ) -> None:
     """Build the search index of CARD (retrieval.index), or its clusters; an interrupted build is resumed."""
-    cfg = load(card, set_)
+    from scope_jax.run.fetching import fetched
+
+    cfg = fetched(load(card, set_), tell)
     if clusters:
         _prepare_clusters(cfg, rebuild, as_json)
         return

@@ -14,7 +14,14 @@ Card = Annotated[
     Path, typer.Argument(metavar="CARD", help="Experiment card, a TOML file such as configs/ssp/atlas.toml.")
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")]
-Run = Annotated[Path, typer.Option("--run", metavar="DIR", help="Run folder; an existing run in it is resumed.")]
+RunPlace = Annotated[
+    str,
+    typer.Option(
+        "--run",
+        metavar="DIR",
+        help="Run folder, also gs://bucket/path or s3://bucket/path; an existing run in it is resumed.",
+    ),
+]
 Sets = Annotated[
     list[str] | None,
     typer.Option(

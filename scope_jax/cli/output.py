@@ -41,8 +41,18 @@ def _flat(results: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return rows
 
 
+def check_local(path: Path) -> None:
+    """Raises UserError for a path on object storage, which pathlib has shortened to one slash."""
+    if path.parts and path.parts[0] in ("gs:", "s3:"):
+        raise UserError(
+            f"{path.parts[0]}//{'/'.join(path.parts[1:])} is on object storage; copy it to a local folder first "
+            "(docs/object_storage.md)."
+        )
+
+
 def check_place(path: Path) -> None:
     """Raises UserError if the file cannot be written."""
+    check_local(path)
     if path.is_dir():
         raise UserError(f"{path} is a folder; give a file name.")
     if not os.access(path.absolute().parent, os.W_OK):

@@ -10,6 +10,7 @@ import typer
 from scope_jax.cli.options import Json
 from scope_jax.cli.output import show, tell
 from scope_jax.cli.program import app
+from scope_jax.commands.output import check_local
 from scope_jax.errors import UserError
 
 
@@ -32,6 +33,7 @@ def report(
     from scope_jax.run.metrics import torn
 
     for run in runs:
+        check_local(run)
         if not run.is_dir():
             raise UserError(f"the run folder {run} does not exist; give the folder passed to train as --run.")
     if to is not None and len(runs) == 1:

@@ -13,6 +13,7 @@ import typer
 from scope_jax.cli.options import Card, Sets, load
 from scope_jax.cli.output import console, tell
 from scope_jax.cli.program import app
+from scope_jax.commands.output import check_local
 from scope_jax.errors import UserError
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -51,6 +52,7 @@ def _key(name: str | None, host: str) -> str | None:
 
 
 def _check(target: Path) -> None:
+    check_local(target)
     if not target.is_dir():
         raise UserError(
             f"the folder {target} does not exist; give a run, one of its checkpoints or a Hugging Face folder."

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from scope_jax.cli.options import Card, Json, Run, Sets, load
-from scope_jax.cli.output import console, show, tell
+from scope_jax.cli.options import Card, Json, RunPlace, Sets, load
+from scope_jax.cli.output import check_local, console, show, tell
 from scope_jax.cli.program import app
 from scope_jax.errors import UserError
 
@@ -19,7 +19,7 @@ DEMO_CARD = Path("configs/ssp/atlas.toml")
 @app.command()
 def train(
     card: Card,
-    run: Run,
+    run: RunPlace,
     origin: Annotated[
         str | None,
         typer.Option(
@@ -53,14 +53,15 @@ def train(
             refuse_early(card, set_ or [], hardware(None), tell)
         from scope_jax.report.page import write_report
         from scope_jax.report.progress import Progress
+        from scope_jax.run.mirror import run_folder
         from scope_jax.train import train as loop
 
-        with Progress(console()) as progress:
-            results = loop(cfg, run, progress, profile)
+        with Progress(console()) as progress, run_folder(run, Path(cfg.train.spool), progress.say) as (folder, mirror):
+            results = loop(cfg, folder, progress, profile, mirror)
             if writes():
-                progress.say(f"curves and episodes: {write_report(run)}")
+                progress.say(f"curves and episodes: {write_report(folder)}")
         if writes():
-            show(results, as_json)
+            show(results | {"run": run}, as_json)
 
 
 @app.command()
@@ -115,6 +116,7 @@ def demo(
     from scope_jax.train import train as loop
 
     folder = run or Path("runs") / f"demo-seed{seed}"
+    check_local(folder)
     with Progress(console()) as progress:
         progress.say(f"Search Self-play on Atlas: {cfg.train.steps} steps, seed {seed}, run folder {folder}")
         results = loop(cfg, folder, progress)

@@ -10,6 +10,7 @@ import typer
 from scope_jax.cli.options import Json, RunFolder
 from scope_jax.cli.output import console, show
 from scope_jax.cli.program import app
+from scope_jax.commands.output import check_local
 from scope_jax.errors import UserError
 
 
@@ -23,6 +24,7 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write the trained weights as a Hugging Face folder: config.json, safetensors, tokenizer, chat template."""
+    check_local(run)
     if not run.is_dir():
         raise UserError(f"the run folder {run} does not exist; give the folder passed to train as --run.")
     if not (run / "config.toml").is_file():
@@ -52,6 +54,7 @@ def convert(
     as_json: Json = False,
 ) -> None:
     """Write weights in another layout or dtype, with tokenizer and chat template; lossless if the dtype stays."""
+    check_local(source)
     if not source.is_dir():
         raise UserError(f"the folder {source} does not exist; give a run, one of its checkpoints or a model folder.")
     _convert(source, folder, to, dtype, policy, as_json)

@@ -43,6 +43,14 @@ def _found(path: str, folder: Path | None) -> str:
     return next((str(place / path) for place in (above, *above.parents) if (place / path).exists()), path)
 
 
+def _local(path: str) -> str:
+    if path.startswith(("gs://", "s3://")):
+        raise ValueError(
+            f"{path} is on object storage, but this must be a local path (docs/object_storage.md); change it"
+        )
+    return path
+
+
 def _address(url: str) -> str:
     try:
         parts = urlsplit(url)
@@ -65,7 +73,9 @@ def _ascending(lengths: tuple[int, ...]) -> tuple[int, ...]:
     return lengths
 
 
-CardPath = Annotated[str, AfterValidator(_expand)]  # relative: to the current folder, or to one above the card
+# Relative: to the current folder, or to one above the card. What is only read may be on object storage.
+CardPath = Annotated[str, AfterValidator(_expand)]
+LocalPath = Annotated[CardPath, AfterValidator(_local)]
 Address = Annotated[str, AfterValidator(_address)]
 # All numbers of a card are finite and bounded on both sides: counts fit the 32-bit integers of the devices.
 MOST = 2**31 - 1

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from scope_jax.config.base import MOST, CardPath, Count, Section, Seed
+from scope_jax.config.base import MOST, CardPath, Count, LocalPath, Section, Seed
 from scope_jax.config.tables import EncoderSection, SourceSection
 
 Family = Annotated[str, Field(pattern=r"^[\w.-]+$")]
@@ -24,7 +24,7 @@ class HeldOutSource(SourceSection):
 
 
 class ClustersSection(Section):
-    folder: CardPath | None = None  # output of `scope-jax index CARD --clusters`: clusters.jsonl and its report
+    folder: LocalPath | None = None  # output of `scope-jax index CARD --clusters`: clusters.jsonl and its report
     sources: tuple[ClusterSource, ...] = Field(default=(), strict=False)
     held_out: tuple[HeldOutSource, ...] = Field(default=(), strict=False)  # in addition to those of evaluate.sets
     seed: Seed = 0  # for centres and the choice of clusters; independent of `seed`, so that runs share the folder

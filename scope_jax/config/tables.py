@@ -13,6 +13,7 @@ from scope_jax.config.base import (
     CardPath,
     Count,
     Lengths,
+    LocalPath,
     Seconds,
     Section,
     Seed,
@@ -143,7 +144,7 @@ Tries = Annotated[int, Field(ge=0, le=1000)]  # retries after the first attempt
 
 class RetrievalSection(SourceSection):
     corpus: CardPath | None = None  # JSONL or Parquet file, or a hub name
-    index: CardPath | None = None  # folder of a built index; None: built in the run folder
+    index: LocalPath | None = None  # folder of a built index; None: built in the run folder
     kind: Literal["exact", "scann"] = "exact"
     encoder: EncoderSection = EncoderSection()
     dim: int = Field(default=2048, ge=1, le=2**20)  # width of the hashed lexical embedding

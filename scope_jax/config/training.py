@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from scope_jax.config.base import CardPath, Count, Seconds, Section
+from scope_jax.config.base import Count, LocalPath, Seconds, Section
 
 
 class WatchRule(Section):
@@ -30,10 +30,11 @@ class TrainSection(Section):
     save_every: Count = 10
     keep: Count = 2  # number of latest checkpoints to keep
     keep_iterations: bool = False  # also keep a named checkpoint after each iteration, and evaluate there
-    origin: CardPath | None = None  # RUN or RUN@STEP whose state the run starts from (--from)
+    origin: LocalPath | None = None  # RUN or RUN@STEP whose state the run starts from (--from)
     watch: tuple[WatchRule, ...] = Field(default=(), strict=False)  # end the run early; docs/configuration.md
     offload: bool = False  # keep policies in host memory while they are not trained
-    compilation_cache: CardPath = ".cache/jax"  # folder of compiled programs, unless JAX_COMPILATION_CACHE_DIR is set
+    compilation_cache: LocalPath = ".cache/jax"  # folder of compiled programs, unless JAX_COMPILATION_CACHE_DIR is set
     stall_timeout: Seconds | None = None  # without progress, after which a phase of a step is reported as hanging
     stall_action: Literal["report", "exit"] = "report"
     stop_grace: Seconds = 100.0  # after SIGTERM or Ctrl-C, for the rest of the step and its checkpoint
+    spool: LocalPath = ".cache/objects"  # local copies of what is on object storage

@@ -29,6 +29,7 @@ from scope_jax.config import Config
 from scope_jax.errors import UserError, disk_fault, unwritten
 from scope_jax.play.system import Memory
 from scope_jax.run.metrics import fingerprint
+from scope_jax.run.mirror import Mirror
 from scope_jax.run.processes import by_one, writes
 from sharding.spec import path_name
 
@@ -141,10 +142,14 @@ def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
 
 # ---------------------------------------------------------------------------------------------------------- writing
 class Checkpoints:
-    """The checkpoints of one run: `save` returns while files are being written, `resume` loads the newest valid one."""
+    """The checkpoints of one run: `save` returns while files are being written, `resume` loads the newest valid one.
 
-    def __init__(self, folder: Path, cfg: Config) -> None:
+    mirror: of a run on object storage; gets every checkpoint as soon as it is complete.
+    """
+
+    def __init__(self, folder: Path, cfg: Config, mirror: Mirror | None = None) -> None:
         self.folder = folder.absolute()
+        self._mirror = mirror
         self.keep = cfg.train.keep
         self.meta = {"seed": cfg.seed, "fingerprint": fingerprint(cfg), "layout": LAYOUT}
         self._saving: Path | None = None
@@ -232,8 +237,11 @@ class Checkpoints:
     def _before_commit(self) -> None:
         """Orbax calls this on its own thread when all files are written and the folder still has its temporary name."""
         if writes() and self._saving is not None:
-            for folder in self.folder.glob(f"{self._saving.name}{TEMPORARY}*"):
+            name = self._saving.name
+            for folder in self.folder.glob(f"{name}{TEMPORARY}*"):
                 seal(folder)
+                if self._mirror is not None:
+                    self._mirror.push_checkpoint(folder, name, functools.partial(staying, saved=name, keep=self.keep))
 
     def _prune(self) -> None:
         """Deletes all but the `keep` newest sealed checkpoints up to the one just saved, and those with names.
@@ -243,13 +251,18 @@ class Checkpoints:
         if not writes() or self._saving is None:
             return
         places = found(self.folder)
-        past = places[: places.index(self._saving) + 1]
-        sealed = [path for path in past if (path / SEAL).is_file()]
-        stay = {*sealed[-self.keep :], *(path for path in sealed if "-" in path.name)}
+        sealed = [path.name for path in places if path == self._saving or (path / SEAL).is_file()]
+        stay = staying(sealed, self._saving.name, self.keep)
         unfinished = [path for path in self.folder.iterdir() if path.is_dir() and TEMPORARY in path.name]
         for path in (*places, *unfinished):
-            if path not in stay:
+            if path.name not in stay:
                 shutil.rmtree(path)
+
+
+def staying(names: list[str], saved: str, keep: int) -> set[str]:
+    """Of sealed checkpoints by step, those that stay after `saved`: the `keep` newest ones, and those with a name."""
+    past = names[: names.index(saved) + 1]
+    return {*past[-keep:], *(name for name in past if "-" in name)}
 
 
 # -------------------------------------------------------------------------------------------------------------- quiet

@@ -29,6 +29,7 @@ from scope_jax.run.assemble import Tell, World, assemble_world
 from scope_jax.run.checkpoint import load, locate, run_of, step_of
 from scope_jax.run.dtypes import DTYPES
 from scope_jax.run.engines import decode_layout
+from scope_jax.run.fetching import fetched
 from scope_jax.systems import game_of
 
 SAMPLE = "Which of the two?\n\n<answer> é, 3.5 or 日本 </answer>"  # text for comparing tokenizers and templates
@@ -56,11 +57,14 @@ def index_folder(target: Path, cfg: Config | ServedModel) -> Iterator[Path]:
 
 
 def exam_card(target: Path, card: Path | None, overrides: Sequence[str]) -> Config:
-    """The given card, or that of the run that `target` is or belongs to. Raises UserError if there is none."""
+    """The given card, or that of the run that `target` is or belongs to; what is on object storage is copied.
+
+    Raises UserError if there is none.
+    """
     run = run_of(target)
     if card is None and run is None:
         raise UserError(f"{target} is not a run folder (it has no config.toml); give a card with --card.")
-    return load_card(card or (run or target) / "config.toml", overrides)
+    return fetched(load_card(card or (run or target) / "config.toml", overrides))
 
 
 def find(target: Path, cfg: Config) -> Examined:

@@ -42,6 +42,7 @@ FREE = (
     "train.stall_timeout",
     "train.stall_action",
     "train.stop_grace",
+    "train.spool",
     "evaluate.every",
     "log",
     "launch",
@@ -221,7 +222,7 @@ class RunLog:
         if (
             run.is_dir()
             and not config.is_file()
-            and any(path.name not in (".lock", "config.toml.partial") for path in run.iterdir())
+            and any(path.name not in (".lock", ".token", "config.toml.partial") for path in run.iterdir())
         ):
             raise RunError(
                 f"the folder {run} is not empty and is not a run (no config.toml); give another folder with --run."

@@ -43,7 +43,7 @@ SCOPE = (
 
 
 # --------------------------------------------------------------------------------------------------------- processes
-def command(card: str, run: Path, sets: Sequence[str]) -> list[str]:
+def command(card: str, run: Path | str, sets: Sequence[str]) -> list[str]:
     """`scope-jax train` of a card of configs/ with overrides."""
     overrides = [part for override in sets for part in ("--set", override)]
     return [sys.executable, "-m", "scope_jax", "train", str(ROOT / "configs" / card), "--run", str(run), *overrides]

@@ -1,0 +1,169 @@
+"""A run folder on object storage: the run works in a local folder, which is copied there.
+
+Objects cannot be appended to or renamed, and orbax does not write to s3://. So logs and checkpoints are written to
+local files, as in any run, and uploaded: a checkpoint when it is complete, with its seal as the last object and the log
+files before it. What is in the bucket can therefore always be resumed from, and a checkpoint without a seal does not
+count. A run begins with a download, and takes over nothing else from an earlier process: the bucket is the run.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from models.seal import SEAL, fault
+from scope_jax.run.metrics import RunError
+from scope_jax.run.objects import Store, is_object, local_place
+from scope_jax.run.processes import by_one, together, writes
+
+CHECKPOINTS = "checkpoints"
+INDEX = "index"  # of the search: built again where it is missing
+OWNER = "owner"  # the object that says which process writes the run
+TOKEN = ".token"
+
+
+class Mirror:
+    """The copy of one run folder on object storage. folder: the local one; one process at a time uses it."""
+
+    def __init__(self, url: str, spool: Path) -> None:
+        self.url, self.folder = url, local_place(url, spool.absolute() / "runs")
+        self._store = Store(url)
+        self._token = secrets.token_hex(8).encode()
+        self._uploaded: dict[str, tuple[int, int]] = {}  # by name, size and time of change of an uploaded file
+
+    # ------------------------------------------------------------------------------------------------------- beginning
+    def pull(self, tell: Callable[[str], None]) -> str:
+        """Makes the local folder equal to the run on object storage: its files, and its newest valid checkpoint.
+
+        Returns a token that the folder then holds.
+        """
+        self._lock()
+        names = self._store.names()
+        if names and "config.toml" not in names:
+            raise RunError(
+                f"{self.url} is not empty and is not a run (no config.toml); give another folder with --run."
+            )
+        self._store.write(OWNER, self._token)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for path in self.folder.iterdir():
+            if path.name not in (CHECKPOINTS, INDEX) or not names:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        files = [name for name in names if name != OWNER and not name.startswith((CHECKPOINTS + "/", ".", INDEX + "/"))]
+        self._store.download({name: self.folder / name for name in files})
+        self._note(files)
+        self._pull_checkpoint(names, tell)
+        (self.folder / TOKEN).write_bytes(self._token)
+        return self._token.decode()
+
+    def has(self, token: str) -> bool:
+        """True if the local folder is the one that `pull` has made, in whichever process."""
+        place = self.folder / TOKEN
+        return place.is_file() and place.read_text() == token
+
+    def _lock(self) -> None:
+        place = self.folder.with_name(self.folder.name + ".lock")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        self._handle = os.open(place, os.O_RDWR | os.O_CREAT, 0o644)  # until the process ends
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f"another process on this machine is using {self.url}; wait for it.") from None
+
+    def _pull_checkpoint(self, names: list[str], tell: Callable[[str], None]) -> None:
+        kept, folder = "", self.folder / CHECKPOINTS
+        for name in reversed(sealed(names)):
+            place, above = folder / name, f"{CHECKPOINTS}/{name}/"
+            if not (place / SEAL).is_file() or (place / SEAL).read_bytes() != self._store.read(above + SEAL):
+                if place.exists():
+                    shutil.rmtree(place)
+                tell(f"downloading {self.url}/{CHECKPOINTS}/{name}")
+                inside = [each for each in names if each.startswith(above)]
+                self._store.download({each: self.folder / each for each in inside})
+            if (wrong := fault(place)) is None:
+                kept = name
+                break
+            tell(f"skipping the checkpoint {self.url}/{CHECKPOINTS}/{name}: {wrong}.")
+        if not kept and sealed(names):
+            raise RunError(f"every checkpoint in {self.url} is damaged; remove them to start from step 0.")
+        for path in folder.iterdir() if folder.is_dir() else ():
+            if path.name != kept:
+                shutil.rmtree(path)
+
+    # --------------------------------------------------------------------------------------------------------- writing
+    def push_files(self) -> None:
+        """Uploads the files that have changed, except checkpoints and the index."""
+        self._check_owner()
+        found = {path.relative_to(self.folder).as_posix(): path for path in self.folder.rglob("*") if path.is_file()}
+        changed = [
+            name
+            for name, path in found.items()
+            if not name.startswith((CHECKPOINTS + "/", INDEX + "/", "."))
+            and not name.endswith(".partial")
+            and self._uploaded.get(name) != _state(path)
+        ]
+        self._note(changed)  # before: what is appended in the meantime counts as changed
+        self._store.upload([(found[name], name) for name in changed])
+
+    def push_checkpoint(self, folder: Path, name: str, stays: Callable[[list[str]], set[str]]) -> None:
+        """Uploads a sealed checkpoint and deletes older ones. folder: where it is now; name: what it is called.
+
+        stays: of the names of all checkpoints there, those to keep.
+        """
+        self.push_files()
+        above = f"{CHECKPOINTS}/{name}/"
+        paths = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+        self._store.delete([above + SEAL])  # of an earlier, damaged one
+        self._store.upload([(path, above + inside) for inside, path in paths.items() if inside != SEAL])
+        self._store.upload([(folder / SEAL, above + SEAL)])
+        names = self._store.names(CHECKPOINTS + "/")
+        stay = stays(sealed(names))
+        gone = [each for each in names if each.split("/")[1] not in stay]
+        self._store.delete([each for each in gone if each.endswith("/" + SEAL)])  # first, so that none is left half
+        self._store.delete(gone)
+
+    def _note(self, names: list[str]) -> None:
+        self._uploaded |= {name: _state(self.folder / name) for name in names}
+
+    def _check_owner(self) -> None:
+        if self._store.read(OWNER) != self._token:
+            raise RunError(f"another process has taken over the run in {self.url}; this one writes nothing more.")
+
+
+def sealed(names: list[str]) -> list[str]:
+    """The names of the complete checkpoints among the objects of a run, by step."""
+    parts = [name.split("/") for name in names]
+    found = [each[1] for each in parts if len(each) == 3 and each[0] == CHECKPOINTS and each[2] == SEAL]
+    return sorted(found, key=lambda name: (int(name.partition("-")[0]), name))
+
+
+def _state(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns
+
+
+@contextmanager
+def run_folder(run: str, spool: Path, tell: Callable[[str], None]) -> Iterator[tuple[Path, Mirror | None]]:
+    """(the local folder of a run, its mirror if `run` is on object storage); at the end the files are uploaded.
+
+    Several processes must share `spool`. Raises RunError if they do not, or if the run is in use.
+    """
+    if not is_object(run):
+        yield Path(run), None
+        return
+    mirror = Mirror(run, spool)
+    token = by_one(lambda: mirror.pull(tell))
+    if not all(together(lambda: mirror.has(token))):
+        raise RunError(
+            f"the processes do not share the folder {spool.absolute()}, in which a run on object storage works; set "
+            "train.spool to a folder on storage that all of them share."
+        )
+    try:
+        yield mirror.folder, mirror
+    finally:
+        if writes():
+            mirror.push_files()

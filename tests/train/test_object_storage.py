@@ -1,0 +1,272 @@
+"""Runs and data on gs:// and s3://, against a fake object store."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from models.seal import SEAL, fault
+from scope_jax import cli
+from scope_jax.config import load_card, parse_config
+from scope_jax.run.checkpoint import Checkpoints, steps
+from scope_jax.run.fetching import fetched
+from scope_jax.run.metrics import RunError, RunLog
+from scope_jax.run.mirror import Mirror, run_folder
+from scope_jax.run.objects import Store, fetch
+from tests.train import runs
+from tests.train.buckets import Buckets
+
+SCHEMES = ("gs", "s3")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Buckets]:
+    """One for all tests: tensorstore reads its address only once."""
+    with Buckets() as server:
+        yield server
+        server.shutdown()
+
+
+@pytest.fixture
+def buckets(server: Buckets, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Buckets:
+    server.objects.clear()
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HOME", str(tmp_path))  # no credentials of the user
+    return server
+
+
+def card(**train: Any) -> Any:
+    table = {
+        "system": "ssp",
+        "model": {"checkpoint": "base"},
+        "retrieval": {"corpus": "corpus.jsonl"},
+        "data": {"answers": "answers.jsonl"},
+        "train": {"steps": 9} | train,
+        "ssp": {"grader": "exact-match"},
+    }
+    return parse_config(table, "test card")
+
+
+def quiet(sentence: str) -> None:
+    pass
+
+
+# ------------------------------------------------------------------------------------------------------------- objects
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_objects_are_written_listed_read_and_deleted(scheme: str, buckets: Buckets) -> None:
+    store = Store(f"{scheme}://bucket/some/run")
+    Store(f"{scheme}://bucket/some/running").write("other", b"!")
+    for name, content in (("a/b.txt", b"hello"), ("a/empty", b""), ("z", bytes(range(256)) * 300)):
+        store.write(name, content)
+    assert store.names() == ["a/b.txt", "a/empty", "z"] and store.names("a/") == ["a/b.txt", "a/empty"]
+    assert store.read("a/b.txt") == b"hello" and store.read("a/empty") == b"" and store.read("nothing") is None
+    assert store.read("z") == bytes(range(256)) * 300
+    store.delete(["z", "nothing"])
+    assert buckets.names("bucket") == ["some/run/a/b.txt", "some/run/a/empty", "some/running/other"]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_copy_follows_what_changes_and_reads_nothing_twice(scheme: str, buckets: Buckets, tmp_path: Path) -> None:
+    store, url = Store(f"{scheme}://bucket/data"), f"{scheme}://bucket/data"
+    store.write("one.jsonl", b"1")
+    store.write("model/config.json", b"{}")
+    place = fetch(url, tmp_path)
+    assert (place / "one.jsonl").read_bytes() == b"1" and (place / "model" / "config.json").read_bytes() == b"{}"
+    (place / "one.jsonl").write_bytes(b"untouched")
+    store.write("model/config.json", b"[]")
+    store.write("two.jsonl", b"2")
+    store.delete(["model/none"])
+    assert fetch(url, tmp_path) == place
+    assert (place / "one.jsonl").read_bytes() == b"untouched" and (place / "two.jsonl").read_bytes() == b"2"
+    assert (place / "model" / "config.json").read_bytes() == b"[]"
+    store.delete(["two.jsonl"])
+    fetch(url, tmp_path)
+    assert not (place / "two.jsonl").exists()
+    assert fetch(url + "/one.jsonl", tmp_path / "other").read_bytes() == b"1"  # a single object
+    with pytest.raises(FileNotFoundError, match=f"{url}/three.jsonl does not exist"):
+        fetch(url + "/three.jsonl", tmp_path)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_storage_without_access_is_one_sentence(scheme: str, buckets: Buckets) -> None:
+    with pytest.raises(ConnectionError, match=f"{scheme}://forbidden/run cannot be used"):
+        Store(f"{scheme}://forbidden/run").names()
+
+
+def test_a_card_reads_from_object_storage_and_writes_to_local_folders(buckets: Buckets, tmp_path: Path) -> None:
+    Store("gs://bucket/corpora").write("wiki.jsonl", b"{}\n")
+    Store("s3://bucket").write("base/config.json", b"{}")
+    remote = ["retrieval.corpus=gs://bucket/corpora/wiki.jsonl", "model.checkpoint=s3://bucket/base"]
+    place = runs.ROOT / "configs" / "ssp" / "atlas.toml"
+    cfg = load_card(place, [*remote, f"train.spool={tmp_path}"])
+    local = fetched(cfg, quiet)
+    assert local.retrieval is not None and local.retrieval.corpus is not None
+    assert Path(local.retrieval.corpus).read_bytes() == b"{}\n"
+    assert (Path(local.model.checkpoint) / "config.json").read_bytes() == b"{}"
+    assert local.data == cfg.data and fetched(local, quiet) is local
+    for key in ("retrieval.index", "train.origin", "train.compilation_cache", "train.spool"):
+        with pytest.raises(ValueError, match=f"{key}.* is on object storage, but this must be a local path"):
+            load_card(place, [f"{key}=gs://bucket/folder"])
+
+
+# ---------------------------------------------------------------------------------------------------------- run folders
+class Session:
+    """One process of a run on object storage, with a local folder of its own, and without a game."""
+
+    def __init__(self, url: str, spool: Path, keep: int = 2) -> None:
+        self.said: list[str] = []
+        cfg = card(keep=keep)
+        self.mirror = Mirror(url, spool)
+        self.mirror.pull(self.said.append)
+        self.folder = self.mirror.folder
+        self.log = RunLog(self.folder, cfg)
+        self.checkpoints = Checkpoints(self.folder / "checkpoints", cfg, self.mirror)
+
+    def step(self, number: int) -> None:
+        self.log.metrics(number, {"loss": 1 / number})
+        state = {"actor": {"params": {"w": np.full((4, 3), number, np.float32)}}}
+        self.checkpoints.save(number, state, {"game": {"at": number}, "baselines": {}})
+        self.checkpoints.wait()
+
+    def resumed(self) -> int | None:
+        target = {"actor": {"params": {"w": np.zeros((4, 3), np.float32)}}}
+        saved = self.checkpoints.resume(target, self.said.append)
+        if saved is None:
+            return None
+        assert np.all(np.asarray(saved.states["actor"]["params"]["w"]) == saved.step)
+        self.log.rewind(saved.step)
+        return saved.step
+
+    def close(self) -> None:
+        self.mirror.push_files()
+        self.die()
+
+    def die(self) -> None:
+        """As if killed: nothing is uploaded any more."""
+        self.log.close()
+        os.close(self.mirror._handle)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_run_goes_on_from_the_bucket_on_another_machine(scheme: str, buckets: Buckets, tmp_path: Path) -> None:
+    url = f"{scheme}://bucket/runs/first"
+    one = Session(url, tmp_path / "one", keep=1)
+    assert one.resumed() is None
+    one.step(1)
+    one.step(2)
+    one.log.metrics(3, {"loss": 0.0})  # after the last checkpoint: lost with the machine
+    one.die()
+    assert {name.split("/")[3] for name in buckets.names("bucket") if "/checkpoints/" in name} == {"2"}
+    two = Session(url, tmp_path / "two", keep=1)
+    assert two.resumed() == 2 and steps(two.folder / "checkpoints") == [2]
+    two.step(3)
+    two.close()
+    lines = Store(url).read("metrics.jsonl")
+    assert lines is not None
+    assert [json.loads(line)["step"] for line in lines.splitlines()] == [1, 2, 3]
+    with pytest.raises(RunError, match="another process has taken over"):
+        one.step(4)
+
+
+def test_what_was_not_uploaded_completely_does_not_count(buckets: Buckets, tmp_path: Path) -> None:
+    url = "gs://bucket/run"
+    one = Session(url, tmp_path / "one")
+    one.step(1)
+    one.step(2)
+    one.step(3)
+    one.die()
+    store = Store(url)
+    assert {name.split("/")[1] for name in store.names("checkpoints/")} == {"2", "3"}
+    buckets.requests.clear()
+    again = Session(url, tmp_path / "one")  # on the same machine, which has the newest one
+    assert again.resumed() == 3
+    read = [name for method, name in buckets.requests if method == "GET" and "checkpoints/" in name]
+    assert read == [f"run/checkpoints/3/{SEAL}"]
+    again.die()
+    store.write("checkpoints/3/memory/metadata", b"damaged")
+    inside = [name for name in store.names("checkpoints/2/") if not name.endswith(SEAL)]
+    store.upload([(one.folder / "checkpoints" / "3" / "meta" / "metadata", inside[0].replace("/2/", "/4/"))])  # killed
+    two = Session(url, tmp_path / "two")
+    assert two.resumed() == 2 and fault(two.folder / "checkpoints" / "2") is None
+    assert any("skipping the checkpoint gs://bucket/run/checkpoints/3" in sentence for sentence in two.said)
+    two.step(3)
+    assert {name.split("/")[1] for name in store.names("checkpoints/")} == {"2", "3"}
+    two.close()
+
+
+def test_files_are_uploaded_at_the_end_and_only_if_they_changed(buckets: Buckets, tmp_path: Path) -> None:
+    with run_folder("s3://bucket/run", tmp_path, quiet) as (folder, mirror):
+        assert mirror is not None and folder == mirror.folder
+        for name in ("config.toml", "report/index.html", "index/vectors", "half.partial", ".lock"):
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text(name)
+        mirror.push_files()
+        (folder / "report" / "index.html").write_text("a longer page")
+        buckets.requests.clear()
+    assert [name for method, name in buckets.requests if method == "PUT"] == ["run/report/index.html"]
+    assert buckets.names("bucket") == ["run/config.toml", "run/owner", "run/report/index.html"]
+    with run_folder(str(tmp_path / "here"), tmp_path, quiet) as found:
+        assert found == (tmp_path / "here", None)
+
+
+def test_a_folder_in_use_or_of_something_else_is_refused(buckets: Buckets, tmp_path: Path) -> None:
+    url = "gs://bucket/run"
+    one = Session(url, tmp_path)
+    with pytest.raises(RunError, match="another process on this machine is using gs://bucket/run"):
+        Mirror(url, tmp_path).pull(quiet)
+    one.close()
+    Store("gs://bucket/data").write("wiki.jsonl", b"")
+    with pytest.raises(RunError, match="gs://bucket/data is not empty and is not a run"):
+        Mirror("gs://bucket/data", tmp_path).pull(quiet)
+    with pytest.raises(ValueError, match="has an empty part"):
+        Mirror("gs://bucket/a/../b", tmp_path)
+
+
+@pytest.mark.parametrize("command", [["eval"], ["report"], ["export", "there"], ["convert", "there", "--to", "hf"]])
+def test_other_commands_refuse_object_storage(command: list[str]) -> None:
+    name, *more = command
+    found = CliRunner().invoke(cli.app, [name, "gs://bucket/run", *more])
+    assert found.exit_code == 2
+    assert "gs://bucket/run is on object storage; copy it to a local folder first" in found.output
+
+
+# ------------------------------------------------------------------------------------------------------------- a run
+SMALL = (
+    "train.steps=3",
+    "train.save_every=1",
+    "train.keep=3",
+    "train.batch_size=4",
+    "evaluate.sets=[]",
+    "rollout.slots=8",
+    "ssp.solver.samples=2",
+    "data.answers=s3://bucket/data/answers.jsonl",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_killed_run_on_object_storage_ends_with_the_same_bits(scheme: str, buckets: Buckets, tmp_path: Path) -> None:
+    plain = load_card(runs.ROOT / "configs" / "ssp" / "atlas.toml")
+    Store("s3://bucket/data").write("answers.jsonl", (runs.ROOT / str(plain.data.answers)).read_bytes())
+
+    def command(name: str, spool: str) -> list[str]:
+        url = f"{scheme}://bucket/{name}"
+        return runs.command("ssp/atlas.toml", url, [*SMALL, f"train.spool={tmp_path / spool}"])
+
+    runs.finish(command("whole", "first"))
+    store = Store(f"{scheme}://bucket/killed")
+    runs.kill_when(command("killed", "second"), lambda: f"checkpoints/2/{SEAL}" in store.names())
+    shutil.rmtree(tmp_path / "second")  # another machine
+    runs.finish(command("killed", "third"))
+    whole, killed = (fetch(f"{scheme}://bucket/{name}", tmp_path / "compared") for name in ("whole", "killed"))
+    assert (killed / "report" / "index.html").is_file()
+    runs.same(whole, killed)
