@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from scope_jax.cli.options import Json
-from scope_jax.cli.output import show, tell
+from scope_jax.cli.output import check_local, show, tell
 from scope_jax.cli.program import app
-from scope_jax.commands.output import check_local
 from scope_jax.errors import UserError
 
 

@@ -11,9 +11,8 @@ from typing import Annotated
 import typer
 
 from scope_jax.cli.options import Card, Sets, load
-from scope_jax.cli.output import console, tell
+from scope_jax.cli.output import check_local, console, tell
 from scope_jax.cli.program import app
-from scope_jax.commands.output import check_local
 from scope_jax.errors import UserError
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")

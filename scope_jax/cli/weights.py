@@ -8,9 +8,8 @@ from typing import Annotated, Literal
 import typer
 
 from scope_jax.cli.options import Json, RunFolder
-from scope_jax.cli.output import console, show
+from scope_jax.cli.output import check_local, console, show
 from scope_jax.cli.program import app
-from scope_jax.commands.output import check_local
 from scope_jax.errors import UserError
 
 
