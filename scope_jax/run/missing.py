@@ -13,8 +13,8 @@ FILES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet", ".txt", ".jinja
 
 
 def missing(cfg: Config) -> list[str]:
-    """ "key: path" for what the card reads and is not here, without opening anything. Names of data sets on the hub, and
-    paths on object storage, are not looked up."""
+    """ "key: path" for what the card reads and is not here, without opening anything. Names of data sets on the hub
+    and paths on object storage are not looked up."""
     found = []
     for key, path in paths(cfg):
         table = key.split(".")[0]
