@@ -17,6 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
+from models import context
 from models.attention import Attend, make_attend
 from models.config import ModelConfig
 from models.moe import GroupedMatmul, grouped_matmul, moe_layer
@@ -266,6 +267,7 @@ def hidden(
     remat: Remat,
     compute_dtype: Any,
     attention: str = "reference",
+    context_attention: context.How = "auto",
 ) -> Float[Array, "B T D"]:
     """Hidden states after the final norm, in compute_dtype, for packed rows.
 
@@ -275,13 +277,21 @@ def hidden(
     pass: "full" the input of each layer, "qkv" also the projections to queries, keys and values, "dots" also the
     results of its dense products, "none" everything; all but the last gather the weights again. attention: a backend
     of `models.attention`. Layers with different windows are scanned according to `layer_stages`.
+
+    With a context axis all arrays have this device's tokens, in the order of `context.token_order`; context_attention:
+    how attention crosses the devices (`context.resolve`).
     """
     _check_tensor(cfg, shards.size)
     if remat not in get_args(Remat):
         raise ValueError(f"remat is {remat!r}; it must be one of {', '.join(get_args(Remat))}.")
     specs = partition_specs(declare(cfg), TRAIN)["layers"]
     layer_specs = jax.tree.map(lambda spec: PartitionSpec(*spec[1:]), specs)
-    attends = {window: make_attend(attention, segments_BT, window) for window in dict.fromkeys(cfg.layer_windows)}
+    windows = dict.fromkeys(cfg.layer_windows)
+    if shards.context is None:
+        attends = {window: make_attend(attention, segments_BT, window) for window in windows}
+    else:
+        how = context.resolve(context_attention, cfg.num_kv_heads // shards.size, lax.axis_size(shards.context))
+        attends = context.make_attends(how, attention, segments_BT, windows, shards.context)
 
     def layer(window: int | None, x_BTD: jax.Array, w_local: Params) -> jax.Array:
         w = jax.tree.map(lambda x, spec: shards.gather(x, spec, compute_dtype), w_local, layer_specs)

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from sharding.mesh import FSDP
+from sharding.mesh import SHARDED
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -74,7 +74,8 @@ class Shards:
     """Names of the mesh axes a shard_map body runs over.
 
     fsdp: axes that rows of the weights are sharded over, outermost first. tensor: axis of the tensor group, None if
-    there is none. data: axes that the weights are replicated over. experts: axes that whole experts are distributed
+    there is none. data: axes that the weights are replicated over. context: axis that the tokens of a row are divided
+    over, None if there is none; it is also one of fsdp. experts: axes that whole experts are distributed
     over while generating, outermost first, with tokens sharded over all of them but tensor; otherwise empty. With no
     axes (LOCAL) every method is the identity.
     """
@@ -83,20 +84,22 @@ class Shards:
     tensor: str | None
     data: tuple[str, ...]
     experts: tuple[str, ...] = ()
+    context: str | None = None
 
     @staticmethod
     def of(mesh: Mesh) -> Shards:
         """Shards for a mesh made by make_mesh; axes of size 1 are left out, and with them their collectives."""
         size = mesh.shape
         return Shards(
-            fsdp=tuple(name for name in FSDP if size[name] > 1),
+            fsdp=tuple(name for name in SHARDED if size[name] > 1),
             tensor="tensor" if size["tensor"] > 1 else None,
             data=("data",) if size["data"] > 1 else (),
+            context="context" if size["context"] > 1 else None,
         )
 
     @property
     def rows(self) -> tuple[str, ...]:
-        """Axes that the rows of the batch are sharded over: data, then fsdp."""
+        """Axes that the tokens of the batch are divided over: data, then fsdp with context."""
         return self.data + self.fsdp
 
     @property

@@ -13,7 +13,9 @@ from jax.sharding import AxisType, Mesh
 
 FSDP = ("fsdp", "fsdp_inner")  # the axes of fsdp, outermost first; gathers and reduce-scatters take one at a time
 ROWS = ("data", *FSDP)  # axes that the rows of a batch, and the slots of an engine, are divided over
-AXES = (*ROWS, "tensor")
+SHARDED = (*FSDP, "context")  # axes that the rows of the weights are divided over while training
+TOKENS = (*ROWS, "context")  # axes that the tokens of a batch are divided over
+AXES = (*TOKENS, "tensor")
 
 
 @dataclass(frozen=True)
@@ -23,21 +25,26 @@ class MeshConfig:
     data: replicas of the weights, each with different rows (pure data parallelism).
     fsdp: devices that share one sharded copy of the weights, each with different rows.
     tensor: devices that share the same rows: heads, ffn and vocabulary are split over them (tensor parallelism).
+    context: devices that share the same rows: the tokens of each are divided over them (context parallelism, in
+    training only). They share one sharded copy of the weights, as those of fsdp do.
     """
 
     data: int
     fsdp: int
     tensor: int
+    context: int = 1
 
 
-def resolve_sizes(cfg: MeshConfig, num_devices: int) -> tuple[int, int, int]:
-    """Axis sizes (data, fsdp, tensor) with -1 filled in.
+def resolve_sizes(cfg: MeshConfig, num_devices: int) -> tuple[int, int, int, int]:
+    """Axis sizes (data, fsdp, context, tensor) with -1 filled in.
 
     Raises ValueError if a size is neither -1 nor positive, if more than one is -1, or if the product is not
     num_devices.
     """
-    sizes = [cfg.data, cfg.fsdp, cfg.tensor]
+    sizes = [cfg.data, cfg.fsdp, cfg.context, cfg.tensor]
     asked = f"mesh data={cfg.data}, fsdp={cfg.fsdp}, tensor={cfg.tensor}"
+    if cfg.context != 1:
+        asked += f", context={cfg.context}"
     if any(size < 1 and size != -1 for size in sizes):
         raise ValueError(f"{asked}: every size must be a positive number or -1 (the remaining devices).")
     if sizes.count(-1) > 1:
@@ -51,12 +58,12 @@ def resolve_sizes(cfg: MeshConfig, num_devices: int) -> tuple[int, int, int]:
         raise ValueError(
             f"{asked} needs {known} devices but there are {num_devices}; change the sizes or use -1 in one."
         )
-    data, fsdp, tensor = sizes
-    return data, fsdp, tensor
+    data, fsdp, context, tensor = sizes
+    return data, fsdp, context, tensor
 
 
 def row_shards(mesh: Mesh) -> int:
-    """The number of devices, or tensor groups, that the rows of a batch are divided over."""
+    """The number of devices, or groups of tensor and context, that the rows of a batch are divided over."""
     return math.prod(mesh.shape[name] for name in ROWS)
 
 
@@ -85,11 +92,19 @@ def stages(fsdp: int, torus: tuple[int, ...]) -> tuple[int, int]:
 def make_mesh(cfg: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     """Mesh with axes AXES over the given devices (all devices if None).
 
-    tensor is the innermost axis: its devices communicate most and should be closest. On TPU fsdp is factored by
-    `stages`; elsewhere fsdp_inner is 1. Raises ValueError as resolve_sizes does.
+    tensor is the innermost axis: its devices communicate most and should be closest; then context. On TPU fsdp is
+    factored by `stages`; elsewhere fsdp_inner is 1. Raises ValueError as resolve_sizes does.
     """
     devices = list(jax.devices() if devices is None else devices)
-    data, fsdp, tensor = resolve_sizes(cfg, len(devices))
-    shape = (data, *stages(fsdp, torus(devices)), tensor)
+    data, fsdp, context, tensor = resolve_sizes(cfg, len(devices))
+    shape = (data, *stages(fsdp, torus(devices)), context, tensor)
     grid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def without_context(mesh: Mesh) -> Mesh:
+    """The same devices in the same order with those of a context group as further row shards, for generation."""
+    data, fsdp, inner, context, tensor = mesh.devices.shape
+    if context == 1:
+        return mesh
+    return Mesh(mesh.devices.reshape(data, fsdp, inner * context, 1, tensor), AXES, axis_types=mesh.axis_types)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from sharding.mesh import FSDP
+from sharding.mesh import SHARDED
 
 Rules = tuple[tuple[str, tuple[str, ...]], ...]
 
+# fsdp stands for all axes of SHARDED, context among them.
 # Dimensions are assigned from the left and each mesh axis is used once, so that the ROW dimension of a matrix gets fsdp
 # and the column dimension only what remains: sharding columns over fsdp makes shards narrower than a TPU lane, and XLA
 # then replaces reduce-scatter by all-reduce. Where rows are tensor-sharded too, tensor comes first (tp-major): a gather
@@ -16,12 +17,12 @@ Rules = tuple[tuple[str, tuple[str, ...]], ...]
 # experts, tensor splits the width of each.
 TRAIN: Rules = (
     ("layers", ()),
-    ("vocab", ("tensor", *FSDP)),
-    ("width", FSDP),
-    ("heads", ("tensor", *FSDP)),
-    ("kv_heads", ("tensor", *FSDP)),
-    ("ffn", ("tensor", *FSDP)),
-    ("experts", FSDP),
+    ("vocab", ("tensor", *SHARDED)),
+    ("width", SHARDED),
+    ("heads", ("tensor", *SHARDED)),
+    ("kv_heads", ("tensor", *SHARDED)),
+    ("ffn", ("tensor", *SHARDED)),
+    ("experts", SHARDED),
     ("head_bias", ("tensor",)),
 )
 

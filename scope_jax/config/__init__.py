@@ -152,10 +152,12 @@ class Config(Section):
     def _slots_spread_over_the_mesh(self) -> Config:
         """Checked here if no axis is -1; such an axis is resolved only when the devices are known."""
         mesh, name = (self.mesh, "mesh") if self.rollout.mesh is None else (self.rollout.mesh, "rollout.mesh")
-        rows = mesh.data * mesh.fsdp
+        rows, axes = mesh.data * mesh.fsdp * mesh.context, f"{name}.data x {name}.fsdp"
+        if mesh.context != 1:
+            axes += f" x {name}.context"
         if rows > 0 and self.rollout.slots % rows:
             raise ValueError(
-                f"rollout.slots is {self.rollout.slots}, which is not divisible by {name}.data x {name}.fsdp = {rows}; "
+                f"rollout.slots is {self.rollout.slots}, which is not divisible by {axes} = {rows}; "
                 f"choose a multiple of {rows}"
             )
         return self
@@ -167,6 +169,17 @@ class Config(Section):
             raise ValueError(
                 f"train.stop_grace is {self.train.stop_grace:g}, but {key} = {seconds} seconds after "
                 f"SIGTERM the processes are killed; lower the first or raise the second"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _rows_are_divided_over_the_context(self) -> Config:
+        pieces = 2 * self.mesh.context  # two for each device, so that all have the same work under a causal mask
+        odd = [bucket for bucket in self.learner.buckets if pieces > 2 and bucket % pieces]
+        if odd:
+            raise ValueError(
+                f"learner.buckets has {odd[0]}, which is not divisible by 2 x mesh.context = {pieces}; choose multiples"
+                f" of {pieces}"
             )
         return self
 

@@ -75,15 +75,19 @@ Axis = Annotated[int, Field(ge=-1, le=MOST), AfterValidator(_an_axis)]
 
 
 class MeshSection(Section):
-    """Devices per axis; -1: the remaining ones. Engine slots and batch rows are divided over data × fsdp."""
+    """Devices per axis; -1: the remaining ones. Engine slots and batch rows are divided over data × fsdp.
+
+    Without a mesh of its own, the engine has slots on the devices of a context group too.
+    """
 
     data: Axis = 1
     fsdp: Axis = -1
     tensor: Axis = 1
+    context: Axis = 1  # devices that the tokens of each row of a batch are divided over
 
     @model_validator(mode="after")
     def _one_is_left_open(self) -> MeshSection:
-        if (self.data, self.fsdp, self.tensor).count(-1) > 1:
+        if (self.data, self.fsdp, self.tensor, self.context).count(-1) > 1:
             raise ValueError("only one axis can be -1 (the remaining devices); give the others their number of devices")
         return self
 
@@ -187,6 +191,15 @@ class RolloutSection(Section):
     mesh: MeshSection | None = None  # of the engine, over the same devices; None: [mesh]
     ahead: Literal["auto"] | bool = "auto"  # launch a dispatch before the tokens of the one before are read
     search_threads: int | None = Field(default=None, ge=1, le=1024)  # None: one for each slot, up to 256
+
+    @model_validator(mode="after")
+    def _whole_rows(self) -> RolloutSection:
+        if self.mesh is not None and self.mesh.context != 1:
+            raise ValueError(
+                f"mesh.context is {self.mesh.context}, but only an update divides rows over devices; "
+                "set it in [mesh], or fsdp here"
+            )
+        return self
 
     @model_validator(mode="after")
     def _prompts_fit(self) -> RolloutSection:
@@ -316,6 +329,7 @@ class LearnerSection(Section):
     remat: Literal["full", "qkv", "dots", "none"] = "full"
     logprob_chunk: Count = 128  # at most as many logits at a time as this number of tokens has over the vocabulary
     attention: Literal["auto", "reference", "dot_product", "splash"] = "auto"  # docs/attention.md
+    context_attention: Literal["auto", "ulysses", "ring"] = "auto"  # across the devices of mesh.context
 
 
 # ------------------------------------------------------------------------------------------------------ data and run

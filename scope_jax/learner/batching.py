@@ -8,7 +8,8 @@ at most three significant bits). If all rows are to be one micro-batch, M is 1 a
 significant bits. Masks come from lengths, never from token ids.
 
 The rows of a micro-batch, and its N slots, are divided evenly over the row shards of the mesh (data × fsdp); a slot
-refers to the rows of its own shard.
+refers to the rows of its own shard. With a context axis the tokens of a row are in the order of its devices
+(`models.context.token_order`), and the slots of a shard are divided over them: a slot is where its hidden state is.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Float
 
+from models.context import token_order
 from scope_jax.config import LearnerSection
 from scope_jax.learner.advantages import sampled_tokens
 from scope_jax.learner.types import Datum, Episode
@@ -37,7 +39,8 @@ class Batch(struct.PyTreeNode):
     """Packed rows of one optimiser step.
 
     segments: 1, 2, … for the datums of a row, 0 for padding; positions start from 0 in each. index: flat index (row · T
-    + t within the shard's rows of this micro-batch) whose hidden state predicts `targets`; mask: False in empty slots.
+    + t within the device's rows of this micro-batch, T being its tokens of a row) whose hidden state predicts
+    `targets`; mask: False in empty slots.
     sequence: number of the slot's episode, from 0; length: its sampled tokens; first: True at the first of them.
     source: index of the sampled token within the step, in datum order, -1 in empty slots. temperature: the slot's
     log-prob is of softmax(logits / temperature). weight: factor of the slot's terms in the loss. padding_tokens,
@@ -256,15 +259,43 @@ def _batch(arrays: Mapping[str, Leaf], micro_batches: Leaf, padding: tuple[Leaf,
     )
 
 
-def abstract(section: LearnerSection, row_shards: int, width: int, sampled: int, micro_batches: int) -> Batch:
-    """Shapes and dtypes of the batch that `pack` makes of full rows of `width` tokens, each one episode with `sampled`
-    sampled tokens, so many that there are `micro_batches`. Raises ValueError if all rows are in one micro-batch."""
+def _over_context(arrays: dict[str, np.ndarray], context: int, chunk: int) -> dict[str, np.ndarray]:
+    """The arrays [bins, rows, T] with tokens in the order of the devices, and those of slots as [bins, context · N]:
+    first the slots of device 0, each list padded to the same N."""
+    bins, rows, width = arrays["ids"].shape
+    order, own = token_order(width, context), width // context
+    place_T = np.argsort(order)  # of a token, in the order of the devices
+    row_N, t_N = np.divmod(arrays["index"], width)
+    device_N, local_N = np.divmod(place_T[t_N], own)
+    device_N = np.where(arrays["mask"], device_N, -1)
+    most = max(int((device_N == device).sum(axis=1).max()) for device in range(context))
+    made = _empty(bins, rows, width, context * _slots(most, chunk))
+    for name in ("ids", "positions", "segments"):
+        made[name] = arrays[name][..., order]
+    arrays = arrays | {"index": (row_N * own + local_N).astype(np.int32)}
+    slots = made["mask"].shape[1] // context
+    for place in range(bins):
+        for device in range(context):
+            (mine,) = np.nonzero(device_N[place] == device)
+            for name in made.keys() - {"ids", "positions", "segments"}:
+                made[name][place, device * slots : device * slots + len(mine)] = arrays[name][place, mine]
+    return made
+
+
+def abstract(
+    section: LearnerSection, row_shards: int, width: int, sampled: int, micro_batches: int, context: int = 1
+) -> Batch:
+    """Shapes and dtypes of the batch that `pack` makes of full rows of `width` tokens, each one episode whose last
+    `sampled` tokens are sampled, so many that there are `micro_batches`. Raises ValueError if all rows are in one
+    micro-batch."""
     share = rows_per_shard(section, row_shards)
     if not share:
         raise ValueError(
             "learner.micro_batch_rows is 0, so a micro-batch's size is known only when it runs; set a number of rows."
         )
-    slots = _slots(share * sampled, section.logprob_chunk)
+    places = np.argsort(token_order(width, context))[width - 1 - sampled : width - 1]
+    most = int(np.bincount(places // (width // context)).max(initial=0))  # on one device of a context group
+    slots = context * _slots(share * most, section.logprob_chunk)
     padded = _power_of_four(max(micro_batches, FEW_MICRO_BATCHES))
     arrays = {
         name: jax.ShapeDtypeStruct((padded, row_shards * one.shape[1], *one.shape[2:]), one.dtype)
@@ -275,12 +306,15 @@ def abstract(section: LearnerSection, row_shards: int, width: int, sampled: int,
     return _batch(arrays, real, (count, count), sequences)
 
 
-def pack(episodes: Sequence[Episode], section: LearnerSection, row_shards: int, tempered: bool = True) -> Batch:
+def pack(
+    episodes: Sequence[Episode], section: LearnerSection, row_shards: int, tempered: bool = True, context: int = 1
+) -> Batch:
     """The episodes as one batch of numpy arrays, deterministically.
 
     section: buckets, packing, micro_batch_rows (rounded up to a multiple of row_shards; 0: all rows at once) and
     logprob_chunk. row_shards: number of devices the rows are divided over. tempered: log-probs are at the episodes'
-    sampling temperatures, else at 1 (as for temperature 0, greedy sampling). Episodes without sampled tokens are left
+    sampling temperatures, else at 1 (as for temperature 0, greedy sampling). context: devices that the tokens of a row
+    are divided over. Episodes without sampled tokens are left
     out; padding is counted but has no row.
 
     Raises ValueError if nothing is left to train on, if a datum is longer than the largest bucket, or if the first
@@ -301,6 +335,8 @@ def pack(episodes: Sequence[Episode], section: LearnerSection, row_shards: int, 
     arrays = _empty(padded * row_shards, share, width, slots)
     for place, rows in enumerate(dealt):
         _write_bin(arrays, place, rows)
+    if context > 1:
+        arrays = _over_context(arrays, context, section.logprob_chunk)
 
     def laid_out(name: str) -> np.ndarray:
         """[bins, rows or slots, …] as [M, row_shards · …], ordered by micro-batch, then by shard."""

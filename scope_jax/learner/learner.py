@@ -13,9 +13,9 @@ as sampled (behaviour log-probs 0, no advantage, any reward):
 
 With LossCard(objective="dpo") each group has two trained episodes, of which the one with the higher reward is chosen.
 
-Every program is one `jax.shard_map` over the mesh (data, fsdp, tensor): a device computes its rows, gathers the sharded
-weights layer by layer, and updates its shard of weights and moments. A single device uses the same path with sizes of
-1.
+Every program is one `jax.shard_map` over the mesh (data, fsdp, context, tensor): a device computes its rows, or its
+tokens of them, gathers the sharded weights layer by layer, and updates its shard of weights and moments. A single
+device uses the same path with sizes of 1.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
-from models import attention, transformer
+from models import attention, context, transformer
 from models.config import ModelConfig
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner import batching, losses
@@ -41,7 +41,7 @@ from scope_jax.learner.logprobs import token_logprobs_and_entropy
 from scope_jax.learner.state import TrainState, advance, check_sound, fresh, global_norm, specs_like
 from scope_jax.learner.types import Episode, Metrics
 from sharding.collectives import Shards
-from sharding.mesh import ROWS, row_shards
+from sharding.mesh import ROWS, TOKENS, row_shards
 from sharding.rules import TRAIN
 from sharding.spec import abstract_params, param_shardings, partition_specs
 
@@ -96,7 +96,7 @@ class Learner:
 
     param_dtype: dtype of weights and moments. compute_dtype: dtype of the forward pass; log-probs, losses and sums of
     gradients are always float32. The reference has the smaller of the two dtypes: its weights are only ever cast to
-    compute_dtype, so nothing is lost. Raises ValueError if the mesh does not divide the model, or if its
+    compute_dtype, so nothing is lost. Raises ValueError if the mesh does not divide the model or a bucket, or if its
     devices do not support the section's attention.
     """
 
@@ -115,8 +115,12 @@ class Learner:
         self.param_dtype, self.compute_dtype = jnp.dtype(param_dtype), jnp.dtype(compute_dtype)
         self.reference_dtype = min(self.param_dtype, self.compute_dtype, key=lambda dtype: dtype.itemsize)
         self.attention = attention.resolve(section.attention, mesh.devices.flat[0].platform, self.compute_dtype)
-        self.row_shards = row_shards(mesh)
+        self.row_shards, self.context = row_shards(mesh), mesh.shape["context"]
         self.shards = Shards.of(mesh)
+        kv_heads = model.num_kv_heads // mesh.shape["tensor"]
+        self.context_attention: context.How = context.resolve(section.context_attention, kv_heads, self.context)
+        for bucket in section.buckets:
+            context.token_order(bucket, self.context)
         declared = transformer.declare(model)
         self.specs = partition_specs(declared, TRAIN)
         self.param_shardings = param_shardings(declared, mesh, TRAIN)
@@ -184,11 +188,12 @@ class Learner:
                     "call advantages.assign before packing."
                 )
         parts = batching.mini_batches(episodes, card.mini_batches)
-        return [self.place(batching.pack(part, self.section, self.row_shards, card.tempered)) for part in parts]
+        shards = (self.row_shards, card.tempered, self.context)
+        return [self.place(batching.pack(part, self.section, *shards)) for part in parts]
 
     def place(self, batch: Batch) -> Batch:
-        """Moves a packed batch to the devices, with rows divided over data × fsdp; of several processes, which all
-        have the same batch, each moves the rows of its own devices."""
+        """Moves a packed batch to the devices, with rows divided over data × fsdp and their tokens over context; of
+        several processes, which all have the same batch, each moves the part of its own devices."""
         shardings = jax.tree.map(partial(NamedSharding, self.mesh), self._batch_specs(batch))
         if not self.mesh.is_multi_process:
             return jax.device_put(batch, shardings)
@@ -200,7 +205,8 @@ class Learner:
 
     @staticmethod
     def _batch_specs(batch: Any) -> Any:
-        return jax.tree.map(lambda x: PartitionSpec(None, ROWS) if x.ndim > 1 else PartitionSpec(), batch)
+        by_dims = {3: PartitionSpec(None, ROWS, "context"), 2: PartitionSpec(None, TOKENS)}  # MBT and MN
+        return jax.tree.map(lambda x: by_dims.get(x.ndim, PartitionSpec()), batch)
 
     # ----------------------------------------------------------------------------------------------------- forward
     def _logprobs(
@@ -217,6 +223,7 @@ class Learner:
             remat=remat,
             compute_dtype=self.compute_dtype,
             attention=self.attention,
+            context_attention=self.context_attention,
         )
         hidden_ND = hidden_BTD.reshape(-1, hidden_BTD.shape[-1])[micro.index_MN]
         table_VD = transformer.output_table(self.model, params, self.shards, self.compute_dtype)
@@ -253,7 +260,7 @@ class Learner:
             local,
             mesh=self.mesh,
             in_specs=([self.specs] * len(wanted), self._batch_specs(batch)),
-            out_specs=[PartitionSpec(None, ROWS)] * len(wanted),
+            out_specs=[PartitionSpec(None, TOKENS)] * len(wanted),
             check_vma=False,
         )(wanted, batch)
         return Scores(scored[0] if policy else None, scored[-1] if reference else None)

@@ -31,11 +31,11 @@ def update_figures(learner: Learner, on: Hardware, one: Compiled) -> Mapping[str
     arithmetic) and useful, and with a known chip the estimated seconds and share of the peak."""
     share = rows_per_shard(learner.section, learner.row_shards)
     tensor = learner.mesh.shape["tensor"]
-    rows, length = share / tensor, one.job.bucket
+    rows, length = share / tensor / learner.context, one.job.bucket
     useful = flops.update_flops(learner.model, 1, length, length - 1) * rows
     kernels = 0.0
-    if learner.attention == "splash":
-        recomputed = learner.section.remat != "none"
+    recomputed, how = learner.section.remat != "none", learner.context_attention
+    if learner.attention == "splash" and (learner.context == 1 or how == "ulysses"):
         kernels = rows * flops.splash_flops(learner.model, 1, length, backward=True, recomputed=recomputed)
     found: dict[str, Any] = {
         "flops": one.costs.flops + kernels,
@@ -43,7 +43,7 @@ def update_figures(learner: Learner, on: Hardware, one: Compiled) -> Mapping[str
         "theory_flops": useful,
         "executed_of_theory": (one.costs.flops + kernels) / useful,
         "tokens_per_device": rows * length,
-        "closed_form": theory.step_collectives(learner.model, learner.shards.fsdp, learner.section.remat != "none"),
+        "closed_form": theory.step_collectives(learner.model, learner.shards.fsdp, recomputed, learner.context, how),
     }
     if on.chip.clock and on.chip.peak and not one.refused:
         seconds = one.costs.cycles / on.chip.clock + kernels / (SPLASH * on.chip.peak)

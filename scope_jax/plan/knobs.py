@@ -60,6 +60,16 @@ def _tensors(needs: Needs) -> Iterator[int]:
             yield size
 
 
+def _contexts(needs: Needs) -> Iterator[list[Change]]:
+    """Rows divided over more devices, one row at a time in each group, where model, devices and buckets allow it."""
+    mesh, buckets = needs.learner.mesh, needs.cfg.learner.buckets
+    kv_heads, groups = needs.learner.model.num_kv_heads // mesh.shape["tensor"], mesh.size // mesh.shape["tensor"]
+    for size in (2, 4, 8):
+        fits = groups % size == kv_heads % size == 0 and all(bucket % (2 * size) == 0 for bucket in buckets)
+        if fits and size > needs.learner.context:
+            yield [f"mesh.context={size}", f"learner.micro_batch_rows={groups // size}"]
+
+
 def _tried(planner: Planner, card: Path, sets: Sequence[Change]) -> Needs | None:
     """The needs of the card with these settings; None if they contradict each other."""
     try:
@@ -95,11 +105,14 @@ def freed(planner: Planner, card: Path, sets: Sequence[Change], needs: Needs) ->
 
 
 def setting_that_fits(planner: Planner, card: Path, sets: Sequence[Change], needs: Needs) -> list[Change] | None:
-    """The first of a few settings with which the card fits: fewer rows at a time, offload, tensor groups, and always
-    the largest budget of the cache that then fits. Each is planned like the card itself."""
+    """The first of a few settings with which the card fits: fewer rows at a time, offload, tensor groups, rows divided
+    over several devices, and always the largest budget of the cache that then fits. Each is planned like the card
+    itself."""
     starts: list[list[Change]] = [[]]
     starts += [] if needs.held.offload else [["train.offload=true"]]
     starts += [[f"mesh.tensor={size}", *more] for size in _tensors(needs) for more in starts[:2]]
+    if needs.peaks["learn"].total > planner.limit:
+        starts += [[*divided, *more] for divided in _contexts(needs) for more in starts[:2]]
     for start in starts:
         changes = [*start]
         tried = _tried(planner, card, [*sets, *changes]) if start else needs

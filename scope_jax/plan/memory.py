@@ -128,7 +128,7 @@ def residents(
         cache=cache,
         slots=device_bytes(held) - cache,
         layer=max(layer, *tables),
-        index=4.0 * vectors / learner.row_shards,
+        index=4.0 * vectors / learner.row_shards / learner.context,
         offload=offload,
     )
 
@@ -185,7 +185,7 @@ def estimated_temporaries(learner: Learner, bucket: int) -> dict[str, float]:
     model, section, mesh = learner.model, learner.section, learner.mesh
     tensor = mesh.shape["tensor"]
     size = learner.compute_dtype.itemsize
-    tokens = rows_per_shard(section, learner.row_shards) * bucket
+    tokens = rows_per_shard(section, learner.row_shards) * bucket // learner.context
     heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim // tensor
     ffn = 3 * model.ffn_width * max(model.experts_per_token, 1) // tensor
     inside = tokens * (4 * model.width + heads + ffn) * size  # norms and residuals, heads, gate, up and their product
@@ -212,5 +212,5 @@ def arithmetic_peak(held: Residents, phase: str, learner: Learner, bucket: int, 
         parts |= estimated_temporaries(learner, bucket)
     if phase == "generate":
         model, tensor = learner.model, learner.mesh.shape["tensor"]
-        parts["logits"] = 3.0 * 4 * slots / learner.row_shards * model.table_rows / tensor
+        parts["logits"] = 3.0 * 4 * slots / learner.row_shards / learner.context * model.table_rows / tensor
     return Peak(phase, f"update @{bucket}" if phase == "learn" else "", parts, False)

@@ -51,7 +51,9 @@ def lines(found: Figures) -> Iterator[str]:
 
 
 def _mesh(shape: Mapping[str, int]) -> str:
-    return ", ".join(f"{axis} {size}" for axis, size in shape.items() if size > 1 or axis != "fsdp_inner")
+    return ", ".join(
+        f"{axis} {size}" for axis, size in shape.items() if size > 1 or axis not in ("fsdp_inner", "context")
+    )
 
 
 def _phases(phases: Mapping[str, Any]) -> Iterator[str]:

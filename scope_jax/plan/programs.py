@@ -79,7 +79,7 @@ def abstract_batch(
 ) -> Batch:
     """Shapes and shardings of full rows of one bucket. sampled: trained tokens of a row; None: all but the first."""
     trained = bucket - 1 if sampled is None else sampled
-    batch = batching.abstract(learner.section, learner.row_shards, bucket, trained, micro_batches)
+    batch = batching.abstract(learner.section, learner.row_shards, bucket, trained, micro_batches, learner.context)
     specs = learner._batch_specs(jax.tree.map(lambda x: x, batch))
     shardings = jax.tree.map(
         lambda spec: NamedSharding(learner.mesh, spec), specs, is_leaf=lambda x: isinstance(x, PartitionSpec)

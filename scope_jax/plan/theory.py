@@ -12,12 +12,20 @@ from sharding.rules import TRAIN
 from sharding.spec import partition_specs
 
 
-def step_collectives(model: ModelConfig, fsdp: tuple[str, ...], recomputed: bool) -> dict[str, int]:
-    """All-gathers and reduce-scatters of the gradient of one micro-batch.
+def step_collectives(
+    model: ModelConfig, fsdp: tuple[str, ...], recomputed: bool, context: int = 1, how: str = "ulysses"
+) -> dict[str, int]:
+    """All-gathers and reduce-scatters of the gradient of one micro-batch; with a context axis of more than one device
+    also all-to-alls ("ulysses") or collective-permutes ("ring").
 
     Every weight with rows sharded over fsdp is gathered once per axis of `fsdp` (those of more than one device), and
     again where layers are recomputed; its gradient is scattered once per axis. XLA gathers the table of a tied model
     once for both of its uses.
+
+    With a context axis, which is one of `fsdp` too, one more all-gather has the segments of whole rows. Ulysses moves
+    queries, keys, values and results of every layer, again where it is recomputed, and their gradients. A ring of C
+    devices passes keys and values on C − 1 times, again where recomputed; in the backward pass once more, together
+    with their gradients, which take one step more to come home.
     """
     specs = partition_specs(declare(model), TRAIN)
 
@@ -27,4 +35,11 @@ def step_collectives(model: ModelConfig, fsdp: tuple[str, ...], recomputed: bool
 
     layers = model.num_layers * stages(specs["layers"])
     tables = (1 if model.tie_embeddings else 2) * stages(specs["embed"])
-    return {"all-gather": (2 if recomputed else 1) * layers + tables, "reduce-scatter": layers + tables}
+    passes = 2 if recomputed else 1  # forward
+    found = {"all-gather": passes * layers + tables, "reduce-scatter": layers + tables}
+    if context == 1:
+        return found
+    found["all-gather"] += 1
+    if how == "ulysses":
+        return found | {"all-to-all": model.num_layers * 4 * (passes + 1)}
+    return found | {"collective-permute": model.num_layers * ((passes + 2) * (context - 1) + 1)}

@@ -57,7 +57,7 @@ from scope_jax.systems import game_of
 from scope_jax.text import dialects, parsing
 from scope_jax.text.messages import Messages
 from sharding import distributed
-from sharding.mesh import MeshConfig, make_mesh, resolve_sizes
+from sharding.mesh import MeshConfig, make_mesh, resolve_sizes, without_context
 from sharding.rules import TRAIN
 
 Tell = Callable[[str], None]
@@ -351,13 +351,14 @@ def card_mesh(cfg: Config | ServedModel, devices: Sequence[Any] | None = None) -
 
 
 def own_mesh(cfg: Config | ServedModel) -> Mesh:
-    """The card's mesh; of several processes, each has the rows of its own devices, in tensor groups as in the card.
+    """The card's mesh without its context axis, whose devices generate for rows of their own; of several processes,
+    each has the rows of its own devices, in tensor groups as in the card.
 
     With [rollout.mesh], which divides these devices for the engine, the tensor groups may span several processes.
     Otherwise raises ValueError if they do.
     """
     if distributed.count() == 1:
-        return card_mesh(cfg)
+        return without_context(card_mesh(cfg))
     sizes = MeshConfig(**cfg.mesh.model_dump())
     devices = jax.local_devices()
     tensor = 1 if cfg.rollout.mesh is not None else resolve_sizes(sizes, jax.device_count())[-1]
@@ -366,7 +367,7 @@ def own_mesh(cfg: Config | ServedModel) -> Mesh:
             f"mesh.tensor is {tensor}, but a process has {len(devices)} devices and generates on these alone; "
             "give the engine a mesh of its own with [rollout.mesh]."
         )
-    return make_mesh(replace(sizes, data=1, fsdp=-1, tensor=tensor), devices)
+    return make_mesh(replace(sizes, data=1, fsdp=-1, tensor=tensor, context=1), devices)
 
 
 def assemble_learner(cfg: Config, model: ModelConfig, mesh: Mesh | None = None) -> Learner:

@@ -18,7 +18,7 @@ from rollouts.tools import BatchedTool
 from scope_jax.config import Config, ServedModel
 from scope_jax.run.dtypes import DTYPES
 from sharding import distributed
-from sharding.mesh import MeshConfig, make_mesh
+from sharding.mesh import MeshConfig, make_mesh, without_context
 from sharding.rules import DECODE, Rules, decode_rules
 
 THREADS = 256  # most responders at a time, unless the card says otherwise
@@ -45,11 +45,14 @@ def ahead_of(cfg: Config | ServedModel, engine: Engine | PagedEngine) -> bool:
 
 
 def decode_layout(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> tuple[Mesh, Rules]:
-    """The engine's mesh, [rollout.mesh] over the learner's devices or the learner's own, and its sharding rules.
+    """The engine's mesh, [rollout.mesh] over the learner's devices or the learner's own (a context group's devices are
+    row shards there), and its sharding rules.
 
     Raises ValueError if the sizes do not fit the devices or the model.
     """
-    if cfg.rollout.mesh is not None:
+    if cfg.rollout.mesh is None:
+        mesh = without_context(mesh)
+    else:
         try:
             mesh = make_mesh(MeshConfig(**cfg.rollout.mesh.model_dump()), list(mesh.devices.flat))
             check_mesh(model, mesh)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
+from models.context import How
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner.learner import Learner
 from scope_jax.learner.logprobs import token_logprobs_and_entropy, vocabulary_block
@@ -21,7 +22,7 @@ from sharding.collectives import LOCAL, Shards
 from sharding.mesh import AXES, MeshConfig, make_mesh
 from tests.learner.conftest import TINY, random_episodes, weights_of
 
-MESHES = {"fsdp4_tensor2": (1, 4, 2), "data2_fsdp2_tensor2": (2, 2, 2), "fsdp2x2_tensor2": (1, 2, 2, 2)}
+MESHES = {"fsdp4_tensor2": (1, 4, 2), "data2_fsdp2_tensor2": (2, 2, 2), "fsdp2x2_tensor2": (1, 2, 2, 1, 2)}
 CARD = LossCard(kl="k3", kl_coef=0.1, mini_batches=2)
 # Ratio and weight of whole sequences, which span devices and micro-batches; entropy bonus over the tensor group.
 SEQUENCE_CARD = LossCard(
@@ -36,14 +37,14 @@ SEQUENCE_CARD = LossCard(
 )
 
 
-def run(sizes: tuple[int, ...], params, compute_dtype, micro_batch_rows=4, card=CARD):
+def run(sizes: tuple[int, ...], params, compute_dtype, micro_batch_rows=4, card=CARD, model=TINY, how: How = "auto"):
     """(gradient of the first step from Adam's moment, weights after one update of two mini-batches, metrics)."""
     devices = jax.devices()[: int(np.prod(sizes))]
     several = len(sizes) == len(AXES)  # stages of fsdp, as on a TPU
     mesh = Mesh(np.array(devices).reshape(sizes), AXES) if several else make_mesh(MeshConfig(*sizes), devices)
     optimizer = OptimizerSection(learning_rate=1e-3, warmup_steps=1, max_grad_norm=0.5, eps=1e-3)
-    section = LearnerSection(buckets=(32,), micro_batch_rows=micro_batch_rows, logprob_chunk=8)
-    learner = Learner(TINY, mesh, optimizer, section, param_dtype=jnp.float32, compute_dtype=compute_dtype)
+    section = LearnerSection(buckets=(32,), micro_batch_rows=micro_batch_rows, logprob_chunk=8, context_attention=how)
+    learner = Learner(model, mesh, optimizer, section, param_dtype=jnp.float32, compute_dtype=compute_dtype)
     state = learner.init_state(params)
     state = state.replace(ref_params=jax.tree.map(lambda w: w * 1.1, state.ref_params))
     episodes = random_episodes(24, 6) if card is CARD else split_in_two(random_episodes(24, 6))
@@ -55,7 +56,7 @@ def run(sizes: tuple[int, ...], params, compute_dtype, micro_batch_rows=4, card=
         measured.append({name: float(value) for name, value in metrics.items()})
         if len(measured) == 1:
             grads = jax.tree.map(lambda mu: np.asarray(mu) / 0.1, state.opt_state[0].mu)
-    table = state.params["layers"]["down_FD"]
+    table = state.params["layers"]["o_Hh_D"]
     return grads, jax.device_get(state.params), measured, table.addressable_shards[0].data.size / table.size
 
 

@@ -1,10 +1,11 @@
 """Compiles one update ahead of time for a TPU topology and prints its collectives (test_collectives.py starts it).
 
-python tests/plan/collectives.py v5p:4x4x4 dense|moe|tied
+python tests/plan/collectives.py v5p:4x4x4 dense|moe|tied [CONTEXT ulysses|ring]
 """
 
 import json
 import sys
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -45,23 +46,27 @@ FAMILIES = {
 }
 
 
-def main(topology: str, family: str) -> None:
+def main(topology: str, family: str, context: str = "1", how: Any = "auto") -> None:
     devices = tpu_devices(topology)
     model = from_hf(MODEL | FAMILIES[family])
-    section = LearnerSection(buckets=(512,), micro_batch_rows=len(devices), logprob_chunk=512, remat="full")
+    rows, length = len(devices) // int(context), 512 * int(context)
+    section = LearnerSection(
+        buckets=(length,), micro_batch_rows=rows, logprob_chunk=512, remat="full", context_attention=how
+    )
     learner = Learner(
         model,
-        make_mesh(MeshConfig(1, -1, 1), devices),
+        make_mesh(MeshConfig(1, -1, 1, int(context)), devices),
         OptimizerSection(learning_rate=1e-6, warmup_steps=1),
         section,
         param_dtype=jnp.float32,
         compute_dtype=jnp.bfloat16,
     )
     card = LossCard(kl="none", mini_batches=1)
-    text = lower_step(learner, card, abstract_batch(learner, 512, micro_batches=1)).compile().as_text()
+    text = lower_step(learner, card, abstract_batch(learner, length, micro_batches=1)).compile().as_text()
     moved = Program(text).costs().collectives
     found = {kind: [round(one.count), one.largest / 2**20] for kind, one in moved.items()}
-    print(json.dumps({"found": found, "closed": theory.step_collectives(model, learner.shards.fsdp, True)}))
+    closed = theory.step_collectives(model, learner.shards.fsdp, True, learner.context, learner.context_attention)
+    print(json.dumps({"found": found, "closed": closed}))
 
 
 if __name__ == "__main__":

@@ -28,23 +28,36 @@ def test_the_closed_form_on_values_worked_out_by_hand():
     assert step_collectives(dense, (), True) == {"all-gather": 0, "reduce-scatter": 0}
 
 
+def test_the_closed_form_of_rows_divided_over_devices():
+    """Weights are gathered along the context axis too, and the segments once."""
+    dense, axes = from_hf(MODEL | FAMILIES["dense"]), ("fsdp_inner", "context")
+    weights = {"all-gather": 2 * 4 * 7 * 2 + 4 + 1, "reduce-scatter": 4 * 7 * 2 + 4}
+    # q, k, v and the result: forward, forward again, backward
+    assert step_collectives(dense, axes, True, 8) == weights | {"all-to-all": 4 * 4 * 3}
+    # 7 steps forward, 7 again, 7 backward for keys and values, 8 for their gradients
+    assert step_collectives(dense, axes, True, 8, "ring") == weights | {"collective-permute": 4 * (7 + 7 + 7 + 8)}
+    assert step_collectives(dense, axes, False, 2, "ring")["collective-permute"] == 4 * (1 + 1 + 2)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="needs libtpu to compile for TPUs that are not there")
 @pytest.mark.parametrize(
-    ("topology", "family"),
+    ("topology", "family", "context"),
     [
-        ("v5p:2x4x4", "dense"),
-        ("v5p:4x4x4", "dense"),
-        ("v6e:4x4", "dense"),
-        ("v5e:8x8", "dense"),
-        ("v5p:2x2x2", "tied"),
-        ("v5p:4x4x4", "moe"),
+        ("v5p:2x4x4", "dense", ()),
+        ("v5p:4x4x4", "dense", ()),
+        ("v6e:4x4", "dense", ()),
+        ("v5e:8x8", "dense", ()),
+        ("v5p:2x2x2", "tied", ()),
+        ("v5p:4x4x4", "moe", ()),
+        ("v5e:8x8", "dense", ("8", "ulysses")),
+        ("v5e:4x4", "dense", ("4", "ring")),
     ],
 )
-def test_an_update_has_the_collectives_of_the_closed_form(topology, family):
+def test_an_update_has_the_collectives_of_the_closed_form(topology, family, context):
     """Gathers and scatters are native ones: none of them became an all-reduce of a whole weight."""
     env = {**os.environ, **ABSENT, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, str(Path(__file__).with_name("collectives.py")), topology, family]
+    command = [sys.executable, str(Path(__file__).with_name("collectives.py")), topology, family, *context]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     facts = json.loads(done.stdout.splitlines()[-1])

@@ -9,7 +9,9 @@ import pytest
 from models import flops
 from models.config import from_hf
 from models.hf import hf_shapes
+from rollouts.paged import PagedEngine
 from scope_jax.config import LearnerSection, load_card
+from scope_jax.config.base import CardError
 from scope_jax.learner import batching
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.plan.architectures import SHAPES
@@ -57,6 +59,27 @@ def test_the_residents_of_a_small_card():
     assert needs.peaks["generate"].total == pytest.approx(
         held.idle + held.index + held.engine + held.cache + held.slots + 12 * 8 * 512
     )
+
+
+def test_a_context_group_shares_weights_in_an_update_and_generates_for_rows_of_its_own():
+    """Two devices: as fsdp 2, but each has half of the tokens of every row."""
+    planner = Planner(from_hf(MODEL), absent(2, 1.0))
+    whole = planner.needs(load_card(CARD, SMALL))
+    split = planner.needs(load_card(CARD, [*SMALL, "mesh.context=2"]))
+    assert split.learner.mesh.shape["context"] == 2 and split.learner.context_attention == "ulysses"
+    assert isinstance(split.engine, PagedEngine) and isinstance(whole.engine, PagedEngine)
+    assert split.engine.mesh.shape["context"] == 1 and split.engine.row_shards == whole.engine.row_shards == 2
+    assert split.held == whole.held
+    assert split.peaks["generate"].parts == whole.peaks["generate"].parts
+    halves = planner.needs(load_card(CARD, [*SMALL, "mesh.context=2", "learner.micro_batch_rows=4"]))
+    # 8 rows on 2 devices, 8 rows in halves, 4 rows in halves
+    parts = [one.peaks["learn"].parts["activations"] for one in (whole, split, halves)]
+    assert parts[0] == parts[1] == 2 * parts[2]
+    sets = [*SMALL, "mesh.context=2", "mesh.tensor=2", 'learner.context_attention="ulysses"']
+    with pytest.raises(ValueError, match=r"mesh\.context = 2"):  # one kv head on each device of a tensor group
+        Planner(from_hf(MODEL), absent(4, 1.0)).needs(load_card(CARD, sets))
+    with pytest.raises(CardError, match=r"learner\.buckets has 130"):
+        load_card(CARD, [*SMALL, "mesh.context=2", "learner.buckets=[130, 256]"])
 
 
 def residents(**changed) -> Residents:

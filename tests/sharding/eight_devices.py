@@ -262,7 +262,7 @@ def refusals(params, batch) -> dict[str, str]:
         "mesh": lambda: make_mesh(MeshConfig(1, 3, -1)),
         "rows": lambda: param_shardings(
             transformer.declare(CFG),
-            Mesh(np.array(jax.devices()[:5]).reshape(1, 5, 1, 1), AXES),
+            Mesh(np.array(jax.devices()[:5]).reshape(1, 5, 1, 1, 1), AXES),
             TRAIN,
         ),
     }.items():
@@ -294,8 +294,8 @@ def main() -> None:
     facts = {
         "fsdp4_tensor2": compare(CFG, (1, 4, 2), params, batch, "full", expected),
         "data2_fsdp2_tensor2": compare(CFG, (2, 2, 2), params, batch, "none", expected),
-        "fsdp4x2": compare(CFG, (1, 4, 2, 1), params, batch, "full", expected),
-        "fsdp2x2_tensor2": compare(CFG, (1, 2, 2, 2), params, batch, "full", expected),
+        "fsdp4x2": compare(CFG, (1, 4, 2, 1, 1), params, batch, "full", expected),
+        "fsdp2x2_tensor2": compare(CFG, (1, 2, 2, 1, 2), params, batch, "full", expected),
         "post_norm": family(POST_NORM, (2, 2, 2), batch),
         "experts": family(EXPERTS, (2, 2, 2), batch),
         "smallest_gradient": float(min(np.max(np.abs(g)) for g in jax.tree.leaves(expected[2]))),

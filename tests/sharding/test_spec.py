@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from sharding import distributed
 from sharding.collectives import LOCAL, Shards
-from sharding.mesh import AXES, FSDP, MeshConfig, make_mesh, resolve_sizes, stages, torus
+from sharding.mesh import AXES, SHARDED, MeshConfig, make_mesh, resolve_sizes, stages, torus
 from sharding.reshard import reshard
 from sharding.rules import DECODE, TRAIN, decode_rules, expert_axes
 from sharding.spec import Param, abstract_params, init_params, normal, ones, param_shardings, spec_for, zeros
@@ -23,10 +23,10 @@ def matrix(*axes: str | None, shape=(4, 6)) -> Param:
 @pytest.mark.parametrize(
     ("axes", "train", "decode"),
     [
-        (("width", "heads"), P(FSDP, "tensor"), P(None, "tensor")),
-        (("heads", "width"), P(("tensor", *FSDP), None), P("tensor", None)),
-        (("vocab", "width"), P(("tensor", *FSDP), None), P("tensor", None)),
-        (("ffn", None), P(("tensor", *FSDP), None), P("tensor", None)),
+        (("width", "heads"), P(SHARDED, "tensor"), P(None, "tensor")),
+        (("heads", "width"), P(("tensor", *SHARDED), None), P("tensor", None)),
+        (("vocab", "width"), P(("tensor", *SHARDED), None), P("tensor", None)),
+        (("ffn", None), P(("tensor", *SHARDED), None), P("tensor", None)),
     ],
 )
 def test_rows_take_fsdp_and_tensor_comes_first(axes, train, decode):
@@ -36,8 +36,8 @@ def test_rows_take_fsdp_and_tensor_comes_first(axes, train, decode):
 
 def test_fsdp_distributes_whole_experts_and_tensor_splits_each():
     up_XDF, down_XFD = (matrix("experts", *axes, shape=(2, 4, 6)) for axes in (("width", "ffn"), ("ffn", "width")))
-    assert spec_for(up_XDF, TRAIN) == P(FSDP, None, "tensor")
-    assert spec_for(down_XFD, TRAIN) == P(FSDP, "tensor", None)
+    assert spec_for(up_XDF, TRAIN) == P(SHARDED, None, "tensor")
+    assert spec_for(down_XFD, TRAIN) == P(SHARDED, "tensor", None)
     assert spec_for(up_XDF, DECODE) == P(None, None, "tensor")
 
 
@@ -52,8 +52,9 @@ def test_param_needs_one_axis_name_per_dimension():
 
 
 def test_mesh_sizes():
-    assert resolve_sizes(MeshConfig(1, -1, 2), 8) == (1, 4, 2)
-    assert resolve_sizes(MeshConfig(2, 2, 2), 8) == (2, 2, 2)
+    assert resolve_sizes(MeshConfig(1, -1, 2), 8) == (1, 4, 1, 2)
+    assert resolve_sizes(MeshConfig(2, 2, 2), 8) == (2, 2, 1, 2)
+    assert resolve_sizes(MeshConfig(1, -1, 2, 2), 8) == (1, 2, 2, 2)
     for sizes, message in [
         ((1, 1, 1), "needs 1 devices but there are 8"),
         ((-1, -1, 1), "only one"),
@@ -93,7 +94,7 @@ def test_the_inner_stage_of_fsdp_is_along_one_dimension_of_the_torus(box, fsdp, 
 
 def test_fsdp_has_one_stage_on_devices_without_a_torus():
     assert torus(jax.devices()) == () and stages(8, ()) == (8, 1)
-    assert make_mesh(MeshConfig(1, -1, 1)).shape == dict(zip(AXES, (1, jax.device_count(), 1, 1), strict=True))
+    assert make_mesh(MeshConfig(1, -1, 1)).shape == dict(zip(AXES, (1, jax.device_count(), 1, 1, 1), strict=True))
 
 
 def test_init_is_a_function_of_key_and_path_alone():
@@ -142,12 +143,12 @@ def test_distributed_start_needs_all_settings_or_none():
 @pytest.mark.parametrize(
     ("experts", "sizes", "axes"),
     [
-        (128, (4, 1, 1, 4), ("data", "tensor")),
-        (128, (1, 8, 1, 1), ("fsdp",)),
-        (128, (1, 4, 2, 4), ("fsdp", "fsdp_inner", "tensor")),
-        (60, (3, 8, 1, 4), ("tensor",)),  # neither 96 nor 32 devices divide 60
-        (5, (1, 2, 1, 2), ()),
-        (0, (2, 2, 1, 2), ()),
+        (128, (4, 1, 1, 1, 4), ("data", "tensor")),
+        (128, (1, 8, 1, 1, 1), ("fsdp",)),
+        (128, (1, 4, 2, 1, 4), ("fsdp", "fsdp_inner", "tensor")),
+        (60, (3, 8, 1, 1, 4), ("tensor",)),  # neither 96 nor 32 devices divide 60
+        (5, (1, 2, 1, 1, 2), ()),
+        (0, (2, 2, 1, 1, 2), ()),
     ],
 )
 def test_decoding_distributes_experts_over_the_inner_axes_that_divide_them(experts, sizes, axes):

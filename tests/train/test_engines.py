@@ -41,5 +41,7 @@ def test_the_engine_can_have_a_mesh_of_its_own():
     assert engine_of("rollout.mesh.fsdp=1", "mesh.fsdp=-1").mesh.size == 1
     with pytest.raises(ValueError, match=r"^rollout\.mesh data=1, fsdp=1, tensor=2 needs 2 devices but there are 1;"):
         engine_of("rollout.mesh.fsdp=1", "rollout.mesh.tensor=2")
+    with pytest.raises(CardError, match=r"rollout.*mesh\.context is 2, but only an update"):
+        engine_of("rollout.mesh.context=2")
     with pytest.raises(CardError, match=r"slots is 8, .* rollout\.mesh\.data x rollout\.mesh\.fsdp = 3; choose"):
         engine_of("rollout.mesh.fsdp=3")

@@ -1,0 +1,60 @@
+"""One update with rows divided over devices against one device, on 8 fake CPU devices (test_context.py starts it with
+"quick" or "all"); prints one JSON object."""
+
+import json
+import sys
+from dataclasses import replace
+
+from tests.learner.eight_devices import SEQUENCE_CARD, TINY, max_difference, run, worst  # isort: skip  # prepares JAX
+
+import jax.numpy as jnp
+
+from tests.learner.conftest import weights_of
+from tests.sharding.eight_devices import EXPERTS, POST_NORM
+
+# data, fsdp, tensor, context; TINY has 2 kv heads
+QUICK = {"fsdp2_tensor2_context2": (1, 2, 2, 2)}  # ring: one kv head on each device of a tensor group
+SIZES = (1, 2, 4, 8)
+ALL = {
+    f"data{data}_fsdp{fsdp}_tensor{tensor}_context{context}": (data, fsdp, tensor, context)
+    for data in SIZES
+    for fsdp in SIZES
+    for tensor in (1, 2)
+    for context in SIZES
+    if data * fsdp * tensor * context == 8
+}
+MOE = replace(EXPERTS, num_experts=8)
+
+
+def compared(base, sizes, params, **options) -> dict[str, float]:
+    grads, weights, measured, share = run(sizes, params, jnp.float32, 8, **options)
+    return {
+        "grads": max_difference(grads, base[0]),
+        "params": max_difference(weights, base[1]),
+        "metrics": worst(measured, base[2]),
+        "share": share * sizes[1] * sizes[2] * sizes[3],
+    }
+
+
+def main(which: str) -> None:
+    params = weights_of(TINY)
+    base = run((1, 1, 1), params, jnp.float32)
+    facts = {name: compared(base, sizes, params) for name, sizes in (QUICK if which == "quick" else ALL).items()}
+    if which == "all":
+        facts["ring"] = compared(base, (1, 2, 2, 2), params, how="ring")
+        one = run((1, 1, 1), params, jnp.float32, card=SEQUENCE_CARD)
+        facts["sequence"] = compared(one, (1, 1, 2, 4), params, card=SEQUENCE_CARD)
+        for name, model, sizes in (
+            ("windows_ulysses", POST_NORM, (2, 2, 1, 2)),
+            ("windows_ring", POST_NORM, (1, 1, 2, 4)),
+            ("experts", MOE, (1, 2, 2, 2)),
+            ("experts_context4", MOE, (1, 2, 1, 4)),
+        ):
+            own = weights_of(model)
+            one = run((1, 1, 1), own, jnp.float32, model=model)
+            facts[name] = compared(one, sizes, own, model=model)
+    print(json.dumps(facts))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,66 @@
+"""Attention over tokens divided over devices against attention over whole rows, on fake CPU devices (test_context.py
+starts it with the names of cases); prints the largest relative differences of the result and of each gradient as one
+JSON object."""
+
+import json
+import os
+import sys
+from typing import Any
+
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+
+from models import context
+from models.attention import make_attend
+
+LENGTH = 64
+SEGMENTS = ((1,) * 25 + (2,) * 6 + (3,) * 30 + (0,) * 3, (4,) * 64)
+CASES: dict[str, Any] = {  # how, devices, kv heads, window
+    "ulysses": ("ulysses", 4, 4, None),
+    "ulysses_window": ("ulysses", 2, 2, 9),
+    "ring": ("ring", 8, 2, None),
+    "ring_window": ("ring", 4, 1, 9),  # less than a chunk: some products of chunks are left out
+    "ring_in_blocks": ("ring", 4, 2, None),
+}
+
+
+def differences(how: Any, devices: int, kv_heads: int, window: int | None) -> list[float]:
+    rng = np.random.default_rng(0)
+    shapes = [(2, LENGTH, heads, 8) for heads in (8, kv_heads, kv_heads, 8)]
+    *arrays, ct = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes)
+    segments = jnp.asarray(SEGMENTS, jnp.int32)
+    order = context.token_order(LENGTH, devices)
+    spec = PartitionSpec(None, "context")
+
+    def local(segments, ct, *arrays):
+        attend = context.make_attends(how, "reference", segments, [window], "context")[window]
+        out, pull = jax.vjp(attend, *arrays)
+        return out, *pull(ct)
+
+    mesh = Mesh(np.array(jax.devices()[:devices]), ("context",))
+    run = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(spec,) * 5, out_specs=spec, check_vma=False))
+    ours = [np.asarray(x)[:, np.argsort(order)] for x in run(segments[:, order], *(x[:, order] for x in (ct, *arrays)))]
+
+    @jax.jit
+    def dense(*arrays):
+        out, pull = jax.vjp(make_attend("dot_product", segments, window), *arrays)
+        return out, *pull(ct)
+
+    return [float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(ours, dense(*arrays), strict=True)]
+
+
+def main(*names: str) -> None:
+    facts = {}
+    for name in names:
+        context.QUERIES = 4 if name == "ring_in_blocks" else 512  # each chunk in two blocks of queries
+        facts[name] = differences(*CASES[name])
+    print(json.dumps(facts))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,56 @@
+"""Tokens of a row divided over devices: their layout, and attention equal to that over whole rows."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models import context
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICK, SLOW = ["ulysses_window"], ["ulysses", "ring", "ring_window", "ring_in_blocks"]  # an update tests the ring, too
+
+
+def measured(names: list[str]) -> dict[str, list[float]]:
+    command = [sys.executable, str(Path(__file__).with_name("eight_context.py")), *names]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("names", [QUICK, pytest.param(SLOW, marks=pytest.mark.slow)])
+def test_values_and_gradients_equal_those_of_whole_rows(names):
+    facts = measured(names)
+    assert list(facts) == names
+    for case, found in facts.items():
+        assert len(found) == 4 and max(found) < 3e-6, case
+
+
+def test_each_device_has_an_early_and_a_late_chunk():
+    assert context.token_order(8, 2).tolist() == [0, 1, 6, 7, 2, 3, 4, 5]
+    assert context.token_order(5, 1).tolist() == [0, 1, 2, 3, 4]
+    with pytest.raises(ValueError, match="multiples of 4"):
+        context.token_order(6, 2)
+
+
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_all_devices_have_the_same_causal_work(devices):
+    seen = context.token_order(64, devices).reshape(devices, -1) + 1  # keys that a token sees
+    assert len(set(seen.sum(axis=1).tolist())) == 1
+    rows = np.arange(128).reshape(2, 64)
+    there = np.asarray(context.in_device_order(jnp.asarray(rows), devices))
+    assert np.array_equal(there, rows[:, context.token_order(64, devices)])
+    assert np.array_equal(context.in_row_order(jnp.asarray(there), devices), rows)
+
+
+def test_ulysses_up_to_the_number_of_kv_heads():
+    assert [context.resolve("auto", 8, devices) for devices in (2, 8, 16)] == ["ulysses", "ulysses", "ring"]
+    assert context.resolve("ring", 8, 2) == "ring"
+    with pytest.raises(ValueError, match="does not divide them"):
+        context.resolve("ulysses", 2, 4)
