@@ -121,7 +121,7 @@ def test_ssp_continues_in_another_folder(tmp_path: Path, monkeypatch: pytest.Mon
 def test_scope_branches_at_the_end_of_an_iteration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three iterations equal two and one more; the second may be played with a frozen challenger."""
     monkeypatch.setattr(scope, "play", play_scope)
-    monkeypatch.setattr(train, "evaluate", lambda world: {"eval/held-out/score": 0.5})
+    monkeypatch.setattr(train, "evaluate", lambda world: ({"eval/held-out/score": 0.5}, {}))
     run, whole = run_of("scope/atlas.toml", SCOPE, tmp_path / "index"), tmp_path / "whole"
     run(whole)
     kept = ["3-iteration-1", "6-iteration-2", "9-iteration-3"]
