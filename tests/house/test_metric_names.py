@@ -1,4 +1,4 @@
-"""Every metric that a card or a document names is produced by a step, its update or an exam."""
+"""Every metric that a card or a document names is produced by a step, its update, an exam or the benchmark of seeds."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import pytest
 
+from benchmarks.seeds.figures import DERIVED
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection, load_card
 from scope_jax.evaluate import scores
 from scope_jax.learner.learner import Learner
@@ -107,6 +108,7 @@ def produced() -> dict[str, frozenset[str]]:
 @cache
 def known() -> frozenset[str]:
     measured = {*NAMES, *(f"time/{phase}" for phase in PHASES)}  # of every game
+    measured |= set(DERIVED)  # computed by the benchmark from what a run has written
     return frozenset(measured).union(*produced().values())
 
 
