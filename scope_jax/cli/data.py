@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from scope_jax.cli.options import Json
 from scope_jax.cli.output import check_place, show, tell
 from scope_jax.errors import UserError
 
@@ -25,9 +26,7 @@ def data(
     baseline: Annotated[
         str | None, typer.Option(metavar="FILE", help="Answers of the baseline, for arena-hard-cw.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the results as one JSON object on the last line.")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Convert a published data set into rows for cards and exams; invalid rows are kept beside it, with reasons."""
     if not out.name.endswith((".jsonl", ".jsonl.gz")):

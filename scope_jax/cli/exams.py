@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
+from scope_jax.cli.options import Base, Json, Sets
 from scope_jax.cli.output import check_local, check_place, show, tell
 from scope_jax.errors import UserError
 
@@ -54,23 +55,10 @@ def evaluate(
         str | None, typer.Option(metavar="NAME", help="Environment variable with the endpoint's key.")
     ] = None,
     card: Annotated[Path | None, typer.Option(help="Card with the evaluation sets [default: the run's].")] = None,
-    base: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Model folder of the base model that judges, if the game has one [default: the card's model].",
-        ),
-    ] = None,
+    base: Base = None,
     records: Records = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Override one key of the card, e.g. --set train.steps=10. Repeatable."
-        ),
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the results as one JSON object on the last line.")
-    ] = False,
+    set_: Sets = None,
+    as_json: Json = False,
 ) -> None:
     """Answer a card's evaluation sets, or benchmarks, with the weights of a run, a checkpoint or a Hugging Face folder,
     or with a model behind an endpoint."""

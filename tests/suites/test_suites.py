@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from pathlib import Path
 from typing import Any, get_args
 
@@ -311,6 +310,10 @@ def test_a_games_own_prompt_is_used_with_its_card() -> None:
     assert exam.kind == "choices" and "(B) two" in exam.prompt({"question": "q", "options": ["one", "two"]}, len).text
 
 
-def test_the_papers_tables_have_no_unknown_keys() -> None:
-    for paper in PAPERS:
-        tomllib.loads((SUITES / "papers" / f"{paper}.toml").read_text(encoding="utf-8"))
+@pytest.mark.parametrize("paper", PAPERS)
+def test_an_unknown_key_in_a_papers_tables_is_refused(paper: Paper, tmp_path: Path) -> None:
+    text = (SUITES / "papers" / f"{paper}.toml").read_text(encoding="utf-8")
+    assert load_figures(paper).tables
+    (tmp_path / f"{paper}.toml").write_text(text.replace("about = ", "abuot = ", 1), encoding="utf-8")
+    with pytest.raises(CardError, match="abuot"):
+        load_figures(paper, tmp_path)
