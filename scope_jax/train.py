@@ -10,7 +10,7 @@ the same results as an uninterrupted one.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,29 +64,20 @@ def train(
     if cfg.log.tokens:
         log.token_bytes = world.tokenizer.token_bytes
 
-    saved = checkpoints.resume(trainer.targets(), progress.say)
-    branches = saved is None and cfg.train.origin is not None
-    states, remembered, done = branching.start(trainer) if branches else trainer.start(saved)
-    memory, baselines = remembered["game"], remembered["baselines"]
+    states, memory, baselines, done, resumed = _begin(trainer, checkpoints, progress.say)
     over = finished(world, memory, done)
-    if branches and over:
-        raise UserError(
-            f"the run of this card is already complete at {cfg.train.origin}; raise train.steps or the iterations."
-        )
-    log.rewind(None if saved is None else done)
+    log.rewind(done if resumed else None)
     watch = by_one(lambda: watched(cfg, records(run / "metrics.jsonl")))
     watch.check_names(world.system.updates(cfg))
     over = over or watch.reason is not None
     last = done if over else world.system.total_steps(cfg)
-    progress.say(_beginning(run, done, over, saved is not None))
+    progress.say(_beginning(run, done, over, resumed))
     instruments = Instruments(world, run, profile, first=done + 1, last=last)
     world.sampler.publish(states)
-    if saved is None and cfg.evaluate.sets:
+    if not resumed and cfg.evaluate.sets:
         progress.say(f"evaluating the initial weights: {cfg.train.origin or 'the base'}")
-        with instruments.phase("evaluate"):
-            initial, answers = evaluate(world)
-        log.exams(done, answers)
-        log.metrics(done, initial | agreed(instruments.times()))
+        initial = _evaluated(world, log, instruments, done)
+        log.metrics(done, initial)
         watch = watch.after(initial)
 
     signal = 0
@@ -113,10 +104,7 @@ def train(
                     name = f"iteration-{passed + 1}"
                 if cfg.evaluate.sets and (over or name or (cfg.evaluate.every and done % cfg.evaluate.every == 0)):
                     progress.say("evaluating")
-                    with instruments.phase("evaluate"):
-                        measured, answers = evaluate(world)
-                    log.exams(done, answers)
-                    metrics |= measured | agreed(instruments.times())
+                    metrics |= _evaluated(world, log, instruments, done)
                 log.episodes(done, episodes)
                 log.metrics(done, metrics)
                 progress.step(done, world.system.total_steps(cfg), metrics)
@@ -140,6 +128,27 @@ def train(
         progress.say(f"step {done}: {sentence}")
     used = {"seconds": time.monotonic() - began, "programs_compiled": made.compiled - compiled}
     return {"run": str(run), "steps": done} | used | log.before_after() | stopped
+
+
+def _begin(
+    trainer: Trainer, checkpoints: Checkpoints, tell: Callable[[str], None]
+) -> tuple[States, Memory, dict[str, float], int, bool]:
+    """(states, the game's memory, moving baselines, steps done, whether an earlier process of this run had done them):
+    from the newest checkpoint, else from `train.origin`, else as the card starts."""
+    saved = checkpoints.resume(trainer.targets(), tell)
+    origin = trainer.world.cfg.train.origin if saved is None else None
+    states, remembered, done = trainer.start(saved) if origin is None else branching.start(trainer)
+    if origin is not None and finished(trainer.world, remembered["game"], done):
+        raise UserError(f"the run of this card is already complete at {origin}; raise train.steps or the iterations.")
+    return states, remembered["game"], remembered["baselines"], done, saved is not None
+
+
+def _evaluated(world: World, log: RunLog, instruments: Instruments, step: int) -> Metrics:
+    """Metrics of an evaluation after `step` steps; the answers are logged."""
+    with instruments.phase("evaluate"):
+        metrics, answers = evaluate(world)
+    log.exams(step, answers)
+    return metrics | agreed(instruments.times())
 
 
 def _beginning(run: Path, done: int, over: bool, resumed: bool) -> str:

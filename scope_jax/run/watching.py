@@ -17,7 +17,7 @@ from scope_jax.config import Config, WatchRule
 from scope_jax.errors import UserError
 from scope_jax.learner.types import Update
 
-EXAM = "eval/"  # what the names of evaluation metrics begin with
+EVALUATED = ("eval/", "time/evaluate")  # what the names of the metrics of an evaluation alone begin with
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Watch:
         """
         names = record.keys() - {"step"}
         known = replace(self, seen=self.seen | names)
-        if all(name.startswith(EXAM) for name in names):
+        if all(name.startswith(EVALUATED) for name in names):
             return known
         counts = (
             count if rule.metric not in names else count + 1 if outside(rule, record[rule.metric]) else 0

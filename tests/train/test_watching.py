@@ -53,7 +53,7 @@ def test_the_reason_names_metric_bound_and_steps() -> None:
 
 
 def test_the_first_evaluation_ends_no_run_but_its_metric_names_are_valid() -> None:
-    rules, first = '[{metric="eval/q/accuracy", below=0.5}]', {"step": 0, "eval/q/accuracy": 0.1}
+    rules, first = '[{metric="eval/q/accuracy", below=0.5}]', {"step": 0, "eval/q/accuracy": 0.1, "time/evaluate": 3.0}
     found = watch(rules, [first])
     assert found.counts == (0,) and "eval/q/accuracy" in found.seen
     assert found.after({"time/play": 1.0, "eval/q/accuracy": 0.1}).reason is not None
