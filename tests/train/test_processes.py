@@ -18,6 +18,7 @@ import pytest
 from tests.train import runs
 
 COMMON = ("train.save_every=1", "evaluate.sets=[]", "rollout.slots=8", "learner.micro_batch_rows=4")
+ROWS = "learner.micro_batch_rows=8"  # for eight devices
 CARDS = {
     "spice/atlas.toml": (
         "train.steps=1",
@@ -36,12 +37,12 @@ CARDS = {
 }
 
 
-def spec(card: str, run: Path, processes: int, *sets: str, **more: Any) -> dict[str, Any]:
-    """A run of `processes` on four devices in all, see several.py."""
+def spec(card: str, run: Path, processes: int, *sets: str, devices: int = 4, **more: Any) -> dict[str, Any]:
+    """A run of `processes` on so many devices in all, see several.py."""
     arguments = runs.command(card, run, (*COMMON, *CARDS[card], *sets))[3:]
     return {
         "processes": processes,
-        "devices": 4 // processes,
+        "devices": devices // processes,
         "arguments": arguments,
         "log": str(run) + ".log",
     } | more
@@ -98,9 +99,12 @@ def test_two_processes_play_and_learn_as_one(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("card", CARDS)
-def test_delays_of_search_and_judge_change_nothing(card: str, tmp_path: Path) -> None:
+def test_eight_devices_in_two_processes_equal_one_and_delays_of_search_and_judge_change_nothing(
+    card: str, tmp_path: Path
+) -> None:
     one, two, late = (tmp_path / name for name in ("one", "two", "late"))
-    do(tmp_path, spec(card, one, 1), spec(card, two, 2), spec(card, late, 2, delays=True))
+    specs = (spec(card, folder, n, ROWS, devices=8) for folder, n in ((one, 1), (two, 2)))
+    do(tmp_path, *specs, spec(card, late, 2, ROWS, devices=8, delays=True))
     same_step(one, two)
     runs.same(two, late)  # bit for bit
 
