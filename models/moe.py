@@ -220,24 +220,38 @@ def moe_layer(
 
     grouped: grouped_matmul, or block_matmul in a program that XLA partitions automatically, as it cannot partition
     kernels. w: router_DX, gate_XDF, up_XDF, down_XFD, gathered over fsdp, F sharded over tensor. All devices of a
-    tensor group compute the same routing, but only their shard's part of its gradient, hence `enter`. With
+    tensor group know the routing of all tokens, but only their shard's part of its gradient, hence `enter_layer`. With
     shards.experts each device has X/devices whole experts instead, and there is no gradient.
     """
     if shards.experts:
         return _over_experts(cfg, w, x_BTD, shards)
+    x_BTD, weights_Nk, picked_Nk = _routed(cfg, w, x_BTD, shards)
     x_ND = x_BTD.reshape(-1, x_BTD.shape[-1])
-    weights_Nk, picked_Nk = route(cfg, x_ND, w["router_DX"])
     order_J = jnp.argsort(picked_Nk.reshape(-1), stable=True)
     place_Nk = jnp.argsort(order_J).reshape(picked_Nk.shape)
     sizes_X = jnp.sum(picked_Nk.reshape(-1, 1) == jnp.arange(cfg.num_experts), axis=0, dtype=jnp.int32)
-    rows_JD = _spread(shards.enter(x_ND), order_J, place_Nk)
+    rows_JD = _spread(x_ND, order_J, place_Nk)
     gate_JF = grouped(rows_JD, w["gate_XDF"], sizes_X)
     up_JF = grouped(rows_JD, w["up_XDF"], sizes_X)
     # Scaling before the last matmul gives the same sum, over F columns instead of D.
-    weights_J = _reorder(shards.enter(weights_Nk), order_J, place_Nk)
+    weights_J = _reorder(weights_Nk, order_J, place_Nk)
     hidden_JF = jax.nn.silu(gate_JF) * up_JF * weights_J[:, None].astype(x_ND.dtype)
     out_JD = grouped(hidden_JF, w["down_XFD"], sizes_X)
-    return shards.psum(_collect(out_JD, order_J, place_Nk)).reshape(x_BTD.shape)
+    return shards.leave_layer(_collect(out_JD, order_J, place_Nk).reshape(x_BTD.shape))
+
+
+def _routed(
+    cfg: ModelConfig, w: dict[str, jax.Array], x_BTD: jax.Array, shards: Shards
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(tokens of the layer x_BTD, weights_Nk and experts picked_Nk of all of them).
+
+    With sequence parallelism each device routes its own tokens, with a router that counts as a weight between layers.
+    """
+    batch = x_BTD.shape[0]
+    routed = route(cfg, x_BTD.reshape(-1, x_BTD.shape[-1]), shards.between_layers(w["router_DX"]))
+    weights_BTk, picked_BTk = (shards.enter_layer(y_Nk.reshape(batch, -1, y_Nk.shape[-1])) for y_Nk in routed)
+    k = cfg.experts_per_token
+    return shards.enter_layer(x_BTD), weights_BTk.reshape(-1, k), picked_BTk.reshape(-1, k)
 
 
 def _over_experts(cfg: ModelConfig, w: dict[str, jax.Array], x_BTD: jax.Array, shards: Shards) -> jax.Array:

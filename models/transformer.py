@@ -154,20 +154,20 @@ def _project(cfg: ModelConfig, w: Params, x_BTD: jax.Array, name: Literal["q", "
 def _attention_layer(
     cfg: ModelConfig, rope: Rope, w: Params, x_BTD: jax.Array, positions_BT: jax.Array, attend: Attend, shards: Shards
 ) -> jax.Array:
-    x_BTD = shards.enter(x_BTD)
+    x_BTD = shards.enter_layer(x_BTD).reshape(*positions_BT.shape, -1)
     q_BTHh = rotate(_project(cfg, w, x_BTD, "q", shards), positions_BT, rope)
     k_BTKh = rotate(_project(cfg, w, x_BTD, "k", shards), positions_BT, rope)
     v_BTKh = _project(cfg, w, x_BTD, "v", shards)
     o_BTHh = attend(q_BTHh, k_BTKh, v_BTKh)
-    out_BTD = shards.psum(_dense(o_BTHh.reshape(*o_BTHh.shape[:2], -1), w["o_Hh_D"]))
-    return out_BTD + w["o_bias_D"] if cfg.output_bias else out_BTD
+    out_BTD = shards.leave_layer(_dense(o_BTHh.reshape(*o_BTHh.shape[:2], -1), w["o_Hh_D"]))
+    return out_BTD + shards.between_layers(w["o_bias_D"]) if cfg.output_bias else out_BTD
 
 
 def _ffn_layer(w: Params, x_BTD: jax.Array, shards: Shards) -> jax.Array:
     """SwiGLU (Shazeer 2020): (silu(x W_gate) ⊙ x W_up) W_down."""
-    x_BTD = shards.enter(x_BTD)
+    x_BTD = shards.enter_layer(x_BTD)
     hidden_BTF = jax.nn.silu(_dense(x_BTD, w["gate_DF"])) * _dense(x_BTD, w["up_DF"])
-    return shards.psum(_dense(hidden_BTF, w["down_FD"]))
+    return shards.leave_layer(_dense(hidden_BTF, w["down_FD"]))
 
 
 def block(
@@ -182,15 +182,18 @@ def block(
 ) -> Float[Array, "B T D"]:
     """One decoder layer: x + attention(norm(x)), then x + ffn(norm(x)); with norm "post" x + norm(attention(x)) etc.
 
-    rope: this layer's rotary positions. w: its weights (no leading L), gathered over fsdp, in the dtype of x.
-    attend(q_BTHh, k_BTKh, v_BTKh) -> o_BTHh gets this device's heads, queries and keys after norm and rotation, and is
-    responsible for mask, scale and cache. grouped: the grouped matmul of `models.moe` for MoE layers.
+    With sequence parallelism x_BTD and the result are this device's tokens, [1, B · T / group, D]; positions_BT and
+    `attend` are of all of them. rope: this layer's rotary positions. w: its weights (no leading L), gathered over fsdp,
+    in the dtype of x. attend(q_BTHh, k_BTKh, v_BTKh) -> o_BTHh gets this device's heads, queries and keys after norm
+    and rotation, and is responsible for mask, scale and cache. grouped: the grouped matmul of `models.moe` for MoE
+    layers.
     """
 
     def feed(x_BTD: jax.Array) -> jax.Array:
         return moe_layer(cfg, w, x_BTD, shards, grouped) if cfg.num_experts else _ffn_layer(w, x_BTD, shards)
 
     def add(x_BTD: jax.Array, scale_D: jax.Array, layer: Callable[[jax.Array], jax.Array]) -> jax.Array:
+        scale_D = shards.between_layers(scale_D)
         if cfg.norm == "post":
             return x_BTD + rms_norm(layer(x_BTD), scale_D, cfg.norm_eps)
         return x_BTD + layer(rms_norm(x_BTD, scale_D, cfg.norm_eps))
@@ -209,7 +212,7 @@ def embed(
     """Rows of the embedding table, in compute_dtype (None: the table's own).
 
     With a tensor group each device holds a share of the rows: it looks up the ids in its range, uses zeros for the
-    others, and the group sums the results.
+    others, and the group sums the results; with sequence parallelism each device keeps those of its own tokens.
     """
     table = params["embed"]["table_VD"]
     spec = partition_specs(declare(cfg), TRAIN)["embed"]["table_VD"]
@@ -219,7 +222,7 @@ def embed(
     local = ids_BT - shards.index * table.shape[0]
     mine = (local >= 0) & (local < table.shape[0])
     rows = table[jnp.where(mine, local, 0)]
-    return shards.psum(jnp.where(mine[..., None], rows, 0))
+    return shards.leave_layer(jnp.where(mine[..., None], rows, 0))
 
 
 def output_table(
@@ -236,9 +239,12 @@ def output_table(
     return shards.gather(table, spec, table.dtype if compute_dtype is None else compute_dtype)
 
 
-def final_norm(cfg: ModelConfig, params: Params, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+def final_norm(
+    cfg: ModelConfig, params: Params, x_BTD: Float[Array, "B T D"], shards: Shards = LOCAL
+) -> Float[Array, "B T D"]:
     """The norm after the last layer."""
-    return rms_norm(x_BTD, params["final_norm"]["scale_D"].astype(x_BTD.dtype), cfg.norm_eps)
+    scale_D = shards.between_layers(params["final_norm"]["scale_D"])
+    return rms_norm(x_BTD, scale_D.astype(x_BTD.dtype), cfg.norm_eps)
 
 
 def layer_stages(windows: tuple[int | None, ...]) -> list[tuple[int, tuple[int | None, ...], int]]:
@@ -279,7 +285,9 @@ def hidden(
     of `models.attention`. Layers with different windows are scanned according to `layer_stages`.
 
     With a context axis all arrays have this device's tokens, in the order of `context.token_order`; context_attention:
-    how attention crosses the devices (`context.resolve`).
+    how attention crosses the devices (`context.resolve`). With `shards.sequence` the tensor group must divide the
+    tokens: between the layers, where remat keeps them, each of its devices has an equal part, [1, B · T / group, D].
+    The result has all tokens, and its cotangents are summed over the group; otherwise they must be sums already.
     """
     _check_tensor(cfg, shards.size)
     if remat not in get_args(Remat):
@@ -315,7 +323,8 @@ def hidden(
             params["layers"],
         )
         x_BTD, _ = lax.scan(period, x_BTD, stage)
-    return final_norm(cfg, params, x_BTD)
+    x_BTD = final_norm(cfg, params, x_BTD, shards)
+    return shards.enter_layer(x_BTD).reshape(*ids_BT.shape, -1) if shards.sequence else x_BTD
 
 
 def unstack_layers(params: Params) -> Params:

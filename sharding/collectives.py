@@ -11,6 +11,13 @@ of the group once per device. The pair used here defines both directions instead
 Use `enter` where a value that is replicated in the tensor group is multiplied by sharded weights, `psum` where the
 partial results are added up again. A gather over fsdp needs no such pair: its transpose, reduce-scatter, sums over
 different batch rows, as it must.
+
+With sequence parallelism (Korthikanti et al. 2022, "Reducing activation recomputation", figure 5) the tokens of a row
+are divided over the tensor group between the layers, and the two directions of the pair become gathers and
+reduce-scatters along the tokens, which move the same bytes:
+
+    leave_layer(x)  forward  own tokens of Σ_t x_t   backward  ∂x_t = ∂y of all tokens
+    enter_layer(x)  forward  y_t = x of all tokens   backward  ∂x   = own tokens of Σ_t ∂y_t
 """
 
 from __future__ import annotations
@@ -62,6 +69,20 @@ def _scatter(stages: tuple[tuple[int, str], ...], dtype: Any, own: Any, _: None,
 _gather.defvjp(lambda w, stages, dtype, own: (_gather(w, stages, dtype, own), None), _scatter)
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _all_tokens(x_ND: jax.Array, axis: str) -> jax.Array:
+    return lax.all_gather(x_ND, axis, tiled=True)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _own_sum(x_ND: jax.Array, axis: str) -> jax.Array:
+    return lax.psum_scatter(x_ND, axis, tiled=True)
+
+
+_all_tokens.defvjp(lambda x, axis: (_all_tokens(x, axis), None), lambda axis, _, ct: (_own_sum(ct, axis),))
+_own_sum.defvjp(lambda x, axis: (_own_sum(x, axis), None), lambda axis, _, ct: (_all_tokens(ct, axis),))
+
+
 def mesh_axes(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
     """The mesh axes of one PartitionSpec entry, outermost first."""
     if entry is None:
@@ -76,8 +97,9 @@ class Shards:
     fsdp: axes that rows of the weights are sharded over, outermost first. tensor: axis of the tensor group, None if
     there is none. data: axes that the weights are replicated over. context: axis that the tokens of a row are divided
     over, None if there is none; it is also one of fsdp. experts: axes that whole experts are distributed
-    over while generating, outermost first, with tokens sharded over all of them but tensor; otherwise empty. With no
-    axes (LOCAL) every method is the identity.
+    over while generating, outermost first, with tokens sharded over all of them but tensor; otherwise empty. sequence:
+    the tokens of a row are divided over the tensor group between the layers. With no axes (LOCAL) every method is the
+    identity.
     """
 
     fsdp: tuple[str, ...]
@@ -85,16 +107,21 @@ class Shards:
     data: tuple[str, ...]
     experts: tuple[str, ...] = ()
     context: str | None = None
+    sequence: bool = False
 
     @staticmethod
-    def of(mesh: Mesh) -> Shards:
-        """Shards for a mesh made by make_mesh; axes of size 1 are left out, and with them their collectives."""
+    def of(mesh: Mesh, sequence: bool = False) -> Shards:
+        """Shards for a mesh made by make_mesh; axes of size 1 are left out, and with them their collectives.
+
+        sequence: sequence parallelism, if there is a tensor group.
+        """
         size = mesh.shape
         return Shards(
             fsdp=tuple(name for name in SHARDED if size[name] > 1),
             tensor="tensor" if size["tensor"] > 1 else None,
             data=("data",) if size["data"] > 1 else (),
             context="context" if size["context"] > 1 else None,
+            sequence=sequence and size["tensor"] > 1,
         )
 
     @property
@@ -133,6 +160,27 @@ class Shards:
     def enter(self, x: jax.Array) -> jax.Array:
         """x itself; the cotangent is summed over the tensor group."""
         return x if self.tensor is None else _copy(x, self.tensor)
+
+    def enter_layer(self, x_BTD: jax.Array) -> jax.Array:
+        """The tokens that a layer with sharded weights gets; the cotangent is summed over the tensor group. With
+        `sequence`, [1, B · T, D] from each device's own tokens [1, B · T / size, D]."""
+        if not self.sequence:
+            return self.enter(x_BTD)
+        x_ND: Any = _all_tokens(x_BTD[0], str(self.tensor))
+        return x_ND[None]
+
+    def leave_layer(self, x_BTD: jax.Array) -> jax.Array:
+        """Σ over the tensor group of a layer's partial results; with `sequence`, that of the own tokens."""
+        if not self.sequence:
+            return self.psum(x_BTD)
+        # In three dimensions XLA makes an all-reduce of it, for TPUs.
+        x_ND: Any = _own_sum(x_BTD.reshape(-1, x_BTD.shape[-1]), str(self.tensor))
+        return x_ND[None]
+
+    def between_layers(self, weight: jax.Array) -> jax.Array:
+        """A replicated weight that is applied between the layers. With `sequence` each device applies it to its own
+        tokens, and the cotangents are summed over the tensor group."""
+        return self.enter(weight) if self.sequence else weight
 
     @property
     def token_axes(self) -> tuple[str, ...]:

@@ -330,6 +330,7 @@ class LearnerSection(Section):
     logprob_chunk: Count = 128  # at most as many logits at a time as this number of tokens has over the vocabulary
     attention: Literal["auto", "reference", "dot_product", "splash"] = "auto"  # docs/attention.md
     context_attention: Literal["auto", "ulysses", "ring"] = "auto"  # across the devices of mesh.context
+    sequence_parallel: bool = False  # between the layers, tokens are divided over the devices of mesh.tensor
 
 
 # ------------------------------------------------------------------------------------------------------ data and run

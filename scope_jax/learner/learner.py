@@ -116,11 +116,16 @@ class Learner:
         self.reference_dtype = min(self.param_dtype, self.compute_dtype, key=lambda dtype: dtype.itemsize)
         self.attention = attention.resolve(section.attention, mesh.devices.flat[0].platform, self.compute_dtype)
         self.row_shards, self.context = row_shards(mesh), mesh.shape["context"]
-        self.shards = Shards.of(mesh)
+        self.shards = Shards.of(mesh, section.sequence_parallel)
         kv_heads = model.num_kv_heads // mesh.shape["tensor"]
         self.context_attention: context.How = context.resolve(section.context_attention, kv_heads, self.context)
         for bucket in section.buckets:
             context.token_order(bucket, self.context)
+            if self.shards.sequence and bucket // self.context % mesh.shape["tensor"]:
+                raise ValueError(
+                    f"learner.buckets has {bucket}, whose tokens mesh.tensor = {mesh.shape['tensor']} does not divide; "
+                    "choose multiples or turn learner.sequence_parallel off."
+                )
         declared = transformer.declare(model)
         self.specs = partition_specs(declared, TRAIN)
         self.param_shardings = param_shardings(declared, mesh, TRAIN)

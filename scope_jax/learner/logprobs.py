@@ -151,7 +151,8 @@ def _backward(chunk: int, shards: Shards, vocab, entropy_slope: bool, saved, cot
     block = vocabulary_block(table_VD.shape[0], hidden_ND.shape[0], hidden_ND.shape[1], chunk)
     grad_ND, grad_VD = _over_blocks(table_VD, block, one, (jnp.zeros(hidden_ND.shape, sums), jnp.zeros_like(table_VD)))
     # Each device of a tensor group has the contribution of its part of the vocabulary; hidden states need the sum.
-    return shards.psum(grad_ND).astype(hidden_ND.dtype), grad_VD, None, jnp.zeros_like(temperature)
+    grad_ND = grad_ND if shards.sequence else shards.psum(grad_ND)
+    return grad_ND.astype(hidden_ND.dtype), grad_VD, None, jnp.zeros_like(temperature)
 
 
 _logprobs.defvjp(_save, _backward)
@@ -177,8 +178,9 @@ def token_logprobs(
     Gimelshein 2018). A block's gradient of the table is one product, written once in the table's dtype, without a
     float32 copy of the table. With a tensor group, table_VD is this device's rows of the vocabulary and hidden_ND is
     equal on the whole group; the normaliser and the gradient of hidden_ND are summed over it, once for all blocks (no
-    `shards.enter` around the call). Gradient, with p the softmax: ∂logp/∂logits = (onehot(target) − p) / temperature;
-    none with respect to the temperature.
+    `shards.enter` around the call). With sequence parallelism that gradient is left to `transformer.hidden` to sum.
+    Gradient, with p the softmax: ∂logp/∂logits = (onehot(target) − p) / temperature; none with respect to the
+    temperature.
     """
     both: Any = _logprobs(hidden_ND, table_VD, targets_N, temperature, chunk, shards, vocab, False)
     return both[0]

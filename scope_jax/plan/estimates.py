@@ -43,7 +43,9 @@ def update_figures(learner: Learner, on: Hardware, one: Compiled) -> Mapping[str
         "theory_flops": useful,
         "executed_of_theory": (one.costs.flops + kernels) / useful,
         "tokens_per_device": rows * length,
-        "closed_form": theory.step_collectives(learner.model, learner.shards.fsdp, recomputed, learner.context, how),
+        "closed_form": theory.step_collectives(
+            learner.model, learner.shards.fsdp, recomputed, learner.context, how, learner.shards.sequence
+        ),
     }
     if on.chip.clock and on.chip.peak and not one.refused:
         seconds = one.costs.cycles / on.chip.clock + kernels / (SPLASH * on.chip.peak)

@@ -44,6 +44,8 @@ def _learn_knobs(needs: Needs) -> list[Change]:
     found = []
     if rows_per_shard(section, shards) > 1:
         found.append(f"learner.micro_batch_rows={shards}")
+    if needs.learner.mesh.shape["tensor"] > 1 and not section.sequence_parallel:
+        found.append("learner.sequence_parallel=true")
     if section.remat != "full":
         found.append("learner.remat=full")
     return found

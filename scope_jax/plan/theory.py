@@ -13,7 +13,12 @@ from sharding.spec import partition_specs
 
 
 def step_collectives(
-    model: ModelConfig, fsdp: tuple[str, ...], recomputed: bool, context: int = 1, how: str = "ulysses"
+    model: ModelConfig,
+    fsdp: tuple[str, ...],
+    recomputed: bool,
+    context: int = 1,
+    how: str = "ulysses",
+    sequence: bool = False,
 ) -> dict[str, int]:
     """All-gathers and reduce-scatters of the gradient of one micro-batch; with a context axis of more than one device
     also all-to-alls ("ulysses") or collective-permutes ("ring").
@@ -26,6 +31,11 @@ def step_collectives(
     queries, keys, values and results of every layer, again where it is recomputed, and their gradients. A ring of C
     devices passes keys and values on C − 1 times, again where recomputed; in the backward pass once more, together
     with their gradients, which take one step more to come home.
+
+    With sequence parallelism attention and feed-forward layer each gather their tokens and scatter their sums; the
+    backward pass does the reverse, and only the last sum of a layer is not computed again. An expert layer gathers its
+    routing too, and scatters the gradient of its weights. The embedding's sums are scattered and gathered back, the
+    last hidden states gathered and their gradients scattered.
     """
     specs = partition_specs(declare(model), TRAIN)
 
@@ -37,6 +47,10 @@ def step_collectives(
     tables = (1 if model.tie_embeddings else 2) * stages(specs["embed"])
     passes = 2 if recomputed else 1  # forward
     found = {"all-gather": passes * layers + tables, "reduce-scatter": layers + tables}
+    if sequence:
+        routed = 1 if model.num_experts else 0
+        found["all-gather"] += model.num_layers * (passes * (2 + 2 * routed) + 2) + 2
+        found["reduce-scatter"] += model.num_layers * (2 * passes - (1 if recomputed else 0) + 2 + routed) + 2
     if context == 1:
         return found
     found["all-gather"] += 1

@@ -39,9 +39,14 @@ def compared(base, sizes, params, **options) -> dict[str, float]:
 def main(which: str) -> None:
     params = weights_of(TINY)
     base = run((1, 1, 1), params, jnp.float32)
-    facts = {name: compared(base, sizes, params) for name, sizes in (QUICK if which == "quick" else ALL).items()}
-    if which == "all":
-        facts["ring"] = compared(base, (1, 2, 2, 2), params, how="ring")
+    if which == "quick":
+        facts = {name: compared(base, sizes, params, sequence_parallel=True) for name, sizes in QUICK.items()}
+    else:
+        facts = {name: compared(base, sizes, params) for name, sizes in ALL.items()}
+        for name, sizes in ALL.items():
+            if sizes[2] > 1:
+                facts[f"{name}_sequence"] = compared(base, sizes, params, sequence_parallel=True)
+        facts["ring"] = compared(base, (1, 2, 2, 2), params, context_attention="ring")
         one = run((1, 1, 1), params, jnp.float32, card=SEQUENCE_CARD)
         facts["sequence"] = compared(one, (1, 1, 2, 4), params, card=SEQUENCE_CARD)
         for name, model, sizes in (
@@ -53,6 +58,8 @@ def main(which: str) -> None:
             own = weights_of(model)
             one = run((1, 1, 1), own, jnp.float32, model=model)
             facts[name] = compared(one, sizes, own, model=model)
+            if sizes[2] > 1:
+                facts[f"{name}_sequence"] = compared(one, sizes, own, model=model, sequence_parallel=True)
     print(json.dumps(facts))
 
 

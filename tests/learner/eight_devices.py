@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from models.context import How
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner.learner import Learner
 from scope_jax.learner.logprobs import token_logprobs_and_entropy, vocabulary_block
@@ -37,13 +36,13 @@ SEQUENCE_CARD = LossCard(
 )
 
 
-def run(sizes: tuple[int, ...], params, compute_dtype, micro_batch_rows=4, card=CARD, model=TINY, how: How = "auto"):
+def run(sizes: tuple[int, ...], params, compute_dtype, micro_batch_rows=4, card=CARD, model=TINY, **options):
     """(gradient of the first step from Adam's moment, weights after one update of two mini-batches, metrics)."""
     devices = jax.devices()[: int(np.prod(sizes))]
     several = len(sizes) == len(AXES)  # stages of fsdp, as on a TPU
     mesh = Mesh(np.array(devices).reshape(sizes), AXES) if several else make_mesh(MeshConfig(*sizes), devices)
     optimizer = OptimizerSection(learning_rate=1e-3, warmup_steps=1, max_grad_norm=0.5, eps=1e-3)
-    section = LearnerSection(buckets=(32,), micro_batch_rows=micro_batch_rows, logprob_chunk=8, context_attention=how)
+    section = LearnerSection(buckets=(32,), micro_batch_rows=micro_batch_rows, logprob_chunk=8, **options)
     learner = Learner(model, mesh, optimizer, section, param_dtype=jnp.float32, compute_dtype=compute_dtype)
     state = learner.init_state(params)
     state = state.replace(ref_params=jax.tree.map(lambda w: w * 1.1, state.ref_params))

@@ -1,6 +1,8 @@
 """Compiles one update ahead of time for a TPU topology and prints its collectives (test_collectives.py starts it).
 
-python tests/plan/collectives.py v5p:4x4x4 dense|moe|tied [CONTEXT ulysses|ring]
+python tests/plan/collectives.py v5p:4x4x4 dense|moe|tied [CONTEXT ulysses|ring|auto [TENSOR]]
+
+A tensor group has sequence parallelism.
 """
 
 import json
@@ -46,16 +48,22 @@ FAMILIES = {
 }
 
 
-def main(topology: str, family: str, context: str = "1", how: Any = "auto") -> None:
+def main(topology: str, family: str, context: str = "1", how: Any = "auto", tensor: str = "1") -> None:
     devices = tpu_devices(topology)
     model = from_hf(MODEL | FAMILIES[family])
-    rows, length = len(devices) // int(context), 512 * int(context)
+    group = int(context) * int(tensor)
+    rows, length = len(devices) // group, 512 * group
     section = LearnerSection(
-        buckets=(length,), micro_batch_rows=rows, logprob_chunk=512, remat="full", context_attention=how
+        buckets=(length,),
+        micro_batch_rows=rows,
+        logprob_chunk=512,
+        remat="full",
+        context_attention=how,
+        sequence_parallel=int(tensor) > 1,
     )
     learner = Learner(
         model,
-        make_mesh(MeshConfig(1, -1, 1, int(context)), devices),
+        make_mesh(MeshConfig(1, -1, int(tensor), int(context)), devices),
         OptimizerSection(learning_rate=1e-6, warmup_steps=1),
         section,
         param_dtype=jnp.float32,
@@ -65,7 +73,9 @@ def main(topology: str, family: str, context: str = "1", how: Any = "auto") -> N
     text = lower_step(learner, card, abstract_batch(learner, length, micro_batches=1)).compile().as_text()
     moved = Program(text).costs().collectives
     found = {kind: [round(one.count), one.largest / 2**20] for kind, one in moved.items()}
-    closed = theory.step_collectives(model, learner.shards.fsdp, True, learner.context, learner.context_attention)
+    closed = theory.step_collectives(
+        model, learner.shards.fsdp, True, learner.context, learner.context_attention, learner.shards.sequence
+    )
     print(json.dumps({"found": found, "closed": closed}))
 
 
