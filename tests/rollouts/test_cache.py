@@ -33,7 +33,9 @@ MIXED = replace(
 )
 
 
-@pytest.fixture(scope="module", params=[CFG, MIXED], ids=["plain", "mixed"])
+@pytest.fixture(
+    scope="module", params=[pytest.param(CFG, id="plain", marks=pytest.mark.slow), pytest.param(MIXED, id="mixed")]
+)
 def cfg(request):
     return request.param
 

@@ -48,7 +48,9 @@ def child(run: dict[str, Any], process: int, port: int) -> None:
     log = os.open(f"{run['log']}.{process}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={run['devices']}"
+    os.environ["XLA_FLAGS"] = (
+        f"--xla_force_host_platform_device_count={run['devices']} --xla_backend_optimization_level=0"
+    )
     os.environ |= run.get("variables", {})
     if run["processes"] > 1:
         os.environ["JAX_COORDINATOR_ADDRESS"] = f"localhost:{port}"

@@ -76,6 +76,7 @@ def test_a_row_decodes_to_the_text_of_the_episode(trainer: Trainer, episodes: li
         )
 
 
+@pytest.mark.slow
 def test_a_step_changes_the_weights_and_sets_advantages(trainer: Trainer, episodes: list[Episode]) -> None:
     states, _, _ = trainer.start(None)
     before = jax.device_get(states["actor"].params)
