@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -83,6 +84,7 @@ app = typer.Typer(
 
 def run() -> None:
     """The `scope-jax` program."""
+    any_character()
     listen()
     try:
         app()
@@ -91,6 +93,13 @@ def run() -> None:
 
         leave(error)
         raise
+
+
+def any_character() -> None:
+    """Lets the terminal show and read any text: what its encoding lacks is shown escaped, invalid bytes become U+FFFD."""
+    for stream, instead in ((sys.stdout, "backslashreplace"), (sys.stdin, "replace")):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=instead)
 
 
 def _version(asked: bool) -> bool:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import cache
 
+from retrieval.rows import is_text
 from rollouts.thoughts import blanked, thoughts
 
 THOUGHT = ("<think>", "</think>")
@@ -195,15 +196,6 @@ def neutralise(text: str, also: Sequence[str] = ()) -> str:
         return safe
 
     return _MARK.sub(bracketed, text)
-
-
-def is_text(string: str) -> bool:
-    """False for a string with an unpaired surrogate, which cannot be encoded as UTF-8."""
-    try:
-        string.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def shorten(text: str, limit: int) -> str:

@@ -26,7 +26,7 @@ REAL = {
 # the same files under our own names: rows that need no conversion
 READY = {"gsm8k": "qa/gsm8k.jsonl", "gpqa-diamond": "qa/gpqa_diamond.jsonl.gz"}
 MODEL = Path("assets/atlas/ssp/base")
-SMALL = ("rollout.slots=4", "rollout.max_length=1152", "rollout.prefill_buckets=[1024]", "rollout.decode_steps=16")
+SMALL = ("rollout.slots=4", "rollout.max_length=1024", "rollout.prefill_buckets=[960]", "rollout.decode_steps=16")
 
 
 def command(*words: object) -> tuple[str, dict[str, Any]]:
@@ -55,12 +55,15 @@ def prepared(shared_data: Path, folder: Path) -> list[str]:
             (folder / f"{name}.jsonl").write_bytes(gzip.decompress((shared_data / file).read_bytes()))
         else:
             (folder / f"{name}.jsonl").write_bytes((shared_data / file).read_bytes())
-    documents = {row["id"]: row for row in map(json.loads, (shared_data / "longdoc/docs.jsonl").open(encoding="utf-8"))}
+    documents = {row["id"]: row for row in _rows(shared_data / "longdoc/docs.jsonl")}
     for name, file in (("musique-long", "leval_nq"), ("longbench-v2", "leval_quality")):
-        rows = list(map(json.loads, (shared_data / f"qa/{file}.jsonl").open(encoding="utf-8")))
-        made = [row | {"context": documents[row["doc_id"]]["text"]} for row in rows]
+        made = [row | {"context": documents[row["doc_id"]]["text"]} for row in _rows(shared_data / f"qa/{file}.jsonl")]
         (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, made)), encoding="utf-8")
     return [*REAL, *READY, "musique-long", "longbench-v2"]
+
+
+def _rows(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 @pytest.mark.slow
