@@ -152,7 +152,7 @@ def new(
     ] = None,
     set_: Sets = None,
 ) -> None:
-    """Write a card for your model and data, then open everything it refers to, as `check` does."""
+    """Write a card for your model and data, with overrides, then open all it refers to, as `check` does."""
     if card.suffix != ".toml":
         raise UserError(f"{card} is no .toml file; give the card a name that ends in .toml.")
     if card.exists():
@@ -167,16 +167,16 @@ def new(
 
     positions = load_config(model).max_positions
     length = min(max_length or 4096, positions)
-    text = _text(card, game, _absolute(str(model)), data, searched, exam, steps, length)
+    table = _table(game, _absolute(str(model)), data, searched, exam, steps, length)
+    from scope_jax.config import overridden
+    from scope_jax.run.metrics import as_toml
+
+    overridden(table, set_ or (), str(card))  # a card that cannot be loaded is not written
     partial = card.with_name(card.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    try:
-        load(partial, set_)  # a card that cannot be loaded is not left behind
-        partial.replace(card)
-    finally:
-        partial.unlink(missing_ok=True)
+    partial.write_text(f"{_header_of(card, game)}\n{as_toml(table)}", encoding="utf-8")
+    partial.replace(card)
     tell(f"{card} is written; scope-jax plan {card} tells whether it fits your hardware")
-    check(card, set_, False)
+    check(card, None, False)
 
 
 def _absolute(path: str) -> str:
@@ -184,37 +184,29 @@ def _absolute(path: str) -> str:
     return str(Path(path).resolve()) if Path(path).exists() else path
 
 
-def _text(
-    card: Path,
-    game: str,
-    model: str,
-    data: str,
-    corpus: str | None,
-    exam: str | None,
-    steps: int,
-    length: int,
-) -> str:
-    """The card's text: what differs between models and data is set, everything else keeps the paper's defaults."""
-    quoted = json.dumps
+def _header_of(card: Path, game: str) -> str:
+    return f"""\
+# {game.upper()} on your own model and data; docs/{game}.md explains it, docs/configuration.md every key.
+#
+# Command:    scope-jax train {card} --run runs/{card.stem}
+# Hardware:   see scope-jax plan {card}
+# Expect:     nothing has been measured with this card"""
+
+
+def _table(
+    game: str, model: str, data: str, corpus: str | None, exam: str | None, steps: int, length: int
+) -> dict[str, Any]:
+    """The card: what differs between models and data is set, everything else keeps the paper's defaults."""
     buckets = [bucket for bucket in (64, 256, 1024, 4096) if bucket <= length] or [length]
-    lines = [
-        f"# {game.upper()} on your own model and data; docs/{game}.md explains it, docs/configuration.md every key.",
-        "#",
-        f"# Command:    scope-jax train {card} --run runs/{card.stem}",
-        f"# Hardware:   see scope-jax plan {card}",
-        "# Expect:     nothing has been measured with this card",
-        f'system = "{game}"',
-        "",
-        "[model]",
-        f"checkpoint = {quoted(model)}",
-    ]
+    table: dict[str, Any] = {"system": game, "model": {"checkpoint": model}}
     if corpus is not None:
-        lines += ["", "[retrieval]", f"corpus = {quoted(_absolute(corpus))}"]
-    lines += ["", "[rollout]", f"max_length = {length}", f"prefill_buckets = {buckets}"]
-    lines += ["", "[learner]", f"buckets = [{length}]", "", "[data]", f"{DATA[game]} = {quoted(_absolute(data))}"]
-    lines += ["", "[train]", f"steps = {steps}"]
+        table["retrieval"] = {"corpus": _absolute(corpus)}
+    table["rollout"] = {"max_length": length, "prefill_buckets": buckets}
+    table["learner"] = {"buckets": [length]}
+    table["data"] = {DATA[game]: _absolute(data)}
+    table["train"] = {"steps": steps}
     if exam is not None:
-        lines += ["", "[[evaluate.sets]]", 'name = "held_out"', f"path = {quoted(_absolute(exam))}"]
+        table["evaluate"] = {"sets": [{"name": "held_out", "path": _absolute(exam)}]}
     if game == "ssp":
-        lines += ["", "[ssp]", 'grader = "exact-match"   # no external judge', 'verify = "policy"']
-    return "\n".join(lines) + "\n"
+        table["ssp"] = {"grader": "exact-match", "verify": "policy"}  # no external judge
+    return table

@@ -122,9 +122,14 @@ def _toml_lines(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
     return lines
 
 
+def as_toml(table: Mapping[str, Any]) -> str:
+    """Plain data as a card; keys without a value are left out."""
+    return "\n".join(_toml_lines(table, ())) + "\n"
+
+
 def to_toml(cfg: Config) -> str:
-    """The whole config as a card; keys without a value are left out."""
-    return "\n".join(_toml_lines(cfg.model_dump(mode="json"), ())) + "\n"
+    """The whole config as a card."""
+    return as_toml(cfg.model_dump(mode="json"))
 
 
 # -------------------------------------------------------------------------------------------------------------- log

@@ -10,8 +10,7 @@ import json
 import re
 from typing import Any
 
-from retrieval.rows import STRICT_JSON
-from scope_jax.text.parsing import is_text
+from retrieval.rows import STRICT_JSON, is_text
 
 _MARK = re.compile(r'(?<!\\)(?:\\\\)*+["{}]')  # an unescaped quote or brace: an even number of backslashes before it
 

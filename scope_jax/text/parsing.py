@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import cache
 
-from retrieval.rows import is_text
 from rollouts.thoughts import blanked, thoughts
 
 THOUGHT = ("<think>", "</think>")

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from retrieval.rows import is_text
 from retrieval.search import NOTHING_FOUND, SearchTool
 from scope_jax.cli import app
 from scope_jax.cli.program import any_character
@@ -22,7 +23,7 @@ from scope_jax.learner.types import Episode, Judgement, Reply
 from scope_jax.play import searching
 from scope_jax.play.judge_client import JudgeClient
 from scope_jax.run import judgements
-from scope_jax.text import dialects, parsing
+from scope_jax.text import dialects
 from tests.judge.endpoint import endpoint
 from tests.systems.harness import sampled_turn
 
@@ -56,7 +57,7 @@ def test_a_refusals_text_can_be_recorded() -> None:
         judge = JudgeClient(JudgeSection(url=url, model="m"))
         (reply,) = judge(["q"])
         judge.close()
-    assert reply.refused.startswith("HTTP 400: ") and parsing.is_text(reply.refused)
+    assert reply.refused.startswith("HTTP 400: ") and is_text(reply.refused)
 
 
 def test_completions_of_an_endpoint_can_be_graded_and_written(tmp_path: Path) -> None:

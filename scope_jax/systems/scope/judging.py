@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from retrieval.rows import is_text
 from scope_jax.config import AskSection, Config
 from scope_jax.play.asking import Judge, Replies
 from scope_jax.play.rubrics import Criterion, score_of
@@ -39,7 +40,7 @@ def rubric_of(reply: str, weights: Mapping[str, float], fewest: int, most: int) 
     made = []
     for priority, criterion in pairs:
         weight = _weight(priority, weights)
-        if weight is None or not criterion or not parsing.is_text(priority + criterion):
+        if weight is None or not criterion or not is_text(priority + criterion):
             return None
         made.append(Criterion(criterion, weight, priority))
     return tuple(made) if sum(item.weight for item in made) > 0 else None

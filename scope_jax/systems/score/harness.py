@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from retrieval.rows import is_text
 from scope_jax.config import CardError, Config
 from scope_jax.play.system import Memory
 from scope_jax.text import objects, parsing
@@ -117,7 +118,7 @@ def checked(cfg: Config, value: Any) -> Harness:
         ("k is above the number of dimensions in the pool", limits.k > len(pool)),
         ("weight_min is above weight_max", limits.weight_min > limits.weight_max),
         ("min_number_of_tool_call leaves no turn for the scores", calls >= cfg.score.evaluator.max_turns),
-        ("notes holds half of a character", not parsing.is_text(harness.notes)),
+        ("notes holds half of a character", not is_text(harness.notes)),
     )
     if reason := next((reason for reason, wrong in checks if wrong), None):
         raise HarnessError(reason)

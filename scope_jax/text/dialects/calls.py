@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
+from retrieval.rows import is_text
 from scope_jax.text.dialects import Dialect
-from scope_jax.text.parsing import is_text
 
 _QUOTED = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|\'[^\'\\]*+(?:\\.[^\'\\]*+)*+\''
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(.))", re.DOTALL)

@@ -1,0 +1,117 @@
+"""Tortures small runs of the five games on Atlas, and writes what happened into the table of docs/reliability.md.
+
+    python -m tests.torture                                     everything: about an hour and a half of one core
+    python -m tests.torture --game ssp --kills 20               kills in one game
+    python -m tests.torture --faults --hostile --kills 0        the machine's faults; servers and documents
+    python -m tests.torture --only "the clock jumps"            one row
+    python -m tests.torture ... --out docs/reliability.md       the rows of this table that were run are replaced
+
+An outcome that is not what the table's reader expects is an AssertionError, and ends the command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
+from pathlib import Path
+
+import jax
+
+from scope_jax.cli import quiet_libtpu
+from tests.torture import faults, games, hostile, lives, table
+from tests.train import runs
+
+Row = Callable[[Path], str]
+
+
+def kills(game: str, count: int, seed: int, seconds: float, folder: Path) -> str:
+    """SIGKILL at random moments of the small run of a game."""
+    found = lives.killed(game, count, seed, folder, seconds)
+    where = ", ".join(f"{found[name]} {name}" for name in lives.MOMENTS if found[name])
+    return f"{found['kills']} kills ({where}) in {found['runs']} runs, all with the bits of the undisturbed one"
+
+
+@cache
+def _undisturbed() -> tempfile.TemporaryDirectory[str]:
+    """The undisturbed run, in a folder that lasts as long as this process."""
+    folder = tempfile.TemporaryDirectory()
+    lives.train(faults.GAME, Path(folder.name) / "whole")
+    return folder
+
+
+def with_whole(fault: Row, folder: Path) -> str:
+    """A fault that needs the undisturbed run."""
+    shutil.copytree(Path(_undisturbed().name) / "whole", folder / "whole")
+    return fault(folder)
+
+
+def rows(given: argparse.Namespace) -> Iterator[tuple[str, Row]]:
+    """What was asked for, by its name in the table."""
+    every = not (given.game or given.faults or given.hostile or given.only)
+    if given.kills:
+        for game in given.game or (games.SETS if every or given.only else ()):
+            yield (
+                f"{game.upper()}: killed at random moments",
+                partial(kills, game, given.kills, given.seed, given.seconds),
+            )
+    if every or given.faults or given.only:
+        for name, fault in faults.faults(given.damages, given.seed).items():
+            yield name, partial(with_whole, fault)
+    if every or given.hostile or given.only:
+        yield from hostile.hostile(given.seed).items()
+
+
+def _settle() -> None:
+    """For the processes that are forked, which start JAX later: CPUs, all programs are kept, servers are on this
+    machine. This process only reads checkpoints."""
+    quiet_libtpu()
+    jax.config.update("jax_platforms", "cpu")
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    os.environ |= {"JAX_PLATFORMS": "cpu", "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(runs.ROOT / ".cache" / "jax"))
+
+
+def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line. Raises SystemExit for a wrong one."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--game", nargs="+", choices=games.SETS, help="kills in these games")
+    options.add_argument("--kills", type=int, default=20, help="kills in each game")
+    options.add_argument("--seconds", type=float, default=float("inf"), help="no new kill in a game after this time")
+    options.add_argument("--faults", action="store_true", help="faults of the machine")
+    options.add_argument("--damages", type=int, default=10, help="copies that are damaged in each way")
+    options.add_argument("--hostile", action="store_true", help="hostile servers and documents")
+    options.add_argument("--only", nargs="+", metavar="ROW", help="rows of the table, by their names")
+    options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--out", type=Path, help="Markdown file with the table")
+    given = options.parse_args(argv)
+    if unknown := set(given.only or ()) - {name for name, _ in rows(given)}:
+        options.error(f"no row is called {', '.join(unknown)}")
+    return given
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    given = parsed(argv)
+    _settle()
+    chosen = [(name, row) for name, row in rows(given) if not given.only or name in given.only]
+    for name, row in chosen:
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                outcome = row(Path(folder))
+            except faults.NotPossible as reason:
+                outcome = f"not run: {reason}"
+        print(f"{name}: {outcome} ({time.monotonic() - began:.0f} s)", file=sys.stderr, flush=True)
+        if given.out is not None:
+            table.put(given.out, name, outcome)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""The command runs, and the table in docs/reliability.md has a row for everything that it does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from scope_jax.config import load_card
+from scope_jax.text import parsing
+from tests.torture import games, hostile, lives, table
+from tests.torture.__main__ import main, parsed, rows
+from tests.train import runs
+
+PAGE = runs.ROOT / "docs" / "reliability.md"
+
+
+def test_every_row_of_the_table_is_one_of_the_command_and_none_is_missing() -> None:
+    assert sorted(table.rows(PAGE.read_text(encoding="utf-8"))) == sorted(name for name, _ in rows(parsed([])))
+
+
+def test_a_row_replaces_the_one_of_its_name_and_no_other(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{table.BEGIN}\n\n{table.HEAD}\n\n{table.END}\nafter\n", encoding="utf-8")
+    for fault, outcome in (("a", "1"), ("b", "2"), ("a", "3")):
+        table.put(page, fault, outcome)
+    text = page.read_text(encoding="utf-8")
+    assert table.rows(text) == {"a": "3", "b": "2"}
+    assert text.startswith("before\n") and text.endswith(f"{table.END}\nafter\n")
+
+
+@pytest.mark.parametrize("game", games.SETS)
+def test_the_small_runs_are_valid_and_their_documents_hold_everything_hostile(game: str, tmp_path: Path) -> None:
+    overrides = games.sets(game, *hostile.hostile_files(game, tmp_path))
+    cfg = load_card(runs.ROOT / "configs" / games.card(game), overrides)
+    assert cfg.system == game and cfg.train.save_every == 1
+    text = "".join(file.read_text(encoding="utf-8") for file in tmp_path.iterdir())
+    assert [piece for piece in hostile.PIECES if json.dumps(piece, ensure_ascii=False)[1:-1] not in text] == []
+
+
+def test_what_is_reserved_is_neutralised() -> None:
+    assert len(hostile.RESERVED) > 40
+    assert all(parsing.neutralise(f"a {piece} b") != f"a {piece} b" for piece in hostile.RESERVED)
+
+
+@pytest.mark.parametrize(
+    ("said", "checkpoints", "recorded", "moment"),
+    [
+        ("loading x", (), 0, "starting"),
+        ("the first step compiles its programs", ("1",), 1, "in the first step of a life"),
+        ("the first step compiles its programs\nstep 1: 30 s, 4 dispatches", (), 0, "in the first step of a life"),
+        ("the first step compiles its programs\nstep 1/4  reward", ("1",), 1, "in a later step"),
+        ("the first step compiles\nstep 1/4  r", ("1",), 2, "between a step's metrics and its checkpoint"),
+        ("the first step compiles\nstep 1/4  r", ("1", "2.orbax-tmp-1"), 2, "writing a checkpoint"),
+    ],
+)
+def test_the_moment_of_a_kill(
+    said: str, checkpoints: tuple[str, ...], recorded: int, moment: str, tmp_path: Path
+) -> None:
+    for name in checkpoints:
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    lines = [json.dumps({"step": step + 1}) + "\n" for step in range(recorded)]
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    assert lives.moment(tmp_path, said) == moment
+
+
+@pytest.mark.slow
+def test_the_command_kills_and_writes_its_row(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"{table.BEGIN}\n{table.END}\n", encoding="utf-8")
+    main(["--game", "ssp", "--kills", "2", "--out", str(page)])
+    (outcome,) = table.rows(page.read_text(encoding="utf-8")).values()
+    assert outcome.startswith("2 kills (")
