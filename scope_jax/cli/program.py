@@ -96,7 +96,7 @@ def run() -> None:
 
 
 def any_character() -> None:
-    """Lets a terminal show any text, escaped where its encoding lacks it, and give any bytes, invalid ones as U+FFFD."""
+    """Lets a terminal show any text, escaped where its encoding lacks it, and give any bytes, wrong ones as U+FFFD."""
     for stream, instead in ((sys.stdout, "backslashreplace"), (sys.stdin, "replace")):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=instead)
