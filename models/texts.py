@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Float
 from tokenizers import Tokenizer as FastTokenizer
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from models import encoder
 from models.bert import BertConfig
@@ -66,6 +66,8 @@ class TextTokenizer:
         Raises ValueError if none can be read.
         """
         try:
+            from transformers import AutoTokenizer  # it imports torch where that is installed: seconds
+
             hf = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         except (OSError, ValueError, KeyError) as error:
             reason = str(error).strip().splitlines()[0]

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from huggingface_hub.errors import StrictDataclassError
 from tokenizers import AddedToken, Regex, decoders, normalizers
 from tokenizers import Tokenizer as FastTokenizer
-from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerFast
+from transformers import BertTokenizer, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import (
     SentencePieceExtractor,
     SpmConverter,
@@ -86,6 +86,8 @@ def read(folder: Path) -> tuple[PreTrainedTokenizerFast, tuple[int, ...]]:
 
 def _by_transformers(folder: Path) -> PreTrainedTokenizerFast:
     try:
+        from transformers import AutoTokenizer  # it imports torch where that is installed: seconds
+
         hf = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,7 @@ def train(
     world.sampler.publish(states)
     if not resumed and cfg.evaluate.sets:
         progress.say(f"evaluating the initial weights: {cfg.train.origin or 'the base'}")
-        initial = _evaluated(world, log, instruments, done)
+        initial = _evaluated(world, progress, log, instruments, done)
         log.metrics(done, initial)
         watch = watch.after(initial)
 
@@ -86,10 +87,7 @@ def train(
             while not over and not signal:
                 step, passed = done, world.system.iterations(cfg, memory)
                 done = step + 1
-                alive = heartbeat(
-                    progress.say, f"step {done}", lambda: f"{world.local.progress[1]} dispatches in this call"
-                )
-                with instruments.step(done), alive:
+                with instruments.step(done), _alive(world, progress, f"step {done}"):
                     with instruments.phase("play"):
                         episodes, memory, metrics = world.system.play(cfg, world.tools(step), memory, step)
                     with instruments.phase("learn"):
@@ -104,7 +102,7 @@ def train(
                     name = f"iteration-{passed + 1}"
                 if cfg.evaluate.sets and (over or name or (cfg.evaluate.every and done % cfg.evaluate.every == 0)):
                     progress.say("evaluating")
-                    metrics |= _evaluated(world, log, instruments, done)
+                    metrics |= _evaluated(world, progress, log, instruments, done)
                 log.episodes(done, episodes)
                 log.metrics(done, metrics)
                 progress.step(done, world.system.total_steps(cfg), metrics)
@@ -143,9 +141,14 @@ def _begin(
     return states, remembered["game"], remembered["baselines"], done, saved is not None
 
 
-def _evaluated(world: World, log: RunLog, instruments: Instruments, step: int) -> Metrics:
+def _alive(world: World, progress: Progress, what: str) -> AbstractContextManager[None]:
+    """Says now and then that a step or an evaluation goes on."""
+    return heartbeat(progress.say, what, lambda: f"{world.local.progress[1]} dispatches in this call")
+
+
+def _evaluated(world: World, progress: Progress, log: RunLog, instruments: Instruments, step: int) -> Metrics:
     """Metrics of an evaluation after `step` steps; the answers are logged."""
-    with instruments.phase("evaluate"):
+    with instruments.phase("evaluate"), _alive(world, progress, "evaluating"):
         metrics, answers = evaluate(world)
     log.exams(step, answers)
     return metrics | agreed(instruments.times())

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from sklearn.feature_extraction.text import TfidfVectorizer
 
 from scope_jax.config import ConclusionRule, Idf, one_of
+
+if TYPE_CHECKING:
+    from sklearn.feature_extraction.text import TfidfVectorizer
 
 CONCLUDING = {"conclusion", "conclusions", "summary", "summary and conclusion", "key findings", "in conclusion"}
 SOURCES = {"sources", "references", "bibliography", "citations", "works cited"}
@@ -70,7 +73,7 @@ def pairwise(conclusions: Sequence[Sequence[str | None]], idf: str) -> list[floa
     one_of("idf", idf, Idf)
     if any(len(group) < 2 for group in conclusions):
         raise ValueError("consistency needs at least two reports of a query")
-    words = TfidfVectorizer().build_analyzer()
+    words = _vectorizer().build_analyzer()
     groups = [[text if text and words(text) else None for text in group] for group in conclusions]
     shared = _fitted([text for group in groups for text in group]) if idf == "batch" else None
     return [_mean_cosine(group, shared or _fitted(group)) for group in groups]
@@ -78,7 +81,13 @@ def pairwise(conclusions: Sequence[Sequence[str | None]], idf: str) -> list[floa
 
 def _fitted(texts: Sequence[str | None]) -> TfidfVectorizer | None:
     present = [text for text in texts if text is not None]
-    return TfidfVectorizer().fit(present) if present else None
+    return _vectorizer().fit(present) if present else None
+
+
+def _vectorizer() -> TfidfVectorizer:
+    from sklearn.feature_extraction.text import TfidfVectorizer  # seconds, which only this game needs
+
+    return TfidfVectorizer()
 
 
 def _mean_cosine(group: Sequence[str | None], vectors: TfidfVectorizer | None) -> float:
