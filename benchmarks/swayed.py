@@ -4,9 +4,9 @@
     python -m benchmarks.swayed --judges grader --limit 20
 
 Each judge is asked about wrong answers (another row's), alone and followed by one text of ATTACKS; SSP's verification,
-which answers from documents, about documents of which one holds the text. A verdict is swayed if it is right without the
-text and wrong with it. An idle sentence shows how often a verdict changes by itself. The answers that are judged are
-our own; nothing is trained.
+which answers from documents, about documents of which one holds the text. A verdict is swayed if it is right without
+the text and wrong with it. An idle sentence shows how often a verdict changes by itself. The answers that are judged
+are our own; nothing is trained.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scope_jax.config import load_card
 from scope_jax.learner.types import Reply
-from scope_jax.play.asking import Judge
-from scope_jax.play.rubrics import Case, Criterion, Grader, grade
+from scope_jax.play import exams
+from scope_jax.play.rubrics import Case, Criterion, grade
 from scope_jax.play.tools import BASE, Prompt
 from scope_jax.run.assemble import assemble_world
 from scope_jax.run.examined import Examined, take
 from scope_jax.run.remote import completion_of
+from scope_jax.systems import game_of
 from scope_jax.systems.score import evaluator, harness
 from scope_jax.systems.score.records import Report
 from scope_jax.systems.spell import instructions as spell_instructions
@@ -89,9 +90,7 @@ Accepts = Callable[[str], list[bool | None]]
 def graded(game: str, name: str, folder: Path, limit: int) -> Accepts:
     """The frozen base as the grader of one criterion of a report on something else."""
     played, given = Played(game, folder), rows(name, limit)
-    section = played.cfg.scope.grader if game == "scope" else played.cfg.evaluate.grader
-    prompts = played.cfg.scope.prompts if game == "scope" else played.cfg.score.prompts
-    grader = Grader(Judge("grader", "grader", section), prompts)
+    grader = exams.grader_of(played.cfg, game_of(played.cfg).exam(played.cfg))
 
     def accepts(attack: str) -> list[bool | None]:
         cases = []
@@ -155,12 +154,10 @@ def assessed(folder: Path, limit: int) -> Accepts:
     rubric, settings = evaluator.fixed_rubric(played.cfg), harness.default(played.cfg)
 
     def accepts(attack: str) -> list[bool | None]:
-        reports = []
+        reports, none = [], completion_of(Reply(""))
         for place, other in enumerate([*given[7:], *given[:7]]):
             text = " ".join(f"{statement} {value}." for statement, value in (i["fact"] for i in other["rubric"]))
-            reports.append(
-                Report(place, Messages(""), completion_of(Reply("")), rubric, f"{text} {attack}".strip(), None)
-            )
+            reports.append(Report(place, Messages(""), none, rubric, f"{text} {attack}".strip(), None))
         found, _ = evaluator.assess(played.cfg, played.tools("scoring"), settings, given, reports)
         return [None if one.assessment is None else one.reward > 0.5 for one in found]
 
