@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -62,7 +63,9 @@ def load_config(folder: str | Path) -> ModelConfig:
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise FileNotFoundError(f"Model folder {folder} does not exist; give a folder in Hugging Face layout.")
+        known = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", str(folder))  # it may be a name on the hub
+        such = f", such as DIR of `hf download {folder} --local-dir DIR`" if known else ""
+        raise FileNotFoundError(f"Model folder {folder} does not exist; give a folder in Hugging Face layout{such}.")
     contents = read_object(folder / "config.json")
     try:
         return from_hf(contents)

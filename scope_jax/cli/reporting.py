@@ -23,7 +23,8 @@ def report(
     to: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Page to write for a comparison [default: comparison.html in the first report]."
+            metavar="PLACE",
+            help="Folder of the report [default: RUN/report], or page of a comparison [default: in the first report].",
         ),
     ] = None,
     as_json: Json = False,
@@ -35,8 +36,8 @@ def report(
         check_local(run)
         if not run.is_dir():
             raise UserError(f"the run folder {run} does not exist; give the folder passed to train as --run.")
-    if to is not None and len(runs) == 1:
-        raise UserError("--to is for a comparison; give several runs, or leave it out.")
+    if to is not None and len(runs) == 1 and to.is_file():
+        raise UserError(f"{to} is a file; give a folder for the report, which has several files.")
     if watch:
         if len(runs) > 1:
             raise UserError("--watch shows one run; give one run folder.")
@@ -51,7 +52,7 @@ def report(
     else:
         from scope_jax.report.page import write_report
 
-        page = write_report(runs[0])
+        page = write_report(runs[0], to=to)
     for run in runs:
         for warning in torn(run):
             tell(f"scope-jax: {warning}")

@@ -118,14 +118,14 @@ def replace_page(path: Path, page: str) -> None:
     os.replace(partial, path)
 
 
-def write_report(run: Path, live: bool = False) -> Path:
-    """Writes `report/index.html` and its pictures in the run folder; returns the page's path.
+def write_report(run: Path, live: bool = False, to: Path | None = None) -> Path:
+    """Writes index.html, its pictures and its episodes in the folder `to`, or <run>/report; returns the page's path.
 
     live: the page loads itself again when its server has a new one. Raises FileNotFoundError for a folder that is not a
     run, or a run without a finished step.
     """
     cfg, lines = opened(run)
-    folder, collapse, settings = run / "report", collapse_panels(lines), Settings()
+    folder, collapse, settings = to or run / "report", collapse_panels(lines), Settings()
     browser = browsing.Episodes(folder, browsing.stamp(run))
     whole = browsing.joined(run, records(run / "episodes.jsonl"))
     chosen = examples(browser.collect(settings.collect(whole)))

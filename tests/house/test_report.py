@@ -72,6 +72,12 @@ def run(tmp_path_factory) -> Path:
     return folder
 
 
+def test_a_report_may_lie_elsewhere(run: Path, tmp_path: Path) -> None:
+    page = write_report(run, to=tmp_path / "shown")
+    assert page == tmp_path / "shown" / "index.html" and "Which river?" in page.read_text(encoding="utf-8")
+    assert (tmp_path / "shown" / "curves.png").is_file() and not (run / "report").exists()
+
+
 def test_series_have_the_measured_values() -> None:
     lines = [
         {"step": 0, "eval/a/accuracy": 0.5},

@@ -161,6 +161,8 @@ def test_a_non_finite_weight_is_named(folder, tiny, params, tmp_path, kind, valu
 def test_missing_folder_and_config(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
         load_hf(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match=r"such as DIR of `hf download Qwen/Qwen3-8B --local-dir DIR`\.$"):
+        load_hf("Qwen/Qwen3-8B")
     with pytest.raises(FileNotFoundError, match=r"config\.json is missing"):
         load_hf(tmp_path)
     (tmp_path / "config.json").write_text('{"architectures": ')

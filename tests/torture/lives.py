@@ -105,8 +105,8 @@ def moment(run: Path, output: str) -> str:
 def killed(game: str, count: int, seed: int, folder: Path, seconds: float = float("inf")) -> dict[str, Any]:
     """Runs of a game, killed `count` times in all at random moments; every one ends with the undisturbed run's bits.
 
-    A life that is not over by then is killed after a time that is uniform between 0 and the length of the undisturbed
-    run; there is no new one after `seconds`. Returns the numbers of kills by moment, and of compared runs.
+    A life that is not over by then is killed after a time that is uniform between 0 and one and a half lengths of the
+    undisturbed run; nothing is killed after `seconds`. Returns the numbers of kills by moment, and of compared runs.
     """
     whole, second = folder / "whole", folder / "second"
     train(game, whole)
@@ -120,7 +120,7 @@ def killed(game: str, count: int, seed: int, folder: Path, seconds: float = floa
         while True:
             life = Life(words(game, run), run.with_suffix(".log"))
             kills = found.total() < count and time.monotonic() - began < seconds
-            if life.ends_within(draw.uniform(0, length) if kills else LIMIT):
+            if life.ends_within(draw.uniform(0, 1.5 * length) if kills else LIMIT):
                 life.end()
                 break
             life.kill()
