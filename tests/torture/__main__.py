@@ -35,7 +35,8 @@ def kills(game: str, count: int, seed: int, seconds: float, folder: Path) -> str
     """SIGKILL at random moments of the small run of a game."""
     found = lives.killed(game, count, seed, folder, seconds)
     where = ", ".join(f"{found[name]} {name}" for name in lives.MOMENTS if found[name])
-    return f"{found['kills']} kills ({where}) in {found['runs']} runs, all with the bits of the undisturbed one"
+    every = "one run, which ends" if found["runs"] == 1 else f"{found['runs']} runs, which all end"
+    return f"{found['kills']} kills ({where}) in {every} with the bits of an undisturbed one"
 
 
 @cache
