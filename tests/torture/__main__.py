@@ -4,6 +4,7 @@
     python -m tests.torture --game ssp --kills 20               kills in one game
     python -m tests.torture --faults --hostile --kills 0        the machine's faults; servers and documents
     python -m tests.torture --only "the clock jumps"            one row
+    python -m tests.torture --only "random texts through all parsers" --texts 1000000
     python -m tests.torture ... --out docs/reliability.md       the rows of this table that were run are replaced
 
 An outcome that is not what the table's reader expects is an AssertionError, and ends the command.
@@ -25,7 +26,7 @@ from pathlib import Path
 import jax
 
 from scope_jax.cli import quiet_libtpu
-from tests.torture import faults, games, hostile, lives, table
+from tests.torture import faults, games, hostile, lives, table, texts
 from tests.train import runs
 
 Row = Callable[[Path], str]
@@ -67,6 +68,8 @@ def rows(given: argparse.Namespace) -> Iterator[tuple[str, Row]]:
             yield name, partial(with_whole, fault)
     if every or given.hostile or given.only:
         yield from hostile.hostile(given.seed).items()
+    if given.texts and (every or given.only or not (given.game or given.faults or given.hostile)):
+        yield texts.row(given.first, given.texts, given.seed, given.seconds)
 
 
 def _settle() -> None:
@@ -85,10 +88,12 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--game", nargs="+", choices=games.SETS, help="kills in these games")
     options.add_argument("--kills", type=int, default=20, help="kills in each game")
-    options.add_argument("--seconds", type=float, default=float("inf"), help="no new kill in a game after this time")
+    options.add_argument("--seconds", type=float, default=float("inf"), help="no new kill, or text, after this time")
     options.add_argument("--faults", action="store_true", help="faults of the machine")
     options.add_argument("--damages", type=int, default=10, help="copies that are damaged in each way")
     options.add_argument("--hostile", action="store_true", help="hostile servers and documents")
+    options.add_argument("--texts", type=int, default=100_000, help="random texts through all parsers")
+    options.add_argument("--first", type=int, default=0, help="number of the first of them, for runs in parts")
     options.add_argument("--only", nargs="+", metavar="ROW", help="rows of the table, by their names")
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--out", type=Path, help="Markdown file with the table")

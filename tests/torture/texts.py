@@ -1,0 +1,51 @@
+"""Random texts through every parser of every game: no exception, and nothing is found that the text does not hold."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+from tests.house import test_parsers as checks
+
+ALL = sorted({*checks.SAID, *checks.JUDGED, *checks.WRITTEN, *checks.RUBRICS})
+# Half of the texts mix the pieces of one role, so that more of them are valid.
+SOURCES = (ALL, ALL, ALL, ALL, checks.SAID, checks.JUDGED, checks.WRITTEN, checks.RUBRICS)
+MOST = 12  # pieces of a text
+
+
+def text_of(number: int, seed: int) -> str:
+    """The text with this number, whatever others are drawn."""
+    draw = Random(f"{seed} {number}")
+    return "".join(draw.choices(draw.choice(SOURCES), k=draw.randint(0, MOST)))
+
+
+def check(text: str, opened: bool) -> None:
+    """Raises whatever a parser raises, and AssertionError for something found that is not in the text."""
+    for parse, _ in checks.PARSERS.values():
+        parse(text)
+    checks.check_searches_and_answers(text, opened)
+    checks.check_verdicts(text)
+    checks.check_tasks(text)
+    checks.check_scores(text)
+
+
+def parsed(first: int, count: int, seed: int, seconds: float, folder: Path) -> str:
+    """The texts from number `first` on, `count` of them or as many as `seconds` allow. The folder is not used."""
+    began, number = time.monotonic(), first
+    while number < first + count and time.monotonic() - began < seconds:
+        text = text_of(number, seed)
+        try:
+            check(text, number % 2 == 0)
+        except Exception as error:
+            error.add_note(f"text {number} of seed {seed}: {text!r}")
+            raise
+        number += 1
+    last = f"{number - first:,} texts through {len(checks.PARSERS)} parsers, numbers {first:,} to {number - 1:,} of seed {seed}"
+    return f"{last}: no exception, nothing found that is not there"
+
+
+def row(first: int, count: int, seed: int, seconds: float) -> tuple[str, Callable[[Path], str]]:
+    """The row of the table: its name and what it does."""
+    return "random texts through all parsers", lambda folder: parsed(first, count, seed, seconds, folder)
