@@ -42,8 +42,9 @@ def parsed(first: int, count: int, seed: int, seconds: float, folder: Path) -> s
             error.add_note(f"text {number} of seed {seed}: {text!r}")
             raise
         number += 1
-    last = f"{number - first:,} texts through {len(checks.PARSERS)} parsers, numbers {first:,} to {number - 1:,} of seed {seed}"
-    return f"{last}: no exception, nothing found that is not there"
+    which = f"numbers {first:,} to {number - 1:,} of seed {seed}"
+    done = f"{number - first:,} texts through {len(checks.PARSERS)} parsers, {which}"
+    return f"{done}: no exception, nothing found that is not there"
 
 
 def row(first: int, count: int, seed: int, seconds: float) -> tuple[str, Callable[[Path], str]]:
