@@ -67,6 +67,8 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def sentence(error: BaseException) -> str:
-    """The error's message on one line, with a full stop."""
+    """The error's message on one line, with a full stop; of a system error that names a file, what to do about it."""
     text = " ".join(str(error).split())
+    if isinstance(error, OSError) and error.filename is not None:
+        text = f"{error.filename} cannot be used ({error.strerror}); correct the path or its permissions."
     return text if text.endswith((".", ")")) else text + "."

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from scope_jax.config import RetrievalSection
-from scope_jax.errors import UserError, disk_fault, writing
+from scope_jax.errors import UserError, disk_fault, sentence, writing
 from scope_jax.learner.types import Episode, Judgement, Reply
 from scope_jax.run.checkpoint import Checkpoints, fault, steps
 from scope_jax.run.indexing import open_or_build_index
@@ -107,6 +107,8 @@ def test_which_errors_are_disk_errors() -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
     with pytest.raises(FileNotFoundError, match="'other'"), writing(Path("f")):  # the message already has the name
         raise FileNotFoundError(errno.ENOENT, "there is none", "other")
+    denied = PermissionError(errno.EACCES, "Permission denied", "a/b")
+    assert sentence(denied) == "a/b cannot be used (Permission denied); correct the path or its permissions."
 
 
 def test_an_index_that_cannot_be_written_gives_one_message(tmp_path: Path) -> None:
