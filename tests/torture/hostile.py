@@ -137,9 +137,9 @@ def hostile_files(game: str, folder: Path) -> list[str]:
 
 
 def read(episode: dict[str, Any]) -> list[str]:
-    """What a policy read in an episode after each MARK: in its prompt and its observations."""
+    """What a policy read in an episode after each MARK: in its prompt, where that is recorded, and its observations."""
     turns = episode["text"].get("turns", ())
-    texts = [episode["text"]["prompt"], *(turn["text"] for turn in turns if turn["kind"] == "observation")]
+    texts = [episode["text"].get("prompt", ""), *(turn["text"] for turn in turns if turn["kind"] == "observation")]
     return [after for text in texts for after in text.split(MARK)[1:]]
 
 
