@@ -91,7 +91,7 @@ def compiled(learner: Learner, batch: Any, card: LossCard) -> dict[str, float]:
     """GiB per chip of the learner's step on `batch`, and the compilation time in seconds."""
     state = learner.abstract_state(reference=False)
     start = time.monotonic()
-    memory = learner._step.lower(state, batch, Scores(None, None), card=card).compile().memory_analysis()
+    memory = learner._step.lower(state, None, batch, Scores(None, None), card=card).compile().memory_analysis()
     assert memory is not None
     return {
         "temporaries": round(memory.temp_size_in_bytes / GIB, 2),

@@ -19,6 +19,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from models.config import ModelConfig
+from models.lowrank import LowRank
 from sharding.collectives import Shards
 
 GroupedMatmul = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
@@ -219,9 +220,9 @@ def moe_layer(
     """Σ over a token's experts of weight · (silu(x W_gate) ⊙ x W_up) W_down.
 
     grouped: grouped_matmul, or block_matmul in a program that XLA partitions automatically, as it cannot partition
-    kernels. w: router_DX, gate_XDF, up_XDF, down_XFD, gathered over fsdp, F sharded over tensor. All devices of a
-    tensor group know the routing of all tokens, but only their shard's part of its gradient, hence `enter_layer`. With
-    shards.experts each device has X/devices whole experts instead, and there is no gradient.
+    kernels. w: router_DX, gate_XDF, up_XDF, down_XFD, gathered over fsdp, F sharded over tensor; the experts' may be
+    LowRank. All devices of a tensor group know the routing of all tokens, but only their shard's part of its gradient,
+    hence `enter_layer`. With shards.experts each device has X/devices whole experts instead, and there is no gradient.
     """
     if shards.experts:
         return _over_experts(cfg, w, x_BTD, shards)
@@ -231,12 +232,14 @@ def moe_layer(
     place_Nk = jnp.argsort(order_J).reshape(picked_Nk.shape)
     sizes_X = jnp.sum(picked_Nk.reshape(-1, 1) == jnp.arange(cfg.num_experts), axis=0, dtype=jnp.int32)
     rows_JD = _spread(x_ND, order_J, place_Nk)
-    gate_JF = grouped(rows_JD, w["gate_XDF"], sizes_X)
-    up_JF = grouped(rows_JD, w["up_XDF"], sizes_X)
+    row_J = order_J // (cfg.experts_per_token * x_BTD.shape[1])
+    multiply = partial(_by_experts, grouped, sizes_X, lambda gate_Br: gate_Br[row_J])
+    gate_JF = multiply(rows_JD, w["gate_XDF"])
+    up_JF = multiply(rows_JD, w["up_XDF"])
     # Scaling before the last matmul gives the same sum, over F columns instead of D.
     weights_J = _reorder(weights_Nk, order_J, place_Nk)
     hidden_JF = jax.nn.silu(gate_JF) * up_JF * weights_J[:, None].astype(x_ND.dtype)
-    out_JD = grouped(hidden_JF, w["down_XFD"], sizes_X)
+    out_JD = multiply(hidden_JF, w["down_XFD"])
     return shards.leave_layer(_collect(out_JD, order_J, place_Nk).reshape(x_BTD.shape))
 
 
@@ -252,6 +255,21 @@ def _routed(
     weights_BTk, picked_BTk = (shards.enter_layer(y_Nk.reshape(batch, -1, y_Nk.shape[-1])) for y_Nk in routed)
     k = cfg.experts_per_token
     return shards.enter_layer(x_BTD), weights_BTk.reshape(-1, k), picked_BTk.reshape(-1, k)
+
+
+def _by_experts(
+    grouped: GroupedMatmul,
+    sizes_X: jax.Array,
+    spread: Callable[[jax.Array], jax.Array],
+    x_JI: jax.Array,
+    w: jax.Array | LowRank,
+) -> jax.Array:
+    """Each group of rows times its expert's matrix. spread(gate): the gate of a LowRank in the order of the rows."""
+    if not isinstance(w, LowRank):
+        return grouped(x_JI, w, sizes_X)
+    low_Jr = grouped(x_JI, w.a, sizes_X)
+    low_Jr = low_Jr if w.gate is None else low_Jr * spread(w.gate)
+    return grouped(x_JI, w.weight, sizes_X) + w.scale * grouped(low_Jr, w.b, sizes_X)
 
 
 def _over_experts(cfg: ModelConfig, w: dict[str, jax.Array], x_BTD: jax.Array, shards: Shards) -> jax.Array:
@@ -273,9 +291,14 @@ def _over_experts(cfg: ModelConfig, w: dict[str, jax.Array], x_BTD: jax.Array, s
     tile = TILES[0] if len(own_J) >= TILES[0] * cfg.num_experts else SUBLANES
     grouped = partial(_by_platform, partial(megablox_matmul, tile=tile), block_matmul)
     rows_JD = x_ND[order_J // picked_Nk.shape[1]]
-    hidden_JF = jax.nn.silu(grouped(rows_JD, w["gate_XDF"], sizes_X)) * grouped(rows_JD, w["up_XDF"], sizes_X)
+
+    def spread(gate_Br: jax.Array) -> jax.Array:
+        return shards.gather_tokens(jnp.repeat(gate_Br, x_BTD.shape[1], axis=0))[order_J // picked_Nk.shape[1]]
+
+    multiply = partial(_by_experts, grouped, sizes_X, spread)
+    hidden_JF = jax.nn.silu(multiply(rows_JD, w["gate_XDF"])) * multiply(rows_JD, w["up_XDF"])
     hidden_JF = hidden_JF * weights_Nk.reshape(-1)[order_J][:, None].astype(x_ND.dtype)
-    out_JD = grouped(hidden_JF, w["down_XFD"], sizes_X)
+    out_JD = multiply(hidden_JF, w["down_XFD"])
     # Rows behind the own experts were not computed: their values are arbitrary.
     out_ND = jnp.sum(jnp.where(mine_Nk[..., None], out_JD[place_Nk], 0), axis=1, dtype=jnp.float32)
     return shards.sum_tokens(out_ND.astype(x_BTD.dtype)).reshape(x_BTD.shape)

@@ -52,6 +52,20 @@ def seal(folder: Path) -> None:
     os.replace(temporary, folder / SEAL)
 
 
+def digest(folder: Path) -> str:
+    """A checksum of a model folder's weights: of its seal, or of its safetensors files.
+
+    Raises FileNotFoundError with one sentence if it has neither.
+    """
+    files = [folder / SEAL] if (folder / SEAL).is_file() else sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise FileNotFoundError(f"{folder} holds no weights (no safetensors file); give a model folder.")
+    parts = [
+        f"{path.name} {path.stat().st_size} {crc}" for path, crc in zip(files, _in_parallel(_crc, files), strict=True)
+    ]
+    return f"{zlib.crc32('; '.join(parts).encode()):08x}"
+
+
 def _entries(path: Path) -> dict[str, tuple[int, int]]:
     """Size and checksum by file name from a seal; {} if the file is not a valid seal (a seal is never empty)."""
     try:

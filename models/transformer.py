@@ -20,11 +20,12 @@ from jaxtyping import Array, Float, Int
 from models import context
 from models.attention import Attend, make_attend
 from models.config import ModelConfig
+from models.lowrank import LowRank, factors_of, gathered, product
 from models.moe import GroupedMatmul, grouped_matmul, moe_layer
 from models.rope import Rope, rotate
 from sharding.collectives import LOCAL, Shards
 from sharding.rules import TRAIN
-from sharding.spec import Param, normal, ones, partition_specs, zeros
+from sharding.spec import Param, normal, ones, partition_specs, spec_for, zeros
 
 Params = dict[str, Any]
 
@@ -115,15 +116,6 @@ def rms_norm(x: Float[Array, "..."], scale: Float[Array, " n"], eps: float) -> F
     return (normed * scale.astype(jnp.float32)).astype(x.dtype)
 
 
-def _dense(x: jax.Array, w: jax.Array) -> jax.Array:
-    """x w over the last dimension of x.
-
-    The matmul runs on [tokens, in]: with batch and token dimensions separate, the gradient of w contracts two
-    dimensions, for which XLA's CPU backend has no fast path (the gradient of a SwiGLU layer took twice as long).
-    """
-    return (x.reshape(-1, x.shape[-1]) @ w).reshape(*x.shape[:-1], w.shape[-1])
-
-
 def _width_norm(x: jax.Array, scale: jax.Array, eps: float, shards: Shards) -> jax.Array:
     """rms_norm over a width that is sharded over the tensor group.
 
@@ -139,7 +131,7 @@ def _width_norm(x: jax.Array, scale: jax.Array, eps: float, shards: Shards) -> j
 def _project(cfg: ModelConfig, w: Params, x_BTD: jax.Array, name: Literal["q", "k", "v"], shards: Shards) -> jax.Array:
     """Heads [B, T, heads, h] of the q, k or v projection, with bias and norm where the model has them, not rotated."""
     axes = "Hh" if name == "q" else "Kh"
-    y = checkpoint_name(_dense(x_BTD, w[f"{name}_D_{axes}"]), "qkv")  # before the norm, whose gradient needs it
+    y = checkpoint_name(product(x_BTD, w[f"{name}_D_{axes}"]), "qkv")  # before the norm, whose gradient needs it
     if cfg.qkv_bias:
         y = y + w[f"{name}_bias_{axes}"]
     if cfg.qk_norm == "width" and name != "v":
@@ -159,15 +151,15 @@ def _attention_layer(
     k_BTKh = rotate(_project(cfg, w, x_BTD, "k", shards), positions_BT, rope)
     v_BTKh = _project(cfg, w, x_BTD, "v", shards)
     o_BTHh = attend(q_BTHh, k_BTKh, v_BTKh)
-    out_BTD = shards.leave_layer(_dense(o_BTHh.reshape(*o_BTHh.shape[:2], -1), w["o_Hh_D"]))
+    out_BTD = shards.leave_layer(product(o_BTHh.reshape(*o_BTHh.shape[:2], -1), w["o_Hh_D"]))
     return out_BTD + shards.between_layers(w["o_bias_D"]) if cfg.output_bias else out_BTD
 
 
 def _ffn_layer(w: Params, x_BTD: jax.Array, shards: Shards) -> jax.Array:
     """SwiGLU (Shazeer 2020): (silu(x W_gate) ⊙ x W_up) W_down."""
     x_BTD = shards.enter_layer(x_BTD)
-    hidden_BTF = jax.nn.silu(_dense(x_BTD, w["gate_DF"])) * _dense(x_BTD, w["up_DF"])
-    return shards.leave_layer(_dense(hidden_BTF, w["down_FD"]))
+    hidden_BTF = jax.nn.silu(product(x_BTD, w["gate_DF"])) * product(x_BTD, w["up_DF"])
+    return shards.leave_layer(product(hidden_BTF, w["down_FD"]))
 
 
 def block(
@@ -292,8 +284,7 @@ def hidden(
     _check_tensor(cfg, shards.size)
     if remat not in get_args(Remat):
         raise ValueError(f"remat is {remat!r}; it must be one of {', '.join(get_args(Remat))}.")
-    specs = partition_specs(declare(cfg), TRAIN)["layers"]
-    layer_specs = jax.tree.map(lambda spec: PartitionSpec(*spec[1:]), specs)
+    layer_specs = _layer_specs(cfg, params["layers"])
     windows = dict.fromkeys(cfg.layer_windows)
     if shards.context is None:
         attends = {window: make_attend(attention, segments_BT, window) for window in windows}
@@ -302,7 +293,7 @@ def hidden(
         attends = context.make_attends(how, attention, segments_BT, windows, shards.context)
 
     def layer(window: int | None, x_BTD: jax.Array, w_local: Params) -> jax.Array:
-        w = jax.tree.map(lambda x, spec: shards.gather(x, spec, compute_dtype), w_local, layer_specs)
+        w = {name: gathered(shards, x, layer_specs[name], compute_dtype) for name, x in w_local.items()}
         return block(cfg, cfg.layer_rope(window), w, x_BTD, positions_BT, attends[window], shards)
 
     x_BTD = embed(cfg, params, ids_BT, shards, compute_dtype)
@@ -325,6 +316,22 @@ def hidden(
         x_BTD, _ = lax.scan(period, x_BTD, stage)
     x_BTD = final_norm(cfg, params, x_BTD, shards)
     return shards.enter_layer(x_BTD).reshape(*ids_BT.shape, -1) if shards.sequence else x_BTD
+
+
+def _layer_specs(cfg: ModelConfig, layers: Params) -> dict[str, Any]:
+    """PartitionSpec of each of these weights in one layer, or a LowRank of three."""
+
+    def one(param: Param) -> PartitionSpec:
+        return PartitionSpec(*spec_for(param, TRAIN)[1:])
+
+    def of(param: Param, w: jax.Array | LowRank) -> PartitionSpec | LowRank:
+        if not isinstance(w, LowRank):
+            return one(param)
+        a, b = factors_of(param, w.a.shape[-1], w.a.dtype)
+        return LowRank(one(param), one(a), one(b), w.scale)
+
+    declared = _declare_layer(cfg)
+    return {name: of(declared[name], w) for name, w in layers.items()}
 
 
 def unstack_layers(params: Params) -> Params:

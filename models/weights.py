@@ -233,14 +233,15 @@ def _leaves(tree: Any) -> dict[str, tuple[int, ...]]:
 
 # ---------------------------------------------------------------------------------------------------------- writing
 @contextmanager
-def _whole(folder: Path) -> Iterator[Path]:
+def whole_folder(folder: Path, kind: str = "config.json") -> Iterator[Path]:
     """A temporary folder that replaces `folder` at the end, or is removed if writing failed.
 
-    All processes of a run get the same one; process 0 creates, moves and removes it. Raises FileExistsError if `folder`
-    exists and is not a model folder.
+    All processes of a run get the same one; process 0 creates, moves and removes it. kind: the file that such folders
+    have. Raises FileExistsError if `folder` exists, is not empty and does not have it.
     """
-    if folder.exists() and not (folder.is_dir() and ((folder / "config.json").is_file() or not any(folder.iterdir()))):
-        raise FileExistsError(f"{folder} exists and is not a model folder; choose another place to export to.")
+    if folder.exists() and not (folder.is_dir() and ((folder / kind).is_file() or not any(folder.iterdir()))):
+        what = "a model folder" if kind == "config.json" else f"a folder with {kind}"
+        raise FileExistsError(f"{folder} exists and is not {what}; choose another place to export to.")
     writer, several = jax.process_index() == 0, jax.process_count() > 1
     number = int(multihost_utils.broadcast_one_to_all(np.int32(os.getpid()))) if several else os.getpid()
     new = folder.with_name(f".{folder.name}.new-{number}")
@@ -315,7 +316,7 @@ def save_hf(
         report(done, len(shapes))
 
     writer = jax.process_index() == 0
-    with _whole(Path(folder)) as new:
+    with whole_folder(Path(folder)) as new:
         tensorfile.write(new if writer else None, shapes, np.dtype(dtype), blocks, tensorfile.MAX_SHARD_BYTES)
         if writer:
             _companions(new, to_hf(cfg), dtype, tokenizer)
@@ -340,7 +341,7 @@ def recast_hf(source: str | Path, folder: str | Path, dtype: Any, report: Report
             done += 1
             report(done, len(shapes))
 
-        with _whole(Path(folder)) as new:
+        with whole_folder(Path(folder)) as new:
             if jax.process_index() == 0:
                 tensorfile.write(new, shapes, np.dtype(dtype), blocks, tensorfile.MAX_SHARD_BYTES)
                 _companions(new, read_object(source / "config.json"), dtype, source)
@@ -351,7 +352,7 @@ def save_orbax(
 ) -> None:
     """Writes a model folder in our own layout, which model.checkpoint of a card accepts; otherwise like save_hf."""
     check_finite(params, "nothing was written: ")
-    with _whole(Path(folder)) as new:
+    with whole_folder(Path(folder)) as new:
         save_args = jax.tree.map(lambda _: ocp.SaveArgs(dtype=jnp.dtype(dtype), chunk_byte_size=CHUNK_BYTES), params)
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             checkpointer.save((new / ORBAX).absolute(), args=ocp.args.PyTreeSave(params, save_args=save_args))

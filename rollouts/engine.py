@@ -26,7 +26,6 @@ from rollouts.sampling import Sampling
 from rollouts.slots import (
     DecodeState,
     EngineConfig,
-    EngineWeights,
     Extension,
     Placement,
     Result,
@@ -36,6 +35,7 @@ from rollouts.slots import (
     sample_tokens,
     started,
 )
+from rollouts.weights import EngineWeights
 from sharding.mesh import ROWS, row_shards
 
 
@@ -71,6 +71,7 @@ class Engine(EngineWeights):
             slot,
             slot,
             slot,
+            slot,
             Sampling(*(slot,) * 5),
         )
         self.prefix_sharding = Prefix(heads, self._whole, self._whole)
@@ -90,8 +91,11 @@ class Engine(EngineWeights):
         """A state in which no slot decodes."""
         return self._init()
 
-    def prefill(self, params: Params, prompts: Sequence[Sequence[int] | np.ndarray]) -> Prefix:
-        """Computes keys and values of up to prefill_batch prompts, all in the same bucket.
+    def prefill(
+        self, params: Params, prompts: Sequence[Sequence[int] | np.ndarray], policies: Sequence[int] = ()
+    ) -> Prefix:
+        """Computes keys and values of up to prefill_batch prompts, all in the same bucket. policies: the number of each
+        prompt's policy, with adapters; () if all are 0.
 
         Raises ValueError if there are too many, if one is empty or too long, or if their buckets differ.
         """
@@ -99,22 +103,23 @@ class Engine(EngineWeights):
         self._check_prompts(prompts)
         bucket = self.config.bucket(len(prompts[0]))
         ids_PT = np.zeros((rows, bucket), np.int32)
-        counts_P, last_P = np.zeros(rows, np.int32), np.zeros(rows, np.int32)
+        counts_P, last_P, policy_P = (np.zeros(rows, np.int32) for _ in range(3))
+        policy_P[: len(policies)] = policies
         for row, prompt in enumerate(prompts):
             ids_PT[row, : len(prompt) - 1] = prompt[:-1]
             counts_P[row], last_P[row] = len(prompt) - 1, prompt[-1]
-        ids_PT, counts_P = jax.device_put((ids_PT, counts_P), self._prefill_rows)
-        return self._prefill(kv.round_up(bucket), params, ids_PT, counts_P, last_P)
+        ids_PT, counts_P, policy_P = jax.device_put((ids_PT, counts_P, policy_P), self._prefill_rows)
+        return self._prefill(kv.round_up(bucket), params, ids_PT, counts_P, last_P, policy_P)
 
     def insert(self, state: DecodeState, prefix: Prefix, placements: Sequence[Placement]) -> DecodeState:
         """Copies rows of a prefix into slots, which then decode; one row may be copied to many slots.
 
         Consumes `state`. Raises ValueError if a placement has too many stop ids.
         """
-        slots, limits, stops, sampling = rows_of(placements, self.config.slots)
+        slots, limits, stops, policies, sampling = rows_of(placements, self.config.slots)
         sources = np.zeros(self.config.slots, np.int32)
         sources[: len(placements)] = [p.row for p in placements]
-        return self._insert(state, prefix, np.int32(len(placements)), slots, sources, limits, stops, sampling)
+        return self._insert(state, prefix, np.int32(len(placements)), slots, sources, limits, stops, policies, sampling)
 
     def extend(self, params: Params, state: DecodeState, extensions: Sequence[Extension]) -> DecodeState:
         """Appends tokens to up to prefill_batch paused slots, which then resume decoding; all in the same bucket.
@@ -183,22 +188,26 @@ class Engine(EngineWeights):
         cache = kv.init_cache(self.model, config.slots, config.capacity, config.compute_dtype)
         return no_slots(cache, config.slots)
 
-    def _prefill_program(self, columns: int, params: Params, ids_PT, counts_P, last_P) -> Prefix:
+    def _prefill_program(self, columns: int, params: Params, ids_PT, counts_P, last_P, policy_P) -> Prefix:
+        params = self.gated(params, policy_P)
         empty = kv.init_cache(self.model, ids_PT.shape[0], columns, self.config.compute_dtype)
         filled = kv.append(self.model, params, empty, ids_PT, jnp.zeros_like(counts_P), counts_P)
         return Prefix(filled, last_P, counts_P)
 
-    def _insert_program(self, state: DecodeState, prefix: Prefix, count, slots_N, rows_N, limits_N, stops_N, sampling):
+    def _insert_program(
+        self, state: DecodeState, prefix: Prefix, count, slots_N, rows_N, limits_N, stops_N, policy_N, sampling
+    ):
         def copy(i: jax.Array, cache: kv.Cache) -> kv.Cache:
             return kv.copy_row(cache, prefix.cache, rows_N[i], slots_N[i])
 
         state = state._replace(cache=lax.fori_loop(0, count, copy, state.cache))
         token_N, length_N = prefix.token_P[rows_N], prefix.length_P[rows_N]
-        return started(state, slots_N, token_N, length_N, limits_N, stops_N, sampling)
+        return started(state, slots_N, token_N, length_N, limits_N, stops_N, policy_N, sampling)
 
     def _extend_program(
         self, params: Params, state: DecodeState, ids_ET, slots_E, starts_E, counts_E, last_E, limits_E, keys_E2
     ):
+        params = self.gated(params, state.policy_S.at[slots_E].get(mode="clip"))
         part = kv.take_rows(state.cache, slots_E)
         part = kv.append(self.model, params, part, ids_ET, starts_E, counts_E)
 
@@ -209,6 +218,7 @@ class Engine(EngineWeights):
         self, columns: int, params: Params, state: DecodeState, patience: jax.Array
     ) -> tuple[DecodeState, Result]:
         table_VD = output_table(self.model, params)
+        params = self.gated(params, state.policy_S)
 
         def forward(cache: kv.Cache, token_S: jax.Array, length_S: jax.Array, live_S: jax.Array) -> Any:
             hidden_SD, cache = kv.step(self.model, params, cache, token_S, length_S)

@@ -64,6 +64,17 @@ class LocalRollouts:
         """Samples with weights from `take_params` from now on; None frees the current ones."""
         self._params, self._state = taken, None
 
+    def load_adapter(self, policy: str, factors: Any) -> None:
+        """Copies a policy's factors beside the weights, which must be there; the source may be donated afterwards."""
+        if self._params is None:
+            raise RolloutError("The engine has no weights; call load_params before load_adapter.")
+        self._state = None  # prompts of the policy were computed with its earlier factors
+        self._params = self.engine.load_adapter(self._params, policy, factors)
+
+    def clear(self) -> None:
+        """Frees the cache, with the prompts kept for later calls; weights stay."""
+        self._state = None
+
     def run(self, requests: Sequence[Request]) -> list[Completion]:
         """Runs every request; completions are in the order of the requests.
 
@@ -76,6 +87,7 @@ class LocalRollouts:
         episodes = [Episode(request, i, self._tokenizer, limit) for i, request in enumerate(requests)]
         for request in requests:
             stop_row(request.params)
+            self.engine.number(request.policy)
         keys = [key_data(self._seed, call, i) if r.key is None else r.key for i, r in enumerate(requests)]
         state, self._state = self._state, None  # lost if an error comes in between
         state = self.engine.init_decode_state() if state is None else state

@@ -77,7 +77,11 @@ class DecodeLoop:
         self._news = threading.Event()  # set when a responder has replied or called the tool
         config = engine.config
         waiting = [episode for episode in episodes if episode.finish_reason is None]
-        self._queue = Queue(waiting, lambda ps: engine.prefill(params, ps), config.bucket, config.prefill_batch)
+
+        def prefill(prompts: list[np.ndarray], policies: list[str | None]) -> Any:
+            return engine.prefill(params, prompts, [engine.number(policy) for policy in policies])
+
+        self._queue = Queue(waiting, prefill, config.bucket, config.prefill_batch)
         self._free = list(range(config.slots))[::-1]
         self._live: dict[int, Episode] = {}
         self._asked: dict[Future[object], tuple[int | None, Episode]] = {}  # no slot: the episode is in host memory
@@ -137,7 +141,8 @@ class DecodeLoop:
 
     def _placement(self, slot: int, row: int, episode: Episode) -> Placement:
         asks = episode.request.respond is not None
-        return Placement(slot, row, episode.limit, episode.request.params, self._key(episode), may_be_cut=asks)
+        number = self._engine.number(episode.request.policy)
+        return Placement(slot, row, episode.limit, episode.request.params, self._key(episode), asks, number)
 
     def _key(self, episode: Episode) -> np.ndarray:
         return stretch_key(self._keys[episode.index], episode.stretch)

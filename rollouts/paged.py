@@ -99,8 +99,11 @@ class PagedEngine(PagedPrograms):
         pools = [Pool(shard, self.pages, self.windows) for shard in range(self.row_shards)]
         return PagedState(self._init(), pools, self.config.slots, self.columns)
 
-    def prefill(self, params: Params, prompts: Sequence[Sequence[int] | np.ndarray]) -> Prompts:
-        """Prompts for `insert`, which computes what no page holds yet; ValueError if one is empty or too long."""
+    def prefill(
+        self, params: Params, prompts: Sequence[Sequence[int] | np.ndarray], policies: Sequence[int] = ()
+    ) -> Prompts:
+        """Prompts for `insert`, which computes what no page holds yet, under the policies of the placements; ValueError
+        if one is empty or too long."""
         longest = self.config.max_length - 1
         for prompt in prompts:
             if not 0 < len(prompt) <= longest:
@@ -280,7 +283,8 @@ class PagedEngine(PagedPrograms):
         next prompt is looked for when the pages of this one have been entered."""
         slot, ids = placement.slot, prefix.prompts[placement.row][:-1]
         pool, parts = state.pool(slot), parts_of(ids)
-        found = pool.find(ids)
+        found = pool.find(ids, placement.policy)
+        state.policy[slot] = placement.policy
         state.columns[slot] = found.table.shape[1]
         state.table[slot, :, : state.columns[slot]] = found.table
         state.length[slot] = len(ids)
@@ -307,12 +311,13 @@ class PagedEngine(PagedPrograms):
             rows = self.row_shards * self.chunks
             ids = np.zeros((rows, CHUNK), np.int32)
             table = np.zeros((rows, *state.table.shape[1:]), np.int32)
-            starts, counts = np.zeros(rows, np.int32), np.zeros(rows, np.int32)
+            starts, counts, policies = (np.zeros(rows, np.int32) for _ in range(3))
             for shard, batch in enumerate(batches):
                 for row, chunk in enumerate(batch, start=shard * self.chunks):
                     counts[row], starts[row], table[row] = len(chunk.ids), chunk.start, state.table[chunk.slot]
+                    policies[row] = state.policy[chunk.slot]
                     ids[row, : len(chunk.ids)] = chunk.ids
-            cache = self._append(params, state.device.cache, ids, Where(table, starts, counts))
+            cache = self._append(params, state.device.cache, ids, Where(table, starts, counts), policies)
             state.device = state.device._replace(cache=cache)
             for chunk in (chunk for batch in batches for chunk in batch):
                 state.pass_by(chunk.slot, chunk.start + len(chunk.ids))
@@ -332,10 +337,11 @@ class PagedEngine(PagedPrograms):
         for p in placements:
             state.limit[p.slot], state.live[p.slot] = p.limit, True
             state.turn[p.slot] = state.length[p.slot] if p.may_be_cut else None
-        slots, limits, stops, sampling = rows_of(placements, self.config.slots)
+            state.policy[p.slot] = p.policy
+        slots, limits, stops, policies, sampling = rows_of(placements, self.config.slots)
         token, length = np.zeros_like(limits), np.zeros_like(limits)
         token[: len(tokens)], length[: len(tokens)] = tokens, [state.length[p.slot] for p in placements]
-        state.device = self._start(state.device, slots, token, length, limits, stops, sampling)
+        state.device = self._start(state.device, slots, token, length, limits, stops, policies, sampling)
         return state
 
     def _resume(self, state: PagedState, rows: Sequence[tuple[int, int, int, int, np.ndarray]]) -> None:

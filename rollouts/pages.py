@@ -16,7 +16,7 @@ import numpy as np
 from models.pages import PAGE, pages_for
 
 Windows = tuple[int | None, ...]  # of the groups of layers: how many positions a query sees; None: all
-Key = tuple[int, bytes]  # (serial of the entry before, the page's token ids)
+Key = tuple[int, bytes]  # (serial of the entry before, or minus the policy's number; the page's token ids)
 
 
 class OutOfPages(Exception):
@@ -109,12 +109,12 @@ class Pool:
                 self._kept.move_to_end(page, last=False)
         self.drop(pages)
 
-    def find(self, ids: np.ndarray) -> Found:
-        """The longest beginning of these tokens, in whole pages or all of them, whose pages are in the index: for each
-        group those that the next token sees. The caller gets a reference to each."""
+    def find(self, ids: np.ndarray, policy: int = 0) -> Found:
+        """The longest beginning of these tokens, in whole pages or all of them, whose pages are in the index under this
+        policy: for each group those that the next token sees. The caller gets a reference to each."""
         chain: list[Entry] = []
         for part in parts_of(ids):
-            entry = self._index.get((chain[-1].serial if chain else 0, part))
+            entry = self._index.get((chain[-1].serial if chain else -policy, part))
             if entry is None:
                 break
             chain.append(entry)
@@ -130,7 +130,7 @@ class Pool:
                     table[group, column] = page
                     self._kept.move_to_end(page)
         self.hold(table[table > 0].tolist())
-        return Found(table, computed, chain[count - 1].serial if count else 0)
+        return Found(table, computed, chain[count - 1].serial if count else -policy)
 
     def _complete(self, chain: Sequence[Entry], position: int) -> bool:
         return all(
@@ -183,6 +183,7 @@ class PagedState:
         self.unread = [0] * slots  # most tokens that launched dispatches may have added
         self.limit = [0] * slots
         self.live = [False] * slots
+        self.policy = [0] * slots
         self.turn: list[int | None] = [None] * slots  # length at which the turn began, if it may be cut; else None
         self.prompt_tokens = self.computed_tokens = 0  # of the prompts placed so far, and not found in pages
 

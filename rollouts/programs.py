@@ -14,22 +14,22 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from models.config import ModelConfig
 from models.pages import Implementation, Loop, Pages, Where, feed, init_pages, layer_groups, pages_for
-from models.transformer import Params, declare, output_table
+from models.transformer import Params, output_table
 from rollouts.sampling import Sampling, sample
 from rollouts.slots import (
     DecodeState,
     EngineConfig,
-    EngineWeights,
     Result,
     no_slots,
     resumed,
     sample_tokens,
     started,
 )
+from rollouts.weights import EngineWeights
 from sharding.collectives import Shards
 from sharding.mesh import ROWS, row_shards
 from sharding.rules import decode_rules, expert_axes
-from sharding.spec import abstract_params, partition_specs
+from sharding.spec import partition_specs
 
 
 class PagedPrograms(EngineWeights):
@@ -66,10 +66,10 @@ class PagedPrograms(EngineWeights):
         empty = partial(init_pages, model, how, self.row_shards * self.pages, config.compute_dtype)
         split = PartitionSpec(ROWS, *[None] * (how.heads_axis - 1), "tensor")
         pages = jax.tree.map(lambda _: split, jax.eval_shape(empty))
-        specs = partition_specs(declare(model), self._rules)
+        specs = partition_specs(self.declared, self._rules)
         each = jax.tree.map(lambda s: PartitionSpec(*s[1:]), specs["layers"])
         weights = {**specs, "layers": tuple(each for _ in range(model.num_layers))}
-        state = DecodeState(pages, rows, rows, rows, rows, rows, Sampling(*(rows,) * 5))
+        state = DecodeState(pages, rows, rows, rows, rows, rows, rows, Sampling(*(rows,) * 5))
         self.state_sharding = placed = jax.tree.map(partial(NamedSharding, self.mesh), state)
         result = Result(PartitionSpec(None, ROWS), PartitionSpec(None, ROWS), rows, rows)
 
@@ -81,7 +81,7 @@ class PagedPrograms(EngineWeights):
             return no_slots(empty(), config.slots)
 
         self._init = jax.jit(init, out_shardings=placed)
-        self._append = mapped(self._append_body, (weights, pages, rows, Where(rows, rows, rows)), pages, 1)
+        self._append = mapped(self._append_body, (weights, pages, rows, Where(rows, rows, rows), rows), pages, 1)
         self._copy = mapped(_copied, (pages, rows, rows), pages, 0)
         self._read = mapped(lambda cache, at: jax.tree.map(lambda x: x[at[0]], cache), (pages, rows), pages)
         self._write = mapped(_written, (pages, rows, pages), pages, 0)
@@ -97,28 +97,24 @@ class PagedPrograms(EngineWeights):
 
     def abstract_arguments(self) -> tuple[Any, Any, Any]:
         """Shapes and shardings of the decode program's weights, state and page tables, to compile it without them."""
-        declared = declare(self.model)
-        shapes, placed = abstract_params(declared), self._weight_shardings
 
-        def leaf(x: Any, s: NamedSharding, first: int = 0, dtype: Any = None) -> jax.ShapeDtypeStruct:
-            where = NamedSharding(self.mesh, PartitionSpec(*s.spec[first:]))
-            return jax.ShapeDtypeStruct(x.shape[first:], dtype or self.config.compute_dtype, sharding=where)
+        def leaf(x: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
-        weights = {name: jax.tree.map(leaf, shapes[name], placed[name]) for name in shapes if name != "layers"}
-        layer = jax.tree.map(partial(leaf, first=1), shapes["layers"], placed["layers"])
-        weights["layers"] = tuple(layer for _ in range(self.model.num_layers))
-        state = jax.tree.map(lambda x, s: leaf(x, s, dtype=x.dtype), jax.eval_shape(self._init), self.state_sharding)
+        state = jax.tree.map(leaf, jax.eval_shape(self._init), self.state_sharding)
         shape = (self.config.slots, len(layer_groups(self.model)), pages_for(self.config.max_length))
         rows = NamedSharding(self.mesh, PartitionSpec(ROWS))
-        return weights, state, jax.ShapeDtypeStruct(shape, jnp.int32, sharding=rows)
+        return self.abstract_weights(), state, jax.ShapeDtypeStruct(shape, jnp.int32, sharding=rows)
 
-    def _append_body(self, params: Params, cache: Pages, ids_RQ: jax.Array, where: Where) -> Pages:
+    def _append_body(self, params: Params, cache: Pages, ids_RQ: jax.Array, where: Where, policy_R: jax.Array) -> Pages:
+        params = self.gated(params, policy_R)
         return feed(self.model, self._how, params, cache, ids_RQ, where, self._shards)[1]
 
     def _generate_body(
         self, params: Params, state: DecodeState, table_Sgb: jax.Array, patience: jax.Array
     ) -> tuple[DecodeState, Result]:
         table_VD = output_table(self.model, params)
+        params = self.gated(params, state.policy_S)
 
         def forward(cache: Pages, token_S: jax.Array, length_S: jax.Array, live_S: jax.Array) -> Any:
             where = Where(table_Sgb, length_S, live_S.astype(jnp.int32))

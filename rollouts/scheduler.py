@@ -17,6 +17,7 @@ class Group:
     """Episodes that start from the same prompt, in order, and where that prompt's keys and values are."""
 
     prompt: np.ndarray
+    policy: str | None = None
     members: deque[Episode] = field(default_factory=deque)
     prefix: Any = None  # the engine's
     row: int = 0
@@ -25,14 +26,15 @@ class Group:
 class Queue:
     """Episodes that wait for a slot.
 
-    prefill(prompts) gives the engine's prefix of at most `batch` prompts of one bucket. The order in which slots are
-    freed decides when an episode decodes, never what it samples. Raises ValueError if a group's prompts differ.
+    prefill(prompts, policies) gives the engine's prefix of at most `batch` prompts of one bucket, each under a policy.
+    The order in which slots are freed decides when an episode decodes, never what it samples. Raises ValueError if a
+    group's prompts or policies differ.
     """
 
     def __init__(
         self,
         episodes: Sequence[Episode],
-        prefill: Callable[[list[np.ndarray]], Any],
+        prefill: Callable[[list[np.ndarray], list[str | None]], Any],
         bucket: Callable[[int], int],
         batch: int,
     ) -> None:
@@ -47,7 +49,10 @@ class Queue:
         groups: dict[str | int, Group] = {}
         for episode in episodes:
             name = episode.index if episode.request.group is None else episode.request.group
-            group = groups.setdefault(name, Group(episode.prompt))
+            policy = episode.request.policy
+            group = groups.setdefault(name, Group(episode.prompt, policy))
+            if group.policy != policy:
+                raise ValueError(f"Request {episode.index} has another policy than the rest of its group {name!r}.")
             if not np.array_equal(group.prompt, episode.prompt):
                 raise ValueError(f"Request {episode.index} has a different prompt from the rest of its group {name!r}.")
             group.members.append(episode)
@@ -65,7 +70,7 @@ class Queue:
 
     def add(self, episode: Episode) -> None:
         """Puts an episode with a new prompt at the head of the queue."""
-        self._groups.appendleft(Group(episode.prompt, deque([episode])))
+        self._groups.appendleft(Group(episode.prompt, episode.request.policy, deque([episode])))
 
     def next_prompts(self, count: int) -> list[np.ndarray]:
         """The prompts of the next `count` episodes, in order."""
@@ -98,7 +103,7 @@ class Queue:
         bucket = self._bucket(len(group.prompt))
         near = [self._groups[i] for i in range(min(self._batch, len(self._groups)))]
         batch = [g for g in near if g.prefix is None and self._bucket(len(g.prompt)) == bucket]
-        prefix = self._prefill([g.prompt for g in batch])
+        prefix = self._prefill([g.prompt for g in batch], [g.policy for g in batch])
         for row, member in enumerate(batch):
             member.prefix, member.row = prefix, row
         return prefix

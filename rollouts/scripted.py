@@ -36,6 +36,12 @@ class ScriptedRollouts:
     def use(self, taken: Any) -> None:
         """A script has no weights."""
 
+    def load_adapter(self, policy: str, factors: Any) -> None:
+        """A script has no weights."""
+
+    def clear(self) -> None:
+        """A script has no cache."""
+
     def run(self, requests: Sequence[Request]) -> list[Completion]:
         """Runs every request, in order."""
         episodes = [Episode(request, i, self._tokenizer, self._max_length) for i, request in enumerate(requests)]

@@ -1,4 +1,4 @@
-"""What the engines share: settings, the state of the slots, their copy of the weights, and the loop that samples.
+"""What the engines share: settings, the state of the slots, and the loop that samples.
 
 The state of a slot is the tokens whose keys and values are in its cache (`length`) plus one more token (`token`), the
 input of the next step. So generation starts from the last token of the prompt, and every sampled token and its log-prob
@@ -15,17 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from models import cache as kv
-from models.config import ModelConfig
-from models.transformer import Params, check_mesh, declare, unstack_layers
+from models.adapter import Adapter
 from rollouts.sampling import Sampling, init_sampling, sample
 from rollouts.types import SamplingParams
-from sharding.mesh import row_shards
-from sharding.reshard import reshard
-from sharding.rules import DECODE, Rules
-from sharding.spec import param_shardings
 
 STOP_IDS = 16  # most stop ids of one request
 
@@ -39,7 +33,8 @@ class EngineConfig:
     prefill_batch: rows of a prefill or extension. decode_steps: most tokens per dispatch and slot. compute_dtype: dtype
     of weights, activations and cache; logits, log-probs and softmax are float32. The paged engine has no buckets and
     rows but prefill_tokens, the tokens of prompts and observations in one dispatch, and pages, of PAGE tokens; both for
-    one row shard of the mesh. pages None: enough for all slots at max_length.
+    one row shard of the mesh. pages None: enough for all slots at max_length. adapter: the policies of this name are
+    adapters over the weights; None: there is one policy, the weights.
     """
 
     slots: int
@@ -50,11 +45,15 @@ class EngineConfig:
     compute_dtype: Any
     prefill_tokens: int = 512
     pages: int | None = None
+    adapter: Adapter | None = None
+    policies: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("slots", "max_length", "prefill_batch", "decode_steps"):
             if vars(self)[name] < 1:
                 raise ValueError(f"EngineConfig.{name} is {vars(self)[name]}; it must be at least 1.")
+        if (self.adapter is None) != (not self.policies):
+            raise ValueError("EngineConfig: adapter and policies belong together; give both or none.")
         if any(bucket < 1 for bucket in self.prefill_buckets):
             raise ValueError(f"EngineConfig.prefill_buckets {self.prefill_buckets} holds a length below 1.")
 
@@ -81,6 +80,7 @@ class DecodeState(NamedTuple):
     limit_S: Any  # int32, length at which the turn ends (prompt included)
     live_S: Any  # bool, True while decoding
     stops_SN: Any  # int32, stop ids, padded with -1
+    policy_S: Any  # int32, number of the adapter; one beyond the last is the base
     sampling: Sampling
 
 
@@ -106,6 +106,7 @@ class Placement:
     params: SamplingParams
     key: np.ndarray  # uint32[2]
     may_be_cut: bool = True
+    policy: int = 0  # `EngineWeights.number` of its policy
 
 
 @dataclass(frozen=True)
@@ -140,13 +141,16 @@ def no_slots(cache: Any, slots: int) -> DecodeState:
         limit_S=zeros,
         live_S=jnp.zeros(slots, bool),
         stops_SN=jnp.full((slots, STOP_IDS), -1, jnp.int32),
+        policy_S=zeros,
         sampling=init_sampling(slots),
     )
 
 
-def rows_of(placements: Sequence[Placement], slots: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, Sampling]:
-    """(slot numbers, limits, stop ids, sampling) of placements, padded to `slots` rows whose slot number is past the
-    end. Raises ValueError if a placement has too many stop ids.
+def rows_of(
+    placements: Sequence[Placement], slots: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Sampling]:
+    """(slot numbers, limits, stop ids, policies, sampling) of placements, padded to `slots` rows whose slot number is
+    past the end. Raises ValueError if a placement has too many stop ids.
     """
     pad = slots - len(placements)
     rows = [*placements, *[placements[-1]] * pad]
@@ -162,6 +166,7 @@ def rows_of(placements: Sequence[Placement], slots: int) -> tuple[np.ndarray, np
         numbers,
         np.asarray([p.limit for p in rows], np.int32),
         np.stack([stop_row(p.params) for p in rows]),
+        np.asarray([p.policy for p in rows], np.int32),
         sampling,
     )
 
@@ -184,12 +189,20 @@ def resumed(state: DecodeState, slots_N: Any, token_N: Any, length_N: Any, limit
 
 
 def started(
-    state: DecodeState, slots_N: Any, token_N: Any, length_N: Any, limit_N: Any, stops_N: Any, sampling: Sampling
+    state: DecodeState,
+    slots_N: Any,
+    token_N: Any,
+    length_N: Any,
+    limit_N: Any,
+    stops_N: Any,
+    policy_N: Any,
+    sampling: Sampling,
 ) -> DecodeState:
     """`resumed` for slots with a new request."""
     state = resumed(state, slots_N, token_N, length_N, limit_N, sampling.keys_S2)
     return state._replace(
         stops_SN=_put(state.stops_SN, slots_N, stops_N),
+        policy_S=_put(state.policy_S, slots_N, policy_N),
         sampling=jax.tree.map(lambda old, new: _put(old, slots_N, new), state.sampling, sampling),
     )
 
@@ -254,60 +267,3 @@ def sample_tokens(
     )
     _, _, state, result = lax.while_loop(go_on, one, (jnp.int32(0), alive, state, nothing))
     return state, result._replace(live_S=state.live_S)
-
-
-class EngineWeights:
-    """The engine's copy of a model's weights on a mesh."""
-
-    def __init__(self, model: ModelConfig, config: EngineConfig, mesh: Mesh, rules: Rules = DECODE) -> None:
-        check_mesh(model, mesh)
-        rows = row_shards(mesh)
-        if config.slots % rows:
-            raise ValueError(
-                f"rollout slots={config.slots} is not divisible by data x fsdp = {rows}; choose a multiple of it."
-            )
-        if config.max_length > model.max_positions:
-            raise ValueError(
-                f"rollout max_length={config.max_length} exceeds the model's {model.max_positions} positions; lower it."
-            )
-        self.model = model
-        self.config = config
-        self.mesh = mesh
-        self._weight_shardings = param_shardings(declare(model), mesh, rules)
-        self._unstack = jax.jit(unstack_layers)
-        self._layer = jax.jit(lambda layers, number: jax.tree.map(lambda weight: weight[number], layers))
-
-    def load_params(self, params: Params) -> Params:
-        """The engine's own copy of stacked weights: in compute_dtype, under DECODE shardings, one tree per layer.
-
-        The source may be donated afterwards; nothing passes through the host.
-        """
-        dtype, shardings = self.config.compute_dtype, self._weight_shardings
-        one = jax.tree.map(
-            lambda sharding: NamedSharding(self.mesh, PartitionSpec(*sharding.spec[1:])), shardings["layers"]
-        )
-        layers = []
-        for number in range(self.model.num_layers):  # one at a time: beside both copies there is never a third
-            layer = reshard(self._layer(params["layers"], number), one, dtype)
-            layers.append(jax.block_until_ready(layer))
-        rest = {name: reshard(tree, shardings[name], dtype) for name, tree in params.items() if name != "layers"}
-        return {**rest, "layers": tuple(layers)}
-
-    def take_params(self, params: Params) -> Params:
-        """Like load_params, but frees the source weight by weight: at most one weight exists twice at any time."""
-        shardings = self._weight_shardings
-
-        def take(weight: jax.Array, sharding: NamedSharding) -> jax.Array:
-            taken = reshard(weight, sharding, self.config.compute_dtype).block_until_ready()
-            weight.delete()
-            return taken
-
-        by_name = []
-        for name, weight in params["layers"].items():
-            rows = self._unstack({"layers": {name: take(weight, shardings["layers"][name])}})["layers"]
-            by_name.append(jax.block_until_ready(rows))
-        layers = tuple(
-            {name: row for part in parts for name, row in part.items()} for parts in zip(*by_name, strict=True)
-        )
-        rest = {name: jax.tree.map(take, tree, shardings[name]) for name, tree in params.items() if name != "layers"}
-        return {**rest, "layers": layers}

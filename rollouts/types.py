@@ -131,7 +131,8 @@ class Request:
     None: limited by the engine's length only.
     respond: the responder; called in another thread with all turns so far, the last of which may have ended in any
     way, returns an observation, as text that is encoded and appended, as a `Continuation` or as a `Restart`, or None to
-    end the episode. respond None: the episode has one turn.
+    end the episode. respond None: the episode has one turn. policy: whose adapter samples, of an engine with adapters;
+    None: the weights themselves.
     """
 
     prompt_ids: Sequence[int] | np.ndarray
@@ -142,6 +143,7 @@ class Request:
     respond: Callable[..., Reply] | None
     max_prompt_tokens: int | None = None
     max_response_tokens: int | None = None
+    policy: str | None = None
 
 
 @dataclass(frozen=True)
@@ -222,6 +224,14 @@ class Rollouts(Protocol):
 
     def use(self, taken: Any) -> None:
         """Samples with weights from `take_params` from now on, without a copy; None: no weights."""
+        ...
+
+    def load_adapter(self, policy: str, factors: Any) -> None:
+        """Copies a policy's factors beside the weights; requests that name it are sampled with them from now on."""
+        ...
+
+    def clear(self) -> None:
+        """Frees the cache; weights stay."""
         ...
 
     def run(self, requests: Sequence[Request]) -> list[Completion]:

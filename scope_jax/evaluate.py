@@ -11,7 +11,7 @@ from scope_jax.play import exams
 from scope_jax.play.measures import MARKS, pass_at_k, standard_error
 from scope_jax.play.rewards import mean
 from scope_jax.run.assemble import Tell, World
-from scope_jax.run.examined import assemble_exam, exam_card, find, find_base, index_folder, take
+from scope_jax.run.examined import assemble_exam, exam_card, find, find_base, fitted, index_folder, load_into
 
 Records = list[exams.Record]
 Keep = Callable[[str, Records, Metrics], None]  # called with name, records and metrics of each finished evaluation set
@@ -79,10 +79,11 @@ def evaluate_target(
     """
     cfg = exam_card(target, card, overrides)
     examined, judge = find(target, cfg), find_base(cfg, base)
+    cfg = fitted(cfg, examined)
     judges = [judge] if judge else []
     with index_folder(target, cfg) as folder:
         world = assemble_exam(cfg, examined, judges, folder, tell)
-        world.sampler.load({one.policy: take(world, one) for one in (examined, *judges)})
+        load_into(world, [examined, *judges])
         metrics: Metrics = {}
         for exam, records in answered(world):
             measured = scores("eval", exam, records)

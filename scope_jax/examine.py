@@ -13,6 +13,7 @@ from typing import Any
 
 import datasets
 
+from models import peft
 from models.tokenizer import Tokenizer
 from scope_jax.config import Config, EvalSet, JudgeSection
 from scope_jax.config.exams import EvalSection
@@ -26,9 +27,19 @@ from scope_jax.play import exams, suites
 from scope_jax.play.exams import Exam
 from scope_jax.play.judge_client import JudgeClient
 from scope_jax.play.tools import Tools
+from scope_jax.run.adapters import base_of
 from scope_jax.run.assemble import Tell, assemble_world
 from scope_jax.run.checkpoint import run_of
-from scope_jax.run.examined import base_folder, check_alike, exam_card, find, index_folder, model_folder, take
+from scope_jax.run.examined import (
+    base_folder,
+    check_alike,
+    exam_card,
+    find,
+    fitted,
+    index_folder,
+    load_into,
+    model_folder,
+)
 from scope_jax.run.remote import RemoteTools
 from scope_jax.systems import game_of
 
@@ -92,8 +103,10 @@ def examine(
     "base", "metrics"} as `evaluate_target`.
     """
     alone = card is None and run_of(target) is None
-    cfg = plain_card(str(target), overrides) if alone else exam_card(target, card, overrides)
+    plain = base_of(target) if peft.is_adapter(target) else str(target)
+    cfg = plain_card(plain, overrides) if alone else exam_card(target, card, overrides)
     examined = find(target, cfg)
+    cfg = fitted(cfg, examined)
     taken = sittings(cfg, wanted, as_game=not alone)
     judge = base_folder(cfg, base, any(exams.uses_base(one.cfg, one.exam) for one in taken))
     others = [judge] if judge else []
@@ -107,7 +120,7 @@ def examine(
         check_alike(cfg, folder, model_folder(cfg, other))
     with index_folder(target, cfg) as index:
         world = assemble_world(world_cfg, index, str(folder), _judges(taken), tell=tell)
-        world.sampler.load({one.policy: take(world, one) for one in (examined, *others)})
+        load_into(world, [examined, *others])
         metrics = _answer(taken, lambda name: world.tools(f"evaluate {name}"), keep)
     return {
         "target": str(target),

@@ -24,6 +24,7 @@ from scope_jax.learner.types import Episode, Metrics
 from scope_jax.play.system import Memory
 from scope_jax.report.progress import Progress
 from scope_jax.run import branching
+from scope_jax.run.adapters import base_digest
 from scope_jax.run.assemble import Trainer, World, assemble
 from scope_jax.run.checkpoint import Checkpoints
 from scope_jax.run.compiling import keep_programs, programs
@@ -33,7 +34,7 @@ from scope_jax.run.metrics import RunLog, records
 from scope_jax.run.mirror import Mirror
 from scope_jax.run.performance import Instruments
 from scope_jax.run.processes import agreed, by_one, give_up, signalled
-from scope_jax.run.residence import ACCELERATOR, States, moved, with_one_reference
+from scope_jax.run.residence import ACCELERATOR, States, moved
 from scope_jax.run.stopping import Stopped, orderly
 from scope_jax.run.watching import watched
 
@@ -57,8 +58,8 @@ def train(
     keep_programs(cfg.train.compilation_cache)
     cfg = by_one(lambda: branching.settled(cfg, run))
     log = RunLog(run, cfg)
-    checkpoints = Checkpoints(run / "checkpoints", cfg, mirror)
-    cfg = fetched(cfg, progress.say)
+    card, cfg = cfg, fetched(cfg, progress.say)
+    checkpoints = Checkpoints(run / "checkpoints", card, mirror, base=by_one(lambda: base_digest(cfg)))
     progress.say(f"loading {cfg.model.checkpoint} and the search index")
     trainer = assemble(cfg, run, progress.part, progress.say)
     world = trainer.world
@@ -112,9 +113,8 @@ def train(
                 signal = signalled(request)
                 if done % cfg.train.save_every == 0 or over or name or signal:
                     with instruments.phase("checkpoint"):
-                        checkpoints.save(
-                            done, with_one_reference(states), {"game": memory, "baselines": baselines}, name
-                        )
+                        kept = trainer.saved(states)
+                        checkpoints.save(done, kept, {"game": memory, "baselines": baselines}, name)
         finally:
             instruments.stop()
             checkpoints.wait()  # finish a started checkpoint, also after an error

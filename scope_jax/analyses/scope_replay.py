@@ -18,7 +18,7 @@ from scope_jax.play import exams
 from scope_jax.play.exams import Answer, Exam
 from scope_jax.play.tools import Prompt, Tools, sample
 from scope_jax.run.assemble import Tell
-from scope_jax.run.examined import assemble_exam, exam_card, find, find_base, index_folder, take
+from scope_jax.run.examined import assemble_exam, exam_card, find, find_base, fitted, index_folder, load_into
 from scope_jax.systems import scope
 
 
@@ -36,16 +36,21 @@ def replay(
         raise UserError(f"the card's system is {cfg.system!r}; only SCOPE runs can be replayed.")
     exam = scope.exam(cfg)
     searches, writes, judge = find(searcher, cfg), find(writer, cfg), find_base(cfg, base)
+    kinds = [fitted(cfg, one).model.adapter for one in (searches, writes)]
+    if kinds[0] != kinds[1]:
+        raise UserError(
+            f"{searcher} and {writer} are not adapters of one kind; write whole weights with export --merge."
+        )
+    cfg = fitted(cfg, searches)
     finishers = [writes, *([judge] if judge else [])]
     with index_folder(searcher, cfg) as folder:
         world = assemble_exam(cfg, searches, finishers, folder, tell)
-        world.sampler.load({searches.policy: take(world, searches)})
+        load_into(world, [searches])
         played = {
             held.name: exams.play(cfg, exam, world.tools(f"replay {held.name}"), world.exams[held.name], held)
             for held in cfg.evaluate.sets
         }
-        world.sampler.load({})
-        world.sampler.load({one.policy: take(world, one) for one in finishers})
+        load_into(world, finishers)
         metrics: Metrics = {}
         for held in cfg.evaluate.sets:
             tools = world.tools(f"replay {held.name}")

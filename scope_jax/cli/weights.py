@@ -20,15 +20,21 @@ def export(
     dtype: Annotated[
         Literal["float32", "bfloat16"], typer.Option(help="Dtype of the written weights; float32 is lossless.")
     ] = "float32",
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Of a run of adapters: whole weights, instead of the adapter alone.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Write the trained weights as a Hugging Face folder: config.json, safetensors, tokenizer, chat template."""
+    """Write the trained weights as a Hugging Face folder: config.json, safetensors, tokenizer, chat template.
+
+    A run of adapters is written in PEFT's format, adapter_config.json and adapter_model.safetensors, or merged.
+    """
     check_local(run)
     if not run.is_dir():
         raise UserError(f"the run folder {run} does not exist; give the folder passed to train as --run.")
     if not (run / "config.toml").is_file():
         raise UserError(f"{run} is not a run folder (it has no config.toml); give the folder passed to train as --run.")
-    _convert(run, folder, "hf", dtype, None, as_json)
+    _convert(run, folder, "hf", dtype, None, as_json, merge)
 
 
 @app.command()
@@ -66,10 +72,11 @@ def _convert(
     dtype: Literal["float32", "bfloat16"] | None,
     policy: str | None,
     as_json: bool,
+    merge: bool = False,
 ) -> None:
     from scope_jax.report.progress import Progress
     from scope_jax.run.convert import convert as write
 
     with Progress(console()) as progress:
-        results = write(source, folder, layout, dtype, policy, progress.part)
+        results = write(source, folder, layout, dtype, policy, progress.part, merge)
     show(results, as_json)

@@ -19,6 +19,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, JsonValue, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from scope_jax.config.adapter import AdapterSection
 from scope_jax.config.base import CardError, CardPath, Section, Seed, merge_tables, one_of
 from scope_jax.config.clusters import ClustersSection
 from scope_jax.config.exams import BY_RUBRIC, EvalSection, EvalSet, Measure
@@ -54,6 +55,7 @@ from scope_jax.config.training import TrainSection, WatchRule
 
 __all__ = [
     "BY_RUBRIC",
+    "AdapterSection",
     "AdvantageCard",
     "AnswerType",
     "AskSection",
@@ -169,6 +171,15 @@ class Config(Section):
             raise ValueError(
                 f"train.stop_grace is {self.train.stop_grace:g}, but {key} = {seconds} seconds after "
                 f"SIGTERM the processes are killed; lower the first or raise the second"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _states_of_adapters_stay(self) -> Config:
+        if self.model.adapter is not None and self.train.offload:
+            raise ValueError(
+                "train.offload moves whole weights to the host, but the states of [model.adapter] are small and stay; "
+                "set train.offload = false"
             )
         return self
 

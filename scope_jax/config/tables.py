@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, model_validator
 
+from scope_jax.config.adapter import AdapterSection
 from scope_jax.config.base import (
     MOST,
     Address,
@@ -39,7 +40,8 @@ def _plain(value: Any) -> bool | int | str:
 
 class ModelSection(Section):
     checkpoint: CardPath  # the base model, a Hugging Face folder: config.json, *.safetensors, tokenizer
-    policies: dict[str, CardPath] = {}  # by name: folders of policies that do not start from `checkpoint`
+    policies: dict[str, CardPath] = {}  # by name: folders of policies (or adapters) that do not start from `checkpoint`
+    adapter: AdapterSection | None = None  # policies are low-rank adapters over `checkpoint`; None: whole weights
     tokenizer: CardPath | None = None  # tokenizer folder; None: the checkpoint's
     chat_template: CardPath | None = None  # a .jinja file that replaces the tokenizer's template
     # passed to the template, e.g. enable_thinking = false
@@ -54,6 +56,14 @@ class ModelSection(Section):
     )
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
     param_dtype: Literal["float32", "bfloat16"] = "float32"  # master weights and Adam moments
+
+    @model_validator(mode="after")
+    def _an_adapter_has_its_own_dtypes(self) -> ModelSection:
+        if self.adapter is not None and self.changed("param_dtype"):
+            raise ValueError(
+                "param_dtype is for whole weights; with an adapter set adapter.dtype and adapter.base_dtype"
+            )
+        return self
 
     @model_validator(mode="after")
     def _stop_ends_a_raw_turn(self) -> ModelSection:

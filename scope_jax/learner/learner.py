@@ -33,17 +33,17 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
 from models import attention, context, transformer
+from models.adapter import Adapter
 from models.config import ModelConfig
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner import batching, losses
 from scope_jax.learner.batching import Batch
+from scope_jax.learner.layout import Layout
 from scope_jax.learner.logprobs import token_logprobs_and_entropy
-from scope_jax.learner.state import TrainState, advance, check_sound, fresh, global_norm, specs_like
+from scope_jax.learner.state import TrainState, advance, check_sound, global_norm
 from scope_jax.learner.types import Episode, Metrics
 from sharding.collectives import Shards
 from sharding.mesh import ROWS, TOKENS, row_shards
-from sharding.rules import TRAIN
-from sharding.spec import abstract_params, param_shardings, partition_specs
 
 ADDED = (
     "tokens",
@@ -91,13 +91,13 @@ def _combined(measured: Sequence[dict[str, Any]]) -> Metrics:
     return metrics
 
 
-class Learner:
+class Learner(Layout):
     """Compiled programs for one model on one mesh.
 
     param_dtype: dtype of weights and moments. compute_dtype: dtype of the forward pass; log-probs, losses and sums of
-    gradients are always float32. The reference has the smaller of the two dtypes: its weights are only ever cast to
-    compute_dtype, so nothing is lost. Raises ValueError if the mesh does not divide the model or a bucket, or if its
-    devices do not support the section's attention.
+    gradients are always float32. adapter: the policies are low-rank adapters over one frozen base, the ref_params of
+    their states, which is their reference, too. Raises ValueError if the mesh does not divide the model or a bucket, or
+    if its devices do not support the section's attention.
     """
 
     def __init__(
@@ -109,11 +109,10 @@ class Learner:
         *,
         param_dtype: Any,
         compute_dtype: Any,
+        adapter: Adapter | None = None,
     ) -> None:
-        transformer.check_mesh(model, mesh)
-        self.model, self.mesh, self.optimizer, self.section = model, mesh, optimizer, section
-        self.param_dtype, self.compute_dtype = jnp.dtype(param_dtype), jnp.dtype(compute_dtype)
-        self.reference_dtype = min(self.param_dtype, self.compute_dtype, key=lambda dtype: dtype.itemsize)
+        super().__init__(model, mesh, optimizer, param_dtype=param_dtype, compute_dtype=compute_dtype, adapter=adapter)
+        self.section = section
         self.attention = attention.resolve(section.attention, mesh.devices.flat[0].platform, self.compute_dtype)
         self.row_shards, self.context = row_shards(mesh), mesh.shape["context"]
         self.shards = Shards.of(mesh, section.sequence_parallel)
@@ -126,54 +125,11 @@ class Learner:
                     f"learner.buckets has {bucket}, whose tokens mesh.tensor = {mesh.shape['tensor']} does not divide; "
                     "choose multiples or turn learner.sequence_parallel off."
                 )
-        declared = transformer.declare(model)
-        self.specs = partition_specs(declared, TRAIN)
-        self.param_shardings = param_shardings(declared, mesh, TRAIN)
-        self.param_count = sum(math.prod(param.unpadded) for param in jax.tree.leaves(declared))
         options = OVERLAPPED if mesh.devices.flat[0].platform == "tpu" and mesh.size > 1 else None
         self._score = jax.jit(self._score_program, static_argnames=("policy", "reference"), compiler_options=options)
         self._step = jax.jit(
             self._step_program, static_argnames=("card",), donate_argnames=("state",), compiler_options=options
         )
-
-    # ------------------------------------------------------------------------------------------------------- state
-    def _abstract(self, dtype: Any) -> Any:
-        """Shape and dtype of every weight."""
-        declared = abstract_params(transformer.declare(self.model))
-        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), declared)
-
-    def state_specs(self, reference: bool) -> TrainState:
-        """PartitionSpec of every array of the state."""
-        everywhere = PartitionSpec()
-        opt_specs = specs_like(self.optimizer, self._abstract(self.param_dtype), self.specs)
-        return TrainState(everywhere, everywhere, self.specs, opt_specs, self.specs if reference else None)
-
-    def state_shardings(self, reference: bool) -> TrainState:
-        """NamedSharding of every array of the state."""
-        return jax.tree.map(partial(NamedSharding, self.mesh), self.state_specs(reference))
-
-    def abstract_state(self, reference: bool) -> TrainState:
-        """Shape, dtype and sharding of every array of the state, for restoring a checkpoint."""
-        ref = self._abstract(self.reference_dtype) if reference else None
-        shapes = jax.eval_shape(
-            partial(fresh, section=self.optimizer, ref_params=None), self._abstract(self.param_dtype)
-        )
-        shapes = shapes.replace(ref_params=ref)
-        return jax.tree.map(
-            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-            shapes,
-            self.state_shardings(reference),
-        )
-
-    def init_state(self, params: Any, reference: bool = True) -> TrainState:
-        """State before the first update. Weights and reference (equal at first) are copies, never aliases."""
-
-        def build(params: Any) -> TrainState:
-            copy = jax.tree.map(lambda weight: jnp.array(weight, self.param_dtype, copy=True), params)
-            ref = jax.tree.map(lambda weight: jnp.array(weight, self.reference_dtype, copy=True), params)
-            return fresh(copy, self.optimizer, ref if reference else None)
-
-        return jax.jit(build, out_shardings=self.state_shardings(reference))(params)
 
     # ------------------------------------------------------------------------------------------------------- batch
     def pack(self, episodes: Sequence[Episode], card: LossCard) -> list[Batch]:
@@ -250,9 +206,10 @@ class Learner:
         return lax.fori_loop(0, batch.micro_batches, body, carry)
 
     def _score_program(self, params: Any, ref_params: Any, batch: Batch, *, policy: bool, reference: bool) -> Scores:
-        wanted = [tree for tree, asked in ((params, policy), (ref_params, reference)) if asked]
+        def local(params: Any, ref_params: Any, batch: Batch) -> list[jax.Array]:
+            wanted = [self.whole(params, ref_params)] if policy else []
+            wanted += [ref_params] if reference else []
 
-        def local(wanted: list[Any], batch: Batch) -> list[jax.Array]:
             def body(number: Any, out: list[jax.Array]) -> list[jax.Array]:
                 micro = _micro(batch, number)
                 logps = [jnp.where(micro.mask_MN, self._logprobs(tree, micro, "none")[0], 0.0) for tree in wanted]
@@ -261,13 +218,16 @@ class Learner:
             empty = [jnp.zeros(batch.index_MN.shape, jnp.float32) for _ in wanted]
             return self._over_micro_batches(batch, body, empty)
 
+        params = params if policy else None  # what is not asked for is no argument of the program
+        specs = self.specs if policy else None
+        ref_specs = None if ref_params is None else self.reference_specs
         scored = jax.shard_map(
             local,
             mesh=self.mesh,
-            in_specs=([self.specs] * len(wanted), self._batch_specs(batch)),
-            out_specs=[PartitionSpec(None, TOKENS)] * len(wanted),
+            in_specs=(specs, ref_specs, self._batch_specs(batch)),
+            out_specs=[PartitionSpec(None, TOKENS)] * (policy + reference),
             check_vma=False,
-        )(wanted, batch)
+        )(params, ref_params, batch)
         return Scores(scored[0] if policy else None, scored[-1] if reference else None)
 
     def score(self, state: TrainState, batch: Batch, *, policy: bool = True, reference: bool = True) -> Scores:
@@ -280,9 +240,8 @@ class Learner:
                 "The loss card compares with the reference but the state has no reference weights; "
                 'call init_state with reference=True, or set kl = "none" if the card has a KL term.'
             )
-        return self._score(
-            state.params, state.ref_params if reference else None, batch, policy=policy, reference=reference
-        )
+        ref_params = state.ref_params if reference or self.adapter else None
+        return self._score(state.params, ref_params, batch, policy=policy, reference=reference)
 
     # ------------------------------------------------------------------------------------------------------ update
     def _tokens(self, batch: Batch, scores: Scores) -> losses.Tokens:
@@ -312,12 +271,14 @@ class Learner:
         local = losses.sequence_sums(logp_MN.ravel(), tokens, card, batch.sequences)
         return jax.tree.map(self.shards.sum_rows, local)
 
-    def _gradient(self, params: Any, batch: Batch, scores: Scores, card: LossCard) -> tuple[Any, Any]:
-        """(Σ gradients of the numerators of this device's rows, Σ metrics), over all micro-batches."""
+    def _gradient(self, params: Any, base: Any, batch: Batch, scores: Scores, card: LossCard) -> tuple[Any, Any]:
+        """(Σ gradients of the numerators of this device's rows, Σ metrics), over all micro-batches. base: the frozen
+        weights, of which params are an adapter; otherwise None."""
         known = self._sequences(batch, scores, card)
 
         def numerator(params: Any, micro: Batch, scored: Scores) -> tuple[jax.Array, Any]:
-            logp_N, entropy_N = self._logprobs(params, micro, self.section.remat, card.entropy_coef > 0)
+            weights = self.whole(params, base)
+            logp_N, entropy_N = self._logprobs(weights, micro, self.section.remat, card.entropy_coef > 0)
             tokens, sequences = self._tokens(micro, scored), known
             if sequences is None and losses.by_sequence(card):
                 local = losses.sequence_sums(logp_N, tokens, card, batch.sequences)
@@ -341,9 +302,11 @@ class Learner:
         return self._over_micro_batches(batch, body, zeros)
 
     def _step_program(
-        self, state: TrainState, batch: Batch, scores: Scores, *, card: LossCard
+        self, state: TrainState, base: Any, batch: Batch, scores: Scores, *, card: LossCard
     ) -> tuple[TrainState, Any]:
-        def local(state: TrainState, batch: Batch, scores: Scores) -> tuple[TrainState, dict[str, jax.Array]]:
+        def local(
+            state: TrainState, base: Any, batch: Batch, scores: Scores
+        ) -> tuple[TrainState, dict[str, jax.Array]]:
             tokens = self._tokens(batch, scores)
             counts = {
                 "tokens": jnp.sum(tokens.mask_N, dtype=jnp.float32),
@@ -353,7 +316,7 @@ class Learner:
             denominator = losses.denominator(
                 card, counts["tokens"] + batch.padding_tokens, counts["sequences"] + batch.padding_sequences
             )
-            grads, (sums, per_token, maxima) = self._gradient(state.params, batch, scores, card)
+            grads, (sums, per_token, maxima) = self._gradient(state.params, base, batch, scores, card)
             grads = self.shards.sum_gradients(grads, self.specs)
             grads = jax.tree.map(lambda grad: grad / denominator, grads)
             norm = global_norm(grads, self.specs)
@@ -365,14 +328,14 @@ class Learner:
             metrics |= counts | {"grad_norm": norm, "param_rms": rms, "learning_rate": rate, "skipped": 1.0 - taken}
             return state, metrics
 
-        state_specs = self.state_specs(reference=False)
+        state_specs, base_specs = self.state_specs(reference=False), None if base is None else self.reference_specs
         return jax.shard_map(
             local,
             mesh=self.mesh,
-            in_specs=(state_specs, self._batch_specs(batch), self._batch_specs(scores)),
+            in_specs=(state_specs, base_specs, self._batch_specs(batch), self._batch_specs(scores)),
             out_specs=(state_specs, PartitionSpec()),
             check_vma=False,
-        )(state, batch, scores)
+        )(state, base, batch, scores)
 
     def _largest(self, value: jax.Array) -> jax.Array:
         return lax.pmax(value, self.shards.rows) if self.shards.rows else value
@@ -389,7 +352,9 @@ class Learner:
         """
         if losses.sequences_move(card, scores.old_MN is not None) and batch.ids_MBT.shape[0] > 1:
             scores = scores._replace(now_MN=self.score(state, batch, reference=False).old_MN)
-        moved, metrics = self._step(state=state.replace(ref_params=None), batch=batch, scores=scores, card=card)
+        base = state.ref_params if self.adapter else None
+        trained = state.replace(ref_params=None)
+        moved, metrics = self._step(state=trained, base=base, batch=batch, scores=scores, card=card)
         return moved.replace(ref_params=state.ref_params), metrics
 
     def update(self, state: TrainState, batches: Sequence[Batch], card: LossCard) -> tuple[TrainState, Metrics]:

@@ -21,7 +21,7 @@ from models.pages import pages_for
 from rollouts.engine import Engine
 from rollouts.paged import PagedEngine, page_bytes
 from scope_jax.learner.learner import Learner
-from scope_jax.plan.programs import Compiled, abstract_state, abstract_weights
+from scope_jax.plan.programs import Compiled, abstract_state
 
 PHASES = ("publish", "generate", "learn")
 
@@ -111,7 +111,7 @@ def residents(
 ) -> Residents:
     """Of a card. vectors: number of floats of the search index over all devices, 0 without one."""
     state = learner.abstract_state(reference)
-    weights, held = abstract_weights(engine), abstract_state(engine)
+    weights, held = engine.abstract_weights(), abstract_state(engine)
     master = device_bytes(state.params)
     cache = device_bytes(held.cache)
     one = device_bytes(weights["layers"][0])

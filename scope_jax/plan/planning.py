@@ -177,7 +177,7 @@ def with_arguments(one: Compiled, engine: Engine | PagedEngine) -> Compiled:
     """An engine program compiled with another number of pages, with this engine's arguments."""
     if one.refused:
         return one
-    wanted = memory.device_bytes(programs.abstract_weights(engine)) + memory.held_by(one.job.name, engine)
+    wanted = memory.device_bytes(engine.abstract_weights()) + memory.held_by(one.job.name, engine)
     return replace(one, arguments=wanted, peak=one.peak - one.arguments + wanted)
 
 

@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from models import transformer
 from models.pages import Where
 from rollouts.engine import Engine
 from rollouts.paged import CHUNK, PagedEngine
@@ -27,7 +26,6 @@ from scope_jax.learner.learner import Learner, Scores
 from scope_jax.learner.types import Update
 from scope_jax.plan.hlo import Costs, Program
 from sharding.mesh import ROWS
-from sharding.spec import abstract_params
 
 MICRO_BATCHES = 2  # of a planned step: with more than one, gradients are accumulated
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
@@ -87,25 +85,6 @@ def abstract_batch(
     return placed(batch, shardings)
 
 
-def abstract_weights(engine: Engine | PagedEngine) -> Any:
-    """Shapes and shardings of the engine's weights, one tree per layer."""
-    declared = transformer.declare(engine.model)
-    shapes, shardings = abstract_params(declared), engine._weight_shardings
-
-    def leaf(shape: tuple[int, ...], spec: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, engine.config.compute_dtype, sharding=NamedSharding(engine.mesh, spec))
-
-    whole = {
-        name: jax.tree.map(lambda x, s: leaf(x.shape, s.spec), shapes[name], shardings[name])
-        for name in shapes
-        if name != "layers"
-    }
-    layer = jax.tree.map(
-        lambda x, s: leaf(x.shape[1:], PartitionSpec(*s.spec[1:])), shapes["layers"], shardings["layers"]
-    )
-    return {**whole, "layers": tuple(layer for _ in range(engine.model.num_layers))}
-
-
 def abstract_state(engine: Engine | PagedEngine) -> Any:
     """Shapes and shardings of the engine's state on the devices, with the cache."""
     shardings = engine.state_sharding if isinstance(engine, PagedEngine) else engine._state_sharding
@@ -125,18 +104,20 @@ def lower_step(learner: Learner, card: LossCard, batch: Batch) -> Any:
     score = batch.behaviour_MN
     moving = losses.sequences_move(card, old) and batch.ids_MBT.shape[0] > 1
     scores = Scores(score if old else None, score if reference else None, score if moving else None)
-    return learner._step.lower(state=learner.abstract_state(reference=False), batch=batch, scores=scores, card=card)
+    state = learner.abstract_state(reference=learner.adapter is not None)
+    base = state.ref_params  # of an adapter
+    return learner._step.lower(state=state.replace(ref_params=None), base=base, batch=batch, scores=scores, card=card)
 
 
 def lower_score(learner: Learner, batch: Batch, *, policy: bool, reference: bool) -> Any:
     """Log-probs under the policy, the reference, or both."""
-    state = learner.abstract_state(reference)
+    state = learner.abstract_state(reference or learner.adapter is not None)
     return learner._score.lower(state.params, state.ref_params, batch, policy=policy, reference=reference)
 
 
 def lower_decode(engine: Engine | PagedEngine) -> Any:
     """Sampling for all slots, over whole rows of the cache."""
-    params, state = abstract_weights(engine), abstract_state(engine)
+    params, state = engine.abstract_weights(), abstract_state(engine)
     patience = jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(engine.mesh, PartitionSpec()))
     if isinstance(engine, Engine):
         return engine._generate.lower(engine.config.capacity, params, state, patience)
@@ -148,21 +129,21 @@ def lower_decode(engine: Engine | PagedEngine) -> Any:
 
 def lower_prefill(engine: Engine | PagedEngine) -> Any:
     """Keys and values of prompts: the longest bucket of the dense engine, one dispatch of the paged one."""
-    params = abstract_weights(engine)
+    params = engine.abstract_weights()
     if isinstance(engine, Engine):
         rows, bucket = engine.config.prefill_batch, engine.config.bucket(engine.config.max_length)
         spread, whole = engine._prefill_rows, NamedSharding(engine.mesh, PartitionSpec())
         ids = jax.ShapeDtypeStruct((rows, bucket), jnp.int32, sharding=spread)
         counts = jax.ShapeDtypeStruct((rows,), jnp.int32, sharding=spread)
         last = jax.ShapeDtypeStruct((rows,), jnp.int32, sharding=whole)
-        return engine._prefill.lower(engine.config.capacity, params, ids, counts, last)
+        return engine._prefill.lower(engine.config.capacity, params, ids, counts, last, counts)
     spread, rows = NamedSharding(engine.mesh, PartitionSpec(ROWS)), engine.row_shards * engine.chunks
 
     def ints(*shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=spread)
 
     where = Where(ints(rows, len(engine.windows), engine.columns), ints(rows), ints(rows))
-    return engine._append.lower(params, abstract_state(engine).cache, ints(rows, CHUNK), where)
+    return engine._append.lower(params, abstract_state(engine).cache, ints(rows, CHUNK), where, ints(rows))
 
 
 def learner_jobs(learner: Learner, updates: Sequence[Update], buckets: Sequence[int]) -> list[Job]:

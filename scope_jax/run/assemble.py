@@ -37,6 +37,7 @@ from scope_jax.play.judge_client import JudgeClient, JudgeError, Unreachable
 from scope_jax.play.system import Memory, System
 from scope_jax.play.tools import Prompt
 from scope_jax.play.turns import Joiner, Respond
+from scope_jax.run.adapters import adapter_of, check_folder, first_factors
 from scope_jax.run.checkpoint import Saved
 from scope_jax.run.dtypes import DTYPES
 from scope_jax.run.engines import engine_for, rollouts_of
@@ -111,8 +112,15 @@ class Trainer:
 
     def targets(self) -> dict[str, TrainState]:
         """Shapes, dtypes and shardings of every policy's saved state, for loading a checkpoint."""
-        abstract = in_memory(self.learner.abstract_state(self.keeps_reference), self.idle_memory)
+        reference = self.keeps_reference and self.learner.adapter is None
+        abstract = in_memory(self.learner.abstract_state(reference), self.idle_memory)
         return with_one_reference(dict.fromkeys(self.world.system.policies(self.world.cfg), abstract))
+
+    def saved(self, states: States) -> States:
+        """The states as a checkpoint holds them: the reference once, the base of adapters not at all."""
+        if self.learner.adapter is not None:
+            return {name: state.replace(ref_params=None) for name, state in states.items()}
+        return with_one_reference(states)
 
     def start(self, saved: Saved | None) -> tuple[States, Memory, int]:
         """(states by policy, memory, steps done): from a checkpoint, or the initial ones of a run.
@@ -121,14 +129,18 @@ class Trainer:
         All states share one set of reference buffers.
         """
         if saved is not None:
-            return with_shared_reference(saved.states), saved.memory, saved.step
+            states = saved.states if self.learner.adapter is None else self.referring(saved.states)
+            return with_shared_reference(states), saved.memory, saved.step
         cfg, system = self.world.cfg, self.world.system
         base = self._weights(cfg.model.checkpoint)
         states: States = {}
         for name in system.policies(cfg):
-            folder = cfg.model.policies.get(name)
-            state = self.learner.init_state(base if folder is None else self._weights(folder), reference=False)
-            states[name] = moved(state, self.idle_memory)
+            if self.learner.adapter is not None:
+                first = first_factors(cfg, self.learner, name)
+            else:
+                folder = cfg.model.policies.get(name)
+                first = base if folder is None else self._weights(folder)
+            states[name] = moved(self.learner.init_state(first, reference=False), self.idle_memory)
         return self.referring(states, base), {"game": system.start(cfg), "baselines": {}}, 0
 
     def referring(self, states: States, base: Params | None = None) -> States:
@@ -144,7 +156,9 @@ class Trainer:
         return {name: state.replace(ref_params=reference) for name, state in states.items()}
 
     def _weights(self, folder: str) -> Params:
-        return weights.load(folder, self.learner.mesh, TRAIN, self.learner.param_dtype)[1]
+        learner = self.learner
+        dtype = learner.param_dtype if learner.adapter is None else learner.reference_dtype
+        return weights.load(folder, learner.mesh, TRAIN, dtype)[1]
 
 
 @dataclass(frozen=True)
@@ -204,6 +218,7 @@ class StepTools:
                 respond=None if responder is None else self.world.joiner.responder(responder, prompt.messages),
                 max_prompt_tokens=max_prompt_tokens,
                 max_response_tokens=max_response_tokens,
+                policy=self.world.sampler.named(policy),
             )
             for prompt in prompts
             for responder in [prompt.respond or respond]
@@ -279,6 +294,9 @@ def _check_beginnings(cfg: Config, system: System) -> None:
     for name, folder in cfg.model.policies.items():
         if name not in trained:
             raise ValueError(f"model.policies names {name!r}, but the card trains {', '.join(trained)}; correct it.")
+        if cfg.model.adapter is not None:
+            check_folder(folder, cfg.model.adapter, name)
+            continue
         base, given = vars(weights.load_config(cfg.model.checkpoint)), vars(weights.load_config(folder))
         if differing := [key for key in base if base[key] != given[key]]:
             raise ValueError(
@@ -327,7 +345,7 @@ def assemble_world(
         mesh=mesh,
         model=model,
         tokenizer=tokenizer,
-        sampler=Sampler(local if distributed.count() == 1 else DividedRollouts(local)),
+        sampler=Sampler(local if distributed.count() == 1 else DividedRollouts(local), cfg.model.adapter is not None),
         joiner=joiner,
         search=search_of(cfg, tokenizer, lookup),
         judges=clients,
@@ -340,7 +358,9 @@ def assemble_world(
 
 
 def keeps_reference(cfg: Config, system: System) -> bool:
-    """True if a loss needs a reference, or the game or an exam samples from the base model."""
+    """True if a loss needs a reference, the game or an exam samples from the base model, or policies are adapters."""
+    if cfg.model.adapter is not None:
+        return True  # adapters are over it
     samples = system.uses_base(cfg) or exams.uses_base(cfg, system.exam(cfg))
     return samples or any(update.card.needs_reference for update in system.updates(cfg))
 
@@ -379,6 +399,7 @@ def assemble_learner(cfg: Config, model: ModelConfig, mesh: Mesh | None = None) 
         cfg.learner,
         param_dtype=DTYPES[cfg.model.param_dtype],
         compute_dtype=DTYPES[cfg.model.compute_dtype],
+        adapter=adapter_of(cfg.model.adapter),
     )
 
 

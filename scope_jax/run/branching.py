@@ -18,11 +18,14 @@ from pathlib import Path
 from scope_jax.config import Config, load_card
 from scope_jax.errors import UserError
 from scope_jax.play.system import Memory
+from scope_jax.run.adapters import base_digest
 from scope_jax.run.assemble import Trainer
-from scope_jax.run.checkpoint import LAYOUT, CheckpointError, found, load, locate
+from scope_jax.run.checkpoint import LAYOUT, CheckpointError, check_base, found, load, locate
+from scope_jax.run.processes import by_one
 from scope_jax.run.residence import States
 from scope_jax.systems import game_of
 
+LOOSE = {"init": "kaiming", "base_dtype": "bfloat16"}  # keys of [model.adapter] in which two runs may differ
 _PLACE = re.compile(r"(.+)@(\d+|[a-z]+-\d+)")
 
 
@@ -98,6 +101,11 @@ def _check_game(cfg: Config, place: Path) -> Config:
     there, here = (game_of(cfg).policies(card) for card in (before, cfg))
     if set(there) != set(here):
         raise OriginError(f"{place} has the policies {', '.join(there)}, but the card trains {', '.join(here)}.")
+    kinds = [card.model.adapter and card.model.adapter.model_copy(update=LOOSE) for card in (before, cfg)]
+    if kinds[0] != kinds[1]:
+        raise OriginError(
+            f"{place} has another [model.adapter] than the card; make them equal, or export and start anew."
+        )
     return before
 
 
@@ -111,6 +119,7 @@ def start(trainer: Trainer) -> tuple[States, Memory, int]:
     before = _check_game(cfg, place)
     targets = {name: state.replace(ref_params=None) for name, state in trainer.targets().items()}
     saved = load(place, targets)
+    check_base(saved, by_one(lambda: base_digest(cfg)), cfg.model.checkpoint)
     if saved.meta.get("layout") != LAYOUT:
         raise OriginError(f"{place} was written by an incompatible version of scope-jax.")
     game = system.adopt(cfg, saved.memory["game"], before)

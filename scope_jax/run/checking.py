@@ -9,7 +9,7 @@ from pathlib import Path
 
 import datasets
 
-from models import encoder, weights
+from models import encoder, peft, weights
 from models.config import ModelConfig
 from models.tensorfile import Checkpoint
 from models.tokenizer import Tokenizer
@@ -73,6 +73,9 @@ def _models(cfg: Config) -> list[str]:
 
 
 def _model(folder: str) -> str:
+    if peft.is_adapter(folder):
+        contents = peft.load_config(folder)
+        return f"an adapter of rank {contents['r']}, alpha {contents['lora_alpha']}"
     model: ModelConfig = weights.load_config(folder)
     if weights.is_orbax(folder):
         return f"{model.architecture}, {model.num_layers} layers, in the orbax layout"

@@ -140,18 +140,30 @@ def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
     return {path_name(path): tuple(leaf.shape) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
+def check_base(saved: Saved, base: str | None, folder: str) -> None:
+    """Raises CheckpointError if the checkpoint's adapters were trained over other weights than those in `folder`, whose
+    checksum is `base`."""
+    if saved.meta.get("base") != base:
+        raise CheckpointError(
+            f"the adapters of step {saved.step} were trained over other weights than those that are now in {folder}; "
+            "restore the base, or start a new run."
+        )
+
+
 # ---------------------------------------------------------------------------------------------------------- writing
 class Checkpoints:
     """The checkpoints of one run: `save` returns while files are being written, `resume` loads the newest valid one.
 
-    mirror: of a run on object storage; gets every checkpoint as soon as it is complete.
+    mirror: of a run on object storage; gets every checkpoint as soon as it is complete. base: checksum of the base of
+    adapters, whose states are nothing without it; None for whole weights.
     """
 
-    def __init__(self, folder: Path, cfg: Config, mirror: Mirror | None = None) -> None:
+    def __init__(self, folder: Path, cfg: Config, mirror: Mirror | None = None, base: str | None = None) -> None:
         self.folder = folder.absolute()
         self._mirror = mirror
         self.keep = cfg.train.keep
-        self.meta = {"seed": cfg.seed, "fingerprint": fingerprint(cfg), "layout": LAYOUT}
+        self.meta = {"seed": cfg.seed, "fingerprint": fingerprint(cfg), "layout": LAYOUT, "base": base}
+        self._base = cfg.model.checkpoint
         self._saving: Path | None = None
         _quiet_orbax()
         self._checkpointer = ocp.AsyncCheckpointer(
@@ -218,6 +230,7 @@ class Checkpoints:
             )
         if saved.meta["fingerprint"] != self.meta["fingerprint"]:
             raise CheckpointError(f"the checkpoint {folder} was written with another config; use another run folder.")
+        check_base(saved, self.meta["base"], self._base)
         return saved
 
     def _newest(self, warn: Callable[[str], None]) -> Path | None:

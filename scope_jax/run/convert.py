@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
-from models import weights
+from models import peft, weights
+from models.adapter import merge as merge_factors
 from models.config import ModelConfig
 from models.hf import hf_shapes
 from models.tokenizer import Tokenizer
 from models.transformer import Params
 from scope_jax.config import Config, load_card
 from scope_jax.errors import UserError
-from scope_jax.run.checkpoint import load, locate, run_of
+from scope_jax.run.adapters import adapter_of, saved_factors
+from scope_jax.run.checkpoint import load, locate, run_of, step_of
 from scope_jax.run.dtypes import DTYPES
 from scope_jax.systems import game_of
 from sharding.mesh import MeshConfig, make_mesh
@@ -38,14 +41,16 @@ def convert(
     dtype: str | None = None,
     policy: str | None = None,
     report: Report = quiet,
+    merge: bool = False,
 ) -> dict[str, Any]:
     """Writes the weights of `source` into `folder` in another layout or dtype, together with the tokenizer.
 
     source: a run folder, one of its checkpoints, or a model folder in the Hugging Face or orbax layout. dtype:
     "float32" or "bfloat16"; None: the smaller of the two that is lossless (for a run: the dtype it was trained in).
-    policy: which policy of a run with several; None writes each into its own folder below `folder`. Returns {"layout",
-    "dtype", "tensors", "bytes", "seconds", "folders" by policy ("" for a model folder)} and for a run "step". Raises
-    UserError, WeightsError or OSError subclasses with one sentence.
+    policy: which policy of a run with several; None writes each into its own folder below `folder`. merge: of a run of
+    adapters, whole weights, the base with the adapter added, instead of the adapter in PEFT's format. Returns
+    {"layout", "dtype", "tensors", "bytes", "seconds", "folders" by policy ("" for a model folder)} and for a run
+    "step". Raises UserError, WeightsError or OSError subclasses with one sentence.
     """
     began = time.monotonic()
     _apart(source, folder)
@@ -62,7 +67,11 @@ def convert(
                 f"{source} is neither a run (it has no config.toml) nor a model folder (it has no config.json)."
             )
         card = load_card(run / "config.toml")
-        name = dtype or card.model.param_dtype
+        _check_merge(card, run, layout, merge)
+        if card.model.adapter is not None and not merge:
+            results = export_adapters(source, card, folder, DTYPES[dtype or card.model.adapter.dtype], policy)
+            return {**results, "seconds": time.monotonic() - began}
+        name = dtype or ("float32" if merge else card.model.param_dtype)
         cfg, results = _convert_run(source, card, folder, layout, DTYPES[name], policy, report)
     shapes, count = hf_shapes(cfg), len(results["folders"])
     size = count * sum(param.size for param in jax.tree.leaves(_abstract(cfg, DTYPES[name])))
@@ -74,6 +83,16 @@ def convert(
         "bytes": size * jnp.dtype(DTYPES[name]).itemsize,
         "seconds": time.monotonic() - began,
     }
+
+
+def _check_merge(card: Config, run: Path, layout: Layout, merge: bool) -> None:
+    if merge and card.model.adapter is None:
+        raise UserError(f"the run in {run} trains whole weights, there is no adapter to merge; remove --merge.")
+    if card.model.adapter is not None and not merge and layout == "orbax":
+        raise UserError(
+            f"the run in {run} trains adapters, which have one layout, PEFT's; use `scope-jax export`, with --merge "
+            "for whole weights, and convert these."
+        )
 
 
 def _apart(source: Path, folder: Path) -> None:
@@ -125,18 +144,58 @@ def _convert_model(source: Path, folder: Path, layout: Layout, dtype: Any, repor
 def _convert_run(
     source: Path, card: Config, folder: Path, layout: Layout, dtype: Any, policy: str | None, report: Report
 ) -> tuple[ModelConfig, dict[str, Any]]:
-    policies = game_of(card).policies(card)
-    if policy is not None and policy not in policies:
-        raise UserError(f"the run in {source} has no policy {policy!r}; it has {', '.join(policies)}.")
+    folders = _folders(source, card, folder, policy)
     cfg = weights.load_config(card.model.checkpoint)
     tokenizer = Tokenizer.load(card.model.tokenizer or card.model.checkpoint, card.model.chat_template)
     place = locate(source)
-    wanted = policies if policy is None else (policy,)
-    folders = {name: folder if len(wanted) == 1 else folder / name for name in wanted}
     step = 0
     # One policy at a time, so that only one set of weights is in memory.
     for name, out in folders.items():
-        saved = load(place, {name: {"params": _abstract(cfg, dtype)}})
-        step = saved.step
-        _save(out, layout, cfg, saved.states[name]["params"], dtype, tokenizer, report)
+        if card.model.adapter is None:
+            saved = load(place, {name: {"params": _abstract(cfg, dtype)}})
+            step, params = saved.step, saved.states[name]["params"]
+        else:
+            step, params = step_of(place), _merged(card, cfg, place, name, dtype)
+        _save(out, layout, cfg, params, dtype, tokenizer, report)
     return cfg, {"step": step, "folders": {name: str(out) for name, out in folders.items()}}
+
+
+def _folders(source: Path, card: Config, folder: Path, policy: str | None) -> dict[str, Path]:
+    """Where each of a run's policies goes. Raises UserError if there is no such policy."""
+    policies = game_of(card).policies(card)
+    if policy is not None and policy not in policies:
+        raise UserError(f"the run in {source} has no policy {policy!r}; it has {', '.join(policies)}.")
+    wanted = policies if policy is None else (policy,)
+    return {name: folder if len(wanted) == 1 else folder / name for name in wanted}
+
+
+def _merged(card: Config, cfg: ModelConfig, place: Path, policy: str, dtype: Any) -> Params:
+    """A policy's whole weights: the base, as it was in training, with the adapter added, rounded once to `dtype`."""
+    adapter = adapter_of(card.model.adapter)
+    assert adapter is not None
+    mesh = jax.tree.leaves(_abstract(cfg, dtype))[0].sharding.mesh
+    _, base = weights.load(card.model.checkpoint, mesh, TRAIN, adapter.base_dtype)
+    factors = saved_factors(card, cfg, mesh, TRAIN, place, policy)
+    whole = jax.tree.map(lambda weight: weight.astype(dtype), base)
+    return jax.jit(partial(merge_factors, scale=adapter.scale), donate_argnums=0)(whole, factors)
+
+
+def export_adapters(source: Path, card: Config, folder: Path, dtype: Any, policy: str | None) -> dict[str, Any]:
+    """Writes the adapters of a run in PEFT's format, one folder per policy. Returns the results of `convert`."""
+    adapter, cfg = adapter_of(card.model.adapter), weights.load_config(card.model.checkpoint)
+    assert adapter is not None
+    tokenizer = Tokenizer.load(card.model.tokenizer or card.model.checkpoint, card.model.chat_template)
+    place, folders, size, tensors = locate(source), _folders(source, card, folder, policy), 0, 0
+    mesh = make_mesh(MeshConfig(1, 1, 1), jax.local_devices()[:1])
+    for name, out in folders.items():
+        factors = saved_factors(card, cfg, mesh, TRAIN, place, name)
+        tensors += peft.save(out, cfg, adapter, factors, str(Path(card.model.checkpoint).resolve()), dtype, tokenizer)
+        size += sum(leaf.size for leaf in jax.tree.leaves(factors)) * jnp.dtype(dtype).itemsize
+    return {
+        "step": step_of(place),
+        "folders": {name: str(out) for name, out in folders.items()},
+        "layout": "peft",
+        "dtype": jnp.dtype(dtype).name,
+        "tensors": tensors,
+        "bytes": size,
+    }

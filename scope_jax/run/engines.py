@@ -16,6 +16,7 @@ from rollouts.paged import PagedEngine, page_bytes
 from rollouts.slots import EngineConfig
 from rollouts.tools import BatchedTool
 from scope_jax.config import Config, ServedModel
+from scope_jax.run.adapters import adapter_of, policies_of
 from scope_jax.run.dtypes import DTYPES
 from sharding import distributed
 from sharding.mesh import MeshConfig, make_mesh, without_context
@@ -90,6 +91,8 @@ def engine_for(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> Eng
         compute_dtype=dtype,
         prefill_tokens=card.prefill_tokens,
         pages=pages,
+        adapter=adapter_of(cfg.model.adapter),
+        policies=policies_of(cfg),
     )
     if not _paged(cfg, mesh):
         return Engine(model, config, mesh)

@@ -17,31 +17,42 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
-from models import weights
+from models import peft, weights
+from models.adapter import declare_factors
+from models.config import ModelConfig
 from models.tokenizer import Tokenizer
 from models.transformer import Params
 from scope_jax.config import Config, ServedModel, load_card
 from scope_jax.errors import UserError
 from scope_jax.play import exams
 from scope_jax.play.tools import BASE
+from scope_jax.run.adapters import adapter_of, saved_factors, section_of
 from scope_jax.run.assemble import Tell, World, assemble_world
 from scope_jax.run.checkpoint import load, locate, run_of, step_of
 from scope_jax.run.dtypes import DTYPES
 from scope_jax.run.engines import decode_layout
 from scope_jax.run.fetching import fetched
 from scope_jax.systems import game_of
+from sharding.rules import Rules
+from sharding.spec import param_shardings
 
 SAMPLE = "Which of the two?\n\n<answer> é, 3.5 or 日本 </answer>"  # text for comparing tokenizers and templates
 
 
 @dataclass(frozen=True)
 class Examined:
-    """The weights of `policy`: from a model folder, or from a run's checkpoint at `step`."""
+    """The weights of `policy`: from a model folder, an adapter's, or a run's checkpoint at `step`."""
 
     folder: Path
     policy: str
-    step: int | None = None  # None: a model folder
+    step: int | None = None  # None: a model folder or an adapter's
+
+    @property
+    def is_adapter(self) -> bool:
+        """True for a folder with an adapter alone."""
+        return self.step is None and peft.is_adapter(self.folder)
 
 
 @contextmanager
@@ -68,12 +79,12 @@ def exam_card(target: Path, card: Path | None, overrides: Sequence[str]) -> Conf
 
 
 def find(target: Path, cfg: Config) -> Examined:
-    """The weights of `target`: a model folder, an export with one folder per policy, a checkpoint, or a run (its newest
-    checkpoint). Raises UserError for anything else.
+    """The weights of `target`: a folder of a model or an adapter, an export with one folder per policy, a checkpoint,
+    or a run (its newest checkpoint). Raises UserError for anything else.
     """
     policy = game_of(cfg).exam(cfg).policy
     for folder in (target, target / policy):
-        if weights.is_model(folder):
+        if weights.is_model(folder) or peft.is_adapter(folder):
             return Examined(folder, policy)
     if run_of(target) is None:
         raise UserError(
@@ -81,6 +92,18 @@ def find(target: Path, cfg: Config) -> Examined:
         )
     checkpoint = locate(target)
     return Examined(checkpoint, policy, step_of(checkpoint))
+
+
+def fitted(cfg: Config, examined: Examined) -> Config:
+    """The card with the [model.adapter] that these weights have: a run's own, an adapter's folder's, or none."""
+    section = cfg.model.adapter
+    if examined.is_adapter:
+        section = section_of(examined.folder, weights.load_config(cfg.model.checkpoint), section)
+    elif examined.step is None:
+        section = None
+    elif (run := run_of(examined.folder)) is not None:
+        section = load_card(run / "config.toml").model.adapter
+    return cfg.model_copy(update={"model": cfg.model.model_copy(update={"adapter": section})})
 
 
 def find_base(cfg: Config, base: Path | None) -> Examined | None:
@@ -122,7 +145,8 @@ def assemble_exam(
 
 def model_folder(cfg: Config, examined: Examined) -> Path:
     """The folder with its architecture and tokenizer."""
-    return examined.folder if examined.step is None else Path(cfg.model.checkpoint)
+    whole = examined.step is None and not examined.is_adapter
+    return examined.folder if whole else Path(cfg.model.checkpoint)
 
 
 def check_alike(cfg: Config, one: Path, other: Path) -> None:
@@ -144,21 +168,52 @@ def check_alike(cfg: Config, one: Path, other: Path) -> None:
         )
 
 
-def _read_dtype(cfg: Config) -> Any:
-    """The engine's dtype, or the training dtype if narrower, so that the weights equal those a run samples with."""
-    return min((DTYPES[cfg.model.compute_dtype], DTYPES[cfg.model.param_dtype]), key=lambda t: jnp.dtype(t).itemsize)
+def read_dtype(cfg: Config | ServedModel) -> Any:
+    """The engine's dtype, or that of training if narrower, so that the weights equal those a run samples with."""
+    adapter = cfg.model.adapter
+    trained = cfg.model.param_dtype if adapter is None else adapter.base_dtype
+    return min((DTYPES[cfg.model.compute_dtype], DTYPES[trained]), key=lambda t: jnp.dtype(t).itemsize)
 
 
 def targets(world: World) -> Params:
     """Shapes, dtype and shardings in which `take` loads weights: those of the engine."""
-    return weights.abstract(world.model, *decode_layout(world.cfg, world.model, world.mesh), _read_dtype(world.cfg))
+    return weights.abstract(world.model, *decode_layout(world.cfg, world.model, world.mesh), read_dtype(world.cfg))
+
+
+def load_into(world: World, models: Sequence[Examined]) -> None:
+    """Makes these weights available to the world's sampler, instead of earlier ones: whole weights of each, or adapters
+    over the card's base, which is then the base model, too. Raises UserError if the adapters' judge is another model.
+    """
+    world.sampler.load({})
+    if world.cfg.model.adapter is None:
+        world.sampler.load({one.policy: take(world, one) for one in models})
+        return
+    home = Path(world.cfg.model.checkpoint)
+    if other := [one.folder for one in models if one.policy == BASE and one.folder.resolve() != home.resolve()]:
+        raise UserError(f"adapters over {home} cannot share an engine with the judge in {other[0]}; remove --base.")
+    layout = decode_layout(world.cfg, world.model, world.mesh)
+    base = take(world, Examined(home, BASE))
+    own = [one for one in models if one.policy != BASE]
+    world.sampler.load_adapters(base, {one.policy: factors_of(world.cfg, world.model, *layout, one) for one in own})
+
+
+def factors_of(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh, rules: Rules, examined: Examined) -> Any:
+    """A policy's factors, sharded for the engine. Raises UserError if they are not those of an adapter."""
+    if examined.step is not None:
+        return saved_factors(cfg, model, mesh, rules, examined.folder, examined.policy)
+    if not examined.is_adapter:
+        raise UserError(f"{examined.folder} holds whole weights, which cannot share an engine with adapters.")
+    adapter = adapter_of(cfg.model.adapter)
+    assert adapter is not None
+    declared = declare_factors(model, adapter)
+    return peft.load(examined.folder, model, adapter, param_shardings(declared, mesh, rules))
 
 
 def take(world: World, examined: Examined) -> Any:
     """The weights in the engine's format, for `Sampler.load`."""
     if examined.step is None:
         layout = decode_layout(world.cfg, world.model, world.mesh)
-        _, params = weights.load(examined.folder, *layout, _read_dtype(world.cfg))
+        _, params = weights.load(examined.folder, *layout, read_dtype(world.cfg))
     else:
         saved = load(examined.folder, {examined.policy: {"params": targets(world)}})
         params = saved.states[examined.policy]["params"]

@@ -116,6 +116,8 @@ class DividedRollouts:
         self.load_params = rollouts.load_params
         self.take_params = rollouts.take_params
         self.use = rollouts.use
+        self.load_adapter = rollouts.load_adapter
+        self.clear = rollouts.clear
 
     def run(self, requests: Sequence[Request]) -> list[Completion]:
         """As `Rollouts.run`; requests of one group stay together, as they share a prefill. They need keys."""

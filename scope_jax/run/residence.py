@@ -52,8 +52,11 @@ def with_shared_reference(states: Mapping[str, TrainState]) -> States:
 class Sampler:
     """The engine and the weights it can sample with, by policy; the engine holds one policy's weights at a time."""
 
-    def __init__(self, rollouts: Rollouts) -> None:
+    def __init__(self, rollouts: Rollouts, adapters: bool = False) -> None:
         self.rollouts = rollouts
+        self.adapters = adapters  # over one base, which stays in the engine
+        self._based = False  # the base is in the engine
+        self._held: dict[str, Any] = {}  # by policy, the factors that the engine has a copy of
         self._load: dict[str, Callable[[], None]] = {}  # by policy, loads its weights into the engine
         self._policy: str | None = None  # the policy whose weights are loaded
         self.publishing = 0.0  # seconds that the host has spent on loading weights into the engine
@@ -62,8 +65,15 @@ class Sampler:
     def publish(self, states: Mapping[str, TrainState]) -> None:
         """Makes these states, and their reference as BASE, available for sampling; nothing is copied yet.
 
-        A policy's weights are copied to the engine when it is used, from device to device or from the host.
+        A policy's weights are copied to the engine when it is used, from device to device or from the host. Of adapters
+        the engine gets the base once, and the factors that have changed.
         """
+        if self.adapters:
+            base = next(iter(states.values())).ref_params
+            factors = {name: state.params for name, state in states.items()}
+            self._load = dict.fromkeys((*factors, BASE), partial(self._adapt, base, factors))
+            self._policy = None
+            return
         weights = {name: state.params for name, state in states.items()}
         weights[BASE] = next(iter(states.values())).ref_params
         self._load = {name: partial(self._copy, params) for name, params in weights.items() if params is not None}
@@ -72,12 +82,24 @@ class Sampler:
     def load(self, taken: Mapping[str, Any]) -> None:
         """Makes these weights available for sampling: by policy, from `Rollouts.take_params`, never copied."""
         self.rollouts.use(None)
+        self._based = False
         self._load = {name: partial(self.rollouts.use, weights) for name, weights in taken.items()}
         self._policy = None
 
+    def load_adapters(self, base: Any, factors: Mapping[str, Any]) -> None:
+        """Makes adapters and their base available for sampling. base: from `Rollouts.take_params`, never copied."""
+        self.rollouts.use(base)
+        self._based, self._held = True, {}
+        self._load = dict.fromkeys((*factors, BASE), partial(self._adapt, None, factors))
+        self._policy = None
+
     def rest(self) -> None:
-        """Frees the engine's weights and cache, as before an update; `use` loads weights again."""
-        self.rollouts.use(None)
+        """Frees the engine's weights and cache, as before an update; `use` loads weights again. The base of adapters
+        stays."""
+        if self.adapters:
+            self.rollouts.clear()
+        else:
+            self.rollouts.use(None)
         self._policy = None
 
     def use(self, policy: str) -> Rollouts:
@@ -94,9 +116,22 @@ class Sampler:
             self._policy = policy
         return self.rollouts
 
+    def named(self, policy: str) -> str | None:
+        """What requests for this policy name: its adapter, if it is one."""
+        return policy if self.adapters and policy != BASE else None
+
     def count(self, completions: Sequence[Completion]) -> None:
         """Adds the tokens that were sampled in these completions to `generated`."""
         self.generated += sum(int(row.sampled_T.sum()) for completion in completions for row in completion.rows)
+
+    def _adapt(self, base: Any, factors: Mapping[str, Any]) -> None:
+        if not self._based:
+            self.rollouts.load_params(base)
+            self._based = True
+        for policy, own in factors.items():
+            if self._held.get(policy) is not own:
+                self.rollouts.load_adapter(policy, own)
+                self._held[policy] = own
 
     def _copy(self, params: Any) -> None:
         self.rollouts.load_params(moved(params, ACCELERATOR))

@@ -160,6 +160,7 @@ def requests_of(model: Served, job: Job) -> list[Request]:
             respond=respond,
             max_prompt_tokens=None,
             max_response_tokens=job.params.max_tokens,
+            policy=model.adapter,
         )
         for place, prompt in enumerate(job.prompts)
         for sample in range(job.samples)

@@ -92,7 +92,7 @@ def warm_up(model: Served) -> None:
     """Samples one token, so that the programs are compiled before the first request comes."""
     params = SamplingParams(0.0, 0, 1.0, 1, (), tuple(model.tokenizer.eos_ids), False)
     ended = threading.Event()
-    request = Request([0], params, None, None, max_turns=1, respond=None)
+    request = Request([0], params, None, None, max_turns=1, respond=None, policy=model.adapter)
     model.rollouts.submit([request], [lambda news: ended.set() if isinstance(news, Done) else None])
     ended.wait()
     if model.rollouts.failure is not None:
@@ -132,6 +132,11 @@ async def _run(
     if grpc is not None:
         from rollouts.jetstream import Orchestrator, grpc_server
 
+        if model.adapter is not None:
+            raise UserError(
+                "JetStream's service does not know adapters; leave out --grpc-port, or serve whole weights "
+                "(`scope-jax export --merge`)."
+            )
         limits = model.cfg.serve
         service = Orchestrator(model.rollouts, max_tokens=limits.max_tokens, key=key)
         also, port = grpc_server(service, *grpc, limits.max_body)

@@ -396,9 +396,9 @@ def test_the_head_is_applied_to_trained_positions_only(tiny, state, make):
     (batch,) = learner.pack(make[2](8, 4), POLICY)
     trained, all_positions = batch.index_MN.shape[1], batch.ids_MBT[0].size
     assert trained // 2 < int(batch.mask_MN.sum(1).max()) <= trained < all_positions
-    shapes = jax.make_jaxpr(lambda s, b: learner._step(state=s, batch=b, scores=Scores(None, None), card=SUPERVISED))(
-        fresh(learner, state).replace(ref_params=None), batch
-    )
+    shapes = jax.make_jaxpr(
+        lambda s, b: learner._step(state=s, base=None, batch=b, scores=Scores(None, None), card=SUPERVISED)
+    )(fresh(learner, state).replace(ref_params=None), batch)
     flat = {shape for pair in dots_in(shapes.jaxpr) for shape in pair if len(shape) == 2}
     assert {shape[0] for shape in flat if 72 in shape and shape != (72, 32)} == {trained}
 

@@ -65,9 +65,9 @@ def test_a_group_shares_one_prefill_and_changes_nothing(engine, params, monkeypa
     prefilled = []
     prefill = engine.prefill
 
-    def counted(params, prompts):
+    def counted(params, prompts, policies):
         prefilled.append(len(prompts))
-        return prefill(params, prompts)
+        return prefill(params, prompts, policies)
 
     monkeypatch.setattr(engine, "prefill", counted)
     rollouts = make_rollouts(engine, params)

@@ -90,8 +90,8 @@ class RecordingEngine(Engine):
         self._prompts: list[tuple[Any, list[list[int]]]] = []  # of each prefix
         self._slots: dict[int, Sequence] = {}
 
-    def prefill(self, params: Any, prompts: Any) -> Any:
-        prefix = super().prefill(params, prompts)
+    def prefill(self, params: Any, prompts: Any, policies: Any = ()) -> Any:
+        prefix = super().prefill(params, prompts, policies)
         self._prompts.append((prefix, [[int(id) for id in prompt] for prompt in prompts]))
         return prefix
 

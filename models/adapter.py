@@ -1,0 +1,108 @@
+"""Low-rank adapters of a decoder: which matrices they adapt, their declarations, and a base combined with them.
+
+A policy's factors are a tree {"layers": {"q_D_Hh": {"a": [L, in, r], "b": [L, r, out]}, ...}}; those of experts have an
+X after L. The base is frozen and shared by all policies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax.numpy as jnp
+
+from models.config import ModelConfig
+from models.lowrank import LowRank, factors_of, merged
+from models.transformer import Params, declare
+from sharding.spec import Param, normal
+
+ATTENTION = {"q_proj": "q_D_Hh", "k_proj": "k_D_Kh", "v_proj": "v_D_Kh", "o_proj": "o_Hh_D"}
+FFN = {"gate_proj": "gate_DF", "up_proj": "up_DF", "down_proj": "down_FD"}
+EXPERTS = ("gate_XDF", "up_XDF", "down_XFD")
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """What the adapters of all policies have in common.
+
+    alpha: the product of the factors is multiplied by alpha/rank, or with rslora by alpha/√rank (Kalajdzievski 2023).
+    targets: names of Hugging Face's modules; "all-linear": all of attention and of a dense feed-forward layer;
+    "experts": the three matrices of every expert. init: of A, "kaiming" as PEFT's default, "gaussian" N(0, 1/rank²).
+    dtype: of factors and moments. base_dtype: of the base.
+    """
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]
+    rslora: bool = False
+    init: Literal["kaiming", "gaussian"] = "kaiming"
+    dtype: Any = jnp.float32
+    base_dtype: Any = jnp.bfloat16
+
+    @property
+    def scale(self) -> float:
+        """The factor before the product."""
+        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+
+
+def adapted(cfg: ModelConfig, targets: tuple[str, ...]) -> tuple[str, ...]:
+    """The names of the layer weights that these targets name, in the order of `declare`.
+
+    Raises ValueError for targets that the model does not have.
+    """
+    dense = ATTENTION if cfg.num_experts else ATTENTION | FFN
+    chosen: set[str] = set()
+    for target in targets:
+        if target == "all-linear":
+            chosen |= set(dense.values())
+        elif target == "experts" and cfg.num_experts:
+            chosen |= set(EXPERTS)
+        elif target in dense:
+            chosen.add(dense[target])
+        else:
+            known = ", ".join((*dense, "all-linear", *(["experts"] if cfg.num_experts else [])))
+            raise ValueError(
+                f"model.adapter.targets names {target!r}, but the model ({cfg.architecture}) has only {known}; choose "
+                "among these."
+            )
+    return tuple(name for name in declare(cfg)["layers"] if name in chosen)
+
+
+def declare_factors(cfg: ModelConfig, adapter: Adapter) -> Params:
+    """The tree of Param of one policy's factors."""
+    layers = declare(cfg)["layers"]
+    init = normal(1 / adapter.rank) if adapter.init == "gaussian" else None
+    factors = {name: factors_of(layers[name], adapter.rank, adapter.dtype, init) for name in _names(cfg, adapter)}
+    return {"layers": {name: {"a": a, "b": b} for name, (a, b) in factors.items()}}
+
+
+def _names(cfg: ModelConfig, adapter: Adapter) -> tuple[str, ...]:
+    return adapted(cfg, adapter.targets)
+
+
+def declare_adapted(cfg: ModelConfig, adapter: Adapter, policies: int) -> Params:
+    """`declare` with a LowRank for every adapted matrix, whose factors are those of so many policies side by side."""
+    tree = declare(cfg)
+    layers: dict[str, Any] = dict(tree["layers"])
+    for name in _names(cfg, adapter):
+        weight: Param = layers[name]
+        layers[name] = LowRank(weight, *factors_of(weight, policies * adapter.rank, adapter.dtype), adapter.scale)
+    return {**tree, "layers": layers}
+
+
+def combined(base: Params, factors: Params, scale: float) -> Params:
+    """The base's weights, with those that have factors as LowRank; nothing is copied."""
+    pairs: Mapping[str, Any] = factors["layers"]
+    layers = {
+        name: LowRank(weight, pairs[name]["a"], pairs[name]["b"], scale) if name in pairs else weight
+        for name, weight in base["layers"].items()
+    }
+    return {**base, "layers": layers}
+
+
+def merge(base: Params, factors: Params, scale: float) -> Params:
+    """Whole weights of a policy, W + scale · A B, in the base's dtype."""
+    layers = combined(base, factors, scale)["layers"]
+    return {**base, "layers": {name: merged(w) if isinstance(w, LowRank) else w for name, w in layers.items()}}

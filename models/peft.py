@@ -1,0 +1,194 @@
+"""Adapters in PEFT's format: a folder with adapter_config.json and adapter_model.safetensors.
+
+base_model.model.model.layers.3.self_attn.q_proj.lora_A.weight    [r, in], our A transposed
+base_model.model.model.layers.3.self_attn.q_proj.lora_B.weight    [out, r], our B transposed
+base_model.model.model.layers.3.mlp.experts.7.up_proj.lora_A.weight    of an expert
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from models.adapter import ATTENTION, EXPERTS, FFN, Adapter, declare_factors
+from models.config import ModelConfig
+from models.fields import WeightsError, read_object
+from models.hf import hf_tensor
+from models.tensorfile import finite
+from models.tokenizer import Tokenizer
+from models.transformer import Params
+from models.weights import whole_folder
+from sharding.spec import path_name
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+# What changes the computation and is not supported: the value that an adapter must have.
+PLAIN: dict[str, Any] = {
+    "bias": "none",
+    "fan_in_fan_out": False,
+    "use_dora": False,
+    "lora_bias": False,
+    "modules_to_save": None,
+    "rank_pattern": None,
+    "alpha_pattern": None,
+    "layers_to_transform": None,
+    "layer_replication": None,
+    "target_parameters": None,
+    "trainable_token_indices": None,
+    "alora_invocation_tokens": None,
+    "use_qalora": False,
+}
+
+
+def is_adapter(folder: str | Path) -> bool:
+    """True if the folder holds an adapter in PEFT's format."""
+    return (Path(folder) / CONFIG).is_file()
+
+
+def _tensor_names(cfg: ModelConfig, path: str, shape: tuple[int, ...]) -> dict[tuple[int, ...], str]:
+    """Names in the file, by layer (and expert), of one of our factors, "layers.q_D_Hh.a"."""
+    weight, _, which = path.rpartition(".")
+    tensor = hf_tensor(cfg, weight)
+    return {
+        place: f"{PREFIX}{tensor.at(place).removesuffix('.weight')}.lora_{which.upper()}.weight"
+        for place in np.ndindex(shape[: tensor.leading])
+    }
+
+
+# ---------------------------------------------------------------------------------------------------------- reading
+def load_config(folder: str | Path) -> Mapping[str, Any]:
+    """The contents of adapter_config.json. Raises FileNotFoundError or WeightsError with one sentence if it is missing,
+    not of LoRA, or uses what is not supported."""
+    path = Path(folder) / CONFIG
+    contents = read_object(path)
+    if contents.get("peft_type") != "LORA":
+        raise WeightsError(f"{path}: peft_type is {contents.get('peft_type')!r}; only LORA adapters are supported.")
+    for name, plain in PLAIN.items():
+        if contents.get(name) not in (None, False, "none", {}, [], plain):
+            raise WeightsError(
+                f"{path}: {name} is {contents[name]!r}, which is not supported; use a plain LoRA adapter."
+            )
+    rank, alpha = contents.get("r"), contents.get("lora_alpha")
+    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, (int, float)) or not alpha > 0:
+        raise WeightsError(f"{path}: r is {rank!r} and lora_alpha {alpha!r}; both must be positive numbers.")
+    return contents
+
+
+def adapter_of(folder: str | Path, cfg: ModelConfig) -> Adapter:
+    """The Adapter of a folder, with the targets that its tensors have. Raises as `load_config` and `load` do."""
+    contents = load_config(folder)
+    modules = {
+        name.rpartition(".lora_")[0].rpartition(".")[2] for name in _tensors(folder) if ".mlp.experts." not in name
+    }
+    experts = any(".mlp.experts." in name for name in _tensors(folder))
+    targets = (*sorted(modules), *(["experts"] if experts else []))
+    return Adapter(contents["r"], float(contents["lora_alpha"]), targets, bool(contents.get("use_rslora")))
+
+
+def _tensors(folder: str | Path) -> dict[str, np.ndarray]:
+    path = Path(folder) / WEIGHTS
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing; copy the adapter's folder again.")
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise WeightsError(f"{path} is not a complete safetensors file ({error}); copy it again.") from None
+
+
+def load(folder: str | Path, cfg: ModelConfig, adapter: Adapter, shardings: Params | None = None) -> Params:
+    """A policy's factors in the adapter's dtype. shardings: of the factors; None: on the first device.
+
+    Raises FileNotFoundError or WeightsError with one sentence if the folder's adapter has another rank, alpha, scaling
+    or other targets, if a file is damaged, or if a value is not finite.
+    """
+    folder = Path(folder)
+    contents, stored = load_config(folder), _tensors(folder)
+    given = (contents["r"], float(contents["lora_alpha"]), bool(contents.get("use_rslora")))
+    if given != (wanted := (adapter.rank, float(adapter.alpha), adapter.rslora)):
+        raise WeightsError(
+            f"the adapter in {folder} has (rank, alpha, rslora) = {given}, but [model.adapter] has {wanted}; make "
+            "them equal."
+        )
+    declared = declare_factors(cfg, adapter)
+    names = {
+        path_name(path): _tensor_names(cfg, path_name(path), param.shape)
+        for path, param in jax.tree_util.tree_leaves_with_path(declared)
+    }
+    expected = {name for places in names.values() for name in places.values()}
+    for missing, what in ((expected - set(stored), "lacks"), (set(stored) - expected, "also adapts")):
+        if missing:
+            raise WeightsError(
+                f"the adapter in {folder} {what} {min(missing)} and {len(missing) - 1} more tensors; the targets of "
+                "[model.adapter] must be the adapter's."
+            )
+
+    def one(path: tuple[Any, ...], param: Any) -> np.ndarray:
+        out = np.empty(param.shape, adapter.dtype)
+        for place, name in names[path_name(path)].items():
+            value = stored[name]
+            if value.shape[::-1] != out[place].shape or not finite(value):
+                raise WeightsError(
+                    f"{folder / WEIGHTS}: {name} has the shape {value.shape} or values that are not finite; the model "
+                    f"needs finite values of shape {out[place].shape[::-1]}."
+                )
+            out[place] = value.T
+        return out
+
+    factors = jax.tree_util.tree_map_with_path(one, declared)
+    return jax.device_put(factors, jax.local_devices()[0] if shardings is None else shardings)
+
+
+# ---------------------------------------------------------------------------------------------------------- writing
+def save(
+    folder: str | Path,
+    cfg: ModelConfig,
+    adapter: Adapter,
+    factors: Params,
+    base: str,
+    dtype: Any = jnp.float32,
+    tokenizer: Tokenizer | None = None,
+) -> int:
+    """Writes a folder that PEFT's `PeftModel.from_pretrained` loads over the base model; the number of its tensors.
+
+    base: the base's name or folder, for readers. The folder appears complete or not at all. Raises FileExistsError if
+    it exists and holds no adapter, WeightsError if a value is not finite.
+    """
+    tensors: dict[str, np.ndarray] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(jax.device_get(factors)):
+        values = np.asarray(leaf, dtype)
+        if not finite(values):
+            raise WeightsError(f"nothing was written: {path_name(path)} holds values that are NaN or infinite.")
+        for place, name in _tensor_names(cfg, path_name(path), values.shape).items():
+            tensors[name] = np.ascontiguousarray(values[place].T)
+    modules = ATTENTION | FFN
+    chosen = set(factors["layers"])
+    targets = {name for name, ours in modules.items() if ours in chosen}
+    targets |= {f"{name.partition('_')[0]}_proj" for name in EXPERTS if name in chosen}
+    contents = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": adapter.rank,
+        "lora_alpha": int(adapter.alpha) if float(adapter.alpha).is_integer() else adapter.alpha,
+        "lora_dropout": 0.0,
+        "target_modules": sorted(targets),
+        "use_rslora": adapter.rslora,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "init_lora_weights": True if adapter.init == "kaiming" else "gaussian",
+    }
+    with whole_folder(Path(folder), CONFIG) as new:
+        save_file(tensors, new / WEIGHTS, metadata={"format": "pt"})
+        (new / CONFIG).write_text(json.dumps(contents, indent=2) + "\n", encoding="utf-8")
+        if tokenizer is not None:
+            tokenizer.save(new)
+    return len(tensors)

@@ -1,0 +1,188 @@
+"""The engine's copy of a model's weights, and the adapters of several policies over it.
+
+With adapters the base is copied once. The factors of all policies stand side by side (`models.lowrank`); publishing a
+policy writes its own, and a row of a batch is multiplied by those of its slot's policy, or by none for the base.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Int
+
+from models.adapter import declare_adapted, declare_factors
+from models.config import ModelConfig
+from models.lowrank import LowRank, gate_rows, is_low_rank
+from models.transformer import Params, check_mesh, declare, unstack_layers
+from rollouts.slots import EngineConfig
+from sharding.mesh import row_shards
+from sharding.reshard import reshard
+from sharding.rules import DECODE, Rules
+from sharding.spec import abstract_params, param_shardings
+
+
+class EngineWeights:
+    """The engine's copy of a model's weights on a mesh."""
+
+    def __init__(self, model: ModelConfig, config: EngineConfig, mesh: Mesh, rules: Rules = DECODE) -> None:
+        check_mesh(model, mesh)
+        rows = row_shards(mesh)
+        if config.slots % rows:
+            raise ValueError(
+                f"rollout slots={config.slots} is not divisible by data x fsdp = {rows}; choose a multiple of it."
+            )
+        if config.max_length > model.max_positions:
+            raise ValueError(
+                f"rollout max_length={config.max_length} exceeds the model's {model.max_positions} positions; lower it."
+            )
+        self.model = model
+        self.config = config
+        self.mesh = mesh
+        self._weight_shardings = param_shardings(declare(model), mesh, rules)
+        self._unstack = jax.jit(unstack_layers)
+        self._layer = jax.jit(lambda layers, number: jax.tree.map(lambda weight: weight[number], layers))
+        adapter, count = config.adapter, len(config.policies)
+        # As the programs get it, with the leading L of all layers.
+        self.declared = declare(model) if adapter is None else declare_adapted(model, adapter, count)
+        self.shardings = param_shardings(self.declared, mesh, rules)
+        if adapter is not None:
+            self._factor_shardings = param_shardings(declare_factors(model, adapter), mesh, rules)
+            factors = tuple(self._layer_factors() for _ in range(model.num_layers))
+            self._empty = jax.jit(self._no_factors, out_shardings=factors)
+            self._put = jax.jit(self._put_program, donate_argnums=0, out_shardings=factors)
+
+    # --------------------------------------------------------------------------------------------------------- base
+    def load_params(self, params: Params) -> Params:
+        """The engine's own copy of stacked weights: in compute_dtype, under DECODE shardings, one tree per layer; with
+        adapters, whose factors are zero at first.
+
+        The source may be donated afterwards; nothing passes through the host.
+        """
+        dtype, shardings = self.config.compute_dtype, self._weight_shardings
+        one = jax.tree.map(
+            lambda sharding: NamedSharding(self.mesh, PartitionSpec(*sharding.spec[1:])), shardings["layers"]
+        )
+        layers = []
+        for number in range(self.model.num_layers):  # one at a time: beside both copies there is never a third
+            layer = reshard(self._layer(params["layers"], number), one, dtype)
+            layers.append(jax.block_until_ready(layer))
+        rest = {name: reshard(tree, shardings[name], dtype) for name, tree in params.items() if name != "layers"}
+        return self._with_adapters({**rest, "layers": tuple(layers)})
+
+    def take_params(self, params: Params) -> Params:
+        """Like load_params, but frees the source weight by weight: at most one weight exists twice at any time."""
+        shardings = self._weight_shardings
+
+        def take(weight: jax.Array, sharding: NamedSharding) -> jax.Array:
+            taken = reshard(weight, sharding, self.config.compute_dtype).block_until_ready()
+            weight.delete()
+            return taken
+
+        by_name = []
+        for name, weight in params["layers"].items():
+            rows = self._unstack({"layers": {name: take(weight, shardings["layers"][name])}})["layers"]
+            by_name.append(jax.block_until_ready(rows))
+        layers = tuple(
+            {name: row for part in parts for name, row in part.items()} for parts in zip(*by_name, strict=True)
+        )
+        rest = {name: jax.tree.map(take, tree, shardings[name]) for name, tree in params.items() if name != "layers"}
+        return self._with_adapters({**rest, "layers": layers})
+
+    # ----------------------------------------------------------------------------------------------------- adapters
+    def number(self, policy: str | None) -> int:
+        """The policy's place among the adapters; None: the base, after all of them. Raises ValueError if there is no
+        such policy."""
+        if policy is None:
+            return len(self.config.policies)
+        if policy not in self.config.policies:
+            known = ", ".join(self.config.policies) or "none"
+            raise ValueError(f"The engine has no adapter of the policy {policy!r}; it has: {known}.")
+        return self.config.policies.index(policy)
+
+    def load_adapter(self, params: Params, policy: str, factors: Params) -> Params:
+        """The engine's weights with a copy of this policy's factors, in compute_dtype; nothing else is moved.
+
+        Consumes the factors in `params`, not its base. `factors` may be donated afterwards.
+        """
+        moved = reshard(factors, self._factor_shardings, self.config.compute_dtype)
+        held = tuple({name: (w.a, w.b) for name, w in layer.items() if is_low_rank(w)} for layer in params["layers"])
+        return _with_factors(params, self._put(held, moved["layers"], self.number(policy)))
+
+    def gated(self, params: Params, policy_R: Int[Array, " R"]) -> Params:
+        """The weights for a batch of rows, row R of policy number policy_R[R]."""
+        if self.config.adapter is None:
+            return params
+        places_r = jnp.arange(len(self.config.policies) * self.config.adapter.rank) // self.config.adapter.rank
+        return gate_rows(params, (policy_R[:, None] == places_r).astype(self.config.compute_dtype))
+
+    def _with_adapters(self, params: Params) -> Params:
+        if self.config.adapter is None:
+            return params
+        scale = self.config.adapter.scale
+        names = [name for name, w in self.declared["layers"].items() if is_low_rank(w)]
+        layers = tuple(
+            {name: LowRank(w, None, None, scale) if name in names else w for name, w in layer.items()}
+            for layer in params["layers"]
+        )
+        return _with_factors({**params, "layers": layers}, self._empty())
+
+    def _layer_factors(self) -> dict[str, tuple[NamedSharding, NamedSharding]]:
+        """Shardings of one layer's factors."""
+
+        def one(sharding: NamedSharding) -> NamedSharding:
+            return NamedSharding(self.mesh, PartitionSpec(*sharding.spec[1:]))
+
+        layers = self.shardings["layers"]
+        return {name: (one(w.a), one(w.b)) for name, w in layers.items() if is_low_rank(w)}
+
+    def _no_factors(self) -> Any:
+        layers, dtype = self.declared["layers"], self.config.compute_dtype
+        one = {
+            name: (jnp.zeros(w.a.shape[1:], dtype), jnp.zeros(w.b.shape[1:], dtype))
+            for name, w in layers.items()
+            if is_low_rank(w)
+        }
+        return tuple(jax.tree.map(jnp.copy, one) for _ in range(self.model.num_layers))
+
+    def _put_program(self, held: Any, layers: Params, number: Any) -> Any:
+        assert self.config.adapter is not None
+        first = number * self.config.adapter.rank
+
+        def put(into: jax.Array, new: jax.Array, axis: int) -> jax.Array:
+            return lax.dynamic_update_slice_in_dim(into, new, first, axis)
+
+        return tuple(
+            {name: (put(a, layers[name]["a"][i], -1), put(b, layers[name]["b"][i], -2)) for name, (a, b) in one.items()}
+            for i, one in enumerate(held)
+        )
+
+    # ----------------------------------------------------------------------------------------------- abstract values
+    def abstract_weights(self) -> Params:
+        """Shapes and shardings of the weights as the programs get them, one tree per layer."""
+
+        def leaf(shape: Any, sharding: NamedSharding, first: int) -> jax.ShapeDtypeStruct:
+            placed = NamedSharding(self.mesh, PartitionSpec(*sharding.spec[first:]))
+            return jax.ShapeDtypeStruct(shape.shape[first:], self.config.compute_dtype, sharding=placed)
+
+        shapes = abstract_params(self.declared)
+        whole = {
+            name: jax.tree.map(partial(leaf, first=0), shapes[name], self.shardings[name])
+            for name in shapes
+            if name != "layers"
+        }
+        layer = jax.tree.map(partial(leaf, first=1), shapes["layers"], self.shardings["layers"])
+        return {**whole, "layers": tuple(layer for _ in range(self.model.num_layers))}
+
+
+def _with_factors(params: Params, factors: Any) -> Params:
+    layers = tuple(
+        {name: replace(w, a=own[name][0], b=own[name][1]) if name in own else w for name, w in layer.items()}
+        for layer, own in zip(params["layers"], factors, strict=True)
+    )
+    return {**params, "layers": layers}

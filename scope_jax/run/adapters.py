@@ -1,0 +1,110 @@
+"""Adapters of a run: from its card, their first factors, and the base that they belong to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from models import peft, weights
+from models.adapter import Adapter, declare_factors
+from models.config import ModelConfig
+from models.seal import digest
+from rollouts.keys import key_data
+from scope_jax.config import AdapterSection, Config, ServedModel
+from scope_jax.errors import UserError
+from scope_jax.learner.learner import Learner
+from scope_jax.run.checkpoint import check_base, load
+from scope_jax.run.dtypes import DTYPES
+from scope_jax.systems import game_of
+from sharding.spec import param_shardings
+
+SERVED = "adapter"  # name of the only policy of a model that is served without a game
+
+
+def adapter_of(section: AdapterSection | None) -> Adapter | None:
+    """The adapter of a card's [model.adapter] table; None without one."""
+    if section is None:
+        return None
+    return Adapter(
+        section.rank,
+        section.alpha,
+        section.targets,
+        section.rslora,
+        section.init,
+        DTYPES[section.dtype],
+        DTYPES[section.base_dtype],
+    )
+
+
+def policies_of(cfg: Config | ServedModel) -> tuple[str, ...]:
+    """The names of a card's adapters; () without."""
+    if cfg.model.adapter is None:
+        return ()
+    return tuple(game_of(cfg).policies(cfg)) if isinstance(cfg, Config) else (SERVED,)
+
+
+def base_digest(cfg: Config | ServedModel) -> str | None:
+    """A checksum of the base's weights, to which adapters belong; None if the card has whole weights."""
+    return None if cfg.model.adapter is None else digest(Path(cfg.model.checkpoint))
+
+
+def first_factors(cfg: Config, learner: Learner, policy: str) -> Any:
+    """A policy's factors before training: of its folder in model.policies, or random by seed and name."""
+    assert learner.adapter is not None
+    if (folder := cfg.model.policies.get(policy)) is not None:
+        return peft.load(folder, learner.model, learner.adapter, learner.param_shardings)
+    return learner.init_factors(jax.random.wrap_key_data(jnp.asarray(key_data(cfg.seed, "adapter", policy))))
+
+
+def check_folder(folder: str, section: AdapterSection, policy: str) -> None:
+    """Raises ValueError unless the folder, from which a policy starts, holds an adapter."""
+    if not peft.is_adapter(folder):
+        raise ValueError(
+            f"model.policies.{policy} is {folder}, which holds no adapter (no adapter_config.json), but the policies "
+            "of this card are adapters; give a folder written by `scope-jax export` or PEFT."
+        )
+    peft.load_config(folder)
+
+
+def section_of(folder: Path, model: ModelConfig, section: AdapterSection | None) -> AdapterSection:
+    """The [model.adapter] table of an adapter's folder, with the dtypes of the card's if it has one.
+
+    Raises FileNotFoundError or WeightsError with one sentence if the folder is damaged or not supported.
+    """
+    found = peft.adapter_of(folder, model)
+    own: dict[str, Any] = {name: getattr(found, name) for name in ("rank", "alpha", "targets", "rslora")}
+    own |= {} if section is None else {"dtype": section.dtype, "base_dtype": section.base_dtype}
+    return AdapterSection(**own)
+
+
+def base_of(folder: Path) -> str:
+    """The base that an adapter's folder names. Raises UserError if that is no folder here."""
+    base = peft.load_config(folder).get("base_model_name_or_path")
+    if not isinstance(base, str) or not weights.is_model(base):
+        raise UserError(
+            f"the adapter in {folder} is for the base {base!r}, which is not a model folder here; give it with "
+            "--set model.checkpoint=FOLDER."
+        )
+    return base
+
+
+def saved_factors(
+    cfg: Config | ServedModel, model: ModelConfig, mesh: Any, rules: Any, checkpoint: Path, policy: str
+) -> Any:
+    """A policy's factors from a checkpoint of a run, in the dtype in which they were trained."""
+    adapter = adapter_of(cfg.model.adapter)
+    assert adapter is not None
+    declared = declare_factors(model, adapter)
+    target = jax.tree.map(
+        lambda param, sharding: jax.ShapeDtypeStruct(param.shape, adapter.dtype, sharding=sharding),
+        declared,
+        param_shardings(declared, mesh, rules),
+    )
+    saved = load(checkpoint, {policy: {"params": target}})
+    check_base(saved, base_digest(cfg), cfg.model.checkpoint)
+    factors = saved.states[policy]["params"]
+    weights.check_finite(factors, f"the checkpoint {checkpoint} cannot be used: ")
+    return factors

@@ -1,0 +1,183 @@
+"""Low-rank adapters against PEFT, float32: logits, gradients, ten AdamW steps, merged weights, folders both ways.
+
+Tolerances: 1e-5, absolute for logits (the largest are 3 to 5), relative to the largest value of a factor for gradients
+and for factors after ten steps. AdamW has eps = 1e-3 on both sides: with 1e-8 a gradient that is nearly zero would make
+a step as large as any other, of rounding.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models import adapter as adapters
+from models import peft as ours_in_peft
+from models.adapter import Adapter
+from models.weights import load_hf
+from scope_jax.config import LearnerSection, LossCard, OptimizerSection
+from scope_jax.learner.learner import Learner
+from scope_jax.learner.types import Datum, Episode
+from sharding.mesh import MeshConfig, make_mesh
+from sharding.spec import path_name
+from tests.equivalence.test_families import CASES, our_logits, torch_logits, torch_model
+
+torch = pytest.importorskip("torch")
+peft = pytest.importorskip("peft")
+
+RANK, ALPHA, ROWS, LENGTH, STEPS = 4, 6.0, 4, 24, 10
+QUICK = ("llama_llama3", "qwen3_moe")
+OPTIMIZER = OptimizerSection(learning_rate=1e-2, warmup_steps=1, eps=1e-3, weight_decay=0.1, max_grad_norm=1e9)
+CARD = LossCard(objective="supervised", aggregation="token-mean")
+
+
+class Experts(torch.nn.ModuleList):
+    """The experts of a layer as one linear module per matrix, as in files and in transformers up to 4, so that PEFT
+    adapts each of them; transformers 5 stacks them in two parameters."""
+
+    def __init__(self, stacked):
+        super().__init__()
+        for gate_up, down in zip(stacked.gate_up_proj, stacked.down_proj, strict=True):
+            expert = torch.nn.Module()
+            gate, up = gate_up.detach().chunk(2)
+            for name, weight in (("gate_proj", gate), ("up_proj", up), ("down_proj", down.detach())):
+                linear = torch.nn.Linear(*reversed(weight.shape), bias=False)
+                linear.weight = torch.nn.Parameter(weight.clone())
+                expert.add_module(name, linear)
+            self.append(expert)
+
+    def forward(self, x, picked, weights):
+        out = torch.zeros_like(x)
+        for number, e in enumerate(self):
+            token, place = torch.where(picked == number)
+            hidden = torch.nn.functional.silu(e.gate_proj(x[token])) * e.up_proj(x[token])
+            out.index_add_(0, token, e.down_proj(hidden) * weights[token, place, None])
+        return out
+
+
+def with_linear_experts(model):
+    for layer in model.model.layers:
+        if hasattr(layer.mlp, "experts"):
+            layer.mlp.experts = Experts(layer.mlp.experts)
+            model.config.model_type = "of linear experts"  # PEFT would adapt transformers' stacked ones instead
+    return model
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(case, marks=() if case in QUICK else pytest.mark.slow) for case in CASES]
+)
+def case(request, tmp_path_factory):
+    """(PEFT's model with random factors, our config, base, adapter and factors, the folders of base and adapter)."""
+    base_folder, folder = tmp_path_factory.mktemp("base"), tmp_path_factory.mktemp("adapter")
+    model = torch_model(request.param)
+    model.save_pretrained(base_folder)
+    cfg, base = load_hf(base_folder)
+    rslora = request.param == "olmo3"
+    names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    config = peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=names, use_rslora=rslora, task_type="CAUSAL_LM")
+    model = peft.get_peft_model(with_linear_experts(model), config)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if ".lora_B." in name:
+                weight.add_(0.1 * torch.randn(weight.shape))
+    model.save_pretrained(folder)
+    targets = ("all-linear", "experts") if cfg.num_experts else ("all-linear",)
+    adapter = Adapter(RANK, ALPHA, targets, rslora, base_dtype=jnp.float32)
+    return model, cfg, base, adapter, ours_in_peft.load(folder, cfg, adapter), base_folder, folder
+
+
+@pytest.fixture(scope="module")
+def ids_BT():
+    return np.random.default_rng(0).integers(0, 96, (ROWS, LENGTH)).astype(np.int32)
+
+
+def learner_of(cfg, adapter) -> Learner:
+    section = LearnerSection(buckets=(LENGTH,), micro_batch_rows=2, logprob_chunk=16)
+    mesh = make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
+    kinds = {"param_dtype": jnp.float32, "compute_dtype": jnp.float32}
+    return Learner(cfg, mesh, OPTIMIZER, section, **kinds, adapter=adapter)
+
+
+def by_name(cfg, factors) -> dict[str, np.ndarray]:
+    """Our factors by the names of PEFT's parameters, in their layout."""
+    found = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(jax.device_get(factors)):
+        for place, name in ours_in_peft._tensor_names(cfg, path_name(path), leaf.shape).items():
+            found[name.replace(".weight", ".default.weight")] = leaf[place].T
+    return found
+
+
+def assert_equal_factors(cfg, ours, theirs) -> None:
+    mine = by_name(cfg, ours)
+    assert set(mine) == set(theirs)
+    for name, wanted in theirs.items():
+        assert np.abs(mine[name] - wanted).max() <= 1e-5 * np.abs(wanted).max(), name
+
+
+def test_logits_unmerged_and_merged(case, ids_BT):
+    model, cfg, base, adapter, factors, *_ = case
+    theirs = torch_logits(model, ids_BT)
+    unmerged = np.asarray(our_logits(cfg, adapters.combined(base, factors, adapter.scale), ids_BT))
+    merged = np.asarray(our_logits(cfg, adapters.merge(base, factors, adapter.scale), ids_BT))
+    plain = np.asarray(our_logits(cfg, base, ids_BT))
+    assert np.abs(unmerged - theirs).max() <= 1e-5
+    assert np.abs(merged - unmerged).max() <= 1e-5
+    assert np.abs(plain - theirs).max() > 0.1  # the adapter makes a difference
+
+
+def test_gradients_and_ten_steps(case, ids_BT):
+    """The learner on packed rows, with the base frozen, against torch's AdamW on PEFT's parameters."""
+    model, cfg, base, adapter, factors, *_ = case
+    learner = learner_of(cfg, adapter)
+    state = learner.init_state(factors).replace(ref_params=base)
+    sampled = np.arange(LENGTH) > 0
+    rows = [Datum(ids, sampled, np.zeros(LENGTH, np.float32)) for ids in ids_BT]
+    episodes = [Episode("sft", "actor", str(i), (row,), 0.0) for i, row in enumerate(rows)]
+    batches = learner.pack(episodes, CARD)
+    weights = {name: w for name, w in model.named_parameters() if w.requires_grad}
+    before = {name: w.detach().clone() for name, w in weights.items()}
+    optimizer = torch.optim.AdamW(
+        weights.values(), OPTIMIZER.learning_rate, eps=OPTIMIZER.eps, weight_decay=OPTIMIZER.weight_decay
+    )
+    ids = torch.tensor(ids_BT.astype(np.int64))
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        model(ids, labels=ids).loss.backward()
+        gradients = {name: w.grad.numpy().copy() for name, w in weights.items()}
+        optimizer.step()
+        state, _ = learner.update(state, batches, CARD)
+        if step == 0:  # Adam's first moment is a tenth of the gradient
+            moment = jax.tree.map(lambda mu: mu / 0.1, state.opt_state[0].mu)
+            assert_equal_factors(cfg, moment, gradients)
+    assert_equal_factors(cfg, state.params, {name: w.detach().numpy() for name, w in weights.items()})
+    assert max(float((w.detach() - before[name]).abs().max()) for name, w in weights.items()) > 0.02
+    with torch.no_grad():  # other tests share the model
+        for name, weight in weights.items():
+            weight.copy_(before[name])
+
+
+def test_an_exported_adapter_loads_in_peft(case, ids_BT, tmp_path):
+    """Over transformers' own model: PEFT converts the factors of single experts to its stacked ones."""
+    model, cfg, _, adapter, factors, base_folder, _ = case
+    ours_in_peft.save(tmp_path / "out", cfg, adapter, factors, str(base_folder))
+    fresh = type(model.base_model.model).from_pretrained(base_folder, attn_implementation="eager").eval()
+    again = peft.PeftModel.from_pretrained(fresh, tmp_path / "out").eval()
+    assert np.abs(torch_logits(again, ids_BT) - torch_logits(model, ids_BT)).max() <= 1e-5
+
+
+def test_reference_and_policy_are_scored_in_one_program(case, ids_BT):
+    """The reference is the base without factors: no second set of buffers."""
+    _, cfg, base, adapter, factors, *_ = case
+    learner = learner_of(cfg, adapter)
+    state = learner.init_state(factors).replace(ref_params=base)
+    sampled = np.arange(LENGTH) > 0
+    row = Datum(ids_BT[0], sampled, np.zeros(LENGTH, np.float32))
+    (batch,) = learner.pack([Episode("solver", "actor", "g", (row,), 0.0, advantage=1.0)], LossCard())
+    scores = learner.score(state, batch)
+    at = np.asarray(batch.mask_MN)
+    for ours, tree in ((scores.old_MN, adapters.combined(base, factors, adapter.scale)), (scores.ref_MN, base)):
+        logp = jax.nn.log_softmax(our_logits(cfg, tree, ids_BT[:1]))[0, :-1]
+        wanted = np.take_along_axis(np.asarray(logp), ids_BT[0, 1:, None], axis=-1)[:, 0]
+        np.testing.assert_allclose(np.asarray(ours)[at], wanted, atol=2e-5)
+    assert np.abs(np.asarray(scores.old_MN) - np.asarray(scores.ref_MN))[at].max() > 0.01
