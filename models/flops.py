@@ -32,9 +32,11 @@ def forward_flops(model: ModelConfig, rows: int, length: int, trained: int) -> f
     return rows * (2.0 * weights_per_token(model) * length + attention_flops(model, length)) + head
 
 
-def update_flops(model: ModelConfig, rows: int, length: int, trained: int) -> float:
-    """FLOPs of forward and backward: 6 N D and three times the attention of a forward pass."""
-    return 3 * forward_flops(model, rows, length, trained)
+def update_flops(model: ModelConfig, rows: int, length: int, trained: int, frozen: bool = False) -> float:
+    """FLOPs of forward and backward: 6 N D and three times the attention of a forward pass. frozen: the weights have no
+    gradient, as under an adapter, whose own products are left out: 4 N D."""
+    forward = forward_flops(model, rows, length, trained)
+    return 2 * forward + rows * attention_flops(model, length) if frozen else 3 * forward
 
 
 def splash_flops(model: ModelConfig, rows: int, length: int, *, backward: bool, recomputed: bool) -> float:

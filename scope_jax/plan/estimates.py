@@ -32,7 +32,8 @@ def update_figures(learner: Learner, on: Hardware, one: Compiled) -> Mapping[str
     share = rows_per_shard(learner.section, learner.row_shards)
     tensor = learner.mesh.shape["tensor"]
     rows, length = share / tensor / learner.context, one.job.bucket
-    useful = flops.update_flops(learner.model, 1, length, length - 1) * rows
+    frozen = learner.adapter is not None
+    useful = flops.update_flops(learner.model, 1, length, length - 1, frozen) * rows
     kernels = 0.0
     recomputed, how = learner.section.remat != "none", learner.context_attention
     if learner.attention == "splash" and (learner.context == 1 or how == "ulysses"):
@@ -43,10 +44,10 @@ def update_figures(learner: Learner, on: Hardware, one: Compiled) -> Mapping[str
         "theory_flops": useful,
         "executed_of_theory": (one.costs.flops + kernels) / useful,
         "tokens_per_device": rows * length,
-        "closed_form": theory.step_collectives(
-            learner.model, learner.shards.fsdp, recomputed, learner.context, how, learner.shards.sequence
-        ),
     }
+    if not frozen:
+        mesh = (learner.shards.fsdp, recomputed, learner.context, how, learner.shards.sequence)
+        found["closed_form"] = theory.step_collectives(learner.model, *mesh)
     if on.chip.clock and on.chip.peak and not one.refused:
         seconds = one.costs.cycles / on.chip.clock + kernels / (SPLASH * on.chip.peak)
         found |= {"seconds": seconds, "mfu": useful / seconds / on.chip.peak}

@@ -94,9 +94,9 @@ def freed(planner: Planner, card: Path, sets: Sequence[Change], needs: Needs) ->
     held = needs.held
     if phase != "learn" and isinstance(needs.engine, PagedEngine) and (change := budget(planner, needs)):
         add(change, held.cache - float(change.partition("=")[2]) * GIB, "arithmetic")
-    if not held.offload:
+    if not held.offload and not held.adapters:
         add("train.offload=true", held.idle if phase == "generate" else (held.policies - 1) * held.state, "arithmetic")
-    if needs.cfg.model.param_dtype == "float32":
+    if needs.cfg.model.param_dtype == "float32" and not held.adapters:
         half = sum(size for name, size in held.parts(phase).items() if name in ("master weights", "moments")) / 2
         add('model.param_dtype="bfloat16"', half, "arithmetic; lowers the precision of updates")
     for change in _learn_knobs(needs) if phase == "learn" else []:
@@ -111,7 +111,7 @@ def setting_that_fits(planner: Planner, card: Path, sets: Sequence[Change], need
     over several devices, and always the largest budget of the cache that then fits. Each is planned like the card
     itself."""
     starts: list[list[Change]] = [[]]
-    starts += [] if needs.held.offload else [["train.offload=true"]]
+    starts += [] if needs.held.offload or needs.held.adapters else [["train.offload=true"]]
     starts += [[f"mesh.tensor={size}", *more] for size in _tensors(needs) for more in starts[:2]]
     if needs.peaks["learn"].total > planner.limit:
         starts += [[*divided, *more] for divided in _contexts(needs) for more in starts[:2]]

@@ -5,7 +5,8 @@
     learn      an update; the engine has freed its weights and cache
 
 With `train.offload` the states are in host memory while no update runs, and one state is on the device in each of the
-other two phases: its weights while they are published, all of it while it is trained.
+other two phases: its weights while they are published, all of it while it is trained. With adapters the states have
+factors only, the reference is their base, and the engine keeps its own copy of the base during an update, too.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ def device_bytes(tree: Any) -> int:
 class Residents:
     """Bytes per device of everything that is not a temporary of a program.
 
-    master: one policy's weights. moments: of its optimiser, with the scalars. reference: the frozen base model. layer:
-    the largest thing that exists beside both copies while weights are published. index: vectors of a search index in
-    this process.
+    master: one policy's weights, or the factors of its adapter. moments: of its optimiser, with the scalars. reference:
+    the frozen base model. layer: the largest thing that exists beside both copies while weights are published. index:
+    vectors of a search index in this process.
     """
 
     policies: int
@@ -54,6 +55,7 @@ class Residents:
     layer: float
     index: float
     offload: bool
+    adapters: bool = False
 
     @property
     def state(self) -> float:
@@ -74,6 +76,8 @@ class Residents:
             "reference": 0.0 if away else self.reference,
             "search index": self.index,
         }
+        if self.adapters and phase == "learn":
+            parts |= {"engine weights": self.engine}
         if phase == "publish":
             parts["master weights"] = max(parts["master weights"], self.master)
             parts |= {"engine weights": self.engine, "publish transient": self.layer}
@@ -117,7 +121,8 @@ def residents(
     one = device_bytes(weights["layers"][0])
     layers = engine.model.num_layers
     # One layer of the master in the learner's sharding and the same in the engine's, or a whole table at the end.
-    layer = device_bytes(state.params["layers"]) / layers + one
+    stacked = state.params if learner.adapter is None else state.ref_params
+    layer = device_bytes(stacked["layers"]) / layers + one
     tables = [device_bytes(tree) for name, tree in weights.items() if name != "layers"]
     return Residents(
         policies=policies,
@@ -130,6 +135,7 @@ def residents(
         layer=max(layer, *tables),
         index=4.0 * vectors / learner.row_shards / learner.context,
         offload=offload,
+        adapters=learner.adapter is not None,
     )
 
 
@@ -168,8 +174,8 @@ def resident_arguments(held: Residents, one: Compiled, engine: Engine | PagedEng
     if one.job.phase == "generate":
         return held.engine + held_by(one.job.name, engine)
     if one.job.update:
-        return held.state
-    policy, reference = "old" in one.job.name, "reference" in one.job.name
+        return held.state + (held.reference if held.adapters else 0)
+    policy, reference = "old" in one.job.name, "reference" in one.job.name or held.adapters
     return (held.master if policy else 0) + (held.reference if reference else 0)
 
 
@@ -194,8 +200,9 @@ def estimated_temporaries(learner: Learner, bucket: int) -> dict[str, float]:
         qkv = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim // tensor
         more = 2 * model.width + 2 * ffn // 3 if section.remat == "dots" and not model.num_experts else 0
         kept += model.num_layers * tokens * (qkv + more) * size
-    shapes = learner.abstract_state(reference=False).params
-    gathered = sum(leaf.size for leaf in jax.tree.leaves(shapes["layers"])) / model.num_layers / tensor
+    state = learner.abstract_state(reference=True)
+    shapes, whole = state.params, state.ref_params
+    gathered = sum(leaf.size for leaf in jax.tree.leaves(whole["layers"])) / model.num_layers / tensor
     table = model.table_rows * model.width / tensor
     return {
         "gradients": 2.0 * device_bytes(shapes) * 4 / learner.param_dtype.itemsize,

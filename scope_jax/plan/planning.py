@@ -75,7 +75,7 @@ class Planner:
         compiled: list[Compiled] = []
         if self.on.compiles:
             updates = system.updates(cfg)
-            dtypes = (cfg.model.param_dtype, cfg.model.compute_dtype)
+            dtypes = (cfg.model.param_dtype, cfg.model.compute_dtype, cfg.model.adapter)
             key = ("learn", cfg.learner, cfg.mesh, dtypes, cfg.optimizer, tuple(u.card for u in updates))
             compiled += self._once(key, lambda: self._learner(learner, updates, buckets))
             compiled += self._engine_programs(cfg, engine)
@@ -115,7 +115,7 @@ class Planner:
     def _engine_programs(self, cfg: Config, engine: Engine | PagedEngine) -> list[Compiled]:
         """The engine's programs, whatever the size of its cache: beyond their arguments they need the same."""
         rollout = cfg.rollout if isinstance(engine, Engine) else cfg.rollout.model_copy(update={"cache_gib": None})
-        key = ("generate", isinstance(engine, Engine), rollout, cfg.mesh, cfg.model.compute_dtype)
+        key = ("generate", isinstance(engine, Engine), rollout, cfg.mesh, cfg.model.compute_dtype, cfg.model.adapter)
         made = self._once(key, lambda: self._engine(cfg, engine))
         return [with_arguments(one, engine) for one in made]
 

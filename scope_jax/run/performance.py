@@ -90,7 +90,9 @@ class Meter:
             found["perf/search_queries"] = now.searches - before.searches
         if self._chip is not None and self._chip.peak is not None:
             peak = self._chip.peak * jax.device_count()
-            found["perf/mfu"] = trained_flops(self._world.model, rows) / learning / peak
+            found["perf/mfu"] = (
+                trained_flops(self._world.model, rows, self._world.cfg.model.adapter is not None) / learning / peak
+            )
         stats = [device.memory_stats() for device in self._devices]
         peaks = [one["peak_bytes_in_use"] for one in stats if one and "peak_bytes_in_use" in one]
         if peaks:
@@ -98,10 +100,10 @@ class Meter:
         return found
 
 
-def trained_flops(model: ModelConfig, rows: Sequence[tuple[int, int]]) -> float:
-    """FLOPs of forward and backward of rows with (tokens, trained tokens): 6 N D and attention, no scoring, nothing
-    computed twice, no padding."""
-    return sum(flops.update_flops(model, 1, length, trained) for length, trained in rows)
+def trained_flops(model: ModelConfig, rows: Sequence[tuple[int, int]], frozen: bool = False) -> float:
+    """FLOPs of forward and backward of rows with (tokens, trained tokens): 6 N D and attention, or with frozen weights
+    4 N D; no scoring, nothing computed twice, no padding."""
+    return sum(flops.update_flops(model, 1, length, trained, frozen) for length, trained in rows)
 
 
 class Instruments:

@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 
 from models.adapter import Adapter, combined, declare_factors
+from rollouts.local import LocalRollouts
 from rollouts.slots import EngineConfig
 from rollouts.types import RolloutError
 from sharding.spec import init_params
 from tests.rollouts.world import (
     CFG,
     ENGINE,
+    ByteTokenizer,
     bits,
     make_engine,
     make_paged,
@@ -24,7 +26,7 @@ from tests.rollouts.world import (
 
 ADAPTER = Adapter(rank=4, alpha=8.0, targets=("all-linear",))
 POLICIES = ("challenger", "solver")
-ADAPTED = dataclasses.replace(ENGINE, adapter=ADAPTER, policies=POLICIES)
+ADAPTED = dataclasses.replace(ENGINE, max_length=128, prefill_buckets=(128,), adapter=ADAPTER, policies=POLICIES)
 SIZES = {"challenger": 0.2, "solver": 0.3}
 
 
@@ -68,17 +70,14 @@ def test_three_policies_in_one_batch_give_the_bits_of_each_alone(adapted, alone)
     assert len({alone[policy][0] for policy in policies}) == 3
 
 
-def test_the_base_is_the_model_without_adapters(adapted, alone, params):
-    plain = make_rollouts(make_engine() if adapted.engine.keeps_prompts is False else make_paged(), params)
-    assert [bits(c) for c in plain.run(asked(None))] == alone[None]
-
-
 def test_log_probs_are_those_of_the_learner(adapted, params):
-    requests = [request("a prompt of the challenger", key=1), request("and one of the solver", key=2)]
-    requests = [dataclasses.replace(one, policy=policy) for one, policy in zip(requests, POLICIES, strict=True)]
-    for completion, policy in zip(adapted.run(requests), POLICIES, strict=True):
-        whole = combined(params, factors_of(policy), ADAPTER.scale)
-        np.testing.assert_allclose(completion.logprobs_T, trainer_logprobs(whole, completion), atol=1e-4)
+    """Of both adapters and the base, which is the model without any."""
+    policies = (*POLICIES, None)
+    requests = [dataclasses.replace(request(f"a prompt of {policy}", key=1), policy=policy) for policy in policies]
+    for completion, policy in zip(adapted.run(requests), policies, strict=True):
+        whole = params if policy is None else combined(params, factors_of(policy), ADAPTER.scale)
+        wanted = trainer_logprobs(whole, completion, length=ADAPTED.max_length)
+        np.testing.assert_allclose(completion.logprobs_T, wanted, atol=1e-4)
 
 
 def test_publishing_moves_the_adapter_alone(adapted, alone):
@@ -99,11 +98,12 @@ def test_publishing_moves_the_adapter_alone(adapted, alone):
     assert [bits(c) for c in adapted.run(asked("solver"))] == alone["solver"]
 
 
-def test_a_prompt_that_is_kept_belongs_to_its_policy(params):
+def test_a_prompt_that_is_kept_belongs_to_its_policy(adapted):
     """Two policies with one prompt, one after the other: the second does not continue the first's keys and values."""
-    rollouts = make_rollouts(make_paged(ADAPTED), params)
-    for policy in POLICIES:
-        rollouts.load_adapter(policy, factors_of(policy))
+    if not adapted.engine.keeps_prompts:
+        pytest.skip("the dense engine keeps no prompts")
+    rollouts = adapted
+    rollouts.clear()
     prompt = list(range(100))
 
     def ask(policy: str) -> list:
@@ -118,7 +118,7 @@ def test_a_prompt_that_is_kept_belongs_to_its_policy(params):
     assert rollouts._state.computed_tokens == 99  # found this time
 
 
-def test_bad_policies_are_named(adapted, params):
+def test_bad_policies_are_named(adapted):
     with pytest.raises(ValueError, match="no adapter of the policy 'judge'; it has: challenger, solver"):
         adapted.run([dataclasses.replace(request("x"), policy="judge")])
     group = [dataclasses.replace(request("x", group="g"), policy=policy) for policy in POLICIES]
@@ -126,7 +126,6 @@ def test_bad_policies_are_named(adapted, params):
         adapted.run(group)
     with pytest.raises(ValueError, match="belong together"):
         EngineConfig(**(vars(ENGINE) | {"policies": POLICIES}))
-    empty = make_rollouts(make_engine(ADAPTED), params)
-    empty.use(None)
+    empty = LocalRollouts(adapted.engine, ByteTokenizer(), seed=0, threads=1, ahead=False)
     with pytest.raises(RolloutError, match="call load_params before load_adapter"):
         empty.load_adapter("solver", factors_of("solver"))
