@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
+from jax import lax
 
 from models.config import ModelConfig
 from models.lowrank import LowRank, factors_of, merged
@@ -93,13 +95,25 @@ def declare_adapted(cfg: ModelConfig, adapter: Adapter, policies: int) -> Params
 
 
 def combined(base: Params, factors: Params, scale: float) -> Params:
-    """The base's weights, with those that have factors as LowRank; nothing is copied."""
-    pairs: Mapping[str, Any] = factors["layers"]
-    layers = {
-        name: LowRank(weight, pairs[name]["a"], pairs[name]["b"], scale) if name in pairs else weight
-        for name, weight in base["layers"].items()
-    }
-    return {**base, "layers": layers}
+    """The base's weights, with those that have factors as LowRank; the base is not copied.
+
+    The base's layers are stacked, or a tuple of trees (`transformer.unstack_layers`); the factors are stacked.
+    """
+
+    def layer(weights: Params, pairs: Mapping[str, Any]) -> Params:
+        return {
+            name: LowRank(weight, pairs[name]["a"], pairs[name]["b"], scale) if name in pairs else weight
+            for name, weight in weights.items()
+        }
+
+    layers, pairs = base["layers"], factors["layers"]
+    if isinstance(layers, dict):
+        return {**base, "layers": layer(layers, pairs)}
+    count = len(layers)
+    # The gradient of a split is a concatenation; that of an index per layer would be a sum of stacks full of zeros.
+    parts = jax.tree.map(lambda x: [part[0] for part in lax.split(x, [1] * count)], pairs)
+    each = jax.tree.transpose(jax.tree.structure(pairs), jax.tree.structure([0] * count), parts)
+    return {**base, "layers": tuple(map(layer, layers, each))}
 
 
 def merge(base: Params, factors: Params, scale: float) -> Params:

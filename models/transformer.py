@@ -274,7 +274,8 @@ def hidden(
     and gathered inside the scan, so that only one layer is gathered at a time. remat: what is kept for the backward
     pass: "full" the input of each layer, "qkv" also the projections to queries, keys and values, "dots" also the
     results of its dense products, "none" everything; all but the last gather the weights again. attention: a backend
-    of `models.attention`. Layers with different windows are scanned according to `layer_stages`.
+    of `models.attention`. Layers with different windows are scanned according to `layer_stages`; a tuple of layers
+    (`unstack_layers`) is unrolled.
 
     With a context axis all arrays have this device's tokens, in the order of `context.token_order`; context_attention:
     how attention crosses the devices (`context.resolve`). With `shards.sequence` the tensor group must divide the
@@ -284,7 +285,8 @@ def hidden(
     _check_tensor(cfg, shards.size)
     if remat not in get_args(Remat):
         raise ValueError(f"remat is {remat!r}; it must be one of {', '.join(get_args(Remat))}.")
-    layer_specs = _layer_specs(cfg, params["layers"])
+    stacked = isinstance(params["layers"], dict)
+    layer_specs = _layer_specs(cfg, params["layers"] if stacked else params["layers"][0])
     windows = dict.fromkeys(cfg.layer_windows)
     if shards.context is None:
         attends = {window: make_attend(attention, segments_BT, window) for window in windows}
@@ -297,6 +299,11 @@ def hidden(
         return block(cfg, cfg.layer_rope(window), w, x_BTD, positions_BT, attends[window], shards)
 
     x_BTD = embed(cfg, params, ids_BT, shards, compute_dtype)
+    if not stacked:
+        for window, w in zip(cfg.layer_windows, params["layers"], strict=True):
+            one = partial(layer, window)
+            x_BTD = (one if remat == "none" else jax.checkpoint(one, policy=POLICIES[remat]))(x_BTD, w)
+        return final_norm(cfg, params, x_BTD)
     for start, pattern, steps in layer_stages(cfg.layer_windows):
         layers = [partial(layer, window) for window in pattern]
         if remat != "none":

@@ -180,6 +180,11 @@ class EngineWeights:
         return {**whole, "layers": tuple(layer for _ in range(self.model.num_layers))}
 
 
+def without_adapters(params: Params) -> Params:
+    """The base in the engine's weights, the same buffers."""
+    return jax.tree.map(lambda w: w.weight if is_low_rank(w) else w, params, is_leaf=is_low_rank)
+
+
 def _with_factors(params: Params, factors: Any) -> Params:
     layers = tuple(
         {name: replace(w, a=own[name][0], b=own[name][1]) if name in own else w for name, w in layer.items()}

@@ -8,6 +8,7 @@ forward pass combines with the factors and which no program changes, donates or 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -30,7 +31,8 @@ class Layout:
 
     adapter: None for whole weights. param_dtype: of what is trained and of its moments, for an adapter its own dtype;
     reference_dtype: of the reference, for an adapter that of the base, otherwise the smaller of param_dtype and
-    compute_dtype: its weights are only ever cast to compute_dtype, so nothing is lost.
+    compute_dtype: its weights are only ever cast to compute_dtype, so nothing is lost. unstacked: the layers of the
+    base are a tuple of trees, the engine's own buffers, so that it is in memory once.
     """
 
     def __init__(
@@ -42,13 +44,14 @@ class Layout:
         param_dtype: Any,
         compute_dtype: Any,
         adapter: Adapter | None,
+        unstacked: bool = False,
     ) -> None:
         transformer.check_mesh(model, mesh)
         self.model, self.mesh, self.optimizer, self.adapter = model, mesh, optimizer, adapter
-        self.compute_dtype = jnp.dtype(compute_dtype)
+        self.compute_dtype, self.unstacked = jnp.dtype(compute_dtype), unstacked
         whole = transformer.declare(model)
-        self._reference = whole
-        self.reference_specs = partition_specs(whole, TRAIN)
+        self._reference = _unstacked(whole, model.num_layers) if unstacked else whole
+        self.reference_specs = partition_specs(self._reference, TRAIN)
         if adapter is None:
             self.param_dtype = jnp.dtype(param_dtype)
             self.reference_dtype = min(self.param_dtype, self.compute_dtype, key=lambda dtype: dtype.itemsize)
@@ -110,3 +113,9 @@ class Layout:
     def init_factors(self, key: jax.Array) -> Any:
         """An adapter's factors before training: A random, B zero, so that the policy is the base."""
         return jax.jit(partial(init_params, self._declared), out_shardings=self.param_shardings)(key)
+
+
+def _unstacked(declared: Any, layers: int) -> Any:
+    """The declarations with "layers" as a tuple of trees without the leading L."""
+    one = jax.tree.map(lambda param: replace(param, shape=param.shape[1:], axes=param.axes[1:]), declared["layers"])
+    return {**declared, "layers": (one,) * layers}

@@ -110,8 +110,17 @@ class Learner(Layout):
         param_dtype: Any,
         compute_dtype: Any,
         adapter: Adapter | None = None,
+        unstacked: bool = False,
     ) -> None:
-        super().__init__(model, mesh, optimizer, param_dtype=param_dtype, compute_dtype=compute_dtype, adapter=adapter)
+        super().__init__(
+            model,
+            mesh,
+            optimizer,
+            param_dtype=param_dtype,
+            compute_dtype=compute_dtype,
+            adapter=adapter,
+            unstacked=unstacked,
+        )
         self.section = section
         self.attention = attention.resolve(section.attention, mesh.devices.flat[0].platform, self.compute_dtype)
         self.row_shards, self.context = row_shards(mesh), mesh.shape["context"]

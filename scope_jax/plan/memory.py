@@ -6,7 +6,8 @@
 
 With `train.offload` the states are in host memory while no update runs, and one state is on the device in each of the
 other two phases: its weights while they are published, all of it while it is trained. With adapters the states have
-factors only, the reference is their base, and the engine keeps its own copy of the base during an update, too.
+factors only, the reference is their base, and the engine keeps its weights during an update, too: the same base, or a
+copy of it where learner and engine shard it differently.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Residents:
 
     master: one policy's weights, or the factors of its adapter. moments: of its optimiser, with the scalars. reference:
     the frozen base model. layer: the largest thing that exists beside both copies while weights are published. index:
-    vectors of a search index in this process.
+    vectors of a search index in this process. shared: the part of the engine's weights that is the reference itself.
     """
 
     policies: int
@@ -56,6 +57,7 @@ class Residents:
     index: float
     offload: bool
     adapters: bool = False
+    shared: float = 0.0
 
     @property
     def state(self) -> float:
@@ -77,12 +79,12 @@ class Residents:
             "search index": self.index,
         }
         if self.adapters and phase == "learn":
-            parts |= {"engine weights": self.engine}
+            parts |= {"engine weights": self.engine - self.shared}
         if phase == "publish":
             parts["master weights"] = max(parts["master weights"], self.master)
-            parts |= {"engine weights": self.engine, "publish transient": self.layer}
+            parts |= {"engine weights": self.engine - self.shared, "publish transient": self.layer}
         if phase == "generate":
-            parts |= {"engine weights": self.engine, "cache": self.cache, "slots": self.slots}
+            parts |= {"engine weights": self.engine - self.shared, "cache": self.cache, "slots": self.slots}
         return parts
 
     @property
@@ -132,10 +134,11 @@ def residents(
         engine=device_bytes(weights),
         cache=cache,
         slots=device_bytes(held) - cache,
-        layer=max(layer, *tables),
+        layer=0 if learner.unstacked else max(layer, *tables),
         index=4.0 * vectors / learner.row_shards / learner.context,
         offload=offload,
         adapters=learner.adapter is not None,
+        shared=device_bytes(state.ref_params) if learner.unstacked else 0,
     )
 
 

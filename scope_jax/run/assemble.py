@@ -40,7 +40,7 @@ from scope_jax.play.turns import Joiner, Respond
 from scope_jax.run.adapters import adapter_of, check_folder, first_factors
 from scope_jax.run.checkpoint import Saved
 from scope_jax.run.dtypes import DTYPES
-from scope_jax.run.engines import engine_for, rollouts_of
+from scope_jax.run.engines import engine_for, rollouts_of, shares_base
 from scope_jax.run.indexing import Part
 from scope_jax.run.processes import DividedRollouts, divided, teller, together
 from scope_jax.run.residence import (
@@ -146,11 +146,15 @@ class Trainer:
     def referring(self, states: States, base: Params | None = None) -> States:
         """The states with the base model as their shared reference, if an update or a judge needs it.
 
-        base: the base model's weights, if already loaded.
+        base: the base model's weights, if already loaded. The base of adapters that engine and learner share goes to
+        the sampler, too.
         """
         if not self.keeps_reference:
             return dict(states)
         base = self._weights(self.world.cfg.model.checkpoint) if base is None else base
+        if self.learner.unstacked:
+            reference = self.world.sampler.share(base)
+            return {name: state.replace(ref_params=reference) for name, state in states.items()}
         dtype = self.learner.reference_dtype
         reference = moved(jax.tree.map(lambda weight: weight.astype(dtype), base), self.idle_memory)
         return {name: state.replace(ref_params=reference) for name, state in states.items()}
@@ -392,14 +396,16 @@ def own_mesh(cfg: Config | ServedModel) -> Mesh:
 
 def assemble_learner(cfg: Config, model: ModelConfig, mesh: Mesh | None = None) -> Learner:
     """The card's learner for a model, on `mesh` or on the card's mesh over all devices."""
+    mesh = card_mesh(cfg) if mesh is None else mesh
     return Learner(
         model,
-        card_mesh(cfg) if mesh is None else mesh,
+        mesh,
         cfg.optimizer,
         cfg.learner,
         param_dtype=DTYPES[cfg.model.param_dtype],
         compute_dtype=DTYPES[cfg.model.compute_dtype],
         adapter=adapter_of(cfg.model.adapter),
+        unstacked=shares_base(cfg, model, mesh),
     )
 
 

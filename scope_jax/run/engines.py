@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 from jax.sharding import Mesh
 
 from models.config import ModelConfig
 from models.pages import Loop, Ragged
 from models.tokenizer import Tokenizer
-from models.transformer import check_mesh
+from models.transformer import check_mesh, declare
 from rollouts.engine import Engine
 from rollouts.local import LocalRollouts
 from rollouts.paged import PagedEngine, page_bytes
@@ -20,7 +21,8 @@ from scope_jax.run.adapters import adapter_of, policies_of
 from scope_jax.run.dtypes import DTYPES
 from sharding import distributed
 from sharding.mesh import MeshConfig, make_mesh, without_context
-from sharding.rules import DECODE, Rules, decode_rules
+from sharding.rules import DECODE, TRAIN, Rules, decode_rules
+from sharding.spec import param_shardings
 
 THREADS = 256  # most responders at a time, unless the card says otherwise
 
@@ -60,6 +62,22 @@ def decode_layout(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> 
         except ValueError as error:  # its sentence begins with "mesh"
             raise ValueError(f"rollout.{error}") from None
     return mesh, decode_rules(model.num_experts, mesh.shape) if _paged(cfg, mesh) else DECODE
+
+
+def shares_base(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> bool:
+    """Whether the learner on `mesh` and the engine can use the same buffers of the base of adapters: in one process,
+    in one dtype, and under the same shardings, as on one device or in one tensor group."""
+    section = cfg.model.adapter
+    if section is None or section.base_dtype != cfg.model.compute_dtype or distributed.count() > 1:
+        return False
+    declared, (own, rules) = declare(model), decode_layout(cfg, model, mesh)
+    pairs = zip(
+        jax.tree.leaves(declared),
+        jax.tree.leaves(param_shardings(declared, mesh, TRAIN)),
+        jax.tree.leaves(param_shardings(declared, own, rules)),
+        strict=True,
+    )
+    return all(train.is_equivalent_to(decode, len(param.shape)) for param, train, decode in pairs)
 
 
 def _paged(cfg: Config | ServedModel, mesh: Mesh) -> bool:

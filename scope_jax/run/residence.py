@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from rollouts.types import Completion, Rollouts
+from rollouts.weights import without_adapters
 from scope_jax.learner.state import TrainState
 from scope_jax.play.tools import BASE
 
@@ -92,6 +93,14 @@ class Sampler:
         self._based, self._held = True, {}
         self._load = dict.fromkeys((*factors, BASE), partial(self._adapt, None, factors))
         self._policy = None
+
+    def share(self, base: Any) -> Any:
+        """Converts the base of adapters, which is freed, into the engine's own form and loads it; the engine's buffers
+        themselves, without adapters, for the learner."""
+        taken = self.rollouts.take_params(base)
+        self.rollouts.use(taken)
+        self._based, self._held = True, {}
+        return without_adapters(taken)
 
     def rest(self) -> None:
         """Frees the engine's weights and cache, as before an update; `use` loads weights again. The base of adapters

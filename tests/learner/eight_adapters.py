@@ -73,7 +73,7 @@ def engine_mismatch(model, sizes, adapter, base) -> float:
     rollouts.load_params(base)
     factors = factors_of(model, adapter)
     rollouts.load_adapter("solver", factors)
-    prompts = [np.arange(5 + 3 * i) % 60 for i in range(6)]
+    prompts = [(np.arange(5 + 3 * i) % 60).tolist() for i in range(6)]
     asked = [
         replace(request(ids, key=i, max_tokens=6, stop_ids=()), policy=("solver", None)[i % 2])
         for i, ids in enumerate(prompts)

@@ -16,6 +16,7 @@ from scope_jax.learner import batching
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.plan.architectures import SHAPES
 from scope_jax.plan.command import plan
+from scope_jax.plan.hardware import hardware
 from scope_jax.plan.hlo import Costs
 from scope_jax.plan.knobs import setting_that_fits
 from scope_jax.plan.memory import Residents, resident_arguments
@@ -59,6 +60,22 @@ def test_the_residents_of_a_small_card():
     assert needs.peaks["generate"].total == pytest.approx(
         held.idle + held.index + held.engine + held.cache + held.slots + 12 * 8 * 512
     )
+
+
+def test_scope_with_adapters_fits_one_gpu_of_80_gb():
+    """Two policies, judge and reference over one base, which learner and engine share; a whole-weight state of a policy
+    has 12 bytes per weight."""
+    planner = Planner(from_hf(SHAPES["Qwen3-8B"]), hardware("1xH100"))
+    needs = planner.needs(load_card("configs/scope/adapters/qwen3-8b-one-gpu.toml"))
+    held, factors = needs.held, 36 * 32 * (4 * 4096 + 2 * (4096 + 1024) + 3 * (4096 + 12288))
+    assert needs.engine.config.slots == 64 and needs.engine.config.max_length == 16384
+    assert held.policies == 2 and held.master == 4 * factors and held.moments == 8 * factors + 4
+    assert held.state < 0.02 * 12 * STATED["Qwen3-8B"]
+    assert held.reference == held.shared == pytest.approx(2 * STATED["Qwen3-8B"], rel=1e-3)  # the tables are padded
+    assert all(held.parts(phase)["engine weights"] == 2 * 2 * factors for phase in ("publish", "generate", "learn"))
+    assert needs.peak.total <= planner.limit
+    divided = Planner(from_hf(MODEL), absent(2, 1.0)).needs(load_card(CARD, [*SMALL, "model.adapter.rank=4"])).held
+    assert divided.adapters and divided.shared == 0  # sharded for training, copied for decoding
 
 
 def test_a_context_group_shares_weights_in_an_update_and_generates_for_rows_of_its_own():

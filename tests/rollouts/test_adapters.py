@@ -8,7 +8,6 @@ import pytest
 
 from models.adapter import Adapter, combined, declare_factors
 from rollouts.local import LocalRollouts
-from rollouts.slots import EngineConfig
 from rollouts.types import RolloutError
 from sharding.spec import init_params
 from tests.rollouts.world import (
@@ -125,7 +124,7 @@ def test_bad_policies_are_named(adapted):
     with pytest.raises(ValueError, match="another policy than the rest of its group 'g'"):
         adapted.run(group)
     with pytest.raises(ValueError, match="belong together"):
-        EngineConfig(**(vars(ENGINE) | {"policies": POLICIES}))
+        dataclasses.replace(ENGINE, policies=POLICIES)
     empty = LocalRollouts(adapted.engine, ByteTokenizer(), seed=0, threads=1, ahead=False)
     with pytest.raises(RolloutError, match="call load_params before load_adapter"):
         empty.load_adapter("solver", factors_of("solver"))
