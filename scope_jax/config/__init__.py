@@ -19,12 +19,12 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, JsonValue, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from scope_jax.config.adapter import AdapterSection
 from scope_jax.config.base import CardError, CardPath, Section, Seed, merge_tables, one_of
 from scope_jax.config.clusters import ClustersSection
 from scope_jax.config.exams import BY_RUBRIC, EvalSection, EvalSet, Measure
 from scope_jax.config.launch import LaunchSection
 from scope_jax.config.log import LogSection
+from scope_jax.config.model import AdapterSection, ModelSection
 from scope_jax.config.scope import ChallengerRewardSection, MissingAnswer, ScopeSection, SolverRewardSection
 from scope_jax.config.score import ConclusionRule, Idf, ScoreHarnessSection, ScoreRole, ScoreSection
 from scope_jax.config.serving import ServedModel, ServeSection
@@ -42,7 +42,6 @@ from scope_jax.config.tables import (
     LearnerSection,
     LossCard,
     MeshSection,
-    ModelSection,
     OptimizerSection,
     RetrievalSection,
     RoleSection,

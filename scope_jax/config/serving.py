@@ -5,7 +5,8 @@ from __future__ import annotations
 from pydantic import Field
 
 from scope_jax.config.base import Count, Section, Seed, Whole
-from scope_jax.config.tables import MeshSection, ModelSection, RetrievalSection, RolloutSection
+from scope_jax.config.model import ModelSection
+from scope_jax.config.tables import MeshSection, RetrievalSection, RolloutSection
 
 
 class ServeSection(Section):

@@ -18,8 +18,9 @@ from scope_jax.plan.hardware import GIB, Hardware
 from scope_jax.plan.hlo import Costs, Transfers
 from scope_jax.plan.memory import PHASES, Peak, Residents
 from scope_jax.plan.programs import Compiled
-from scope_jax.run.assemble import assemble_learner, card_mesh, keeps_reference
+from scope_jax.run.assemble import assemble_learner, keeps_reference
 from scope_jax.run.engines import engine_for
+from scope_jax.run.meshes import card_mesh
 from scope_jax.systems import game_of
 
 RESERVE = 0.05  # share of the memory that is left to the runtime and to gaps between buffers

@@ -26,7 +26,7 @@ from rollouts.keys import key_data
 from rollouts.local import LocalRollouts
 from rollouts.tools import BatchedTool
 from rollouts.types import Completion, Request, SamplingParams
-from scope_jax.config import Config, JudgeSection, ServedModel
+from scope_jax.config import Config, JudgeSection
 from scope_jax.data import sources
 from scope_jax.data.sources import Source
 from scope_jax.learner.learner import Learner
@@ -42,6 +42,7 @@ from scope_jax.run.checkpoint import Saved
 from scope_jax.run.dtypes import DTYPES
 from scope_jax.run.engines import engine_for, rollouts_of, shares_base
 from scope_jax.run.indexing import Part
+from scope_jax.run.meshes import card_mesh, own_mesh
 from scope_jax.run.processes import DividedRollouts, divided, teller, together
 from scope_jax.run.residence import (
     ACCELERATOR,
@@ -58,7 +59,6 @@ from scope_jax.systems import game_of
 from scope_jax.text import dialects, parsing
 from scope_jax.text.messages import Messages
 from sharding import distributed
-from sharding.mesh import MeshConfig, make_mesh, resolve_sizes, without_context
 from sharding.rules import TRAIN
 
 Tell = Callable[[str], None]
@@ -367,31 +367,6 @@ def keeps_reference(cfg: Config, system: System) -> bool:
         return True  # adapters are over it
     samples = system.uses_base(cfg) or exams.uses_base(cfg, system.exam(cfg))
     return samples or any(update.card.needs_reference for update in system.updates(cfg))
-
-
-def card_mesh(cfg: Config | ServedModel, devices: Sequence[Any] | None = None) -> Mesh:
-    """The card's mesh over these devices, or over all devices of all processes."""
-    return make_mesh(MeshConfig(**cfg.mesh.model_dump()), devices)
-
-
-def own_mesh(cfg: Config | ServedModel) -> Mesh:
-    """The card's mesh without its context axis, whose devices generate for rows of their own; of several processes,
-    each has the rows of its own devices, in tensor groups as in the card.
-
-    With [rollout.mesh], which divides these devices for the engine, the tensor groups may span several processes.
-    Otherwise raises ValueError if they do.
-    """
-    if distributed.count() == 1:
-        return without_context(card_mesh(cfg))
-    sizes = MeshConfig(**cfg.mesh.model_dump())
-    devices = jax.local_devices()
-    tensor = 1 if cfg.rollout.mesh is not None else resolve_sizes(sizes, jax.device_count())[-1]
-    if len(devices) % tensor:
-        raise ValueError(
-            f"mesh.tensor is {tensor}, but a process has {len(devices)} devices and generates on these alone; "
-            "give the engine a mesh of its own with [rollout.mesh]."
-        )
-    return make_mesh(replace(sizes, data=1, fsdp=-1, tensor=tensor, context=1), devices)
 
 
 def assemble_learner(cfg: Config, model: ModelConfig, mesh: Mesh | None = None) -> Learner:

@@ -21,10 +21,10 @@ from scope_jax.config import Config, ServedModel, load_card, load_served
 from scope_jax.errors import UserError
 from scope_jax.play.turns import Joiner
 from scope_jax.run.adapters import base_of, policies_of, section_of
-from scope_jax.run.assemble import own_mesh
 from scope_jax.run.checkpoint import load, locate, run_of, step_of
 from scope_jax.run.engines import ahead_of, decode_layout, engine_for, threads_of
 from scope_jax.run.examined import Examined, factors_of, index_folder, read_dtype
+from scope_jax.run.meshes import own_mesh
 from scope_jax.run.searches import lookup_of, search_of
 from scope_jax.systems import game_of
 from scope_jax.text import dialects

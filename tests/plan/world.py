@@ -1,7 +1,8 @@
 """A small model and card for plans."""
 
 from scope_jax.plan.hardware import Absent, Chip, Hardware
-from scope_jax.run.assemble import assemble_learner, card_mesh
+from scope_jax.run.assemble import assemble_learner
+from scope_jax.run.meshes import card_mesh
 
 MODEL = {
     "architectures": ["Qwen3ForCausalLM"],
