@@ -23,7 +23,7 @@ from tests.rollouts.world import (
     trainer_logprobs,
 )
 
-ADAPTER = Adapter(rank=4, alpha=8.0, targets=("all-linear",))
+ADAPTER = Adapter(rank=4, alpha=8.0, targets=("q_proj", "o_proj", "down_proj"))  # quick to compile
 POLICIES = ("challenger", "solver")
 ADAPTED = dataclasses.replace(ENGINE, max_length=128, prefill_buckets=(128,), adapter=ADAPTER, policies=POLICIES)
 SIZES = {"challenger": 0.2, "solver": 0.3}
