@@ -303,8 +303,7 @@ def hidden(
         for window, w in zip(cfg.layer_windows, params["layers"], strict=True):
             one = partial(layer, window)
             x_BTD = (one if remat == "none" else jax.checkpoint(one, policy=POLICIES[remat]))(x_BTD, w)
-        return final_norm(cfg, params, x_BTD)
-    for start, pattern, steps in layer_stages(cfg.layer_windows):
+    for start, pattern, steps in layer_stages(cfg.layer_windows) if stacked else ():
         layers = [partial(layer, window) for window in pattern]
         if remat != "none":
             # A scan already keeps forward and recomputation apart, but XLA unrolls a scan of one step.

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 from models import weights
 from models.transformer import unstack_layers
-from rollouts import slots
+from rollouts import weights as engine_weights
 from rollouts.engine import Engine
 from rollouts.types import Rollouts
 from scope_jax.cli import app
@@ -286,7 +286,7 @@ def test_an_exam_needs_memory_for_weights_judge_and_cache(
     """Live bytes are within 1.1 × (weights + judge + cache) at every dispatch; on loading, one weight exists twice."""
     seen: dict[str, list[int]] = {"loading": [], "playing": []}
     engines: list[Engine] = []
-    generate, reshard = Engine.generate, slots.reshard
+    generate, reshard = Engine.generate, engine_weights.reshard
 
     def live() -> int:
         return sum(array.nbytes for array in jax.live_arrays()) - before
@@ -303,7 +303,7 @@ def test_an_exam_needs_memory_for_weights_judge_and_cache(
         return copy
 
     monkeypatch.setattr(Engine, "generate", playing)
-    monkeypatch.setattr(slots, "reshard", loading)
+    monkeypatch.setattr(engine_weights, "reshard", loading)
     gc.collect()
     before = 0
     before = live()

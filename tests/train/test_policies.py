@@ -63,6 +63,12 @@ class Recorder:
     def use(self, taken: Any) -> None:
         self.used.append(taken)
 
+    def load_adapter(self, policy: str, factors: Any) -> None:
+        raise AssertionError("these policies are whole weights")
+
+    def clear(self) -> None:
+        raise AssertionError("the cache of whole weights is freed with them")
+
     def run(self, requests: Any) -> list[Completion]:
         return []
 

@@ -90,6 +90,10 @@ class Recorded:
 
     def use(self, taken: Any) -> None: ...
 
+    def load_adapter(self, policy: str, factors: Any) -> None: ...
+
+    def clear(self) -> None: ...
+
     def run(self, requests: Any) -> Any:
         self.asked.append("".join(request.group for request in requests))
         return [Completion((), (), "eos", f"{request.group}{len(request.prompt_ids)}") for request in requests]
