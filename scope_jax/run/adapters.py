@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +15,13 @@ from models.seal import digest
 from rollouts.keys import key_data
 from scope_jax.config import AdapterSection, Config, ServedModel
 from scope_jax.errors import UserError
-from scope_jax.learner.learner import Learner
 from scope_jax.run.checkpoint import check_base, load
 from scope_jax.run.dtypes import DTYPES
 from scope_jax.systems import game_of
 from sharding.spec import param_shardings
+
+if TYPE_CHECKING:
+    from scope_jax.learner.learner import Learner  # export does not need it, and it imports for a second
 
 SERVED = "adapter"  # name of the only policy of a model that is served without a game
 
