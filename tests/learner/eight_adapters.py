@@ -28,6 +28,7 @@ MOE = replace(EXPERTS, num_experts=8)
 CASES = {
     **{name: (TINY, sizes, ADAPTER) for name, sizes in MESHES.items()},
     "experts_fsdp4_tensor2": (MOE, (1, 4, 2), replace(ADAPTER, targets=("all-linear", "experts"))),
+    "sequence_tensor2": (TINY, (1, 1, 2), ADAPTER),
 }
 
 
@@ -44,10 +45,12 @@ def factors_of(model, adapter):
     return jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype(np.float32), factors)
 
 
-def run(model, sizes, adapter, base, micro_batch_rows):
+def run(model, sizes, adapter, base, micro_batch_rows, sequence=False):
     """(gradient of the first step from Adam's moment, factors after two steps, metrics, share of one device of A)."""
     optimizer = OptimizerSection(learning_rate=1e-3, warmup_steps=1, max_grad_norm=0.5, eps=1e-3)
-    section = LearnerSection(buckets=(32,), micro_batch_rows=micro_batch_rows, logprob_chunk=8)
+    section = LearnerSection(
+        buckets=(32,), micro_batch_rows=micro_batch_rows, logprob_chunk=8, sequence_parallel=sequence
+    )
     kinds = {"param_dtype": jnp.float32, "compute_dtype": jnp.float32}
     learner = Learner(model, mesh_of(sizes), optimizer, section, **kinds, adapter=adapter)
     placed = jax.device_put(base, learner.state_shardings(True).ref_params)
@@ -90,7 +93,7 @@ def main() -> None:
     for name, (model, sizes, adapter) in CASES.items():
         base = weights_of(model)
         one = run(model, (1, 1, 1), adapter, base, 4)
-        grads, factors, measured, share = run(model, sizes, adapter, base, 8)
+        grads, factors, measured, share = run(model, sizes, adapter, base, 8, name.startswith("sequence"))
         facts[name] = {
             "grads": max_difference(grads, one[0]),
             "params": max_difference(factors, one[1]),

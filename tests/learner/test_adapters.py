@@ -23,7 +23,9 @@ def facts():
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("mesh", ["fsdp4_tensor2", "data2_fsdp2_tensor2", "fsdp2x2_tensor2", "experts_fsdp4_tensor2"])
+@pytest.mark.parametrize(
+    "mesh", ["fsdp4_tensor2", "data2_fsdp2_tensor2", "fsdp2x2_tensor2", "experts_fsdp4_tensor2", "sequence_tensor2"]
+)
 def test_an_update_equals_that_of_one_device(facts, mesh):
     """Gradient and factors after two clipped steps, relative to the largest of each; every metric."""
     assert facts[mesh]["grads"] < 1e-5
