@@ -6,6 +6,7 @@ A fault is a function of a folder that is empty but for `whole`, the undisturbed
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import shutil
 import subprocess
@@ -17,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
-from models.seal import SEAL, UNSEALED
+from models.seal import SEAL
 from tests.torture import lives
 from tests.train import runs
 
@@ -172,16 +173,15 @@ def _remove(file: Path, draw: Random) -> None:
 def damaged(damage: Callable[[Path, Random], None], count: int, seed: int, folder: Path) -> str:
     """Damages one random file of the newest checkpoint, `count` times in copies of the undisturbed run.
 
-    Not the file with the commit time, which nobody reads and the seal leaves out.
+    Not orbax's notes of the commit, which nobody reads and the seal does not list.
     """
     draw = Random(f"{damage.__name__} {seed}")
     for number in range(count):
         run = folder / "run"
         shutil.copytree(folder / "whole", run)
         newest, before = runs.saved_at(run, runs.saved(run)[-1]), runs.saved(run)[-2]
-        sealed = [path for path in newest.rglob("*") if path.is_file() and path.name not in UNSEALED]
-        files = sorted(path for path in (*sealed, newest / SEAL) if path.stat().st_size)
-        damage(draw.choice(files), draw)
+        names = sorted([*json.loads((newest / SEAL).read_text(encoding="utf-8")), SEAL])
+        damage(newest / draw.choice(names), draw)
         said = lives.Life(lives.words(GAME, run), folder / f"life-{number}.log").end()
         assert any(str(newest) in line for line in said), said
         assert any(line.startswith(f"going on from step {before} ") for line in said), said
