@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -80,6 +80,9 @@ def plan(
     whole: Annotated[
         bool, typer.Option("--whole", help="Compile every bucket, and the engine with all layers (minutes each).")
     ] = False,
+    remat: Annotated[
+        bool, typer.Option("--remat", help="Compare every value of learner.remat, and name the fastest that fits.")
+    ] = False,
     set_: Sets = None,
     as_json: Json = False,
 ) -> None:
@@ -92,7 +95,8 @@ def plan(
     from scope_jax.plan.page import lines
 
     sets = set_ or []
-    found = make(card, sets, hardware(on), model_config=model_config, index=index, whole=whole, tell=tell)
+    options: dict[str, Any] = {"model_config": model_config, "index": index, "whole": whole, "remat": remat}
+    found = make(card, sets, hardware(on), **options, tell=tell)
     for line in lines(found):
         typer.echo(line, err=as_json)
     if as_json:
@@ -110,7 +114,10 @@ def demo(
     """Train Search Self-play on Atlas, the embedded world, and print held-out accuracy before and after."""
     if not DEMO_CARD.is_file():
         raise UserError(f"{DEMO_CARD} does not exist here; run the demo from the root of the scope-jax checkout.")
-    cfg = load(DEMO_CARD, [f"seed={seed}"] + ([] if steps is None else [f"train.steps={steps}"]))
+    once = (
+        'evaluate.sets=[{name="held_out", path="assets/atlas/questions_held_out.jsonl"}]'  # the card asks three times
+    )
+    cfg = load(DEMO_CARD, [f"seed={seed}", once] + ([] if steps is None else [f"train.steps={steps}"]))
     from scope_jax.report.page import write_report
     from scope_jax.report.progress import Progress
     from scope_jax.train import train as loop

@@ -23,10 +23,11 @@ def plan(
     index: str | None = None,
     whole: bool = False,
     search: bool = True,
+    remat: bool = False,
     tell: Callable[[str], None] = lambda sentence: None,
 ) -> dict[str, Any]:
     """The figures of a card on this hardware. search: if it does not fit, find what each setting frees, and one that
-    fits.
+    fits. remat: compare all values of `learner.remat`.
 
     Raises UserError, ValueError or FileNotFoundError with one sentence if the card cannot be planned.
     """
@@ -43,6 +44,8 @@ def plan(
         **figures(planner, needs),
         "notes": _notes(needs, on, uncounted, whole),
     }
+    if remat:
+        found["remat"] = knobs.remat_policies(planner, card, sets)
     if not found["fits"] and search:
         found["knobs"] = knobs.freed(planner, card, sets, needs)
         found["setting"] = knobs.setting_that_fits(planner, card, sets, needs)

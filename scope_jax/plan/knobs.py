@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from models.transformer import Remat
 from rollouts.paged import PagedEngine
 from scope_jax.config import load_card
 from scope_jax.errors import is_users
 from scope_jax.learner.batching import rows_per_shard
 from scope_jax.plan import memory
 from scope_jax.plan.hardware import GIB
-from scope_jax.plan.planning import Needs, Planner, gib
+from scope_jax.plan.planning import Needs, Planner, figures, gib
 
 Change = str  # KEY=VALUE, as --set takes it
 
@@ -104,6 +105,19 @@ def freed(planner: Planner, card: Path, sets: Sequence[Change], needs: Needs) ->
             how = "compiled" if planner.on.compiles else "arithmetic"
             add(change, needs.peaks[phase].total - other.peaks[phase].total, how)
     return sorted(found, key=lambda row: -row["frees_gib"])
+
+
+def remat_policies(planner: Planner, card: Path, sets: Sequence[Change]) -> list[dict[str, Any]]:
+    """Each `learner.remat`: the memory that the card then needs in an update and whether it fits; where programs are
+    compiled also the estimated seconds of one micro-batch. The fastest is the first: by estimate, else that which
+    computes least again."""
+    found = []
+    for remat in reversed(get_args(Remat)):
+        tried = planner.needs(load_card(card, [*sets, f"learner.remat={remat}"]))
+        peak = tried.peaks["learn"].total
+        row = {"remat": remat, "peak_gib": gib(peak), "fits": peak <= planner.limit}
+        found.append(row | {key: value for key, value in figures(planner, tried).items() if key == "seconds"})
+    return sorted(found, key=lambda row: row.get("seconds", 0.0))
 
 
 def setting_that_fits(planner: Planner, card: Path, sets: Sequence[Change], needs: Needs) -> list[Change] | None:

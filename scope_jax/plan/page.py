@@ -44,10 +44,20 @@ def lines(found: Figures) -> Iterator[str]:
     )
     if found["compiled"]:
         yield from _programs(found)
+    yield from _remat(found.get("remat", []))
     for row in found.get("knobs", ()):
         yield f"would free           {row['frees_gib']:8.2f} GiB  --set {row['set']}  ({row['how']})"
     for note in found["notes"]:
         yield f"note                 {note}"
+
+
+def _remat(rows: Sequence[Figures]) -> Iterator[str]:
+    chosen = next((row["remat"] for row in rows if row["fits"]), None)
+    for row in rows:
+        estimate = f", {row['seconds']:.2f} s per micro-batch (estimate)" if "seconds" in row else ""
+        fits = "fits" if row["fits"] else "does not fit"
+        mark = "  <- the fastest that fits" if row["remat"] == chosen else ""
+        yield f"learner.remat={row['remat']:<6} {row['peak_gib']:8.2f} GiB in an update, {fits}{estimate}{mark}"
 
 
 def _mesh(shape: Mapping[str, int]) -> str:

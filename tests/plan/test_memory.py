@@ -1,5 +1,6 @@
 """Memory and FLOPs by arithmetic, on values worked out by hand, and the settings that a plan proposes."""
 
+import json
 import math
 from pathlib import Path
 
@@ -16,11 +17,12 @@ from scope_jax.learner import batching
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.plan.architectures import SHAPES
 from scope_jax.plan.command import plan
-from scope_jax.plan.hardware import hardware
+from scope_jax.plan.hardware import GIB, hardware
 from scope_jax.plan.hlo import Costs
-from scope_jax.plan.knobs import setting_that_fits
+from scope_jax.plan.knobs import remat_policies, setting_that_fits
 from scope_jax.plan.memory import Residents, resident_arguments
-from scope_jax.plan.planning import Planner, index_vectors
+from scope_jax.plan.page import lines
+from scope_jax.plan.planning import RESERVE, Planner, index_vectors
 from scope_jax.plan.programs import Compiled, Job
 from tests.plan.world import CARD, LAYER, MODEL, SMALL, WEIGHTS, absent
 
@@ -186,8 +188,6 @@ def test_a_card_that_does_not_fit_and_a_setting_that_does():
 
 
 def test_a_plan_says_what_each_setting_frees(tmp_path):
-    import json
-
     file = tmp_path / "config.json"
     file.write_text(json.dumps(MODEL))
     found = plan(Path(CARD), [*SMALL, "rollout.slots=512"], absent(2, 0.1), model_config=file)
@@ -197,6 +197,24 @@ def test_a_plan_says_what_each_setting_frees(tmp_path):
     assert freed["rollout.cache_gib"] == pytest.approx(found["shortfall_gib"], abs=0.02)
     assert freed["train.offload"] > 0
     assert "compiled here" in " ".join(found["notes"])
+
+
+def test_the_fastest_policy_of_rematerialisation_that_fits(tmp_path):
+    """By arithmetic memory falls from "none" to "full"; a limit between two of them decides."""
+    model = from_hf(MODEL)
+    planner = Planner(model, absent(2, 80))
+    found = remat_policies(planner, Path(CARD), SMALL)
+    assert [row["remat"] for row in found] == ["none", "dots", "qkv", "full"] and all(row["fits"] for row in found)
+    peaks = [row["peak_gib"] for row in found]
+    assert peaks == sorted(peaks, reverse=True) and peaks[0] > peaks[-1]
+    needed = [planner.needs(load_card(CARD, [*SMALL, f"learner.remat={remat}"])) for remat in ("none", "dots")]
+    limit = sum(one.peaks["learn"].total for one in needed) / 2 / (1 - RESERVE) / GIB
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(MODEL))
+    text = list(lines(plan(Path(CARD), SMALL, absent(2, limit), model_config=file, search=False, remat=True)))
+    (chosen,) = [line for line in text if line.endswith("<- the fastest that fits")]
+    assert chosen.startswith("learner.remat=dots")
+    assert any(line.startswith("learner.remat=none") and "does not fit" in line for line in text)
 
 
 def test_vectors_of_the_index():
