@@ -58,11 +58,11 @@ def _refuse(error: click.UsageError) -> NoReturn:
     """Prints a wrong use of the command line as one sentence and exits with code 2; a bare command prints its help."""
     if isinstance(error, click.NoArgsIsHelpError):
         raise error
-    said = " ".join(error.format_message().split()).removesuffix(".")
+    message = " ".join(error.format_message().split()).removesuffix(".")
     command, ctx = "", error.ctx
     while ctx is not None and ctx.parent is not None:
         command, ctx = f" {ctx.info_name}{command}", ctx.parent
-    typer.echo(f"scope-jax: {said[0].lower()}{said[1:]}; see scope-jax{command} --help.", err=True)
+    typer.echo(f"scope-jax: {message[0].lower()}{message[1:]}; see scope-jax{command} --help.", err=True)
     raise typer.Exit(2) from None
 
 

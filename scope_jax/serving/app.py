@@ -188,5 +188,5 @@ async def _gone(request: Request) -> None:
 
 async def _not_found(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    said = ApiError(f"{request.method} {request.url.path}: {error.detail}.", error.status_code)
-    return JSONResponse(said.body, status_code=error.status_code, headers=error.headers)
+    reply = ApiError(f"{request.method} {request.url.path}: {error.detail}.", error.status_code)
+    return JSONResponse(reply.body, status_code=error.status_code, headers=error.headers)

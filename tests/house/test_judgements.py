@@ -124,10 +124,10 @@ def test_the_report_shows_judge_replies_under_their_episode(cfg: Config, tmp_pat
         with (tmp_path / "run" / name).open("a") as file:
             file.write('{"step": 2, "lo')
     page = write_report(tmp_path / "run").read_text(encoding="utf-8")
-    assert page.count("what the judge said (2)") == 1
+    assert page.count("judge replies (2)") == 1
     assert "grader: criterion 0" in page and "&lt;score&gt;1&lt;/score&gt;" in page
     assert "<pre>hm</pre><pre>?so &amp; so</pre>" in page.replace("\n", "").replace("    ", "")
-    assert "<details><summary>what" in page
+    assert "<details><summary>judge replies" in page
 
 
 # -------------------------------------------------------------------------------------------------- what games save
