@@ -79,7 +79,7 @@ def product(x: jax.Array, w: jax.Array | LowRank) -> jax.Array:
     return (flat @ w.weight + w.scale * (low @ w.b)).reshape(*x.shape[:-1], w.shape[-1])
 
 
-def gathered(shards: Shards, w: jax.Array | LowRank, spec: Any, dtype: Any) -> Any:
+def gathered(shards: Shards, w: Any, spec: Any, dtype: Any) -> Any:
     """`Shards.gather` of a weight. spec: its PartitionSpec, or those of a LowRank.
 
     A factor that the tensor group has whole while its matrix is divided is multiplied by each device's own part: its

@@ -330,7 +330,7 @@ def _layer_specs(cfg: ModelConfig, layers: Params) -> dict[str, Any]:
     def one(param: Param) -> PartitionSpec:
         return PartitionSpec(*spec_for(param, TRAIN)[1:])
 
-    def of(param: Param, w: jax.Array | LowRank) -> PartitionSpec | LowRank:
+    def of(param: Param, w: Any) -> PartitionSpec | LowRank:
         if not isinstance(w, LowRank):
             return one(param)
         a, b = factors_of(param, w.a.shape[-1], w.a.dtype)

@@ -63,6 +63,7 @@ class StopRequest:
 
 
 _request: StopRequest | None = None  # of the block `orderly` that is running
+_first = threading.Lock()  # taken by the first signal
 
 
 def listen() -> None:
@@ -70,6 +71,8 @@ def listen() -> None:
 
     Called before JAX starts, since libtpu prints C++ stack traces on SIGTERM unless a handler is already installed.
     """
+    global _first
+    _first = threading.Lock()
     for number in SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _stop)
@@ -98,6 +101,8 @@ def end(code: int) -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
+    if not _first.acquire(blocking=False):  # it interrupts this handler, called for another signal
+        _end(number, frame)
     for each in SIGNALS:
         signal.signal(each, _end)
     if _request is None:

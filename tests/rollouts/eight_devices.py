@@ -74,7 +74,8 @@ def compiled(engine: PagedEngine, which: str) -> Any:
         return engine._generate.lower(weights, state, table, np.int32(1)).compile()
     rows = engine.row_shards * engine.chunks
     where = Where(np.zeros((rows, *table.shape[1:]), np.int32), np.zeros(rows, np.int32), np.zeros(rows, np.int32))
-    return engine._append.lower(weights, state.cache, np.zeros((rows, CHUNK), np.int32), where).compile()
+    tokens, policies = np.zeros((rows, CHUNK), np.int32), np.zeros(rows, np.int32)
+    return engine._append.lower(weights, state.cache, tokens, where, policies).compile()
 
 
 def prompt_flops() -> dict:

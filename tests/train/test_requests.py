@@ -23,7 +23,7 @@ def test_prompts_of_equal_ids_share_a_prefill_and_no_random_numbers():
     world: Any = SimpleNamespace(
         cfg=SimpleNamespace(seed=0, model=SimpleNamespace(tags_in_thinking=False, stop=("User:",))),
         tokenizer=SimpleNamespace(eos_ids=(3,)),
-        sampler=SimpleNamespace(use=lambda policy: engine, count=counted.extend),
+        sampler=SimpleNamespace(use=lambda policy: engine, named=lambda policy: None, count=counted.extend),
     )
     prompts = [Prompt(ids, name, Messages(name)) for ids, name in (((1, 2), "a"), ((1, 3), "b"), ((1, 2), "c"))]
     tools: Any = SimpleNamespace(world=world, step=0)
