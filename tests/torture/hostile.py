@@ -38,7 +38,7 @@ class Judged:
     """A SCOPE run whose judges are the server."""
 
     honest = staticmethod(servers.judged)
-    lasting = servers.LASTING
+    lasting, share = servers.LASTING, 0.3
 
     def words(self, folder: Path, run: Path, port: int) -> list[str]:
         return lives.words("scope", run, *judged_by(port))
@@ -50,18 +50,18 @@ class Searching:
     def __init__(self) -> None:
         self.honest = servers.Searched()
 
-    lasting = servers.LASTING_SEARCH
+    lasting, share = servers.LASTING_SEARCH, 0.45  # few requests, of many queries each
 
     def words(self, folder: Path, run: Path, port: int) -> list[str]:
-        return lives.words("ssp", run, card=searched_at(folder, port))
+        return lives.words("ssp", run, "train.steps=12", card=searched_at(folder, port))
 
 
 def passing(kind: Callable[[], Any], seed: int, folder: Path) -> str:
-    """Three of ten requests meet a fault that passes: every one is asked again, and the bits are the same."""
+    """Some requests meet a fault that passes: every one is asked again, and the bits are the same."""
     run = kind()
     with servers.serving(run.honest) as (port, _):
         lives.Life(run.words(folder, folder / "whole", port), folder / "whole.log").end()
-    with servers.serving(run.honest, servers.PASSING, 0.3, seed, port) as (_, server):
+    with servers.serving(run.honest, servers.PASSING, run.share, seed, port) as (_, server):
         lives.Life(run.words(folder, folder / "run", port), folder / "run.log").end()
     runs.same(folder / "whole", folder / "run")
     met = {name: count for name, count in server.done.items() if name != "answers"}
