@@ -4,7 +4,7 @@ starts it); prints one JSON object."""
 import json
 from dataclasses import replace
 
-from tests.learner.eight_devices import CARD, MESHES, TINY, max_difference, worst  # isort: skip  # prepares JAX
+from tests.learner.eight_devices import CARD, MESHES, TINY, max_difference, stepped, worst  # isort: skip  # prepares JAX
 
 import jax
 import jax.numpy as jnp
@@ -55,14 +55,7 @@ def run(model, sizes, adapter, base, micro_batch_rows, sequence=False):
     learner = Learner(model, mesh_of(sizes), optimizer, section, **kinds, adapter=adapter)
     placed = jax.device_put(base, learner.state_shardings(True).ref_params)
     state = learner.init_state(factors_of(model, adapter)).replace(ref_params=placed)
-    batches = learner.pack(random_episodes(24, 6), CARD)
-    scores = [learner.score(state, batch) for batch in batches]
-    measured = []
-    for batch, scored in zip(batches, scores, strict=True):
-        state, metrics = learner.step(state, batch, scored, CARD)
-        measured.append({name: float(value) for name, value in metrics.items()})
-        if len(measured) == 1:
-            grads = jax.tree.map(lambda mu: np.asarray(mu) / 0.1, state.opt_state[0].mu)
+    grads, state, measured = stepped(learner, state, random_episodes(24, 6), CARD)
     a = state.params["layers"]["q_D_Hh"]["a"]
     return grads, jax.device_get(state.params), measured, a.addressable_shards[0].data.size / a.size
 

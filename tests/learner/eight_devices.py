@@ -47,6 +47,13 @@ def run(sizes: tuple[int, ...], params, compute_dtype, micro_batch_rows=4, card=
     state = learner.init_state(params)
     state = state.replace(ref_params=jax.tree.map(lambda w: w * 1.1, state.ref_params))
     episodes = random_episodes(24, 6) if card is CARD else split_in_two(random_episodes(24, 6))
+    grads, state, measured = stepped(learner, state, episodes, card)
+    table = state.params["layers"]["o_Hh_D"]
+    return grads, jax.device_get(state.params), measured, table.addressable_shards[0].data.size / table.size
+
+
+def stepped(learner: Learner, state, episodes, card):
+    """(gradient of the first step from Adam's moment, state after a step for each mini-batch, metrics of each)."""
     batches = learner.pack(episodes, card)
     scores = [learner.score(state, batch) for batch in batches]
     measured = []
@@ -55,8 +62,7 @@ def run(sizes: tuple[int, ...], params, compute_dtype, micro_batch_rows=4, card=
         measured.append({name: float(value) for name, value in metrics.items()})
         if len(measured) == 1:
             grads = jax.tree.map(lambda mu: np.asarray(mu) / 0.1, state.opt_state[0].mu)
-    table = state.params["layers"]["o_Hh_D"]
-    return grads, jax.device_get(state.params), measured, table.addressable_shards[0].data.size / table.size
+    return grads, state, measured
 
 
 def split_in_two(episodes):
