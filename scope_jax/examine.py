@@ -103,7 +103,7 @@ def examine(
     "base", "metrics"} as `evaluate_target`.
     """
     alone = card is None and run_of(target) is None
-    plain = base_of(target) if peft.is_adapter(target) else str(target)
+    plain = base_of(target, overrides) if peft.is_adapter(target) else str(target)
     cfg = plain_card(plain, overrides) if alone else exam_card(target, card, overrides)
     examined = find(target, cfg)
     cfg = fitted(cfg, examined)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from sharding.spec import param_shardings
 if TYPE_CHECKING:
     from scope_jax.learner.learner import Learner  # export does not need it, and it imports for a second
 
-SERVED = "adapter"  # name of the only policy of a model that is served without a game
+SERVED = "served"  # the only policy of a model that is served without a game
 
 
 def adapter_of(section: AdapterSection | None) -> Adapter | None:
@@ -42,9 +43,7 @@ def adapter_of(section: AdapterSection | None) -> Adapter | None:
 
 
 def policies_of(cfg: Config | ServedModel) -> tuple[str, ...]:
-    """The names of a card's adapters; () without."""
-    if cfg.model.adapter is None:
-        return ()
+    """The names of a card's policies; of a model that is served without a game, SERVED."""
     return tuple(game_of(cfg).policies(cfg)) if isinstance(cfg, Config) else (SERVED,)
 
 
@@ -82,9 +81,11 @@ def section_of(folder: Path, model: ModelConfig, section: AdapterSection | None)
     return AdapterSection(**own)
 
 
-def base_of(folder: Path) -> str:
-    """The base that an adapter's folder names. Raises UserError if that is no folder here."""
-    base = peft.load_config(folder).get("base_model_name_or_path")
+def base_of(folder: Path, overrides: Sequence[str]) -> str:
+    """The base of an adapter's folder: model.checkpoint among the overrides, or what the folder names. Raises UserError
+    if that is no folder here."""
+    given = {key: value.strip(" \"'") for key, _, value in (one.partition("=") for one in overrides)}
+    base = given.get("model.checkpoint") or peft.load_config(folder).get("base_model_name_or_path")
     if not isinstance(base, str) or not weights.is_model(base):
         raise UserError(
             f"the adapter in {folder} is for the base {base!r}, which is not a model folder here; give it with "

@@ -106,21 +106,25 @@ class Trainer:
         return keeps_reference(self.world.cfg, self.world.system)
 
     @property
+    def saves_reference(self) -> bool:
+        """True if checkpoints have it, too; the base of adapters is read from its folder."""
+        return self.keeps_reference and self.learner.adapter is None
+
+    @property
     def idle_memory(self) -> str:
         """The memory that holds a policy while it is not trained."""
         return HOST if self.world.cfg.train.offload else ACCELERATOR
 
     def targets(self) -> dict[str, TrainState]:
         """Shapes, dtypes and shardings of every policy's saved state, for loading a checkpoint."""
-        reference = self.keeps_reference and self.learner.adapter is None
-        abstract = in_memory(self.learner.abstract_state(reference), self.idle_memory)
+        abstract = in_memory(self.learner.abstract_state(self.saves_reference), self.idle_memory)
         return with_one_reference(dict.fromkeys(self.world.system.policies(self.world.cfg), abstract))
 
     def saved(self, states: States) -> States:
-        """The states as a checkpoint holds them: the reference once, the base of adapters not at all."""
-        if self.learner.adapter is not None:
-            return {name: state.replace(ref_params=None) for name, state in states.items()}
-        return with_one_reference(states)
+        """The states as a checkpoint holds them, with the reference once or not at all."""
+        if self.saves_reference:
+            return with_one_reference(states)
+        return {name: state.replace(ref_params=None) for name, state in states.items()}
 
     def start(self, saved: Saved | None) -> tuple[States, Memory, int]:
         """(states by policy, memory, steps done): from a checkpoint, or the initial ones of a run.
@@ -129,18 +133,14 @@ class Trainer:
         All states share one set of reference buffers.
         """
         if saved is not None:
-            states = saved.states if self.learner.adapter is None else self.referring(saved.states)
-            return with_shared_reference(states), saved.memory, saved.step
+            states = with_shared_reference(saved.states) if self.saves_reference else self.referring(saved.states)
+            return states, saved.memory, saved.step
         cfg, system = self.world.cfg, self.world.system
         base = self._weights(cfg.model.checkpoint)
-        states: States = {}
-        for name in system.policies(cfg):
-            if self.learner.adapter is not None:
-                first = first_factors(cfg, self.learner, name)
-            else:
-                folder = cfg.model.policies.get(name)
-                first = base if folder is None else self._weights(folder)
-            states[name] = moved(self.learner.init_state(first, reference=False), self.idle_memory)
+        states = {
+            name: moved(self.learner.init_state(self._first(name, base), reference=False), self.idle_memory)
+            for name in system.policies(cfg)
+        }
         return self.referring(states, base), {"game": system.start(cfg), "baselines": {}}, 0
 
     def referring(self, states: States, base: Params | None = None) -> States:
@@ -154,10 +154,17 @@ class Trainer:
         base = self._weights(self.world.cfg.model.checkpoint) if base is None else base
         if self.learner.unstacked:
             reference = self.world.sampler.share(base)
-            return {name: state.replace(ref_params=reference) for name, state in states.items()}
-        dtype = self.learner.reference_dtype
-        reference = moved(jax.tree.map(lambda weight: weight.astype(dtype), base), self.idle_memory)
+        else:
+            dtype = self.learner.reference_dtype
+            reference = moved(jax.tree.map(lambda weight: weight.astype(dtype), base), self.idle_memory)
         return {name: state.replace(ref_params=reference) for name, state in states.items()}
+
+    def _first(self, policy: str, base: Params) -> Params:
+        """What the policy trains, before training."""
+        if self.learner.adapter is not None:
+            return first_factors(self.world.cfg, self.learner, policy)
+        folder = self.world.cfg.model.policies.get(policy)
+        return base if folder is None else self._weights(folder)
 
     def _weights(self, folder: str) -> Params:
         learner = self.learner

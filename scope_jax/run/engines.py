@@ -110,7 +110,7 @@ def engine_for(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> Eng
         prefill_tokens=card.prefill_tokens,
         pages=pages,
         adapter=adapter_of(cfg.model.adapter),
-        policies=policies_of(cfg),
+        policies=() if cfg.model.adapter is None else policies_of(cfg),
     )
     if not _paged(cfg, mesh):
         return Engine(model, config, mesh)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 import jax.numpy as jnp
 from jax.sharding import Mesh
@@ -38,6 +38,7 @@ from scope_jax.systems import game_of
 from sharding.rules import Rules
 from sharding.spec import param_shardings
 
+Card = TypeVar("Card", bound=Config | ServedModel)
 SAMPLE = "Which of the two?\n\n<answer> é, 3.5 or 日本 </answer>"  # text for comparing tokenizers and templates
 
 
@@ -94,7 +95,7 @@ def find(target: Path, cfg: Config) -> Examined:
     return Examined(checkpoint, policy, step_of(checkpoint))
 
 
-def fitted(cfg: Config, examined: Examined) -> Config:
+def fitted(cfg: Card, examined: Examined) -> Card:
     """The card with the [model.adapter] that these weights have: a run's own, an adapter's folder's, or none."""
     section = cfg.model.adapter
     if examined.is_adapter:
@@ -143,7 +144,7 @@ def assemble_exam(
     return assemble_world(cfg, run, str(folder), exams.judges(cfg, game_of(cfg).exam(cfg)), tell=tell)
 
 
-def model_folder(cfg: Config, examined: Examined) -> Path:
+def model_folder(cfg: Config | ServedModel, examined: Examined) -> Path:
     """The folder with its architecture and tokenizer."""
     whole = examined.step is None and not examined.is_adapter
     return examined.folder if whole else Path(cfg.model.checkpoint)
@@ -175,9 +176,9 @@ def read_dtype(cfg: Config | ServedModel) -> Any:
     return min((DTYPES[cfg.model.compute_dtype], DTYPES[trained]), key=lambda t: jnp.dtype(t).itemsize)
 
 
-def targets(world: World) -> Params:
-    """Shapes, dtype and shardings in which `take` loads weights: those of the engine."""
-    return weights.abstract(world.model, *decode_layout(world.cfg, world.model, world.mesh), read_dtype(world.cfg))
+def targets(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> Params:
+    """Shapes, dtype and shardings in which `weights_of` loads: those of the engine."""
+    return weights.abstract(model, *decode_layout(cfg, model, mesh), read_dtype(cfg))
 
 
 def load_into(world: World, models: Sequence[Examined]) -> None:
@@ -211,11 +212,14 @@ def factors_of(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh, rules:
 
 def take(world: World, examined: Examined) -> Any:
     """The weights in the engine's format, for `Sampler.load`."""
+    return world.sampler.rollouts.take_params(weights_of(world.cfg, world.model, world.mesh, examined))
+
+
+def weights_of(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh, examined: Examined) -> Params:
+    """Whole weights of a folder or checkpoint, as `targets` describes them."""
     if examined.step is None:
-        layout = decode_layout(world.cfg, world.model, world.mesh)
-        _, params = weights.load(examined.folder, *layout, read_dtype(world.cfg))
-    else:
-        saved = load(examined.folder, {examined.policy: {"params": targets(world)}})
-        params = saved.states[examined.policy]["params"]
-        weights.check_finite(params, f"the checkpoint {examined.folder} cannot be used: ")
-    return world.sampler.rollouts.take_params(params)
+        return weights.load(examined.folder, *decode_layout(cfg, model, mesh), read_dtype(cfg))[1]
+    saved = load(examined.folder, {examined.policy: {"params": targets(cfg, model, mesh)}})
+    params = saved.states[examined.policy]["params"]
+    weights.check_finite(params, f"the checkpoint {examined.folder} cannot be used: ")
+    return params

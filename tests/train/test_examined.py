@@ -180,6 +180,10 @@ def test_a_checkpoint_of_another_game_or_model(runs: Path, tmp_path: Path) -> No
 
 
 # ------------------------------------------------------------------------------------------------------ memory
+def targets_of(world: World) -> Any:
+    return examined.targets(world.cfg, world.model, world.mesh)
+
+
 def described(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), tree)
 
@@ -208,7 +212,7 @@ def test_exams_use_the_weights_that_the_run_samples_with(
         place = examined.find(target, cfg)
         world = examined.assemble_exam(cfg, place, (), tmp_path / "run")
         taken = examined.take(world, place)
-        assert read.pop() == described(examined.targets(world))
+        assert read.pop() == described(targets_of(world))
         assert jax.tree.structure(taken) == jax.tree.structure(published)
         assert {str(leaf.dtype) for leaf in jax.tree.leaves(taken)} == {compute}
         assert digest(taken) == digest(published)
@@ -243,8 +247,7 @@ def sizes_of(world: World) -> tuple[int, int]:
     """(bytes of the weights as `take` loads them, bytes of the engine's state)."""
     state = jax.eval_shape(engine_of(world).init_decode_state)
     return tuple(
-        sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
-        for tree in (examined.targets(world), state)
+        sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)) for tree in (targets_of(world), state)
     )  # type: ignore[return-value]
 
 
@@ -257,7 +260,7 @@ def test_eight_billion_weights_are_read_once_in_the_engines_dtype(tmp_path: Path
     before = sum(array.nbytes for array in jax.live_arrays())
     world = request.getfixturevalue("eight")
     assert sum(array.nbytes for array in jax.live_arrays()) - before < 2**20  # nothing is allocated before loading
-    targets, (weights_bytes, cache) = examined.targets(world), sizes_of(world)
+    targets, (weights_bytes, cache) = targets_of(world), sizes_of(world)
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(targets)} == {"bfloat16"}
     assert weights_bytes == 2 * (8_190_735_360 + 2 * 128 * 4096)  # parameters of Qwen3-8B, padding of both tables
     assert cache == pytest.approx(8 * 512 * 36 * 2 * 8 * 128 * 2, rel=1e-4)  # slots × tokens × layers × K, V × heads
@@ -270,7 +273,7 @@ def test_eight_billion_weights_are_read_once_in_the_engines_dtype(tmp_path: Path
 def test_the_decode_program_of_eight_billion_weights_needs_weights_and_cache(eight: World) -> None:
     """By the compiler's own figures; the arguments are the weights, the state, and one number."""
     engine = engine_of(eight)
-    params = jax.eval_shape(unstack_layers, examined.targets(eight))
+    params = jax.eval_shape(unstack_layers, targets_of(eight))
     state = jax.eval_shape(engine.init_decode_state)
     lowered = engine._generate.lower(engine.config.capacity, params, state, jax.ShapeDtypeStruct((), "int32"))
     figures = lowered.compile().memory_analysis()
