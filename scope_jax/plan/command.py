@@ -68,7 +68,7 @@ def _notes(needs: planning.Needs, on: Hardware, uncounted: str, whole: bool) -> 
             notes.append(f"shorter buckets ({', '.join(left_out)}) are not compiled; --whole compiles them")
         if any(needs.engine.model.num_layers > 2 for _ in needs.compiled):
             notes.append(
-                "the engine's programs are compiled with a few layers and extended to all in a straight line; --whole "
+                "programs with unrolled layers are compiled with a few and extended to all in a straight line; --whole "
                 "compiles them"
             )
     if not on.compiles:

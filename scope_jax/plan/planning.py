@@ -48,9 +48,9 @@ class Needs:
 class Planner:
     """Plans cards of one model on one hardware; programs that two cards share are compiled once.
 
-    vectors: floats of the search index. whole: every bucket, and the engine with all layers. Otherwise the longest
-    bucket, and the engine with one and two periods of its layers, extended to all: its programs repeat the same
-    instructions for each layer.
+    vectors: floats of the search index. whole: every bucket and all layers. Otherwise the longest bucket, and where
+    layers are unrolled, in the engine and in a learner that shares its base, one and two periods of them, extended to
+    all: the programs repeat the same instructions for each layer.
     """
 
     model: ModelConfig
@@ -78,7 +78,7 @@ class Planner:
             updates = system.updates(cfg)
             dtypes = (cfg.model.param_dtype, cfg.model.compute_dtype, cfg.model.adapter)
             key = ("learn", cfg.learner, cfg.mesh, dtypes, cfg.optimizer, tuple(u.card for u in updates))
-            compiled += self._once(key, lambda: self._learner(learner, updates, buckets))
+            compiled += self._once(key, lambda: self._learner(cfg, learner, updates, buckets))
             compiled += self._engine_programs(cfg, engine)
         peaks = {phase: self._peak(phase, held, learner, engine, buckets[-1], compiled) for phase in PHASES}
         return Needs(cfg, learner, engine, held, peaks, compiled)
@@ -110,34 +110,43 @@ class Planner:
             done.append(programs.compiled(job))
         return done
 
-    def _learner(self, learner: Learner, updates: Any, buckets: Sequence[int]) -> list[Compiled]:
-        return self._compile(programs.learner_jobs(learner, updates, buckets))
+    def _learner(self, cfg: Config, learner: Learner, updates: Any, buckets: Sequence[int]) -> list[Compiled]:
+        if not learner.unstacked:
+            return self._compile(programs.learner_jobs(learner, updates, buckets))
+        return self._unrolled(
+            lambda model: programs.learner_jobs(assemble_learner(cfg, model, learner.mesh), updates, buckets)
+        )
 
     def _engine_programs(self, cfg: Config, engine: Engine | PagedEngine) -> list[Compiled]:
         """The engine's programs, whatever the size of its cache: beyond their arguments they need the same."""
         rollout = cfg.rollout if isinstance(engine, Engine) else cfg.rollout.model_copy(update={"cache_gib": None})
         key = ("generate", isinstance(engine, Engine), rollout, cfg.mesh, cfg.model.compute_dtype, cfg.model.adapter)
-        made = self._once(key, lambda: self._engine(cfg, engine))
+        made = self._once(key, lambda: self._unrolled(lambda model: programs.engine_jobs(with_model(engine, model))))
         return [with_arguments(one, engine) for one in made]
 
-    def _engine(self, cfg: Config, engine: Engine | PagedEngine) -> list[Compiled]:
+    def _unrolled(self, jobs: Callable[[ModelConfig], Sequence[programs.Job]]) -> list[Compiled]:
+        """Programs of all layers; unless `whole`, from those of models with one and two periods of them."""
         step = sum(len(windows) for _, windows, _ in layer_stages(self.model.layer_windows))
         if self.whole or self.model.num_layers <= 2 * step:
-            return self._compile(programs.engine_jobs(engine))
-        few = [self._compile(programs.engine_jobs(self._shallow(cfg, engine, step * times))) for times in (1, 2)]
-        return [extended(one, two, step, engine) for one, two in zip(*few, strict=True)]
+            return self._compile(jobs(self.model))
+        few = [self._compile(jobs(self._first(step * times))) for times in (1, 2)]
+        return [extended(one, two, self.model.num_layers / step) for one, two in zip(*few, strict=True)]
 
-    def _shallow(self, cfg: Config, engine: Engine | PagedEngine, layers: int) -> Engine | PagedEngine:
-        """The same engine, with its pages, for the model's first layers."""
-        model = replace(self.model, num_layers=layers, layer_windows=self.model.layer_windows[:layers])
-        if isinstance(engine, Engine):
-            return Engine(model, engine.config, engine.mesh)
-        return PagedEngine(model, replace(engine.config, pages=engine.pages), engine.mesh, engine._how)
+    def _first(self, layers: int) -> ModelConfig:
+        """The model with its first layers alone."""
+        return replace(self.model, num_layers=layers, layer_windows=self.model.layer_windows[:layers])
 
 
-def extended(one: Compiled, two: Compiled, step: int, engine: Engine | PagedEngine) -> Compiled:
-    """A program for all layers of `engine`, from those with `step` and with 2 · `step` layers: a straight line."""
-    times = engine.model.num_layers / step - 1
+def with_model(engine: Engine | PagedEngine, model: ModelConfig) -> Engine | PagedEngine:
+    """The same engine, with its pages, for a model of other layers."""
+    if isinstance(engine, Engine):
+        return Engine(model, engine.config, engine.mesh)
+    return PagedEngine(model, replace(engine.config, pages=engine.pages), engine.mesh, engine._how)
+
+
+def extended(one: Compiled, two: Compiled, periods: float) -> Compiled:
+    """A program of so many periods of layers, from those of one and of two: a straight line."""
+    times = periods - 1
 
     def line(a: float, b: float) -> float:
         return a + times * (b - a)
