@@ -2,9 +2,9 @@
 
     python benchmarks/plans.py [--only configs/ssp/qwen2.5-7b.toml] [--on v5p:2x2x2]
 
-Without options, every card in PLANS is planned on the GPUs listed there, by arithmetic, which takes seconds each; with
---on, the cards are compiled for that hardware instead, which takes minutes each. Results are kept in
-benchmarks/baselines/plans.json; those of other hardware stay as they are. Nothing is executed on any device.
+Without options, every card in PLANS is planned on the hardware listed there, or with --on on that: GPUs by arithmetic,
+which takes seconds each, TPUs compiled, which takes minutes each. Results are kept in benchmarks/baselines/plans.json;
+those of other hardware stay as they are. Nothing is executed on any device.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ PLANS: tuple[tuple[str, str, str | None], ...] = (
     ("configs/scope/qwen3-8b.toml", "8xH100", None),
     ("configs/scope/qwen2.5-7b.toml", "8xH100", None),
     ("configs/scope/olmo3-7b.toml", "8xH200", None),
+    ("configs/scope/adapters/qwen3-8b-one-gpu.toml", "1xH100", None),
+    ("configs/scope/adapters/qwen3-8b-v5e.toml", "v5e:2x4", None),
     ("configs/ssp/qwen2.5-7b.toml", "8xH100", WIKIPEDIA),
     ("configs/score/qwen2.5-7b.toml", "4xH100", None),
     ("configs/score/llama3.1-8b.toml", "4xH100", None),
