@@ -71,6 +71,8 @@ def test_a_text_that_breaks_a_parser_is_shown(monkeypatch: pytest.MonkeyPatch) -
     said = texts.parsed(5, 3, 1, 60.0, Path())
     assert said.startswith("3 texts through ") and "numbers 5 to 7 of seed 1" in said
     assert texts.text_of(6, 1) == texts.text_of(6, 1) != texts.text_of(7, 1)
+    lengths = sorted(len(texts.text_of(number, 1)) for number in range(4000))
+    assert 50 <= lengths[2000] <= 500 and 1_000 <= lengths[3900] <= 4_000 < lengths[-1]
 
     def broken(text: str) -> None:
         raise KeyError("no")
