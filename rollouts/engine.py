@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from models import cache as kv
 from models.config import ModelConfig
 from models.transformer import Params, output_table
-from rollouts.sampling import Sampling
+from rollouts.sampling import Sampling, draw
 from rollouts.slots import (
     DecodeState,
     EngineConfig,
@@ -75,7 +75,7 @@ class Engine(EngineWeights):
             Sampling(*(slot,) * 5),
         )
         self.prefix_sharding = Prefix(heads, self._whole, self._whole)
-        results = Result(*(self._whole,) * 4)
+        results = Result(*(self._whole,) * 4, self._whole if config.entropies else None)
         state = self._state_sharding
         self._init = jax.jit(self._init_program, out_shardings=state)
         self._prefill = jax.jit(self._prefill_program, static_argnums=0, out_shardings=self.prefix_sharding)
@@ -226,7 +226,11 @@ class Engine(EngineWeights):
             return logits_SV[:, : self.model.vocab_size], cache
 
         part = state._replace(cache=kv.view(state.cache, columns))
-        after, result = sample_tokens(forward, part, self.config.decode_steps, patience)
+        entropies = self.config.entropies
+        after, result = sample_tokens(
+            *(forward, part, self.config.decode_steps, patience, partial(draw, entropies=entropies)),
+            entropies=entropies,
+        )
         return after._replace(cache=kv.put_back(state.cache, after.cache)), result
 
     def _pause_program(self, state: DecodeState, paused_S: jax.Array) -> DecodeState:

@@ -39,6 +39,7 @@ class Episode:
         self._before = len(self.prompt)  # length of the row before the current turn
         self._ids: list[int] = []
         self._logprobs: list[float] = []
+        self._entropies: list[float] = []  # empty if they are not measured
         self._begin_turn(self.prompt)
 
     def _too_long(self, max_length: int) -> bool:
@@ -66,11 +67,14 @@ class Episode:
         """The row length at which a turn that starts now must end."""
         return min(self._before + self.request.params.max_tokens, self._room)
 
-    def take(self, token: int, logprob: float) -> str | None:
-        """Adds a sampled token; returns the finish reason if it ends the turn, else None."""
+    def take(self, token: int, logprob: float, entropy: float | None = None) -> str | None:
+        """Adds a sampled token; returns the finish reason if it ends the turn, else None. entropy: of its distribution,
+        if measured."""
         params = self.request.params
         self._ids.append(token)
         self._logprobs.append(logprob)
+        if entropy is not None:
+            self._entropies.append(entropy)
         finish = None
         if token in params.stop_ids:
             finish = "eos" if token in self._tokenizer.eos_ids else "stop"
@@ -104,12 +108,15 @@ class Episode:
         else:
             text = self._tokenizer.decode(ids[:-1] if finish == "eos" or ids[-1] in params.stop_ids else ids)
         arrays = np.asarray(ids, np.int32), np.asarray(self._logprobs, np.float32)
-        self._add(Turn("sampled", *arrays, text, finish, opened=self._opened, thought=self._left_out))
+        entropies = np.asarray(self._entropies, np.float32) if self._entropies else None
+        self._add(
+            Turn("sampled", *arrays, text, finish, opened=self._opened, thought=self._left_out, entropies=entropies)
+        )
 
     def _add(self, turn: Turn) -> None:
         self.turns.append(turn)
         self._before += len(turn.ids)
-        self._ids, self._logprobs = [], []
+        self._ids, self._logprobs, self._entropies = [], [], []
 
     @property
     def asks(self) -> bool:
@@ -223,9 +230,12 @@ def _room(request: Request, prompt: int, max_length: int) -> tuple[int, str]:
 
 def _row(prompt: np.ndarray, turns: list[Turn]) -> Row:
     ids, flags, logprobs = np.zeros(0, np.int32), np.zeros(0, bool), np.zeros(0, np.float32)
+    measured = any(turn.entropies is not None for turn in turns)
+    each = [np.zeros(len(turn.ids), np.float32) if turn.entropies is None else turn.entropies for turn in turns]
     return Row(
         prompt_ids=prompt,
         ids_T=np.concatenate([ids, *(turn.ids for turn in turns)]),
         sampled_T=np.concatenate([flags, *(np.full(len(turn.ids), turn.kind == "sampled") for turn in turns)]),
         logprobs_T=np.concatenate([logprobs, *(turn.logprobs for turn in turns)]),
+        entropies_T=np.concatenate(each) if measured else None,
     )

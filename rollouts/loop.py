@@ -306,22 +306,19 @@ class DecodeLoop:
         dispatch = self._flight.popleft()
         self.dispatches += 1
         slots = [slot for slot, turn in dispatch.turns.items() if slot in self._live and self._turn[slot] == turn]
-        tokens_NS, logprobs_NS, counts_S, live_S = self._engine.read(self._state, dispatch.result, slots)
+        result = self._engine.read(self._state, dispatch.result, slots)
         paused, ended = [], []
         for slot in slots:
-            episode, count = self._live[slot], counts_S[slot]
-            finish = None
-            for token, logprob in zip(
-                tokens_NS[:count, slot].tolist(), logprobs_NS[:count, slot].tolist(), strict=True
-            ):
-                finish = episode.take(token, logprob)
+            episode, finish = self._live[slot], None
+            for token, logprob, entropy in result.sampled(slot):
+                finish = episode.take(token, logprob, entropy)
                 if finish is not None:
                     break  # tokens sampled after a stop string are discarded
             if finish is None:
-                assert live_S[slot], "the device ended a turn that the host is continuing"
+                assert result.live_S[slot], "the device ended a turn that the host is continuing"
                 continue
             del self._live[slot]
-            if live_S[slot]:
+            if result.live_S[slot]:
                 paused.append(slot)
             if episode.asks:
                 self._ask(slot, episode)

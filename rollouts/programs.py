@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from models.config import ModelConfig
 from models.pages import Implementation, Loop, Pages, Where, feed, init_pages, layer_groups, pages_for
 from models.transformer import Params, output_table
-from rollouts.sampling import Sampling, sample
+from rollouts.sampling import Sampling, draw
 from rollouts.slots import (
     DecodeState,
     EngineConfig,
@@ -71,7 +71,8 @@ class PagedPrograms(EngineWeights):
         weights = {**specs, "layers": tuple(each for _ in range(model.num_layers))}
         state = DecodeState(pages, rows, rows, rows, rows, rows, rows, Sampling(*(rows,) * 5))
         self.state_sharding = placed = jax.tree.map(partial(NamedSharding, self.mesh), state)
-        result = Result(PartitionSpec(None, ROWS), PartitionSpec(None, ROWS), rows, rows)
+        steps = PartitionSpec(None, ROWS)
+        result = Result(steps, steps, rows, rows, steps if config.entropies else None)
 
         def mapped(body: Any, takes: Any, gives: Any, donate: int | None = None) -> Any:
             program = jax.shard_map(body, mesh=self.mesh, in_specs=takes, out_specs=gives, check_vma=False)
@@ -122,26 +123,32 @@ class PagedPrograms(EngineWeights):
             logits_SV = jnp.einsum("SD,VD->SV", hidden_S1D[:, 0], table_VD, preferred_element_type=jnp.float32)
             return logits_SV, cache
 
-        together = self._shards.token_axes
-        return sample_tokens(forward, state, self.config.decode_steps, patience, self._draw, together)
+        return sample_tokens(
+            *(forward, state, self.config.decode_steps, patience, self._draw),
+            entropies=self.config.entropies,
+            together=self._shards.token_axes,
+        )
 
-    def _draw(self, logits_SV: jax.Array, how: Sampling, index_S: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """`sample` on this device's part of the vocabulary: each device of a tensor group collects the logits of its
-        share of the slots, or of all slots if they cannot be divided."""
-        axis, size = self._shards.tensor, self.mesh.shape["tensor"]
+    def _draw(
+        self, logits_SV: jax.Array, how: Sampling, index_S: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+        """`sampling.draw` on this device's part of the vocabulary: each device of a tensor group collects the logits of
+        its share of the slots, or of all slots if they cannot be divided."""
+        axis, size, entropies = self._shards.tensor, self.mesh.shape["tensor"], self.config.entropies
         if axis is None:
-            return sample(logits_SV[:, : self.model.vocab_size], how, index_S)
+            return draw(logits_SV[:, : self.model.vocab_size], how, index_S, entropies=entropies)
         if self.slots % size:
             every_SV = lax.all_gather(logits_SV, axis, axis=1, tiled=True)
-            return sample(every_SV[:, : self.model.vocab_size], how, index_S)
+            return draw(every_SV[:, : self.model.vocab_size], how, index_S, entropies=entropies)
         share = self.slots // size
 
         def own(x_S: jax.Array) -> jax.Array:
             return lax.dynamic_slice_in_dim(x_S, lax.axis_index(axis) * share, share)
 
         own_sV = lax.all_to_all(logits_SV, axis, split_axis=0, concat_axis=1, tiled=True)
-        token_s, logprob_s = sample(own_sV[:, : self.model.vocab_size], jax.tree.map(own, how), own(index_S))
-        return lax.all_gather(token_s, axis, tiled=True), lax.all_gather(logprob_s, axis, tiled=True)
+        own_how = jax.tree.map(own, how)
+        drawn = draw(own_sV[:, : self.model.vocab_size], own_how, own(index_S), entropies=entropies)
+        return jax.tree.map(lambda x_s: lax.all_gather(x_s, axis, tiled=True), drawn)
 
 
 def _copied(cache: Pages, source: jax.Array, target: jax.Array) -> Pages:

@@ -95,6 +95,21 @@ def sample(
     return token_S, jnp.where(other_S, plain_S, tempered_S)
 
 
+def draw(
+    logits_SV: Float[Array, "S V"], how: Sampling, index_S: Int[Array, " S"], *, entropies: bool
+) -> tuple[Int[Array, " S"], Float[Array, " S"], Float[Array, " S"] | None]:
+    """`sample`, and the `entropy` of each slot, or None if `entropies` is False."""
+    return *sample(logits_SV, how, index_S), entropy(logits_SV, how) if entropies else None
+
+
+def entropy(logits_SV: Float[Array, "S V"], how: Sampling) -> Float[Array, " S"]:
+    """H = −Σ p log p of each slot in nats, of the distribution p that `sample` reports log-probs of."""
+    tempered_S = how.tempered_S & (how.temperature_S > 0)
+    z_SV = logits_SV / jnp.where(tempered_S, how.temperature_S, 1.0)[:, None]
+    logp_SV = jax.nn.log_softmax(z_SV)
+    return -jnp.sum(jnp.exp(logp_SV) * jnp.maximum(logp_SV, jnp.finfo(jnp.float32).min), axis=1)
+
+
 def _invert(mass_SN: Float[Array, "S N"], u_S: Float[Array, " S"]) -> Int[Array, " S"]:
     """The first index whose cumulative mass exceeds u · total; never an index with zero mass, however sums round."""
     size = mass_SN.shape[1]

@@ -7,8 +7,9 @@ come from the same program.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +19,7 @@ from jax import lax
 
 from models import cache as kv
 from models.adapter import Adapter
-from rollouts.sampling import Sampling, init_sampling, sample
+from rollouts.sampling import Sampling, init_sampling
 from rollouts.types import SamplingParams
 
 STOP_IDS = 16  # most stop ids of one request
@@ -34,7 +35,8 @@ class EngineConfig:
     of weights, activations and cache; logits, log-probs and softmax are float32. The paged engine has no buckets and
     rows but prefill_tokens, the tokens of prompts and observations in one dispatch, and pages, of PAGE tokens; both for
     one row shard of the mesh. pages None: enough for all slots at max_length. adapter: the policies of this name are
-    adapters over the weights; None: there is one policy, the weights.
+    adapters over the weights; None: there is one policy, the weights. entropies: also measure the entropy of the
+    distribution that each token is drawn from.
     """
 
     slots: int
@@ -47,6 +49,7 @@ class EngineConfig:
     pages: int | None = None
     adapter: Adapter | None = None
     policies: tuple[str, ...] = ()
+    entropies: bool = False
 
     def __post_init__(self) -> None:
         for name in ("slots", "max_length", "prefill_batch", "decode_steps"):
@@ -91,6 +94,16 @@ class Result(NamedTuple):
     logprobs_NS: Any
     counts_S: Any
     live_S: Any  # slots that are still decoding
+    entropies_NS: Any = None  # nats; None: not measured
+
+    def sampled(self, slot: int) -> Iterable[tuple[int, float, float | None]]:
+        """(token, log-prob, entropy) of each token of a slot; the arrays are in host memory."""
+        count = int(self.counts_S[slot])
+        tokens, logprobs = self.tokens_NS[:count, slot].tolist(), self.logprobs_NS[:count, slot].tolist()
+        measured = self.entropies_NS
+        return zip(
+            tokens, logprobs, repeat(None, count) if measured is None else measured[:count, slot].tolist(), strict=True
+        )
 
 
 @dataclass(frozen=True)
@@ -208,7 +221,7 @@ def started(
 
 
 Forward = Callable[[Any, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
-Draw = Callable[[jax.Array, Sampling, jax.Array], tuple[jax.Array, jax.Array]]
+Draw = Callable[[jax.Array, Sampling, jax.Array], tuple[jax.Array, jax.Array, jax.Array | None]]
 
 
 def sample_tokens(
@@ -216,14 +229,17 @@ def sample_tokens(
     state: DecodeState,
     steps: int,
     patience: jax.Array,
-    draw: Draw = sample,
+    draw: Draw,
+    *,
+    entropies: bool,
     together: tuple[str, ...] = (),
 ) -> tuple[DecodeState, Result]:
     """Up to `steps` tokens for every live slot, fewer if `patience` slots have finished.
 
     forward(cache, token_S, length_S, live_S) -> (logits_SV float32, cache with the tokens at their positions).
-    draw: as `sampling.sample`, on logits in the form in which `forward` gives them. together: mesh axes whose devices
-    take every step together, as `forward` communicates over them; slots and patience then count all of theirs.
+    draw: as `sampling.draw`, on logits in the form in which `forward` gives them. entropies: whether it measures them.
+    together: mesh axes whose devices take every step together, as `forward` communicates over them; slots and patience
+    then count all of theirs.
     """
     slots = state.token_S.shape[0]
 
@@ -243,13 +259,14 @@ def sample_tokens(
         n, _, state, result = carry
         live_S = state.live_S
         logits_SV, cache = forward(state.cache, state.token_S, state.length_S, live_S)
-        token_S, logprob_S = draw(logits_SV, state.sampling, state.length_S + 1)
+        token_S, logprob_S, entropy_S = draw(logits_SV, state.sampling, state.length_S + 1)
         stopped_S = jnp.any(token_S[:, None] == state.stops_SN, axis=1)
         ended_S = stopped_S | (state.length_S + 2 >= state.limit_S)
         result = result._replace(
             tokens_NS=result.tokens_NS.at[n].set(token_S),
             logprobs_NS=result.logprobs_NS.at[n].set(logprob_S),
             counts_S=result.counts_S + live_S,
+            entropies_NS=None if entropy_S is None else result.entropies_NS.at[n].set(entropy_S),
         )
         state = state._replace(
             cache=cache,
@@ -264,6 +281,7 @@ def sample_tokens(
         jnp.zeros((steps, slots), jnp.float32),
         jnp.zeros(slots, jnp.int32),
         jnp.zeros(slots, bool),
+        jnp.zeros((steps, slots), jnp.float32) if entropies else None,
     )
     _, _, state, result = lax.while_loop(go_on, one, (jnp.int32(0), alive, state, nothing))
     return state, result._replace(live_S=state.live_S)

@@ -68,7 +68,8 @@ class Turn:
     "length": max_tokens or max_response_tokens, "overflow": the engine's length, "cut": the responder kept only its
     beginning), None for observations. restarts: True for an observation that replaces the context by a new prompt;
     `ids` is that whole prompt. opened: the turn started inside thinking. thought: marks of thinking to leave out of
-    `content`, None if nothing is left out.
+    `content`, None if nothing is left out. entropies: float32, nats, of the distribution that each log-prob is of; None
+    if they were not measured.
     """
 
     kind: Literal["sampled", "observation"]
@@ -79,6 +80,7 @@ class Turn:
     restarts: bool = False
     opened: bool = False
     thought: Marks | None = None
+    entropies: np.ndarray | None = None
 
     @property
     def content(self) -> str:
@@ -88,7 +90,8 @@ class Turn:
     def first(self, count: int, decode: Callable[[list[int]], str]) -> Turn:
         """A sampled turn cut after its first `count` tokens, with the text of those tokens."""
         ids = self.ids[:count]
-        return replace(self, ids=ids, logprobs=self.logprobs[:count], text=decode(ids.tolist()), finish="cut")
+        kept = {"entropies": None if self.entropies is None else self.entropies[:count]}
+        return replace(self, ids=ids, logprobs=self.logprobs[:count], text=decode(ids.tolist()), finish="cut", **kept)
 
 
 @dataclass(frozen=True)
@@ -151,13 +154,15 @@ class Row:
     """A part of an episode that is one token sequence in the engine: a prompt and everything after it.
 
     ids_T int32: the tokens after the prompt, in order. sampled_T bool: True where the policy sampled the token.
-    logprobs_T float32: behaviour log-probs, 0 where not sampled.
+    logprobs_T float32: behaviour log-probs, 0 where not sampled. entropies_T float32: of the distributions that they
+    are of, in nats, 0 where not sampled; None if they were not measured.
     """
 
     prompt_ids: np.ndarray
     ids_T: np.ndarray
     sampled_T: np.ndarray
     logprobs_T: np.ndarray
+    entropies_T: np.ndarray | None = None
 
 
 @dataclass(frozen=True)

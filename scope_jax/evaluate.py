@@ -10,7 +10,9 @@ from scope_jax.learner.types import Metrics
 from scope_jax.play import exams
 from scope_jax.play.measures import MARKS, pass_at_k, standard_error
 from scope_jax.play.rewards import mean
+from scope_jax.run import evaluations
 from scope_jax.run.assemble import Tell, World
+from scope_jax.run.checkpoint import run_of
 from scope_jax.run.examined import assemble_exam, exam_card, find, find_base, fitted, index_folder, load_into
 
 Records = list[exams.Record]
@@ -75,6 +77,7 @@ def evaluate_target(
 
     A run, or a checkpoint or export in it, is evaluated with its own config unless `card` is given; overrides apply to
     either. base: folder of the base model if it judges, None: the card's `model.checkpoint`. tell: as for `assemble`.
+    The answers of a run's checkpoints are also kept in the run (`run.evaluations`).
     Returns {"target", "step" (None for a model folder), "base" (None if it does not judge), "metrics"}.
     """
     cfg = exam_card(target, card, overrides)
@@ -88,6 +91,7 @@ def evaluate_target(
         for exam, records in answered(world):
             measured = scores("eval", exam, records)
             keep(exam, records, measured)
+            evaluations.keep(run_of(target), examined.step, exam, records, measured)
             metrics |= measured
     return {
         "target": str(target),

@@ -27,6 +27,7 @@ from scope_jax.play import exams, suites
 from scope_jax.play.exams import Exam
 from scope_jax.play.judge_client import JudgeClient
 from scope_jax.play.tools import Tools
+from scope_jax.run import evaluations
 from scope_jax.run.adapters import base_of
 from scope_jax.run.assemble import Tell, assemble_world
 from scope_jax.run.checkpoint import run_of
@@ -100,7 +101,7 @@ def examine(
     """The results of the weights of a run (its newest checkpoint), a checkpoint or a model folder.
 
     card: as for `evaluate_target`; a model folder without one is examined with `plain_card`. Returns {"target", "step",
-    "base", "metrics"} as `evaluate_target`.
+    "base", "metrics"} and keeps answers as `evaluate_target`.
     """
     alone = card is None and run_of(target) is None
     plain = base_of(target, overrides) if peft.is_adapter(target) else str(target)
@@ -121,7 +122,12 @@ def examine(
     with index_folder(target, cfg) as index:
         world = assemble_world(world_cfg, index, str(folder), _judges(taken), tell=tell)
         load_into(world, [examined, *others])
-        metrics = _answer(taken, lambda name: world.tools(f"evaluate {name}"), keep)
+
+        def both(name: str, records: Records, measured: Metrics) -> None:
+            keep(name, records, measured)
+            evaluations.keep(run_of(target), examined.step, name, records, measured)
+
+        metrics = _answer(taken, lambda name: world.tools(f"evaluate {name}"), both)
     return {
         "target": str(target),
         "step": examined.step,

@@ -23,7 +23,7 @@ from scope_jax.learner import advantages
 from scope_jax.learner.types import Episode, Metrics
 from scope_jax.play.system import Memory
 from scope_jax.report.progress import Progress
-from scope_jax.run import branching
+from scope_jax.run import branching, unlearned
 from scope_jax.run.adapters import base_digest
 from scope_jax.run.assemble import Trainer, World, assemble
 from scope_jax.run.checkpoint import Checkpoints
@@ -107,6 +107,8 @@ def train(
                 log.episodes(done, episodes)
                 log.metrics(done, metrics)
                 progress.step(done, world.system.total_steps(cfg), metrics)
+                for sentence in unlearned.sentences(episodes):
+                    progress.say(sentence)
                 watch = watch.after(metrics)
                 watch.check_names(world.system.updates(cfg))
                 over = over or watch.reason is not None  # by an evaluation

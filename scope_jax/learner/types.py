@@ -19,12 +19,14 @@ class Datum:
     """One training row before packing, with exactly the tokens the engine saw.
 
     ids_T: int32; sampled_T: bool, True for tokens sampled by the policy (False: prompt, observation, nudge);
-    logprobs_T: float32 behaviour log-probs, 0 where not sampled.
+    logprobs_T: float32 behaviour log-probs, 0 where not sampled. entropies_T: float32, nats, of the distributions that
+    they are of, 0 where not sampled; None if they were not measured. Nothing is trained on them.
     """
 
     ids_T: np.ndarray
     sampled_T: np.ndarray
     logprobs_T: np.ndarray
+    entropies_T: np.ndarray | None = None
 
     @staticmethod
     def from_completion(completion: Completion) -> tuple[Datum, ...]:
@@ -38,6 +40,7 @@ class Datum:
                     np.concatenate([prompt, np.asarray(row.ids_T, np.int32)]),
                     np.concatenate([zeros.astype(bool), np.asarray(row.sampled_T, bool)]),
                     np.concatenate([zeros, np.asarray(row.logprobs_T, np.float32)]),
+                    None if row.entropies_T is None else np.concatenate([zeros, row.entropies_T]),
                 )
             )
         return tuple(datums)

@@ -39,6 +39,10 @@ def system_messages(cfg: Config) -> tuple[Path, ...]:
     return ()
 
 
+def check_prompts(cfg: Config) -> None:
+    """The game has no prompt folder."""
+
+
 def start(cfg: Config) -> Memory:
     """Empty: nothing is carried between steps."""
     return {}

@@ -45,6 +45,10 @@ class System(Protocol):
         """Files with system messages of its roles, if the card's prompt folder has any."""
         ...
 
+    def check_prompts(self, cfg: Config) -> None:
+        """Fills in every prompt of the card's game once; raises `templates.PromptError` with file and variable."""
+        ...
+
     def start(self, cfg: Config) -> Memory:
         """Memory before the first step."""
         ...

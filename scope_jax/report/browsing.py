@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from scope_jax.errors import writing
-from scope_jax.run import judgements, tokens
+from scope_jax.run import evaluations, judgements, tokens
 
 Record = dict[str, Any]
 MOST_INSIDE = 8 << 20  # characters of packed chunks within the page
@@ -28,7 +28,7 @@ CHUNK = 1 << 19  # characters of an unpacked chunk, at least one episode
 
 def stamp(run: Path) -> str:
     """A name that changes when a run's episodes do; files of the same run with the same sizes have the same bytes."""
-    names = ("episodes.jsonl", judgements.NAME, tokens.NAME)
+    names = ("episodes.jsonl", judgements.NAME, tokens.NAME, evaluations.NAME)
     return "-".join(f"{(run / name).stat().st_size if (run / name).is_file() else 0:x}" for name in names)
 
 
@@ -40,6 +40,37 @@ def joined(run: Path, records: Iterable[Record]) -> Iterator[Record]:
         step, place = record["step"], place + 1 if record["step"] == step else 0
         rows = [row for line in spelled.of(step, place) for row in line["rows"]]
         yield {**record, "place": place, "judgements": list(asked.of(step, place)), "rows": rows}
+
+
+def answered(run: Path) -> tuple[list[Record], Iterator[Record]]:
+    """(metrics of the sets answered by `scope-jax eval`, their answers in the form of `joined`).
+
+    An answer's role is "exam NAME", its group the question, and its reward the value of its first measure.
+    """
+    return [line for line in evaluations.newest(run) if "metrics" in line], (
+        {
+            "step": line["step"],
+            "role": f"exam {line['set']}",
+            "group": str(line["place"]),
+            "reward": next(iter(line["record"]["measures"].values()), None),
+            "parts": line["record"]["measures"],
+            "advantage": None,
+            "trained": False,
+            "sampled": 0,
+            "tokens": 0,
+            "text": _told(line["record"]),
+            "judgements": [],
+            "rows": [],
+        }
+        for line in evaluations.newest(run)
+        if "record" in line
+    )
+
+
+def _told(record: Record) -> Record:
+    """The fields of an answer, with the conversation of its "text" beside them."""
+    own = {name: value for name, value in record.items() if name not in ("measures", "counts", "text", "sample")}
+    return own | record["text"]
 
 
 class _Beside:

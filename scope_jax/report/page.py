@@ -20,6 +20,7 @@ from scope_jax.report.curves import draw
 from scope_jax.report.panels import SPEED, collapse_panels, panels_of, series
 from scope_jax.report.settings import Settings
 from scope_jax.run.metrics import read_lines, records, torn
+from scope_jax.run.unlearned import Unlearned
 from scope_jax.run.watching import watched
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -126,9 +127,13 @@ def write_report(run: Path, live: bool = False, to: Path | None = None) -> Path:
     """
     cfg, lines = opened(run)
     folder, collapse, settings = to or run / "report", collapse_panels(lines), Settings()
+    unlearned = Unlearned()
     browser = browsing.Episodes(folder, browsing.stamp(run))
     whole = browsing.joined(run, records(run / "episodes.jsonl"))
-    chosen = examples(browser.collect(settings.collect(whole)))
+    chosen = examples(browser.collect(settings.collect(unlearned.collect(whole))))
+    episodes, (evaluated, answers) = len(browser), browsing.answered(run)
+    for _ in browser.collect(answers):
+        pass
     draw(lines, panels_of(cfg), folder / "curves.png")
     if collapse:
         draw(lines, collapse, folder / "collapse.png", columns=len(collapse))
@@ -146,6 +151,8 @@ def write_report(run: Path, live: bool = False, to: Path | None = None) -> Path:
             policy=policy(style, script),
             live=live,
             browser=browser,
+            episodes=episodes,
+            evaluated=evaluated,
             picture=_encoded(folder / "curves.png"),
             collapse=_encoded(folder / "collapse.png") if collapse else "",
             speed=_encoded(folder / "speed.png") if timed else "",
@@ -157,7 +164,7 @@ def write_report(run: Path, live: bool = False, to: Path | None = None) -> Path:
             panels=[panel.title for panel in panels_of(cfg)],
             scores=_scores(cfg, lines),
             last=lines[-1],
-            told=[*torn(run), *filter(None, [watched(cfg, lines).reason])],
+            told=[*torn(run), *filter(None, [watched(cfg, lines).reason]), *unlearned.sentences],
             examples=chosen,
             config=(run / "config.toml").read_text(encoding="utf-8"),
         )

@@ -291,6 +291,7 @@ def assemble(cfg: Config, run: Path, part: Part | None = None, tell: Tell | None
     """
     system = game_of(cfg)
     _check_beginnings(cfg, system)
+    system.check_prompts(cfg)
     datasets.disable_progress_bars()  # a run shows its own progress
     source = system.source(cfg)
     rows = () if source is None else sources.load(source)

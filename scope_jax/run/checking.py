@@ -91,7 +91,8 @@ def _tokenizer(cfg: Config) -> str:
 
 
 def _prompts(cfg: Config) -> str:
-    """The texts of the game's prompt folder; that they use the right variables is checked when they are filled in."""
+    """The texts of the game's prompt folder, which are filled in; other files there are read."""
+    game_of(cfg).check_prompts(cfg)
     if cfg.system not in GAMES:
         return ""
     folder = Path(getattr(cfg, cfg.system).prompts)

@@ -111,6 +111,7 @@ def engine_for(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> Eng
         pages=pages,
         adapter=adapter_of(cfg.model.adapter),
         policies=() if cfg.model.adapter is None else policies_of(cfg),
+        entropies=isinstance(cfg, Config) and cfg.log.entropies,
     )
     if not _paged(cfg, mesh):
         return Engine(model, config, mesh)

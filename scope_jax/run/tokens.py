@@ -1,10 +1,12 @@
 """The file with the tokens of a run's episodes, written with `log.tokens`: <run>/tokens.jsonl.gz.
 
-    {"step": 3, "episode": 17, "rows": [{"pieces": ["<ans", "wer>", …], "logprobs": [-0.02, null, …]}, …]}
+    {"step": 3, "episode": 17, "rows": [{"pieces": ["<ans", "wer>", …], "logprobs": [-0.02, null, …],
+     "entropies": [0.11, null, …]}, …]}
 
 One line per episode with sampled tokens; `episode` is its index, from 0, among the step's lines in episodes.jsonl. A
 row of the episode begins with its first sampled token; the prompt before it is in episodes.jsonl. logprobs: natural
 logarithm of the probability with which the engine sampled the token, two decimals; null for a token that was read.
+entropies: with `log.entropies`, in nats, of the distribution that this probability is of, two decimals, or null.
 See `members` for the file format.
 """
 
@@ -14,6 +16,8 @@ import codecs
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.run import members
@@ -38,11 +42,15 @@ def append(path: Path, step: int, episodes: Sequence[Episode], token_bytes: Toke
 def _row(datum: Datum, token_bytes: TokenBytes) -> dict[str, Any]:
     first = int(datum.sampled_T.argmax())
     sampled = datum.sampled_T[first:].tolist()
-    logprobs = datum.logprobs_T[first:].tolist()
-    return {
+
+    def rounded(values_T: np.ndarray) -> list[float | None]:
+        return [round(value, 2) if own else None for value, own in zip(values_T[first:].tolist(), sampled, strict=True)]
+
+    row = {
         "pieces": pieces(map(token_bytes, datum.ids_T[first:].tolist())),
-        "logprobs": [round(value, 2) if own else None for value, own in zip(logprobs, sampled, strict=True)],
+        "logprobs": rounded(datum.logprobs_T),
     }
+    return row if datum.entropies_T is None else row | {"entropies": rounded(datum.entropies_T)}
 
 
 def pieces(tokens: Iterable[bytes]) -> list[str]:

@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from scope_jax.config import parse_config
 from scope_jax.learner.types import Datum, Episode, Judgement, Reply
 from scope_jax.report import browsing
 from scope_jax.report.page import TEMPLATES, write_report
-from scope_jax.run import tokens
+from scope_jax.run import evaluations, tokens
 from scope_jax.run.metrics import RunLog, records
 
 TABLE = {
@@ -140,7 +141,45 @@ def test_judgements_and_tokens_join_their_episodes(tmp_path: Path) -> None:
         (1, 0, 0, 0), (1, 1, 1, 1), (2, 0, 0, 0), (2, 1, 1, 1), (2, 2, 0, 0), (2, 3, 1, 1),
     ]  # fmt: skip
     assert found[1]["rows"] == [{"pieces": ["ab", "ab"], "logprobs": [-0.12, -3.0]}]
+    datum = replace(hostile(0).datums[0], entropies_T=np.array([0, 0.456, 1.25], np.float32))
+    log.episodes(4, [replace(quiet, datums=(datum,))])
+    *_, last = browsing.joined(tmp_path / "run", records(tmp_path / "run" / "episodes.jsonl"))
+    assert last["rows"] == [{"pieces": ["ab", "ab"], "logprobs": [-0.12, -3.0], "entropies": [0.46, 1.25]}]
     assert found[3]["judgements"][0]["replies"][0]["text"] == HOSTILE[2]
+
+
+def answer(question: str, sample: int, accuracy: float) -> dict[str, Any]:
+    said = [{"kind": "sampled", "text": f"<answer>{question}</answer>"}]
+    own = {"question": question, "prediction": question, "measures": {"accuracy": accuracy}, "counts": {}}
+    return own | {"text": {"prompt": "Answer.", "turns": said}, "sample": sample}
+
+
+def test_answers_to_exams_are_in_the_browser_and_their_means_on_the_page(run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "examined"
+    shutil.copytree(run, folder)
+    metrics = {"eval/nq/accuracy": 0.25, "eval/nq/accuracy_se": 0.125}
+    old = [answer("old", 0, 0.0)]
+    new = [answer(HOSTILE[0], 0, 1.0), answer(HOSTILE[0], 1, 0.0), answer("b", 0, 0.0), answer("b", 1, 0.0)]
+    for rows in (old, new):  # the newer answers count
+        evaluations.keep(folder, 2, "nq", rows, metrics)
+    evaluations.keep(folder, 1, "nq", old, metrics)
+    evaluations.keep(None, 3, "nq", old, metrics)
+    evaluations.keep(folder, None, "nq", old, metrics)
+    heads, answers = browsing.answered(folder)
+    assert [(head["step"], head["metrics"]) for head in heads] == [
+        (2, {"accuracy": 0.25, "accuracy_se": 0.125}),
+        (1, {"accuracy": 0.25, "accuracy_se": 0.125}),
+    ]
+    found = [(one["step"], one["role"], one["group"], one["reward"], one["text"]["question"]) for one in answers]
+    assert found == [
+        (2, "exam nq", "0", 1.0, HOSTILE[0]), (2, "exam nq", "0", 0.0, HOSTILE[0]),
+        (2, "exam nq", "1", 0.0, "b"), (2, "exam nq", "1", 0.0, "b"), (1, "exam nq", "0", 0.0, "old"),
+    ]  # fmt: skip
+    text = write_report(folder).read_text(encoding="utf-8")
+    index = unpacked(re.findall(r'id="episodes">([A-Za-z0-9+/=]+)<', text)[0])
+    assert "exam nq" in index["roles"] and len(index["step"]) == 8 + 5 and index["reward"][-5:] == [1, 0, 0, 0, 0]
+    assert "the 5 answers to exams" in text and '0.25 <span class="faint">± 0.12</span>' in text
+    assert "<h2>Exams of checkpoints</h2>" not in write_report(run).read_text(encoding="utf-8")
 
 
 def test_a_character_of_several_tokens_belongs_to_the_last_one() -> None:
@@ -184,7 +223,9 @@ def test_a_page_has_one_script_which_is_ours_and_no_markup_of_an_episode(run: Pa
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
-@pytest.mark.parametrize("address", ["open=1", "group=0&colour=logprob", "open=3&colour=advantage&q=onerror"])
+@pytest.mark.parametrize(
+    "address", ["open=1", "group=0&colour=logprob", "open=2&colour=entropy", "open=3&colour=advantage&q=onerror"]
+)
 def test_hostile_episodes_are_shown_as_text_in_a_browser(run: Path, tmp_path: Path, address: str) -> None:
     page = write_report(run)
     flags = "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --virtual-time-budget=5000 --dump-dom"

@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from rich.console import Console
 
-from scope_jax.config import load_card, parse_config
+from scope_jax.config import LossCard, load_card, parse_config
+from scope_jax.learner.advantages import assign
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.play import settings
 from scope_jax.report.collapse import signs
@@ -20,6 +21,7 @@ from scope_jax.report.page import examples, facts, write_report
 from scope_jax.report.panels import PANELS, collapse_panels, series
 from scope_jax.report.progress import Progress
 from scope_jax.report.settings import Settings, differences
+from scope_jax.run import unlearned
 from scope_jax.run.metrics import RunLog, read_lines, records
 
 ROOT = Path(__file__).parents[2]
@@ -181,6 +183,51 @@ def test_examples_are_the_extremes_of_the_first_and_last_step(run: Path) -> None
         (1, "proposer", 0.5, 3), (1, "solver", 1.0, 3), (1, "solver", 0.0, 1),
     ]  # fmt: skip
     assert examples(records(run / "none.jsonl")) == []
+
+
+# ------------------------------------------------------------------------------------------- nothing to learn
+def outcome(role: str, group: str, reward: float, trained: bool = True) -> Episode:
+    return Episode(role, "actor", group, (), reward, trained=trained, text={"turns": []})
+
+
+def rated(*given: Episode) -> list[Episode]:
+    """Episodes with the advantages of a card."""
+    return [
+        one
+        for role in dict.fromkeys(episode.role for episode in given)
+        for one in assign([episode for episode in given if episode.role == role], LossCard())[0]
+    ]
+
+
+def test_a_step_that_teaches_a_role_nothing_is_a_sentence() -> None:
+    zeros = rated(outcome("solver", "a", 0.0), outcome("solver", "a", 0.0))
+    (said,) = unlearned.sentences(zeros)
+    assert said.startswith("nothing to learn for the solver in this step: all rewards are 0; see in the report whether")
+    (said,) = unlearned.sentences(rated(outcome("solver", "a", 1.0), outcome("solver", "a", 1.0)))
+    assert "all rewards are 1; the tasks may be too easy" in said
+    by_group = rated(*(outcome("solver", name, reward) for name, reward in zip("aabb", (0, 0, 1, 1), strict=True)))
+    (said,) = unlearned.sentences(by_group)
+    assert "the rewards of each group are equal; more samples of a prompt" in said
+    learning = rated(outcome("proposer", "a", 0.5), outcome("proposer", "a", 0.0))
+    assert unlearned.sentences([*learning, outcome("solver", "a", 0.0, trained=False)]) == []
+    (said,) = unlearned.sentences([*learning, *zeros])
+    assert "the solver" in said
+
+
+def test_the_report_counts_steps_that_teach_nothing(tmp_path: Path) -> None:
+    log = RunLog(tmp_path / "run", parse_config(TABLE, "test card"))
+    for step in range(1, 10):
+        values = (0.0, 0.0) if step != 4 else (0.0, 1.0)
+        others = [outcome("proposer", "p", value) for value in (values if step == 2 else (0.25, 0.5))]
+        log.episodes(step, rated(*(outcome("solver", "s", value) for value in values), *others))
+        log.metrics(step, {"solver/reward": sum(values) / 2})
+    page = write_report(tmp_path / "run").read_text(encoding="utf-8")
+    assert (
+        "There was nothing to learn for the solver in 8 of 9 steps (the last: 5, 6, 7, 8, 9); in the latest all" in page
+    )
+    assert (
+        "There was nothing to learn for the proposer in 1 of 9 steps (2); in the latest all rewards are 0; see" in page
+    )
 
 
 # ------------------------------------------------------------------------------------- signs of collapse, settings

@@ -113,7 +113,8 @@ def main() -> None:
         rollouts = make_rollouts(engine, params)
         said = rollouts.run(requests())
         weights = engine.load_params(params)
-        paged = PagedEngine(CFG, ENGINE, make_mesh(MeshConfig(*sizes), devices))
+        measuring = dataclasses.replace(ENGINE, entropies=True)
+        paged = PagedEngine(CFG, measuring, make_mesh(MeshConfig(*sizes), devices))
         again = make_rollouts(paged, params).run(requests())
         program = (
             engine._generate.lower(128, weights, engine.init_decode_state(), np.int32(1)).compile().as_text() or ""
@@ -122,7 +123,11 @@ def main() -> None:
             "ids": [c.ids_T.tolist() for c in said],
             "logprobs": [c.logprobs_T.tolist() for c in said],
             "turns": [len(c.turns) for c in said],
-            "paged": {"ids": [c.ids_T.tolist() for c in again], "logprobs": [c.logprobs_T.tolist() for c in again]},
+            "paged": {
+                "ids": [c.ids_T.tolist() for c in again],
+                "logprobs": [c.logprobs_T.tolist() for c in again],
+                "entropies": [row.entropies_T.tolist() for c in again for row in c.rows if row.entropies_T is not None],
+            },
             "gathered": sorted(set(re.findall(r"= (f32\[[\d,]+\])\S* all-gather\(", program))),
         }
     others = {"experts": experts_on_another_mesh(), "flops": prompt_flops(), "collectives": collectives()}

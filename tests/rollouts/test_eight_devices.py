@@ -31,6 +31,13 @@ def test_greedy_episodes_equal_one_device(facts):
         np.testing.assert_allclose(ours, theirs, atol=1e-5, rtol=0)
 
 
+def test_entropies_equal_one_device(facts):
+    one, mesh = (facts[name]["paged"]["entropies"] for name in ("one", "data2_fsdp2_tensor2"))
+    assert len(one) == len(facts["one"]["ids"])
+    for ours, theirs in zip(mesh, one, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("mesh", ["one", "data2_fsdp2_tensor2"])
 def test_the_paged_engine_gives_the_same_episodes(facts, mesh):
     assert facts[mesh]["paged"]["ids"] == facts["one"]["ids"]

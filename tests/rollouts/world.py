@@ -138,14 +138,24 @@ def trainer_logprobs(
     length: int = ENGINE.max_length,
 ) -> np.ndarray:
     """Log-probs of all tokens after the prompt from the training forward: one padded row, no cache."""
+    logp_TV = _trainer(params, completion, temperature, cfg, length)
+    return logp_TV[np.arange(len(logp_TV)), completion.ids_T]
+
+
+def trainer_entropies(params: Any, completion: Completion, temperature: float) -> np.ndarray:
+    """Entropies at all tokens after the prompt, in the same way."""
+    logp_TV = _trainer(params, completion, temperature, CFG, ENGINE.max_length).astype(np.float64)
+    return -(np.exp(logp_TV) * logp_TV).sum(-1)
+
+
+def _trainer(params: Any, completion: Completion, temperature: float, cfg: ModelConfig, length: int) -> np.ndarray:
     prompt = np.asarray(completion.prompt_ids)
     full = np.concatenate([prompt, completion.ids_T])
     ids = np.zeros((1, length), np.int32)
     ids[0, : len(full)] = full
     segments = (np.arange(length) < len(full))[None].astype(np.int32)
     logp_TV = _score(cfg, params, ids, segments, temperature)
-    at = np.arange(len(prompt) - 1, len(full) - 1)
-    return np.asarray(logp_TV)[at, full[len(prompt) :]]
+    return np.asarray(logp_TV)[len(prompt) - 1 : len(full) - 1]
 
 
 @partial(jax.jit, static_argnums=0)

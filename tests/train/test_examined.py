@@ -22,7 +22,7 @@ from rollouts.types import Rollouts
 from scope_jax.cli import app
 from scope_jax.config import Config, load_card
 from scope_jax.play.tools import BASE
-from scope_jax.run import examined
+from scope_jax.run import evaluations, examined, members
 from scope_jax.run.assemble import World, assemble, assemble_learner
 from scope_jax.run.checkpoint import Checkpoints
 from scope_jax.run.convert import convert
@@ -138,6 +138,10 @@ def test_a_run_and_its_export_give_the_same_exam(runs: Path, sampled_weights: di
         assert results["metrics"] == first["metrics"] and results["base"] == first["base"]
         assert results["step"] == (1 if target.endswith("1") else None)
     assert {name: len(set(found)) for name, found in sampled_weights.items()} == {"solver": 1, BASE: 1}
+    head, *kept = evaluations.newest(runs / "one")  # the answers of the second evaluation of step 1
+    assert {f"eval/held_out/{name}": value for name, value in head["metrics"].items()} == first["metrics"]
+    assert len(kept) == len(list(members.read(runs / "one" / evaluations.NAME))) // 2 - 1 > 0
+    assert all(line["record"]["text"]["turns"] and line["step"] == 1 for line in kept)
 
 
 def test_replay_takes_exports_and_one_base(runs: Path, sampled_weights: dict[str, list[str]]) -> None:

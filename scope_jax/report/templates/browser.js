@@ -54,6 +54,7 @@
 
   const episode = async (number) => (await chunk(chunkOf(number)))[number - index.starts[chunkOf(number)]];
   const role = (number) => index.roles[index.role[number]];
+  const exam = (number) => role(number).startsWith("exam ");
   const group = (number) => index.groups[index.group[number]];
   const reason = (number) => index.reasons[index.reason[number]];
 
@@ -175,7 +176,7 @@
   }
 
   // ---------------------------------------------------------------------------------------------------- one episode
-  const COLOURS = [["", "plain"], ["logprob", "log-prob"], ["advantage", "advantage"]];
+  const COLOURS = [["", "plain"], ["logprob", "log-prob"], ["entropy", "entropy"], ["advantage", "advantage"]];
 
   function conversation(number, own) {
     if (own.tokens && state.colour) return own.tokens.map((row) => coloured(row, index.advantage[number] ?? 0));
@@ -198,8 +199,11 @@
   function token(row, at, advantage) {
     const logprob = row.logprobs[at];
     if (logprob === null) return document.createTextNode(row.pieces[at]);
-    const node = make("span", { title: `log-prob ${logprob.toFixed(2)}, probability ${number3(Math.exp(logprob))}` }, row.pieces[at]);
-    const value = state.colour === "logprob" ? -Math.min(5, -logprob) / 5 : Math.max(-1, Math.min(1, advantage / 2));
+    const entropy = row.entropies?.[at] ?? 0, measured = row.entropies ? `, entropy ${entropy.toFixed(2)}` : "";
+    const title = `log-prob ${logprob.toFixed(2)}, probability ${number3(Math.exp(logprob))}${measured}`;
+    const node = make("span", { title }, row.pieces[at]);
+    const value = state.colour === "logprob" ? -Math.min(5, -logprob) / 5
+      : state.colour === "entropy" ? -Math.min(3, entropy) / 3 : Math.max(-1, Math.min(1, advantage / 2));
     if (value !== 0) node.style.background = `rgb(${value < 0 ? "214 94 0" : "0 114 178"} / ${(0.6 * Math.abs(value)).toFixed(2)})`;
     return node;
   }
@@ -208,6 +212,8 @@
     if (!own.tokens) return make("p", { class: "faint" }, "Tokens are not recorded; log.tokens = true records them with their log-probs.");
     const legend = {
       "": "", logprob: "the less probable a token was when it was sampled, the darker (log-prob 0 to −5)",
+      entropy: own.tokens[0].entropies ? "the less certain the policy was of the token, the darker (entropy 0 to 3 nats)"
+        : "entropies are not recorded; log.entropies = true records them",
       advantage: "all sampled tokens share the episode's advantage: blue above zero, orange below",
     };
     return make("p", { class: "faint" }, "tokens: ", ...COLOURS.map(([name, label]) =>
@@ -223,6 +229,7 @@
 
   function facts(number) {
     const advantage = index.advantage[number];
+    if (exam(number)) return [];
     return [make("span", {}, `reward ${number3(index.reward[number])}`),
       advantage === null ? null : make("span", {}, `advantage ${number3(advantage)}`),
       reason(number) ? make("span", { class: "bad" }, `rejected: ${reason(number)}`) : null,
@@ -236,8 +243,8 @@
       make("header", {}, make("b", {}, role(number)), make("span", {}, `step ${index.step[number]}`),
         make("a", { href: link({ group: number, open: "" }) }, `group ${group(number)}`), ...facts(number),
         ...Object.entries(own.parts).map(([name, value]) => make("span", { class: "faint" }, `${name} ${typeof value === "number" ? number3(value) : shown(value)}`)),
-        make("span", { class: "faint" }, `${own.sampled} of ${own.all} tokens sampled`)),
-      make("div", {}, palette(own),
+        exam(number) ? null : make("span", { class: "faint" }, `${own.sampled} of ${own.all} tokens sampled`)),
+      make("div", {}, exam(number) ? null : palette(own),
         ...told.map(([name, value]) => typeof value === "object"
           ? make("div", { class: "told" }, make("b", {}, name.replaceAll("_", " ")), items(value))
           : make("p", { class: "told" }, make("b", {}, name.replaceAll("_", " ")), shown(value))),

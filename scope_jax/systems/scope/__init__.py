@@ -62,6 +62,7 @@ from scope_jax.play.tools import Tools
 from scope_jax.systems.scope import challenger, drawing, instructions, judging, phases, rules, solver
 from scope_jax.systems.scope.challenger import Tally, propose
 from scope_jax.systems.scope.exams import exam
+from scope_jax.systems.scope.instructions import check_prompts
 from scope_jax.systems.scope.judging import JOBS, card_of
 from scope_jax.systems.scope.phases import advance, sampled_tasks
 from scope_jax.systems.scope.records import Draft, Problem, Solved, problem_of
@@ -69,7 +70,7 @@ from scope_jax.systems.scope.rows import measure_drafts, measure_solved, of_chal
 from scope_jax.systems.scope.solver import grade, solve
 from scope_jax.text import templates
 
-__all__ = ["exam"]  # beside the functions below
+__all__ = ["check_prompts", "exam"]  # beside the functions below
 
 Played = tuple[list[Episode], Memory, Metrics]
 

@@ -14,7 +14,6 @@ from scope_jax.systems.scope.records import Draft, Order
 from scope_jax.text.messages import Messages
 
 POLICY = "challenger"
-GATES = ("entity", "relevance")
 
 
 @dataclass
@@ -68,18 +67,18 @@ def pass_gates(cfg: Config, tools: Tools, drafts: Sequence[Draft], tally: Tally)
     questions = [
         instructions.for_gate(cfg, gate, draft.task or "", draft.order.document)
         for _, draft in open_drafts
-        for gate in GATES
+        for gate in instructions.GATES
     ]
     replies = judging.scores(cfg, tools, "gates", questions)
     tally.add("gates", replies)
     checked = list(drafts)
     for number, (place, draft) in enumerate(open_drafts):
-        replied = slice(len(GATES) * number, len(GATES) * (number + 1))
-        verdicts = dict(zip(GATES, replies.read[replied], strict=True))
-        rejected = next((gate for gate in GATES if not verdicts[gate]), "")
+        replied = slice(len(instructions.GATES) * number, len(instructions.GATES) * (number + 1))
+        verdicts = dict(zip(instructions.GATES, replies.read[replied], strict=True))
+        rejected = next((gate for gate in instructions.GATES if not verdicts[gate]), "")
         judged = tuple(
             Judgement("gates", gate, given, verdicts[gate])
-            for gate, given in zip(GATES, replies.given[replied], strict=True)
+            for gate, given in zip(instructions.GATES, replies.given[replied], strict=True)
         )
         checked[place] = replace(draft, gates=verdicts, rejected=rejected, judgements=(*draft.judgements, *judged))
     return checked
@@ -114,7 +113,7 @@ def reward(cfg: Config, draft: Draft, solver_mean: float | None) -> tuple[float,
     failed = draft.rejected in ("no_task", "no_rubrics")
     format_score = 0.0 if failed and card.failure_zeroes_format else draft.format.score
     difficulty = 0.0 if solver_mean is None else rules.difficulty_reward(solver_mean, card.target)
-    passed = draft.rejected not in GATES
+    passed = draft.rejected not in instructions.GATES
     total = rules.challenger_reward(card, format_score, passed, difficulty)
     parts = {
         "format": format_score,

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from scope_jax.config import Config
-from scope_jax.play import prompting
+from scope_jax.play import prompting, rubrics
 from scope_jax.play.prompting import shown
 from scope_jax.systems.scope.records import Order
 from scope_jax.text.messages import Messages
 
 SEARCHING = ("challenger", "solver")  # roles that may search
+GATES = ("entity", "relevance")
 SOURCES = "\n\n---\n\n"  # separates the documents from which a rubric is written (released code)
 
 
@@ -72,3 +73,20 @@ def not_run(cfg: Config) -> str:
 def turns_left(cfg: Config, left: int) -> str:
     """Tells a challenger how many turns it has left for searches, or that it must write its task now."""
     return _prompt(cfg, "turns_left", {"left": left}, ("left",)) if left > 0 else _prompt(cfg, "turns_over", {}, ())
+
+
+def check_prompts(cfg: Config) -> None:
+    """Fills in every prompt that the card's game uses, with sample values; raises PromptError."""
+    for_solver(cfg, "")
+    not_run(cfg)
+    rubrics.check_prompts(cfg, cfg.scope.prompts)
+    if cfg.scope.mode == "curated":
+        return
+    for kind in cfg.scope.task_types:
+        for_challenger(cfg, Order(0, "", "", kind, 1))
+    for left in (1, 0):
+        turns_left(cfg, left)
+    for gate in GATES if cfg.scope.quality_gates else ():
+        for_gate(cfg, gate, "", "")
+    for_rubric_writer(cfg, "", ())
+    nudge(cfg, "rubrics")

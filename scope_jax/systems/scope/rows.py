@@ -9,7 +9,7 @@ from scope_jax.config import Config, SamplingSection
 from scope_jax.learner.types import Datum, Episode, Metrics
 from scope_jax.play import searching
 from scope_jax.play.rewards import means, shares
-from scope_jax.systems.scope import challenger, rules, solver
+from scope_jax.systems.scope import challenger, instructions, rules, solver
 from scope_jax.systems.scope.records import REASONS, Attempt, Draft, Solved
 
 
@@ -99,7 +99,7 @@ def measure_drafts(cfg: Config, drafts: Sequence[Draft], episodes: Sequence[Epis
         **_rewards("challenger", episodes),
         **_episode_stats("challenger", drafts),
     }
-    for gate in challenger.GATES:
+    for gate in instructions.GATES:
         values[f"gates/{gate}"] = [float(bool(draft.gates[gate])) for draft in gated]
     for kind in cfg.scope.task_types:
         values[f"challenger/valid/{kind}"] = [float(not d.rejected) for d in drafts if d.order.kind == kind]

@@ -68,6 +68,7 @@ from scope_jax.systems.score.consistency import pairwise
 from scope_jax.systems.score.evaluator import Query, assess, sample_rubrics
 from scope_jax.systems.score.exams import exam
 from scope_jax.systems.score.harness import in_force
+from scope_jax.systems.score.instructions import check_prompts
 from scope_jax.systems.score.refreshing import MODEL, Refresh, due, load_replay, probe, refresh
 from scope_jax.systems.score.rows import evaluator_episodes, evaluator_rewards, solver_episodes
 from scope_jax.systems.score.scheduler import get_constraints, initial_state, update_stats
@@ -75,7 +76,7 @@ from scope_jax.systems.score.solver import write_reports
 from scope_jax.systems.score.statistics import Record, record
 from scope_jax.text import templates
 
-__all__ = ["exam", "finished", "iterations", "total_steps"]  # of the game, beside the functions below
+__all__ = ["check_prompts", "exam", "finished", "iterations", "total_steps"]  # of the game, beside the functions below
 
 
 def policies(cfg: Config) -> tuple[str, ...]:

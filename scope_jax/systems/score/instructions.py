@@ -108,3 +108,14 @@ def for_harness(cfg: Config, before: Harness, records: Sequence[Record]) -> str:
         "max_tool_calls": cfg.score.evaluator.max_turns - 1,
     }
     return prompting.filled(cfg.score.prompts, "harness", values, ("statistics", "harness"))
+
+
+def check_prompts(cfg: Config) -> None:
+    """Fills in every prompt that the card's game uses, with sample values; raises PromptError."""
+    harness, rubric = default(cfg), Rubric(cfg.score.harness.must_include[0], {})
+    if cfg.score.rubric != "fixed":
+        for_rubric(cfg, harness, Constraints((), (), ()), "" if cfg.score.rubric_scope == "query" else None)
+    for_solver(cfg, "", rubric)
+    for_scoring(cfg, harness, "", rubric, ())
+    if cfg.score.harness.driver == "endpoint":
+        for_harness(cfg, harness, ())

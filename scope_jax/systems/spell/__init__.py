@@ -51,6 +51,7 @@ from scope_jax.play.tools import Tools
 from scope_jax.systems.spell import given, instructions
 from scope_jax.systems.spell.exams import exam
 from scope_jax.systems.spell.history import History, accepts, orders, push
+from scope_jax.systems.spell.instructions import check_prompts
 from scope_jax.systems.spell.questioner import ask, reward
 from scope_jax.systems.spell.records import Asked, Group
 from scope_jax.systems.spell.responder import filter_grounded, respond
@@ -61,6 +62,7 @@ from scope_jax.text import templates
 
 __all__ = [
     "adopt",
+    "check_prompts",
     "exam",
     "finished",
     "iterations",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from scope_jax.config import Config
-from scope_jax.play import prompting
+from scope_jax.play import grading, prompting
 from scope_jax.systems.spell.records import Entry, Order, Question
 from scope_jax.text.messages import Messages
 
@@ -84,3 +85,18 @@ def for_verifier(cfg: Config, question: Question, answer: str, reference: str) -
         "reference": quoted(cfg, reference),
     }
     return _filled(cfg, "verifier", values, ("problem", "answer", "reference"))
+
+
+def check_prompts(cfg: Config) -> None:
+    """Fills in every prompt that the card's game uses, with sample values; raises PromptError."""
+    entry, question = Entry((), "", ""), Question("", "")
+    folder = Path(cfg.spell.prompts)
+    for task in (one for one in TASKS if cfg.spell.tasks.get(one) or (folder / f"responder_{one}.txt").is_file()):
+        if cfg.spell.mode != "rlvr":
+            for_questioner(cfg, Order(0, {"documents": []}, task, "", (), (entry,)))
+        for_responder(cfg, task, question, "")
+    if cfg.spell.mode != "rlvr" and cfg.spell.grounding_filter:
+        nothing(cfg)
+    if cfg.spell.rule == "judge":
+        grading.prompt(cfg.spell.prompts)
+    for_verifier(cfg, question, "", "")

@@ -52,6 +52,7 @@ from scope_jax.play.system import Memory
 from scope_jax.play.tools import Tools
 from scope_jax.systems.spice import challenger, instructions
 from scope_jax.systems.spice.challenger import OUTSIDE, attempt, keep, learns, select
+from scope_jax.systems.spice.instructions import check_prompts
 from scope_jax.systems.spice.reasoner import grade, prediction_of, solve
 from scope_jax.systems.spice.records import Attempt, Document, Tried
 from scope_jax.systems.spice.rows import key_of, measure, of_challenger, of_reasoner
@@ -59,6 +60,7 @@ from scope_jax.text import templates
 
 __all__ = [
     "adopt",
+    "check_prompts",
     "finished",
     "iterations",
     "policies",

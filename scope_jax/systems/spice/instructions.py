@@ -52,3 +52,14 @@ def _messages(cfg: Config, role: str, name: str, values: Mapping[str, object]) -
     folder, required = cfg.spice.prompts, tuple(set(values) & {"document", "question"})
     system = [filled(folder, file.stem, {}) for file in templates.system_files(folder, [role])]
     return Messages(filled(folder, name, values, required), system[0] if system else None)
+
+
+def check_prompts(cfg: Config) -> None:
+    """Fills in every prompt that the card's game uses, with sample values; raises PromptError."""
+    document = Document(0, "", "")
+    if cfg.spice.formats != "multiple-choice":
+        for_format(cfg, document)
+    kinds = () if cfg.spice.formats == "multiple-choice" else cfg.spice.answer_types
+    for kind in (*kinds, *(() if cfg.spice.formats == "free-form" else (MULTIPLE_CHOICE,))):
+        for_task(cfg, document, kind)
+    for_reasoner(cfg, "")

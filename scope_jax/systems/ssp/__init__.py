@@ -34,6 +34,7 @@ from scope_jax.play.system import Memory
 from scope_jax.play.tools import Tools
 from scope_jax.systems.ssp import instructions
 from scope_jax.systems.ssp.exams import exam
+from scope_jax.systems.ssp.instructions import check_prompts
 from scope_jax.systems.ssp.pool import next_memory
 from scope_jax.systems.ssp.proposer import attempts, open_slots, propose, reward_proposer
 from scope_jax.systems.ssp.records import Proposal
@@ -44,6 +45,7 @@ from scope_jax.text import templates
 
 __all__ = [
     "adopt",
+    "check_prompts",
     "exam",
     "finished",
     "iterations",

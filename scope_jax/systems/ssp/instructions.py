@@ -9,7 +9,7 @@ from typing import Any
 
 from scope_jax.config import Config
 from scope_jax.data.keys import rng
-from scope_jax.play import prompting
+from scope_jax.play import grading, prompting
 from scope_jax.play.prompting import shown
 from scope_jax.systems.ssp.records import Slot
 from scope_jax.text import templates
@@ -40,3 +40,13 @@ def for_verification(cfg: Config, question: str, materials: str) -> str:
     """Prompt to answer a question from materials, without searching."""
     values = {"materials": materials, "question": shown(cfg, question)}
     return prompting.filled(cfg.ssp.prompts, "rag", values, tuple(values))
+
+
+def check_prompts(cfg: Config) -> None:
+    """Fills in every prompt that the card's game uses, with sample values; raises PromptError."""
+    for_proposer(cfg, Slot(0, 0, ("",), 1), 1)
+    for_solver(cfg, "")
+    if cfg.ssp.verify != "off":
+        for_verification(cfg, "", "")
+    if cfg.ssp.grader == "judge":
+        grading.prompt(cfg.ssp.prompts)

@@ -1,0 +1,49 @@
+"""The answers that `scope-jax eval` got from checkpoints of a run: <run>/evaluations.jsonl.gz.
+
+    {"step": 40, "set": "held_out", "taken": "2026-01-31T12:00:00+00:00", "metrics": {"accuracy": 0.5, …}}
+    {"step": 40, "set": "held_out", "taken": "2026-01-31T12:00:00+00:00", "place": 0, "record": {"question": …}}
+
+A set that was answered is one gzip member: a line with its metrics, then one per answer (see `play.exams.take`);
+`place` is the index of the question, from 0. A set may be answered again: the newest answers of a step count. See
+`members` for the file format.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from scope_jax.run import members
+from scope_jax.run.processes import writes
+
+NAME = "evaluations.jsonl.gz"
+Line = dict[str, Any]
+
+
+def keep(
+    run: Path | None, step: int | None, name: str, records: Sequence[Mapping[str, Any]], metrics: Mapping[str, float]
+) -> None:
+    """Adds the answers to a set; returns when they are on disk. metrics: `eval/<set>/<measure>`.
+
+    Does nothing for weights that are not a run's (run or step None) and for a run that this user may not write to.
+    """
+    if run is None or step is None or not writes() or not os.access(run, os.W_OK):
+        return
+    head = {"step": step, "set": name, "taken": datetime.now(UTC).isoformat(timespec="microseconds")}
+    lines: list[Line] = [
+        head | {"metrics": {key.removeprefix(f"eval/{name}/"): value for key, value in metrics.items()}}
+    ]
+    place = -1
+    for record in records:
+        place += not record.get("sample")
+        lines.append(head | {"place": place, "record": record})
+    members.append(run / NAME, lines)
+
+
+def newest(run: Path) -> Iterator[Line]:
+    """The lines of the newest answers to each set at each step, in the order of the file; none if there is no file."""
+    last = {(line["step"], line["set"]): line["taken"] for line in members.read(run / NAME)}
+    yield from (line for line in members.read(run / NAME) if last[line["step"], line["set"]] == line["taken"])

@@ -1,0 +1,69 @@
+"""A card is checked with all its prompts: one wrong variable in one file is a sentence, before anything is loaded."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from scope_jax.config import Config, load_card
+from scope_jax.run.checking import check
+from scope_jax.systems import SYSTEMS, game_of
+from scope_jax.text.templates import PromptError
+
+ROOT = Path(__file__).parents[2]
+JUDGE = ("judge.url=http://judge", "judge.model=m")
+OPEN = {"format_open.txt", "format_free_form_open.txt", "free_form_open.txt", "multiple_choice_open.txt"}
+TYPES = {"answer_boolean.txt", "answer_float.txt"}  # answer types that the card does not ask for
+# By game: overrides, and the files of its folder that the card then does not use.
+CASES = {
+    "ssp": ((*JUDGE, "ssp.grader=judge"), set()),
+    "scope": ((), set()),
+    "spice": (("spice.formats=both",), {*OPEN, "format_free_form.txt", *TYPES}),
+    "spell": ((*JUDGE, "spell.rule=judge", "spell.grounding_filter=true"), set()),
+    "score": (
+        ("score.harness.driver=endpoint", "score.harness.endpoint.url=http://x", "score.harness.endpoint.model=m"),
+        {"rubric.txt"},
+    ),
+}
+
+
+def card_of(game: str) -> Config:
+    prompts = f"{game}.prompts={ROOT / 'scope_jax' / 'prompts' / game}"
+    return load_card(ROOT / "configs" / game / "atlas.toml", [prompts, *CASES[game][0]])
+
+
+def broken(game: str, folder: Path, name: str, cfg: Config) -> str:
+    """What is said about the card when one prompt has a variable that the game does not fill; "" if nothing."""
+    place = folder / name / "prompts"
+    shutil.copytree(ROOT / "scope_jax" / "prompts" / game, place)
+    with (place / name).open("a", encoding="utf-8") as file:
+        file.write("\n{misspelled}\n")
+    section = getattr(cfg, game).model_copy(update={"prompts": str(place)})
+    try:
+        game_of(cfg).check_prompts(cfg.model_copy(update={game: section}))
+    except PromptError as error:
+        return str(error).replace(str(place / name), "FILE")
+    return ""
+
+
+@pytest.mark.parametrize("game", SYSTEMS)
+def test_a_wrong_variable_in_any_prompt_is_found(game: str, tmp_path: Path) -> None:
+    cfg, (_, unused) = card_of(game), CASES[game]
+    game_of(cfg).check_prompts(cfg)
+    names = sorted(path.name for path in (ROOT / "scope_jax" / "prompts" / game).glob("*.txt"))
+    said = {name: broken(game, tmp_path, name, cfg) for name in names}
+    assert {name for name in names if not said[name]} == unused
+    for name in names:
+        assert name in unused or said[name].startswith("FILE: unknown variable {misspelled}"), (name, said[name])
+
+
+def test_a_missing_variable_is_a_finding_of_check(tmp_path: Path) -> None:
+    cfg = card_of("ssp")
+    shutil.copytree(ROOT / "scope_jax" / "prompts" / "ssp", tmp_path / "prompts")
+    file = tmp_path / "prompts" / "solver.txt"
+    file.write_text(file.read_text(encoding="utf-8").replace("{question}", "{quesion}"), encoding="utf-8")
+    wrong = cfg.model_copy(update={"ssp": cfg.ssp.model_copy(update={"prompts": str(tmp_path / "prompts")})})
+    (finding,) = [one for one in check(wrong) if one.name == "prompts"]
+    assert finding.wrong and f"{file}: unknown variable {{quesion}}" in finding.text and "{question}" in finding.text
