@@ -117,9 +117,10 @@ def check(card: Card, set_: Sets = None, as_json: Json = False) -> None:
     """Open every model, prompt, data set, corpus and server of CARD and say all that is wrong; nothing is compiled."""
     cfg = load(card, set_)
     from scope_jax.run.checking import check as opened
+    from scope_jax.run.fetching import fetched
 
     wrong, findings = 0, {}
-    for one in opened(cfg):
+    for one in opened(fetched(cfg, tell)):
         wrong += one.wrong
         findings[one.name] = one.text
         if not as_json:
@@ -167,7 +168,8 @@ def new(
 
     positions = load_config(model).max_positions
     length = min(max_length or 4096, positions)
-    table = _table(game, _absolute(str(model)), data, searched, exam, steps, length)
+    searched, exam = searched and _kept(searched, card), exam and _kept(exam, card)
+    table = _table(game, _kept(str(model), card), _kept(data, card), searched, exam, steps, length)
     from scope_jax.config import overridden
     from scope_jax.run.metrics import as_toml
 
@@ -179,9 +181,15 @@ def new(
     check(card, None, False)
 
 
-def _absolute(path: str) -> str:
-    """The path of a file that is here, independent of the current folder; other names (of the hub) as they are."""
-    return str(Path(path).resolve()) if Path(path).exists() else path
+def _kept(path: str, card: Path) -> str:
+    """How the card names a file: as given if that leads to it from the card's folder or one above it, so that both can
+    be moved together; otherwise its absolute path. Other names (of the hub) as they are."""
+    if not Path(path).exists():
+        return path
+    file, folder = Path(path).resolve(), card.resolve().parent
+    first = next((above / path for above in (folder, *folder.parents) if (above / path).exists()), None)
+    looked_for = not Path(path).is_absolute() and ("/" in path or Path(path).suffix)  # see config.base
+    return path if looked_for and first is not None and first.resolve() == file else str(file)
 
 
 def _header_of(card: Path, game: str) -> str:
@@ -200,13 +208,13 @@ def _table(
     buckets = [bucket for bucket in (64, 256, 1024, 4096) if bucket <= length] or [length]
     table: dict[str, Any] = {"system": game, "model": {"checkpoint": model}}
     if corpus is not None:
-        table["retrieval"] = {"corpus": _absolute(corpus)}
+        table["retrieval"] = {"corpus": corpus}
     table["rollout"] = {"max_length": length, "prefill_buckets": buckets}
     table["learner"] = {"buckets": [length]}
-    table["data"] = {DATA[game]: _absolute(data)}
+    table["data"] = {DATA[game]: data}
     table["train"] = {"steps": steps}
     if exam is not None:
-        table["evaluate"] = {"sets": [{"name": "held_out", "path": _absolute(exam)}]}
+        table["evaluate"] = {"sets": [{"name": "held_out", "path": exam}]}
     if game == "ssp":
         table["ssp"] = {"grader": "exact-match", "verify": "policy"}  # no external judge
     return table

@@ -22,6 +22,7 @@ from scope_jax.errors import UserError
 from scope_jax.run.adapters import adapter_of, saved_factors
 from scope_jax.run.checkpoint import load, locate, run_of, step_of
 from scope_jax.run.dtypes import DTYPES
+from scope_jax.run.fetching import fetched
 from scope_jax.systems import game_of
 from sharding.mesh import MeshConfig, make_mesh
 from sharding.rules import TRAIN
@@ -66,7 +67,7 @@ def convert(
             raise UserError(
                 f"{source} is neither a run (it has no config.toml) nor a model folder (it has no config.json)."
             )
-        card = load_card(run / "config.toml")
+        card = fetched(load_card(run / "config.toml"))
         _check_merge(card, run, layout, merge)
         if card.model.adapter is not None and not merge:
             results = export_adapters(source, card, folder, DTYPES[dtype or card.model.adapter.dtype], policy)

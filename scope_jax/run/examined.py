@@ -61,7 +61,7 @@ def index_folder(target: Path, cfg: Config | ServedModel) -> Iterator[Path]:
     """The folder of an index for which the card has no folder: the target's run if its [retrieval] table is the same,
     otherwise a temporary folder."""
     run = run_of(target)
-    if run is not None and load_card(run / "config.toml").retrieval == cfg.retrieval:
+    if run is not None and fetched(load_card(run / "config.toml")).retrieval == cfg.retrieval:
         yield run
     else:
         with TemporaryDirectory() as scratch:

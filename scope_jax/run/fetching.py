@@ -1,4 +1,5 @@
-"""Cards that read from object storage: data, corpora, models and prompts are copied to local files first."""
+"""Cards that read from elsewhere, which is copied to local files first: data, corpora, models and prompts from object
+storage, and models from the hub (`hub`; data sets of the hub are read where they are used)."""
 
 from __future__ import annotations
 
@@ -7,14 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from scope_jax.config import Config
+from scope_jax.run import hub
 from scope_jax.run.objects import fetch, is_object
 
 
 def fetched(cfg: Config, tell: Callable[[str], None] | None = None) -> Config:
-    """The card with local copies instead of its gs:// and s3:// paths; the card itself if it has none.
+    """The card with local copies instead of its gs:// and s3:// paths and its models of the hub; the card itself if it
+    has none.
 
-    The copies lie in `train.spool`; what has not changed since it was copied is not read again. Each machine has its
-    own. Raises FileNotFoundError for what does not exist and ConnectionError for storage that cannot be used.
+    The copies lie in `train.spool` and in the hub's cache; what has not changed since it was copied is not read again.
+    Each machine has its own. Raises FileNotFoundError for what does not exist and ConnectionError for storage that
+    cannot be used.
     """
     places: dict[str, str] = {}
 
@@ -32,4 +36,19 @@ def fetched(cfg: Config, tell: Callable[[str], None] | None = None) -> Config:
         return places[value]
 
     table = local(cfg.model_dump())
+    for section, key, weights in _models(table):
+        name = section[key]
+        if name is not None and hub.is_name(name):
+            if tell is not None and name not in places:
+                tell(f"looking for {name} on the hub; it is downloaded if it is not in the cache")
+            places[name] = section[key] = str(hub.snapshot(name, weights))
     return Config.model_validate(table) if places else cfg
+
+
+def _models(table: dict[str, Any]) -> list[tuple[dict[str, Any], str, bool]]:
+    """(table, key, whether its weights are read) of every place of a card that names a model's folder."""
+    model = table["model"]
+    found = [(model, "checkpoint", True), (model, "tokenizer", False)]
+    found += [(model["policies"], name, True) for name in model["policies"]]
+    encoders = [table[name]["encoder"] for name in ("retrieval", "clusters") if table[name] is not None]
+    return found + [(encoder, "checkpoint", True) for encoder in encoders]

@@ -24,6 +24,7 @@ from scope_jax.run.adapters import base_of, policies_of
 from scope_jax.run.checkpoint import locate, run_of, step_of
 from scope_jax.run.engines import ahead_of, decode_layout, engine_for, threads_of
 from scope_jax.run.examined import Examined, factors_of, fitted, index_folder, model_folder, weights_of
+from scope_jax.run.fetching import fetched
 from scope_jax.run.meshes import own_mesh
 from scope_jax.run.searches import lookup_of, search_of
 from scope_jax.systems import game_of
@@ -52,7 +53,7 @@ def card_of(target: Path, card: Path | None, overrides: Sequence[str]) -> Card:
     config.json allows. Overrides apply to all. Raises UserError if the target is none of these."""
     run = run_of(target)
     if card is not None or run is not None:
-        return load_card(card or (run or target) / "config.toml", overrides)
+        return fetched(load_card(card or (run or target) / "config.toml", overrides))
     if peft.is_adapter(target):
         base = Path(base_of(target, overrides))
         return load_served(base, weights.load_config(base).max_positions, overrides)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,22 @@ def test_new_writes_a_card_that_check_accepts(tmp_path: Path) -> None:
     assert again.exit_code == 2 and "exists" in again.stderr
     none = invoke("new", tmp_path / "b.toml", "--game", "ssp", "--model", tmp_path, *files[2:])
     assert none.exit_code == 2 and not (tmp_path / "b.toml").exists()
+
+
+def test_a_new_card_and_its_files_can_be_moved_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    (old / "my").mkdir(parents=True)
+    for name in ("answers.jsonl", "corpus.jsonl"):
+        shutil.copy(ATLAS / name, old / "my" / name)
+    shutil.copytree(BASE, old / "model")  # without a slash: it could be a name, and its absolute path is kept
+    monkeypatch.chdir(old)
+    files = ("--model", "model", "--data", "my/answers.jsonl", "--corpus", "my/corpus.jsonl")
+    assert invoke("new", "my/card.toml", "--game", "ssp", *files, "--steps", 1).exit_code == 0
+    old.rename(new)
+    monkeypatch.chdir(tmp_path)
+    cfg = load_card(new / "my" / "card.toml")
+    assert cfg.data.answers == str(new / "my/answers.jsonl") and cfg.model.checkpoint == str(old / "model")
+    assert cfg.retrieval is not None and cfg.retrieval.corpus == str(new / "my/corpus.jsonl")
 
 
 def test_runs_lists_what_is_done(tmp_path: Path) -> None:

@@ -50,8 +50,8 @@ def pattern(lines: list[str]) -> re.Pattern[str]:
 
 def test_the_page_has_its_files_and_shows_every_stage() -> None:
     assert sorted(files()) == ["my/answers.jsonl", "my/corpus.jsonl", "my/questions.jsonl", "my/tiny.py"]
-    ours = [shlex.split(command)[1] for command, _ in commands() if command.startswith("scope-jax ")]
-    assert ours == ["new", "check", "train", "train", "train", "report", "eval", "export", "serve"]
+    ours = re.findall(r"(?:^|\| )scope-jax (\w+)", "\n".join(command for command, _ in commands()), re.MULTILINE)
+    assert ours == ["new", "check", "index", "train", "train", "train", "report", "eval", "export", "serve", "chat"]
     assert pattern(["a … c", "…", "d"]).fullmatch("a b c\nx\ny\nd\n")
     assert pattern(["a … c", "d"]).fullmatch("a b c\nx\nd\n") is None
 
@@ -60,7 +60,7 @@ def test_every_command_of_the_page_has_known_options() -> None:
     """Also those inside sentences."""
     program = typer.main.get_command(app)
     inline = re.findall(r"`(scope-jax \w[^`]*)`", PAGE)
-    shown = [command.removesuffix(" &") for command, _ in commands() if command.startswith("scope-jax ")]
+    shown = [command.split(" | ")[-1].removesuffix(" &") for command, _ in commands() if "scope-jax " in command]
     whole = [command for command in inline if len(command.split()) > 2 and not command.endswith(("--model", "--help"))]
     assert len(whole) >= 2
     for command in (*shown, *whole):

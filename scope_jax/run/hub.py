@@ -1,0 +1,44 @@
+"""Models of the Hugging Face hub: a card may name one, as `Qwen/Qwen3-8B`, where it could name a folder.
+
+The files lie in the hub's own cache (HF_HOME), with the hub's own settings: HF_TOKEN for models that ask for
+permission, HF_ENDPOINT for another address, HF_HUB_OFFLINE=1 to use the cache without asking the hub.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from httpx2 import TransportError
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+LOCAL = ("checkpoints", "models", "runs", "data", "assets")  # folders of cards, never taken for owners on the hub
+NAME = re.compile(r"[A-Za-z0-9_][\w.-]*/[\w.-]+")
+SMALL = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")  # config, tokenizer, template, index of the weights
+
+
+def is_name(path: str) -> bool:
+    """True for `owner/name` where no folder `owner` exists, and `owner` is no usual name of one (LOCAL)."""
+    owner = Path(path).parent
+    return bool(NAME.fullmatch(path)) and not owner.exists() and str(owner) not in LOCAL
+
+
+def snapshot(name: str, weights: bool = True) -> Path:
+    """The folder with a model's files in the hub's cache, downloaded if they are not there. weights: also those.
+
+    Raises FileNotFoundError for a model that does not exist, that this user may not read, or that is neither in the
+    cache nor to be had without network.
+    """
+    wanted = [*SMALL, *(["*.safetensors"] if weights else [])]
+    try:
+        return Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=["*/*"]))
+    except GatedRepoError:
+        wrong = f"asks for permission: accept its terms on {name}'s page of the hub, and set HF_TOKEN"
+    except RepositoryNotFoundError:
+        wrong = "is neither a folder here nor a model of the hub; correct the name, or set HF_TOKEN if it is private"
+    except (LocalEntryNotFoundError, TransportError):
+        wrong = "is neither a folder here nor in the hub's cache, and the hub cannot be reached; give a folder"
+    except HfHubHTTPError as error:
+        wrong = f"cannot be downloaded: the hub answers {error.response.status_code}; try again later, or give a folder"
+    raise FileNotFoundError(f"the model {name} {wrong}.")
