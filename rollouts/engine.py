@@ -75,7 +75,7 @@ class Engine(EngineWeights):
             Sampling(*(slot,) * 5),
         )
         self.prefix_sharding = Prefix(heads, self._whole, self._whole)
-        results = Result(*(self._whole,) * 4, self._whole if config.entropies else None)
+        results = Result(*(self._whole,) * 4, entropies_NS=self._whole if config.entropies else None)
         state = self._state_sharding
         self._init = jax.jit(self._init_program, out_shardings=state)
         self._prefill = jax.jit(self._prefill_program, static_argnums=0, out_shardings=self.prefix_sharding)

@@ -55,4 +55,5 @@ def test_entropies_are_those_of_the_training_forward(params):
         how = asked.params
         temperature = how.temperature if how.tempered_logprobs and how.temperature else 1.0
         (row,) = one.rows
+        assert row.entropies_T is not None
         np.testing.assert_allclose(row.entropies_T, trainer_entropies(params, one, temperature), atol=2e-5, rtol=0)
