@@ -1,6 +1,7 @@
-"""Decoding over a paged cache on TPUs that need not be present: memory, copies and an estimate of the time per token.
+"""Decoding over a paged cache on devices that need not be present: memory, copies and an estimate of the time.
 
     python benchmarks/decode.py [--model qwen3-8b] [--topology v5p:2x2x2] [--requests 256] [--length 16384]
+    python benchmarks/decode.py --topology 8xH100 --pages 170000           # needs jax[cuda12], no GPU
 
 The engine's decode program for the shapes of Qwen3-8B or Qwen3-30B-A3B in bfloat16 is compiled ahead of time: tensor
 parallelism over as many chips as there are kv heads, row shards over the rest, whole experts over all. Nothing is
@@ -23,26 +24,26 @@ import time
 from pathlib import Path
 from typing import Any
 
-# For ahead-of-time TPU compilation: allow several processes to load libtpu, and do not look for a TPU slice.
-os.environ |= {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost"}
-os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-1")
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from scope_jax.plan.hardware import ABSENT, hardware
+
+os.environ |= ABSENT
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec
 
 from models.config import ModelConfig, from_hf
-from models.pages import PAGE, Ragged
+from models.pages import PAGE
 from rollouts.paged import PagedEngine
 from rollouts.slots import EngineConfig
+from scope_jax.plan.hlo import KERNEL as CALL
+from scope_jax.plan.hlo import Program
+from scope_jax.run.engines import attention_over_pages
 from sharding.mesh import MeshConfig, make_mesh
 
 GIB = 2**30
-BANDWIDTH = {"v5p": 2765e9, "v5e": 819e9, "v6e": 1640e9}  # bytes per second and chip, published
-CLOCK = {"v5p": 1.75e9, "v5e": 1.5e9, "v6e": 1.75e9}  # cycles per second
 KERNEL = 0.8  # share of the bandwidth that the attention kernel is assumed to reach
 NEVER = 2**50  # estimated cycles above this are the compiler's mark for "unknown"
 QWEN3 = {
@@ -85,25 +86,20 @@ MODELS = {
 
 def engine_on(topology: str, model: ModelConfig, requests: int, length: int, pages: int | None = None) -> PagedEngine:
     """The engine on a topology, tensor parallelism over as many chips as there are kv heads, at most all."""
-    devices = list(topologies.get_topology_desc(topology, platform="tpu").devices)
+    on = hardware(topology)
+    if not on.compiles:
+        raise SystemExit(f"nothing compiles for {topology} here; pip install 'jax[cuda12]' (no GPU is needed).")
+    devices = list(on.devices)
     tensor = math.gcd(len(devices), model.num_kv_heads)
     config = EngineConfig(requests, length, (length,), 1, 16, jnp.bfloat16, prefill_tokens=1024, pages=pages)
-    return PagedEngine(model, config, make_mesh(MeshConfig(-1, 1, tensor), devices), Ragged())
+    how = attention_over_pages(on.platform, model.head_dim)
+    return PagedEngine(model, config, make_mesh(MeshConfig(-1, 1, tensor), devices), how)
 
 
 def compiled_decode(engine: PagedEngine) -> Any:
     """The decode program, compiled."""
     patience = jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(engine.mesh, PartitionSpec()))
     return engine._generate.lower(*engine.abstract_arguments(), patience).compile()
-
-
-def largest_copy(text: str) -> int:
-    """Bytes of the largest result of a copy in a compiled program."""
-    sizes = {"f32": 4, "s32": 4, "u32": 4, "bf16": 2, "pred": 1}
-    largest = 0
-    for kind, dims in re.findall(r"= \(?(\w+)\[([\d,]*)\]\S* copy(?:-start)?\(", text):
-        largest = max(largest, sizes.get(kind, 4) * math.prod(int(d) for d in dims.split(",") if d))
-    return largest
 
 
 def cycles(text: str, steps: int) -> float:
@@ -135,29 +131,30 @@ def measured(engine: PagedEngine, topology: str) -> dict[str, Any]:
     program = compiled_decode(engine)
     seconds = time.monotonic() - start
     memory, text = program.memory_analysis(), program.as_text()
-    chip = topology.split(":")[0]
+    chip = hardware(topology).chip
     model, shards = engine.model, engine.mesh.shape["tensor"]
     token = 2 * model.num_layers * (model.num_kv_heads // shards) * model.head_dim * 2
-    cache = token * engine.config.max_length * engine.slots
+    cache = token * min(engine.config.max_length * engine.slots, (engine.pages - 1) * PAGE)
     tree = engine.abstract_arguments()[0]
     weights = bytes_of(tree)
     experts = bytes_of(
         [layer[name] for layer in tree["layers"] for name in layer if "X" in name and "router" not in name]
     )
-    other = cycles(text, engine.config.decode_steps) / CLOCK[chip]
-    roofline = (cache + weights) / BANDWIDTH[chip]
-    estimate = other + (cache + experts) / (KERNEL * BANDWIDTH[chip])
+    estimate = {}
+    if chip.clock is not None:
+        other = cycles(text, engine.config.decode_steps) / chip.clock
+        total = other + (cache + experts) / (KERNEL * (chip.bandwidth or math.inf))
+        estimate = {"without_kernels_ms": round(1e3 * other, 2), "estimate_ms": round(1e3 * total, 2)}
     return {
         "arguments_gib": round(memory.argument_size_in_bytes / GIB, 2),
         "temporaries_gib": round(memory.temp_size_in_bytes / GIB, 3),
         "in_place_gib": round(memory.alias_size_in_bytes / GIB, 2),
-        "largest_copy_mib": round(largest_copy(text) / 2**20, 1),
-        "kernels": text.count('custom_call_target="tpu_custom_call"'),
+        "largest_copy_mib": round(Program(text).largest_copy() / 2**20, 1),
+        "kernels": len(CALL.findall(text)),
         "weights_gib": round(weights / GIB, 2),
         "cache_gib": round(cache / GIB, 2),
-        "without_kernels_ms": round(1e3 * other, 2),
-        "estimate_ms": round(1e3 * estimate, 2),
-        "roofline_ms": round(1e3 * roofline, 2),
+        **estimate,
+        "roofline_ms": round(1e3 * (cache + weights) / chip.bandwidth, 2),
         "compile_seconds": round(seconds, 1),
     }
 
@@ -169,10 +166,11 @@ def main() -> None:
     options.add_argument("--topology", default="v5p:2x2x2")
     options.add_argument("--requests", type=int, default=256)
     options.add_argument("--length", type=int, default=16384, help=f"tokens of a request, in pages of {PAGE}")
+    options.add_argument("--pages", type=int, help=f"of a row shard, of {PAGE} tokens; without it all requests fit")
     given = options.parse_args()
     shapes = MODELS[given.model]
     model = from_hf(shapes if given.layers is None else shapes | {"num_hidden_layers": given.layers})
-    engine = engine_on(given.topology, model, given.requests, given.length)
+    engine = engine_on(given.topology, model, given.requests, given.length, given.pages)
     print(json.dumps({"benchmark": "decode", **vars(given), **measured(engine, given.topology)}))
 
 

@@ -81,26 +81,47 @@ def grouped_matmul(
 ) -> Float[Array, "J O"]:
     """Multiplies each group of rows by its expert's matrix: group x has sizes_X[x] rows, in expert order; Σ sizes = J.
 
-    Uses megablox's kernels on TPU and a loop over blocks of rows elsewhere, chosen by the platform compiled for.
-    `lax.ragged_dot` multiplies every row by every expert on CPUs, and in its gradient on TPUs too.
+    Uses kernels on TPU (megablox) and GPU (models/moe_gpu.py) and a loop over blocks of rows elsewhere, chosen by the
+    platform compiled for. `lax.ragged_dot` multiplies every row by every expert on CPUs, and in its gradient on TPUs.
     """
     return _grouped(x_JI, w_XIO, sizes_X)
 
 
-def _by_platform(tpu: Any, elsewhere: Any, *arrays: jax.Array) -> jax.Array:
-    return lax.platform_dependent(*arrays, tpu=tpu, default=elsewhere)
+def _multiply(
+    x_JI: jax.Array, w_XIO: jax.Array, sizes_X: jax.Array, transposed: bool = False, tile: int | None = None
+) -> jax.Array:
+    """grouped_matmul or, with transposed, the product with each expert's transpose. tile: megablox's rows of a tile."""
+    return lax.platform_dependent(
+        x_JI,
+        w_XIO,
+        sizes_X,
+        tpu=partial(megablox_matmul, transposed=transposed, tile=tile),
+        cuda=partial(_triton_matmul, transposed=transposed),
+        default=partial(block_matmul, transposed=transposed),
+    )
+
+
+def _triton_matmul(x_JI: jax.Array, w_XIO: jax.Array, sizes_X: jax.Array, transposed: bool) -> jax.Array:
+    from models.moe_gpu import triton_matmul  # Pallas takes a second to import
+
+    return triton_matmul(x_JI, w_XIO, sizes_X, transposed)
+
+
+def _triton_outer(x_JI: jax.Array, y_JO: jax.Array, sizes_X: jax.Array) -> jax.Array:
+    from models.moe_gpu import triton_outer
+
+    return triton_outer(x_JI, y_JO, sizes_X)
 
 
 @jax.custom_vjp
 def _grouped(x_JI: jax.Array, w_XIO: jax.Array, sizes_X: jax.Array) -> jax.Array:
-    return _by_platform(megablox_matmul, block_matmul, x_JI, w_XIO, sizes_X)
+    return _multiply(x_JI, w_XIO, sizes_X)
 
 
 def _grouped_backward(saved: tuple[jax.Array, ...], ct_JO: jax.Array) -> tuple[jax.Array, jax.Array, None]:
     x_JI, w_XIO, sizes_X = saved
-    transposed = partial(megablox_matmul, transposed=True), partial(block_matmul, transposed=True)
-    dx_JI = _by_platform(*transposed, ct_JO, w_XIO, sizes_X)
-    dw_XIO = _by_platform(megablox_outer, block_outer, x_JI, ct_JO, sizes_X)
+    dx_JI = _multiply(ct_JO, w_XIO, sizes_X, transposed=True)
+    dw_XIO = lax.platform_dependent(x_JI, ct_JO, sizes_X, tpu=megablox_outer, cuda=_triton_outer, default=block_outer)
     return dx_JI, dw_XIO.astype(w_XIO.dtype), None
 
 
@@ -289,7 +310,7 @@ def _over_experts(cfg: ModelConfig, w: dict[str, jax.Array], x_BTD: jax.Array, s
     place_Nk = jnp.argsort(order_J).reshape(picked_Nk.shape)
     sizes_X = jnp.sum(own_J[:, None] == jnp.arange(count), axis=0, dtype=jnp.int32)
     tile = TILES[0] if len(own_J) >= TILES[0] * cfg.num_experts else SUBLANES
-    grouped = partial(_by_platform, partial(megablox_matmul, tile=tile), block_matmul)
+    grouped = partial(_multiply, tile=tile)
     rows_JD = x_ND[order_J // picked_Nk.shape[1]]
 
     def spread(gate_Br: jax.Array) -> jax.Array:

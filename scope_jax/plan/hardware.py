@@ -12,7 +12,7 @@ from typing import Any
 from scope_jax.errors import UserError
 from sharding.chips import CHIPS, GIB, Chip, chip_of
 
-__all__ = ["ABSENT", "CHIPS", "GIB", "Absent", "Chip", "Hardware", "hardware", "prepare", "tpu_devices"]
+__all__ = ["ABSENT", "CHIPS", "GIB", "Absent", "Chip", "Hardware", "gpu_devices", "hardware", "prepare", "tpu_devices"]
 
 THIS_MACHINE = "this machine"
 
@@ -28,6 +28,17 @@ ABSENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-1",
     "TPU_WORKER_HOSTNAMES": "localhost",
+}
+
+
+# What NVIDIA publishes of the GPUs and XLA's compiler asks for: compute capability, multiprocessors, each one's shared
+# memory and a block's share of it in bytes, second-level cache in MiB, clock in GHz. All have 65,536 registers and
+# 2,048 threads per multiprocessor.
+CUDA = {
+    "A100": ((8, 0), 108, 167936, 166912, 40, 1.41),
+    "H100": ((9, 0), 132, 233472, 232448, 50, 1.98),
+    "H200": ((9, 0), 132, 233472, 232448, 50, 1.98),
+    "B200": ((10, 0), 148, 233472, 232448, 126, 1.97),
 }
 
 
@@ -82,6 +93,48 @@ def tpu_devices(topology: str) -> list[Any]:
         ) from error
 
 
+def cuda_compiler() -> bool:
+    """Whether JAX's CUDA plugin and cuDNN are installed: they compile for a GPU that is not here."""
+    from importlib.util import find_spec
+
+    parents = find_spec("jax_plugins"), find_spec("nvidia")
+    return all(parents) and None not in (find_spec("jax_plugins.xla_cuda12"), find_spec("nvidia.cudnn"))
+
+
+def gpu_devices(chip: Chip, count: int) -> list[Any]:
+    """`count` GPUs of one node, for ahead-of-time compilation; `Absent` ones without the compiler."""
+    if not cuda_compiler():
+        return [Absent(number, "gpu", chip.name) for number in range(count)]
+    from jax.experimental import topologies
+
+    shape = f"1x1x{count}"  # slices, hosts, devices of a host
+    return list(
+        topologies.get_topology_desc(shape, platform="cuda", topology=shape, target_config=cuda_target(chip)).devices
+    )
+
+
+def cuda_target(chip: Chip) -> str:
+    """XLA's description of a GPU (`GpuTargetConfigProto` as text)."""
+    (major, minor), cores, shared, optin, cache, clock = CUDA[chip.name]
+    feature = "feature_extension: ACCELERATED_FEATURES" if major >= 9 else ""
+    return f"""
+        gpu_device_info {{
+          threads_per_block_limit: 1024  threads_per_warp: 32  threads_per_core_limit: 2048
+          shared_memory_per_block: 49152  shared_memory_per_core: {shared}  shared_memory_per_block_optin: {optin}
+          core_count: {cores}  fpus_per_core: 128  clock_rate_ghz: {clock}
+          registers_per_core_limit: 65536  registers_per_block_limit: 65536
+          block_dim_limit_x: 2147483647  block_dim_limit_y: 65535  block_dim_limit_z: 65535
+          thread_dim_limit_x: 1024  thread_dim_limit_y: 1024  thread_dim_limit_z: 64
+          memory_bandwidth: {chip.bandwidth:.0f}  device_memory_size: {chip.hbm:.0f}  l2_cache_size: {cache * 2**20}
+          cuda_compute_capability {{ major: {major} minor: {minor} {feature} }}
+          device_vendor: "NVIDIA Corporation"  name: "NVIDIA {chip.name}"  dnn_version: "9.10.0"
+          driver_version: "12.8.0"  runtime_version: "12.8.0"  compile_time_toolkit_version: "12.8.0"
+        }}
+        platform_name: "CUDA"  device_description_str: "NVIDIA {chip.name}"
+        dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
+    """
+
+
 def hardware(on: str | None) -> Hardware:
     """The hardware that a name stands for: v5p:4x4x4, 8xH100, or None for the devices of this machine.
 
@@ -93,9 +146,7 @@ def hardware(on: str | None) -> Hardware:
         devices = tpu_devices(on)
         return Hardware(on, "tpu", CHIPS[found[1]], devices)
     if (found := GPUS.fullmatch(on)) and int(found[1]):
-        return Hardware(
-            on, "gpu", CHIPS[found[2]], [Absent(number, "gpu", found[2]) for number in range(int(found[1]))]
-        )
+        return Hardware(on, "gpu", CHIPS[found[2]], gpu_devices(CHIPS[found[2]], int(found[1])))
     raise UserError(
         f"--on {on} is not known hardware; give a TPU topology such as v5p:4x4x4, v5e:8x8 or v6e:4x4, a GPU node such "
         "as 8xH100 (A100, H100, H200, B200), or leave it out for this machine."

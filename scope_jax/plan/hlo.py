@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from functools import cache
 
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
-KERNEL = 'custom_call_target="tpu_custom_call"'
+KERNEL = re.compile(r'custom_call_target="(?:tpu_custom_call|__gpu\$xla\.gpu\.triton|__cudnn\$fmha\w*)"')
+FUSED_ATTENTION = re.compile(r'custom_call_target="__cudnn\$fmha\w*?(Backward)?"')
 SCATTERED = re.compile(r'"emitter":"\w*AllReduceScatterFusion"')
 UNKNOWN_CYCLES = 2**50  # estimates above this are the compiler's mark for "unknown"
 BITS = {"pred": 8, "bf16": 16, "c64": 64, "c128": 128, "token": 0, "tuple": 0}
@@ -39,7 +40,8 @@ class Instruction:
 class Transfers:
     """Collectives of one kind per execution and device: their number and bytes, and the bytes of the largest one.
 
-    Bytes of one: the larger of its input and its output on a device.
+    Bytes of one: the larger of its input and its output on a device. Where the compiler has combined several gathers or
+    reductions into one, each of its arrays counts, and its bytes are those of all.
     """
 
     count: float = 0.0
@@ -188,7 +190,7 @@ class Program:
     def _costs_of(self, name: str) -> Costs:
         """Of a computation whose instructions run one after another: the entry, a loop's body, a branch."""
         lines = self.computations[name]
-        total, moved = Costs(), {}
+        total, moved = Costs(), dict[str, tuple[str, Transfers]]()
         for one in lines.values():
             if one.opcode == "while":
                 number = self.trips(name, one)
@@ -200,8 +202,8 @@ class Program:
                 total = total.plus(self._costs(_named(one, "calls|to_apply")))
             else:
                 total = total.plus(self._plain(one, lines, moved))
-        for kind, size in moved.values():
-            total = total.plus(Costs(collectives={kind: Transfers(1, size, size)}))
+        for kind, transfers in moved.values():
+            total = total.plus(Costs(collectives={kind: transfers}))
         return total
 
     def _branches(self, one: Instruction) -> Costs:
@@ -213,20 +215,22 @@ class Program:
         cycles = min((costs.cycles for costs in found), default=0.0)
         return Costs(dearest.flops, cycles, dearest.kernels, dearest.collectives, dearest.unknown)
 
-    def _plain(self, one: Instruction, lines: Mapping[str, Instruction], moved: dict[str, tuple[str, float]]) -> Costs:
+    def _plain(
+        self, one: Instruction, lines: Mapping[str, Instruction], moved: dict[str, tuple[str, Transfers]]
+    ) -> Costs:
         """Costs of an instruction without control flow; its collectives are added to `moved`, by name or channel."""
         flops, kernels = self._work(one, lines), 0.0
         if one.opcode == "fusion":
             flops, inside = self._inside(one)
             moved.update(inside)
-        elif one.opcode == "custom-call" and KERNEL in one.attributes:
+        elif one.opcode == "custom-call" and KERNEL.search(one.attributes):
             kernels = 1.0
         moved.update(self._moved(one, lines))
         found = re.search(r'"estimated_cycles":"(\d+)"', one.attributes)
         cycles = float(found[1]) if found and int(found[1]) < UNKNOWN_CYCLES and not kernels else 0.0
         return Costs(flops, cycles, kernels)
 
-    def _inside(self, one: Instruction) -> tuple[float, dict[str, tuple[str, float]]]:
+    def _inside(self, one: Instruction) -> tuple[float, dict[str, tuple[str, Transfers]]]:
         """(FLOPs, collectives by channel) of a fusion or call. The TPU compiler writes some reduce-scatters as a fusion
         of an all-reduce and a slice, of which each device computes only its own part."""
         flops, moved = self._fused(_named(one, "calls|to_apply"))
@@ -236,10 +240,10 @@ class Program:
             }
         return flops, moved
 
-    def _fused_of(self, name: str) -> tuple[float, dict[str, tuple[str, float]]]:
+    def _fused_of(self, name: str) -> tuple[float, dict[str, tuple[str, Transfers]]]:
         """(FLOPs, collectives by channel) of a fused computation. The compiler repeats a collective that overlaps with
         several fusions in each of them, always with the same channel."""
-        flops, moved = 0.0, {}
+        flops, moved = 0.0, dict[str, tuple[str, Transfers]]()
         lines = self.computations[name]
         for one in lines.values():
             if one.opcode in ("fusion", "call"):
@@ -248,12 +252,12 @@ class Program:
                 moved.update(inside)
             flops += self._work(one, lines)
             channel = re.search(r"channel_id=(\d+)", one.attributes)
-            for kind, size in self._moved(one, lines).values():
-                moved[f"{kind} {size} {channel[1]}" if channel else one.name] = (kind, size)
+            for kind, sent in self._moved(one, lines).values():
+                moved[f"{kind} {sent.bytes} {channel[1]}" if channel else one.name] = (kind, sent)
         return flops, moved
 
     # ------------------------------------------------------------------------------------------------ instructions
-    def _moved(self, one: Instruction, lines: Mapping[str, Instruction]) -> dict[str, tuple[str, float]]:
+    def _moved(self, one: Instruction, lines: Mapping[str, Instruction]) -> dict[str, tuple[str, Transfers]]:
         kind = one.opcode.removesuffix("-start")
         if kind not in COLLECTIVES:
             return {}
@@ -261,10 +265,11 @@ class Program:
         given = bytes_of(one.shape)
         if one.opcode.endswith("-start") and kind != "all-reduce":
             given -= taken  # the result of a start holds its operands, too
-        return {one.name: (kind, float(max(taken, given)))}
+        size, combined = float(max(taken, given)), kind in ("all-gather", "all-reduce", "reduce-scatter")
+        return {one.name: (kind, Transfers(len(one.operands) if combined else 1, size, size))}
 
     def _work(self, one: Instruction, lines: Mapping[str, Instruction]) -> float:
-        """FLOPs of a dot or a convolution, 0 of anything else."""
+        """FLOPs of a dot, a convolution or cuDNN's attention, 0 of anything else."""
         if one.opcode == "dot":
             left = dims_of(lines[one.operands[0]].shape)
             inner = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", one.attributes)
@@ -273,6 +278,10 @@ class Program:
         if one.opcode == "convolution":
             left, right = (dims_of(lines[name].shape) for name in one.operands[:2])
             return _convolution(one, left, right)
+        if one.opcode == "custom-call" and (found := FUSED_ATTENTION.search(one.attributes)):
+            (rows, queries, heads, width), keys = (dims_of(lines[name].shape) for name in one.operands[:2])
+            products = 5 if found[1] else 2  # the backward pass computes the scores again, and four gradients
+            return 2.0 * products * rows * heads * queries * keys[1] * width
         return 0.0
 
     def trips(self, name: str, loop: Instruction) -> int | None:

@@ -24,7 +24,7 @@ from scope_jax.learner import batching, losses
 from scope_jax.learner.batching import Batch
 from scope_jax.learner.learner import Learner, Scores
 from scope_jax.learner.types import Update
-from scope_jax.plan.hlo import Costs, Program
+from scope_jax.plan.hlo import KERNEL, Costs, Program
 from sharding.mesh import ROWS
 
 MICRO_BATCHES = 2  # of a planned step: with more than one, gradients are accumulated
@@ -222,7 +222,7 @@ def compiled(job: Job) -> Compiled:
         parsed.costs(),
         parsed.body(),
         parsed.largest_copy(),
-        text.count('custom_call_target="tpu_custom_call"'),
+        len(KERNEL.findall(text)),
     )
 
 

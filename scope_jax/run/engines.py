@@ -8,7 +8,7 @@ import jax
 from jax.sharding import Mesh
 
 from models.config import ModelConfig
-from models.pages import Loop, Ragged
+from models.pages import Implementation, Loop, Ragged
 from models.tokenizer import Tokenizer
 from models.transformer import check_mesh, declare
 from rollouts.engine import Engine
@@ -115,5 +115,15 @@ def engine_for(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> Eng
     )
     if not _paged(cfg, mesh):
         return Engine(model, config, mesh)
-    kernel = mesh.devices.flat[0].platform == "tpu" and model.head_dim % 128 == 0  # the TPU kernel's condition
-    return PagedEngine(model, config, mesh, Ragged() if kernel else Loop())
+    return PagedEngine(model, config, mesh, attention_over_pages(mesh.devices.flat[0].platform, model.head_dim))
+
+
+def attention_over_pages(platform: str, head_dim: int) -> Implementation:
+    """The kernel of a platform where it takes heads of this size, else the loop over pages."""
+    if platform == "tpu" and head_dim % 128 == 0:
+        return Ragged()
+    if platform == "gpu" and head_dim >= 16 and head_dim.bit_count() == 1:
+        from models.paged_gpu import Triton  # Pallas takes a second to import
+
+        return Triton()
+    return Loop()

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from models import moe
+from models.moe_gpu import triton_matmul, triton_outer
 from sharding.collectives import LOCAL
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,21 +57,36 @@ def test_groups_may_leave_rows_at_the_end(arrays):
     """As where experts are distributed: rows for the experts of other devices come last and are not computed."""
     x, w, _ = arrays
     expected = by_row(x[:12], w, [5, 0, 7, 0])
-    for product in (moe.block_matmul, partial(moe.megablox_matmul, interpret=True, tile=moe.SUBLANES)):
+    kernels = partial(moe.megablox_matmul, tile=moe.SUBLANES), triton_matmul
+    for product in (moe.block_matmul, *(partial(kernel, interpret=True) for kernel in kernels)):
         np.testing.assert_allclose(product(x, w, jnp.asarray([5, 0, 7, 0]))[:12], expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("sizes", RUNS[:2])
-def test_megablox_in_its_interpreter(arrays, sizes):
-    """Tests the three kernels' arguments, padding and transposes without a TPU."""
+@pytest.mark.parametrize(
+    ("matmul", "outer"), [(moe.megablox_matmul, moe.megablox_outer), (triton_matmul, triton_outer)], ids=["tpu", "gpu"]
+)
+def test_kernels_in_the_interpreter(arrays, sizes, matmul, outer):
+    """Tests the three kernels' arguments, padding and transposes without an accelerator."""
     x, w, ct = arrays
     sizes_X = jnp.asarray(sizes)
     expected, pull = jax.vjp(lambda x, w: by_row(x, w, sizes), x, w)
     dx, dw = pull(ct)
-    np.testing.assert_allclose(moe.megablox_matmul(x, w, sizes_X, interpret=True), expected, atol=1e-5)
-    transposed = moe.megablox_matmul(ct, w, sizes_X, transposed=True, interpret=True)
+    np.testing.assert_allclose(matmul(x, w, sizes_X, interpret=True), expected, atol=1e-5)
+    transposed = matmul(ct, w, sizes_X, transposed=True, interpret=True)
     np.testing.assert_allclose(transposed, dx, atol=1e-5)
-    np.testing.assert_allclose(moe.megablox_outer(x, ct, sizes_X, interpret=True), dw, atol=1e-5)
+    np.testing.assert_allclose(outer(x, ct, sizes_X, interpret=True), dw, atol=1e-5)
+
+
+def test_blocks_of_the_gpu_kernel():
+    """More rows, columns and inner columns than a block has, none of them a multiple of it."""
+    rng, sizes_X = np.random.default_rng(3), jnp.asarray([70, 0, 3, 127])
+    x, w, ct = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((200, 72), (4, 72, 136), (200, 136)))
+    expected, pull = jax.vjp(lambda x, w: by_row(x, w, sizes_X), x, w)
+    dx, dw = pull(ct)
+    np.testing.assert_allclose(triton_matmul(x, w, sizes_X, interpret=True), expected, atol=1e-4)
+    np.testing.assert_allclose(triton_matmul(ct, w, sizes_X, transposed=True, interpret=True), dx, atol=1e-4)
+    np.testing.assert_allclose(triton_outer(x, ct, sizes_X, interpret=True), dw, atol=1e-4)
 
 
 def test_routing_by_hand(cfg):

@@ -1,6 +1,6 @@
-"""Compiles one update ahead of time for a TPU topology and prints its collectives (test_collectives.py starts it).
+"""Compiles an update ahead of time for a TPU topology or GPUs, prints its collectives (test_collectives.py starts it).
 
-python tests/plan/collectives.py v5p:4x4x4 dense|moe|tied [CONTEXT ulysses|ring|auto [TENSOR]]
+python tests/plan/collectives.py v5p:4x4x4|8xH100 dense|moe|tied [CONTEXT ulysses|ring|auto [TENSOR]]
 
 A tensor group has sequence parallelism.
 """
@@ -15,7 +15,7 @@ from models.config import from_hf
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner.learner import Learner
 from scope_jax.plan import theory
-from scope_jax.plan.hardware import tpu_devices
+from scope_jax.plan.hardware import hardware
 from scope_jax.plan.hlo import Program
 from scope_jax.plan.programs import abstract_batch, lower_step
 from sharding.mesh import MeshConfig, make_mesh
@@ -49,7 +49,7 @@ FAMILIES = {
 
 
 def main(topology: str, family: str, context: str = "1", how: Any = "auto", tensor: str = "1") -> None:
-    devices = tpu_devices(topology)
+    devices = list(hardware(topology).devices)
     model = from_hf(MODEL | FAMILIES[family])
     group = int(context) * int(tensor)
     rows, length = len(devices) // group, 512 * group

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from models.config import from_hf
-from scope_jax.plan.hardware import ABSENT
+from scope_jax.plan.hardware import ABSENT, cuda_compiler
 from scope_jax.plan.theory import step_collectives
 from tests.plan.collectives import FAMILIES, MODEL
 
@@ -54,22 +54,28 @@ def test_the_closed_form_of_tokens_divided_over_a_tensor_group():
     }
 
 
+TPU = pytest.mark.skipif(find_spec("libtpu") is None, reason="needs libtpu to compile for TPUs that are not there")
+CUDA = pytest.mark.skipif(not cuda_compiler(), reason="needs jax[cuda12] to compile for GPUs that are not there")
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("libtpu") is None, reason="needs libtpu to compile for TPUs that are not there")
 @pytest.mark.parametrize(
     ("topology", "family", "groups"),
     [
-        ("v5p:2x4x4", "dense", ()),
-        ("v5p:4x4x4", "dense", ()),
-        ("v6e:4x4", "dense", ()),
-        ("v5e:8x8", "dense", ()),
-        ("v5p:2x2x2", "tied", ()),
-        ("v5p:4x4x4", "moe", ()),
-        ("v5e:8x8", "dense", ("8", "ulysses")),
-        ("v5e:4x4", "dense", ("4", "ring")),
-        ("v6e:4x4", "dense", ("1", "auto", "4")),
-        ("v5p:2x4x4", "tied", ("2", "ulysses", "4")),
-        ("v5p:2x2x4", "moe", ("1", "auto", "4")),
+        pytest.param("v5p:2x4x4", "dense", (), marks=TPU),
+        pytest.param("v5p:4x4x4", "dense", (), marks=TPU),
+        pytest.param("v6e:4x4", "dense", (), marks=TPU),
+        pytest.param("v5e:8x8", "dense", (), marks=TPU),
+        pytest.param("v5p:2x2x2", "tied", (), marks=TPU),
+        pytest.param("v5p:4x4x4", "moe", (), marks=TPU),
+        pytest.param("v5e:8x8", "dense", ("8", "ulysses"), marks=TPU),
+        pytest.param("v5e:4x4", "dense", ("4", "ring"), marks=TPU),
+        pytest.param("v6e:4x4", "dense", ("1", "auto", "4"), marks=TPU),
+        pytest.param("v5p:2x4x4", "tied", ("2", "ulysses", "4"), marks=TPU),
+        pytest.param("v5p:2x2x4", "moe", ("1", "auto", "4"), marks=TPU),
+        pytest.param("8xH100", "dense", (), marks=CUDA),
+        pytest.param("8xH100", "tied", (), marks=CUDA),
+        pytest.param("8xH100", "moe", (), marks=CUDA),
     ],
 )
 def test_an_update_has_the_collectives_of_the_closed_form(topology, family, groups):

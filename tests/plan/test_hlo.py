@@ -61,3 +61,27 @@ def test_a_refusal_for_lack_of_memory():
     )
     assert memory_asked(said) == 47.68 * 2**30
     assert memory_asked("RESOURCE_EXHAUSTED: Scoped allocation exceeded scoped vmem limit") is None
+
+
+def test_lines_of_the_gpu_compiler():
+    """cuDNN's attention, forward and backward, for 2 rows of 16 queries, 48 keys and 4 heads of 32; two gathers that
+    the compiler has combined into one."""
+    q, k, a, b = "bf16[2,16,4,32]{3,2,1,0}", "bf16[2,48,1,32]{3,2,1,0}", "bf16[8,4]{1,0}", "bf16[8,2]{1,0}"
+    program = Program(f"""HloModule jit_step
+
+ENTRY %main (q: {q}, k: {k}) -> f32[8] {{
+  %q = {q} parameter(0)
+  %k = {k} parameter(1)
+  %a = {a} parameter(2)
+  %b = {b} parameter(3)
+  %gather = (({a}, {b}), (bf16[64,4]{{1,0}}, bf16[64,2]{{1,0}})) all-gather-start(%a, %b), channel_id=1
+  %fwd = ({q}, u8[0]{{0}}) custom-call(%q, %k, %k), custom_call_target="__cudnn$fmhaSoftmax"
+  %bwd = ({q}, {k}, {k}, u8[0]{{0}}) custom-call(%q, %k, %k), custom_call_target="__cudnn$fmhaSoftmaxBackward"
+  ROOT %pages = f32[8] custom-call(%q), custom_call_target="__gpu$xla.gpu.triton"
+}}
+""")
+    costs = program.costs()
+    assert costs.flops == (2 + 5) * 2 * (2 * 4 * 16 * 48 * 32)
+    assert costs.kernels == 3
+    gathers = costs.collectives["all-gather"]
+    assert (gathers.count, gathers.bytes) == (2, 64 * 4 * 2 + 64 * 2 * 2)

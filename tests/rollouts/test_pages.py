@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from models import transformer
+from models.paged_gpu import Triton
 from models.pages import PAGE, Loop, Ragged, Where, feed, init_pages, layer_groups, pages_for
 from rollouts.paged import PagedEngine
 from rollouts.pages import Found, OutOfPages, Pool, parts_of
@@ -134,9 +135,9 @@ def test_prompts_and_steps_equal_the_training_forward(cfg):
 
 
 @pytest.mark.parametrize(("window", "queries"), [(None, 1), (100, 8)])
-def test_the_tpu_kernels_arguments_mean_the_same_as_the_loops(window, queries, monkeypatch):
-    """Rows of several lengths in scattered pages. JAX's own reference stands in for its kernel, which does not run in
-    interpret mode."""
+def test_kernels_give_the_numbers_of_the_loop(window, queries, monkeypatch):
+    """Rows of several lengths in scattered pages. JAX's own reference stands in for its TPU kernel, which does not run
+    in interpret mode; the GPU's kernel does."""
     from jax.experimental.pallas.ops.tpu import ragged_paged_attention as package
 
     def reference(*arrays, num_kv_pages_per_block, num_queries_per_block, **options):
@@ -155,7 +156,7 @@ def test_the_tpu_kernels_arguments_mean_the_same_as_the_loops(window, queries, m
     where = where.seen(0, window, queries)
     q = jnp.asarray(np.random.default_rng(2).normal(size=(4, queries, heads, head_dim)), jnp.float32)
     outs = []
-    for how in (Loop(), Ragged()):
+    for how in (Loop(), Ragged(), Triton(interpret=True)):
         pages: Any = jax.tree.map(lambda x: x + 1e6, how.empty(17, kv_heads, head_dim, jnp.float32))
         fill = np.random.default_rng(1)
         for row in range(4):
@@ -163,7 +164,8 @@ def test_the_tpu_kernels_arguments_mean_the_same_as_the_loops(window, queries, m
             k, v = (jnp.asarray(fill.normal(size=(len(at), kv_heads, head_dim)), jnp.float32) for _ in range(2))
             pages = how.write(pages, k, v, jnp.asarray(table[row][at // PAGE]), jnp.asarray(at % PAGE))
         outs.append(np.asarray(how.attend(pages, q, where, window)))
-    np.testing.assert_allclose(outs[1], outs[0], atol=2e-5, rtol=0)
+    for out in outs[1:]:
+        np.testing.assert_allclose(out, outs[0], atol=2e-5, rtol=0)
 
 
 # -------------------------------------------------------------------------------------------------------------- engine
@@ -196,6 +198,15 @@ def test_logprobs_are_the_learners(params, together):
         temperature = how.temperature if how.tempered_logprobs and how.temperature else 1.0
         expected = learner_logprobs(params, completion, temperature)
         np.testing.assert_allclose(completion.logprobs_T, expected, atol=1e-5, rtol=0)
+
+
+def test_the_gpu_kernel_gives_the_tokens_of_the_loop(paged, params):
+    """In Pallas's interpreter: prompts in chunks, some with a shared beginning, and tokens one by one."""
+    kernel = PagedEngine(CFG, paged.config, paged.mesh, Triton(interpret=True))
+    wanted, found = (make_rollouts(engine, params).run(mixed(4)) for engine in (paged, kernel))
+    for ours, theirs in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(ours.ids_T, theirs.ids_T)
+        np.testing.assert_allclose(ours.logprobs_T, theirs.logprobs_T, atol=1e-5, rtol=0)
 
 
 def conversations() -> list:
