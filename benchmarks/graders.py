@@ -1,7 +1,7 @@
 """Our graders beside lm-evaluation-harness's own code, on rows with known answers and on changed answers.
 
     pip install --no-deps --target harness lm_eval==0.4.13      # and what it imports; not into the pinned environment
-    PYTHONPATH=.:harness python -m benchmarks.graders DATA      the table of docs/exams.md
+    PYTHONPATH=.:harness python -m benchmarks.graders DATA      the figures of docs/exams.md
     ... --only mmlu_pro gsm8k
 
 DATA: a folder with NAME.jsonl of `scope-jax data`. Every accepted answer of a row is graded as it is, changed in ways
