@@ -17,6 +17,7 @@ from scope_jax.learner.types import Metrics
 from scope_jax.play import exams
 from scope_jax.play.exams import Answer, Exam
 from scope_jax.play.tools import Prompt, Tools, sample
+from scope_jax.run.adapters import kind_of
 from scope_jax.run.assemble import Tell
 from scope_jax.run.examined import assemble_exam, exam_card, find, find_base, fitted, index_folder, load_into
 from scope_jax.systems import scope
@@ -36,8 +37,7 @@ def replay(
         raise UserError(f"the card's system is {cfg.system!r}; only SCOPE runs can be replayed.")
     exam = scope.exam(cfg)
     searches, writes, judge = find(searcher, cfg), find(writer, cfg), find_base(cfg, base)
-    kinds = [fitted(cfg, one).model.adapter for one in (searches, writes)]
-    if kinds[0] != kinds[1]:
+    if kind_of(fitted(cfg, searches)) != kind_of(fitted(cfg, writes)):
         raise UserError(
             f"{searcher} and {writer} are not adapters of one kind; write whole weights with export --merge."
         )

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from models import peft, weights
-from models.adapter import Adapter, declare_factors
+from models.adapter import Adapter, adapted, declare_factors
 from models.config import ModelConfig
 from models.seal import digest
 from rollouts.keys import key_data
@@ -45,6 +45,15 @@ def adapter_of(section: AdapterSection | None) -> Adapter | None:
 def policies_of(cfg: Config | ServedModel) -> tuple[str, ...]:
     """The names of a card's policies; of a model that is served without a game, SERVED."""
     return tuple(game_of(cfg).policies(cfg)) if isinstance(cfg, Config) else (SERVED,)
+
+
+def kind_of(cfg: Config | ServedModel) -> Any:
+    """What adapters must have in common to be in one engine; None for whole weights."""
+    section = cfg.model.adapter
+    if section is None:
+        return None
+    matrices = adapted(weights.load_config(cfg.model.checkpoint), section.targets)
+    return section.rank, section.alpha, section.rslora, matrices
 
 
 def base_digest(cfg: Config | ServedModel) -> str | None:

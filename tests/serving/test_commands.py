@@ -51,6 +51,7 @@ def process(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     finally:
         started.kill()
         started.wait()
+        started.stderr.close()
 
 
 def test_wrong_uses_are_one_sentence(tmp_path: Path):

@@ -35,6 +35,13 @@ SMALL = (
     HELD_OUT,
     "evaluate.temperature=0.0",
 )
+SHORT = ("train.save_every=1", "train.keep=3", "evaluate.sets=[]", "rollout.slots=16")
+GAMES = {  # what makes a step of a game's card short; SCOPE's three steps are of challenger, tasks and solver
+    "scope": (*runs.SCOPE, "scope.iterations=1", "scope.steps_per_iteration=1", "scope.max_batches=1"),
+    "score": ("train.steps=2", "train.batch_size=2", "score.solver.samples=4"),
+    "spice": ("train.steps=2", "train.batch_size=2", "spice.challenger.samples=2", "spice.reasoner.samples=4"),
+    "spell": ("train.steps=2", "spell.groups=2", "spell.clusters_per_round=8"),
+}
 
 
 # ------------------------------------------------------------------------------------------------------------ sampler
@@ -146,6 +153,28 @@ def test_a_killed_run_ends_with_the_same_bits(run: Path, base: Path, tmp_path: P
     runs.kill_when(train(again, base), lambda: runs.saved(again) == [1])
     runs.finish(train(again, base))
     runs.same(run, again)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("game", GAMES)
+def test_every_game_trains_adapters_and_resumes_with_the_same_bits(game: str, tmp_path: Path) -> None:
+    """The cards of configs/: every policy is trained, and a run that is killed after a step ends as one that is not."""
+    whole, again = tmp_path / "whole", tmp_path / "again"
+
+    def command(folder: Path) -> list[str]:
+        return runs.command(f"{game}/adapters/atlas.toml", folder, (*SHORT, *GAMES[game]))
+
+    runs.finish(command(whole))
+    arrays, policies = runs.arrays(whole, runs.saved(whole)[-1]), set()
+    for name, array in arrays.items():
+        policy, _, weight = name.partition("/params/")
+        if weight.endswith("/b") and np.abs(array).max() > 0:  # B was zero
+            policies.add(policy)
+    assert policies == ({"challenger", "solver"} if game == "scope" else {"actor"})
+    runs.kill_when(command(again), lambda: 1 in runs.saved(again))
+    assert runs.saved(again) == [1]
+    runs.finish(command(again))
+    runs.same(whole, again)
 
 
 @pytest.mark.slow
