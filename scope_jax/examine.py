@@ -41,6 +41,7 @@ from scope_jax.run.examined import (
     load_into,
     model_folder,
 )
+from scope_jax.run.meshes import all_generate
 from scope_jax.run.remote import RemoteTools
 from scope_jax.systems import game_of
 
@@ -120,7 +121,7 @@ def examine(
     for other in others:
         check_alike(cfg, folder, model_folder(cfg, other))
     with index_folder(target, cfg) as index:
-        world = assemble_world(world_cfg, index, str(folder), _judges(taken), tell=tell)
+        world = assemble_world(all_generate(world_cfg), index, str(folder), _judges(taken), tell=tell)
         load_into(world, [examined, *others])
 
         def both(name: str, records: Records, measured: Metrics) -> None:

@@ -4,13 +4,15 @@
 
 A step is a function of (weights, memory, seed, step). A checkpoint holds weights and memory (the game's, and the roles'
 moving baselines); the card and the step number determine the rest. A killed run therefore resumes and ends with exactly
-the same results as an uninterrupted one.
+the same results as an uninterrupted one. With `train.one_step_off_policy` the next step is played during an update, see
+`run.ahead`.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -23,8 +25,9 @@ from scope_jax.learner import advantages
 from scope_jax.learner.types import Episode, Metrics
 from scope_jax.play.system import Memory
 from scope_jax.report.progress import Progress
-from scope_jax.run import branching, unlearned
+from scope_jax.run import ahead, branching, unlearned
 from scope_jax.run.adapters import base_digest
+from scope_jax.run.ahead import Played
 from scope_jax.run.assemble import Trainer, World, assemble
 from scope_jax.run.checkpoint import Checkpoints
 from scope_jax.run.compiling import keep_programs, programs
@@ -37,6 +40,8 @@ from scope_jax.run.processes import agreed, by_one, give_up, signalled
 from scope_jax.run.residence import ACCELERATOR, States, moved
 from scope_jax.run.stopping import Stopped, orderly
 from scope_jax.run.watching import watched
+
+Learned = tuple[States, list[Episode], dict[str, float], Metrics]  # of `learn`
 
 
 def train(
@@ -66,7 +71,7 @@ def train(
     if cfg.log.tokens:
         log.token_bytes = world.tokenizer.token_bytes
 
-    states, memory, baselines, done, resumed = _begin(trainer, checkpoints, progress.say)
+    states, memory, baselines, done, resumed, coming = _begin(trainer, checkpoints, progress.say)
     over = finished(world, memory, done)
     log.rewind(done if resumed else None)
     watch = by_one(lambda: watched(cfg, records(run / "metrics.jsonl")))
@@ -90,12 +95,12 @@ def train(
                 done = step + 1
                 with instruments.step(done), _alive(world, progress, f"step {done}"):
                     with instruments.phase("play"):
-                        episodes, memory, metrics = world.system.play(cfg, world.tools(step), memory, step)
-                    with instruments.phase("learn"):
-                        world.sampler.rest()
-                        states, episodes, baselines, learned = learn(trainer, states, episodes, baselines)
-                        world.sampler.publish(states)
-                metrics = agreed(metrics | learned | instruments.metrics(episodes))
+                        played = _played(world, memory, step) if coming is None else coming
+                    memory = played.memory
+                    learned, coming = _learned(trainer, instruments, checkpoints, states, played, baselines, done)
+                    states, episodes, baselines, measured = learned
+                    world.sampler.publish(states)
+                metrics = agreed(played.metrics | measured | instruments.metrics(episodes))
 
                 over = finished(world, memory, done) or watch.after(metrics).reason is not None
                 name = ""
@@ -115,8 +120,9 @@ def train(
                 signal = signalled(request)
                 if done % cfg.train.save_every == 0 or over or name or signal:
                     with instruments.phase("checkpoint"):
-                        kept = trainer.saved(states)
-                        checkpoints.save(done, kept, {"game": memory, "baselines": baselines}, name)
+                        carried = {"game": memory, "baselines": baselines}
+                        carried |= {} if coming is None else {"ahead": ahead.packed(coming)}
+                        checkpoints.save(done, trainer.saved(states), carried, name)
         finally:
             instruments.stop()
             checkpoints.wait()  # finish a started checkpoint, also after an error
@@ -132,15 +138,18 @@ def train(
 
 def _begin(
     trainer: Trainer, checkpoints: Checkpoints, tell: Callable[[str], None]
-) -> tuple[States, Memory, dict[str, float], int, bool]:
-    """(states, the game's memory, moving baselines, steps done, whether an earlier process of this run had done them):
-    from the newest checkpoint, else from `train.origin`, else as the card starts."""
+) -> tuple[States, Memory, dict[str, float], int, bool, Played | None]:
+    """(states, the game's memory, moving baselines, steps done, whether an earlier process of this run had done them,
+    the next step if it was played ahead): from the newest checkpoint, else from `train.origin`, else as the card
+    starts."""
     saved = checkpoints.resume(trainer.targets(), tell)
     origin = trainer.world.cfg.train.origin if saved is None else None
     states, remembered, done = trainer.start(saved) if origin is None else branching.start(trainer)
     if origin is not None and finished(trainer.world, remembered["game"], done):
         raise UserError(f"the run of this card is already complete at {origin}; raise train.steps or the iterations.")
-    return states, remembered["game"], remembered["baselines"], done, saved is not None
+    coming = remembered.get("ahead") if saved is not None else None  # of an origin: played for its own card
+    played = None if coming is None else ahead.unpacked(coming)
+    return states, remembered["game"], remembered["baselines"], done, saved is not None, played
 
 
 def _alive(world: World, progress: Progress, what: str) -> AbstractContextManager[None]:
@@ -170,9 +179,53 @@ def finished(world: World, memory: Memory, step: int) -> bool:
     return (limit is not None and step >= limit) or world.system.finished(world.cfg, memory, step)
 
 
-def learn(
-    trainer: Trainer, states: States, episodes: list[Episode], baselines: Mapping[str, float]
-) -> tuple[States, list[Episode], dict[str, float], Metrics]:
+def _played(world: World, memory: Memory, step: int, lacking: int = 0) -> Played:
+    """The step after `step` steps, with the weights that are published. lacking: updates before it that these lack."""
+    episodes, memory, metrics = world.system.play(world.cfg, world.tools(step), memory, step)
+    staleness = {"staleness": float(lacking)} if world.cfg.train.one_step_off_policy else {}
+    return Played(episodes, memory, metrics | staleness)
+
+
+def _learned(
+    trainer: Trainer,
+    instruments: Instruments,
+    checkpoints: Checkpoints,
+    states: States,
+    played: Played,
+    baselines: Mapping[str, float],
+    done: int,
+) -> tuple[Learned, Played | None]:
+    """(what `learn` makes of the step numbered `done`, the next step if it is played ahead).
+
+    Then the update is made in a thread of its own, and this one plays with the engine's copy of the weights before it.
+    No two threads launch programs on the same devices: the learner's are not the engine's. An update, which takes the
+    buffers of the states, waits until the last checkpoint is written.
+    """
+    world = trainer.world
+    cfg, system = world.cfg, world.system
+    if not cfg.train.one_step_off_policy or finished(world, played.memory, done) or system.waits(cfg, played.memory):
+        with instruments.phase("checkpoint"):
+            checkpoints.wait()
+        with instruments.phase("learn"):
+            world.sampler.rest()
+            return learn(trainer, states, played.episodes, baselines), None
+
+    def update() -> Learned:
+        with instruments.beside("checkpoint"):
+            checkpoints.wait()
+        with instruments.beside("learn"):
+            return learn(trainer, states, played.episodes, baselines)
+
+    with ThreadPoolExecutor(1, "learner") as thread:
+        with instruments.phase("play"):
+            world.sampler.use(system.policies(cfg)[0])  # copied before the update frees what it is copied from
+            learning = thread.submit(update)
+            coming = _played(world, played.memory, done, lacking=1)
+        with instruments.phase("wait"):
+            return learning.result(), coming
+
+
+def learn(trainer: Trainer, states: States, episodes: list[Episode], baselines: Mapping[str, float]) -> Learned:
     """(states after the step's updates, episodes with advantages, baselines, metrics by role).
 
     baselines: the moving baselines by "policy/role", for roles whose card has one. The given states are donated. A

@@ -13,13 +13,15 @@ def reshard(params: Any, shardings: Any, dtype: Any = None) -> Any:
     """The same values under `shardings` (one for all leaves, or a tree of them), cast to dtype if one is given.
 
     Always allocates new buffers, even where a leaf already has its sharding: the source may be donated afterwards.
-    Nothing passes through the host. Source and target must be on the same devices, or on two sets of devices that XLA
-    can transfer between; or the source is sharded over all processes, and each of them asks for a copy on all of its
-    own devices, with meshes of the same sizes.
+    Nothing passes through the host. Source and target must be on the same devices; or have no device in common, each
+    process asking for a copy on its own devices; or the source is sharded over all processes, and each of them asks for
+    a copy on all of its own devices, with meshes of the same sizes.
     """
 
     def move(x: jax.Array, sharding: Any) -> jax.Array:
         cast = x if dtype is None else x.astype(dtype)
+        if x.sharding.device_set.isdisjoint(sharding.device_set):
+            return _on_other_devices(cast, sharding)
         if sharding.is_fully_addressable and not x.is_fully_addressable:
             return _on_own_devices(cast, sharding)
         return jax.device_put(cast, sharding, may_alias=False)
@@ -27,6 +29,21 @@ def reshard(params: Any, shardings: Any, dtype: Any = None) -> Any:
     if isinstance(shardings, jax.sharding.Sharding):
         return jax.tree.map(lambda x: move(x, shardings), params)
     return jax.tree.map(move, params, shardings)
+
+
+def _on_other_devices(x: jax.Array, sharding: jax.sharding.Sharding) -> jax.Array:
+    """A copy of a sharded array on devices that have no part of it: it is gathered on its own devices, which then send
+    the parts in turn. (Between shardings with different parts JAX itself goes through the host.)"""
+    if not x.sharding.is_fully_replicated:
+        assert isinstance(x.sharding, NamedSharding), x.sharding
+        x = jax.device_put(x, NamedSharding(x.sharding.mesh, PartitionSpec()))
+    whole = [shard.data for shard in x.addressable_shards]
+    places = sharding.addressable_devices_indices_map(x.shape)
+    parts = [
+        jax.device_put(whole[number % len(whole)][place], device, may_alias=False)
+        for number, (device, place) in enumerate(places.items())
+    ]
+    return jax.make_array_from_single_device_arrays(x.shape, sharding, parts)
 
 
 def _on_own_devices(x: jax.Array, sharding: NamedSharding) -> jax.Array:

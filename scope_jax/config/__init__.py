@@ -153,6 +153,8 @@ class Config(Section):
     def _slots_spread_over_the_mesh(self) -> Config:
         """Checked here if no axis is -1; such an axis is resolved only when the devices are known."""
         mesh, name = (self.mesh, "mesh") if self.rollout.mesh is None else (self.rollout.mesh, "rollout.mesh")
+        if self.rollout.devices is not None and self.rollout.mesh is None:
+            return self  # groups of mesh.tensor, see run.meshes; the engine checks them
         rows, axes = mesh.data * mesh.fsdp * mesh.context, f"{name}.data x {name}.fsdp"
         if mesh.context != 1:
             axes += f" x {name}.context"
@@ -160,6 +162,15 @@ class Config(Section):
             raise ValueError(
                 f"rollout.slots is {self.rollout.slots}, which is not divisible by {axes} = {rows}; "
                 f"choose a multiple of {rows}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_step_is_played_ahead_on_devices_of_its_own(self) -> Config:
+        if self.train.one_step_off_policy and self.rollout.devices is None:
+            raise ValueError(
+                "train.one_step_off_policy plays a step while the last one is learned, which needs devices of its own; "
+                "set rollout.devices to their number"
             )
         return self
 

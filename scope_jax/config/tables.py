@@ -148,7 +148,8 @@ class RolloutSection(Section):
     cache: Literal["auto", "dense", "paged"] = "auto"
     cache_gib: float | None = Field(default=None, gt=0, le=65536)  # pages of keys and values on each device
     prefill_tokens: Count = 512  # of prompts and observations in one dispatch of the paged engine, on each row shard
-    mesh: MeshSection | None = None  # of the engine, over the same devices; None: [mesh]
+    devices: Count | None = None  # the last ones of each process, which generate; the others learn. None: all do both
+    mesh: MeshSection | None = None  # of the engine, over the devices that generate; None: [mesh]
     ahead: Literal["auto"] | bool = "auto"  # launch a dispatch before the tokens of the one before are read
     search_threads: int | None = Field(default=None, ge=1, le=1024)  # None: one for each slot, up to 256
 

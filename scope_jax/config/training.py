@@ -32,6 +32,7 @@ class TrainSection(Section):
     keep_iterations: bool = False  # also keep a named checkpoint after each iteration, and evaluate there
     origin: LocalPath | None = None  # RUN or RUN@STEP whose state the run starts from (--from)
     watch: tuple[WatchRule, ...] = Field(default=(), strict=False)  # end the run early; docs/configuration.md
+    one_step_off_policy: bool = False  # play a step with the weights before the last update, while that one is computed
     offload: bool = False  # keep policies in host memory while they are not trained
     compilation_cache: LocalPath = ".cache/jax"  # folder of compiled programs, unless JAX_COMPILATION_CACHE_DIR is set
     stall_timeout: Seconds | None = None  # without progress, after which a phase of a step is reported as hanging

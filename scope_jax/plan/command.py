@@ -62,6 +62,11 @@ def refuse_early(card: Path, sets: Sequence[str], on: Hardware, tell: Callable[[
 
 def _notes(needs: planning.Needs, on: Hardware, uncounted: str, whole: bool) -> list[str]:
     notes = [uncounted] if uncounted else []
+    if needs.held.apart:
+        learning, generating = needs.learner.mesh.size, needs.engine.mesh.size
+        notes.append(
+            f"publish and learn are phases of the {learning} devices that learn, generate of the {generating} others"
+        )
     if on.compiles and not whole:
         left_out = [str(bucket) for bucket in needs.cfg.learner.buckets[:-1]]
         if left_out:

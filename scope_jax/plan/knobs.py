@@ -96,7 +96,8 @@ def freed(planner: Planner, card: Path, sets: Sequence[Change], needs: Needs) ->
     if phase != "learn" and isinstance(needs.engine, PagedEngine) and (change := budget(planner, needs)):
         add(change, held.cache - float(change.partition("=")[2]) * GIB, "arithmetic")
     if not held.offload and not held.adapters:
-        add("train.offload=true", held.idle if phase == "generate" else (held.policies - 1) * held.state, "arithmetic")
+        generating = 0.0 if held.apart else held.idle
+        add("train.offload=true", generating if phase == "generate" else (held.policies - 1) * held.state, "arithmetic")
     if needs.cfg.model.param_dtype == "float32" and not held.adapters:
         half = sum(size for name, size in held.parts(phase).items() if name in ("master weights", "moments")) / 2
         add('model.param_dtype="bfloat16"', half, "arithmetic; lowers the precision of updates")

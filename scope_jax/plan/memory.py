@@ -8,6 +8,9 @@ With `train.offload` the states are in host memory while no update runs, and one
 other two phases: its weights while they are published, all of it while it is trained. With adapters the states have
 factors only, the reference is their base, and the engine keeps its weights during an update, too: the same base, or a
 copy of it where learner and engine shard it differently.
+
+With `rollout.devices` a phase is that of the devices that take part in it: publish and learn of those that learn, where
+the engine has nothing, and generate of those that generate, where the states are not.
 """
 
 from __future__ import annotations
@@ -18,12 +21,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from models.pages import pages_for
 from rollouts.engine import Engine
 from rollouts.paged import PagedEngine, page_bytes
 from scope_jax.learner.learner import Learner
 from scope_jax.plan.programs import Compiled, abstract_state
+from sharding.mesh import row_shards
 
 PHASES = ("publish", "generate", "learn")
 
@@ -37,6 +42,11 @@ def device_bytes(tree: Any) -> int:
     )
 
 
+def _whole_bytes(tree: Any) -> int:
+    """Bytes of whole arrays."""
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
 @dataclass(frozen=True)
 class Residents:
     """Bytes per device of everything that is not a temporary of a program.
@@ -44,6 +54,7 @@ class Residents:
     master: one policy's weights, or the factors of its adapter. moments: of its optimiser, with the scalars. reference:
     the frozen base model. layer: the largest thing that exists beside both copies while weights are published. index:
     vectors of a search index in this process. shared: the part of the engine's weights that is the reference itself.
+    apart: engine and search have devices of their own.
     """
 
     policies: int
@@ -58,6 +69,7 @@ class Residents:
     offload: bool
     adapters: bool = False
     shared: float = 0.0
+    apart: bool = False
 
     @property
     def state(self) -> float:
@@ -70,21 +82,25 @@ class Residents:
 
     def parts(self, phase: str) -> dict[str, float]:
         """What lives in a phase, by name, without temporaries."""
+        engine = {"engine weights": self.engine - self.shared, "cache": self.cache, "slots": self.slots}
+        if self.apart and phase == "generate":
+            return {"search index": self.index, **engine}
         away = self.offload and phase != "learn"
         here = 0 if away else (1 if self.offload else self.policies)
         parts = {
             "master weights": here * self.master,
             "moments": here * self.moments,
             "reference": 0.0 if away else self.reference,
-            "search index": self.index,
+            "search index": 0.0 if self.apart else self.index,
         }
-        if self.adapters and phase == "learn":
+        if self.adapters and phase == "learn" and not self.apart:
             parts |= {"engine weights": self.engine - self.shared}
         if phase == "publish":
             parts["master weights"] = max(parts["master weights"], self.master)
-            parts |= {"engine weights": self.engine - self.shared, "publish transient": self.layer}
+            parts |= {} if self.apart else {"engine weights": self.engine - self.shared}
+            parts |= {"publish transient": self.layer}
         if phase == "generate":
-            parts |= {"engine weights": self.engine - self.shared, "cache": self.cache, "slots": self.slots}
+            parts |= engine
         return parts
 
     @property
@@ -113,19 +129,27 @@ def page_size(engine: PagedEngine) -> int:
 
 
 def residents(
-    learner: Learner, engine: Engine | PagedEngine, policies: int, reference: bool, offload: bool, vectors: int
+    learner: Learner,
+    engine: Engine | PagedEngine,
+    policies: int,
+    reference: bool,
+    offload: bool,
+    vectors: int,
+    searching: Mesh,
 ) -> Residents:
-    """Of a card. vectors: number of floats of the search index over all devices, 0 without one."""
+    """Of a card. vectors: number of floats of the search index over all devices, 0 without one. searching: its mesh."""
     state = learner.abstract_state(reference)
     weights, held = engine.abstract_weights(), abstract_state(engine)
     master = device_bytes(state.params)
     cache = device_bytes(held.cache)
-    one = device_bytes(weights["layers"][0])
+    apart = set(learner.mesh.devices.flat).isdisjoint(engine.mesh.devices.flat)
+    one = _whole_bytes(weights["layers"][0]) if apart else device_bytes(weights["layers"][0])
     layers = engine.model.num_layers
-    # One layer of the master in the learner's sharding and the same in the engine's, or a whole table at the end.
+    # One layer of the master in the learner's sharding and the same in the engine's, or a whole table at the end; to
+    # other devices they are sent from whole copies.
     stacked = state.params if learner.adapter is None else state.ref_params
     layer = device_bytes(stacked["layers"]) / layers + one
-    tables = [device_bytes(tree) for name, tree in weights.items() if name != "layers"]
+    tables = [_whole_bytes(tree) if apart else device_bytes(tree) for name, tree in weights.items() if name != "layers"]
     return Residents(
         policies=policies,
         master=master,
@@ -135,10 +159,11 @@ def residents(
         cache=cache,
         slots=device_bytes(held) - cache,
         layer=0 if learner.unstacked else max(layer, *tables),
-        index=4.0 * vectors / learner.row_shards / learner.context,
+        index=4.0 * vectors / row_shards(searching),
         offload=offload,
         adapters=learner.adapter is not None,
         shared=device_bytes(state.ref_params) if learner.unstacked else 0,
+        apart=apart,
     )
 
 
@@ -215,12 +240,12 @@ def estimated_temporaries(learner: Learner, bucket: int) -> dict[str, float]:
     }
 
 
-def arithmetic_peak(held: Residents, phase: str, learner: Learner, bucket: int, slots: int) -> Peak:
+def arithmetic_peak(held: Residents, phase: str, learner: Learner, bucket: int, slots: int, searching: Mesh) -> Peak:
     """The peak of a phase without a compiler. For generation, temporaries are three times the logits of all slots."""
     parts = held.parts(phase)
     if phase == "learn":
         parts |= estimated_temporaries(learner, bucket)
     if phase == "generate":
-        model, tensor = learner.model, learner.mesh.shape["tensor"]
-        parts["logits"] = 3.0 * 4 * slots / learner.row_shards / learner.context * model.table_rows / tensor
+        rows, tensor = row_shards(searching), searching.shape["tensor"]
+        parts["logits"] = 3.0 * 4 * slots / rows * learner.model.table_rows / tensor
     return Peak(phase, f"update @{bucket}" if phase == "learn" else "", parts, False)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from jax.sharding import Mesh
+
 from models.config import ModelConfig
 from models.transformer import layer_stages
 from rollouts.engine import Engine
@@ -20,7 +22,7 @@ from scope_jax.plan.memory import PHASES, Peak, Residents
 from scope_jax.plan.programs import Compiled
 from scope_jax.run.assemble import assemble_learner, keeps_reference
 from scope_jax.run.engines import engine_for
-from scope_jax.run.meshes import card_mesh
+from scope_jax.run.meshes import card_mesh, rollout_mesh
 from scope_jax.systems import game_of
 
 RESERVE = 0.05  # share of the memory that is left to the runtime and to gaps between buffers
@@ -68,19 +70,21 @@ class Planner:
     def needs(self, cfg: Config) -> Needs:
         """Raises ValueError with one sentence if mesh, slots or budget of the card do not fit each other."""
         system = game_of(cfg)
-        mesh = card_mesh(cfg, self.on.devices)
-        learner, engine = assemble_learner(cfg, self.model, mesh), engine_for(cfg, self.model, mesh)
+        searching = rollout_mesh(cfg, self.on.devices)
+        learner = assemble_learner(cfg, self.model, card_mesh(cfg, self.on.devices))
+        engine = engine_for(cfg, self.model, searching)
         policies, reference = len(system.policies(cfg)), keeps_reference(cfg, system)
-        held = memory.residents(learner, engine, policies, reference, cfg.train.offload, self.vectors)
+        held = memory.residents(learner, engine, policies, reference, cfg.train.offload, self.vectors, searching)
         buckets = cfg.learner.buckets if self.whole else cfg.learner.buckets[-1:]
         compiled: list[Compiled] = []
         if self.on.compiles:
             updates = system.updates(cfg)
             dtypes = (cfg.model.param_dtype, cfg.model.compute_dtype, cfg.model.adapter)
-            key = ("learn", cfg.learner, cfg.mesh, dtypes, cfg.optimizer, tuple(u.card for u in updates))
+            mesh, cards = (cfg.mesh, cfg.rollout.devices), tuple(update.card for update in updates)
+            key = ("learn", cfg.learner, mesh, dtypes, cfg.optimizer, cards)
             compiled += self._once(key, lambda: self._learner(cfg, learner, updates, buckets))
             compiled += self._engine_programs(cfg, engine)
-        peaks = {phase: self._peak(phase, held, learner, engine, buckets[-1], compiled) for phase in PHASES}
+        peaks = {phase: self._peak(phase, held, learner, engine, buckets[-1], searching, compiled) for phase in PHASES}
         return Needs(cfg, learner, engine, held, peaks, compiled)
 
     def _peak(
@@ -90,10 +94,11 @@ class Planner:
         learner: Learner,
         engine: Engine | PagedEngine,
         bucket: int,
+        searching: Mesh,
         compiled: Sequence[Compiled],
     ) -> Peak:
         if not self.on.compiles:
-            return memory.arithmetic_peak(held, phase, learner, bucket, engine.config.slots)
+            return memory.arithmetic_peak(held, phase, learner, bucket, engine.config.slots, searching)
         own = [one for one in compiled if one.job.phase == phase]
         arguments = {one.job.name: memory.resident_arguments(held, one, engine) for one in own}
         return memory.compiled_peak(held, phase, own, arguments)

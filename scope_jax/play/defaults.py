@@ -63,6 +63,11 @@ def iterations(cfg: Config, memory: Memory) -> int:
     return 0
 
 
+def waits(cfg: Config, memory: Memory) -> bool:
+    """Never: the game has no stages."""
+    return False
+
+
 def adopt(cfg: Config, memory: Memory, before: Config) -> Memory:
     """The memory unchanged: it is valid under any card."""
     return memory

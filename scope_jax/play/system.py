@@ -65,6 +65,11 @@ class System(Protocol):
         """Number of completed iterations, 0 in a game without iterations."""
         ...
 
+    def waits(self, cfg: Config, memory: Memory) -> bool:
+        """True if the next step, as at the beginning of a stage, needs the weights after all updates before it, so that
+        `train.one_step_off_policy` does not play it ahead."""
+        ...
+
     def adopt(self, cfg: Config, memory: Memory, before: Config) -> Memory:
         """Converts the memory of a run with the card `before` for a run with `cfg` that continues from it."""
         ...

@@ -86,7 +86,7 @@ COLLAPSE = (
 )
 
 SPEED = (
-    Panel("Seconds of a phase", ("time/play", "time/learn", "time/evaluate", "time/checkpoint"), False),
+    Panel("Seconds of a phase", ("time/play", "time/learn", "time/wait", "time/evaluate", "time/checkpoint"), False),
     Panel("Tokens per second", ("perf/generated_tokens_per_second", "perf/trained_tokens_per_second"), False),
 )
 

@@ -37,6 +37,7 @@ from scope_jax.play.judge_client import JudgeClient, JudgeError, Unreachable
 from scope_jax.play.system import Memory, System
 from scope_jax.play.tools import Prompt
 from scope_jax.play.turns import Joiner, Respond
+from scope_jax.run import ahead
 from scope_jax.run.adapters import adapter_of, check_folder, first_factors
 from scope_jax.run.checkpoint import Saved
 from scope_jax.run.dtypes import DTYPES
@@ -291,6 +292,7 @@ def assemble(cfg: Config, run: Path, part: Part | None = None, tell: Tell | None
     """
     system = game_of(cfg)
     _check_beginnings(cfg, system)
+    ahead.check(cfg, system)
     system.check_prompts(cfg)
     datasets.disable_progress_bars()  # a run shows its own progress
     source = system.source(cfg)

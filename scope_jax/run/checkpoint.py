@@ -5,7 +5,8 @@
 
 Orbax writes asynchronously into a temporary folder and renames it when everything is on disk; the seal, written just
 before that, contains size and CRC-32 of every file. A folder without a matching seal is never read: truncated or
-changed files are detected before any array is loaded.
+changed files are detected before any array is loaded. The arrays are read in the background, too, a few at a time: of
+the state there is never a second copy, and no array may be donated before it is written.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+from orbax.checkpoint._src.serialization.types import DefaultSerializationStatusCallback, TransferPriority
+from orbax.checkpoint.type_handlers import ArrayHandler, create_type_handler_registry
 
 from models.seal import SEAL, fault, seal
 from scope_jax.config import Config
@@ -35,6 +38,7 @@ from sharding.spec import path_name
 
 LAYOUT = 3  # version of the saved data; 2: memory of game and moving baselines; 3: states count updates
 _FOLDER = re.compile(r"(\d+)(?:-([a-z]+-\d+))?")  # 45, 45-iteration-1
+BATCH_GB = 2  # host memory for arrays that are being written; a larger array is alone
 TEMPORARY = ".orbax-checkpoint-tmp"  # orbax: <name> + this (+ more) until all files are there
 
 
@@ -151,6 +155,14 @@ def check_base(saved: Saved, base: str | None, folder: str) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------- writing
+class _Later(DefaultSerializationStatusCallback):
+    """Has arrays copied to the host only when they are written. (Orbax's default is all of them before a save returns,
+    and of its handler's `is_prioritized_key_fn`, for the same purpose, this version makes no use.)"""
+
+    def key_priority(self, _: Any) -> TransferPriority:
+        return TransferPriority.ASYNCHRONOUS_PRIORITIZED
+
+
 class Checkpoints:
     """The checkpoints of one run: `save` returns while files are being written, `resume` loads the newest valid one.
 
@@ -166,13 +178,20 @@ class Checkpoints:
         self._base = cfg.model.checkpoint
         self._saving: Path | None = None
         _quiet_orbax()
+        states = ocp.PyTreeCheckpointHandler(
+            save_device_host_concurrent_gb=BATCH_GB,
+            enable_pinned_host_transfer=True,  # otherwise JAX keeps the copies as long as the arrays
+            type_handler_registry=create_type_handler_registry((jax.Array, ArrayHandler(callback=_Later()))),
+        )
         self._checkpointer = ocp.AsyncCheckpointer(
-            ocp.CompositeCheckpointHandler(),
+            ocp.CompositeCheckpointHandler(
+                states=states, memory=ocp.JsonCheckpointHandler(), meta=ocp.JsonCheckpointHandler()
+            ),
             async_options=ocp.options.AsyncOptions(post_finalization_callback=self._before_commit),
         )
 
     def save(self, step: int, states: Mapping[str, Any], memory: Memory, name: str = "") -> None:
-        """Starts writing the checkpoint of `step`; the arrays may be donated as soon as this returns.
+        """Starts writing the checkpoint of `step`; no array of it may be donated or deleted before `wait` returns.
 
         A checkpoint with a name is never deleted. Raises ValueError if the memory does not survive a round trip through
         JSON. An error of the previous save is raised here.

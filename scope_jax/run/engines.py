@@ -48,8 +48,8 @@ def ahead_of(cfg: Config | ServedModel, engine: Engine | PagedEngine) -> bool:
 
 
 def decode_layout(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> tuple[Mesh, Rules]:
-    """The engine's mesh, [rollout.mesh] over the learner's devices or the learner's own (a context group's devices are
-    row shards there), and its sharding rules.
+    """The engine's mesh, [rollout.mesh] over the devices of `mesh` or that itself (a context group's devices are row
+    shards there), and its sharding rules.
 
     Raises ValueError if the sizes do not fit the devices or the model.
     """
@@ -66,9 +66,11 @@ def decode_layout(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> 
 
 def shares_base(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> bool:
     """Whether the learner on `mesh` and the engine can use the same buffers of the base of adapters: in one process,
-    in one dtype, and under the same shardings, as on one device or in one tensor group."""
+    in one dtype, on the same devices, and under the same shardings, as on one device or in one tensor group."""
     section = cfg.model.adapter
     if section is None or section.base_dtype != cfg.model.compute_dtype or distributed.count() > 1:
+        return False
+    if cfg.rollout.devices is not None:
         return False
     declared, (own, rules) = declare(model), decode_layout(cfg, model, mesh)
     pairs = zip(

@@ -34,6 +34,7 @@ from scope_jax.run.checkpoint import load, locate, run_of, step_of
 from scope_jax.run.dtypes import DTYPES
 from scope_jax.run.engines import decode_layout
 from scope_jax.run.fetching import fetched
+from scope_jax.run.meshes import all_generate
 from scope_jax.systems import game_of
 from sharding.rules import Rules
 from sharding.spec import param_shardings
@@ -141,7 +142,7 @@ def assemble_exam(
     folder = model_folder(cfg, examined)
     for other in others:
         check_alike(cfg, folder, model_folder(cfg, other))
-    return assemble_world(cfg, run, str(folder), exams.judges(cfg, game_of(cfg).exam(cfg)), tell=tell)
+    return assemble_world(all_generate(cfg), run, str(folder), exams.judges(cfg, game_of(cfg).exam(cfg)), tell=tell)
 
 
 def model_folder(cfg: Config | ServedModel, examined: Examined) -> Path:

@@ -18,12 +18,13 @@ from models.config import ModelConfig
 from scope_jax.learner.types import Episode, Metrics
 from scope_jax.run.assemble import World
 from scope_jax.run.compiling import programs
+from scope_jax.run.meshes import divided_devices
 from scope_jax.run.phases import Phases
 from scope_jax.run.profiling import Traced
 from scope_jax.run.watchdog import Watchdog
 from sharding.chips import GIB, chip_of
 
-PHASES = ("play", "learn", "evaluate", "checkpoint")
+PHASES = ("play", "learn", "wait", "evaluate", "checkpoint")
 # Every name but those of the phases; of a game without searches, an unknown device or a CPU, some are missing.
 NAMES = (
     "time/publish",
@@ -89,7 +90,7 @@ class Meter:
             found["perf/search_calls"] = now.search_calls - before.search_calls
             found["perf/search_queries"] = now.searches - before.searches
         if self._chip is not None and self._chip.peak is not None:
-            peak = self._chip.peak * jax.device_count()
+            peak = self._chip.peak * len(divided_devices(self._world.cfg, jax.devices())[0])
             found["perf/mfu"] = (
                 trained_flops(self._world.model, rows, self._world.cfg.model.adapter is not None) / learning / peak
             )
@@ -134,6 +135,10 @@ class Instruments:
     def phase(self, name: str) -> AbstractContextManager[None]:
         """A phase of the current step."""
         return self._phases.phase(name, self._step)
+
+    def beside(self, name: str) -> AbstractContextManager[None]:
+        """Work in another thread, while a phase is running."""
+        return self._phases.beside(name)
 
     def metrics(self, episodes: Sequence[Episode]) -> Metrics:
         """Those of the current step, whose episodes these are, after its phases `play` and `learn`."""

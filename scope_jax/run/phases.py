@@ -18,7 +18,7 @@ class Phase:
 
 
 class Phases:
-    """Measures phases that follow each other: play, learn, evaluate, checkpoint."""
+    """Measures phases that follow each other (play, learn, wait, evaluate, checkpoint), and work beside them."""
 
     def __init__(self) -> None:
         self.running: Phase | None = None
@@ -27,12 +27,20 @@ class Phases:
     @contextmanager
     def phase(self, name: str, step: int) -> Iterator[None]:
         """The phase `name` of a step."""
+        self.running = Phase(name, step, time.monotonic())
+        try:
+            with self.beside(name):
+                yield
+        finally:
+            self.running = None
+
+    @contextmanager
+    def beside(self, name: str) -> Iterator[None]:
+        """Work in a thread of its own while another phase is running; counted like a phase."""
         began = time.monotonic()
-        self.running = Phase(name, step, began)
         try:
             yield
         finally:
-            self.running = None
             self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - began
 
     def seconds(self, name: str) -> float:

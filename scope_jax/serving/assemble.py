@@ -25,7 +25,7 @@ from scope_jax.run.checkpoint import locate, run_of, step_of
 from scope_jax.run.engines import ahead_of, decode_layout, engine_for, threads_of
 from scope_jax.run.examined import Examined, factors_of, fitted, index_folder, model_folder, weights_of
 from scope_jax.run.fetching import fetched
-from scope_jax.run.meshes import own_mesh
+from scope_jax.run.meshes import all_generate, own_mesh
 from scope_jax.run.searches import lookup_of, search_of
 from scope_jax.systems import game_of
 from scope_jax.text import dialects
@@ -107,7 +107,7 @@ def served(
     search: offer the card's search. name: of the model, None: the target's. Raises UserError and ValueError with one
     sentence for what is missing or does not fit.
     """
-    cfg = card_of(target, card, overrides)
+    cfg = all_generate(card_of(target, card, overrides))
     source = _source(target, cfg, policy)
     cfg = fitted(cfg, source)
     home = model_folder(cfg, source)

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -16,8 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
+from orbax.checkpoint._src.serialization import replica_slices
 
 from scope_jax.config import Config, parse_config
+from scope_jax.run import checkpoint
 from scope_jax.run.checkpoint import SEAL, CheckpointError, Checkpoints, fault, load, locate, steps
 
 
@@ -91,6 +94,28 @@ def test_the_newest_is_restored_bit_for_bit(folder: Path) -> None:
     assert saved.memory == {"pool": [3, "é", None], "history": {}}
     assert saved.meta["seed"] == 0
     assert warnings == []
+
+
+def test_arrays_are_read_in_the_background_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None before `save` has returned, and never more bytes than the limit: no second copy of the state."""
+    returned, batches = threading.Event(), []
+    transfer = replica_slices.transfer_arrays_to_host
+
+    def watched(arrays, *args, **kwargs):
+        assert returned.wait(60), "save waits for its arrays"
+        batches.append(sum(x.nbytes for x in arrays))
+        return transfer(arrays, *args, **kwargs)
+
+    monkeypatch.setattr(replica_slices, "transfer_arrays_to_host", watched)
+    monkeypatch.setattr(checkpoint, "BATCH_GB", 0.0006)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", card())
+    states = {"actor": state(1), "other": state(2)}
+    checkpoints.save(1, states, {})
+    returned.set()
+    checkpoints.wait()
+    assert max(batches) <= 600_000 and sum(batches) == sum(x.nbytes for x in jax.tree.leaves(states)) > 900_000
+    saved = checkpoints.resume(targets(WANTED), pytest.fail)
+    assert saved is not None and same(saved.states, states)
 
 
 def test_old_ones_are_removed(folder: Path) -> None:

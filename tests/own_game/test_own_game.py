@@ -71,10 +71,8 @@ loss = {{ advantage = "group-mean", kl = "none", aggregation = "token-mean" }}
 """
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Qwen3 that mostly writes letters, lists for training, and others for evaluation."""
-    folder = tmp_path_factory.mktemp("letters")
+def prepare(folder: Path) -> None:
+    """Writes a random Qwen3 that mostly writes letters, lists for training, others for evaluation, and card.toml."""
     characters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(characters)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -94,6 +92,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, own in (("train", rows[:8]), ("held_out", rows[8:])):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in own), encoding="utf-8")
     (folder / "card.toml").write_text(CARD.format(game=GAME, folder=folder), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("letters")
+    prepare(folder)
     return folder
 
 

@@ -101,6 +101,23 @@ def test_a_context_group_shares_weights_in_an_update_and_generates_for_rows_of_i
         load_card(CARD, [*SMALL, "mesh.context=2", "learner.buckets=[130, 256]"])
 
 
+def test_devices_that_only_generate_or_only_learn():
+    """Four devices of which two generate: each part is that of a card over two devices, without the other."""
+    shared = Planner(from_hf(MODEL), absent(2, 1.0), vectors=1000).needs(load_card(CARD, SMALL))
+    apart = Planner(from_hf(MODEL), absent(4, 1.0), vectors=1000).needs(load_card(CARD, [*SMALL, "rollout.devices=2"]))
+    here, there = (needs.peaks["learn"].parts for needs in (shared, apart))
+    assert there == {**here, "search index": 0.0}
+    sampling, alone = (needs.peaks["generate"].parts for needs in (shared, apart))
+    states = {"master weights", "moments", "reference"}
+    assert alone == {name: size for name, size in sampling.items() if name not in states}
+    held = apart.held  # a layer is sent from a whole copy on each device that learns, in the engine's bfloat16
+    assert held.layer == max(4 * ((LAYER - 768) / 2 + 768) + 2 * LAYER, 2 * 512 * 256)
+    assert set(apart.peaks["publish"].parts) - set(here) == {"publish transient"}
+    assert apart.peak.total < shared.peak.total
+    with pytest.raises(ValueError, match=r"rollout\.devices is 2, but a process has 2 devices"):
+        Planner(from_hf(MODEL), absent(2, 1.0)).needs(load_card(CARD, [*SMALL, "rollout.devices=2"]))
+
+
 def residents(**changed) -> Residents:
     given = {
         "policies": 2,

@@ -5,6 +5,7 @@ of the collectives.
 """
 
 import json
+import math
 import os
 import tempfile
 from dataclasses import replace
@@ -175,6 +176,28 @@ def decode_rules(params, batch, expected_hidden) -> dict[str, float | bool]:
     }
 
 
+def sent(params) -> dict[str, bool]:
+    """Weights under TRAIN on some devices, sent with reshard to others under DECODE, as many, fewer or more of them."""
+    devices, declared, facts = jax.devices(), transformer.declare(CFG), {}
+    for name, (first, train, decode) in {
+        "4_to_4": (4, MeshConfig(1, 4, 1), MeshConfig(1, 2, 2)),
+        "6_to_2": (6, MeshConfig(3, 1, 2), MeshConfig(1, 1, 2)),
+        "2_to_6": (2, MeshConfig(1, 2, 1), MeshConfig(3, 1, 2)),
+        "1_to_2": (1, MeshConfig(1, 1, 1), MeshConfig(1, 1, 2)),
+    }.items():
+        placed = param_shardings(declared, make_mesh(train, devices[:first]), TRAIN)
+        source = jax.device_put(jax.tree.map(jnp.copy, params), placed)
+        others = make_mesh(decode, devices[first : first + math.prod((decode.data, decode.fsdp, decode.tensor))])
+        target = param_shardings(declared, others, DECODE)
+        with jax.transfer_guard_device_to_host("disallow_explicit"):
+            copy = jax.block_until_ready(reshard(source, target, jnp.bfloat16))
+        kept = jax.tree.map(lambda x: np.asarray(x.astype(jnp.bfloat16)), params)
+        jax.tree.map(lambda x: x.delete(), source)
+        same = jax.tree.map(lambda x, y, s: np.array_equal(x, y) and x.sharding == s, copy, kept, target)
+        facts[name] = jax.tree.all(same)
+    return facts
+
+
 def loaded_shards(params) -> dict[str, bool]:
     """A Hugging Face folder read directly into shards, with either table of rules."""
     mesh = make_mesh(MeshConfig(1, 4, 2))
@@ -300,6 +323,7 @@ def main() -> None:
         "experts": family(EXPERTS, (2, 2, 2), batch),
         "smallest_gradient": float(min(np.max(np.abs(g)) for g in jax.tree.leaves(expected[2]))),
         "decode": decode_rules(params, batch, expected[0]),
+        "sent": sent(params),
         "loaded": loaded_shards(params),
         "expert_shards": expert_shards(),
         "pair": gradient_pair(),

@@ -53,6 +53,11 @@ def test_gradients_of_bfloat16_weights_are_summed_in_float32(facts):
     assert facts["gathered_gradient"] == [1 + 7 / 256] * 8
 
 
+@pytest.mark.parametrize("devices", ["4_to_4", "6_to_2", "2_to_6", "1_to_2"])
+def test_weights_are_sent_to_other_devices_and_not_through_the_host(facts, devices):
+    assert facts["sent"][devices] is True
+
+
 def test_published_weights_under_decode_rules(facts):
     assert facts["decode"]["hidden"] < 1e-5
     assert facts["decode"]["same_values"] and facts["decode"]["placed"]

@@ -29,9 +29,11 @@ def test_phases_add_up_until_they_are_taken() -> None:
         with phases.phase("play", 3):
             assert phases.running is not None and (phases.running.name, phases.running.step) == ("play", 3)
             time.sleep(0.02)
-    assert phases.running is None
+    with phases.phase("play", 3), phases.beside("learn"):
+        assert phases.running is not None and phases.running.name == "play"
+    assert phases.running is None and phases.seconds("learn") > 0
     assert phases.seconds("play") >= 0.04
-    assert list(phases.take()) == ["time/play"] and phases.take() == {}
+    assert list(phases.take()) == ["time/play", "time/learn"] and phases.take() == {}
 
 
 def wait_for(path: Path, text: str) -> None:

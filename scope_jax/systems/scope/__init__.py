@@ -139,6 +139,12 @@ def iterations(cfg: Config, memory: Memory) -> int:
     return memory["iteration"] - 1
 
 
+def waits(cfg: Config, memory: Memory) -> bool:
+    """True at the beginning of a stage: tasks are written by the trained challenger (l.21), and solved by the solver of
+    the iteration before."""
+    return memory["place"] == 0
+
+
 def adopt(cfg: Config, memory: Memory, before: Config) -> Memory:
     """At the start of an iteration, the new card decides whether its challenger is trained."""
     return phases.adopted(cfg, memory, before)

@@ -60,7 +60,7 @@ from typing import Any
 from scope_jax.config import Config, JudgeSection
 from scope_jax.data.sources import Source
 from scope_jax.learner.types import Episode, Metrics, RoleShare, Update
-from scope_jax.play.defaults import finished, iterations, total_steps
+from scope_jax.play.defaults import finished, iterations, total_steps, waits
 from scope_jax.play.system import Memory
 from scope_jax.play.tools import BASE, Tools
 from scope_jax.systems.score import conversation, harness, instructions, rows
@@ -76,7 +76,14 @@ from scope_jax.systems.score.solver import write_reports
 from scope_jax.systems.score.statistics import Record, record
 from scope_jax.text import templates
 
-__all__ = ["check_prompts", "exam", "finished", "iterations", "total_steps"]  # of the game, beside the functions below
+__all__ = [
+    "check_prompts",
+    "exam",
+    "finished",
+    "iterations",
+    "total_steps",
+    "waits",
+]  # of the game, beside the functions below
 
 
 def policies(cfg: Config) -> tuple[str, ...]:

@@ -46,7 +46,7 @@ from pathlib import Path
 from scope_jax.config import Config, JudgeSection
 from scope_jax.data.sources import Source
 from scope_jax.learner.types import Episode, Metrics, RoleShare, Update
-from scope_jax.play.defaults import ACTOR, adopt, finished, iterations, policies, searches, total_steps
+from scope_jax.play.defaults import ACTOR, adopt, finished, iterations, policies, searches, total_steps, waits
 from scope_jax.play.exams import Exam
 from scope_jax.play.system import Memory
 from scope_jax.play.tools import Tools
@@ -66,6 +66,7 @@ __all__ = [
     "policies",
     "searches",
     "total_steps",
+    "waits",
 ]  # part of the game's interface, with the functions below
 
 

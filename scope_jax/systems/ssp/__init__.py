@@ -29,7 +29,7 @@ from scope_jax.config import Config, JudgeSection
 from scope_jax.data.sources import Source
 from scope_jax.learner.types import Episode, Metrics, RoleShare, Update
 from scope_jax.play import grading
-from scope_jax.play.defaults import ACTOR, adopt, finished, iterations, policies, total_steps, uses_base
+from scope_jax.play.defaults import ACTOR, adopt, finished, iterations, policies, total_steps, uses_base, waits
 from scope_jax.play.system import Memory
 from scope_jax.play.tools import Tools
 from scope_jax.systems.ssp import instructions
@@ -52,6 +52,7 @@ __all__ = [
     "policies",
     "total_steps",
     "uses_base",
+    "waits",
 ]  # part of the game's interface, with the functions below
 
 

@@ -1,0 +1,108 @@
+"""An engine on devices of its own, on 8 fake devices: in turns with the learner, the same bits as on shared devices;
+with steps played ahead, each with the weights it should have, and the same bits after a kill."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.own_game.test_own_game import prepare
+from tests.train import runs
+from tests.train import test_processes as several
+
+COMMON = ("train.save_every=1", "train.keep=9", "evaluate.every=2", "learner.micro_batch_rows=4")
+APART = ("rollout.devices=4",)
+AHEAD = ("train.one_step_off_policy=true", "game.loss.rollout_cap=2.0", "train.steps=5")
+TRAIN = """
+import sys
+from pathlib import Path
+from tests.own_game.test_own_game import run
+run(Path(sys.argv[1]), *sys.argv[2:])
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("letters")
+    prepare(folder)
+    return folder
+
+
+def start(folder: Path, name: str, devices: int, *sets: str) -> subprocess.Popen[str]:
+    """A run of the game of letters on so many devices."""
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    command = [sys.executable, "-c", TRAIN, str(folder), name, *COMMON, *sets]
+    return runs.start(command, XLA_FLAGS=flags, PYTHONPATH=str(runs.ROOT))
+
+
+def finish(folder: Path, name: str, devices: int, *sets: str) -> Path:
+    runs.end(start(folder, name, devices, *sets))
+    return folder / name
+
+
+@pytest.fixture(scope="module")
+def apart(folder: Path) -> Path:
+    return finish(folder, "apart", 8, *APART, "game.loss.rollout_cap=2.0", "train.steps=3")
+
+
+@pytest.fixture(scope="module")
+def ahead(folder: Path) -> Path:
+    return finish(folder, "ahead", 8, *APART, *AHEAD)
+
+
+def test_devices_of_its_own_change_no_bit(folder: Path, apart: Path) -> None:
+    """4 that learn and 4 that generate against 4 that do both: all programs have the same shapes."""
+    runs.same(finish(folder, "shared", 4, "game.loss.rollout_cap=2.0", "train.steps=3"), apart)
+
+
+def test_steps_played_ahead_have_the_weights_before_the_last_update(apart: Path, ahead: Path) -> None:
+    before, *metrics = runs.lines(ahead, "metrics.jsonl")
+    assert [line["staleness"] for line in metrics] == [0.0, 1.0, 1.0, 1.0, 1.0] and "staleness" not in before
+    # π_old / μ: engine and learner differ by rounding in the first step, afterwards by an update.
+    off = [abs(line["caller+guesser/rollout_weight_mean"] - 1.0) for line in metrics]
+    mismatch = [line["caller+guesser/mismatch_mean"] for line in metrics]
+    assert 100 * off[0] < min(off[1:]) and 100 * mismatch[0] < min(mismatch[1:]), (off, mismatch)
+    # Learned in turn from what the first step has sampled: the same update as without.
+    left, right = runs.arrays(ahead, 1), runs.arrays(apart, 1)
+    assert left.keys() == right.keys() and all(np.array_equal(left[name], right[name]) for name in left)
+    held = [set(runs.memory(ahead, step)) for step in (1, 2, 3, 4, 5)]
+    assert held == [{"game", "baselines", "ahead"}] * 4 + [{"game", "baselines"}]  # nothing follows the last step
+
+
+@pytest.mark.parametrize("step", [1, 3])
+def test_a_killed_run_with_steps_played_ahead_ends_with_the_same_bits(folder: Path, ahead: Path, step: int) -> None:
+    name = f"killed-{step}"
+    process = start(folder, name, 8, *APART, *AHEAD)
+    runs.wait_for(process, lambda: step in runs.saved(folder / name))
+    os.kill(process.pid, signal.SIGKILL)
+    runs.end(process, -signal.SIGKILL)
+    assert 5 not in runs.saved(folder / name)
+    runs.same(ahead, finish(folder, name, 8, *APART, *AHEAD))
+
+
+def test_fewer_devices_may_generate_than_learn(folder: Path, ahead: Path) -> None:
+    """6 and 2: another mesh, so equal up to rounding."""
+    sets = ("rollout.devices=2", "learner.micro_batch_rows=6", *AHEAD, "train.steps=2")
+    other = runs.lines(finish(folder, "six", 8, *sets), "metrics.jsonl")
+    for line, expected in zip(other, runs.lines(ahead, "metrics.jsonl")[: len(other)], strict=True):
+        assert line == pytest.approx(expected, rel=1e-3, abs=1e-5)
+
+
+def test_two_processes_with_devices_of_their_own_play_and_learn_as_one(folder: Path) -> None:
+    """2 of 4 devices in each process against 4 of 8 in one."""
+    sets = (*COMMON, "game.loss.rollout_cap=2.0", "train.steps=1", "evaluate.sets=[]", "optimizer.eps=1e-6")
+    specs = []
+    for processes, name in ((1, "one"), (2, "two")):
+        chosen = (*sets, f"rollout.devices={4 // processes}")
+        overrides = [part for override in chosen for part in ("--set", override)]
+        arguments = ["train", str(folder / "card.toml"), "--run", str(folder / name), *overrides]
+        log = str(folder / f"{name}.log")
+        specs.append({"processes": processes, "devices": 8 // processes, "arguments": arguments, "log": log})
+    several.finish(several.begin(folder, *specs), *specs)
+    several.same_step(folder / "one", folder / "two")
