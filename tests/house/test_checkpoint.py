@@ -267,7 +267,7 @@ def test_memory_that_json_cannot_represent_is_refused(tmp_path: Path) -> None:
     assert steps(tmp_path) == []
 
 
-def test_arrays_may_be_donated_while_files_are_written(tmp_path: Path) -> None:
+def test_arrays_may_be_donated_once_they_are_written(tmp_path: Path) -> None:
     update = jax.jit(lambda tree: jax.tree.map(lambda x: x * 1.5 + 1, tree), donate_argnums=0)
     tree = {"w": jnp.ones((1000, 1000)), "b": jnp.zeros(3)}
     checkpoints = Checkpoints(tmp_path, card(keep=3))
@@ -275,10 +275,10 @@ def test_arrays_may_be_donated_while_files_are_written(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         expected[step] = jax.tree.map(lambda x: np.array(x, copy=True), tree)
         checkpoints.save(step, {"actor": tree}, {})
+        checkpoints.wait()
         for _ in range(3):
             tree = update(tree)
         jax.block_until_ready(tree)
-    checkpoints.wait()
     for step, values in expected.items():
         assert same(load(tmp_path / str(step), targets({"actor": tree})).states, {"actor": values})
 

@@ -1,4 +1,4 @@
-"""An engine on devices of its own, on 8 fake devices: in turns with the learner, the same bits as on shared devices;
+"""An engine on devices of its own, on 8 fake devices: in turns with the learner, the same tokens as on shared devices;
 with steps played ahead, each with the weights it should have, and the same bits after a kill."""
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ from tests.own_game.test_own_game import prepare
 from tests.train import runs
 from tests.train import test_processes as several
 
-COMMON = ("train.save_every=1", "train.keep=9", "evaluate.every=2", "learner.micro_batch_rows=4")
+COMMON = (
+    "train.save_every=1",
+    "train.keep=9",
+    "evaluate.every=2",
+    "learner.micro_batch_rows=4",
+    "optimizer.learning_rate=1e-3",
+    "optimizer.eps=1e-6",  # as in test_processes.py
+)
 APART = ("rollout.devices=4",)
 AHEAD = ("train.one_step_off_policy=true", "game.loss.rollout_cap=2.0", "train.steps=5")
 TRAIN = """
@@ -56,9 +63,13 @@ def ahead(folder: Path) -> Path:
     return finish(folder, "ahead", 8, *APART, *AHEAD)
 
 
-def test_devices_of_its_own_change_no_bit(folder: Path, apart: Path) -> None:
-    """4 that learn and 4 that generate against 4 that do both: all programs have the same shapes."""
-    runs.same(finish(folder, "shared", 4, "game.loss.rollout_cap=2.0", "train.steps=3"), apart)
+def test_devices_of_its_own_change_no_token(folder: Path, apart: Path) -> None:
+    """4 that learn and 4 that generate against 4 that do both. (XLA's CPU client divides sums by its number of devices,
+    so that updates differ by rounding.)"""
+    shared = finish(folder, "shared", 4, "game.loss.rollout_cap=2.0", "train.steps=3")
+    several.same_step(shared, apart)
+    left, right = (runs.lines(run, "episodes.jsonl") for run in (shared, apart))
+    assert [record["text"] for record in left] == [record["text"] for record in right]
 
 
 def test_steps_played_ahead_have_the_weights_before_the_last_update(apart: Path, ahead: Path) -> None:
@@ -96,7 +107,7 @@ def test_fewer_devices_may_generate_than_learn(folder: Path, ahead: Path) -> Non
 
 def test_two_processes_with_devices_of_their_own_play_and_learn_as_one(folder: Path) -> None:
     """2 of 4 devices in each process against 4 of 8 in one."""
-    sets = (*COMMON, "game.loss.rollout_cap=2.0", "train.steps=1", "evaluate.sets=[]", "optimizer.eps=1e-6")
+    sets = (*COMMON, "game.loss.rollout_cap=2.0", "train.steps=1", "evaluate.sets=[]")
     specs = []
     for processes, name in ((1, "one"), (2, "two")):
         chosen = (*sets, f"rollout.devices={4 // processes}")
