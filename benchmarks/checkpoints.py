@@ -1,6 +1,6 @@
 """Host memory while a checkpoint is written: how far it rises above what was in use before, and when `save` returns.
 
-    python benchmarks/checkpoints.py --arrays 24 --mib 64
+    python -m benchmarks.checkpoints --arrays 24 --mib 64
 
 On CPU the state itself is in host memory, too, and not counted. Prints one JSON line.
 """

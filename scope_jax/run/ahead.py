@@ -77,6 +77,10 @@ def _plain(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else value.item()
 
 
+def _array(plain: list[str] | None) -> Any:
+    return None if plain is None else np.frombuffer(base64.b64decode(plain[1]), plain[0])
+
+
 def _of_episode(episode: Episode) -> dict[str, Any]:
     plain = {field.name: getattr(episode, field.name) for field in fields(episode)}
     datums = [vars(datum) for datum in episode.datums]
@@ -85,10 +89,7 @@ def _of_episode(episode: Episode) -> dict[str, Any]:
 
 
 def _to_episode(plain: dict[str, Any]) -> Episode:
-    datums = tuple(
-        Datum(**{name: np.frombuffer(base64.b64decode(data), dtype) for name, (dtype, data) in datum.items()})
-        for datum in plain["datums"]
-    )
+    datums = tuple(Datum(**{name: _array(value) for name, value in datum.items()}) for datum in plain["datums"])
     judgements = tuple(
         Judgement(**one | {"replies": tuple(Reply(**reply) for reply in one["replies"])}) for one in plain["judgements"]
     )

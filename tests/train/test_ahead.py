@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,12 +33,13 @@ def card(name: str, *sets: str):
 def test_a_played_step_comes_back_bit_for_bit() -> None:
     logprobs = np.array([0.0, -1e-30, -np.float32(1) / 3, -np.inf], np.float32)
     datum = Datum(np.array([5, 0, 151_000, 7], np.int32), np.array([False, True, True, True]), logprobs)
+    measured = replace(datum, entropies_T=np.array([0, 1, 2, 3], np.float32))
     verdict = Judgement("grader", "§ 1", (Reply("ja 👍"), Reply("", "no")), None)
     episode = Episode(
         role="solver",
         policy="actor",
         group="17",
-        datums=(datum, datum),
+        datums=(measured, datum),
         reward=1 / 3,
         parts={"f1": 0.1, "none": math.inf},
         trained=False,
@@ -56,6 +58,7 @@ def test_a_played_step_comes_back_bit_for_bit() -> None:
     for name in ("ids_T", "sampled_T", "logprobs_T"):
         left, right = getattr(again.datums[1], name), getattr(datum, name)
         assert left.dtype == right.dtype and left.tobytes() == right.tobytes()
+    assert again.datums[1].entropies_T is None and again.datums[0].entropies_T.tolist() == [0, 1, 2, 3]
     assert again.judgements == (verdict,) and again.text["turns"][0]["score"] == np.float32(0.1).item()
     same = ("role", "policy", "group", "reward", "parts", "advantage", "trained", "temperature", "weight", "padding")
     assert all(getattr(again, name) == getattr(episode, name) for name in same)
