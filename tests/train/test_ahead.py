@@ -58,7 +58,8 @@ def test_a_played_step_comes_back_bit_for_bit() -> None:
     for name in ("ids_T", "sampled_T", "logprobs_T"):
         left, right = getattr(again.datums[1], name), getattr(datum, name)
         assert left.dtype == right.dtype and left.tobytes() == right.tobytes()
-    assert again.datums[1].entropies_T is None and again.datums[0].entropies_T.tolist() == [0, 1, 2, 3]
+    entropies = again.datums[0].entropies_T
+    assert again.datums[1].entropies_T is None and entropies is not None and entropies.tolist() == [0, 1, 2, 3]
     assert again.judgements == (verdict,) and again.text["turns"][0]["score"] == np.float32(0.1).item()
     same = ("role", "policy", "group", "reward", "parts", "advantage", "trained", "temperature", "weight", "padding")
     assert all(getattr(again, name) == getattr(episode, name) for name in same)
