@@ -37,11 +37,12 @@ CARDS = {
     ),
     "scope/atlas.toml": (*runs.SCOPE, "train.steps=2", "rollout.slots=8"),
 }
+ADAPTERS = "ssp/adapters/atlas.toml"
 
 
 def spec(card: str, run: Path, processes: int, *sets: str, devices: int = 4, **more: Any) -> dict[str, Any]:
     """A run of `processes` on so many devices in all, see several.py."""
-    arguments = runs.command(card, run, (*COMMON, *CARDS[card], *sets))[3:]
+    arguments = runs.command(card, run, (*COMMON, *CARDS[card.replace("adapters/", "")], *sets))[3:]
     return {
         "processes": processes,
         "devices": devices // processes,
@@ -101,6 +102,16 @@ def test_two_processes_play_and_learn_as_one(tmp_path: Path) -> None:
     same_step(one, two)
     assert {line["step"] for line in runs.lines(two, "metrics.jsonl")} == {1}  # one writer
     assert (two / "report" / "index.html").is_file()
+
+
+@pytest.mark.slow
+def test_adapters_in_two_processes_equal_one(tmp_path: Path) -> None:
+    """On four devices; every factor is trained."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    do(tmp_path, spec(ADAPTERS, one, 1), spec(ADAPTERS, two, 2))
+    same_step(one, two)
+    trained = [array for name, array in runs.arrays(two, 1).items() if "/params/" in name and name.endswith("/b")]
+    assert trained and all(np.abs(array).max() > 0 for array in trained)
 
 
 @pytest.mark.slow
