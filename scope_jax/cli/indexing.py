@@ -30,12 +30,16 @@ def index(
     """Build the search index of CARD (retrieval.index), or its clusters; an interrupted build is resumed."""
     from scope_jax.run.fetching import fetched
 
-    cfg = fetched(load(card, set_), tell)
+    cfg = load(card, set_)
+    if not clusters and (cfg.retrieval is None or cfg.retrieval.index is None):
+        raise UserError(f"{card} has no index folder; add retrieval.index to it or pass --set retrieval.index=DIR.")
+    cfg = fetched(cfg, tell)
     if clusters:
         _prepare_clusters(cfg, rebuild, as_json)
         return
-    if (retrieval := cfg.retrieval) is None or retrieval.index is None:
-        raise UserError(f"{card} has no index folder; add retrieval.index to it or pass --set retrieval.index=DIR.")
+    retrieval = cfg.retrieval
+    assert retrieval is not None
+    assert retrieval.index is not None
     from scope_jax.report.progress import Progress
     from scope_jax.run.indexing import index_mesh, open_or_build_index
 

@@ -41,7 +41,7 @@ class Transfers:
     """Collectives of one kind per execution and device: their number and bytes, and the bytes of the largest one.
 
     Bytes of one: the larger of its input and its output on a device. Where the compiler has combined several gathers or
-    reductions into one, each of its arrays counts, and its bytes are those of all.
+    scatters into one, each of its arrays counts, and its bytes are those of all.
     """
 
     count: float = 0.0
@@ -265,7 +265,7 @@ class Program:
         given = bytes_of(one.shape)
         if one.opcode.endswith("-start") and kind != "all-reduce":
             given -= taken  # the result of a start holds its operands, too
-        size, combined = float(max(taken, given)), kind in ("all-gather", "all-reduce", "reduce-scatter")
+        size, combined = float(max(taken, given)), kind in ("all-gather", "reduce-scatter")
         return {one.name: (kind, Transfers(len(one.operands) if combined else 1, size, size))}
 
     def _work(self, one: Instruction, lines: Mapping[str, Instruction]) -> float:

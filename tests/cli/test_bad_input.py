@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 CARD = """
 system = "ssp"
 [model]
-checkpoint = "nowhere/base"
+checkpoint = "models/nowhere"
 [retrieval]
 corpus = "nowhere/corpus.jsonl"
 [data]

@@ -228,7 +228,8 @@ def sentences(count: int) -> list[str]:
 
 @pytest.mark.parametrize("kind", ["exact", "brute", "tree"])
 def test_index_over_an_encoder(e5, tmp_path, kind):
-    """Top 5 of every index = the 5 largest inner products of the torch vectors. The tree searches all of its leaves."""
+    """Top 5 of every index = the 5 largest inner products of the torch vectors. The tree searches all of its leaves,
+    and rescores all of their candidates."""
     model, folder = e5
     encoder = TextEncoder.load(folder, max_tokens=MAX_TOKENS, rows=4)
     embedder = PrefixedEncoder(encoder, "tiny", "query: ", "passage: ")
@@ -237,7 +238,7 @@ def test_index_over_an_encoder(e5, tmp_path, kind):
         num_leaves=8,
         leaves_to_search=8,
         dimensions_per_block=2,
-        reorder=200,
+        reorder=300,
         brute_force_below=10_000 if kind == "brute" else 10,
     )
     place = "exact" if kind == "exact" else "scann"

@@ -86,7 +86,7 @@ def test_steps_played_ahead_have_the_weights_before_the_last_update(apart: Path,
     assert held == [{"game", "baselines", "ahead"}] * 4 + [{"game", "baselines"}]  # nothing follows the last step
 
 
-@pytest.mark.parametrize("step", [1, 3])
+@pytest.mark.parametrize("step", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_killed_run_with_steps_played_ahead_ends_with_the_same_bits(folder: Path, ahead: Path, step: int) -> None:
     name = f"killed-{step}"
     process = start(folder, name, 8, *APART, *AHEAD)
@@ -97,6 +97,7 @@ def test_a_killed_run_with_steps_played_ahead_ends_with_the_same_bits(folder: Pa
     runs.same(ahead, finish(folder, name, 8, *APART, *AHEAD))
 
 
+@pytest.mark.slow
 def test_two_processes_with_devices_of_their_own_play_and_learn_as_one(folder: Path) -> None:
     """2 of 4 devices in each process against 4 of 8 in one."""
     sets = (*COMMON, "game.loss.rollout_cap=2.0", "train.steps=1", "evaluate.sets=[]")

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -133,12 +134,12 @@ class Session:
 
     def step(self, number: int) -> None:
         self.log.metrics(number, {"loss": 1 / number})
-        state = {"actor": {"params": {"w": np.full((4, 3), number, np.float32)}}}
+        state = {"actor": {"params": {"w": jnp.full((4, 3), number, jnp.float32)}}}
         self.checkpoints.save(number, state, {"game": {"at": number}, "baselines": {}})
         self.checkpoints.wait()
 
     def resumed(self) -> int | None:
-        target = {"actor": {"params": {"w": np.zeros((4, 3), np.float32)}}}
+        target = {"actor": {"params": {"w": jnp.zeros((4, 3))}}}
         saved = self.checkpoints.resume(target, self.said.append)
         if saved is None:
             return None

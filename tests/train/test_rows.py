@@ -114,10 +114,11 @@ class RecordingEngine(Engine):
 
     def generate(self, params: Any, state: Any, *limits: Any) -> Any:
         state, result = super().generate(params, state, *limits)
-        tokens_NS, logprobs_NS, counts_S, _ = jax.device_get(result)
-        for slot, count in enumerate(counts_S.tolist()):
+        read = jax.device_get(result)
+        for slot, count in enumerate(read.counts_S.tolist()):
             if count:
-                self._slots[slot].add(tokens_NS[:count, slot].tolist(), True, logprobs_NS[:count, slot].tolist())
+                tokens, logprobs = read.tokens_NS[:count, slot], read.logprobs_NS[:count, slot]
+                self._slots[slot].add(tokens.tolist(), True, logprobs.tolist())
         return state, result
 
 
