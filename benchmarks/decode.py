@@ -1,7 +1,7 @@
 """Decoding over a paged cache on devices that need not be present: memory, copies and an estimate of the time.
 
     python benchmarks/decode.py [--model qwen3-8b] [--topology v5p:2x2x2] [--requests 256] [--length 16384]
-    python benchmarks/decode.py --topology 8xH100 --pages 170000           # needs jax[cuda12], no GPU
+    python benchmarks/decode.py --topology 8xH100 --pages 43690            # needs jax[cuda12], no GPU
 
 The engine's decode program for the shapes of Qwen3-8B or Qwen3-30B-A3B in bfloat16 is compiled ahead of time: tensor
 parallelism over as many chips as there are kv heads, row shards over the rest, whole experts over all. Nothing is
@@ -141,9 +141,9 @@ def measured(engine: PagedEngine, topology: str) -> dict[str, Any]:
         [layer[name] for layer in tree["layers"] for name in layer if "X" in name and "router" not in name]
     )
     estimate = {}
-    if chip.clock is not None:
+    if chip.clock is not None and chip.bandwidth is not None:
         other = cycles(text, engine.config.decode_steps) / chip.clock
-        total = other + (cache + experts) / (KERNEL * (chip.bandwidth or math.inf))
+        total = other + (cache + experts) / (KERNEL * chip.bandwidth)
         estimate = {"without_kernels_ms": round(1e3 * other, 2), "estimate_ms": round(1e3 * total, 2)}
     return {
         "arguments_gib": round(memory.argument_size_in_bytes / GIB, 2),
