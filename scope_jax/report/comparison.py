@@ -6,7 +6,7 @@ import base64
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from scope_jax.play.rewards import mean
 from scope_jax.report.curves import COLOURS, draw_together
 from scope_jax.report.page import environment, inline, opened, policy, replace_page
 from scope_jax.report.panels import OWN_GAME, panels_of
-from scope_jax.run import answers
+from scope_jax.run import answers, evaluations
 from scope_jax.run.metrics import flattened
 
 MOST = len(COLOURS)  # runs, each with its colour
@@ -25,7 +25,7 @@ MOST = len(COLOURS)  # runs, each with its colour
 
 @dataclass(frozen=True)
 class Result:
-    """The last value of a measure in a run, and its difference from the first run's.
+    """The last value of a measure in a run, of this step, and its difference from the first run's.
 
     error, difference_error: standard errors. pairs: number of questions that both runs answered in their last
     evaluation, whose differences give the error; 0: not recorded, the two means are taken as independent. Values that
@@ -34,6 +34,7 @@ class Result:
 
     value: float | None
     error: float | None
+    step: int | None = None
     difference: float | None = None
     difference_error: float | None = None
     pairs: int = 0
@@ -67,37 +68,69 @@ def _shown(value: Any) -> str:
     return "" if value is None else json.dumps(value, ensure_ascii=False)
 
 
+@dataclass(frozen=True)
+class _Measured:
+    """A measure in one run: mean and standard error at a step, and the measure of each question."""
+
+    value: float
+    error: float
+    step: int
+    questions: Mapping[tuple[int, str], float]
+
+
 def results(lines: Sequence[Sequence[Mapping[str, Any]]], runs: Sequence[Path]) -> dict[str, list[Result]]:
-    """By `<set>/<measure>`, the results of every run, for the measures with a standard error."""
-    last = [next((line for line in reversed(own) if _measured(line)), {}) for own in lines]
-    names = sorted({name for line in last for name in _measured(line)})
-    questions = [answers.last(run / answers.NAME) for run in runs]
+    """By `<set>/<measure>`, the results of every run's last evaluation during training, for the measures with a
+    standard error."""
+    found: list[dict[str, _Measured]] = []
+    for own, run in zip(lines, runs, strict=True):
+        last = next((line for line in reversed(own) if any(name.startswith("eval/") for name in line)), {"step": 0})
+        values = {name.removeprefix("eval/"): value for name, value in last.items() if name.startswith("eval/")}
+        questions = answers.last(run / answers.NAME)
+        sets = {name.rpartition("/")[0] for name in values}
+        found.append(_measured(values, {name: (last["step"], questions.get(name, {})) for name in sets}))
+    return _compared(found)
+
+
+def exam_results(runs: Sequence[Path]) -> dict[str, list[Result]]:
+    """The same of what `scope-jax eval` last measured in every run."""
+    found: list[dict[str, _Measured]] = []
+    for run in runs:
+        exams = evaluations.last(run)
+        values = {f"{name}/{key}": value for name, exam in exams.items() for key, value in exam.metrics.items()}
+        found.append(_measured(values, {name: (exam.step, exam.questions) for name, exam in exams.items()}))
+    return _compared(found)
+
+
+def _measured(values: Mapping[str, Any], sets: Mapping[str, tuple[int, answers.Questions]]) -> dict[str, _Measured]:
+    """By `<set>/<measure>`; values: also with `<set>/<measure>_se`; sets: step and questions by name of the set."""
+    found = {}
+    for name in [name for name in values if values.get(f"{name}_se") is not None]:
+        exam, _, measure = name.rpartition("/")
+        step, questions = sets[exam]
+        marks = {key: measures[measure] for key, measures in questions.items() if measure in measures}
+        found[name] = _Measured(values[name], values[f"{name}_se"], step, marks)
+    return found
+
+
+def _compared(runs: Sequence[Mapping[str, _Measured]]) -> dict[str, list[Result]]:
+    names, first = sorted(set().union(*runs)), runs[0]
     return {
-        name.removeprefix("eval/"): [_result(name, last, questions, at) for at in range(len(runs))] for name in names
+        name: [_result(run.get(name), first.get(name) if at else None) for at, run in enumerate(runs)] for name in names
     }
 
 
-def _measured(line: Mapping[str, Any]) -> list[str]:
-    return [name for name in line if name.startswith("eval/") and f"{name}_se" in line]
-
-
-def _result(
-    name: str, last: Sequence[Mapping[str, Any]], questions: Sequence[Mapping[str, answers.Questions]], at: int
-) -> Result:
-    value, error = last[at].get(name), last[at].get(f"{name}_se")
-    first, first_error = last[0].get(name), last[0].get(f"{name}_se")
-    if at == 0 or value is None or first is None:
-        return Result(value, error)
-    exam, _, measure = name.removeprefix("eval/").rpartition("/")
-    theirs, ours = (
-        {key: measures[measure] for key, measures in questions[place].get(exam, {}).items() if measure in measures}
-        for place in (0, at)
-    )
-    apart = [ours[key] - theirs[key] for key in ours if key in theirs]
+def _result(ours: _Measured | None, first: _Measured | None) -> Result:
+    """The result of a run beside the first run's; first: None for the first run itself or if it lacks the measure."""
+    if ours is None:
+        return Result(None, None)
+    own = Result(ours.value, ours.error, ours.step)
+    if first is None:
+        return own
+    apart = [mark - first.questions[key] for key, mark in ours.questions.items() if key in first.questions]
     if len(apart) > 1:
-        return Result(value, error, mean(apart), standard_error(apart), len(apart))
-    independent = None if error is None or first_error is None else math.hypot(first_error, error)
-    return Result(value, error, value - first, independent)
+        return replace(own, difference=mean(apart), difference_error=standard_error(apart), pairs=len(apart))
+    independent = math.hypot(first.error, ours.error)
+    return replace(own, difference=ours.value - first.value, difference_error=independent)
 
 
 def write_comparison(runs: Sequence[Path], path: Path) -> Path:
@@ -125,6 +158,7 @@ def write_comparison(runs: Sequence[Path], path: Path) -> Path:
             seeds=[card.seed for card in cards],
             steps=[own[-1]["step"] for own in lines],
             results=results(lines, runs),
+            exams=exam_results(runs),
             differences=differences(cards),
         )
     )

@@ -10,7 +10,7 @@ the file format.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from scope_jax.play.rewards import mean
 from scope_jax.run import members
 from scope_jax.run.members import read
 
-__all__ = ["NAME", "append", "last", "read"]
+__all__ = ["NAME", "append", "by_question", "last", "read"]
 
 NAME = "exams.jsonl.gz"
 Questions = dict[tuple[int, str], dict[str, float]]  # measures by (index, checksum)
@@ -26,21 +26,32 @@ Questions = dict[tuple[int, str], dict[str, float]]  # measures by (index, check
 
 def append(path: Path, step: int, exams: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
     """Adds the records of an evaluation, by name of the set; returns when they are on disk."""
-    lines = []
-    for name, records in exams.items():
-        questions: list[list[Mapping[str, Any]]] = []
-        for record in records:
-            if not record.get("sample"):
-                questions.append([])
-            questions[-1].append(record)
-        for place, answers in enumerate(questions):
-            about = f"{zlib.crc32(str(answers[0].get('question', '')).encode()):08x}"
-            lines.append({"step": step, "set": name, "question": place, "of": about, "measures": _means(answers)})
+    lines = [
+        {"step": step, "set": name, "question": place, "of": about, "measures": measures}
+        for name, records in exams.items()
+        for (place, about), measures in by_question(records).items()
+    ]
     members.append(path, lines)
 
 
+def by_question(records: Iterable[Mapping[str, Any]]) -> Questions:
+    """The measures of every question, each averaged over the answers that have it.
+
+    records: "question", "sample" (0 begins a question) and "measures" of every answer, in order.
+    """
+    questions: list[list[Mapping[str, Any]]] = []
+    for record in records:
+        if not record.get("sample"):
+            questions.append([])
+        questions[-1].append(record)
+    return {(place, _about(answers[0])): _means(answers) for place, answers in enumerate(questions)}
+
+
+def _about(answer: Mapping[str, Any]) -> str:
+    return f"{zlib.crc32(str(answer.get('question', '')).encode()):08x}"
+
+
 def _means(answers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Each measure, averaged over the answers that have it."""
     names = dict.fromkeys(name for answer in answers for name in answer["measures"])
     return {name: mean([a["measures"][name] for a in answers if name in a["measures"]]) for name in names}
 

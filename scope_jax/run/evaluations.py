@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from scope_jax.run import members
+from scope_jax.run import answers, members
 from scope_jax.run.processes import writes
 
 NAME = "evaluations.jsonl.gz"
@@ -47,3 +48,30 @@ def newest(run: Path) -> Iterator[Line]:
     """The lines of the newest answers to each set at each step, in the order of the file; none if there is no file."""
     last = {(line["step"], line["set"]): line["taken"] for line in members.read(run / NAME)}
     yield from (line for line in members.read(run / NAME) if last[line["step"], line["set"]] == line["taken"])
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What was last measured of a set: at which step, its metrics, and the measures of its questions."""
+
+    step: int
+    metrics: Mapping[str, float]
+    questions: answers.Questions
+
+
+def last(run: Path) -> dict[str, Answered]:
+    """What `scope-jax eval` last measured, by name of the set; {} if nothing was answered."""
+    heads: dict[str, Line] = {}
+    records: dict[str, list[Line]] = {}
+    for line in newest(run):
+        if line["step"] < heads.get(line["set"], line)["step"]:
+            continue
+        if "metrics" in line:
+            heads[line["set"]], records[line["set"]] = line, []
+        else:
+            kept = {name: line["record"].get(name) for name in ("question", "sample", "measures")}
+            records[line["set"]].append(kept)  # without the text, which may be long
+    return {
+        name: Answered(head["step"], head["metrics"], answers.by_question(records[name]))
+        for name, head in heads.items()
+    }

@@ -14,10 +14,11 @@ from starlette.testclient import TestClient
 
 from scope_jax.config import parse_config
 from scope_jax.errors import UserError
+from scope_jax.evaluate import scores
 from scope_jax.play.measures import standard_error
 from scope_jax.report import live
-from scope_jax.report.comparison import Result, differences, results, titles, write_comparison
-from scope_jax.run import answers
+from scope_jax.report.comparison import Result, differences, exam_results, results, titles, write_comparison
+from scope_jax.run import answers, evaluations
 from scope_jax.run.metrics import RunLog, read_lines
 
 TABLE: dict[str, Any] = {
@@ -81,13 +82,35 @@ def test_differences_are_paired_by_question(runs: list[Path]) -> None:
     (runs[0] / answers.NAME).unlink()
     _, apart = results(lines, runs)["held-out/accuracy"]
     assert apart.error is not None and first.error is not None
-    assert apart == Result(0.75, second.error, 0.25, math.hypot(first.error, apart.error), 0)
+    assert apart == Result(0.75, second.error, 3, 0.25, math.hypot(first.error, apart.error), 0)
 
 
 def test_other_questions_are_no_pairs(runs: list[Path], tmp_path: Path) -> None:
     paths = [runs[0], made(tmp_path / "c", 2, A, B, prefix="another ")]
     found = results([read_lines(run / "metrics.jsonl") for run in paths], paths)["held-out/accuracy"][1]
     assert found.pairs == 0 and found.difference == 0.25
+
+
+def test_answers_kept_by_eval_are_paired_by_question(runs: list[Path], tmp_path: Path) -> None:
+    """The last step of each run counts, and of that the newest answers; differences as above, by hand."""
+    paths = [*runs, made(tmp_path / "c", 2, A, B)]
+    for run, name, step, marks in (
+        (paths[0], "nq", 2, B), (paths[0], "nq", 3, B), (paths[0], "nq", 3, A), (paths[0], "nq", 1, B),
+        (paths[1], "nq", 2, B), (paths[1], "popqa", 2, B), (paths[2], "nq", 3, B[:1]),
+    ):  # fmt: skip
+        records = asked("", *marks)
+        evaluations.keep(run, step, name, [r | {"text": {}} for r in records], scores("eval", name, records))
+    found = exam_results(paths)
+    first, second, alone = found["nq/accuracy"]
+    assert (first.value, first.step, first.difference) == (0.5, 3, None)
+    assert (second.value, second.step, second.difference, second.pairs) == (0.75, 2, 0.25, 4)
+    assert second.difference_error == pytest.approx(math.sqrt(4 / 16 / 3 / 4))
+    assert alone == Result(None, None)  # one question: no standard error
+    assert [result.value for result in found["popqa/accuracy"]] == [None, 0.75, None]
+    page = write_comparison(paths, tmp_path / "page.html").read_text(encoding="utf-8")
+    during, answered = page.split("<h3>By scope-jax eval</h3>")
+    assert "<td>held-out/accuracy</td>" in during and "<td>nq/accuracy</td>" in answered
+    assert "step 2" in answered and "+0.2500" in answered and "paired, 4 questions" in answered
 
 
 def test_cards_differ_key_by_key() -> None:
