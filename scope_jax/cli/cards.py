@@ -115,12 +115,16 @@ def _shown(path: Path) -> str:
 @app.command()
 def check(card: Card, set_: Sets = None, as_json: Json = False) -> None:
     """Open every model, prompt, data set, corpus and server of CARD and say all that is wrong; nothing is compiled."""
-    cfg = load(card, set_)
+    _check(card, load(card, set_), as_json)
+
+
+def _check(card: Path, cfg: Any, as_json: bool, left: tuple[str, ...] = ()) -> None:
+    """What `check` does. left: models of the hub that are not downloaded."""
     from scope_jax.run.checking import check as opened
     from scope_jax.run.fetching import fetched
 
     wrong, findings = 0, {}
-    for one in opened(fetched(cfg, tell)):
+    for one in opened(fetched(cfg, tell, left), left):
         wrong += one.wrong
         findings[one.name] = one.text
         if not as_json:
@@ -135,7 +139,9 @@ def check(card: Card, set_: Sets = None, as_json: Json = False) -> None:
 def new(
     card: Annotated[Path, typer.Argument(metavar="CARD", help="Card to write, a .toml file.")],
     game: Annotated[Game, typer.Option(help="The game.")],
-    model: Annotated[Path, typer.Option(metavar="DIR", help="Hugging Face folder of your model.")],
+    model: Annotated[
+        str, typer.Option(metavar="DIR_OR_HUB", help="Hugging Face folder of your model, or its name on the hub.")
+    ],
     data: Annotated[
         str,
         typer.Option(
@@ -164,12 +170,11 @@ def new(
         raise UserError("ssp searches a corpus; give one with --corpus FILE.")
     if game not in SEARCHING and corpus is not None:
         raise UserError(f"{game} does not search; remove --corpus.")
-    from models.weights import load_config
-
-    positions = load_config(model).max_positions
-    length = min(max_length or 4096, positions)
+    positions, unseen = _positions(model)
+    wanted = max_length or 4096
+    length = min(wanted, positions or wanted)
     searched, exam = searched and _kept(searched, card), exam and _kept(exam, card)
-    table = _table(game, _kept(str(model), card), _kept(data, card), searched, exam, steps, length)
+    table = _table(game, _kept(model, card), _kept(data, card), searched, exam, steps, length)
     from scope_jax.config import overridden
     from scope_jax.run.metrics import as_toml
 
@@ -178,7 +183,29 @@ def new(
     partial.write_text(f"{_header_of(card, game)}\n{as_toml(table)}", encoding="utf-8")
     partial.replace(card)
     tell(f"{card} is written; scope-jax plan {card} tells whether it fits your hardware")
-    check(card, None, False)
+    if unseen:
+        tell(unseen)
+    _check(card, load(card, None), False, (model,) if unseen else ())
+
+
+def _positions(model: str) -> tuple[int | None, str]:
+    """(tokens of the model's longest sequence, None if it is not known; what was not looked at, "" for a folder).
+
+    Of a model of the hub only config.json is downloaded.
+    """
+    from models.weights import load_config
+    from scope_jax.run import hub
+
+    if not hub.is_name(model):
+        return load_config(model).max_positions, ""
+    rest = f"the weights and the tokenizer of {model}; scope-jax check downloads and opens them"
+    try:
+        return load_config(hub.snapshot(model, hub.SHAPE)).max_positions, f"not checked: {rest}"
+    except hub.Unavailable as error:
+        from scope_jax.plan.architectures import public
+
+        known = public(model)
+        return known and known.max_positions, f"not checked: config.json, {rest}. {error}"
 
 
 def _kept(path: str, card: Path) -> str:

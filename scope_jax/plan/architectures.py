@@ -13,6 +13,7 @@ from typing import Any
 from models.config import ModelConfig, from_hf
 from models.weights import load_config
 from scope_jax.errors import UserError
+from scope_jax.run import hub
 
 COMMON: dict[str, Any] = {"rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False}
 
@@ -98,11 +99,17 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+def public(model: str) -> ModelConfig | None:
+    """The model that the last part of a folder or of a name of the hub says; None if it is not among those above."""
+    name = Path(model).name
+    return from_hf(SHAPES[name]) if name in SHAPES else None
+
+
 def model_of(checkpoint: str, file: Path | None) -> tuple[ModelConfig, str]:
     """(the model of a card, where its shape is from): `file`, a config.json; else the card's checkpoint folder; else
-    the public figures of the model that the folder is named after.
+    the config.json of the hub's model of that name; else its public figures.
 
-    Raises UserError if there is none of the three, FileNotFoundError or ValueError for a bad config.json.
+    Raises UserError if there is none of them, FileNotFoundError or ValueError for a bad config.json.
     """
     if file is not None:
         try:
@@ -115,9 +122,17 @@ def model_of(checkpoint: str, file: Path | None) -> tuple[ModelConfig, str]:
     folder = Path(checkpoint)
     if folder.is_dir():
         return load_config(folder), str(folder)
-    if folder.name in SHAPES:
-        return from_hf(SHAPES[folder.name]), f"public figures of {folder.name}"
+    missing = f"the model folder {checkpoint} does not exist"
+    if hub.is_name(checkpoint):
+        try:
+            found = hub.snapshot(checkpoint, hub.SHAPE)
+        except hub.Unavailable as error:
+            missing = str(error).removesuffix(".")
+        else:
+            return load_config(found), f"config.json of {checkpoint} on the hub"
+    if (known := public(checkpoint)) is not None:
+        return known, f"public figures of {folder.name}"
     raise UserError(
-        f"the model folder {checkpoint} does not exist, and no public figures of {folder.name} are known here; give "
-        "its config.json with --model-config FILE."
+        f"{missing}, and no public figures of {folder.name} are known here; give its config.json with "
+        "--model-config FILE."
     )

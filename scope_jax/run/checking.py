@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,16 +35,16 @@ class Finding:
     wrong: bool
 
 
-def check(cfg: Config) -> Iterator[Finding]:
+def check(cfg: Config, left: Collection[str] = ()) -> Iterator[Finding]:
     """One finding for each model, tokenizer, prompt, data set, corpus, index and server of the card, as it is opened.
 
-    Errors that are not the user's are raised.
+    left: models that are not opened, as they are on the hub. Errors that are not the user's are raised.
     """
     datasets.disable_progress_bars()
     checks: list[tuple[str, Callable[[], str]]] = [
         ("game", lambda: _game(cfg)),
-        *((f"model {folder}", lambda folder=folder: _model(folder)) for folder in _models(cfg)),
-        ("tokenizer and template", lambda: _tokenizer(cfg)),
+        *((f"model {folder}", lambda folder=folder: _model(folder)) for folder in _models(cfg) if folder not in left),
+        *([("tokenizer and template", lambda: _tokenizer(cfg))] if _tokenizer_folder(cfg) not in left else []),
         ("prompts", lambda: _prompts(cfg)),
         ("data", lambda: _data(cfg)),
         *((f"exam {one.name}", lambda one=one: _exam(cfg, one.name)) for one in cfg.evaluate.sets),
@@ -84,8 +84,12 @@ def _model(folder: str) -> str:
         return f"{model.architecture}, {model.num_layers} layers, {len(stored.names)} tensors"
 
 
+def _tokenizer_folder(cfg: Config) -> str:
+    return cfg.model.tokenizer or cfg.model.checkpoint
+
+
 def _tokenizer(cfg: Config) -> str:
-    tokenizer = Tokenizer.load(cfg.model.tokenizer or cfg.model.checkpoint, cfg.model.chat_template)
+    tokenizer = Tokenizer.load(_tokenizer_folder(cfg), cfg.model.chat_template)
     joiner_of(cfg, game_of(cfg), tokenizer)
     return f"{tokenizer.vocab_size} tokens, turns as {cfg.model.turns}, searches as {cfg.model.dialect}"
 

@@ -3,7 +3,7 @@ storage, and models from the hub (`hub`; data sets of the hub are read where the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,13 @@ from scope_jax.run import hub
 from scope_jax.run.objects import fetch, is_object
 
 
-def fetched(cfg: Config, tell: Callable[[str], None] | None = None) -> Config:
+def fetched(cfg: Config, tell: Callable[[str], None] | None = None, left: Collection[str] = ()) -> Config:
     """The card with local copies instead of its gs:// and s3:// paths and its models of the hub; the card itself if it
     has none.
 
     The copies lie in `train.spool` and in the hub's cache; what has not changed since it was copied is not read again.
-    Each machine has its own. Raises FileNotFoundError for what does not exist and ConnectionError for storage that
-    cannot be used.
+    Each machine has its own. left: models of the hub that are left where they are. Raises FileNotFoundError for what
+    does not exist and ConnectionError for storage that cannot be used.
     """
     places: dict[str, str] = {}
 
@@ -38,10 +38,10 @@ def fetched(cfg: Config, tell: Callable[[str], None] | None = None) -> Config:
     table = local(cfg.model_dump())
     for section, key, weights in _models(table):
         name = section[key]
-        if name is not None and hub.is_name(name):
+        if name is not None and name not in left and hub.is_name(name):
             if tell is not None and name not in places:
                 tell(f"looking for {name} on the hub; it is downloaded if it is not in the cache")
-            places[name] = section[key] = str(hub.snapshot(name, weights))
+            places[name] = section[key] = str(hub.snapshot(name, hub.WHOLE if weights else hub.SMALL))
     return Config.model_validate(table) if places else cfg
 
 

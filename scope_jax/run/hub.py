@@ -7,6 +7,7 @@ permission, HF_ENDPOINT for another address, HF_HUB_OFFLINE=1 to use the cache w
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from httpx2 import TransportError
@@ -16,6 +17,12 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNot
 LOCAL = ("checkpoints", "models", "runs", "data", "assets")  # folders of cards, never taken for owners on the hub
 NAME = re.compile(r"[A-Za-z0-9_][\w.-]*/[\w.-]+")
 SMALL = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")  # config, tokenizer, template, index of the weights
+SHAPE = ("config.json",)
+WHOLE = (*SMALL, "*.safetensors")
+
+
+class Unavailable(FileNotFoundError):
+    """The hub may have the model, but does not give it now, or not to this user."""
 
 
 def is_name(path: str) -> bool:
@@ -24,21 +31,23 @@ def is_name(path: str) -> bool:
     return bool(NAME.fullmatch(path)) and not owner.exists() and str(owner) not in LOCAL
 
 
-def snapshot(name: str, weights: bool = True) -> Path:
-    """The folder with a model's files in the hub's cache, downloaded if they are not there. weights: also those.
+def snapshot(name: str, files: Sequence[str] = WHOLE) -> Path:
+    """The folder with a model's files in the hub's cache, downloaded if they are not there. files: WHOLE, SMALL, SHAPE.
 
-    Raises FileNotFoundError for a model that does not exist, that this user may not read, or that is neither in the
-    cache nor to be had without network.
+    Raises FileNotFoundError for a model that does not exist, Unavailable for one that this user may not read, or that
+    is neither in the cache nor to be had without network.
     """
-    wanted = [*SMALL, *(["*.safetensors"] if weights else [])]
     try:
-        return Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=["*/*"]))
+        return Path(snapshot_download(name, allow_patterns=list(files), ignore_patterns=["*/*"]))
     except GatedRepoError:
         wrong = f"asks for permission: accept its terms on {name}'s page of the hub, and set HF_TOKEN"
     except RepositoryNotFoundError:
-        wrong = "is neither a folder here nor a model of the hub; correct the name, or set HF_TOKEN if it is private"
+        raise FileNotFoundError(
+            f"the model {name} is neither a folder here nor a model of the hub; correct the name, or set HF_TOKEN if "
+            "it is private."
+        ) from None
     except (LocalEntryNotFoundError, TransportError):
         wrong = "is neither a folder here nor in the hub's cache, and the hub cannot be reached; give a folder"
     except HfHubHTTPError as error:
         wrong = f"cannot be downloaded: the hub answers {error.response.status_code}; try again later, or give a folder"
-    raise FileNotFoundError(f"the model {name} {wrong}.")
+    raise Unavailable(f"the model {name} {wrong}.")

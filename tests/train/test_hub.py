@@ -12,8 +12,13 @@ from typing import ClassVar
 
 import pytest
 from huggingface_hub import constants
+from typer.testing import CliRunner, Result
 
+from models.weights import load_config
+from scope_jax.cli import app
 from scope_jax.config import load_card
+from scope_jax.errors import UserError
+from scope_jax.plan.architectures import model_of
 from scope_jax.run import hub
 from scope_jax.run.fetching import fetched
 
@@ -105,7 +110,7 @@ def test_a_card_may_name_a_model_of_the_hub(server: type[Hub]) -> None:
 
 
 def test_a_tokenizer_is_had_without_weights(server: type[Hub]) -> None:
-    folder = hub.snapshot("someone/tiny", weights=False)
+    folder = hub.snapshot("someone/tiny", hub.SMALL)
     assert (folder / "tokenizer.json").is_file() and not list(folder.glob("*.safetensors"))
 
 
@@ -119,6 +124,48 @@ def test_what_cannot_be_had_is_one_sentence(server: type[Hub], monkeypatch: pyte
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens
     with pytest.raises(FileNotFoundError, match=r"nor in the hub's cache, and the hub cannot be reached; give a fo"):
         hub.snapshot("someone/tiny")
+
+
+def test_a_plan_needs_only_the_config_of_a_model(server: type[Hub], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, source = model_of("someone/tiny", None)
+    assert model == load_config(BASE) and source == "config.json of someone/tiny on the hub"
+    assert [path.rpartition("/")[2] for path in server.asked if "/resolve/" in path] == ["config.json"] * 2  # HEAD, GET
+    with pytest.raises(FileNotFoundError, match=r"^the model someone/none is neither a folder here nor a model of"):
+        model_of("someone/none", None)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens
+    assert model_of("someone/tiny", None)[0] == model  # from the cache
+    known, source = model_of("someone/Qwen3-8B", None)
+    assert known.num_layers == 36 and source == "public figures of Qwen3-8B"
+    with pytest.raises(
+        UserError, match=r"^the model someone/other .* the hub cannot be reached; .* --model-config FILE"
+    ):
+        model_of("someone/other", None)
+
+
+def test_new_writes_a_card_with_a_model_of_the_hub(server: type[Hub], monkeypatch: pytest.MonkeyPatch) -> None:
+    atlas = BASE.parents[1]
+
+    def new(name: str, model: str) -> Result:
+        files = ("--data", str(atlas / "answers.jsonl"), "--corpus", str(atlas / "corpus.jsonl"))
+        return CliRunner().invoke(app, ["new", name, "--game", "ssp", "--model", model, *files])
+
+    made = new("a.toml", "someone/tiny")
+    assert made.exit_code == 0 and "ok     data: " in made.stdout and "tokenizer and template" not in made.stdout
+    said = "not checked: the weights and the tokenizer of someone/tiny; scope-jax check downloads and opens them"
+    assert said in made.stderr
+    assert not [path for path in server.asked if path.endswith((".safetensors", "tokenizer.json"))]
+    card = load_card("a.toml")
+    assert card.model.checkpoint == "someone/tiny"
+    assert card.rollout.max_length == load_config(BASE).max_positions < 4096
+    assert new("b.toml", "someone/none").exit_code == 2 and not Path("b.toml").exists()
+    checked = CliRunner().invoke(app, ["check", "a.toml"])
+    assert checked.exit_code == 0 and "ok     tokenizer and template: " in checked.stdout
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens
+    for name, model in (("c.toml", "someone/Qwen3-8B-Base"), ("d.toml", "someone/other")):
+        made = new(name, model)
+        assert made.exit_code == 0 and load_card(name).rollout.max_length == 4096
+        assert f"not checked: config.json, the weights and the tokenizer of {model}; " in made.stderr
+        assert "the hub cannot be reached" in made.stderr
 
 
 def test_paths_are_no_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
