@@ -20,7 +20,7 @@ demo: $(VENV)/.installed  ## train Search Self-play on Atlas and print held-out 
 	$(BIN)/scope-jax demo --seed $(SEED) --run $(RUN)
 
 # All tests of a file run in one worker, so that shared fixtures are built once.
-test: lint  ## run lint and every test that takes seconds
+test: lint docs  ## run lint, build the docs, run every test that takes seconds
 	$(BIN)/python -m pytest -q -m "not slow" -n $(WORKERS) --dist loadfile
 
 slow: $(VENV)/.dev  ## run the tests that take minutes
@@ -36,8 +36,8 @@ format: $(VENV)/.dev  ## reformat the sources
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(VENV)/.docs  ## build the documentation as a site in build/site; a broken link is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+docs: $(VENV)/.dev  ## build the documentation as a site in build/site; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 install: $(VENV)/.installed  ## create the environment without the development tools
 
@@ -61,8 +61,4 @@ $(VENV)/.installed: requirements.txt pyproject.toml | $(VENV)/.created
 $(VENV)/.dev: requirements-dev.txt $(VENV)/.installed
 	$(PIP) install --quiet --no-deps -r requirements-dev.txt
 	$(PIP) install --quiet -c constraints.txt torch==2.13.0
-	touch $@
-
-$(VENV)/.docs: requirements-dev.txt $(VENV)/.installed
-	$(PIP) install --quiet -c constraints.txt mkdocs-material==9.8.1
 	touch $@

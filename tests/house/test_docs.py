@@ -165,7 +165,7 @@ def test_paths_in_the_readme_exist() -> None:
 
 
 def test_the_site_has_every_page() -> None:
-    """`make docs` builds it, strictly; here only that no page is missing from its navigation."""
+    """`make test` builds it, strictly; here only that no page is missing from its navigation."""
     pages = re.findall(r"[\w.]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:")[1])
     assert sorted(pages) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
 
