@@ -250,8 +250,8 @@ def docmath(row: Row, where: str) -> Row:
 
 
 def frames_long(row: Row, where: str) -> Row:
-    """FRAMES with the texts of its pages in `context` or `documents`, as collected by the one who examines."""
-    context = _of(row, where, "context", "context", "documents", "wiki_texts")
+    """FRAMES with the texts of its pages: `wiki_items`, as SPELL's code reads it, or `context` or `documents`."""
+    context = _of(row, where, "context", "wiki_items", "context", "documents", "wiki_texts")
     return question(row, where) | {"context": context}
 
 
@@ -337,8 +337,8 @@ RECIPES: Mapping[str, Recipe] = {
     "healthbench": Recipe("HealthBench: prompt, rubrics", "marked", healthbench, "openai/healthbench"),
     "wildbench": Recipe("WildBench v2: conversation_input, checklist", "tasks", wildbench, "allenai/WildBench", "v2"),
     "arena-hard-cw": Recipe("Arena-Hard v2.0's question.jsonl", "questions", arena_hard, baseline=True),
-    "docmath": Recipe("DocMath-Eval: question, paragraphs, ground_truth", "readings", docmath),
-    "frames-long": Recipe("FRAMES with the texts of its pages in `context`", "readings", frames_long),
+    "docmath": Recipe("DocMath-Eval's four testmini files: question, paragraphs, ground_truth", "readings", docmath),
+    "frames-long": Recipe("FRAMES with the texts of its pages in `wiki_items` or `context`", "readings", frames_long),
     **{
         f"{name}-long": Recipe("LongBench: input, context, answers", "readings", longbench, "zai-org/LongBench", config)
         for name, config in (("hotpotqa", "hotpotqa"), ("2wikimultihopqa", "2wikimqa"), ("musique", "musique"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -115,8 +116,8 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"id": "v", "question": "q", "context": "c", "options": [*"ABCD"], "answers": ["D"], "task": "choice"},
     ),
     "frames-long": (
-        {"Prompt": "q", "Answer": "a", "context": ["one", "two"]},
-        {"question": "q", "answers": ["a"], "context": ["one", "two"]},
+        {"Prompt": "q", "Answer": "a", "wiki_items": [{"title": "t", "text": "one"}, {"title": "u", "text": "two"}]},
+        {"question": "q", "answers": ["a"], "context": [{"title": "t", "text": "one"}, {"title": "u", "text": "two"}]},
     ),
     "wiki-18": ({"id": "5", "contents": '"Title"\ntext'}, {"id": "5", "title": "Title", "text": "text"}),
     "ssp-answers": ({"ground_truth": "a", "search_turns": 3}, {"answers": ["a"], "search_turns": 3}),
@@ -145,6 +146,15 @@ def test_a_published_row_becomes_ours(name: str) -> None:
     row = ours | {"rubric": [{"criterion": "good"}, *ours["rubric"]]} if name == "healthbench" else ours
     if recipe.kind != "documents":
         SCHEMAS[recipe.kind](row, "f, line 1", {})
+
+
+def test_the_header_of_every_exam_names_a_command_that_can_make_its_rows() -> None:
+    """Of data sets that have no name on the hub, or come in two files, it names the files."""
+    for path in sorted(Path("configs/exams").glob("*.toml")):
+        (command,) = re.findall(r"^#   (scope-jax data .*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+        recipe = RECIPES[path.stem]
+        assert command.startswith(f"scope-jax data {path.stem} data/exams/{path.stem}.jsonl")
+        assert (recipe.hub is None) == ("--source " in command) and recipe.baseline == ("--baseline " in command), path
 
 
 def test_every_exam_has_a_recipe_of_its_kind() -> None:
