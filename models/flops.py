@@ -44,3 +44,12 @@ def splash_flops(model: ModelConfig, rows: int, length: int, *, backward: bool, 
     backward 7, as dq and dkv are separate kernels that both compute the scores again; a recomputed forward 2 more."""
     products = 2 + (7 if backward else 0) + (2 if recomputed else 0)
     return rows * attention_flops(model, length) / 2 * products
+
+
+def expert_flops(model: ModelConfig, tokens: float, *, frozen: bool, recomputed: bool) -> float:
+    """FLOPs of forward and backward of the grouped products of experts, which kernels compute; 0 of a dense model. One
+    product forward, two backward (one with frozen weights), one more where it is recomputed."""
+    if not model.num_experts:
+        return 0.0
+    products = (2 if frozen else 3) + (1 if recomputed else 0)
+    return products * 6.0 * model.num_layers * model.width * model.ffn_width * model.experts_per_token * tokens

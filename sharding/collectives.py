@@ -22,6 +22,7 @@ reduce-scatters along the tokens, which move the same bytes:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -32,6 +33,8 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from sharding.mesh import SHARDED
+
+ALL_REDUCE = 2**20  # bytes of the largest all-reduce of a step with fsdp; all else is gathered and scattered
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -214,13 +217,19 @@ class Shards:
 
         Each leaf is summed over the row axes its weight is not sharded over; over the sharded ones the transpose of
         `gather` has already summed. Nothing remains to be summed over tensor if `enter` and `psum` were used as
-        described above.
+        described above. With fsdp, weights that are not sharded over it (norms and biases of all layers) are summed
+        in parts of at most ALL_REDUCE bytes.
         """
 
         def complete(grad: jax.Array, spec: PartitionSpec) -> jax.Array:
             done = {name for entry in spec for name in mesh_axes(entry)}
             missing = tuple(name for name in self.rows if name not in done)
-            return lax.psum(grad, missing) if missing else grad
+            if not missing:
+                return grad
+            parts = math.ceil(grad.nbytes / ALL_REDUCE)
+            if parts == 1 or not self.fsdp or done.intersection(self.fsdp):
+                return lax.psum(grad, missing)
+            return jnp.concatenate([lax.psum(part, missing) for part in jnp.array_split(grad, parts)])
 
         return jax.tree.map(complete, grads, specs)
 

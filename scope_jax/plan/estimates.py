@@ -1,8 +1,14 @@
 """Times estimated from compiled programs. Nothing was executed: they serve to compare plans, not as a promise.
 
-Compute is XLA's own `estimated_cycles` at the chip's clock. Pallas kernels, which have none, are assumed to reach half
-of the peak in training (splash attention) and 80 % of the memory bandwidth in decoding (each token reads all pages of
-full rows). Collectives count only as far as XLA estimates them; they may take longer where they do not overlap.
+On TPUs compute is XLA's own `estimated_cycles` at the chip's clock, and collectives count only as far as these do; they
+may take longer where they do not overlap. For GPUs XLA has no such figures. There products run at a share of the peak,
+everything else moves its operands and results at a share of the memory bandwidth, one after the other, and collectives
+move their bytes, all-reduces twice, at a share of NVLink. A collective that is scheduled around a product overlaps: of
+these and the compute the slower counts; the other collectives are added. Latencies are left out.
+
+Kernels, of which the text says nothing, are assumed to reach half of the peak in training (splash attention, grouped
+products of experts) and 80 % of the memory bandwidth in decoding (each token reads all pages of full rows). On GPUs a
+decoded token reads all weights, too, unless its products take longer.
 """
 
 from __future__ import annotations
@@ -14,30 +20,55 @@ from models import flops
 from scope_jax.learner.batching import rows_per_shard
 from scope_jax.learner.learner import Learner
 from scope_jax.plan import theory
-from scope_jax.plan.hardware import Hardware
+from scope_jax.plan.hardware import Chip, Hardware
+from scope_jax.plan.hlo import Costs
 from scope_jax.plan.memory import Residents
 from scope_jax.plan.programs import Compiled
 
-SPLASH = 0.5  # share of the peak
-PAGED = 0.8  # share of the bandwidth
-ASSUMED = (
-    "full rows of one sequence each; XLA's cycle estimates; splash kernels at 50 % of the peak, cache reads at 80 % of "
-    "the bandwidth; collectives only as far as XLA estimates them"
-)
+KERNELS = 0.5  # share of the peak
+PRODUCTS = 0.6  # share of the peak, on GPUs; cuDNN's attention among them
+MEMORY = 0.8  # share of the bandwidth
+LINK = 0.8  # share of NVLink
+ASSUMED = {
+    "tpu": "full rows of one sequence each; XLA's cycle estimates; kernels at 50 % of the peak, cache reads at 80 % of "
+    "the bandwidth; collectives only as far as XLA estimates them",
+    "gpu": "full rows of one sequence each; products at 60 % of the peak, kernels at 50 %; other operations, weights "
+    "and cache at 80 % of the bandwidth; collectives at 80 % of NVLink, beside products where they are scheduled so",
+}
+
+
+def _seconds(chip: Chip, costs: Costs, kernels: float) -> float | None:
+    """Of a program with so many FLOPs in kernels; None for a chip whose figures are not known."""
+    if chip.peak is None or chip.bandwidth is None:
+        return None
+    if chip.clock is not None:
+        return costs.cycles / chip.clock + kernels / (KERNELS * chip.peak)
+    if chip.link is None:
+        return None
+    compute = costs.flops / (PRODUCTS * chip.peak) + kernels / (KERNELS * chip.peak)
+    compute += costs.memory / (MEMORY * chip.bandwidth)
+    return max(compute, costs.beside / (LINK * chip.link)) + (_moved(costs) - costs.beside) / (LINK * chip.link)
+
+
+def _moved(costs: Costs) -> float:
+    """Bytes of all collectives; an all-reduce is a scatter and a gather."""
+    return sum(moved.bytes * (2 if kind == "all-reduce" else 1) for kind, moved in costs.collectives.items())
 
 
 def update_figures(learner: Learner, on: Hardware, one: Compiled) -> Mapping[str, Any]:
-    """Of one optimiser step over one micro-batch, per device: FLOPs executed (dots of the program, splash kernels by
+    """Of one optimiser step over one micro-batch, per device: FLOPs executed (dots of the program, kernels by
     arithmetic) and useful, and with a known chip the estimated seconds and share of the peak."""
     share = rows_per_shard(learner.section, learner.row_shards)
     tensor = learner.mesh.shape["tensor"]
     rows, length = share / tensor / learner.context, one.job.bucket
     frozen = learner.adapter is not None
     useful = flops.update_flops(learner.model, 1, length, length - 1, frozen) * rows
-    kernels = 0.0
     recomputed, how = learner.section.remat != "none", learner.context_attention
+    kernels = 0.0
+    if on.platform != "cpu":
+        kernels = flops.expert_flops(learner.model, rows * length, frozen=frozen, recomputed=recomputed)
     if learner.attention == "splash" and (learner.context == 1 or how == "ulysses"):
-        kernels = rows * flops.splash_flops(learner.model, 1, length, backward=True, recomputed=recomputed)
+        kernels += rows * flops.splash_flops(learner.model, 1, length, backward=True, recomputed=recomputed)
     found: dict[str, Any] = {
         "flops": one.costs.flops + kernels,
         "kernel_flops": kernels,
@@ -48,18 +79,28 @@ def update_figures(learner: Learner, on: Hardware, one: Compiled) -> Mapping[str
     if not frozen:
         mesh = (learner.shards.fsdp, recomputed, learner.context, how, learner.shards.sequence)
         found["closed_form"] = theory.step_collectives(learner.model, *mesh)
-    if on.chip.clock and on.chip.peak and not one.refused:
-        seconds = one.costs.cycles / on.chip.clock + kernels / (SPLASH * on.chip.peak)
-        found |= {"seconds": seconds, "mfu": useful / seconds / on.chip.peak}
+    seconds = None if one.refused else _seconds(on.chip, one.costs, kernels)
+    if seconds is not None:
+        assert on.chip.peak is not None
+        found |= {"seconds": seconds, "mfu": useful / seconds / on.chip.peak, "assumed": ASSUMED[on.platform]}
     return found
 
 
 def decode_figures(on: Hardware, one: Compiled, held: Residents, steps: int) -> Mapping[str, Any]:
     """Of one token of every slot, the whole cache being full: estimated milliseconds, and those to read weights and
     cache once."""
-    if not (on.chip.clock and on.chip.bandwidth) or one.refused:
+    chip = on.chip
+    if chip.peak is None or chip.bandwidth is None or one.refused:
         return {}
-    rest = one.costs.cycles - one.round.cycles  # once per dispatch
-    seconds = (one.round.cycles + rest / steps) / on.chip.clock + held.cache / (PAGED * on.chip.bandwidth)
-    roofline = (held.cache + held.engine) / on.chip.bandwidth
+    cache = held.cache / (MEMORY * chip.bandwidth)
+    if chip.clock is not None:
+        rest = one.costs.cycles - one.round.cycles  # once per dispatch
+        seconds = (one.round.cycles + rest / steps) / chip.clock + cache
+    elif chip.link is not None:
+        memory = one.round.memory + (one.costs.memory - one.round.memory) / steps
+        products = max(one.round.flops / (PRODUCTS * chip.peak), held.engine / (MEMORY * chip.bandwidth))
+        seconds = products + cache + memory / (MEMORY * chip.bandwidth) + _moved(one.round) / (LINK * chip.link)
+    else:
+        return {}
+    roofline = (held.cache + held.engine) / chip.bandwidth
     return {"milliseconds": 1e3 * seconds, "roofline_milliseconds": 1e3 * roofline}

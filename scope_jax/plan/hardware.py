@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from scope_jax.errors import UserError
@@ -166,5 +166,5 @@ def _this_machine() -> Hardware:
     if limit is None and known is None:
         raise UserError(f"the memory of {kind} is not known; name its kind with --on, for example --on 8xH100.")
     base = known or Chip(kind, 0.0, None, None, None)
-    chip = base if limit is None else Chip(base.name, float(limit), base.peak, base.bandwidth, base.clock)
+    chip = base if limit is None else replace(base, hbm=float(limit))
     return Hardware(THIS_MACHINE, platform, chip, devices)

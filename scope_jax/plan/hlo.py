@@ -9,10 +9,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+# Permutes that are not the program's, and bear no name of it: the TPU compiler scatters padded rows in some
+# reduce-scatters, after which neighbours exchange those that crossed a border.
+HALO = "halo-exchange"
+CONTROL = ("while", "conditional", "call", "call-start", "async-start")
+FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "partition-id", "after-all", "opt-barrier")
+SLICES = ("slice", "dynamic-slice", "gather")
+UPDATES = {"dynamic-update-slice": 1, "scatter": -1}  # in place; the operand that is written into the first one
 KERNEL = re.compile(r'custom_call_target="(?:tpu_custom_call|__gpu\$xla\.gpu\.triton|__cudnn\$fmha\w*)"')
 FUSED_ATTENTION = re.compile(r'custom_call_target="__cudnn\$fmha\w*?(Backward)?"')
 SCATTERED = re.compile(r'"emitter":"\w*AllReduceScatterFusion"')
@@ -59,13 +66,17 @@ class Transfers:
 class Costs:
     """Per execution and device. flops: of dots and convolutions, 2 · m · n · k; of branches the dearest. cycles: XLA's
     estimates without kernels, which have none; of branches the cheapest. kernels: executions of Pallas kernels.
-    unknown: loops that counted once because their trip count is not in the program."""
+    unknown: loops that counted once because their trip count is not in the program. memory: bytes read and written by
+    all that is neither a product nor a kernel; of branches those of the dearest. beside: bytes of collectives that are
+    scheduled around products."""
 
     flops: float = 0.0
     cycles: float = 0.0
     kernels: float = 0.0
     collectives: Mapping[str, Transfers] = field(default_factory=dict)
     unknown: int = 0
+    memory: float = 0.0
+    beside: float = 0.0
 
     def times(self, number: float) -> Costs:
         return Costs(
@@ -74,6 +85,8 @@ class Costs:
             self.kernels * number,
             {kind: moved.times(number) for kind, moved in self.collectives.items()},
             self.unknown,
+            self.memory * number,
+            self.beside * number,
         )
 
     def plus(self, other: Costs) -> Costs:
@@ -85,6 +98,8 @@ class Costs:
             self.kernels + other.kernels,
             {k: self.collectives.get(k, nothing).plus(other.collectives.get(k, nothing)) for k in kinds},
             self.unknown + other.unknown,
+            self.memory + other.memory,
+            self.beside + other.beside,
         )
 
 
@@ -187,33 +202,47 @@ class Program:
             yield from lines.values()
 
     # ------------------------------------------------------------------------------------------------------- costs
-    def _costs_of(self, name: str) -> Costs:
-        """Of a computation whose instructions run one after another: the entry, a loop's body, a branch."""
+    def _costs_of(self, name: str, begun: frozenset[str] = frozenset()) -> Costs:
+        """Of a computation whose instructions run one after another: the entry, a loop's body, a branch. begun:
+        collectives of the computations around it, which go on beside its own work and are not counted again."""
         lines = self.computations[name]
-        total, moved = Costs(), dict[str, tuple[str, Transfers]]()
+        total, moved, products = Costs(), dict[str, tuple[str, Transfers]](), 0
+        before: dict[str, int] = {}  # products before the start of a collective
+        for one in lines.values():
+            if one.opcode in CONTROL:
+                products += 1
+                continue
+            plain = self._plain(one, lines, moved)
+            total = total.plus(plain)
+            products += plain.flops > 0
+            if one.name in moved:
+                before[one.name] = products
+            elif one.opcode.endswith("-done") and before.get(one.operands[0], products) < products:
+                total = total.plus(Costs(beside=moved[one.operands[0]][1].bytes))
+        for key in begun & moved.keys():
+            del moved[key]
+        for kind, transfers in moved.values():
+            total = total.plus(Costs(collectives={kind: transfers}))
+        begun = begun.union(moved)
         for one in lines.values():
             if one.opcode == "while":
                 number = self.trips(name, one)
-                inside = self._costs(_named(one, "body")).times(1 if number is None else number)
+                inside = self._costs(_named(one, "body"), begun).times(1 if number is None else number)
                 total = total.plus(inside).plus(Costs(unknown=int(number is None)))
             elif one.opcode == "conditional":
-                total = total.plus(self._branches(one))
-            elif one.opcode in ("call", "call-start", "async-start"):
-                total = total.plus(self._costs(_named(one, "calls|to_apply")))
-            else:
-                total = total.plus(self._plain(one, lines, moved))
-        for kind, transfers in moved.values():
-            total = total.plus(Costs(collectives={kind: transfers}))
+                total = total.plus(self._branches(one, begun))
+            elif one.opcode in CONTROL:
+                total = total.plus(self._costs(_named(one, "calls|to_apply"), begun))
         return total
 
-    def _branches(self, one: Instruction) -> Costs:
+    def _branches(self, one: Instruction, begun: frozenset[str]) -> Costs:
         named = re.findall(r"(?:true_computation|false_computation)=%?([\w.\-]+)", one.attributes)
         if listed := re.search(r"branch_computations=\{([^}]*)\}", one.attributes):
             named += re.findall(r"%?([\w.\-]+)", listed[1])
-        found = [self._costs(branch) for branch in named]
+        found = [self._costs(branch, begun) for branch in named]
         dearest = max(found, key=lambda costs: costs.flops, default=Costs())
         cycles = min((costs.cycles for costs in found), default=0.0)
-        return Costs(dearest.flops, cycles, dearest.kernels, dearest.collectives, dearest.unknown)
+        return replace(dearest, cycles=cycles)
 
     def _plain(
         self, one: Instruction, lines: Mapping[str, Instruction], moved: dict[str, tuple[str, Transfers]]
@@ -228,7 +257,26 @@ class Program:
         moved.update(self._moved(one, lines))
         found = re.search(r'"estimated_cycles":"(\d+)"', one.attributes)
         cycles = float(found[1]) if found and int(found[1]) < UNKNOWN_CYCLES and not kernels else 0.0
-        return Costs(flops, cycles, kernels)
+        return Costs(flops, cycles, kernels, memory=0.0 if flops or kernels else self._memory(one, lines))
+
+    def _memory(self, one: Instruction, lines: Mapping[str, Instruction]) -> float:
+        """Bytes that an instruction reads and writes: only the slice of arrays that it slices or updates a slice of."""
+        if one.opcode in FREE or one.opcode.endswith(("-start", "-done")) or one.opcode in COLLECTIVES:
+            return 0.0
+        if one.opcode != "fusion":
+            inside, given, root = lines, {name: lines[name] for name in one.operands if name in lines}, one
+            users = {name: [one] for name in given}
+        else:
+            inside = self.computations[_named(one, "calls")]
+            given = {each.name: each for each in inside.values() if each.opcode == "parameter"}
+            root = next(each for each in inside.values() if each.root)
+            users = {name: [each for each in inside.values() if name in each.operands] for name in given}
+        written = [inside[name] for name in root.operands] if root.opcode == "tuple" else [root]
+        read = sum(_read(given[name], using) for name, using in users.items())
+        return read + sum(
+            bytes_of((inside[each.operands[UPDATES[each.opcode]]] if each.opcode in UPDATES else each).shape)
+            for each in written
+        )
 
     def _inside(self, one: Instruction) -> tuple[float, dict[str, tuple[str, Transfers]]]:
         """(FLOPs, collectives by channel) of a fusion or call. The TPU compiler writes some reduce-scatters as a fusion
@@ -265,6 +313,8 @@ class Program:
         given = bytes_of(one.shape)
         if one.opcode.endswith("-start") and kind != "all-reduce":
             given -= taken  # the result of a start holds its operands, too
+        if kind == "collective-permute" and "op_name=" not in one.attributes:
+            kind = HALO
         size, combined = float(max(taken, given)), kind in ("all-gather", "reduce-scatter")
         return {one.name: (kind, Transfers(len(one.operands) if combined else 1, size, size))}
 
@@ -302,6 +352,13 @@ class Program:
         if root.opcode != "compare" or "direction=LT" not in root.attributes or bounds[1].opcode != "constant":
             return None
         return int(bounds[1].arguments)
+
+
+def _read(array: Instruction, users: list[Instruction]) -> float:
+    """Bytes of an array that these instructions read."""
+    if any(each.opcode not in (*SLICES, *UPDATES) or array.name in each.operands[1:] for each in users):
+        return float(bytes_of(array.shape))
+    return float(sum(bytes_of(each.shape) for each in users if each.opcode in SLICES))
 
 
 def _named(one: Instruction, attribute: str) -> str:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from scope_jax.plan.estimates import ASSUMED
-
 Figures = Mapping[str, Any]
 
 
@@ -93,7 +91,7 @@ def _programs(found: Figures) -> Iterator[str]:
         )
     if "mfu" in found:
         yield f"estimate             {found['seconds']:.2f} s per micro-batch, MFU {found['mfu']:.2f}"
-        yield f"                     assumed: {ASSUMED}"
+        yield f"                     assumed: {found['assumed']}"
     if found.get("decode", {}).get("milliseconds"):
         decode = found["decode"]
         yield (

@@ -169,6 +169,8 @@ def extended(one: Compiled, two: Compiled, periods: float) -> Compiled:
                 for k, (x, y) in moved.items()
             },
             b.unknown,
+            line(a.memory, b.memory),
+            line(a.beside, b.beside),
         )
 
     peak = line(one.peak, two.peak)

@@ -1,6 +1,6 @@
 """Compiles an update ahead of time for a TPU topology or GPUs, prints its collectives (test_collectives.py starts it).
 
-python tests/plan/collectives.py v5p:4x4x4|8xH100 dense|moe|tied [CONTEXT ulysses|ring|auto [TENSOR]]
+python tests/plan/collectives.py v5p:4x4x4|8xH100 dense|deep|moe|tied [CONTEXT ulysses|ring|auto [TENSOR]]
 
 A tensor group has sequence parallelism.
 """
@@ -34,8 +34,10 @@ MODEL = {
     "max_position_embeddings": 1024,
     "hidden_act": "silu",
 }
+DENSE = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": False}
 FAMILIES = {
-    "dense": {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": False},
+    "dense": DENSE,
+    "deep": DENSE | {"num_hidden_layers": 48, "hidden_size": 6144},  # each norm of all layers has 1.1 MiB
     "tied": {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": True},
     "moe": {
         "model_type": "qwen3_moe",

@@ -85,3 +85,42 @@ ENTRY %main (q: {q}, k: {k}) -> f32[8] {{
     assert costs.kernels == 3
     gathers = costs.collectives["all-gather"]
     assert (gathers.count, gathers.bytes) == (2, 64 * 4 * 2 + 64 * 2 * 2)
+
+
+def test_collectives_that_go_on_beside_a_loop_and_exchanges_between_neighbours():
+    """A gather that begins before a loop of three rounds, goes on beside its products and ends behind it is one; a
+    permute without a name of the program is the compiler's."""
+    part, whole = "bf16[64,256]{1,0}", "bf16[256,256]{1,0}"
+    program = Program(f"""HloModule jit_step
+
+%piece (x: {part}) -> {whole} {{
+  %x = {part} parameter(0)
+  ROOT %all-gather.1 = {whole} all-gather(%x), channel_id=9, dimensions={{0}}
+}}
+
+%body (w: {part}) -> {part} {{
+  %w = {part} parameter(0)
+  %beside = {whole} fusion(%w), kind=kOutput, calls=%piece
+  ROOT %round = {part} collective-permute(%w), channel_id=1, metadata={{op_name="jit(step)/ppermute"}}
+}}
+
+%condition (c: {part}) -> pred[] {{
+  %c = {part} parameter(0)
+  ROOT %never = pred[] constant(false)
+}}
+
+ENTRY %main (a: {part}) -> {whole} {{
+  %a = {part} parameter(0)
+  %start = {whole} fusion(%a), kind=kOutput, calls=%piece
+  %loop = {part} while(%a), condition=%condition, body=%body, backend_config={{"known_trip_count":{{"n":"3"}}}}
+  %border = {part} collective-permute(%loop), channel_id=1
+  ROOT %done = {whole} fusion(%a), kind=kOutput, calls=%piece
+}}
+""")
+    moved = program.costs().collectives
+    assert {kind: one.count for kind, one in moved.items()} == {
+        "all-gather": 1,
+        "collective-permute": 3,
+        "halo-exchange": 1,
+    }
+    assert program.body().collectives["all-gather"].count == 1

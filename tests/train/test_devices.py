@@ -26,6 +26,16 @@ COMMON = (
 )
 APART = ("rollout.devices=4",)
 AHEAD = ("train.one_step_off_policy=true", "game.loss.rollout_cap=2.0", "train.steps=5")
+SCOPE = (
+    *runs.SCOPE,
+    "train.keep=9",
+    "scope.iterations=1",
+    "scope.max_batches=1",
+    "scope.challenger.loss.rollout_cap=2.0",
+    "scope.solver.loss.rollout_cap=2.0",
+    "rollout.devices=1",
+    "train.one_step_off_policy=true",
+)
 TRAIN = """
 import sys
 from pathlib import Path
@@ -110,3 +120,24 @@ def test_two_processes_with_devices_of_their_own_play_and_learn_as_one(folder: P
         specs.append({"processes": processes, "devices": 8 // processes, "arguments": arguments, "log": log})
     several.finish(several.begin(folder, *specs), *specs)
     several.same_step(folder / "one", folder / "two")
+
+
+@pytest.mark.slow
+def test_a_killed_run_of_scope_with_adapters_played_ahead_ends_with_the_same_bits(tmp_path: Path) -> None:
+    """Two steps of the challenger, tasks, two of the solver, on one device that learns and one that generates; only
+    the second step of each is played ahead. Killed while the fourth step, of the solver, is in hand."""
+
+    def begin(name: str) -> subprocess.Popen[str]:
+        command = runs.command("scope/adapters/atlas.toml", tmp_path / name, SCOPE)
+        return runs.start(command, XLA_FLAGS="--xla_force_host_platform_device_count=2")
+
+    runs.end(begin("whole"))
+    metrics = runs.lines(tmp_path / "whole", "metrics.jsonl")
+    trained = [line["staleness"] for line in metrics if "staleness" in line]
+    process = begin("killed")
+    runs.wait_for(process, lambda: 4 in runs.saved(tmp_path / "killed"))
+    os.kill(process.pid, signal.SIGKILL)
+    runs.end(process, -signal.SIGKILL)
+    runs.end(begin("killed"))
+    assert trained.count(1.0) == 2, metrics
+    runs.same(tmp_path / "whole", tmp_path / "killed")
