@@ -46,10 +46,8 @@ def splash_flops(model: ModelConfig, rows: int, length: int, *, backward: bool, 
     return rows * attention_flops(model, length) / 2 * products
 
 
-def expert_flops(model: ModelConfig, tokens: float, *, frozen: bool, recomputed: bool) -> float:
-    """FLOPs of forward and backward of the grouped products of experts, which kernels compute; 0 of a dense model. One
-    product forward, two backward (one with frozen weights), one more where it is recomputed."""
-    if not model.num_experts:
-        return 0.0
-    products = (2 if frozen else 3) + (1 if recomputed else 0)
-    return products * 6.0 * model.num_layers * model.width * model.ffn_width * model.experts_per_token * tokens
+def expert_flops(model: ModelConfig, tokens: float, passes: int) -> float:
+    """FLOPs of so many passes over the grouped products of experts, which kernels compute: one forward, two backward
+    (one with frozen weights), one where they are recomputed. 0 of a dense model."""
+    each = 6.0 * model.num_layers * model.width * model.ffn_width * model.experts_per_token
+    return passes * each * tokens if model.num_experts else 0.0

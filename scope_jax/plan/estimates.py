@@ -55,30 +55,41 @@ def _moved(costs: Costs) -> float:
     return sum(moved.bytes * (2 if kind == "all-reduce" else 1) for kind, moved in costs.collectives.items())
 
 
-def update_figures(learner: Learner, on: Hardware, one: Compiled) -> Mapping[str, Any]:
+def update_figures(learner: Learner, on: Hardware, one: Compiled, score: Compiled | None = None) -> Mapping[str, Any]:
     """Of one optimiser step over one micro-batch, per device: FLOPs executed (dots of the program, kernels by
-    arithmetic) and useful, and with a known chip the estimated seconds and share of the peak."""
+    arithmetic) and useful, together with those of `score` if given, and with a known chip the estimated seconds and
+    share of the peak."""
     share = rows_per_shard(learner.section, learner.row_shards)
     tensor = learner.mesh.shape["tensor"]
     rows, length = share / tensor / learner.context, one.job.bucket
-    frozen = learner.adapter is not None
-    useful = flops.update_flops(learner.model, 1, length, length - 1, frozen) * rows
+    frozen, model = learner.adapter is not None, learner.model
+    useful = flops.update_flops(model, 1, length, length - 1, frozen) * rows
     recomputed, how = learner.section.remat != "none", learner.context_attention
-    kernels = 0.0
-    if on.platform != "cpu":
-        kernels = flops.expert_flops(learner.model, rows * length, frozen=frozen, recomputed=recomputed)
-    if learner.attention == "splash" and (learner.context == 1 or how == "ulysses"):
-        kernels += rows * flops.splash_flops(learner.model, 1, length, backward=True, recomputed=recomputed)
+    splash = learner.attention == "splash" and (learner.context == 1 or how == "ulysses")
+
+    def in_kernels(passes: int, backward: bool, recomputed: bool) -> float:
+        total = flops.expert_flops(model, rows * length, passes) if on.platform != "cpu" else 0.0
+        if splash:
+            total += rows * flops.splash_flops(model, 1, length, backward=backward, recomputed=recomputed)
+        return total
+
+    kernels = in_kernels((2 if frozen else 3) + recomputed, True, recomputed)
+    executed = one.costs.flops + kernels
     found: dict[str, Any] = {
-        "flops": one.costs.flops + kernels,
+        "flops": executed,
         "kernel_flops": kernels,
         "theory_flops": useful,
-        "executed_of_theory": (one.costs.flops + kernels) / useful,
+        "executed_of_theory": executed / useful,
         "tokens_per_device": rows * length,
     }
+    if score is not None:
+        passes = score.job.passes
+        more = score.costs.flops + passes * in_kernels(1, False, False)
+        forward = passes * flops.forward_flops(model, 1, length, length - 1) * rows
+        found["executed_of_theory_with_scoring"] = (executed + more) / (useful + forward)
     if not frozen:
         mesh = (learner.shards.fsdp, recomputed, learner.context, how, learner.shards.sequence)
-        found["closed_form"] = theory.step_collectives(learner.model, *mesh)
+        found["closed_form"] = theory.step_collectives(model, *mesh)
     seconds = None if one.refused else _seconds(on.chip, one.costs, kernels)
     if seconds is not None:
         assert on.chip.peak is not None

@@ -77,10 +77,12 @@ def _programs(found: Figures) -> Iterator[str]:
         outcome = "refused by the compiler" if one["refused"] else f"temporaries {one['temporaries_gib']:.2f}"
         yield f"{one['name'][:34]:<34} peak {one['peak_gib']:8.2f}, {outcome}, compiled in {one['seconds']:.0f} s"
     if "flops" in found:
+        scored = found.get("executed_of_theory_with_scoring")
         yield (
             f"one micro-batch      {found['flops']:.3g} FLOPs executed per device, of them "
             f"{found['kernel_flops']:.3g} in kernels by arithmetic; in theory "
             f"{found['theory_flops']:.3g} (6 N D and attention): {found['executed_of_theory']:.2f} times"
+            + ("" if scored is None else f", {scored:.2f} with scoring")
         )
     closed = found.get("closed_form", {})
     for kind, moved in found["collectives"].items():

@@ -234,7 +234,9 @@ def figures(planner: Planner, needs: Needs) -> dict[str, Any]:
         "unknown_loops": {one.job.name: one.costs.unknown for one in needs.compiled if one.costs.unknown},
     }
     if heaviest is not None:
-        found |= {"update": heaviest.job.name, **estimates.update_figures(needs.learner, on, heaviest)}
+        scores = [one for one in needs.compiled if one.job.passes and one.job.bucket == heaviest.job.bucket]
+        score = max(scores, key=lambda one: one.costs.flops, default=None)
+        found |= {"update": heaviest.job.name, **estimates.update_figures(needs.learner, on, heaviest, score)}
     decode = next((one for one in needs.compiled if one.job.name == "decode"), None)
     if decode is not None:
         steps = needs.engine.config.decode_steps

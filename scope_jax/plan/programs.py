@@ -34,7 +34,7 @@ UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 @dataclass(frozen=True)
 class Job:
     """A program to compile. phase: "learn" or "generate". lower: traces it. bucket: tokens per row, 0 if it has none.
-    update: it is an optimiser step."""
+    update: it is an optimiser step. passes: weights under which it scores, 0 if it does not."""
 
     name: str
     phase: str
@@ -42,6 +42,7 @@ class Job:
     lower: Callable[[], Any]
     bucket: int = 0
     update: bool = False
+    passes: int = 0
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,8 @@ def learner_jobs(learner: Learner, updates: Sequence[Update], buckets: Sequence[
                 names = " and ".join(name for name, wanted in (("old", policy), ("reference", ref)) if wanted)
                 lower = _late(lower_score, learner, batch, policy=policy, reference=ref)
                 jobs.setdefault(
-                    ("score", bucket, policy, ref), Job(f"score {names} @{bucket}", "learn", platform, lower, bucket)
+                    ("score", bucket, policy, ref),
+                    Job(f"score {names} @{bucket}", "learn", platform, lower, bucket, passes=policy + ref),
                 )
     return list(jobs.values())
 
