@@ -46,8 +46,8 @@ def splash_flops(model: ModelConfig, rows: int, length: int, *, backward: bool, 
     return rows * attention_flops(model, length) / 2 * products
 
 
-def expert_flops(model: ModelConfig, tokens: float, passes: int) -> float:
-    """FLOPs of so many passes over the grouped products of experts, which kernels compute: one forward, two backward
-    (one with frozen weights), one where they are recomputed. 0 of a dense model."""
-    each = 6.0 * model.num_layers * model.width * model.ffn_width * model.experts_per_token
-    return passes * each * tokens if model.num_experts else 0.0
+def expert_flops(model: ModelConfig, tokens: float, products: int) -> float:
+    """FLOPs of so many grouped products of experts, which kernels compute: 3 forward, 6 backward (3 with frozen
+    weights), 2 where they are recomputed, as the gradients do not need the last one. 0 of a dense model."""
+    each = 2.0 * model.num_layers * model.width * model.ffn_width * model.experts_per_token
+    return products * each * tokens if model.num_experts else 0.0

@@ -67,13 +67,13 @@ def update_figures(learner: Learner, on: Hardware, one: Compiled, score: Compile
     recomputed, how = learner.section.remat != "none", learner.context_attention
     splash = learner.attention == "splash" and (learner.context == 1 or how == "ulysses")
 
-    def in_kernels(passes: int, backward: bool, recomputed: bool) -> float:
-        total = flops.expert_flops(model, rows * length, passes) if on.platform != "cpu" else 0.0
+    def in_kernels(products: int, backward: bool, recomputed: bool) -> float:
+        total = flops.expert_flops(model, rows * length, products) if on.platform != "cpu" else 0.0
         if splash:
             total += rows * flops.splash_flops(model, 1, length, backward=backward, recomputed=recomputed)
         return total
 
-    kernels = in_kernels((2 if frozen else 3) + recomputed, True, recomputed)
+    kernels = in_kernels((6 if frozen else 9) + (2 if recomputed else 0), True, recomputed)
     executed = one.costs.flops + kernels
     found: dict[str, Any] = {
         "flops": executed,
@@ -84,7 +84,7 @@ def update_figures(learner: Learner, on: Hardware, one: Compiled, score: Compile
     }
     if score is not None:
         passes = score.job.passes
-        more = score.costs.flops + passes * in_kernels(1, False, False)
+        more = score.costs.flops + passes * in_kernels(3, False, False)
         forward = passes * flops.forward_flops(model, 1, length, length - 1) * rows
         found["executed_of_theory_with_scoring"] = (executed + more) / (useful + forward)
     if not frozen:

@@ -172,9 +172,9 @@ def test_flops_in_theory():
     experts = from_hf(SHAPES["Qwen3-30B-A3B-Instruct-2507"])
     layer = 2048 * (2 * 4096 + 2 * 512) + 8 * 3 * 2048 * 768 + 2048 * 128
     assert flops.weights_per_token(experts) == 48 * layer
-    # forward, twice backward, forward again: 2 FLOPs per weight of eight experts
-    assert flops.expert_flops(experts, 10, 4) == 4 * 2 * 10 * 48 * 8 * 3 * 2048 * 768
-    assert flops.expert_flops(model, 10, 4) == 0
+    # 11 products of 2 FLOPs for each weight of a matrix of eight experts
+    assert flops.expert_flops(experts, 10, 11) == 11 * 2 * 10 * 48 * 8 * 2048 * 768
+    assert flops.expert_flops(model, 10, 11) == 0
 
 
 def test_an_abstract_batch_has_the_shapes_of_a_packed_one():
