@@ -1,4 +1,4 @@
-"""Generation on static slots through a few operations: load_params, prefill, insert, extend, generate, pause.
+"""Generation on static slots through a few operations: load_params, prefill, insert, extend, advance, generate, pause.
 
 Every program has fixed shapes: `slots` rows when decoding, `prefill_batch` rows for prefill and extension, lengths from
 a small set of buckets. A row's values therefore depend on that row alone. What differs between requests (temperature,
@@ -139,6 +139,10 @@ class Engine(EngineWeights):
             ids[row, : counts[row]] = e.ids[:-1]
             slots[row], starts[row], last[row], limits[row], keys[row] = e.slot, e.length, e.ids[-1], e.limit, e.key
         return self._extend(params, state, ids, slots, starts, counts, last, limits, keys)
+
+    def advance(self, params: Params, state: DecodeState, most: int | None = None) -> tuple[DecodeState, Sequence[int]]:
+        """Computes what `insert` and `extend` have left to be computed, which is nothing here; the slots that wait."""
+        return state, ()
 
     def generate(
         self, params: Params, state: DecodeState, longest: int | None = None, patience: int | None = None

@@ -1,10 +1,10 @@
 """The decode loop: which episode is in which slot, and which ones wait for a responder or for memory.
 
-Each round of the loop places waiting episodes in free slots, appends the observations that have arrived, launches a
-dispatch and reads one. Responders run in threads meanwhile. With `ahead`, the dispatch that is read is the one launched
-in the round before: the device always has another one to go on with while the host handles tokens. Rows stop at stop
-ids and limits by themselves; whatever the host decides (stop strings, placements, observations) takes effect one
-dispatch later, and tokens that were sampled in between are discarded.
+Each round of the loop places waiting episodes in free slots, appends the observations that have arrived, computes the
+tokens of both, launches a dispatch and reads one. Responders run in threads meanwhile. With `ahead`, the dispatch that
+is read is the one launched in the round before: the device always has another one to go on with while the host handles
+tokens. Rows stop at stop ids and limits by themselves; whatever the host decides (stop strings, placements,
+observations) takes effect one dispatch later, and tokens that were sampled in between are discarded.
 
 An episode that restarts frees its slot and waits at the head of the queue for its new prompt to be prefilled. When a
 paged cache is full, the episode placed last moves to host memory and returns, unchanged, when there is room.
@@ -54,7 +54,11 @@ class _Dispatch:
 
 
 class DecodeLoop:
-    """One call of `LocalRollouts.run`. keys: by the index of an episode. threads, tool, ahead: as there."""
+    """One call of `LocalRollouts.run`. keys: by the index of an episode. threads, tool, ahead: as there.
+
+    prefills: most dispatches per round that compute prompts and observations while slots decode (None: all there are,
+    which is the most tokens per second, while the slots that decode wait).
+    """
 
     def __init__(
         self,
@@ -66,6 +70,7 @@ class DecodeLoop:
         threads: int,
         tool: BatchedTool[Any] | None,
         ahead: bool,
+        prefills: int | None = None,
     ) -> None:
         self._engine: Any = engine
         self._params = params
@@ -82,7 +87,9 @@ class DecodeLoop:
             return engine.prefill(params, prompts, [engine.number(policy) for policy in policies])
 
         self._queue = Queue(waiting, prefill, config.bucket, config.prefill_batch)
+        self._prefills = prefills
         self._free = list(range(config.slots))[::-1]
+        self._filling: dict[int, Episode] = {}  # by slot: its tokens are not all in the cache yet
         self._live: dict[int, Episode] = {}
         self._asked: dict[Future[object], tuple[int | None, Episode]] = {}  # no slot: the episode is in host memory
         self._aside: dict[int, Aside] = {}  # of episodes that wait for their responder in host memory, by index
@@ -102,7 +109,8 @@ class DecodeLoop:
                 while self._queue or self._live or self._asked or self._suspended:
                     self._resume()
                     self._place()
-                    self._answer(block=not self._live)
+                    self._answer(block=not (self._live or self._filling))
+                    self._advance(self._prefills)
                     self._launch()
                     while len(self._flight) > self._ahead:
                         self._read()
@@ -123,9 +131,18 @@ class DecodeLoop:
             placements = []
             for row, episode in pairs:
                 slot = self._seat(episode)
-                self._begin(slot, episode)
+                self._filling[slot] = episode
                 placements.append(self._placement(slot, row, episode))
             self._state = self._engine.insert(self._state, prefix, placements)
+
+    def _advance(self, most: int | None) -> None:
+        """Computes prompts and observations with at most `most` dispatches, but goes on until a slot decodes."""
+        while self._filling:
+            self._state, left = self._engine.advance(self._params, self._state, most)
+            for slot in self._filling.keys() - set(left):
+                self._begin(slot, self._filling.pop(slot))
+            if self._live:
+                return
 
     def _seat(self, episode: Episode) -> int:
         slot = self._free.pop()
@@ -215,8 +232,7 @@ class DecodeLoop:
     def _append(self, part: Sequence[tuple[int, Episode]]) -> None:
         extensions = [Extension(s, *episode.appended, episode.limit, self._key(episode)) for s, episode in part]
         self._state = self._engine.extend(self._params, self._state, extensions)
-        for slot, episode in part:
-            self._begin(slot, episode)
+        self._filling |= dict(part)
 
     def _append_or_set_aside(self, slot: int, episode: Episode) -> None:
         """Appends the observation, for which others are set aside; without others, the episode itself."""
@@ -224,9 +240,7 @@ class DecodeLoop:
             try:
                 return self._append([(slot, episode)])
             except OutOfPages as error:
-                if self._flight:
-                    self._read()
-                elif not self._set_aside(error.shard):
+                if not self._settle() and not self._set_aside(error.shard):
                     self._suspended.append(
                         _Suspended(episode, self._engine.set_aside(self._state, slot), answered=True)
                     )
@@ -239,6 +253,17 @@ class DecodeLoop:
         future.add_done_callback(lambda _: self._news.set())
 
     # ------------------------------------------------------------------------------------------------- out of memory
+    def _settle(self) -> bool:
+        """Reads a dispatch, or computes all prompts and observations: the pages reserved for more than they turn out to
+        need are free again. False if there is nothing of the kind."""
+        if self._flight:
+            self._read()
+        elif self._filling:
+            self._advance(None)
+        else:
+            return False
+        return True
+
     def _set_aside(self, shard: int) -> bool:
         """Moves the episode that was placed last on a shard to host memory; False if there is none.
 
@@ -293,9 +318,7 @@ class DecodeLoop:
             try:
                 self._state, result = self._engine.generate(self._params, self._state, longest, patience)
             except OutOfPages as error:
-                if self._flight:
-                    self._read()
-                else:
+                if not self._settle():
                     self._set_aside(error.shard)
             else:
                 self._flight.append(_Dispatch(result, {slot: self._turn[slot] for slot in self._live}))

@@ -165,7 +165,9 @@ class _OnlineLoop(DecodeLoop):
         self, engine: Engine | PagedEngine, params: Any, threads: int, tool: BatchedTool[Any] | None, ahead: bool
     ) -> None:
         self._own_keys: dict[int, np.ndarray] = {}
-        super().__init__(engine, params, engine.init_decode_state(), (), self._own_keys, threads, tool, ahead)
+        super().__init__(
+            engine, params, engine.init_decode_state(), (), self._own_keys, threads, tool, ahead, prefills=1
+        )
         self._door = threading.Lock()  # for the next four
         self._inbox: list[tuple[Ticket, np.ndarray]] = []
         self._cancelled: list[Ticket] = []
@@ -222,7 +224,7 @@ class _OnlineLoop(DecodeLoop):
         self._admit()
         if self._halted:
             return False
-        if not (self._queue or self._live or self._asked or self._suspended):
+        if not (self._queue or self._filling or self._live or self._asked or self._suspended):
             self._flight.clear()
             if self._closing:
                 return False
@@ -231,6 +233,7 @@ class _OnlineLoop(DecodeLoop):
         self._resume()
         self._place()
         self._answer(block=False)
+        self._advance(self._prefills)
         self._launch()
         while len(self._flight) > self._ahead:
             self._read()
@@ -258,6 +261,9 @@ class _OnlineLoop(DecodeLoop):
         """Takes an episode out of the queue, its slot, its responder's hands or host memory, wherever it is."""
         self._queue.remove(episode)
         self._suspended = deque(one for one in self._suspended if one.episode is not episode)
+        for slot in [slot for slot, other in self._filling.items() if other is episode]:
+            del self._filling[slot]
+            self._end(slot)
         for slot in [slot for slot, other in self._live.items() if other is episode]:
             del self._live[slot]
             self._state = self._engine.pause(self._state, [slot])

@@ -10,10 +10,10 @@ heads.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,9 +23,9 @@ from jax.sharding import Mesh
 from models.config import ModelConfig
 from models.pages import PAGE, Implementation, Where, layer_groups, pages_for, pages_touched
 from models.transformer import Params
-from rollouts.pages import OutOfPages, PagedState, Pool, parts_of
+from rollouts.pages import Chunk, OutOfPages, PagedState, Pool, Unfinished, parts_of
 from rollouts.programs import PagedPrograms
-from rollouts.slots import EngineConfig, Extension, Placement, Result, rows_of
+from rollouts.slots import EngineConfig, Extension, Placement, Result, rows_of, stop_row
 from sharding.mesh import row_shards
 
 CHUNK = 32  # tokens of one row that are computed together; divides PAGE, so that shared pages have the same bits
@@ -38,12 +38,7 @@ def page_bytes(model: ModelConfig, dtype: Any, tensor: int) -> int:
     return 2 * layers * heads * model.head_dim * PAGE * jnp.dtype(dtype).itemsize
 
 
-@dataclass(frozen=True)
-class Prompts:
-    """Prompts to be placed, and the weights to compute them with."""
-
-    params: Params
-    prompts: tuple[np.ndarray, ...]
+Prompts = tuple[np.ndarray, ...]  # token ids
 
 
 @dataclass(frozen=True)
@@ -58,14 +53,6 @@ class Aside:
     turn: int | None
     held: np.ndarray
     pages: Any
-
-
-class Chunk(NamedTuple):
-    """At most CHUNK tokens to be computed for a slot, from position `start` on."""
-
-    slot: int
-    start: int
-    ids: np.ndarray
 
 
 class PagedEngine(PagedPrograms):
@@ -102,13 +89,13 @@ class PagedEngine(PagedPrograms):
     def prefill(
         self, params: Params, prompts: Sequence[Sequence[int] | np.ndarray], policies: Sequence[int] = ()
     ) -> Prompts:
-        """Prompts for `insert`, which computes what no page holds yet, under the policies of the placements; ValueError
-        if one is empty or too long."""
+        """Prompts for `insert`; `advance` computes what no page holds yet, under the policies of the placements. Raises
+        ValueError if one is empty or too long."""
         longest = self.config.max_length - 1
         for prompt in prompts:
             if not 0 < len(prompt) <= longest:
                 raise ValueError(f"A prompt has {len(prompt)} tokens; the engine takes 1 to {longest}.")
-        return Prompts(params, tuple(np.asarray(prompt, np.int32) for prompt in prompts))
+        return tuple(np.asarray(prompt, np.int32) for prompt in prompts)
 
     def room(self, state: PagedState, asked: Sequence[tuple[np.ndarray, int]]) -> int:
         """How many of these (prompt, slot), from the first on, can be placed, and all live slots still decode for one
@@ -129,50 +116,50 @@ class PagedEngine(PagedPrograms):
         return self._left(state, slot // self.slots) >= int(aside.held.sum()) + grown
 
     def insert(self, state: PagedState, prefix: Prompts, placements: Sequence[Placement]) -> PagedState:
-        """Starts episodes in slots; several may have the same prompt, which is computed once on each shard.
+        """Places episodes in slots, which decode when `advance` has computed their prompts; equal prompts are computed
+        once on each shard.
 
         The caller has made sure that there is `room`. Raises ValueError if a placement has too many stop ids.
         """
-        queues: list[Iterator[Chunk]] = []
-        for shard in range(self.row_shards):
-            own = [p for p in placements if p.slot // self.slots == shard]
-            queues.append(chunk for p in own for chunk in self._place(state, prefix, p))
-        self._compute(prefix.params, state, queues)
-        copies = []
-        for placement in placements:  # the page with a prompt's last tokens is shared: each row gets a copy
-            slot, length = placement.slot, state.length[placement.slot]
-            if length % PAGE:
-                tails = state.table[slot, :, pages_for(length) - 1]
-                shared = tails.tolist()
-                tails[:] = state.pool(slot).take(len(shared))
-                copies += [(slot // self.slots, a, b) for a, b in zip(shared, tails.tolist(), strict=True)]
-        self._copy_pages(state, copies)
-        for shard, shared, _ in copies:
-            state.pools[shard].drop([shared])
-        return self._begin(state, placements, [int(prefix.prompts[p.row][-1]) for p in placements])
+        for placement in placements:
+            stop_row(placement.params)
+        for placement in placements:
+            ids, last = np.split(prefix[placement.row], [-1])
+            pages = self._needed(len(ids)) + len(self.windows) * pages_for(self.config.decode_steps)
+            chunks = self._place(state, ids, placement)
+            self._queue(state, Unfinished(placement.slot, len(ids), chunks, pages, placement, int(last[0])))
+        return state
 
     def extend(self, params: Params, state: PagedState, extensions: Sequence[Extension]) -> PagedState:
-        """Appends tokens to paused slots, which then resume decoding. Raises OutOfPages before anything is appended."""
+        """Appends tokens to paused slots, which decode again when `advance` has computed them. Raises OutOfPages before
+        anything is appended."""
         for e in extensions:
             state.keep(e.slot, e.length)
-        queues: list[Iterator[Chunk]] = []
-        for shard, pool in enumerate(state.pools):
-            own = [e for e in extensions if e.slot // self.slots == shard]
-            if sum(state.missing(e.slot, e.length + len(e.ids) - 1) for e in own) > pool.available():
+        lengths = [e.length + len(e.ids) - 1 for e in extensions]
+        for shard in range(self.row_shards):
+            own = [pair for pair in zip(extensions, lengths, strict=True) if pair[0].slot // self.slots == shard]
+            if sum(state.missing(e.slot, length) for e, length in own) > state.spare(shard):
                 raise OutOfPages(shard)
-            queues.append(
-                chunk for e in own for chunk in self._chunks(state, e.slot, e.length, np.asarray(e.ids[:-1], np.int32))
-            )
-        self._compute(params, state, queues)
-        for e in extensions:
-            length = e.length + len(e.ids) - 1
-            state.length[e.slot], state.limit[e.slot], state.live[e.slot] = length, e.limit, True
-            state.turn[e.slot] = length
-        self._resume(
-            state,
-            [(e.slot, int(e.ids[-1]), state.length[e.slot], e.limit, np.asarray(e.key, np.uint32)) for e in extensions],
-        )
+        for e, length in zip(extensions, lengths, strict=True):
+            ids, last = np.split(np.asarray(e.ids, np.int32), [-1])
+            pages = len(self.windows) * pages_for(length + self.config.decode_steps)
+            chunks = self._chunks(state, e.slot, e.length, ids)
+            self._queue(state, Unfinished(e.slot, length, chunks, pages, e, int(last[0])))
         return state
+
+    def advance(self, params: Params, state: PagedState, most: int | None = None) -> tuple[PagedState, list[int]]:
+        """Computes prompts and observations, in the order of `insert` and `extend`, with at most `most` dispatches
+        (None: all). Slots whose last token has been computed decode from now on; returns the others.
+
+        A dispatch computes up to `prefill_tokens` on each shard. What windows have passed is given back after each, so
+        that no page has two rows in one.
+        """
+        while any(state.unfinished) and most != 0:
+            drawn = [self._draw_chunks(state, shard) for shard in range(self.row_shards)]
+            self._append_chunks(params, state, [chunks for chunks, _ in drawn])
+            self._begin_decoding(state, [one for _, finished in drawn for one in finished])
+            most = None if most is None else most - 1
+        return state, [one.slot for queue in state.unfinished for one in queue]
 
     def generate(
         self, params: Params, state: PagedState, longest: int | None = None, patience: int | None = None
@@ -186,7 +173,10 @@ class PagedEngine(PagedPrograms):
             if live:
                 turn = state.turn[slot]
                 state.pass_by(slot, state.length[slot] if turn is None else turn)
-                state.grow(slot, self._ahead(state, slot))
+                ahead, shard = self._ahead(state, slot), slot // self.slots
+                if state.missing(slot, ahead) > state.spare(shard):
+                    raise OutOfPages(shard)
+                state.grow(slot, ahead)
         table = np.where(np.asarray(state.live)[:, None, None], state.table, 0)
         patience = self.config.slots if patience is None else patience
         state.device, result = self._generate(params, state.device, table, self._patience(patience))
@@ -213,8 +203,10 @@ class PagedEngine(PagedPrograms):
         return state
 
     def release(self, state: PagedState, slots: Iterable[int]) -> PagedState:
-        """Gives back the pages of slots that do not decode."""
+        """Gives back the pages of slots that do not decode; prompts of theirs are not computed any further."""
         for slot in slots:
+            shard = slot // self.slots
+            state.unfinished[shard] = deque(one for one in state.unfinished[shard] if one.slot != slot)
             state.keep(slot, 0)
         return state
 
@@ -268,7 +260,7 @@ class PagedEngine(PagedPrograms):
     def _left(self, state: PagedState, shard: int) -> int:
         """Pages of a shard that its live slots do not need for the next dispatch."""
         own = range(shard * self.slots, (shard + 1) * self.slots)
-        return state.pools[shard].available() - sum(
+        return state.spare(shard) - sum(
             state.missing(slot, self._ahead(state, slot)) for slot in own if state.live[slot]
         )
 
@@ -278,21 +270,24 @@ class PagedEngine(PagedPrograms):
         return sum(1 + min(pages_for(tokens), pages_touched(count)) for count in seen)
 
     # -------------------------------------------------------------------------------------------------- dispatches
-    def _place(self, state: PagedState, prefix: Prompts, placement: Placement) -> Iterator[Chunk]:
+    def _queue(self, state: PagedState, one: Unfinished) -> None:
+        state.unfinished[one.slot // self.slots].append(one)
+
+    def _place(self, state: PagedState, ids: np.ndarray, placement: Placement) -> Iterator[Chunk]:
         """Gives a slot the pages of its prompt, those in the index and new ones, and yields what is to be computed. The
-        next prompt is looked for when the pages of this one have been entered."""
-        slot, ids = placement.slot, prefix.prompts[placement.row][:-1]
-        pool, parts = state.pool(slot), parts_of(ids)
+        prompt is looked for when the pages of those before it have been entered; a page is entered with its last chunk,
+        so that one whose row is given up half-way is not found."""
+        slot, pool, parts = placement.slot, state.pool(placement.slot), parts_of(ids)
         found = pool.find(ids, placement.policy)
         state.policy[slot] = placement.policy
         state.columns[slot] = found.table.shape[1]
         state.table[slot, :, : state.columns[slot]] = found.table
-        state.length[slot] = len(ids)
         state.prompt_tokens += len(ids)
         state.computed_tokens += len(ids) - found.computed
         serial = found.serial
         for chunk in self._chunks(state, slot, found.computed, ids[found.computed :]):
-            if chunk.start % PAGE == 0:
+            end = chunk.start + len(chunk.ids)
+            if end % PAGE == 0 or end == len(ids):
                 column = chunk.start // PAGE
                 serial = pool.enter(serial, parts[column], state.table[slot, :, column].tolist())
             yield chunk
@@ -304,23 +299,58 @@ class PagedEngine(PagedPrograms):
             state.grow(slot, start + first + len(some))
             yield Chunk(slot, start + first, some)
 
-    def _compute(self, params: Params, state: PagedState, queues: Sequence[Iterator[Chunk]]) -> None:
-        """Feeds the chunks of each shard, in order, as many per dispatch as fit. What windows have passed is given back
-        after each dispatch, so that no page has two rows in one."""
-        while any(batches := [list(islice(queue, self.chunks)) for queue in queues]):
-            rows = self.row_shards * self.chunks
-            ids = np.zeros((rows, CHUNK), np.int32)
-            table = np.zeros((rows, *state.table.shape[1:]), np.int32)
-            starts, counts, policies = (np.zeros(rows, np.int32) for _ in range(3))
-            for shard, batch in enumerate(batches):
-                for row, chunk in enumerate(batch, start=shard * self.chunks):
-                    counts[row], starts[row], table[row] = len(chunk.ids), chunk.start, state.table[chunk.slot]
-                    policies[row] = state.policy[chunk.slot]
-                    ids[row, : len(chunk.ids)] = chunk.ids
-            cache = self._append(params, state.device.cache, ids, Where(table, starts, counts), policies)
-            state.device = state.device._replace(cache=cache)
-            for chunk in (chunk for batch in batches for chunk in batch):
-                state.pass_by(chunk.slot, chunk.start + len(chunk.ids))
+    def _draw_chunks(self, state: PagedState, shard: int) -> tuple[list[Chunk], list[Unfinished]]:
+        """The next chunks of a shard, as many as a dispatch computes, and what is finished with them."""
+        chunks: list[Chunk] = []
+        finished: list[Unfinished] = []
+        queue = state.unfinished[shard]
+        while queue and len(chunks) < self.chunks:
+            chunk = next(queue[0].chunks, None)
+            if chunk is not None:
+                chunks.append(chunk)
+            if chunk is None or chunk.start + len(chunk.ids) == queue[0].length:
+                finished.append(queue.popleft())
+        return chunks, finished
+
+    def _append_chunks(self, params: Params, state: PagedState, drawn: Sequence[Sequence[Chunk]]) -> None:
+        """Computes chunks of each shard in one dispatch."""
+        if not any(drawn):
+            return
+        rows = self.row_shards * self.chunks
+        ids = np.zeros((rows, CHUNK), np.int32)
+        table = np.zeros((rows, *state.table.shape[1:]), np.int32)
+        starts, counts, policies = (np.zeros(rows, np.int32) for _ in range(3))
+        for shard, chunks in enumerate(drawn):
+            for row, chunk in enumerate(chunks, start=shard * self.chunks):
+                counts[row], starts[row], table[row] = len(chunk.ids), chunk.start, state.table[chunk.slot]
+                policies[row] = state.policy[chunk.slot]
+                ids[row, : len(chunk.ids)] = chunk.ids
+        cache = self._append(params, state.device.cache, ids, Where(table, starts, counts), policies)
+        state.device = state.device._replace(cache=cache)
+        for chunk in (chunk for chunks in drawn for chunk in chunks):
+            state.pass_by(chunk.slot, chunk.start + len(chunk.ids))
+
+    def _begin_decoding(self, state: PagedState, finished: Sequence[Unfinished]) -> None:
+        """Makes slots decode whose tokens are in the cache."""
+        copies, placed, resumed = [], [], []
+        for one in finished:
+            state.length[one.slot] = one.length
+            if isinstance(one.start, Extension):
+                resumed.append((one.start, one.token))
+                continue
+            placed.append((one.start, one.token))
+            if one.length % PAGE:  # the page with a prompt's last tokens is shared: each row gets a copy
+                tails = state.table[one.slot, :, pages_for(one.length) - 1]
+                shared = tails.tolist()
+                tails[:] = state.pool(one.slot).take(len(shared))
+                copies += [(one.slot // self.slots, a, b) for a, b in zip(shared, tails.tolist(), strict=True)]
+        self._copy_pages(state, copies)
+        for shard, shared, _ in copies:
+            state.pools[shard].drop([shared])
+        if placed:
+            self._begin(state, *zip(*placed, strict=True))
+        if resumed:
+            self._resume(state, *zip(*resumed, strict=True))
 
     def _copy_pages(self, state: PagedState, copies: Sequence[tuple[int, int, int]]) -> None:
         """Copies (shard, from, to)."""
@@ -344,11 +374,17 @@ class PagedEngine(PagedPrograms):
         state.device = self._start(state.device, slots, token, length, limits, stops, policies, sampling)
         return state
 
-    def _resume(self, state: PagedState, rows: Sequence[tuple[int, int, int, int, np.ndarray]]) -> None:
-        pad = self.config.slots - len(rows)
-        slots, tokens, lengths, limits = (
-            np.asarray([*(row[place] for row in rows), *[fill] * pad], np.int32)
-            for place, fill in enumerate((self.config.slots, 0, 0, 0))
-        )
-        keys = np.stack([*(row[4] for row in rows), *[np.zeros(2, np.uint32)] * pad])
-        state.device = self._continue(state.device, slots, tokens, lengths, limits, keys)
+    def _resume(self, state: PagedState, extensions: Sequence[Extension], tokens: Sequence[int]) -> None:
+        slots, first, lengths, limits = (np.zeros(self.config.slots, np.int32) for _ in range(4))
+        slots[:] = self.config.slots  # padding is dropped
+        keys = np.zeros((self.config.slots, 2), np.uint32)
+        for row, (e, token) in enumerate(zip(extensions, tokens, strict=True)):
+            state.limit[e.slot], state.live[e.slot], state.turn[e.slot] = e.limit, True, state.length[e.slot]
+            slots[row], first[row], lengths[row], limits[row], keys[row] = (
+                e.slot,
+                token,
+                state.length[e.slot],
+                e.limit,
+                e.key,
+            )
+        state.device = self._continue(state.device, slots, first, lengths, limits, keys)

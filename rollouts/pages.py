@@ -6,14 +6,15 @@ Each group of layers (`models.pages.layer_groups`) has a page of its own for the
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from models.pages import PAGE, pages_for
+from rollouts.slots import Extension, Placement
 
 Windows = tuple[int | None, ...]  # of the groups of layers: how many positions a query sees; None: all
 Key = tuple[int, bytes]  # (serial of the entry before, or minus the policy's number; the page's token ids)
@@ -171,6 +172,30 @@ def parts_of(ids: np.ndarray) -> list[bytes]:
     return [ids[first : first + PAGE].tobytes() for first in range(0, len(ids), PAGE)]
 
 
+class Chunk(NamedTuple):
+    """Consecutive tokens to be computed for a slot, from position `start` on."""
+
+    slot: int
+    start: int
+    ids: np.ndarray
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """A prompt or an observation that is not in the cache yet.
+
+    length: of the slot when it is. chunks: what is to be computed; the slot gets the pages of a chunk when it is drawn.
+    pages: most that the slot has until it has decoded for one dispatch. start: what makes the slot decode then.
+    """
+
+    slot: int
+    length: int
+    chunks: Iterator[Chunk]
+    pages: int
+    start: Placement | Extension
+    token: int  # the first that is decoded
+
+
 class PagedState:
     """The engine's state on the device, and which page belongs to which slot; the engine changes it in place."""
 
@@ -185,11 +210,17 @@ class PagedState:
         self.live = [False] * slots
         self.policy = [0] * slots
         self.turn: list[int | None] = [None] * slots  # length at which the turn began, if it may be cut; else None
+        self.unfinished: list[deque[Unfinished]] = [deque() for _ in pools]  # by shard, in the order of computation
         self.prompt_tokens = self.computed_tokens = 0  # of the prompts placed so far, and not found in pages
 
     def pool(self, slot: int) -> Pool:
         """The pool of the slot's shard."""
         return self.pools[slot * len(self.pools) // len(self.length)]
+
+    def spare(self, shard: int) -> int:
+        """Pages of a shard that can be had and that no prompt or observation will need while it is computed."""
+        promised = (one.pages - int(np.count_nonzero(self.table[one.slot])) for one in self.unfinished[shard])
+        return self.pools[shard].available() - sum(max(0, pages) for pages in promised)
 
     def missing(self, slot: int, tokens: int) -> int:
         """Pages that a slot lacks for so many tokens."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -12,7 +13,8 @@ import pytest
 from models import transformer
 from models.paged_gpu import Triton
 from models.pages import PAGE, Loop, Ragged, Where, feed, init_pages, layer_groups, pages_for
-from rollouts.paged import PagedEngine
+from rollouts.loop import DecodeLoop
+from rollouts.paged import CHUNK, PagedEngine
 from rollouts.pages import Found, OutOfPages, Pool, parts_of
 from rollouts.slots import Extension, Placement
 from rollouts.types import Restart
@@ -249,6 +251,8 @@ def test_a_row_that_was_cut_can_be_set_aside(params):
     state = engine.init_decode_state()
     prompts = engine.prefill(weights, [np.arange(62), np.arange(100, 228)])
     state = engine.insert(state, prompts, [Placement(0, 0, 160, how, key), Placement(1, 1, 160, how, key)])
+    state, left = engine.advance(weights, state)
+    assert not left
     state, result = engine.generate(weights, state)
     engine.read(state, result, [0, 1])
     assert state.length[0] == 65 and state.columns[0] == 2
@@ -259,6 +263,57 @@ def test_a_row_that_was_cut_can_be_set_aside(params):
     assert aside.length == 63
     state = engine.bring_back(state, aside, 2, 1, Placement(2, 0, 160, how, key), live=False)
     assert state.length[2] == 63 and state.columns[2] == 1
+
+
+@pytest.mark.parametrize("pages", [None, 12])
+def test_prompts_in_pieces_between_tokens(params, pages, monkeypatch):
+    """One dispatch of prompts or observations, 32 tokens, at a time: the same tokens, and slots that decode never wait
+    for two, unless memory is short."""
+    whole = make_rollouts(make_paged(prefill_tokens=CHUNK), params)
+    expected = [bits(c) for requests in (mixed(32), conversations()) for c in whole.run(requests)]
+    engine = make_paged(pages=pages, prefill_tokens=CHUNK)
+    launched: list[tuple[str, bool]] = []  # what, and whether slots were decoding
+
+    def recorded(name: str, program: Any) -> Any:
+        def run(*arguments: Any) -> Any:
+            assert rollouts._loop is not None
+            launched.append((name, bool(rollouts._loop._live)))
+            return program(*arguments)
+
+        return run
+
+    monkeypatch.setattr(engine, "_append", recorded("prompts", engine._append))
+    monkeypatch.setattr(engine, "_generate", recorded("tokens", engine._generate))
+    monkeypatch.setattr("rollouts.local.DecodeLoop", partial(DecodeLoop, prefills=1))
+    rollouts = make_rollouts(engine, params)
+    assert [bits(c) for requests in (mixed(32), conversations()) for c in rollouts.run(requests)] == expected
+    pairs = list(pairwise(launched))
+    assert sum(one[0] == "prompts" and other[0] == "tokens" for one, other in pairs) > 20
+    if pages is None:
+        assert not any(one[0] == "prompts" and other == ("prompts", True) for one, other in pairs)
+    assert rollouts._state.pools[0].used == 0 and not any(rollouts._state.unfinished)
+
+
+def test_a_prompt_that_is_given_up_leaves_only_whole_pages(params):
+    engine = make_paged(prefill_tokens=CHUNK)
+    weights, how, key = engine.load_params(params), request("x").params, np.zeros(2, np.uint32)
+    long = np.arange(PAGE + CHUNK + 20)
+
+    def placed(state, slot):
+        return engine.insert(state, engine.prefill(weights, [long]), [Placement(slot, 0, 160, how, key)])
+
+    state, left = engine.advance(weights, placed(engine.init_decode_state(), 0), 3)
+    assert left == [0] and not state.live[0]
+    state = engine.release(state, [0])
+    assert state.pools[0].used == 0 and not any(state.unfinished)
+    before = state.computed_tokens
+    state, left = engine.advance(weights, placed(state, 1))
+    assert not left and state.live[1]
+    assert state.computed_tokens - before == len(long) - 1 - PAGE  # of the second page, a half was there
+    state, result = engine.generate(weights, state)
+    fresh, _ = engine.advance(weights, placed(engine.init_decode_state(), 1))
+    fresh, expected = engine.generate(weights, fresh)
+    assert list(engine.read(state, result, [1]).sampled(1)) == list(engine.read(fresh, expected, [1]).sampled(1))
 
 
 def test_prompts_are_computed_once_until_the_weights_change(paged, params):
