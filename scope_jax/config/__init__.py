@@ -3,8 +3,8 @@
 A card is a TOML file; `load_card` reads it, applies `--set a.b=c` overrides and returns a frozen `Config`.
 Every field is used somewhere in the code; an unknown key is an error that names the file and the key.
 A card with `extends = "other.toml"` (a path relative to the card) inherits that card and overrides the keys it sets.
-A relative path is looked for in the current directory, then in the card's folder and those above it; `${NAME}` in a
-path is replaced by that environment variable.
+A relative path is looked for in the current directory, then in the card's folder and those above it, then in the
+checkout; `${NAME}` in a path is replaced by that environment variable.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-PROMPTS = Path(__file__).parents[1] / "prompts"  # default prompts, one folder per game
+CHECKOUT = Path(__file__).parents[2]
+PROMPTS = CHECKOUT / "scope_jax" / "prompts"  # default prompts, one folder per game
 
 
 class CardError(ValueError):
@@ -35,12 +36,14 @@ def _expand(path: str, info: Any) -> str:  # pydantic's ValidationInfo, a protoc
 
 
 def _found(path: str, folder: Path | None) -> str:
-    """The path as it is if it is absolute or exists in the current folder, or if no folder above the card has it;
-    otherwise in the nearest one that has. A name without a slash or suffix may be something other than a path."""
+    """The path as it is if it is absolute or exists in the current folder; otherwise in the nearest folder above the
+    card that has it, or in the checkout; as it is if none has. A name without a slash or suffix may be something other
+    than a path."""
     if folder is None or Path(path).is_absolute() or not ("/" in path or Path(path).suffix) or Path(path).exists():
         return path
     above = folder.resolve()
-    return next((str(place / path) for place in (above, *above.parents) if (place / path).exists()), path)
+    places = (above, *above.parents, CHECKOUT)
+    return next((str(place / path) for place in places if (place / path).exists()), path)
 
 
 def _local(path: str) -> str:
@@ -73,7 +76,7 @@ def _ascending(lengths: tuple[int, ...]) -> tuple[int, ...]:
     return lengths
 
 
-# Relative: to the current folder, or to one above the card. What is only read may be on object storage.
+# Relative: to the current folder, to one above the card, or the checkout. What is only read may be on object storage.
 CardPath = Annotated[str, AfterValidator(_expand)]
 LocalPath = Annotated[CardPath, AfterValidator(_local)]
 Address = Annotated[str, AfterValidator(_address)]

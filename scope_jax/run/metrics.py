@@ -20,11 +20,11 @@ import math
 import os
 import re
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scope_jax.config import Config, load_card
+from scope_jax.config import GAMES, Config, base, load_card
 from scope_jax.errors import UserError, writing
 from scope_jax.learner.types import Episode, Metrics
 from scope_jax.run import answers, judgements, members, tokens
@@ -69,9 +69,28 @@ def flattened(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def _movable(cfg: Config, relative: Callable[[Path], bool]) -> dict[str, Any]:
+    """The config as plain data that stays true when the checkout is moved: without prompts of games that are the
+    defaults, and with those paths inside the checkout relative to it for which `relative` holds."""
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: moved(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [moved(item) for item in value]
+        inside = isinstance(value, str) and value.startswith(f"{base.CHECKOUT}/") and relative(Path(value))
+        return value.removeprefix(f"{base.CHECKOUT}/") if inside else value
+
+    table = moved(cfg.model_dump(mode="json"))
+    for game in GAMES:
+        if not getattr(cfg, game).changed("prompts"):
+            del table[game]["prompts"]
+    return table
+
+
 def _tied(cfg: Config) -> dict[str, Any]:
     """The keys of the config that must not change within a run, with their values."""
-    flat = flattened(cfg.model_dump(mode="json"))
+    flat = flattened(_movable(cfg, lambda path: True))
     return {key: value for key, value in flat.items() if not _is_free(key)}
 
 
@@ -128,8 +147,8 @@ def as_toml(table: Mapping[str, Any]) -> str:
 
 
 def to_toml(cfg: Config) -> str:
-    """The whole config as a card."""
-    return as_toml(cfg.model_dump(mode="json"))
+    """The whole config as a card that may be read with another checkout."""
+    return as_toml(_movable(cfg, Path.exists))
 
 
 # -------------------------------------------------------------------------------------------------------------- log

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scope_jax.config import Config, load_card, parse_config
+from scope_jax.config import Config, base, load_card, parse_config
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.run.metrics import RunError, RunLog, differing, fingerprint, read_lines, to_toml
 
@@ -125,6 +125,26 @@ def test_a_folder_without_a_step_can_be_reused(cfg: Config, tmp_path: Path, writ
     (tmp_path / written).write_text("{}\n")
     with pytest.raises(RunError, match=r"different values of data.answers; use"):
         RunLog(tmp_path, override(data={"answers": "others.jsonl"}))
+
+
+def test_a_run_goes_on_when_the_checkout_is_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new, run = tmp_path / "old", tmp_path / "new", tmp_path / "run"
+    (old / "assets").mkdir(parents=True)
+    (old / "assets" / "answers.jsonl").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(base, "CHECKOUT", old)
+    cfg = override(data={"answers": str(old / "assets/answers.jsonl")})
+    RunLog(run, cfg).metrics(1, {"solver/reward": 0.5})
+    before = fingerprint(cfg)
+    assert load_card(run / "config.toml") == cfg
+    assert not [line for line in (run / "config.toml").read_text().splitlines() if str(base.PROMPTS) in line]
+    old.rename(new)
+    monkeypatch.setattr(base, "CHECKOUT", new)
+    moved = override(data={"answers": str(new / "assets/answers.jsonl")})
+    assert load_card(run / "config.toml") == moved and fingerprint(moved) == before
+    RunLog(run, moved)
+    with pytest.raises(RunError, match=r"different values of data.answers; use"):
+        RunLog(run, override(data={"answers": str(new / "other.jsonl")}))
 
 
 def test_length_and_intervals_may_change(cfg: Config, tmp_path: Path) -> None:
