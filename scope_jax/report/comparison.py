@@ -16,7 +16,7 @@ from scope_jax.play.measures import standard_error
 from scope_jax.play.rewards import mean
 from scope_jax.report.curves import COLOURS, draw_together
 from scope_jax.report.page import environment, inline, opened, policy, replace_page
-from scope_jax.report.panels import OWN_GAME, panels_of
+from scope_jax.report.panels import LEARNING, OWN_GAME, panels_of, series
 from scope_jax.run import answers, evaluations
 from scope_jax.run.metrics import flattened
 
@@ -145,7 +145,8 @@ def write_comparison(runs: Sequence[Path], path: Path) -> Path:
     panels = panels_of(cards[0]) if len({card.system for card in cards}) == 1 else OWN_GAME
     picture, style = path.with_suffix(".png"), inline("page.css")
     path.parent.mkdir(parents=True, exist_ok=True)
-    draw_together(dict(zip(names, lines, strict=True)), panels, picture)
+    learning = [panel for panel in LEARNING if any(series(own, panel) for own in lines)]
+    draw_together(dict(zip(names, lines, strict=True)), (*panels, *learning), picture)
     page = (
         environment()
         .get_template("comparison.html")

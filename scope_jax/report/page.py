@@ -17,7 +17,7 @@ from scope_jax.errors import writing
 from scope_jax.report import browsing
 from scope_jax.report.collapse import signs
 from scope_jax.report.curves import draw
-from scope_jax.report.panels import SPEED, collapse_panels, panels_of, series
+from scope_jax.report.panels import LEARNING, SPEED, collapse_panels, panels_of, series
 from scope_jax.report.settings import Settings
 from scope_jax.run.metrics import read_lines, records, torn
 from scope_jax.run.unlearned import Unlearned
@@ -135,6 +135,8 @@ def write_report(run: Path, live: bool = False, to: Path | None = None) -> Path:
     for _ in browser.collect(answers):
         pass
     draw(lines, panels_of(cfg), folder / "curves.png")
+    if learning := [panel for panel in LEARNING if series(lines, panel)]:
+        draw(lines, learning, folder / "learning.png", columns=len(learning))
     if collapse:
         draw(lines, collapse, folder / "collapse.png", columns=len(collapse))
     timed = any("time/play" in line for line in lines)
@@ -154,6 +156,7 @@ def write_report(run: Path, live: bool = False, to: Path | None = None) -> Path:
             episodes=episodes,
             evaluated=evaluated,
             picture=_encoded(folder / "curves.png"),
+            learning=_encoded(folder / "learning.png") if learning else "",
             collapse=_encoded(folder / "collapse.png") if collapse else "",
             speed=_encoded(folder / "speed.png") if timed else "",
             signs=signs(lines, collapse),

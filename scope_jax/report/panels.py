@@ -85,6 +85,16 @@ COLLAPSE = (
     Panel("Entropy of a token", ("/entropy",), False),
 )
 
+LEARNING = (
+    Panel("Loss", ("/loss",), False),
+    Panel(
+        "KL divergence from the reference",
+        tuple(f"/kl_{name}" for name in ("k1", "k2", "k3", "k2_plain", "k3_plain")),
+        False,
+    ),
+    Panel("Entropy of a token", ("/entropy",), False),
+)
+
 SPEED = (
     Panel("Seconds of a phase", ("time/play", "time/learn", "time/wait", "time/evaluate", "time/checkpoint"), False),
     Panel("Tokens per second", ("perf/generated_tokens_per_second", "perf/trained_tokens_per_second"), False),

@@ -168,7 +168,7 @@ def test_the_page_shows_scores_config_and_escaped_episodes(run: Path) -> None:
     assert "<Aldmoor>" not in page
     assert "The river Tarn flows past." in page
     assert "batch_size = 8" in page
-    assert "Signs of collapse" not in page and "in force" not in page
+    assert "Signs of collapse" not in page and "in force" not in page and "<h2>Learning</h2>" not in page
     assert 'src="data:image/png;base64,' in page
     assert "http://" not in page
     assert "https://" not in page
@@ -301,7 +301,8 @@ def test_the_page_shows_collapse_and_every_setting_in_force(tmp_path: Path) -> N
     page = write_report(tmp_path / "run").read_text(encoding="utf-8")
     assert "Harness in force" in page and "limits.k: 4 → 5" in page and "Look &lt;twice&gt;." in page
     assert page.count("invalid, the one before stays: ") == 2 and "is &lt;down&gt;" in page
-    assert "Signs of collapse" in page and page.count('src="data:image/png;base64,') == 2
+    assert "<h2>Learning</h2>" in page  # the entropy
+    assert "Signs of collapse" in page and page.count('src="data:image/png;base64,') == 3
     assert "Identical answers, agreement: solver/identical_pairs" in page and "15.0 %" in page
     shown = [e["role"] for e in examples(records(tmp_path / "run" / "episodes.jsonl"))]
     assert shown == ["solver", "solver"]  # settings are not shown as episodes
