@@ -112,6 +112,7 @@ def load(folder: Path, targets: Mapping[str, Any]) -> Saved:
     """
     if wrong := by_one(lambda: fault(folder)):
         raise CheckpointError(f"the checkpoint {folder} cannot be used: {wrong}; choose another one.")
+    _quiet_orbax()
     wanted = dict(targets)
     _check_shapes(folder, wanted)
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:

@@ -111,6 +111,7 @@ def test_the_commands_of_the_page_run_as_shown(tmp_path: Path) -> None:
                 continue
             assert process.wait(600) == 0, output.read_text(encoding="utf-8")
             said = output.read_text(encoding="utf-8")
+            assert "WARNING" not in said, (command, said)
             assert expected.fullmatch(said if not said or said.endswith("\n") else f"{said}\n"), (command, said)
     finally:
         if server is not None and server.poll() is None:
