@@ -1,6 +1,7 @@
 """Our graders beside lm-evaluation-harness's own code, on rows with known answers and on changed answers.
 
-    pip install --no-deps --target harness lm_eval==0.4.13      # and what it imports; not into the pinned environment
+    pip install --no-deps --target harness lm_eval==0.4.13      # and what it imports (for math500 also
+                                    # antlr4-python3-runtime==4.11.0); not into the pinned environment
     PYTHONPATH=.:harness python -m benchmarks.graders DATA      the figures of docs/exams.md
     ... --only mmlu_pro gsm8k
 

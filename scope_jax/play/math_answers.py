@@ -101,8 +101,9 @@ def _work() -> None:
 
 
 def _parsed(parse, text: str) -> Any:
-    """Parses an answer with Math-Verify; an answer without any mark-up is parsed as a formula."""
-    return parse(text if "$" in text or "\\" in text else f"${text}$", parsing_timeout=None)
+    """Parses an answer with Math-Verify: as a formula, unless it marks its formulas itself."""
+    marked = any(mark in text for mark in ("$", r"\(", r"\[", r"\boxed"))
+    return parse(text if marked else f"${text}$", parsing_timeout=None)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,11 @@ def answers():
         ("$x^2-1$", ["(x-1)(x+1)"], True),
         (r"\boxed{\sqrt{4}}", ["2"], True),
         ("1,234", ["1234"], True),
+        (r"\dfrac{1}{3}", [r"\frac{1}{3}"], True),
+        (r"\sqrt{8}", [r"2\sqrt{2}"], True),
+        ("3", [r"\left( 3, \frac{\pi}{2} \right)"], False),  # not by the first number in a formula
+        (r"\frac{1}{2}\cdot 3", ["3"], False),
+        (r"The answer is \(\frac{1}{2}\).", ["0.5"], True),
         ("42", ["41", "42"], True),
         ("43", ["42"], False),
         ("(1,2)", ["(2,1)"], False),
