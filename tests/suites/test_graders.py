@@ -132,7 +132,7 @@ def test_mmlu_pro_agrees_with_lm_evaluation_harness(shared_data: Path) -> None:
 @pytest.mark.slow  # minutes: SymPy simplifies
 @pytest.mark.parametrize("name", ["math500", "gsm8k", "aime", "amc23"])
 def test_mathematics_agrees_with_math_verify(shared_data: Path, name: str) -> None:
-    """Our verdicts on each answer, boxed or bare, and on that of the next row, are those of Math-Verify."""
+    """Our verdicts on each answer, also as it may be written otherwise, and on the next row's, are Math-Verify's."""
     from math_verify import parse, verify  # type: ignore[import-untyped]
 
     def reference(prediction: str, gold: str) -> bool:
@@ -142,7 +142,7 @@ def test_mathematics_agrees_with_math_verify(shared_data: Path, name: str) -> No
     wrong = []
     for row, other in pairwise([*found, found[0]]):
         gold = row["answers"][0]
-        for prediction in (gold, other["answers"][0]):
+        for prediction in (gold, f"{{{gold}}}".replace(r"\frac", r"\dfrac"), other["answers"][0]):
             verdict = same_text(prediction, [gold]) or ours.equal(prediction, [gold])
             if verdict != (reference(prediction, gold) or prediction == gold):
                 wrong.append((prediction, gold, verdict))
