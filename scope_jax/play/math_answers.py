@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import re
 import selectors
 import subprocess
 import sys
@@ -102,7 +103,7 @@ def _work() -> None:
 
 def _parsed(parse, text: str) -> Any:
     """Parses an answer with Math-Verify: as a formula, unless it marks its formulas itself."""
-    marked = any(mark in text for mark in ("$", r"\(", r"\[", r"\boxed"))
+    marked = re.search(r"(?<!\\)\$|\\\(|\\\[|\\boxed", text)  # \$ is a dollar sign
     return parse(text if marked else f"${text}$", parsing_timeout=None)
 
 

@@ -25,6 +25,8 @@ def answers():
         (r"\boxed{\sqrt{4}}", ["2"], True),
         ("1,234", ["1234"], True),
         (r"\dfrac{1}{3}", [r"\frac{1}{3}"], True),
+        (r"{\$36}", [r"\$36"], True),
+        ("$36", [r"\$36"], True),
         (r"\sqrt{8}", [r"2\sqrt{2}"], True),
         ("3", [r"\left( 3, \frac{\pi}{2} \right)"], False),  # not by the first number in a formula
         (r"\frac{1}{2}\cdot 3", ["3"], False),
