@@ -16,7 +16,10 @@ from typer.core import TyperGroup
 from scope_jax.errors import UserError, is_users, sentence
 from scope_jax.run.stopping import Stopped, listen
 
-UNSAVED = ("serve", "search", "chat")  # commands that have nothing to go on with
+WHAT_FOLLOWS = {  # by command, what the same command does after it was stopped
+    **dict.fromkeys(("train", "demo"), "; the same command resumes from the last checkpoint"),
+    "index": "; the same command goes on with what was built",
+}
 
 
 class Commands(TyperGroup):
@@ -44,7 +47,7 @@ class Commands(TyperGroup):
 
             abandon()  # threads waiting for a server would keep the process alive
             stopped = error if isinstance(error, Stopped) else Stopped(signal.SIGINT)
-            after = "" if ctx.invoked_subcommand in UNSAVED else "; the same command resumes from the last checkpoint"
+            after = WHAT_FOLLOWS.get(ctx.invoked_subcommand, "")
             typer.echo(f"{_who()}stopped by {stopped}{after}.", err=True)
             raise typer.Exit(stopped.exit_code) from None
         except (UserError, OSError, ValueError) as error:

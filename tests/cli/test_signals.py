@@ -21,7 +21,7 @@ signal.signal(signal.SIGINT, signal.SIG_IGN if "ignoring" in sys.argv[1] else si
 from scope_jax import cli
 from scope_jax.run import stopping
 
-@cli.app.command()
+@cli.app.command(sys.argv[2])
 def wait(how: str) -> None:
     if how == "searching":
         from concurrent.futures import ThreadPoolExecutor
@@ -49,15 +49,15 @@ def wait(how: str) -> None:
             print("finishing", flush=True)
             time.sleep(60)
 
-sys.argv = ["scope-jax", "wait", sys.argv[1]]
+sys.argv = ["scope-jax", sys.argv[2], sys.argv[1]]
 cli.run()
 """
 
 
-def start(how: str) -> subprocess.Popen[str]:
-    """Starts the program and returns when it is waiting."""
+def start(how: str, command: str = "wait") -> subprocess.Popen[str]:
+    """Starts the program, with this command replaced, and returns when it is waiting."""
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, how],
+        [sys.executable, "-c", PROGRAM, how, command],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -69,20 +69,20 @@ def start(how: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize(
-    ("how", "number", "code", "name"),
+    ("command", "how", "number", "code", "said"),
     [
-        ("working", signal.SIGTERM, 143, "SIGTERM"),
-        ("computing", signal.SIGTERM, 143, "SIGTERM"),
-        ("sleeping", signal.SIGINT, 130, "Ctrl-C"),
-        ("searching", signal.SIGINT, 130, "Ctrl-C"),
+        ("train", "working", signal.SIGTERM, 143, "SIGTERM; the same command resumes from the last checkpoint"),
+        ("index", "computing", signal.SIGTERM, 143, "SIGTERM; the same command goes on with what was built"),
+        ("plan", "sleeping", signal.SIGINT, 130, "Ctrl-C"),
+        ("eval", "searching", signal.SIGINT, 130, "Ctrl-C"),
     ],
 )
-def test_a_signal_prints_one_line(how: str, number: signal.Signals, code: int, name: str) -> None:
-    process = start(how)
+def test_a_signal_prints_one_line(command: str, how: str, number: signal.Signals, code: int, said: str) -> None:
+    process = start(how, command)
     process.send_signal(number)
-    _, said = process.communicate(timeout=30)
-    lines = [line for line in said.splitlines() if "libtpu" not in line]
-    assert lines == [f"scope-jax: stopped by {name}; the same command resumes from the last checkpoint."]
+    _, printed = process.communicate(timeout=30)
+    lines = [line for line in printed.splitlines() if "libtpu" not in line]
+    assert lines == [f"scope-jax: stopped by {said}."]
     assert process.returncode == code
 
 
@@ -137,7 +137,7 @@ ASKED = "training stops after the running step, within {} seconds; a second sign
     ],
 )
 def test_training_stops_after_the_step_or_when_the_grace_period_is_over(how: str, asked: str, ending: str) -> None:
-    process = start(how)
+    process = start(how, "train")
     assert process.stdout is not None
     assert process.stdout.readline() == "asked to stop\n"
     began = time.monotonic()
