@@ -143,11 +143,18 @@ def draw_together(
         )
 
 
-def draw(lines: Sequence[dict[str, Any]], panels: Sequence[Panel], picture: Path, columns: int = 2) -> None:
-    """Writes a picture of the panels in rows of `columns`. lines: the records of metrics.jsonl, at least one."""
+def draw(
+    lines: Sequence[dict[str, Any]],
+    panels: Sequence[Panel],
+    picture: Path,
+    columns: int = 2,
+    before: Sequence[Panel] = (),
+) -> None:
+    """Writes a picture of the panels in rows of `columns`. lines: the records of metrics.jsonl, at least one. before:
+    panels of another picture, whose labels have the same colours here."""
     with _figure(len(panels), columns, picture) as (_, places):
         for axes, panel in zip(places, panels, strict=True):
-            _draw(axes, panel, lines, _colours(lines, panels))
+            _draw(axes, panel, lines, _colours(lines, [*before, *panels]))
 
 
 @contextmanager

@@ -136,7 +136,7 @@ def write_report(run: Path, live: bool = False, to: Path | None = None) -> Path:
         pass
     draw(lines, panels_of(cfg), folder / "curves.png")
     if learning := [panel for panel in LEARNING if series(lines, panel)]:
-        draw(lines, learning, folder / "learning.png", columns=len(learning))
+        draw(lines, learning, folder / "learning.png", columns=len(learning), before=panels_of(cfg))
     if collapse:
         draw(lines, collapse, folder / "collapse.png", columns=len(collapse))
     timed = any("time/play" in line for line in lines)
