@@ -56,5 +56,5 @@ def test_a_second_start_compiles_nothing(tmp_path: Path) -> None:
         assert line["perf/search_queries"] >= line["perf/search_calls"] > 0 and line["time/search_wait"] > 0
         own = {name for name in line if name.startswith(("time/", "perf/"))}
         assert own <= {*NAMES, *(f"time/{phase}" for phase in PHASES)}
-    assert "time/checkpoint" in lines[1] and "time/checkpoint" not in lines[0]
+    assert 0 <= lines[0]["time/checkpoint"] < lines[1]["time/checkpoint"]  # before the first step there is none
     assert os.listdir(cache)
