@@ -114,9 +114,10 @@ def demo(
     """Train Search Self-play on Atlas, the embedded world, and print held-out accuracy before and after."""
     if not DEMO_CARD.is_file():
         raise UserError(f"{DEMO_CARD} does not exist here; run the demo from the root of the scope-jax checkout.")
-    # Fewer and larger steps than the card's eight, and every question of the exam once instead of three times.
+    # Fewer steps than the card's eight, larger ones of fewer questions, and the exam's questions once, not three times.
     once = 'evaluate.sets=[{name="held_out", path="assets/atlas/questions_held_out.jsonl"}]'
-    cfg = load(DEMO_CARD, [f"seed={seed}", f"train.steps={steps}", "optimizer.learning_rate=8e-5", once])
+    fewer = [f"train.steps={steps}", "train.batch_size=28", "optimizer.learning_rate=9e-5", once]
+    cfg = load(DEMO_CARD, [f"seed={seed}", *fewer])
     from scope_jax.report.page import write_report
     from scope_jax.report.progress import Progress
     from scope_jax.train import train as loop
