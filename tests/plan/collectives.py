@@ -6,6 +6,7 @@ A tensor group has sequence parallelism.
 """
 
 import json
+import re
 import sys
 from typing import Any
 
@@ -54,7 +55,7 @@ def main(topology: str, family: str, context: str = "1", how: Any = "auto", tens
     devices = list(hardware(topology).devices)
     model = from_hf(MODEL | FAMILIES[family])
     group = int(context) * int(tensor)
-    rows, length = len(devices) // group, 512 * group
+    rows, length = len(devices) // group, 768 * group
     section = LearnerSection(
         buckets=(length,),
         micro_batch_rows=rows,
@@ -78,7 +79,8 @@ def main(topology: str, family: str, context: str = "1", how: Any = "auto", tens
     closed = theory.step_collectives(
         model, learner.shards.fsdp, True, learner.context, learner.context_attention, learner.shards.sequence
     )
-    print(json.dumps({"found": found, "closed": closed}))
+    square = re.findall(rf"\w+\[(?:\d+,)*{length},{length}\]", text)  # scores or a bias of every pair of tokens
+    print(json.dumps({"found": found, "closed": closed, "square": square}))
 
 
 if __name__ == "__main__":
