@@ -174,8 +174,8 @@ class PagedEngine(PagedPrograms):
                 turn = state.turn[slot]
                 state.pass_by(slot, state.length[slot] if turn is None else turn)
                 ahead, shard = self._ahead(state, slot), slot // self.slots
-                if state.missing(slot, ahead) > state.spare(shard):
-                    raise OutOfPages(shard)
+                if state.unfinished[shard] and state.missing(slot, ahead) > state.spare(shard):
+                    raise OutOfPages(shard)  # there may be pages, but prompts need them
                 state.grow(slot, ahead)
         table = np.where(np.asarray(state.live)[:, None, None], state.table, 0)
         patience = self.config.slots if patience is None else patience

@@ -35,6 +35,19 @@ from jax.sharding import Mesh, PartitionSpec
 from sharding.mesh import SHARDED
 
 ALL_REDUCE = 2**20  # bytes of the largest all-reduce of a step with fsdp; all else is gathered and scattered
+# Options for several devices, by platform. All-reduces are combined up to ALL_REDUCE bytes; on TPUs gathers of
+# weights run beside the products of the layer before (as in MaxText).
+COMPILER_OPTIONS = {
+    "gpu": {"xla_gpu_all_reduce_combine_threshold_bytes": ALL_REDUCE},
+    "tpu": {
+        "xla_jf_crs_combiner_threshold_in_bytes": ALL_REDUCE,
+        "xla_tpu_enable_async_collective_fusion": True,
+        "xla_tpu_enable_async_collective_fusion_fuse_all_gather": True,
+        "xla_tpu_enable_async_collective_fusion_multiple_steps": True,
+        "xla_tpu_overlap_compute_collective_tc": True,
+        "xla_enable_async_all_gather": True,
+    },
+}
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))

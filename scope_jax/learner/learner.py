@@ -42,7 +42,7 @@ from scope_jax.learner.layout import Layout
 from scope_jax.learner.logprobs import token_logprobs_and_entropy
 from scope_jax.learner.state import TrainState, advance, check_sound, global_norm
 from scope_jax.learner.types import Episode, Metrics
-from sharding.collectives import ALL_REDUCE, Shards
+from sharding.collectives import COMPILER_OPTIONS, Shards
 from sharding.mesh import ROWS, TOKENS, row_shards
 
 ADDED = (
@@ -50,20 +50,6 @@ ADDED = (
     "sequences",
     "skipped",
 )  # metrics that are summed over mini-batches; those ending in _max take the maximum
-
-# Compiler options for several devices, by platform. All-reduces are combined up to ALL_REDUCE bytes; on TPUs gathers of
-# weights run beside the products of the layer before (as in MaxText).
-OPTIONS = {
-    "gpu": {"xla_gpu_all_reduce_combine_threshold_bytes": ALL_REDUCE},
-    "tpu": {
-        "xla_jf_crs_combiner_threshold_in_bytes": ALL_REDUCE,
-        "xla_tpu_enable_async_collective_fusion": True,
-        "xla_tpu_enable_async_collective_fusion_fuse_all_gather": True,
-        "xla_tpu_enable_async_collective_fusion_multiple_steps": True,
-        "xla_tpu_overlap_compute_collective_tc": True,
-        "xla_enable_async_all_gather": True,
-    },
-}
 
 
 class Scores(NamedTuple):
@@ -139,7 +125,7 @@ class Learner(Layout):
                     f"learner.buckets has {bucket}, whose tokens mesh.tensor = {mesh.shape['tensor']} does not divide; "
                     "choose multiples or turn learner.sequence_parallel off."
                 )
-        options = OPTIONS.get(mesh.devices.flat[0].platform) if mesh.size > 1 else None
+        options = COMPILER_OPTIONS.get(mesh.devices.flat[0].platform) if mesh.size > 1 else None
         self._score = jax.jit(self._score_program, static_argnames=("policy", "reference"), compiler_options=options)
         self._step = jax.jit(
             self._step_program, static_argnames=("card",), donate_argnames=("state",), compiler_options=options
