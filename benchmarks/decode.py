@@ -84,14 +84,18 @@ MODELS = {
 }
 
 
-def engine_on(topology: str, model: ModelConfig, requests: int, length: int, pages: int | None = None) -> PagedEngine:
+def engine_on(
+    topology: str, model: ModelConfig, requests: int, length: int, pages: int | None = None, cascade: int = 0
+) -> PagedEngine:
     """The engine on a topology, tensor parallelism over as many chips as there are kv heads, at most all."""
     on = hardware(topology)
     if not on.compiles:
         raise SystemExit(f"nothing compiles for {topology} here; pip install 'jax[cuda12]' (no GPU is needed).")
     devices = list(on.devices)
     tensor = math.gcd(len(devices), model.num_kv_heads)
-    config = EngineConfig(requests, length, (length,), 1, 16, jnp.bfloat16, prefill_tokens=1024, pages=pages)
+    config = EngineConfig(
+        *(requests, length, (length,), 1, 16, jnp.bfloat16), prefill_tokens=1024, pages=pages, cascade=cascade
+    )
     how = attention_over_pages(on.platform, model.head_dim)
     return PagedEngine(model, config, make_mesh(MeshConfig(-1, 1, tensor), devices), how)
 
@@ -166,11 +170,12 @@ def main() -> None:
     options.add_argument("--topology", default="v5p:2x2x2")
     options.add_argument("--requests", type=int, default=256)
     options.add_argument("--length", type=int, default=16384, help=f"tokens of a request, in pages of {PAGE}")
+    options.add_argument("--cascade", type=int, default=0, help="slots of a group that attend together, on GPUs")
     options.add_argument("--pages", type=int, help=f"of a row shard, of {PAGE} tokens; without it all requests fit")
     given = options.parse_args()
     shapes = MODELS[given.model]
     model = from_hf(shapes if given.layers is None else shapes | {"num_hidden_layers": given.layers})
-    engine = engine_on(given.topology, model, given.requests, given.length, given.pages)
+    engine = engine_on(given.topology, model, given.requests, given.length, given.pages, given.cascade)
     print(json.dumps({"benchmark": "decode", **vars(given), **measured(engine, given.topology)}))
 
 

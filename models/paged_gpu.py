@@ -17,7 +17,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from models.pages import MASKED, PAGE, Loop, LoopPages, Where
+from models.cascade import MASKED, Carry, begin
+from models.pages import PAGE, Loop, LoopPages, Where
 
 QUERIES = 64  # most rows of a block: queries times query heads of a kv head
 FEWEST = 16  # rows of a Triton product
@@ -32,31 +33,65 @@ class Triton(Loop):
     def attend(self, layer: LoopPages, q_RQHh: jax.Array, where: Where, window: int | None) -> jax.Array:
         rows, queries, num_heads, head_dim = q_RQHh.shape
         num_kv = layer.k_PKht.shape[1]
-        together = num_heads // num_kv * queries
+        grouped = q_RQHh.reshape(rows, queries, num_kv, -1, head_dim).transpose(0, 2, 3, 1, 4)
+        q_RKmh = grouped.reshape(rows, num_kv, num_heads // num_kv * queries, head_dim)
+        before = None
+        if where.tiles is not None:
+            before = begin(partial(self._tiles, layer), q_RKmh, where.table, where.tiles), where.tiles.pages_R
+        (out,) = self._pages(layer, q_RKmh, where, queries, window, before)
+        out = out.reshape(rows, num_kv, -1, queries, head_dim)
+        return out.transpose(0, 3, 1, 2, 4).reshape(q_RQHh.shape)
+
+    def _tiles(self, layer: LoopPages, q_BKMh: jax.Array, table_Bb: jax.Array, pages_B: jax.Array) -> Carry:
+        """Attention of tiles over their first pages."""
+        where = Where(table_Bb, pages_B * PAGE - 1, (pages_B > 0).astype(jnp.int32))
+        return Carry(*self._pages(layer, q_BKMh, where, 1, None, None, ends=False))
+
+    def _pages(
+        self,
+        layer: LoopPages,
+        q_RKmh: jax.Array,
+        where: Where,
+        queries: int,
+        window: int | None,
+        before: tuple[Carry, jax.Array] | None,
+        ends: bool = True,
+    ) -> tuple[jax.Array, ...]:
+        """Attention of the rows' queries, ordered by head, then by position, over their pages: with `ends` its result,
+        otherwise the parts of a `Carry`. before: what came before each row's first page, and that page."""
+        rows, num_kv, together, head_dim = q_RKmh.shape
         size = min(QUERIES, max(FEWEST, 1 << (together - 1).bit_length()))
         blocks = -(-together // size)
-        grouped = q_RQHh.reshape(rows, queries, num_kv, -1, head_dim).transpose(0, 2, 3, 1, 4)
-        q_RKMh = grouped.reshape(rows, num_kv, together, head_dim)
-        q_RKMh = jnp.pad(q_RKMh, ((0, 0), (0, 0), (0, blocks * size - together), (0, 0)))
+
+        def padded(x_RKm: jax.Array) -> jax.Array:
+            return jnp.pad(x_RKm, ((0, 0), (0, 0), (0, blocks * size - together), *((0, 0),) * (x_RKm.ndim - 3)))
+
         ends_R = jnp.where(where.counts_R > 0, where.starts_R + where.counts_R, 0)
-        block = pl.BlockSpec((None, None, size, head_dim), lambda r, k, m: (r, k, m, 0))
-        o_RKMh = pl.pallas_call(
-            partial(_kernel, queries=queries, size=size, window=window),
+        vectors = pl.BlockSpec((None, None, size, head_dim), lambda r, k, m: (r, k, m, 0))
+        numbers = pl.BlockSpec((None, None, size), lambda r, k, m: (r, k, m))
+        row = pl.BlockSpec((None,), lambda r, k, m: (r,))
+        carry, specs = (), ()
+        if before is not None:
+            carry, specs = (before[1], *map(padded, before[0])), (row, numbers, numbers, vectors)
+        shape = (rows, num_kv, blocks * size)
+        sums = [jax.ShapeDtypeStruct(x, jnp.float32) for x in (shape, shape, (*shape, head_dim))]
+        found = pl.pallas_call(
+            partial(_kernel, queries=queries, size=size, window=window, begun=before is not None),
             grid=(rows, num_kv, blocks),
             in_specs=[
-                block,
+                vectors,
                 pl.BlockSpec((None, where.table.shape[1]), lambda r, k, m: (r, 0)),
-                *[pl.BlockSpec((None,), lambda r, k, m: (r,))] * 2,
+                *[row] * 2,
                 *[pl.BlockSpec(memory_space=pl.ANY)] * 2,
+                *specs,
             ],
-            out_specs=block,
-            out_shape=jax.ShapeDtypeStruct(q_RKMh.shape, q_RQHh.dtype),
+            out_specs=[vectors] if ends else [numbers, numbers, vectors],
+            out_shape=[jax.ShapeDtypeStruct((*shape, head_dim), q_RKmh.dtype)] if ends else sums,
             compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
             interpret=self._interpret,
-            name="paged_attention",
-        )(q_RKMh, where.table, where.starts_R, ends_R, layer.k_PKht, layer.v_PKth)
-        out = o_RKMh[:, :, :together].reshape(rows, num_kv, -1, queries, head_dim)
-        return out.transpose(0, 3, 1, 2, 4).reshape(q_RQHh.shape)
+            name="paged_attention" if ends else "shared_pages_attention",
+        )(padded(q_RKmh), where.table, where.starts_R, ends_R, layer.k_PKht, layer.v_PKth, *carry)
+        return tuple(x[:, :, :together] for x in found)
 
 
 def _kernel(
@@ -66,12 +101,13 @@ def _kernel(
     end_ref: Any,
     k_ref: Any,
     v_ref: Any,
-    o_ref: Any,
-    *,
+    *others: Any,
     queries: int,
     size: int,
     window: int | None,
+    begun: bool,
 ) -> None:
+    """others: with `begun` the first page and the three parts of a carry; then the outputs, one or three."""
     head, q_Mh = pl.program_id(1), q_ref[...]
     start, end = start_ref[...], end_ref[...]
     # Rows of a block are ordered by query head, then by query; those beyond the last one are padding.
@@ -92,7 +128,16 @@ def _kernel(
         mass_M = mass_M * shrink_M + jnp.sum(weights_Mt, axis=1)
         return new_top_M, mass_M, total_Mh * shrink_M[:, None] + part_Mh
 
-    empty = jnp.full(size, MASKED, jnp.float32), jnp.zeros(size, jnp.float32), jnp.zeros(q_Mh.shape, jnp.float32)
-    _, mass_M, total_Mh = lax.fori_loop(0, (end + PAGE - 1) // PAGE, add, empty)
+    if begun:
+        first_ref, *before, o_ref = others
+        first, (top_M, mass_M, total_Mh) = first_ref[...], (ref[...] for ref in before)
+    else:
+        first, top_M, mass_M = 0, jnp.full(size, MASKED, jnp.float32), jnp.zeros(size, jnp.float32)
+        total_Mh, o_ref = jnp.zeros(q_Mh.shape, jnp.float32), others[-1]
+    carry = lax.fori_loop(first, (end + PAGE - 1) // PAGE, add, (top_M, mass_M, total_Mh))
+    if not begun and len(others) > 1:
+        for ref, part in zip(others, carry, strict=True):
+            ref[...] = part
+        return
     # A row that adds nothing has seen nothing; its output is meaningless but must not be NaN.
-    o_ref[...] = (total_Mh / jnp.maximum(mass_M, 1e-30)[:, None]).astype(o_ref.dtype)
+    o_ref[...] = (carry[2] / jnp.maximum(carry[1], 1e-30)[:, None]).astype(o_ref.dtype)

@@ -15,6 +15,7 @@ whichever pages it has, and however long the others are.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -22,6 +23,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from models.cascade import MASKED, Carry, Tiles, begin
 from models.config import ModelConfig
 from models.transformer import Params, block, embed, final_norm
 from sharding.collectives import Shards
@@ -29,7 +31,6 @@ from sharding.collectives import Shards
 PAGE = 64  # tokens
 KERNEL_BYTES = 2**20  # keys and values that the TPU kernel reads at a time, twice: while it computes, the next arrive
 KERNEL_QUERIES = 32
-MASKED = -1e30  # finite, so that a row of masked scores stays free of NaN
 
 Layer = Any  # one layer's pages in the layout of an implementation
 Pages = tuple[Layer, ...]
@@ -65,18 +66,28 @@ def layer_groups(cfg: ModelConfig) -> tuple[Group, ...]:
     )
 
 
+class Tables(NamedTuple):
+    """Pages of the slots that decode: [S, g, b], one table for each group of layers, and `Where.tiles`."""
+
+    table: Any
+    tiles: Tiles | None
+
+
 class Where(NamedTuple):
     """The tokens of a `feed`: row r adds counts_R[r] of at most Q tokens, from position starts_R[r] on.
 
-    Leaves are int32 arrays, or their shardings.
+    Leaves are int32 arrays, or their shardings. tiles: rows that add one token each and begin with the same pages, for
+    implementations that can use it; None: every row goes through its pages alone.
     """
 
     table: Any  # page tables: [R, b], in a `feed` [R, g, b], one for each group of layers
     starts_R: Any
     counts_R: Any
+    tiles: Tiles | None = None
 
     def seen(self, group: int, window: int | None, queries: int) -> Where:
-        """One group's tables [R, b], from the first page on that a query sees; positions count from that page."""
+        """One group's tables [R, b], from the first page on that a query sees; positions count from that page. With a
+        window there are no tiles."""
         table_Rb = self.table[:, group]
         if window is None:
             return self._replace(table=table_Rb)
@@ -84,15 +95,19 @@ class Where(NamedTuple):
         columns = jnp.arange(min(table_Rb.shape[1], pages_touched(window + queries - 1)))
         at_Rc = jnp.minimum(first_R[:, None] + columns, table_Rb.shape[1] - 1)
         return self._replace(
-            table=jnp.take_along_axis(table_Rb, at_Rc, axis=1), starts_R=self.starts_R - first_R * PAGE
+            table=jnp.take_along_axis(table_Rb, at_Rc, axis=1),
+            starts_R=self.starts_R - first_R * PAGE,
+            tiles=None,
         )
 
 
 @runtime_checkable
 class Implementation(Protocol):
-    """Layout of a layer's pages, and attention over them. heads_axis: the arrays' dimension of the kv heads."""
+    """Layout of a layer's pages, and attention over them. heads_axis: the arrays' dimension of the kv heads. cascade:
+    whether it can use `Where.tiles`."""
 
     heads_axis: int
+    cascade: bool
 
     def empty(self, pages: int, kv_heads: int, head_dim: int, dtype: Any) -> Layer: ...
 
@@ -122,6 +137,7 @@ class Loop:
     """
 
     heads_axis = 1
+    cascade = True
 
     def empty(self, pages: int, kv_heads: int, head_dim: int, dtype: Any) -> LoopPages:
         shape = (pages, kv_heads)
@@ -137,32 +153,55 @@ class Loop:
         num_kv = layer.k_PKht.shape[1]
         grouped = (rows, queries, num_kv, num_heads // num_kv, head_dim)
         q_RKmh = q_RQHh.reshape(grouped).transpose(0, 2, 3, 1, 4).reshape(rows, num_kv, -1, head_dim)
+        carry, first_R = Carry.empty(q_RKmh), jnp.zeros(rows, jnp.int32)
+        if where.tiles is not None:
+            carry, first_R = (
+                begin(partial(self._together, layer), q_RKmh, where.table, where.tiles),
+                where.tiles.pages_R,
+            )
+        out = self._walk(layer, q_RKmh, where, queries, window, first_R, carry).output()
+        out = out.reshape(rows, num_kv, -1, queries, head_dim).transpose(0, 3, 1, 2, 4)
+        return out.reshape(q_RQHh.shape).astype(q_RQHh.dtype)
+
+    def _together(self, layer: LoopPages, q_BKMh: Array, table_Bb: Array, pages_B: Array) -> Carry:
+        """Attention of tiles over their first pages."""
+        where = Where(table_Bb, pages_B * PAGE - 1, (pages_B > 0).astype(jnp.int32))
+        return self._walk(layer, q_BKMh, where, 1, None, jnp.zeros_like(pages_B), Carry.empty(q_BKMh))
+
+    def _walk(
+        self,
+        layer: LoopPages,
+        q_RKmh: Array,
+        where: Where,
+        queries: int,
+        window: int | None,
+        first_R: Array,
+        carry: Carry,
+    ) -> Carry:
+        """The carry after each row's pages from first_R on. Queries of a kv head are ordered by head, then position."""
+        rows, num_kv = q_RKmh.shape[:2]
         position_RQ = where.starts_R[:, None] + jnp.arange(queries)
         ends_R = jnp.where(where.counts_R > 0, where.starts_R + where.counts_R, 0)
-        scale = 1 / math.sqrt(head_dim)
+        scale = 1 / math.sqrt(q_RKmh.shape[-1])
 
-        def add(b: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-            top, mass, total = carry
+        def add(b: Array, carry: Carry) -> Carry:
             page_R = lax.dynamic_index_in_dim(where.table, b, 1, keepdims=False)
             k, v = layer.k_PKht[page_R], layer.v_PKth[page_R]
             scores = jnp.matmul(q_RKmh, k, preferred_element_type=jnp.float32) * scale
             behind_RQt = position_RQ[..., None] - (b * PAGE + jnp.arange(PAGE))
             seen_RQt = behind_RQt >= 0 if window is None else (behind_RQt >= 0) & (behind_RQt < window)
+            seen_RQt &= (b >= first_R)[:, None, None]
             scores = scores.reshape(rows, num_kv, -1, queries, PAGE)
             scores = jnp.where(seen_RQt[:, None, None], scores, MASKED).reshape(rows, num_kv, -1, PAGE)
-            new_top = jnp.maximum(top, jnp.max(scores, axis=-1))
-            shrink = jnp.exp(top - new_top)
-            weights = jnp.exp(scores - new_top[..., None])
+            top = jnp.maximum(carry.top, jnp.max(scores, axis=-1))
+            shrink = jnp.exp(carry.top - top)
+            weights = jnp.exp(scores - top[..., None])
             part = jnp.matmul(weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
-            return new_top, mass * shrink + jnp.sum(weights, axis=-1), total * shrink[..., None] + part
+            return Carry(top, carry.mass * shrink + jnp.sum(weights, axis=-1), carry.total * shrink[..., None] + part)
 
-        shape = q_RKmh.shape[:-1]
-        start = (jnp.full(shape, MASKED, jnp.float32), jnp.zeros(shape), jnp.zeros(q_RKmh.shape, jnp.float32))
-        _, mass, total = lax.fori_loop(0, (jnp.max(ends_R) + PAGE - 1) // PAGE, add, start)
-        # Rows that add nothing may have seen nothing; their output is meaningless but must not be NaN.
-        out = total / jnp.maximum(mass, 1e-30)[..., None]
-        out = out.reshape(rows, num_kv, -1, queries, head_dim).transpose(0, 3, 1, 2, 4)
-        return out.reshape(q_RQHh.shape).astype(q_RQHh.dtype)
+        columns = where.table.shape[1]
+        lowest = jnp.min(jnp.where(ends_R > 0, first_R, columns))
+        return lax.fori_loop(lowest, (jnp.max(ends_R) + PAGE - 1) // PAGE, add, carry)
 
 
 # ---------------------------------------------------------------------------------------------------------- TPU kernel
@@ -171,6 +210,7 @@ class Ragged:
     [P, PAGE, 2K, h]."""
 
     heads_axis = 2
+    cascade = False  # the kernel does not give the sums that a row's own pages would begin with
 
     def empty(self, pages: int, kv_heads: int, head_dim: int, dtype: Any) -> Array:
         return jnp.zeros((pages, PAGE, 2 * kv_heads, head_dim), dtype)

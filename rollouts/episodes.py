@@ -47,6 +47,15 @@ class Episode:
         return len(self.prompt) >= max_length or (limit is not None and len(self.prompt) > limit)
 
     @property
+    def grouped(self) -> int:
+        """Tokens in the cache that the current row begins with and that its whole group begins with; 0 without one."""
+        if self.request.group is None:
+            return 0
+        size = min(len(self.prompt) - 1, len(self._first_prompt))
+        differ = np.flatnonzero(self.prompt[:size] != self._first_prompt[:size])
+        return int(differ[0]) if len(differ) else size
+
+    @property
     def length(self) -> int:
         """Length of the current row so far, prompt included."""
         return self._before + len(self._ids)

@@ -159,7 +159,8 @@ class DecodeLoop:
     def _placement(self, slot: int, row: int, episode: Episode) -> Placement:
         asks = episode.request.respond is not None
         number = self._engine.number(episode.request.policy)
-        return Placement(slot, row, episode.limit, episode.request.params, self._key(episode), asks, number)
+        params, key = episode.request.params, self._key(episode)
+        return Placement(slot, row, episode.limit, params, key, asks, number, episode.grouped)
 
     def _key(self, episode: Episode) -> np.ndarray:
         return stretch_key(self._keys[episode.index], episode.stretch)

@@ -209,6 +209,7 @@ class PagedState:
         self.limit = [0] * slots
         self.live = [False] * slots
         self.policy = [0] * slots
+        self.grouped = [0] * slots  # pages that a slot begins with and attends to together with others of its group
         self.turn: list[int | None] = [None] * slots  # length at which the turn began, if it may be cut; else None
         self.unfinished: list[deque[Unfinished]] = [deque() for _ in pools]  # by shard, in the order of computation
         self.prompt_tokens = self.computed_tokens = 0  # of the prompts placed so far, and not found in pages

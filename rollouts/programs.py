@@ -12,8 +12,9 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from models.cascade import Tiles, tile_count
 from models.config import ModelConfig
-from models.pages import Implementation, Loop, Pages, Where, feed, init_pages, layer_groups, pages_for
+from models.pages import Implementation, Loop, Pages, Tables, Where, feed, init_pages, layer_groups, pages_for
 from models.transformer import Params, output_table
 from rollouts.sampling import Sampling, draw
 from rollouts.slots import (
@@ -35,7 +36,8 @@ from sharding.spec import partition_specs
 class PagedPrograms(EngineWeights):
     """One jitted shard_map for each operation that touches pages; compiled when it is first called.
 
-    how: layout of the pages and attention over them. pages: of one row shard.
+    how: layout of the pages and attention over them. pages: of one row shard. Raises ValueError if the configuration
+    asks for cascade attention and `how` or the model has none.
     """
 
     def __init__(
@@ -47,6 +49,10 @@ class PagedPrograms(EngineWeights):
         self.pages = pages
         self.row_shards = row_shards(mesh)
         self.slots = config.slots // self.row_shards  # of one shard
+        self.lanes = config.cascade  # slots of a tile
+        if self.lanes and not (self._how.cascade and None in model.layer_windows):
+            reason = "every layer has a window" if self._how.cascade else "JAX's kernel for TPUs does not give the sums"
+            raise ValueError(f"rollout.cascade is {self.lanes}, but {reason}; set it to 0.")
         self._shards = Shards(
             fsdp=(),
             tensor="tensor" if mesh.shape["tensor"] > 1 else None,
@@ -86,7 +92,8 @@ class PagedPrograms(EngineWeights):
         self._copy = mapped(_copied, (pages, rows, rows), pages, 0)
         self._read = mapped(lambda cache, at: jax.tree.map(lambda x: x[at[0]], cache), (pages, rows), pages)
         self._write = mapped(_written, (pages, rows, pages), pages, 0)
-        takes = (weights, state, rows, PartitionSpec())
+        tables = Tables(rows, Tiles(rows, rows, rows) if self.lanes else None)
+        takes = (weights, state, tables, PartitionSpec())
         self._generate = mapped(self._generate_body, takes, (state, result), 1)
         self._start = jax.jit(started, donate_argnums=0, out_shardings=placed)
         self._continue = jax.jit(resumed, donate_argnums=0, out_shardings=placed)
@@ -97,28 +104,40 @@ class PagedPrograms(EngineWeights):
         )
 
     def abstract_arguments(self) -> tuple[Any, Any, Any]:
-        """Shapes and shardings of the decode program's weights, state and page tables, to compile it without them."""
+        """Shapes and shardings of the decode program's weights, state and tables, to compile it without them."""
 
         def leaf(x: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
         state = jax.tree.map(leaf, jax.eval_shape(self._init), self.state_sharding)
-        shape = (self.config.slots, len(layer_groups(self.model)), pages_for(self.config.max_length))
+        return self.abstract_weights(), state, self.abstract_tables()
+
+    def abstract_tables(self) -> Tables:
+        """Shapes and shardings of the decode program's page tables and tiles."""
         rows = NamedSharding(self.mesh, PartitionSpec(ROWS))
-        return self.abstract_weights(), state, jax.ShapeDtypeStruct(shape, jnp.int32, sharding=rows)
+
+        def table(*shape: int) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=rows)
+
+        slots = self.config.slots
+        pages = table(slots, len(layer_groups(self.model)), pages_for(self.config.max_length))
+        if not self.lanes:
+            return Tables(pages, None)
+        tiles = self.row_shards * tile_count(self.slots, self.lanes)
+        return Tables(pages, Tiles(table(tiles, self.lanes), table(tiles), table(slots)))
 
     def _append_body(self, params: Params, cache: Pages, ids_RQ: jax.Array, where: Where, policy_R: jax.Array) -> Pages:
         params = self.gated(params, policy_R)
         return feed(self.model, self._how, params, cache, ids_RQ, where, self._shards)[1]
 
     def _generate_body(
-        self, params: Params, state: DecodeState, table_Sgb: jax.Array, patience: jax.Array
+        self, params: Params, state: DecodeState, tables: Tables, patience: jax.Array
     ) -> tuple[DecodeState, Result]:
         table_VD = output_table(self.model, params)
         params = self.gated(params, state.policy_S)
 
         def forward(cache: Pages, token_S: jax.Array, length_S: jax.Array, live_S: jax.Array) -> Any:
-            where = Where(table_Sgb, length_S, live_S.astype(jnp.int32))
+            where = Where(tables.table, length_S, live_S.astype(jnp.int32), tables.tiles)
             hidden_S1D, cache = feed(self.model, self._how, params, cache, token_S[:, None], where, self._shards)
             logits_SV = jnp.einsum("SD,VD->SV", hidden_S1D[:, 0], table_VD, preferred_element_type=jnp.float32)
             return logits_SV, cache

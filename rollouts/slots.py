@@ -36,7 +36,8 @@ class EngineConfig:
     rows but prefill_tokens, the tokens of prompts and observations in one dispatch, and pages, of PAGE tokens; both for
     one row shard of the mesh. pages None: enough for all slots at max_length. adapter: the policies of this name are
     adapters over the weights; None: there is one policy, the weights. entropies: also measure the entropy of the
-    distribution that each token is drawn from.
+    distribution that each token is drawn from. cascade: slots of a group that attend together to the pages they begin
+    with (`models.cascade`); 0: each attends alone.
     """
 
     slots: int
@@ -50,6 +51,7 @@ class EngineConfig:
     adapter: Adapter | None = None
     policies: tuple[str, ...] = ()
     entropies: bool = False
+    cascade: int = 0
 
     def __post_init__(self) -> None:
         for name in ("slots", "max_length", "prefill_batch", "decode_steps"):
@@ -111,6 +113,7 @@ class Placement:
     """Places one request in a slot: the row of a Prefix it starts from, and how it is sampled.
 
     may_be_cut: the slot may be extended later, after any number of the tokens sampled since it was placed or extended.
+    grouped: tokens in the cache that the episode begins with, as all others of its group do.
     """
 
     slot: int
@@ -120,6 +123,7 @@ class Placement:
     key: np.ndarray  # uint32[2]
     may_be_cut: bool = True
     policy: int = 0  # `EngineWeights.number` of its policy
+    grouped: int = 0
 
 
 @dataclass(frozen=True)

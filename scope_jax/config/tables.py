@@ -148,6 +148,7 @@ class RolloutSection(Section):
     cache: Literal["auto", "dense", "paged"] = "auto"
     cache_gib: float | None = Field(default=None, gt=0, le=65536)  # pages of keys and values on each device
     prefill_tokens: Count = 512  # of prompts and observations in one dispatch of the paged engine, on each row shard
+    cascade: Annotated[int, Field(ge=0, le=256)] = 0  # slots of a group that attend to its prompt together; 0: none
     devices: Count | None = None  # the last ones of each process, which generate; the others learn. None: all do both
     mesh: MeshSection | None = None  # of the engine, over the devices that generate; None: [mesh]
     ahead: Literal["auto"] | bool = "auto"  # launch a dispatch before the tokens of the one before are read
@@ -173,6 +174,13 @@ class RolloutSection(Section):
             raise ValueError(
                 'cache_gib is a budget for pages, but cache = "dense" has columns for slots x max_length tokens; '
                 'set cache = "paged" or remove cache_gib'
+            )
+        if self.cascade == 1:
+            raise ValueError("cascade is 1, but one slot attends alone anyway; set the size of a group, or 0")
+        if self.cache == "dense" and self.cascade:
+            raise ValueError(
+                'cascade attention is for pages that slots share, but cache = "dense" has columns for each; '
+                'set cache = "paged" or cascade = 0'
             )
         return self
 

@@ -122,10 +122,7 @@ def lower_decode(engine: Engine | PagedEngine) -> Any:
     patience = jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(engine.mesh, PartitionSpec()))
     if isinstance(engine, Engine):
         return engine._generate.lower(engine.config.capacity, params, state, patience)
-    rows = NamedSharding(engine.mesh, PartitionSpec(ROWS))
-    shape = (engine.config.slots, len(engine.windows), engine.columns)
-    table = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=rows)
-    return engine._generate.lower(params, state, table, patience)
+    return engine._generate.lower(params, state, engine.abstract_tables(), patience)
 
 
 def lower_prefill(engine: Engine | PagedEngine) -> Any:

@@ -90,8 +90,8 @@ def _paged(cfg: Config | ServedModel, mesh: Mesh) -> bool:
 
 def engine_for(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> Engine | PagedEngine:
     """The engine that the card's [rollout] asks for, on the devices of a mesh; of several processes, each has its part
-    of the slots. Raises ValueError if its budget cannot hold an episode, if the processes do not divide the slots, or
-    as `decode_layout` does."""
+    of the slots. Raises ValueError if its budget cannot hold an episode, if the processes do not divide the slots, if
+    there is no cascade attention for the engine, or as `decode_layout` does."""
     card, dtype, processes = cfg.rollout, DTYPES[cfg.model.compute_dtype], distributed.count()
     if card.slots % processes:
         raise ValueError(
@@ -111,11 +111,14 @@ def engine_for(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> Eng
         compute_dtype=dtype,
         prefill_tokens=card.prefill_tokens,
         pages=pages,
+        cascade=card.cascade,
         adapter=adapter_of(cfg.model.adapter),
         policies=() if cfg.model.adapter is None else policies_of(cfg),
         entropies=isinstance(cfg, Config) and cfg.log.entropies,
     )
     if not _paged(cfg, mesh):
+        if card.cascade:
+            raise ValueError('rollout.cascade needs pages; set rollout.cache = "paged" or rollout.cascade = 0.')
         return Engine(model, config, mesh)
     return PagedEngine(model, config, mesh, attention_over_pages(mesh.devices.flat[0].platform, model.head_dim))
 

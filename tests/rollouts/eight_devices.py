@@ -46,7 +46,11 @@ def requests() -> list[Request]:
         request(f"talk {i}", key=i, temperature=0.0, max_tokens=9, stop_ids=tuple(range(0, 256, 17)), max_turns=3)
         for i in range(7)
     ]
-    return [*greedy, *greedy[:2], *(dataclasses.replace(one, respond=respond) for one in talk)]
+    long = [
+        request("more than a page " * 5, key=20 + i, group="long", temperature=0.0, max_tokens=9 + i, stop_ids=())
+        for i in range(3)
+    ]
+    return [*greedy, *greedy[:2], *long, *(dataclasses.replace(one, respond=respond) for one in talk)]
 
 
 def experts_on_another_mesh() -> dict:
@@ -69,11 +73,13 @@ def experts_on_another_mesh() -> dict:
 
 def compiled(engine: PagedEngine, which: str) -> Any:
     """The program that computes prompts, or that decodes."""
-    weights, state, table = engine.abstract_arguments()
+    weights, state, tables = engine.abstract_arguments()
     if which == "decode":
-        return engine._generate.lower(weights, state, table, np.int32(1)).compile()
+        return engine._generate.lower(weights, state, tables, np.int32(1)).compile()
     rows = engine.row_shards * engine.chunks
-    where = Where(np.zeros((rows, *table.shape[1:]), np.int32), np.zeros(rows, np.int32), np.zeros(rows, np.int32))
+    where = Where(
+        np.zeros((rows, *tables.table.shape[1:]), np.int32), np.zeros(rows, np.int32), np.zeros(rows, np.int32)
+    )
     tokens, policies = np.zeros((rows, CHUNK), np.int32), np.zeros(rows, np.int32)
     return engine._append.lower(weights, state.cache, tokens, where, policies).compile()
 
@@ -113,7 +119,7 @@ def main() -> None:
         rollouts = make_rollouts(engine, params)
         said = rollouts.run(requests())
         weights = engine.load_params(params)
-        measuring = dataclasses.replace(ENGINE, entropies=True)
+        measuring = dataclasses.replace(ENGINE, entropies=True, cascade=0 if name == "one" else 2)
         paged = PagedEngine(CFG, measuring, make_mesh(MeshConfig(*sizes), devices))
         again = make_rollouts(paged, params).run(requests())
         program = (

@@ -37,6 +37,17 @@ def test_a_budget_that_is_too_small_or_for_columns_is_refused():
         engine_of("rollout.cache_gib=1", 'rollout.cache="dense"')
 
 
+def test_groups_attend_together_over_pages_only():
+    asked = engine_of("rollout.cascade=4", 'rollout.cache="paged"')
+    assert isinstance(asked, PagedEngine) and asked.lanes == 4
+    with pytest.raises(ValueError, match=r'^rollout\.cascade needs pages; set rollout\.cache = "paged"'):
+        engine_of("rollout.cascade=4")
+    with pytest.raises(CardError, match="cascade attention is for pages"):
+        engine_of("rollout.cascade=4", 'rollout.cache="dense"')
+    with pytest.raises(CardError, match="cascade is 1, but one slot attends alone"):
+        engine_of("rollout.cascade=1")
+
+
 def test_the_engine_can_have_a_mesh_of_its_own():
     assert engine_of("rollout.mesh.fsdp=1", "mesh.fsdp=-1").mesh.size == 1
     with pytest.raises(ValueError, match=r"^rollout\.mesh data=1, fsdp=1, tensor=2 needs 2 devices but there are 1;"):
