@@ -17,8 +17,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from models.cascade import MASKED, Carry, begin
-from models.pages import PAGE, Loop, LoopPages, Where
+from models.cascade import MASKED, Carry
+from models.pages import PAGE, Before, Loop, LoopPages, Where
 
 QUERIES = 64  # most rows of a block: queries times query heads of a kv head
 FEWEST = 16  # rows of a Triton product
@@ -30,21 +30,12 @@ class Triton(Loop):
     def __init__(self, *, interpret: bool = False) -> None:
         self._interpret = interpret
 
-    def attend(self, layer: LoopPages, q_RQHh: jax.Array, where: Where, window: int | None) -> jax.Array:
-        rows, queries, num_heads, head_dim = q_RQHh.shape
-        num_kv = layer.k_PKht.shape[1]
-        grouped = q_RQHh.reshape(rows, queries, num_kv, -1, head_dim).transpose(0, 2, 3, 1, 4)
-        q_RKmh = grouped.reshape(rows, num_kv, num_heads // num_kv * queries, head_dim)
-        before = None
-        if where.tiles is not None:
-            before = begin(partial(self._tiles, layer), q_RKmh, where.table, where.tiles), where.tiles.pages_R
-        (out,) = self._pages(layer, q_RKmh, where, queries, window, before)
-        out = out.reshape(rows, num_kv, -1, queries, head_dim)
-        return out.transpose(0, 3, 1, 2, 4).reshape(q_RQHh.shape)
+    def _attention(
+        self, layer: LoopPages, q_RKmh: jax.Array, where: Where, queries: int, window: int | None, before: Before
+    ) -> jax.Array:
+        return self._pages(layer, q_RKmh, where, queries, window, before)[0]
 
-    def _tiles(self, layer: LoopPages, q_BKMh: jax.Array, table_Bb: jax.Array, pages_B: jax.Array) -> Carry:
-        """Attention of tiles over their first pages."""
-        where = Where(table_Bb, pages_B * PAGE - 1, (pages_B > 0).astype(jnp.int32))
+    def _sums(self, layer: LoopPages, q_BKMh: jax.Array, where: Where) -> Carry:
         return Carry(*self._pages(layer, q_BKMh, where, 1, None, None, ends=False))
 
     def _pages(
@@ -54,11 +45,10 @@ class Triton(Loop):
         where: Where,
         queries: int,
         window: int | None,
-        before: tuple[Carry, jax.Array] | None,
+        before: Before,
         ends: bool = True,
     ) -> tuple[jax.Array, ...]:
-        """Attention of the rows' queries, ordered by head, then by position, over their pages: with `ends` its result,
-        otherwise the parts of a `Carry`. before: what came before each row's first page, and that page."""
+        """Attention of the rows' queries over their pages: with `ends` its result, otherwise the parts of a `Carry`."""
         rows, num_kv, together, head_dim = q_RKmh.shape
         size = min(QUERIES, max(FEWEST, 1 << (together - 1).bit_length()))
         blocks = -(-together // size)

@@ -34,6 +34,7 @@ KERNEL_QUERIES = 32
 
 Layer = Any  # one layer's pages in the layout of an implementation
 Pages = tuple[Layer, ...]
+Before = tuple[Carry, Array] | None  # attention over a row's first pages, and their number; None: over none
 
 
 def pages_for(tokens: int) -> int:
@@ -153,33 +154,32 @@ class Loop:
         num_kv = layer.k_PKht.shape[1]
         grouped = (rows, queries, num_kv, num_heads // num_kv, head_dim)
         q_RKmh = q_RQHh.reshape(grouped).transpose(0, 2, 3, 1, 4).reshape(rows, num_kv, -1, head_dim)
-        carry, first_R = Carry.empty(q_RKmh), jnp.zeros(rows, jnp.int32)
+        before = None
         if where.tiles is not None:
-            carry, first_R = (
-                begin(partial(self._together, layer), q_RKmh, where.table, where.tiles),
-                where.tiles.pages_R,
-            )
-        out = self._walk(layer, q_RKmh, where, queries, window, first_R, carry).output()
+            before = begin(partial(self._together, layer), q_RKmh, where.table, where.tiles), where.tiles.pages_R
+        out = self._attention(layer, q_RKmh, where, queries, window, before)
         out = out.reshape(rows, num_kv, -1, queries, head_dim).transpose(0, 3, 1, 2, 4)
         return out.reshape(q_RQHh.shape).astype(q_RQHh.dtype)
 
     def _together(self, layer: LoopPages, q_BKMh: Array, table_Bb: Array, pages_B: Array) -> Carry:
         """Attention of tiles over their first pages."""
-        where = Where(table_Bb, pages_B * PAGE - 1, (pages_B > 0).astype(jnp.int32))
-        return self._walk(layer, q_BKMh, where, 1, None, jnp.zeros_like(pages_B), Carry.empty(q_BKMh))
+        return self._sums(layer, q_BKMh, Where(table_Bb, pages_B * PAGE - 1, (pages_B > 0).astype(jnp.int32)))
+
+    def _attention(
+        self, layer: LoopPages, q_RKmh: Array, where: Where, queries: int, window: int | None, before: Before
+    ) -> Array:
+        """The result for the rows' queries, which are ordered by head, then by position."""
+        return self._walk(layer, q_RKmh, where, queries, window, before).output()
+
+    def _sums(self, layer: LoopPages, q_BKMh: Array, where: Where) -> Carry:
+        """The same for queries that see all positions up to the row's start, as sums."""
+        return self._walk(layer, q_BKMh, where, 1, None, None)
 
     def _walk(
-        self,
-        layer: LoopPages,
-        q_RKmh: Array,
-        where: Where,
-        queries: int,
-        window: int | None,
-        first_R: Array,
-        carry: Carry,
+        self, layer: LoopPages, q_RKmh: Array, where: Where, queries: int, window: int | None, before: Before
     ) -> Carry:
-        """The carry after each row's pages from first_R on. Queries of a kv head are ordered by head, then position."""
         rows, num_kv = q_RKmh.shape[:2]
+        carry, first_R = (Carry.empty(q_RKmh), jnp.zeros(rows, jnp.int32)) if before is None else before
         position_RQ = where.starts_R[:, None] + jnp.arange(queries)
         ends_R = jnp.where(where.counts_R > 0, where.starts_R + where.counts_R, 0)
         scale = 1 / math.sqrt(q_RKmh.shape[-1])

@@ -20,9 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from models.cascade import Tiles, tiles_of
 from models.config import ModelConfig
-from models.pages import PAGE, Implementation, Tables, Where, layer_groups, pages_for, pages_touched
+from models.pages import PAGE, Implementation, Where, layer_groups, pages_for, pages_touched
 from models.transformer import Params
 from rollouts.pages import Chunk, OutOfPages, PagedState, Pool, Unfinished, parts_of
 from rollouts.programs import PagedPrograms
@@ -179,7 +178,7 @@ class PagedEngine(PagedPrograms):
                     raise OutOfPages(shard)  # there may be pages, but prompts need them
                 state.grow(slot, ahead)
         patience = self.config.slots if patience is None else patience
-        state.device, result = self._generate(params, state.device, self._tables(state), self._patience(patience))
+        state.device, result = self._generate(params, state.device, state.tables(self.lanes), self._patience(patience))
         for slot, live in enumerate(state.live):
             state.unread[slot] += live * self.config.decode_steps
         return state, result
@@ -252,17 +251,6 @@ class PagedEngine(PagedPrograms):
         return state if live else self.pause(state, [slot])
 
     # ------------------------------------------------------------------------------------------------------- pages
-    def _tables(self, state: PagedState) -> Tables:
-        """What the live slots attend to."""
-        table = np.where(np.asarray(state.live)[:, None, None], state.table, 0)
-        if not self.lanes:
-            return Tables(table, None)
-        full = [group for group, window in enumerate(self.windows) if window is None]
-        grouped = [pages * live for pages, live in zip(state.grouped, state.live, strict=True)]
-        shards = [slice(first, first + self.slots) for first in range(0, self.config.slots, self.slots)]
-        tiles = [tiles_of(table[shard][:, full], grouped[shard], self.lanes) for shard in shards]
-        return Tables(table, Tiles(*map(np.concatenate, zip(*tiles, strict=True))))
-
     def _ahead(self, state: PagedState, slot: int) -> int:
         """Tokens that may be in the slot's cache after the next dispatch."""
         most = state.length[slot] + state.unread[slot] + self.config.decode_steps

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from models.pages import PAGE, pages_for
+from models.cascade import Tiles, tiles_of
+from models.pages import PAGE, Tables, pages_for
 from rollouts.slots import Extension, Placement
 
 Windows = tuple[int | None, ...]  # of the groups of layers: how many positions a query sees; None: all
@@ -217,6 +218,18 @@ class PagedState:
     def pool(self, slot: int) -> Pool:
         """The pool of the slot's shard."""
         return self.pools[slot * len(self.pools) // len(self.length)]
+
+    def tables(self, lanes: int) -> Tables:
+        """What the live slots attend to; lanes: slots of a group that do so together, 0 for none."""
+        table = np.where(np.asarray(self.live)[:, None, None], self.table, 0)
+        if not lanes:
+            return Tables(table, None)
+        full = [group for group, window in enumerate(self.pools[0].windows) if window is None]
+        grouped = [pages * live for pages, live in zip(self.grouped, self.live, strict=True)]
+        count = len(self.live) // len(self.pools)
+        shards = [slice(first, first + count) for first in range(0, len(self.live), count)]
+        tiles = [tiles_of(table[shard][:, full], grouped[shard], lanes) for shard in shards]
+        return Tables(table, Tiles(*map(np.concatenate, zip(*tiles, strict=True))))
 
     def spare(self, shard: int) -> int:
         """Pages of a shard that can be had and that no prompt or observation will need while it is computed."""
