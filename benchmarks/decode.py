@@ -4,12 +4,12 @@
     python benchmarks/decode.py --topology 8xH100 --pages 43690            # needs jax[cuda12], no GPU
 
 The engine's decode program for the shapes of Qwen3-8B or Qwen3-30B-A3B in bfloat16 is compiled ahead of time: tensor
-parallelism over as many chips as there are kv heads, row shards over the rest, whole experts over all. Nothing is
-executed. Reported per chip: arguments (weights, cache), temporaries, bytes of the arguments that the program updates in
-place, the largest copy in it, kernels, and seconds to compile. The estimate is for one token of every request: XLA's
-own `estimated_cycles` of everything but the kernels (and but top-k and top-p), and the kernels' reads of the keys and
-values of full requests, and of all experts, at 80 % of the memory bandwidth (an assumption). Collectives count as far
-as XLA estimates them. The roofline is the time to read weights and cache once. Prints one JSON line.
+groups of as many chips as there are kv heads (or `--tensor`), row shards over the rest, whole experts over all. Nothing
+is executed. Reported per chip: arguments (weights, cache), temporaries, bytes of the arguments that the program updates
+in place, the largest copy in it, kernels, seconds to compile, and the estimate of `scope-jax plan` for one token of
+every request, all at full length (docs/plans.md): on TPUs the kernels' reads of the cache and of all experts at 80 % of
+the memory bandwidth, and XLA's own cycles for the rest, collectives as far as it estimates them. The roofline is the
+time to read weights and cache once. Prints one JSON line.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ import argparse
 import json
 import math
 import os
-import re
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -30,22 +28,19 @@ from scope_jax.plan.hardware import ABSENT, hardware
 
 os.environ |= ABSENT
 
-import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
 
 from models.config import ModelConfig, from_hf
 from models.pages import PAGE
 from rollouts.paged import PagedEngine
 from rollouts.slots import EngineConfig
-from scope_jax.plan.hlo import KERNEL as CALL
-from scope_jax.plan.hlo import Program
+from scope_jax.plan.estimates import Reads, decode_figures
+from scope_jax.plan.memory import device_bytes, expert_bytes
+from scope_jax.plan.programs import Job, compiled, lower_decode
 from scope_jax.run.engines import attention_over_pages
 from sharding.mesh import MeshConfig, make_mesh
 
 GIB = 2**30
-KERNEL = 0.8  # share of the bandwidth that the attention kernel is assumed to reach
-NEVER = 2**50  # estimated cycles above this are the compiler's mark for "unknown"
 QWEN3 = {
     "vocab_size": 151936,
     "num_attention_heads": 32,
@@ -85,14 +80,21 @@ MODELS = {
 
 
 def engine_on(
-    topology: str, model: ModelConfig, requests: int, length: int, pages: int | None = None, cascade: int = 0
+    topology: str,
+    model: ModelConfig,
+    requests: int,
+    length: int,
+    pages: int | None = None,
+    cascade: int = 0,
+    tensor: int | None = None,
 ) -> PagedEngine:
-    """The engine on a topology, tensor parallelism over as many chips as there are kv heads, at most all."""
+    """The engine on a topology, with tensor groups of so many chips; None: of as many as there are kv heads, at most
+    all."""
     on = hardware(topology)
     if not on.compiles:
         raise SystemExit(f"nothing compiles for {topology} here; pip install 'jax[cuda12]' (no GPU is needed).")
     devices = list(on.devices)
-    tensor = math.gcd(len(devices), model.num_kv_heads)
+    tensor = math.gcd(len(devices), model.num_kv_heads) if tensor is None else tensor
     config = EngineConfig(
         *(requests, length, (length,), 1, 16, jnp.bfloat16), prefill_tokens=1024, pages=pages, cascade=cascade
     )
@@ -100,66 +102,26 @@ def engine_on(
     return PagedEngine(model, config, make_mesh(MeshConfig(-1, 1, tensor), devices), how)
 
 
-def compiled_decode(engine: PagedEngine) -> Any:
-    """The decode program, compiled."""
-    patience = jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(engine.mesh, PartitionSpec()))
-    return engine._generate.lower(*engine.abstract_arguments(), patience).compile()
-
-
-def cycles(text: str, steps: int) -> float:
-    """Estimated cycles per token: those of the decode loop's body, and of the rest of the program once in `steps`.
-
-    Neither the attention kernels, which have no estimate, nor the branch that only top-k and top-p take.
-    """
-    total: dict[str, int] = {}
-    name = ""
-    for line in text.splitlines():
-        if line.endswith("{") and not line.startswith(" "):
-            name = line.removeprefix("ENTRY ").split()[0].lstrip("%")
-            total[name] = 0
-        found = re.search(r'"estimated_cycles":"(\d+)"', line)
-        if found and int(found[1]) < NEVER:
-            total[name] += int(found[1])
-    bodies = re.findall(r" while\(.*?body=%([\w.-]+)", text[text.index("\nENTRY") :])
-    entry = re.findall(r"\nENTRY %([\w.-]+)", text)[0]
-    return sum(total[body] for body in bodies) + total[entry] / steps
-
-
-def bytes_of(tree: Any) -> int:
-    """Bytes of the arrays of a tree on one chip."""
-    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
-
-
 def measured(engine: PagedEngine, topology: str) -> dict[str, Any]:
-    start = time.monotonic()
-    program = compiled_decode(engine)
-    seconds = time.monotonic() - start
-    memory, text = program.memory_analysis(), program.as_text()
-    chip = hardware(topology).chip
-    model, shards = engine.model, engine.mesh.shape["tensor"]
-    token = 2 * model.num_layers * (model.num_kv_heads // shards) * model.head_dim * 2
+    on, model = hardware(topology), engine.model
+    decode = compiled(Job("decode", "generate", on.platform, lambda: lower_decode(engine)))
+    if decode.refused:
+        raise SystemExit(f"{topology}: decoding needs {decode.peak / GIB:.1f} GiB on each device, which do not fit.")
+    token = 2 * model.num_layers * (model.num_kv_heads // engine.mesh.shape["tensor"]) * model.head_dim * 2
     cache = token * min(engine.config.max_length * engine.slots, (engine.pages - 1) * PAGE)
-    tree = engine.abstract_arguments()[0]
-    weights = bytes_of(tree)
-    experts = bytes_of(
-        [layer[name] for layer in tree["layers"] for name in layer if "X" in name and "router" not in name]
-    )
-    estimate = {}
-    if chip.clock is not None and chip.bandwidth is not None:
-        other = cycles(text, engine.config.decode_steps) / chip.clock
-        total = other + (cache + experts) / (KERNEL * chip.bandwidth)
-        estimate = {"without_kernels_ms": round(1e3 * other, 2), "estimate_ms": round(1e3 * total, 2)}
+    weights = engine.abstract_weights()
+    reads = Reads(cache, device_bytes(weights), expert_bytes(weights))
+    times = decode_figures(on, decode.costs, decode.round, reads, engine.config.decode_steps)
     return {
-        "arguments_gib": round(memory.argument_size_in_bytes / GIB, 2),
-        "temporaries_gib": round(memory.temp_size_in_bytes / GIB, 3),
-        "in_place_gib": round(memory.alias_size_in_bytes / GIB, 2),
-        "largest_copy_mib": round(Program(text).largest_copy() / 2**20, 1),
-        "kernels": len(CALL.findall(text)),
-        "weights_gib": round(weights / GIB, 2),
-        "cache_gib": round(cache / GIB, 2),
-        **estimate,
-        "roofline_ms": round(1e3 * (cache + weights) / chip.bandwidth, 2),
-        "compile_seconds": round(seconds, 1),
+        "arguments_gib": round(decode.arguments / GIB, 2),
+        "temporaries_gib": round(decode.temporaries / GIB, 3),
+        "in_place_gib": round(decode.in_place / GIB, 2),
+        "largest_copy_mib": round(decode.largest_copy / 2**20, 1),
+        "kernels": decode.kernels,
+        "weights_gib": round(reads.weights / GIB, 2),
+        "cache_gib": round(reads.cache / GIB, 2),
+        **{name: round(value, 2) for name, value in times.items()},
+        "compile_seconds": round(decode.seconds, 1),
     }
 
 
@@ -171,11 +133,13 @@ def main() -> None:
     options.add_argument("--requests", type=int, default=256)
     options.add_argument("--length", type=int, default=16384, help=f"tokens of a request, in pages of {PAGE}")
     options.add_argument("--cascade", type=int, default=0, help="slots of a group that attend together, on GPUs")
+    options.add_argument("--tensor", type=int, help="chips of a tensor group; without it as many as there are kv heads")
     options.add_argument("--pages", type=int, help=f"of a row shard, of {PAGE} tokens; without it all requests fit")
     given = options.parse_args()
     shapes = MODELS[given.model]
     model = from_hf(shapes if given.layers is None else shapes | {"num_hidden_layers": given.layers})
-    engine = engine_on(given.topology, model, given.requests, given.length, given.pages, given.cascade)
+    sizes = given.requests, given.length, given.pages, given.cascade, given.tensor
+    engine = engine_on(given.topology, model, *sizes)
     print(json.dumps({"benchmark": "decode", **vars(given), **measured(engine, given.topology)}))
 
 

@@ -22,9 +22,14 @@ from models.config import ModelConfig
 from models.lowrank import LowRank
 from sharding.collectives import Shards
 
+EXPERTS = ("gate_XDF", "up_XDF", "down_XFD")  # names of their matrices in a layer's weights
+
 GroupedMatmul = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 TILES = (512, 1024, 768)  # rows, in, out of one megablox tile; larger ones overflow the vector memory of v5e and v5p
+FEW = 512  # most tokens for the kernel of models/moe_tpu.py,
+FEW_BYTES = 2**22  # and most bytes of them: they stay in the vector memory, of which v5p has least
+LANES = 128  # the kernel pads tokens to a multiple; both sides of its matrices are multiples
 SUBLANES = 128  # megablox requires a row count that is a multiple of its tile
 
 
@@ -297,29 +302,65 @@ def _over_experts(cfg: ModelConfig, w: dict[str, jax.Array], x_BTD: jax.Array, s
     """`moe_layer` without a gradient, whole experts distributed over shards.experts.
 
     For decoding, where a layer's experts are many times larger than its tokens: every device gets the tokens of all,
-    multiplies those that picked its experts, which are sorted to the front, and the results are summed.
+    multiplies those that picked its experts, and the results are summed.
     """
-    x_ND = x_BTD.reshape(-1, x_BTD.shape[-1])
-    routed = (x_ND, *route(cfg, x_ND, w["router_DX"]))
-    x_ND, weights_Nk, picked_Nk = jax.tree.map(shards.gather_tokens, routed)
+    x_ND = shards.gather_tokens(x_BTD.reshape(-1, x_BTD.shape[-1]))
+    weights_Nk, picked_Nk = route(cfg, x_ND, w["router_DX"])
+    own_Nk = picked_Nk - lax.axis_index(shards.experts) * w["gate_XDF"].shape[0]
+
+    def gates(gate_Br: jax.Array) -> jax.Array:
+        return shards.gather_tokens(jnp.repeat(gate_Br, x_BTD.shape[1], axis=0))
+
+    by_platform = {"default": partial(_own_sorted, cfg, w, gates)}
+    matrices = [w[name] for name in EXPERTS]
+    if _few(x_ND, matrices):
+        by_platform["tpu"] = partial(_own_few, matrices)
+    out_ND = lax.platform_dependent(x_ND, weights_Nk, own_Nk, **by_platform)
+    return shards.sum_tokens(out_ND).reshape(x_BTD.shape)
+
+
+def _few(x_ND: jax.Array, matrices: list[Any]) -> bool:
+    """Whether `models.moe_tpu` takes these tokens and experts."""
+    if any(isinstance(matrix, LowRank) for matrix in matrices):
+        return False
+    if any(size % LANES for size in matrices[0].shape[1:]):
+        return False
+    tokens = -(-x_ND.shape[0] // LANES) * LANES
+    return tokens <= FEW and tokens * x_ND.shape[1] * x_ND.dtype.itemsize <= FEW_BYTES
+
+
+def _own_few(matrices: list[jax.Array], x_ND: jax.Array, weights_Nk: jax.Array, own_Nk: jax.Array) -> jax.Array:
+    """The part of the own experts, 0 to X - 1, by one kernel for TPUs."""
+    from models.moe_tpu import few_tokens  # Pallas takes a second to import
+
+    gate_XDF, up_XDF, down_XFD = matrices
+    chosen_NkX = own_Nk[..., None] == jnp.arange(len(gate_XDF))
+    share_NX = jnp.sum(jnp.where(chosen_NkX, weights_Nk[..., None], 0), axis=1)
+    return few_tokens(x_ND, share_NX, gate_XDF, up_XDF, down_XFD)
+
+
+def _own_sorted(
+    cfg: ModelConfig,
+    w: dict[str, jax.Array],
+    gates: Callable[[jax.Array], jax.Array],
+    x_ND: jax.Array,
+    weights_Nk: jax.Array,
+    own_Nk: jax.Array,
+) -> jax.Array:
+    """The same, with their tokens sorted to the front. gates: the gate of a LowRank for each token."""
     count = w["gate_XDF"].shape[0]
-    own_Nk = picked_Nk - lax.axis_index(shards.experts) * count
     mine_Nk = (own_Nk >= 0) & (own_Nk < count)
     own_J = jnp.where(mine_Nk, own_Nk, count).reshape(-1)
     order_J = jnp.argsort(own_J, stable=True)
-    place_Nk = jnp.argsort(order_J).reshape(picked_Nk.shape)
+    place_Nk = jnp.argsort(order_J).reshape(own_Nk.shape)
     sizes_X = jnp.sum(own_J[:, None] == jnp.arange(count), axis=0, dtype=jnp.int32)
     tile = TILES[0] if len(own_J) >= TILES[0] * cfg.num_experts else SUBLANES
-    grouped = partial(_multiply, tile=tile)
-    rows_JD = x_ND[order_J // picked_Nk.shape[1]]
-
-    def spread(gate_Br: jax.Array) -> jax.Array:
-        return shards.gather_tokens(jnp.repeat(gate_Br, x_BTD.shape[1], axis=0))[order_J // picked_Nk.shape[1]]
-
-    multiply = partial(_by_experts, grouped, sizes_X, spread)
+    token_J = order_J // own_Nk.shape[1]
+    multiply = partial(_by_experts, partial(_multiply, tile=tile), sizes_X, lambda gate_Br: gates(gate_Br)[token_J])
+    rows_JD = x_ND[token_J]
     hidden_JF = jax.nn.silu(multiply(rows_JD, w["gate_XDF"])) * multiply(rows_JD, w["up_XDF"])
     hidden_JF = hidden_JF * weights_Nk.reshape(-1)[order_J][:, None].astype(x_ND.dtype)
     out_JD = multiply(hidden_JF, w["down_XFD"])
     # Rows behind the own experts were not computed: their values are arbitrary.
     out_ND = jnp.sum(jnp.where(mine_Nk[..., None], out_JD[place_Nk], 0), axis=1, dtype=jnp.float32)
-    return shards.sum_tokens(out_ND.astype(x_BTD.dtype)).reshape(x_BTD.shape)
+    return out_ND.astype(x_ND.dtype)

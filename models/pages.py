@@ -25,7 +25,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from models.cascade import MASKED, Carry, Tiles, begin
 from models.config import ModelConfig
-from models.transformer import Params, block, embed, final_norm
+from models.rope import Rope
+from models.transformer import Heads, Params, block, embed, final_norm, plain_heads
 from sharding.collectives import Shards
 
 PAGE = 64  # tokens
@@ -105,10 +106,11 @@ class Where(NamedTuple):
 @runtime_checkable
 class Implementation(Protocol):
     """Layout of a layer's pages, and attention over them. heads_axis: the arrays' dimension of the kv heads. cascade:
-    whether it can use `Where.tiles`."""
+    whether it can use `Where.tiles`. heads: norm and rotation of queries and keys."""
 
     heads_axis: int
     cascade: bool
+    heads: Heads
 
     def empty(self, pages: int, kv_heads: int, head_dim: int, dtype: Any) -> Layer: ...
 
@@ -139,6 +141,7 @@ class Loop:
 
     heads_axis = 1
     cascade = True
+    heads = staticmethod(plain_heads)
 
     def empty(self, pages: int, kv_heads: int, head_dim: int, dtype: Any) -> LoopPages:
         shape = (pages, kv_heads)
@@ -211,6 +214,24 @@ class Ragged:
 
     heads_axis = 2
     cascade = False  # the kernel does not give the sums that a row's own pages would begin with
+
+    @staticmethod
+    def heads(
+        cfg: ModelConfig,
+        rope: Rope,
+        scales: tuple[Array, Array] | None,
+        q_BTn: Array,
+        k_BTn: Array,
+        positions_BT: Array,
+    ) -> tuple[Array, Array]:
+        """`plain_heads`, while rows decode by a kernel."""
+        from models.heads_tpu import LANES, norm_and_rotate
+
+        if q_BTn.shape[1] > 1 or cfg.head_dim % LANES:
+            return plain_heads(cfg, rope, scales, q_BTn, k_BTn, positions_BT)
+        flat = q_BTn[:, 0], k_BTn[:, 0], scales, positions_BT[:, 0], rope, cfg.head_dim, cfg.norm_eps
+        q_BHh, k_BKh = norm_and_rotate(*flat)
+        return q_BHh[:, None], k_BKh[:, None]
 
     def empty(self, pages: int, kv_heads: int, head_dim: int, dtype: Any) -> Array:
         return jnp.zeros((pages, PAGE, 2 * kv_heads, head_dim), dtype)
@@ -287,5 +308,5 @@ def feed(
             layers[place] = how.write(layers[place], k.reshape(flat), v.reshape(flat), page_N, column_N)
             return how.attend(layers[place], q, seen, window)
 
-        x_RQD = block(cfg, cfg.layer_rope(window), w, x_RQD, position_RQ, attend, shards)
+        x_RQD = block(cfg, cfg.layer_rope(window), w, x_RQD, position_RQ, attend, shards, heads=how.heads)
     return final_norm(cfg, params, x_RQD), tuple(layers)

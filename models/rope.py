@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
@@ -89,12 +90,18 @@ def _yarn_ramp(rope: Rope, head_dim: int) -> np.ndarray:
     return np.clip((pairs - np.float32(low)) / np.float32(high - low), np.float32(0), np.float32(1))
 
 
-def rotate(x_BTHh: Float[Array, "B T H h"], positions_BT: Int[Array, "B T"], rope: Rope) -> Float[Array, "B T H h"]:
-    """x with the pair (i, i + h/2) of each head rotated by position · frequency_i; computed in float32."""
-    half = x_BTHh.shape[-1] // 2
-    angles = (positions_BT[..., None].astype(jnp.float32) * frequencies(rope, 2 * half))[:, :, None, :]
+def turns(positions: Int[Array, "..."], rope: Rope, head_dim: int) -> tuple[jax.Array, jax.Array]:
+    """(cos, sin) of position · frequency_i, [..., h/2] in float32, times the rope's attention_factor."""
+    angles = positions[..., None].astype(jnp.float32) * frequencies(rope, head_dim)
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     if rope.attention_factor != 1.0:
         cos, sin = cos * rope.attention_factor, sin * rope.attention_factor
+    return cos, sin
+
+
+def rotate(x_BTHh: Float[Array, "B T H h"], positions_BT: Int[Array, "B T"], rope: Rope) -> Float[Array, "B T H h"]:
+    """x with the pair (i, i + h/2) of each head rotated by position · frequency_i; computed in float32."""
+    half = x_BTHh.shape[-1] // 2
+    cos, sin = (x_BTp[:, :, None] for x_BTp in turns(positions_BT, rope, 2 * half))
     low, high = x_BTHh[..., :half].astype(jnp.float32), x_BTHh[..., half:].astype(jnp.float32)
     return jnp.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1).astype(x_BTHh.dtype)

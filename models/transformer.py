@@ -129,28 +129,53 @@ def _width_norm(x: jax.Array, scale: jax.Array, eps: float, shards: Shards) -> j
 
 
 def _project(cfg: ModelConfig, w: Params, x_BTD: jax.Array, name: Literal["q", "k", "v"], shards: Shards) -> jax.Array:
-    """Heads [B, T, heads, h] of the q, k or v projection, with bias and norm where the model has them, not rotated."""
+    """The q, k or v projection, [B, T, heads · h], with bias and the norm over all heads where the model has them."""
     axes = "Hh" if name == "q" else "Kh"
     y = checkpoint_name(product(x_BTD, w[f"{name}_D_{axes}"]), "qkv")  # before the norm, whose gradient needs it
     if cfg.qkv_bias:
         y = y + w[f"{name}_bias_{axes}"]
     if cfg.qk_norm == "width" and name != "v":
         y = _width_norm(y, w[f"{name}_norm_{axes}"], cfg.norm_eps, shards)
-    y = y.reshape(*y.shape[:-1], -1, cfg.head_dim)
-    if cfg.qk_norm == "head" and name != "v":
-        # All heads share the scale and each device of a tensor group has different heads: their gradients are summed.
-        y = rms_norm(y, shards.enter(w[f"{name}_norm_h"]), cfg.norm_eps)
     return y
 
 
+def plain_heads(
+    cfg: ModelConfig,
+    rope: Rope,
+    scales: tuple[jax.Array, jax.Array] | None,
+    q_BTn: Float[Array, "B T Hh"],
+    k_BTn: Float[Array, "B T Kh"],
+    positions_BT: Int[Array, "B T"],
+) -> tuple[Float[Array, "B T H h"], Float[Array, "B T K h"]]:
+    """Queries and keys by head, after the norm of each head (scales [h], None: the model has none) and rotation."""
+
+    def heads(y_BTn: jax.Array, number: int) -> jax.Array:
+        y = y_BTn.reshape(*y_BTn.shape[:-1], -1, cfg.head_dim)
+        return rotate(y if scales is None else rms_norm(y, scales[number], cfg.norm_eps), positions_BT, rope)
+
+    return heads(q_BTn, 0), heads(k_BTn, 1)
+
+
+Heads = Callable[..., tuple[jax.Array, jax.Array]]  # plain_heads, or a kernel that computes the same
+
+
 def _attention_layer(
-    cfg: ModelConfig, rope: Rope, w: Params, x_BTD: jax.Array, positions_BT: jax.Array, attend: Attend, shards: Shards
+    cfg: ModelConfig,
+    rope: Rope,
+    w: Params,
+    x_BTD: jax.Array,
+    positions_BT: jax.Array,
+    attend: Attend,
+    shards: Shards,
+    heads: Heads,
 ) -> jax.Array:
     x_BTD = shards.enter_layer(x_BTD).reshape(*positions_BT.shape, -1)
-    q_BTHh = rotate(_project(cfg, w, x_BTD, "q", shards), positions_BT, rope)
-    k_BTKh = rotate(_project(cfg, w, x_BTD, "k", shards), positions_BT, rope)
-    v_BTKh = _project(cfg, w, x_BTD, "v", shards)
-    o_BTHh = attend(q_BTHh, k_BTKh, v_BTKh)
+    q_BTn, k_BTn, v_BTn = (_project(cfg, w, x_BTD, name, shards) for name in ("q", "k", "v"))
+    # All heads share the scale and each device of a tensor group has different heads: their gradients are summed.
+    norms = ("q_norm_h", "k_norm_h") if cfg.qk_norm == "head" else ()
+    scales = tuple(shards.enter(w[name]) for name in norms) or None
+    q_BTHh, k_BTKh = heads(cfg, rope, scales, q_BTn, k_BTn, positions_BT)
+    o_BTHh = attend(q_BTHh, k_BTKh, v_BTn.reshape(*v_BTn.shape[:-1], -1, cfg.head_dim))
     out_BTD = shards.leave_layer(product(o_BTHh.reshape(*o_BTHh.shape[:2], -1), w["o_Hh_D"]))
     return out_BTD + shards.between_layers(w["o_bias_D"]) if cfg.output_bias else out_BTD
 
@@ -171,6 +196,7 @@ def block(
     attend: Attend,
     shards: Shards,
     grouped: GroupedMatmul = grouped_matmul,
+    heads: Heads = plain_heads,
 ) -> Float[Array, "B T D"]:
     """One decoder layer: x + attention(norm(x)), then x + ffn(norm(x)); with norm "post" x + norm(attention(x)) etc.
 
@@ -178,7 +204,7 @@ def block(
     `attend` are of all of them. rope: this layer's rotary positions. w: its weights (no leading L), gathered over fsdp,
     in the dtype of x. attend(q_BTHh, k_BTKh, v_BTKh) -> o_BTHh gets this device's heads, queries and keys after norm
     and rotation, and is responsible for mask, scale and cache. grouped: the grouped matmul of `models.moe` for MoE
-    layers.
+    layers. heads: what computes norm and rotation.
     """
 
     def feed(x_BTD: jax.Array) -> jax.Array:
@@ -190,7 +216,10 @@ def block(
             return x_BTD + rms_norm(layer(x_BTD), scale_D, cfg.norm_eps)
         return x_BTD + layer(rms_norm(x_BTD, scale_D, cfg.norm_eps))
 
-    x_BTD = add(x_BTD, w["attn_norm_D"], lambda x: _attention_layer(cfg, rope, w, x, positions_BT, attend, shards))
+    def mix(x_BTD: jax.Array) -> jax.Array:
+        return _attention_layer(cfg, rope, w, x_BTD, positions_BT, attend, shards, heads)
+
+    x_BTD = add(x_BTD, w["attn_norm_D"], mix)
     return add(x_BTD, w["ffn_norm_D"], feed)
 
 

@@ -153,20 +153,19 @@ class PagedPrograms(EngineWeights):
     ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
         """`sampling.draw` on this device's part of the vocabulary: each device of a tensor group collects the logits of
         its share of the slots, or of all slots if they cannot be divided."""
-        axis, size, entropies = self._shards.tensor, self.mesh.shape["tensor"], self.config.entropies
+        axis, size = self._shards.tensor, self.mesh.shape["tensor"]
+        drawn_from = partial(draw, entropies=self.config.entropies, vocab=self.model.vocab_size)
         if axis is None:
-            return draw(logits_SV[:, : self.model.vocab_size], how, index_S, entropies=entropies)
+            return drawn_from(logits_SV, how, index_S)
         if self.slots % size:
-            every_SV = lax.all_gather(logits_SV, axis, axis=1, tiled=True)
-            return draw(every_SV[:, : self.model.vocab_size], how, index_S, entropies=entropies)
+            return drawn_from(lax.all_gather(logits_SV, axis, axis=1, tiled=True), how, index_S)
         share = self.slots // size
 
         def own(x_S: jax.Array) -> jax.Array:
             return lax.dynamic_slice_in_dim(x_S, lax.axis_index(axis) * share, share)
 
         own_sV = lax.all_to_all(logits_SV, axis, split_axis=0, concat_axis=1, tiled=True)
-        own_how = jax.tree.map(own, how)
-        drawn = draw(own_sV[:, : self.model.vocab_size], own_how, own(index_S), entropies=entropies)
+        drawn = drawn_from(own_sV, jax.tree.map(own, how), own(index_S))
         return jax.tree.map(lambda x_s: lax.all_gather(x_s, axis, tiled=True), drawn)
 
 

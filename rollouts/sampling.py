@@ -54,23 +54,27 @@ def uniforms(keys_S2: Array, index_S: Int[Array, " S"]) -> Float[Array, "S 2"]:
 
 
 def sample(
-    logits_SV: Float[Array, "S V"], how: Sampling, index_S: Int[Array, " S"]
+    logits_SV: Float[Array, "S V"], how: Sampling, index_S: Int[Array, " S"], vocab: int | None = None
 ) -> tuple[Int[Array, " S"], Float[Array, " S"]]:
-    """(token, its log-prob) of each slot; logits are float32, index is the token's position in its episode.
+    """(token, its log-prob) of each slot; logits are float32, index is the token's position in its episode. vocab: the
+    logits from here on belong to no token; None: all do.
 
     The log-prob is log softmax(logits)[token], or log softmax(logits / temperature)[token] where tempered_S (greedy
     slots count as temperature 1); top-k and top-p affect the draw, not the log-prob.
     """
-    slots, vocab = logits_SV.shape
+    slots, width = logits_SV.shape
+    vocab = width if vocab is None else vocab
     greedy_S = how.temperature_S == 0
     temperature_S = jnp.where(greedy_S, 1.0, how.temperature_S)
     columns = 2 ** round(math.log2(vocab) / 2)
     rows = -(-vocab // columns)
-    padded_SV = jnp.pad(logits_SV, ((0, 0), (0, rows * columns - vocab)), constant_values=-jnp.inf)
-    z_Src = padded_SV.reshape(slots, rows, columns) / temperature_S[:, None, None]
+    ids_rc = jnp.arange(rows * columns).reshape(rows, columns)
+    wide_SV = jnp.pad(logits_SV[:, : rows * columns], ((0, 0), (0, max(0, rows * columns - width))))
+    logits_Src = jnp.where(ids_rc < vocab, wide_SV.reshape(slots, rows, columns), -jnp.inf)
+    z_Src = logits_Src / temperature_S[:, None, None]
     top_S = jnp.max(jnp.max(z_Src, axis=1), axis=1)
     mass_Src = jnp.exp(z_Src - top_S[:, None, None])
-    log_total_S = jnp.log(jnp.sum(jnp.sum(mass_Src, axis=1), axis=1))
+    log_total_S = jnp.log(_total(mass_Src))
 
     cut = ((how.top_k_S > 0) | (how.top_p_S < 1)) & ~greedy_S
     floor_S = lax.cond(
@@ -82,24 +86,38 @@ def sample(
     kept_Sr = jnp.take_along_axis(kept_Src, column_S[:, None, None], axis=2)[:, :, 0]
     drawn_S = _invert(kept_Sr, u_S2[:, 1]) * columns + column_S
 
-    ids_rc = jnp.arange(rows * columns).reshape(rows, columns)
-    best_S = jnp.min(jnp.min(jnp.where(z_Src == top_S[:, None, None], ids_rc, vocab - 1), axis=1), axis=1)
+    def best() -> jax.Array:
+        """The first of the most likely tokens; a greedy slot's temperature is 1."""
+        return jnp.min(jnp.min(jnp.where(logits_Src == top_S[:, None, None], ids_rc, vocab - 1), axis=1), axis=1)
+
+    best_S = lax.cond(jnp.any(greedy_S), best, lambda: jnp.zeros_like(drawn_S))
     token_S = jnp.where(greedy_S, best_S, drawn_S)
+
+    def log_normaliser() -> jax.Array:
+        highest_S = jnp.max(jnp.max(logits_Src, axis=1), axis=1)
+        return highest_S + jnp.log(_total(jnp.exp(logits_Src - highest_S[:, None, None])))
 
     chosen_S = jnp.take_along_axis(logits_SV, token_S[:, None], axis=1)[:, 0]
     tempered_S = chosen_S / temperature_S - top_S - log_total_S
     other_S = ~how.tempered_S & (temperature_S != 1)
-    plain_S = lax.cond(
-        jnp.any(other_S), lambda: chosen_S - jax.nn.logsumexp(logits_SV, axis=1), lambda: jnp.zeros(slots, jnp.float32)
-    )
+    plain_S = chosen_S - lax.cond(jnp.any(other_S), log_normaliser, lambda: jnp.zeros(slots, jnp.float32))
     return token_S, jnp.where(other_S, plain_S, tempered_S)
 
 
 def draw(
-    logits_SV: Float[Array, "S V"], how: Sampling, index_S: Int[Array, " S"], *, entropies: bool
+    logits_SV: Float[Array, "S V"],
+    how: Sampling,
+    index_S: Int[Array, " S"],
+    vocab: int | None = None,
+    *,
+    entropies: bool,
 ) -> tuple[Int[Array, " S"], Float[Array, " S"], Float[Array, " S"] | None]:
     """`sample`, and the `entropy` of each slot, or None if `entropies` is False."""
-    return *sample(logits_SV, how, index_S), entropy(logits_SV, how) if entropies else None
+    return *sample(logits_SV, how, index_S, vocab), entropy(logits_SV[:, :vocab], how) if entropies else None
+
+
+def _total(x_Src: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.sum(x_Src, axis=1), axis=1)
 
 
 def entropy(logits_SV: Float[Array, "S V"], how: Sampling) -> Float[Array, " S"]:
@@ -128,9 +146,6 @@ def _floor(mass_Src: jax.Array, top_k_S: jax.Array, top_p_S: jax.Array) -> jax.A
     the remaining mass; both by bisection over bit patterns, without a sort. Equal masses are kept or dropped together.
     """
 
-    def total(values: jax.Array) -> jax.Array:
-        return jnp.sum(jnp.sum(values, axis=1), axis=1)
-
     def above(bits_S: jax.Array) -> jax.Array:
         return mass_Src >= lax.bitcast_convert_type(bits_S, jnp.float32)[:, None, None]
 
@@ -146,9 +161,9 @@ def _floor(mass_Src: jax.Array, top_k_S: jax.Array, top_p_S: jax.Array) -> jax.A
         return lax.fori_loop(0, BISECTIONS, halve, (low_S, jnp.full_like(low_S, ONE_BITS + 1)))[0]
 
     zero_S = jnp.zeros(mass_Src.shape[0], jnp.int32)
-    kth_S = highest(lambda bits: total(above(bits).astype(jnp.int32)) >= top_k_S, zero_S)
+    kth_S = highest(lambda bits: _total(above(bits).astype(jnp.int32)) >= top_k_S, zero_S)
     kth_S = jnp.where(top_k_S > 0, kth_S, 0)
-    share_S = top_p_S * total(jnp.where(above(kth_S), mass_Src, 0))
-    nucleus_S = highest(lambda bits: total(jnp.where(above(bits), mass_Src, 0)) >= share_S, kth_S)
+    share_S = top_p_S * _total(jnp.where(above(kth_S), mass_Src, 0))
+    nucleus_S = highest(lambda bits: _total(jnp.where(above(bits), mass_Src, 0)) >= share_S, kth_S)
     floor_S = jnp.where(top_p_S < 1, nucleus_S, kth_S)
     return lax.bitcast_convert_type(floor_S, jnp.float32)

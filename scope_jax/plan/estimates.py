@@ -14,6 +14,7 @@ decoded token reads all weights, too, unless its products take longer.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from models import flops
@@ -22,16 +23,16 @@ from scope_jax.learner.learner import Learner
 from scope_jax.plan import theory
 from scope_jax.plan.hardware import Chip, Hardware
 from scope_jax.plan.hlo import Costs
-from scope_jax.plan.memory import Residents
 from scope_jax.plan.programs import Compiled
 
 KERNELS = 0.5  # share of the peak
 PRODUCTS = 0.6  # share of the peak, on GPUs; cuDNN's attention among them
 MEMORY = 0.8  # share of the bandwidth
 LINK = 0.8  # share of NVLink
+LAUNCH = 2122  # estimated cycles of XLA's smallest operations on a TPU; a kernel takes as many beside its reads
 ASSUMED = {
-    "tpu": "full rows of one sequence each; XLA's cycle estimates; kernels at 50 % of the peak, cache reads at 80 % of "
-    "the bandwidth; collectives only as far as XLA estimates them",
+    "tpu": "full rows of one sequence each; XLA's cycle estimates; kernels at 50 % of the peak, their reads of cache "
+    "and experts at 80 % of the bandwidth; collectives only as far as XLA estimates them",
     "gpu": "full rows of one sequence each; products at 60 % of the peak, kernels at 50 %; other operations, weights "
     "and cache at 80 % of the bandwidth; collectives at 80 % of NVLink, beside products where they are scheduled so",
 }
@@ -97,21 +98,34 @@ def update_figures(learner: Learner, on: Hardware, one: Compiled, score: Compile
     return found
 
 
-def decode_figures(on: Hardware, one: Compiled, held: Residents, steps: int) -> Mapping[str, Any]:
-    """Of one token of every slot, the whole cache being full: estimated milliseconds, and those to read weights and
-    cache once."""
+@dataclass(frozen=True)
+class Reads:
+    """Bytes that a device reads for a token of every slot: the full cache, all weights, and of these the experts, which
+    only kernels read."""
+
+    cache: float
+    weights: float
+    experts: float
+
+
+def decode_figures(on: Hardware, whole: Costs, one: Costs, reads: Reads, steps: int) -> Mapping[str, float]:
+    """Of one token of every slot: estimated milliseconds, of these the kernels' reads and the rest, and milliseconds to
+    read weights and cache once. whole, one: costs of a dispatch of `steps` tokens, and of one of them."""
     chip = on.chip
-    if chip.peak is None or chip.bandwidth is None or one.refused:
+    if chip.peak is None or chip.bandwidth is None:
         return {}
-    cache = held.cache / (MEMORY * chip.bandwidth)
+    read = MEMORY * chip.bandwidth
     if chip.clock is not None:
-        rest = one.costs.cycles - one.round.cycles  # once per dispatch
-        seconds = (one.round.cycles + rest / steps) / chip.clock + cache
+        cycles = one.cycles + LAUNCH * one.kernels + (whole.cycles - one.cycles) / steps
+        seconds = {"reads": (reads.cache + reads.experts) / read, "other": cycles / chip.clock}
     elif chip.link is not None:
-        memory = one.round.memory + (one.costs.memory - one.round.memory) / steps
-        products = max(one.round.flops / (PRODUCTS * chip.peak), held.engine / (MEMORY * chip.bandwidth))
-        seconds = products + cache + memory / (MEMORY * chip.bandwidth) + _moved(one.round) / (LINK * chip.link)
+        memory = one.memory + (whole.memory - one.memory) / steps
+        products = max(one.flops / (PRODUCTS * chip.peak), reads.weights / read)
+        seconds = {"reads": reads.cache / read, "other": products + memory / read + _moved(one) / (LINK * chip.link)}
     else:
         return {}
-    roofline = (held.cache + held.engine) / chip.bandwidth
-    return {"milliseconds": 1e3 * seconds, "roofline_milliseconds": 1e3 * roofline}
+    return {
+        "milliseconds": 1e3 * sum(seconds.values()),
+        **{f"{name}_milliseconds": 1e3 * value for name, value in seconds.items()},
+        "roofline_milliseconds": 1e3 * (reads.cache + reads.weights) / chip.bandwidth,
+    }

@@ -240,8 +240,10 @@ def figures(planner: Planner, needs: Needs) -> dict[str, Any]:
     decode = next((one for one in needs.compiled if one.job.name == "decode"), None)
     if decode is not None:
         steps = needs.engine.config.decode_steps
+        reads = estimates.Reads(needs.held.cache, needs.held.engine, needs.held.experts)
+        figures = {} if decode.refused else estimates.decode_figures(on, decode.costs, decode.round, reads, steps)
         found["decode"] = {
-            **estimates.decode_figures(on, decode, needs.held, steps),
+            **figures,
             "collectives": _moved(decode.round),
         }
     return found

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import moe
+from models import moe, moe_tpu
 from models.moe_gpu import triton_matmul, triton_outer
 from sharding.collectives import LOCAL
 
@@ -76,6 +76,72 @@ def test_kernels_in_the_interpreter(arrays, sizes, matmul, outer):
     transposed = matmul(ct, w, sizes_X, transposed=True, interpret=True)
     np.testing.assert_allclose(transposed, dx, atol=1e-5)
     np.testing.assert_allclose(outer(x, ct, sizes_X, interpret=True), dw, atol=1e-5)
+
+
+def dense_experts(x_ND, share_NX, gate_XDF, up_XDF, down_XFD):
+    """Every token times every expert, in float32."""
+    x, gate, up, down = (a.astype(jnp.float32) for a in (x_ND, gate_XDF, up_XDF, down_XFD))
+    hidden = jax.nn.silu(jnp.einsum("nd,xdf->nxf", x, gate)) * jnp.einsum("nd,xdf->nxf", x, up)
+    return jnp.einsum("nxf,xfd,nx->nd", hidden, down, share_NX)
+
+
+def few(tokens, experts, width, ffn, dtype, chance=0.4):
+    """Tokens, shares and matrices; expert 0 has all tokens, expert 1 none, the others some."""
+    rng = np.random.default_rng(0)
+    share = np.where(rng.random((tokens, experts)) < chance, rng.random((tokens, experts)), 0)
+    share[:, 0], share[:, 1] = 1, 0
+    shapes = ((experts, width, ffn), (experts, width, ffn), (experts, ffn, width))
+    x, *matrices = (jnp.asarray(rng.normal(size=s) / s[-2] ** 0.5, dtype) for s in ((tokens, width), *shapes))
+    return x, jnp.asarray(share, jnp.float32), *matrices
+
+
+@pytest.mark.parametrize(
+    ("tokens", "experts", "dtype", "bound"),
+    [(40, 4, "float32", 2e-6), (200, 3, "float32", 2e-6), (256, 4, "bfloat16", 0.01)],
+)
+def test_few_tokens_in_the_interpreter(monkeypatch, tokens, experts, dtype, bound):
+    """The TPU's kernel against all products: more tokens of one expert than a block has, none, an odd number of
+    experts, and an ffn that is read in three parts. In bfloat16 the result is of size 1 and rounded to 2^-8."""
+    arrays = few(tokens, experts, 128, 384, jnp.dtype(dtype))
+    expected = dense_experts(*arrays)
+    for limit in (moe_tpu.WEIGHTS, 1):
+        monkeypatch.setattr(moe_tpu, "WEIGHTS", limit)
+        out = moe_tpu.few_tokens(*arrays, interpret=True)
+        assert out.dtype == jnp.dtype(dtype)
+        np.testing.assert_allclose(out.astype(jnp.float32), expected, atol=bound * float(jnp.abs(expected).max()))
+
+
+def test_few_tokens_do_not_depend_on_each_other():
+    """A token's bits are the same beside other tokens, elsewhere, and beside one that is not a number."""
+    x, share, *matrices = few(150, 4, 128, 128, jnp.float32)
+
+    def run(x, share):
+        return np.asarray(moe_tpu.few_tokens(x, share, *matrices, interpret=True))
+
+    expected = run(x, share)
+    order = np.random.default_rng(1).permutation(150)
+    np.testing.assert_array_equal(run(x[order], share[order]), expected[order])
+    np.testing.assert_array_equal(run(x[:40], share[:40]), expected[:40])
+    out = run(x.at[7].set(jnp.nan).at[9].set(jnp.inf), share)
+    others = np.delete(np.arange(150), [7, 9])
+    np.testing.assert_array_equal(out[others], expected[others])
+
+
+def test_few_and_sorted_tokens_agree(cfg, monkeypatch):
+    """Both ways to multiply by a device's own experts, here the second four of eight."""
+    monkeypatch.setattr(moe_tpu, "few_tokens", partial(moe_tpu.few_tokens, interpret=True))
+    x, _, *matrices = few(48, 4, 128, 256, jnp.float32)
+    cfg = replace(cfg, num_experts=8, experts_per_token=3)
+    router = jnp.asarray(np.random.default_rng(2).normal(size=(128, 8)), jnp.float32)
+    weights_Nk, picked_Nk = moe.route(cfg, x, router)
+    w: dict[str, jax.Array] = dict(zip(moe.EXPERTS, matrices, strict=True))
+    ours = moe._own_few(matrices, x, weights_Nk, picked_Nk - 4)
+    expected = moe._own_sorted(cfg, w, lambda gate: gate, x, weights_Nk, picked_Nk - 4)
+    np.testing.assert_allclose(ours, expected, atol=2e-6 * float(jnp.abs(expected).max()))
+    assert moe._few(x, matrices) and not moe._few(jnp.zeros((513, 128)), matrices)
+    for tokens, taken in ((128, True), (129, False)):
+        assert moe._few(jnp.zeros((tokens, 7168)), matrices) == taken, "too much for the vector memory"
+    assert not moe._few(x, [matrix[..., :100] for matrix in matrices])
 
 
 def test_blocks_of_the_gpu_kernel():

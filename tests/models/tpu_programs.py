@@ -1,6 +1,6 @@
 """Compiles ahead of time for TPUs and checks the compiler's own figures (test_attention.py runs it).
 
-    python tests/models/tpu_programs.py windows|whole|learner
+    python tests/models/tpu_programs.py windows|whole|learner|decoding
 
 The programs are not run. Prints the figures; an assertion fails if one is wrong.
 """
@@ -12,10 +12,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from models.attention import make_attend
 from models.config import from_hf
+from models.heads_tpu import norm_and_rotate
+from models.moe import FEW, FEW_BYTES, LANES
+from models.moe_tpu import few_tokens
+from models.rope import Rope
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner.learner import Learner
 from scope_jax.plan.hardware import tpu_devices
@@ -99,5 +103,34 @@ def learner() -> None:
     assert kernels >= 4, "forward, again for the backward pass, dq, dkv"
 
 
+def kernels_on(topology: str, function: Any, *arguments: tuple[tuple[int, ...], Any]) -> int:
+    """Kernels in a function of arrays of these shapes and dtypes, compiled for one chip."""
+    mesh, everywhere = make_mesh(MeshConfig(1, 1, 1), tpu_devices(topology)[:1]), PartitionSpec()
+    place = NamedSharding(mesh, everywhere)
+    shapes = [jax.ShapeDtypeStruct(dims, dtype, sharding=place) for dims, dtype in arguments]
+    mapped = jax.shard_map(function, mesh=mesh, in_specs=everywhere, out_specs=everywhere, check_vma=False)
+    return kernels_in(jax.jit(mapped).lower(*shapes).compile())
+
+
+def rotated(q: Any, k: Any, *scales_and_positions: Any) -> Any:
+    *scales, positions = scales_and_positions
+    return norm_and_rotate(q, k, tuple(scales), positions, Rope(1e6), HEAD_DIM, 1e-6)
+
+
+def decoding() -> None:
+    """The kernels of decoding at their largest sizes: the vector memory of every chip is enough."""
+    for topology in ("v5e:2x2", "v5p:2x2x1", "v6e:2x2"):
+        for width, ffn, dtype in ((2048, 768, jnp.bfloat16), (4096, 14336, jnp.bfloat16), (7168, 2048, jnp.float32)):
+            tokens = min(FEW, FEW_BYTES // (width * jnp.dtype(dtype).itemsize) // LANES * LANES)
+            matrices = [((4, width, ffn), dtype)] * 2 + [((4, ffn, width), dtype)]
+            arguments = ((tokens, width), dtype), ((tokens, 4), jnp.float32), *matrices
+            assert kernels_on(topology, few_tokens, *arguments) == 1
+        for heads, kv_heads, tokens in ((4, 1, 256), (128, 8, 500)):
+            flat = [((tokens, count * HEAD_DIM), jnp.bfloat16) for count in (heads, kv_heads)]
+            scale = (HEAD_DIM,), jnp.bfloat16
+            assert kernels_on(topology, rotated, *flat, scale, scale, ((tokens,), jnp.int32)) == 1
+        print(f"{topology}: experts of few tokens, norm and rotation")
+
+
 if __name__ == "__main__":
-    {"windows": windows, "whole": whole, "learner": learner}[sys.argv[1]]()
+    {"windows": windows, "whole": whole, "learner": learner, "decoding": decoding}[sys.argv[1]]()

@@ -2,11 +2,9 @@
 
 import pytest
 
-from scope_jax.plan.estimates import _seconds, decode_figures
+from scope_jax.plan.estimates import LAUNCH, Reads, _seconds, decode_figures
 from scope_jax.plan.hardware import CHIPS, Hardware
 from scope_jax.plan.hlo import Costs, Program, Transfers
-from scope_jax.plan.memory import Residents
-from scope_jax.plan.programs import Compiled, Job
 from sharding.chips import Chip
 
 # 60 FLOP/s in products and 50 in kernels, 80 bytes/s of memory, 8 bytes/s between devices
@@ -26,18 +24,26 @@ def test_seconds_of_a_program_on_a_gpu():
 
 
 def test_a_token_on_a_gpu_reads_weights_and_cache():
-    held = Residents(1, 0.0, 0.0, 0.0, 160.0, 240.0, 0.0, 0.0, 0.0, False)
-    on = Hardware("1xG", "gpu", GPU, [])
+    on, reads = Hardware("1xG", "gpu", GPU, []), Reads(cache=240.0, weights=160.0, experts=100.0)
     # of the dispatch, 8 bytes for each of 10 tokens
     costs = Costs(memory=160.0 + 80.0), Costs(flops=60.0, memory=160.0, collectives=MOVED)
-    job = Job("decode", "generate", "gpu", lambda: None)
-    one = Compiled(job, 0, 0, 0, 0, False, 0.0, *costs, 0, 0)
-    found = decode_figures(on, one, held, 10)
+    found = decode_figures(on, *costs, reads, 10)
     # weights 2 s, which the products do not exceed, cache 3 s, the rest 168 / 80 s, collectives 96 / 8 s
     assert found["milliseconds"] == pytest.approx(1e3 * (2 + 3 + 2.1 + 12))
     assert found["roofline_milliseconds"] == pytest.approx(1e3 * 4)
-    slow = Compiled(job, 0, 0, 0, 0, False, 0.0, costs[0], Costs(flops=600.0), 0, 0)
-    assert decode_figures(on, slow, held, 10)["milliseconds"] == pytest.approx(1e3 * (10 + 3 + 240 / 80 / 10))
+    slow = decode_figures(on, costs[0], Costs(flops=600.0), reads, 10)
+    assert slow["milliseconds"] == pytest.approx(1e3 * (10 + 3 + 240 / 80 / 10))
+
+
+def test_a_token_on_a_tpu_reads_cache_and_experts_in_kernels():
+    chip = Chip("T", 1.0, 100.0, 100.0, 1e4)
+    on, reads = Hardware("T", "tpu", chip, []), Reads(cache=240.0, weights=160.0, experts=80.0)
+    found = decode_figures(on, Costs(cycles=9e4, kernels=20), Costs(cycles=4e4, kernels=2), reads, 10)
+    # cache 3 s and experts 1 s; 4 s of cycles, 5 s once in 10 tokens, and two kernels' beginnings
+    assert found["reads_milliseconds"] == pytest.approx(1e3 * 4)
+    assert found["other_milliseconds"] == pytest.approx(1e3 * (4 + 0.5 + 2 * LAUNCH / 1e4))
+    assert found["milliseconds"] == pytest.approx(found["reads_milliseconds"] + found["other_milliseconds"])
+    assert found["roofline_milliseconds"] == pytest.approx(1e3 * 4)
 
 
 def test_bytes_that_a_program_reads_and_writes():
