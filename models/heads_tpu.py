@@ -1,6 +1,6 @@
 """Norm and rotation of the queries and keys of a few tokens, as one Pallas kernel for TPUs.
 
-When each row decodes one token, these are two dozen small operations of XLA's in every layer, most of which change a
+When each row decodes one token, these are ten small operations of XLA's in every layer, half of which only change a
 layout. Here the heads are read as the projections wrote them, and written as attention reads them.
 """
 

@@ -34,18 +34,20 @@ SUBLANES = 128  # megablox requires a row count that is a multiple of its tile
 
 
 def route(
-    cfg: ModelConfig, x_ND: Float[Array, "N D"], router_DX: Float[Array, "D X"]
+    cfg: ModelConfig, x_ND: Float[Array, "N D"], router_DX: Float[Array, "D X"], gradient: bool = True
 ) -> tuple[Float[Array, "N k"], Int[Array, "N k"]]:
     """(weights of the picked experts, their indices), best first; ties go to the lower index.
 
     Softmax over all experts in float32, then the k largest, divided by their sum if norm_topk_prob (Qwen3-MoE).
+    gradient: the weights are differentiated; the values are the same without.
     """
     logits_NX = jnp.matmul(x_ND, router_DX, preferred_element_type=jnp.float32)
     probs_NX = jax.nn.softmax(logits_NX, axis=-1)
-    _, picked_Nk = lax.top_k(lax.stop_gradient(probs_NX), cfg.experts_per_token)
-    # A masked sum: its gradient is a mask too, whereas the gradient of a gather is a scatter.
-    chosen_NkX = picked_Nk[..., None] == jnp.arange(cfg.num_experts)
-    weights_Nk = jnp.sum(jnp.where(chosen_NkX, probs_NX[:, None, :], 0.0), axis=-1)
+    weights_Nk, picked_Nk = lax.top_k(lax.stop_gradient(probs_NX), cfg.experts_per_token)
+    if gradient:
+        # A masked sum: its gradient is a mask too, whereas the gradient of a gather is a scatter.
+        chosen_NkX = picked_Nk[..., None] == jnp.arange(cfg.num_experts)
+        weights_Nk = jnp.sum(jnp.where(chosen_NkX, probs_NX[:, None, :], 0.0), axis=-1)
     if cfg.norm_topk_prob:
         weights_Nk = weights_Nk / jnp.sum(weights_Nk, axis=-1, keepdims=True)
     return weights_Nk, picked_Nk
@@ -305,7 +307,7 @@ def _over_experts(cfg: ModelConfig, w: dict[str, jax.Array], x_BTD: jax.Array, s
     multiplies those that picked its experts, and the results are summed.
     """
     x_ND = shards.gather_tokens(x_BTD.reshape(-1, x_BTD.shape[-1]))
-    weights_Nk, picked_Nk = route(cfg, x_ND, w["router_DX"])
+    weights_Nk, picked_Nk = route(cfg, x_ND, w["router_DX"], gradient=False)
     own_Nk = picked_Nk - lax.axis_index(shards.experts) * w["gate_XDF"].shape[0]
 
     def gates(gate_Br: jax.Array) -> jax.Array:

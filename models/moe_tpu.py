@@ -84,9 +84,9 @@ def few_tokens(
                 pl.BlockSpec((None, columns, width), tall),
             ],
             out_specs=pl.BlockSpec((None, rows, width), lambda p, *_: (p, 0, 0)),
-            scratch_shapes=[pltpu.VMEM((rows, width), x_ND.dtype)],
+            scratch_shapes=[pltpu.VMEM((rows, width), x_ND.dtype), pltpu.VMEM((rows, width), jnp.float32)],
         ),
-        out_shape=jax.ShapeDtypeStruct((parts, rows, width), jnp.float32),
+        out_shape=jax.ShapeDtypeStruct((parts, rows, width), x_ND.dtype),
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary", "arbitrary"), vmem_limit_bytes=MEMORY
         ),
@@ -98,7 +98,7 @@ def few_tokens(
         interpret=interpret,
         name="experts_of_few_tokens",
     )(held_X, count_X, jnp.pad(x_ND, padding), share_XN, gate_XDF, up_XDF, down_XFD)
-    return jnp.sum(out_pND, axis=0)[:tokens].astype(x_ND.dtype)
+    return jnp.sum(out_pND, axis=0, dtype=jnp.float32)[:tokens].astype(x_ND.dtype)
 
 
 def _kernel(
@@ -111,6 +111,7 @@ def _kernel(
     down_ref: Any,
     o_ref: Any,
     finite_ref: Any,
+    sum_ref: Any,
     *,
     each: int,
 ) -> None:
@@ -126,7 +127,7 @@ def _kernel(
 
     @pl.when((pl.program_id(1) == 0) & (pl.program_id(2) == 0))
     def _() -> None:
-        o_ref[...] = jnp.zeros_like(o_ref)
+        sum_ref[...] = jnp.zeros_like(sum_ref)
         x_ND = x_ref[...]
         finite_ref[...] = jnp.where(jnp.abs(x_ND) < jnp.inf, x_ND, 0)  # 0 · ∞ would be in the sums of other tokens
 
@@ -145,6 +146,10 @@ def _kernel(
         gate_BF = product(x_BD, gate_ref[...], plain)
         up_BF = product(x_BD, up_ref[...], plain)
         out_BD = product((jax.nn.silu(gate_BF) * up_BF).astype(dtype), down_ref[...], plain).astype(dtype)
-        o_ref[...] += product(jnp.where(picks_BN, share_1N, 0).astype(dtype), out_BD, first)
+        sum_ref[...] += product(jnp.where(picks_BN, share_1N, 0).astype(dtype), out_BD, first)
 
     lax.fori_loop(0, (count_ref[expert] + ROWS - 1) // ROWS, add, None)
+
+    @pl.when((pl.program_id(1) == each - 1) & (pl.program_id(2) == pl.num_programs(2) - 1))
+    def _() -> None:
+        o_ref[...] = sum_ref[...].astype(o_ref.dtype)

@@ -369,6 +369,17 @@ def _layer_specs(cfg: ModelConfig, layers: Params) -> dict[str, Any]:
     return {name: of(declared[name], w) for name, w in layers.items()}
 
 
+def with_wide_norms(params: Params) -> Params:
+    """The same unstacked layers with the scales of their norms in float32, in which norms compute, once for all tokens
+    of a loop. Without the barrier XLA converts them again for each."""
+
+    def layer(w: Params) -> Params:
+        scales = {name: x.astype(jnp.float32) for name, x in w.items() if "norm" in name and x.dtype != jnp.float32}
+        return {**w, **lax.optimization_barrier(scales)}
+
+    return {**params, "layers": tuple(layer(w) for w in params["layers"])}
+
+
 def unstack_layers(params: Params) -> Params:
     """The same weights with "layers" as a tuple of L trees, one per layer, so that decoding slices no weights."""
     stacked = params["layers"]

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from models.cascade import Tiles, tile_count
 from models.config import ModelConfig
 from models.pages import Implementation, Loop, Pages, Tables, Where, feed, init_pages, layer_groups, pages_for
-from models.transformer import Params, output_table
+from models.transformer import Params, output_table, with_wide_norms
 from rollouts.sampling import Sampling, draw
 from rollouts.slots import (
     DecodeState,
@@ -134,7 +134,7 @@ class PagedPrograms(EngineWeights):
         self, params: Params, state: DecodeState, tables: Tables, patience: jax.Array
     ) -> tuple[DecodeState, Result]:
         table_VD = output_table(self.model, params)
-        params = self.gated(params, state.policy_S)
+        params = with_wide_norms(self.gated(params, state.policy_S))
 
         def forward(cache: Pages, token_S: jax.Array, length_S: jax.Array, live_S: jax.Array) -> Any:
             where = Where(tables.table, length_S, live_S.astype(jnp.int32), tables.tiles)

@@ -73,7 +73,8 @@ def sample(
     logits_Src = jnp.where(ids_rc < vocab, wide_SV.reshape(slots, rows, columns), -jnp.inf)
     z_Src = logits_Src / temperature_S[:, None, None]
     top_S = jnp.max(jnp.max(z_Src, axis=1), axis=1)
-    mass_Src = jnp.exp(z_Src - top_S[:, None, None])
+    # The barrier keeps XLA from computing the exponentials again for each of the sums over them.
+    mass_Src = lax.optimization_barrier(jnp.exp(z_Src - top_S[:, None, None]))
     log_total_S = jnp.log(_total(mass_Src))
 
     cut = ((how.top_k_S > 0) | (how.top_p_S < 1)) & ~greedy_S
@@ -83,7 +84,7 @@ def sample(
     kept_Src = jnp.where(mass_Src >= floor_S[:, None, None], mass_Src, 0)
     u_S2 = uniforms(how.keys_S2, index_S)
     column_S = _invert(jnp.sum(kept_Src, axis=1), u_S2[:, 0])
-    kept_Sr = jnp.take_along_axis(kept_Src, column_S[:, None, None], axis=2)[:, :, 0]
+    kept_Sr = lax.platform_dependent(kept_Src, column_S, tpu=_column_by_sum, default=_column)
     drawn_S = _invert(kept_Sr, u_S2[:, 1]) * columns + column_S
 
     def best() -> jax.Array:
@@ -114,6 +115,16 @@ def draw(
 ) -> tuple[Int[Array, " S"], Float[Array, " S"], Float[Array, " S"] | None]:
     """`sample`, and the `entropy` of each slot, or None if `entropies` is False."""
     return *sample(logits_SV, how, index_S, vocab), entropy(logits_SV[:, :vocab], how) if entropies else None
+
+
+def _column(x_Src: jax.Array, column_S: jax.Array) -> jax.Array:
+    """One column of each slot, [S, r]."""
+    return jnp.take_along_axis(x_Src, column_S[:, None, None], axis=2)[:, :, 0]
+
+
+def _column_by_sum(x_Src: jax.Array, column_S: jax.Array) -> jax.Array:
+    """The same: a TPU adds zeros faster than it changes the layout for a gather."""
+    return jnp.sum(jnp.where(jnp.arange(x_Src.shape[2]) == column_S[:, None, None], x_Src, 0), axis=2)
 
 
 def _total(x_Src: jax.Array) -> jax.Array:

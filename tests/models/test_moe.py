@@ -166,6 +166,13 @@ def test_routing_by_hand(cfg):
     np.testing.assert_allclose(plain, [[0.4, 0.3]], rtol=1e-6)
 
 
+def test_routing_has_the_same_bits_without_a_gradient(cfg):
+    rng = np.random.default_rng(4)
+    x, router = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((64, IN), (IN, EXPERTS)))
+    for one, other in zip(moe.route(cfg, x, router), moe.route(cfg, x, router, gradient=False), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_every_token_gets_its_experts(cfg):
     """Value and gradients of the layer against an explicit sum over experts, also if one expert gets every token."""
     rng = np.random.default_rng(1)
