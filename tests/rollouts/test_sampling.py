@@ -3,12 +3,14 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rollouts import sampling
 from rollouts.sampling import Sampling, sample
 
-draw = jax.jit(sample)
+draw = jax.jit(sample, static_argnames="vocab")
 
 
 def how(slots, temperature: Any = 1.0, top_k: Any = 0, top_p: Any = 1.0, tempered: Any = False, seed=0):
@@ -49,6 +51,24 @@ def test_frequencies(temperature, top_k, top_p):
     assert not counts[~may].any()
     chi2 = np.sum((counts - slots * expected)[may] ** 2 / (slots * expected[may]))
     assert chi2 < 30  # at most 10 degrees of freedom: one in a thousand
+
+
+@pytest.mark.parametrize("extra", [3, 4, 40], ids=["less", "a whole column", "more"])
+def test_logits_of_no_token_are_never_drawn(extra):
+    """Padding of the vocabulary, as sharded tables have it, changes no bit; 60 tokens lie in columns of 8."""
+    z = np.random.default_rng(1).normal(size=(50, 60)).astype(np.float32)
+    padded = np.concatenate([z, np.full((50, extra), 1e3, np.float32)], axis=1)
+    settings = how(50, np.tile([1.0, 0.7, 0.0], 17)[:50], tempered=np.arange(50) % 2)
+    index = np.arange(50, dtype=np.int32)
+    for one, other in zip(draw(padded, settings, index, vocab=60), draw(z, settings, index), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_both_ways_to_take_a_column():
+    x = jnp.asarray(np.random.default_rng(2).uniform(size=(6, 5, 8)), jnp.float32)
+    column = jnp.asarray([0, 7, 3, 3, 1, 6])
+    for take in (sampling._column, sampling._column_by_sum):
+        np.testing.assert_array_equal(take(x, column), x[jnp.arange(6), :, column])
 
 
 def test_truncation_is_exact():
