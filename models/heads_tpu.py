@@ -16,9 +16,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
-from models.rope import Rope, turns
+from models.rope import Rope, cos_sin
 
-LANES = 128
 ROWS = 64  # most tokens at a time
 
 
@@ -38,7 +37,7 @@ def norm_and_rotate(
     head_dim is a multiple of 128. interpret: Pallas's interpreter runs the kernel, on any platform.
     """
     tokens = q_NHh.shape[0]
-    cos_Np, sin_Np = turns(positions_N, rope, head_dim)
+    cos_Np, sin_Np = cos_sin(positions_N, rope, head_dim)
     cos_Nh, sin_Nh = (jnp.concatenate(pair, axis=-1) for pair in ((cos_Np, cos_Np), (-sin_Np, sin_Np)))
     size = min(ROWS, tokens)
 

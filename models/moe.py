@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, Int
 
 from models.config import ModelConfig
 from models.lowrank import LowRank
+from sharding.chips import LANES
 from sharding.collectives import Shards
 
 EXPERTS = ("gate_XDF", "up_XDF", "down_XFD")  # names of their matrices in a layer's weights
@@ -29,7 +30,6 @@ GroupedMatmul = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 TILES = (512, 1024, 768)  # rows, in, out of one megablox tile; larger ones overflow the vector memory of v5e and v5p
 FEW = 512  # most tokens for the kernel of models/moe_tpu.py,
 FEW_BYTES = 2**22  # and most bytes of them: they stay in the vector memory, of which v5p has least
-LANES = 128  # the kernel pads tokens to a multiple; both sides of its matrices are multiples
 SUBLANES = 128  # megablox requires a row count that is a multiple of its tile
 
 

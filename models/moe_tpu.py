@@ -18,8 +18,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float
 
+from sharding.chips import LANES
+
 ROWS = 64  # tokens of an expert that are multiplied together
-LANES = 128
 WEIGHTS = 20 * 2**20  # bytes of matrices in the vector memory: one expert's, and the next one's
 MEMORY = 48 * 2**20  # of the vector memory, which is 64 MiB or more in v5e, v5p and v6e
 

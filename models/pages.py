@@ -27,6 +27,7 @@ from models.cascade import MASKED, Carry, Tiles, begin
 from models.config import ModelConfig
 from models.rope import Rope
 from models.transformer import Heads, Params, block, embed, final_norm, plain_heads
+from sharding.chips import LANES
 from sharding.collectives import Shards
 
 PAGE = 64  # tokens
@@ -225,7 +226,7 @@ class Ragged:
         positions_BT: Array,
     ) -> tuple[Array, Array]:
         """`plain_heads`, while rows decode by a kernel."""
-        from models.heads_tpu import LANES, norm_and_rotate
+        from models.heads_tpu import norm_and_rotate
 
         if q_BTn.shape[1] > 1 or cfg.head_dim % LANES:
             return plain_heads(cfg, rope, scales, q_BTn, k_BTn, positions_BT)

@@ -90,7 +90,7 @@ def _yarn_ramp(rope: Rope, head_dim: int) -> np.ndarray:
     return np.clip((pairs - np.float32(low)) / np.float32(high - low), np.float32(0), np.float32(1))
 
 
-def turns(positions: Int[Array, "..."], rope: Rope, head_dim: int) -> tuple[jax.Array, jax.Array]:
+def cos_sin(positions: Int[Array, "..."], rope: Rope, head_dim: int) -> tuple[jax.Array, jax.Array]:
     """(cos, sin) of position · frequency_i, [..., h/2] in float32, times the rope's attention_factor."""
     angles = positions[..., None].astype(jnp.float32) * frequencies(rope, head_dim)
     cos, sin = jnp.cos(angles), jnp.sin(angles)
@@ -102,6 +102,6 @@ def turns(positions: Int[Array, "..."], rope: Rope, head_dim: int) -> tuple[jax.
 def rotate(x_BTHh: Float[Array, "B T H h"], positions_BT: Int[Array, "B T"], rope: Rope) -> Float[Array, "B T H h"]:
     """x with the pair (i, i + h/2) of each head rotated by position · frequency_i; computed in float32."""
     half = x_BTHh.shape[-1] // 2
-    cos, sin = (x_BTp[:, :, None] for x_BTp in turns(positions_BT, rope, 2 * half))
+    cos, sin = (x_BTp[:, :, None] for x_BTp in cos_sin(positions_BT, rope, 2 * half))
     low, high = x_BTHh[..., :half].astype(jnp.float32), x_BTHh[..., half:].astype(jnp.float32)
     return jnp.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1).astype(x_BTHh.dtype)

@@ -103,15 +103,6 @@ class PagedPrograms(EngineWeights):
             out_shardings=placed,
         )
 
-    def abstract_arguments(self) -> tuple[Any, Any, Any]:
-        """Shapes and shardings of the decode program's weights, state and tables, to compile it without them."""
-
-        def leaf(x: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-
-        state = jax.tree.map(leaf, jax.eval_shape(self._init), self.state_sharding)
-        return self.abstract_weights(), state, self.abstract_tables()
-
     def abstract_tables(self) -> Tables:
         """Shapes and shardings of the decode program's page tables and tiles."""
         rows = NamedSharding(self.mesh, PartitionSpec(ROWS))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 GIB = 2**30
+LANES = 128  # width of a TPU's vector register: sides of the kernels' matrices and blocks are multiples of it
 
 
 @dataclass(frozen=True)

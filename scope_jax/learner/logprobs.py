@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from sharding.chips import LANES
 from sharding.collectives import Shards
 
-LANES = 128  # width of a TPU vector register; slices of the table start at multiples of it
 LOWEST = -1e30  # below any logit, and finite
 
 

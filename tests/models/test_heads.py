@@ -17,7 +17,7 @@ YARN = Rope(1e4, "yarn", factor=4.0, original_positions=1024, attention_factor=1
 @pytest.mark.parametrize("norms", [True, False], ids=["norms", "no norms"])
 @pytest.mark.parametrize(("tokens", "dtype"), [(6, "float32"), (130, "bfloat16")])
 def test_norm_and_rotation(tiny, rope, norms, tokens, dtype):
-    """The same operations in the same order: equal up to one rounding of each number; outputs are up to 5 large."""
+    """The same operations in the same order: equal up to two roundings of each number."""
     cfg = replace(tiny, head_dim=128, num_heads=4, num_kv_heads=2)
     rng = np.random.default_rng(0)
     q, k = (jnp.asarray(rng.normal(size=(tokens, 1, heads * 128)), dtype) for heads in (4, 2))
@@ -28,7 +28,7 @@ def test_norm_and_rotation(tiny, rope, norms, tokens, dtype):
     flat = q[:, 0], k[:, 0], scales, positions[:, 0], rope, 128, cfg.norm_eps
     for ours, other in zip(heads_tpu.norm_and_rotate(*flat, interpret=True), expected, strict=True):
         assert ours.dtype == other.dtype and ours[:, None].shape == other.shape
-        bound = 8 * float(jnp.finfo(dtype).eps)
+        bound = 2 * float(jnp.finfo(dtype).eps)
         np.testing.assert_allclose(ours[:, None].astype(jnp.float32), other.astype(jnp.float32), rtol=bound, atol=bound)
 
 

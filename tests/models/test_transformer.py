@@ -1,6 +1,7 @@
 """The forward pass: masks from segments and never from ids, packing, gradients, remat, attention by hand."""
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import get_args
 
@@ -15,7 +16,7 @@ from models.rope import Rope, rotate
 from models.transformer import Remat
 from scope_jax.plan.hlo import Program
 from sharding.collectives import LOCAL
-from sharding.spec import abstract_params
+from sharding.spec import abstract_params, init_params
 
 PAD_ID = 0
 
@@ -170,6 +171,29 @@ def test_unstacked_layers_are_the_inputs_of_block(tiny, params):
         return transformer.final_norm(tiny, p, x)
 
     np.testing.assert_allclose(looped(unstacked), run(tiny, params, ids, positions, np.ones((1, 5))), atol=2e-6)
+
+
+@pytest.mark.parametrize("changes", [{"qk_norm": "head"}, {"qk_norm": "width", "norm": "post"}, {"qkv_bias": True}])
+def test_wide_norms_change_no_bit(tiny, changes):
+    """Only scales of norms become float32: with a bias in it a layer's output would."""
+    cfg = replace(tiny, **changes)
+    params = init_params(transformer.declare(cfg), jax.random.key(0))
+    params = jax.tree.map(lambda x: (x + 0.1).astype(jnp.bfloat16), params)
+    narrow = transformer.unstack_layers(params)
+    wide = transformer.with_wide_norms(narrow)
+    for name, leaf in wide["layers"][0].items():
+        assert (leaf.dtype == jnp.float32) == ("norm" in name)
+
+    @jax.jit
+    def one(w):
+        x = jnp.linspace(-1, 1, 5 * cfg.width).reshape(1, 5, -1).astype(jnp.bfloat16)
+        mask = visible_mask(jnp.ones((1, 5), jnp.int32))
+        positions = jnp.arange(5)[None]
+        return transformer.block(cfg, cfg.rope, w, x, positions, lambda q, k, v: attention(q, k, v, mask), LOCAL)
+
+    ours, expected = one(wide["layers"][0]), one(narrow["layers"][0])
+    assert ours.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(ours.astype(jnp.float32), expected.astype(jnp.float32))
 
 
 def test_declaration_holds_each_weight_once(tiny, params):

@@ -17,13 +17,14 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from models.attention import make_attend
 from models.config import from_hf
 from models.heads_tpu import norm_and_rotate
-from models.moe import FEW, FEW_BYTES, LANES
+from models.moe import FEW, FEW_BYTES
 from models.moe_tpu import few_tokens
 from models.rope import Rope
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner.learner import Learner
 from scope_jax.plan.hardware import tpu_devices
 from scope_jax.plan.programs import abstract_batch, lower_step
+from sharding.chips import LANES
 from sharding.mesh import MeshConfig, make_mesh
 
 GIB = 2**30

@@ -22,6 +22,7 @@ from models.transformer import declare
 from rollouts.engine import Engine
 from rollouts.paged import CHUNK, PagedEngine
 from rollouts.types import Request
+from scope_jax.plan.programs import abstract_state, lower_decode
 from sharding.mesh import MeshConfig, make_mesh
 from sharding.rules import TRAIN
 from sharding.spec import param_shardings
@@ -73,9 +74,9 @@ def experts_on_another_mesh() -> dict:
 
 def compiled(engine: PagedEngine, which: str) -> Any:
     """The program that computes prompts, or that decodes."""
-    weights, state, tables = engine.abstract_arguments()
     if which == "decode":
-        return engine._generate.lower(weights, state, tables, np.int32(1)).compile()
+        return lower_decode(engine).compile()
+    weights, state, tables = engine.abstract_weights(), abstract_state(engine), engine.abstract_tables()
     rows = engine.row_shards * engine.chunks
     where = Where(
         np.zeros((rows, *tables.table.shape[1:]), np.int32), np.zeros(rows, np.int32), np.zeros(rows, np.int32)
