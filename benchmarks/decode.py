@@ -7,8 +7,8 @@ The engine's decode program for the shapes of Qwen3-8B or Qwen3-30B-A3B in bfloa
 groups of as many chips as there are kv heads (or `--tensor`), row shards over the rest, whole experts over all. Nothing
 is executed. Reported per chip: arguments (weights, cache), temporaries, bytes of the arguments that the program updates
 in place, the largest copy in it, kernels, seconds to compile, and the estimate of `scope-jax plan` for one token of
-every request, all at full length (docs/plans.md): on TPUs the kernels' reads of the cache and of all experts at 80 % of
-the memory bandwidth, and XLA's own cycles for the rest, collectives as far as it estimates them. The roofline is the
+every request, all at full length (docs/plans.md): on TPUs the kernels' reads of the cache and of weights at 80 % of the
+memory bandwidth, and XLA's own cycles for the rest, collectives as far as it estimates them. The roofline is the
 time to read weights and cache once. Prints one JSON line.
 """
 
@@ -35,7 +35,7 @@ from models.pages import PAGE
 from rollouts.paged import PagedEngine
 from rollouts.slots import EngineConfig
 from scope_jax.plan.estimates import Reads, decode_figures
-from scope_jax.plan.memory import device_bytes, expert_bytes
+from scope_jax.plan.memory import device_bytes
 from scope_jax.plan.programs import Job, compiled, lower_decode
 from scope_jax.run.engines import attention_over_pages
 from sharding.mesh import MeshConfig, make_mesh
@@ -109,8 +109,7 @@ def measured(engine: PagedEngine, topology: str) -> dict[str, Any]:
         raise SystemExit(f"{topology}: decoding needs {decode.peak / GIB:.1f} GiB on each device, which do not fit.")
     token = 2 * model.num_layers * (model.num_kv_heads // engine.mesh.shape["tensor"]) * model.head_dim * 2
     cache = token * min(engine.config.max_length * engine.slots, (engine.pages - 1) * PAGE)
-    weights = engine.abstract_weights()
-    reads = Reads(cache, device_bytes(weights), expert_bytes(weights))
+    reads = Reads(cache, device_bytes(engine.abstract_weights()))
     times = decode_figures(on, decode.costs, decode.round, reads, engine.config.decode_steps)
     return {
         "arguments_gib": round(decode.arguments / GIB, 2),

@@ -321,7 +321,7 @@ def _too_slow(number: int, frame: FrameType | None) -> None:
     raise TooSlow
 
 
-def seconds_of(parse: Callable[[str], Any], text: str, limit: int | None) -> float:
+def seconds_of(parse: Callable[[str], Any], text: str, limit: float | None) -> float:
     """CPU seconds of one call. Raises TooSlow with the text's beginning and end."""
     start = time.process_time()
     signal.setitimer(signal.ITIMER_PROF, limit or 0)
@@ -338,7 +338,7 @@ def shown(text: str) -> str:
     return f"{text[:40]!r} … {text[-20:]!r}"
 
 
-def slowest(parse: Callable[[str], Any], wraps: Wraps, size: int, limit: int | None) -> tuple[float, str]:
+def slowest(parse: Callable[[str], Any], wraps: Wraps, size: int, limit: float | None) -> tuple[float, str]:
     """(CPU seconds, text) of the slowest text of that size: the three slowest texts of a first pass are timed again,
     best of three.
     """
@@ -350,7 +350,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     options.add_argument("--only", nargs="+", choices=PARSERS, default=list(PARSERS), metavar="PARSER")
-    options.add_argument("--limit", type=int, help="CPU seconds for one text")
+    options.add_argument("--limit", type=float, help="CPU seconds for one text")
     options.add_argument("--table", action="store_true", help="print a Markdown table instead of JSON")
     given = options.parse_args(argv)
     signal.signal(signal.SIGPROF, _too_slow)

@@ -28,7 +28,7 @@ EXPERTS = ("gate_XDF", "up_XDF", "down_XFD")  # names of their matrices in a lay
 GroupedMatmul = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 TILES = (512, 1024, 768)  # rows, in, out of one megablox tile; larger ones overflow the vector memory of v5e and v5p
-FEW = 512  # most tokens for the kernel of models/moe_tpu.py,
+FEW = 512  # most tokens for the kernels of models/moe_tpu.py,
 FEW_BYTES = 2**22  # and most bytes of them: they stay in the vector memory, of which v5p has least
 SUBLANES = 128  # megablox requires a row count that is a multiple of its tile
 
@@ -307,17 +307,15 @@ def _over_experts(cfg: ModelConfig, w: dict[str, jax.Array], x_BTD: jax.Array, s
     multiplies those that picked its experts, and the results are summed.
     """
     x_ND = shards.gather_tokens(x_BTD.reshape(-1, x_BTD.shape[-1]))
-    weights_Nk, picked_Nk = route(cfg, x_ND, w["router_DX"], gradient=False)
-    own_Nk = picked_Nk - lax.axis_index(shards.experts) * w["gate_XDF"].shape[0]
+    first = lax.axis_index(shards.experts) * w["gate_XDF"].shape[0]
 
     def gates(gate_Br: jax.Array) -> jax.Array:
         return shards.gather_tokens(jnp.repeat(gate_Br, x_BTD.shape[1], axis=0))
 
     by_platform = {"default": partial(_own_sorted, cfg, w, gates)}
-    matrices = [w[name] for name in EXPERTS]
-    if _few(x_ND, matrices):
-        by_platform["tpu"] = partial(_own_few, matrices)
-    out_ND = lax.platform_dependent(x_ND, weights_Nk, own_Nk, **by_platform)
+    if _few(x_ND, [w[name] for name in EXPERTS]):
+        by_platform["tpu"] = partial(_own_few, cfg, w)
+    out_ND = lax.platform_dependent(x_ND, first, **by_platform)
     return shards.sum_tokens(out_ND).reshape(x_BTD.shape)
 
 
@@ -331,14 +329,13 @@ def _few(x_ND: jax.Array, matrices: list[Any]) -> bool:
     return tokens <= FEW and tokens * x_ND.shape[1] * x_ND.dtype.itemsize <= FEW_BYTES
 
 
-def _own_few(matrices: list[jax.Array], x_ND: jax.Array, weights_Nk: jax.Array, own_Nk: jax.Array) -> jax.Array:
-    """The part of the own experts, 0 to X - 1, by one kernel for TPUs."""
-    from models.moe_tpu import few_tokens  # Pallas takes a second to import
+def _own_few(cfg: ModelConfig, w: dict[str, jax.Array], x_ND: jax.Array, first: jax.Array) -> jax.Array:
+    """The part of the own experts, from `first` on, by two kernels for TPUs."""
+    from models.moe_tpu import few_tokens, route_few  # Pallas takes a second to import
 
-    gate_XDF, up_XDF, down_XFD = matrices
-    chosen_NkX = own_Nk[..., None] == jnp.arange(len(gate_XDF))
-    share_NX = jnp.sum(jnp.where(chosen_NkX, weights_Nk[..., None], 0), axis=1)
-    return few_tokens(x_ND, share_NX, gate_XDF, up_XDF, down_XFD)
+    gate_XDF, up_XDF, down_XFD = (w[name] for name in EXPERTS)
+    routed = route_few(x_ND, w["router_DX"], first, len(gate_XDF), cfg.experts_per_token, cfg.norm_topk_prob)
+    return few_tokens(x_ND, routed, gate_XDF, up_XDF, down_XFD)
 
 
 def _own_sorted(
@@ -346,11 +343,11 @@ def _own_sorted(
     w: dict[str, jax.Array],
     gates: Callable[[jax.Array], jax.Array],
     x_ND: jax.Array,
-    weights_Nk: jax.Array,
-    own_Nk: jax.Array,
+    first: jax.Array,
 ) -> jax.Array:
     """The same, with their tokens sorted to the front. gates: the gate of a LowRank for each token."""
-    count = w["gate_XDF"].shape[0]
+    weights_Nk, picked_Nk = route(cfg, x_ND, w["router_DX"], gradient=False)
+    own_Nk, count = picked_Nk - first, w["gate_XDF"].shape[0]
     mine_Nk = (own_Nk >= 0) & (own_Nk < count)
     own_J = jnp.where(mine_Nk, own_Nk, count).reshape(-1)
     order_J = jnp.argsort(own_J, stable=True)

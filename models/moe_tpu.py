@@ -1,4 +1,4 @@
-"""All experts of a device for few tokens, as one Pallas kernel for TPUs; see `models.moe`.
+"""Routing, and all experts of a device, for few tokens: two Pallas kernels for TPUs; see `models.moe`.
 
 When a batch decodes, almost every expert has tokens, but few: reading the experts' matrices is what takes the time, and
 sorting the tokens for a grouped product only adds small operations to it. Here one expert's matrices are read while the
@@ -9,18 +9,19 @@ the routing weights in place of the ones, adds their results to the output.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from sharding.chips import LANES
 
 ROWS = 64  # tokens of an expert that are multiplied together
+PLAIN, FIRST = (((1,), (0,)), ((), ())), (((0,), (0,)), ((), ()))  # products a b, and aᵀ b
 WEIGHTS = 20 * 2**20  # bytes of matrices in the vector memory: one expert's, and the next one's
 MEMORY = 48 * 2**20  # of the vector memory, which is 64 MiB or more in v5e, v5p and v6e
 
@@ -31,32 +32,123 @@ def _columns(width: int, ffn: int, dtype: Any) -> int:
     return max(c for c in range(LANES, ffn + 1, LANES) if ffn % c == 0 and (c == LANES or c * per_column <= WEIGHTS))
 
 
+def _product(a: jax.Array, b: jax.Array, dims: Any) -> jax.Array:
+    precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+    return lax.dot_general(a, b, dims, precision=precision, preferred_element_type=jnp.float32)
+
+
+class Routed(NamedTuple):
+    """Tokens of a device's experts. The tokens are padded to a multiple of LANES; padding has no share of any."""
+
+    share_XN: jax.Array  # float32: the routing weights, 0 where token n did not pick expert x
+    count_X: jax.Array  # int32: tokens that picked the expert
+    held_X: jax.Array  # int32: the last expert up to this one that has tokens; 0 if none has
+
+
+def route_few(
+    x_ND: Float[Array, "N D"],
+    router_DX: Float[Array, "D X"],
+    first: Int[Array, ""],
+    own: int,
+    picks: int,
+    normalised: bool,
+    interpret: bool = False,
+) -> Routed:
+    """`models.moe.route` for the experts first to first + own - 1: softmax over all experts, the `picks` largest, ties
+    to the lower index, divided by their sum if normalised.
+
+    interpret: Pallas's interpreter runs the kernel, on any platform.
+    """
+    tokens, width = x_ND.shape
+    experts = router_DX.shape[1]
+    rows, columns = tokens + -tokens % LANES, experts + -experts % LANES
+    scalars, arrays = (pl.BlockSpec(memory_space=space) for space in (pltpu.SMEM, pltpu.VMEM))
+    return Routed(
+        *pl.pallas_call(
+            partial(_route, tokens=tokens, experts=experts, picks=picks, normalised=normalised),
+            in_specs=[scalars, arrays, arrays],
+            out_specs=[arrays, scalars, scalars],
+            out_shape=[
+                jax.ShapeDtypeStruct((own, rows), jnp.float32),
+                *(jax.ShapeDtypeStruct((own,), jnp.int32) for _ in range(2)),
+            ],
+            scratch_shapes=[pltpu.VMEM((columns, rows), jnp.float32)],
+            compiler_params=pltpu.CompilerParams(vmem_limit_bytes=MEMORY),
+            cost_estimate=pl.CostEstimate(
+                flops=2 * rows * width * columns,
+                bytes_accessed=x_ND.nbytes + router_DX.nbytes,
+                transcendentals=rows * columns,
+            ),
+            interpret=interpret,
+            name="route_few_tokens",
+        )(
+            first[None],
+            jnp.pad(x_ND, ((0, rows - tokens), (0, 0))),
+            jnp.pad(router_DX, ((0, 0), (0, columns - experts))),
+        )
+    )
+
+
+def _route(
+    first_ref: Any,
+    x_ref: Any,
+    router_ref: Any,
+    share_ref: Any,
+    count_ref: Any,
+    held_ref: Any,
+    all_ref: Any,
+    *,
+    tokens: int,
+    experts: int,
+    picks: int,
+    normalised: bool,
+) -> None:
+    logits_XN = _product(x_ref[...], router_ref[...], PLAIN).T
+    expert_XN = lax.broadcasted_iota(jnp.int32, logits_XN.shape, 0).astype(jnp.float32)
+    logits_XN = jnp.where(expert_XN < experts, logits_XN, -jnp.inf)
+    mass_XN = jnp.exp(logits_XN - jnp.max(logits_XN, axis=0, keepdims=True))
+    probs_XN = mass_XN / jnp.sum(mass_XN, axis=0, keepdims=True)
+    left_XN, share_XN = jnp.where(expert_XN < experts, probs_XN, -1), jnp.zeros_like(probs_XN)
+    for _ in range(picks):
+        best_1N = jnp.max(left_XN, axis=0, keepdims=True)
+        lowest_1N = jnp.min(jnp.where(left_XN == best_1N, expert_XN, jnp.inf), axis=0, keepdims=True)
+        share_XN = jnp.where(expert_XN == lowest_1N, probs_XN, share_XN)
+        left_XN = jnp.where(expert_XN == lowest_1N, -1, left_XN)
+    if normalised:
+        share_XN = share_XN / jnp.sum(share_XN, axis=0, keepdims=True)
+    real_XN = lax.broadcasted_iota(jnp.int32, share_XN.shape, 1) < tokens
+    all_ref[...] = jnp.where(real_XN, share_XN, 0)
+
+    def take(x: jax.Array, held: jax.Array) -> jax.Array:
+        row_1N = all_ref[pl.ds(first_ref[0] + x, 1), :]
+        share_ref[pl.ds(x, 1), :] = row_1N
+        count = jnp.sum((row_1N > 0).astype(jnp.float32)).astype(jnp.int32)
+        held = lax.select(count > 0, x, held)
+        count_ref[x], held_ref[x] = count, held
+        return held
+
+    lax.fori_loop(0, count_ref.shape[0], take, jnp.int32(0))
+
+
 def few_tokens(
     x_ND: Float[Array, "N D"],
-    share_NX: Float[Array, "N X"],
+    routed: Routed,
     gate_XDF: Float[Array, "X D F"],
     up_XDF: Float[Array, "X D F"],
     down_XFD: Float[Array, "X F D"],
     interpret: bool = False,
 ) -> Float[Array, "N D"]:
-    """Σ over experts x with share_NX > 0 of share_NX[n, x] · (silu(x_n W_gate) ⊙ x_n W_up) W_down.
+    """Σ over experts x of share_XN[x, n] · (silu(x_n W_gate) ⊙ x_n W_up) W_down.
 
-    share_NX: float32, 0 where token n did not pick expert x. D and F are multiples of 128. Matrices of experts that no
-    token picked are not read. A token that is not finite leaves the others alone. interpret: Pallas's interpreter runs
-    the kernel, on any platform.
+    D and F are multiples of LANES. Matrices of experts that no token picked are not read. A token that is not finite
+    leaves the others alone. interpret: Pallas's interpreter runs the kernel, on any platform.
     """
     tokens, width = x_ND.shape
     experts, _, ffn = gate_XDF.shape
-    padding = ((0, -tokens % LANES), (0, 0))
-    share_XN = jnp.pad(share_NX, padding).T
-    count_X = jnp.sum(share_XN > 0, axis=1, dtype=jnp.int32)
-    # The expert whose matrices are there at each step: without tokens, still those of the last one that had some.
-    number_X = jnp.arange(experts, dtype=jnp.int32)
-    held_X = jnp.max(jnp.where((number_X <= number_X[:, None]) & (count_X > 0), number_X, 0), axis=1)
     parts = 2 if experts % 2 == 0 else 1  # one for each of a v5p chip's two cores
     each, columns = experts // parts, _columns(width, ffn, gate_XDF.dtype)
     last = ffn // columns - 1
-    rows = x_ND.shape[0] + padding[0][1]
+    rows = routed.share_XN.shape[1]
 
     def matrix(p: Any, i: Any, f: Any, held: Any, count: Any) -> tuple[Any, Any]:
         expert = p * each + i
@@ -93,13 +185,19 @@ def few_tokens(
         ),
         cost_estimate=pl.CostEstimate(
             flops=experts * ROWS * 6 * width * ffn,
-            bytes_accessed=gate_XDF.nbytes + up_XDF.nbytes + down_XFD.nbytes,
+            bytes_accessed=3 * gate_XDF.nbytes + (1 + parts) * rows * width * x_ND.dtype.itemsize,
             transcendentals=experts * ROWS * ffn,
         ),
         interpret=interpret,
         name="experts_of_few_tokens",
-    )(held_X, count_X, jnp.pad(x_ND, padding), share_XN, gate_XDF, up_XDF, down_XFD)
-    return jnp.sum(out_pND, axis=0, dtype=jnp.float32)[:tokens].astype(x_ND.dtype)
+    )(
+        *(routed.held_X, routed.count_X, jnp.pad(x_ND, ((0, rows - tokens), (0, 0))), routed.share_XN),
+        *(gate_XDF, up_XDF, down_XFD),
+    )
+    total_ND = out_pND[0].astype(jnp.float32)
+    if parts == 2:  # a sum over the axis takes XLA longer
+        total_ND += out_pND[1].astype(jnp.float32)
+    return total_ND[:tokens].astype(x_ND.dtype)
 
 
 def _kernel(
@@ -119,12 +217,6 @@ def _kernel(
     del held_ref  # it is for the block specifications
     expert = pl.program_id(0) * each + pl.program_id(1)
     dtype = x_ref.dtype
-    product = partial(
-        lax.dot_general,
-        precision=lax.Precision.HIGHEST if dtype == jnp.float32 else None,
-        preferred_element_type=jnp.float32,
-    )
-    plain, first = (((1,), (0,)), ((), ())), (((0,), (0,)), ((), ()))
 
     @pl.when((pl.program_id(1) == 0) & (pl.program_id(2) == 0))
     def _() -> None:
@@ -138,16 +230,16 @@ def _kernel(
     before_NN = lax.broadcasted_iota(jnp.int32, (tokens, tokens), 0) < lax.broadcasted_iota(
         jnp.int32, (tokens, tokens), 1
     )
-    place_1N = product(mine_1N.astype(jnp.bfloat16), before_NN.astype(jnp.bfloat16), plain, precision=None)
+    place_1N = _product(mine_1N.astype(jnp.bfloat16), before_NN.astype(jnp.bfloat16), PLAIN)
 
     def add(block: jax.Array, _: None) -> None:
         row_B1 = block * ROWS + lax.broadcasted_iota(jnp.int32, (ROWS, 1), 0)
         picks_BN = (place_1N.astype(jnp.int32) == row_B1) & mine_1N
-        x_BD = product(picks_BN.astype(dtype), finite_ref[...], plain).astype(dtype)
-        gate_BF = product(x_BD, gate_ref[...], plain)
-        up_BF = product(x_BD, up_ref[...], plain)
-        out_BD = product((jax.nn.silu(gate_BF) * up_BF).astype(dtype), down_ref[...], plain).astype(dtype)
-        sum_ref[...] += product(jnp.where(picks_BN, share_1N, 0).astype(dtype), out_BD, first)
+        x_BD = _product(picks_BN.astype(dtype), finite_ref[...], PLAIN).astype(dtype)
+        gate_BF = _product(x_BD, gate_ref[...], PLAIN)
+        up_BF = _product(x_BD, up_ref[...], PLAIN)
+        out_BD = _product((jax.nn.silu(gate_BF) * up_BF).astype(dtype), down_ref[...], PLAIN).astype(dtype)
+        sum_ref[...] += _product(jnp.where(picks_BN, share_1N, 0).astype(dtype), out_BD, FIRST)
 
     lax.fori_loop(0, (count_ref[expert] + ROWS - 1) // ROWS, add, None)
 

@@ -11,9 +11,9 @@ from scope_jax.play import exams
 from scope_jax.play.measures import MARKS, pass_at_k, standard_error
 from scope_jax.play.rewards import mean
 from scope_jax.run import evaluations
-from scope_jax.run.assemble import Tell, World
 from scope_jax.run.checkpoint import run_of
 from scope_jax.run.examined import assemble_exam, exam_card, find, find_base, fitted, index_folder, load_into
+from scope_jax.run.world import Tell, World
 
 Records = list[exams.Record]
 Keep = Callable[[str, Records, Metrics], None]  # called with name, records and metrics of each finished evaluation set

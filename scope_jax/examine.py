@@ -29,7 +29,7 @@ from scope_jax.play.judge_client import JudgeClient
 from scope_jax.play.tools import Tools
 from scope_jax.run import evaluations
 from scope_jax.run.adapters import base_of
-from scope_jax.run.assemble import Tell, assemble_world
+from scope_jax.run.assemble import assemble_world
 from scope_jax.run.checkpoint import run_of
 from scope_jax.run.examined import (
     base_folder,
@@ -43,6 +43,7 @@ from scope_jax.run.examined import (
 )
 from scope_jax.run.meshes import all_generate
 from scope_jax.run.remote import RemoteTools
+from scope_jax.run.world import Tell
 from scope_jax.systems import game_of
 
 

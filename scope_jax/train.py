@@ -28,7 +28,7 @@ from scope_jax.report.progress import Progress
 from scope_jax.run import ahead, branching, unlearned
 from scope_jax.run.adapters import base_digest
 from scope_jax.run.ahead import Played
-from scope_jax.run.assemble import Trainer, World, assemble
+from scope_jax.run.assemble import Trainer, assemble
 from scope_jax.run.checkpoint import Checkpoints
 from scope_jax.run.compiling import keep_programs, programs
 from scope_jax.run.fetching import fetched
@@ -40,6 +40,7 @@ from scope_jax.run.processes import agreed, by_one, give_up, signalled
 from scope_jax.run.residence import ACCELERATOR, States, moved
 from scope_jax.run.stopping import Stopped, orderly
 from scope_jax.run.watching import watched
+from scope_jax.run.world import World
 
 Learned = tuple[States, list[Episode], dict[str, float], Metrics]  # of `learn`
 

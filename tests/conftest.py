@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from jaxtyping import install_import_hook
 
+from tests.flags import FAST
+
 ROOT = Path(__file__).parents[1]
 
 # Shapes and types of every annotated function are checked when it is called (under jit: when it is traced). An int may
@@ -22,8 +24,8 @@ install_import_hook(["scope_jax", "models", "rollouts", "retrieval", "sharding"]
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Most of the time of a test is compilation. Tests compare with tolerances, or programs compiled in the same way.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+# Tests compare with tolerances, or programs compiled in the same way.
+os.environ.setdefault("XLA_FLAGS", FAST)
 # Two workers share two cores: BLAS threads of numpy and scikit-learn on top would only fight.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

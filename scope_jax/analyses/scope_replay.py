@@ -18,8 +18,8 @@ from scope_jax.play import exams
 from scope_jax.play.exams import Answer, Exam
 from scope_jax.play.tools import Prompt, Tools, sample
 from scope_jax.run.adapters import kind_of
-from scope_jax.run.assemble import Tell
 from scope_jax.run.examined import assemble_exam, exam_card, find, find_base, fitted, index_folder, load_into
+from scope_jax.run.world import Tell
 from scope_jax.systems import scope
 
 

@@ -6,9 +6,10 @@ everything else moves its operands and results at a share of the memory bandwidt
 move their bytes, all-reduces twice, at a share of NVLink. A collective that is scheduled around a product overlaps: of
 these and the compute the slower counts; the other collectives are added. Latencies are left out.
 
-Kernels, of which the text says nothing, are assumed to reach half of the peak in training (splash attention, grouped
-products of experts) and 80 % of the memory bandwidth in decoding (each token reads all pages of full rows). On GPUs a
-decoded token reads all weights, too, unless its products take longer.
+Kernels are assumed to reach half of the peak in training (splash attention, grouped products of experts). In decoding,
+attention reads all pages of full rows at 80 % of the memory bandwidth; the other kernels read and write what they
+declare at this rate, or multiply at half of the peak if that takes longer. On GPUs a decoded token reads all weights,
+too, unless its products take longer.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from models import flops
 from scope_jax.learner.batching import rows_per_shard
 from scope_jax.learner.learner import Learner
 from scope_jax.plan import theory
+from scope_jax.plan.costs import Costs
 from scope_jax.plan.hardware import Chip, Hardware
-from scope_jax.plan.hlo import Costs
 from scope_jax.plan.programs import Compiled
 
 KERNELS = 0.5  # share of the peak
@@ -32,7 +33,7 @@ LINK = 0.8  # share of NVLink
 LAUNCH = 2122  # estimated cycles of XLA's smallest operations on a TPU; a kernel takes as many beside its reads
 ASSUMED = {
     "tpu": "full rows of one sequence each; XLA's cycle estimates; kernels at 50 % of the peak, their reads of cache "
-    "and experts at 80 % of the bandwidth; collectives only as far as XLA estimates them",
+    "and weights at 80 % of the bandwidth; collectives only as far as XLA estimates them",
     "gpu": "full rows of one sequence each; products at 60 % of the peak, kernels at 50 %; other operations, weights "
     "and cache at 80 % of the bandwidth; collectives at 80 % of NVLink, beside products where they are scheduled so",
 }
@@ -100,12 +101,10 @@ def update_figures(learner: Learner, on: Hardware, one: Compiled, score: Compile
 
 @dataclass(frozen=True)
 class Reads:
-    """Bytes that a device reads for a token of every slot: the full cache, all weights, and of these the experts, which
-    only kernels read."""
+    """Bytes that a device reads for a token of every slot: the full cache and all weights."""
 
     cache: float
     weights: float
-    experts: float
 
 
 def decode_figures(on: Hardware, whole: Costs, one: Costs, reads: Reads, steps: int) -> Mapping[str, float]:
@@ -116,8 +115,10 @@ def decode_figures(on: Hardware, whole: Costs, one: Costs, reads: Reads, steps: 
         return {}
     read = MEMORY * chip.bandwidth
     if chip.clock is not None:
-        cycles = one.cycles + LAUNCH * one.kernels + (whole.cycles - one.cycles) / steps
-        seconds = {"reads": (reads.cache + reads.experts) / read, "other": cycles / chip.clock}
+        cycles = one.cycles + LAUNCH * sum(one.kernels.values()) + (whole.cycles - one.cycles) / steps
+        # Attention over pages declares nothing.
+        work = sum(n * max(k.bytes / read, k.flops / (KERNELS * chip.peak)) for k, n in one.kernels.items())
+        seconds = {"reads": reads.cache / read + work, "other": cycles / chip.clock}
     elif chip.link is not None:
         memory = one.memory + (whole.memory - one.memory) / steps
         products = max(one.flops / (PRODUCTS * chip.peak), reads.weights / read)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
+
+from scope_jax.plan.costs import Costs, Kernel, Transfers
 
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 # Permutes that are not the program's, and bear no name of it: the TPU compiler scatters padded rows in some
@@ -41,66 +43,6 @@ class Instruction:
     arguments: str  # the text between the parentheses, for constants and parameters
     attributes: str
     root: bool
-
-
-@dataclass(frozen=True)
-class Transfers:
-    """Collectives of one kind per execution and device: their number and bytes, and the bytes of the largest one.
-
-    Bytes of one: the larger of its input and its output on a device. Where the compiler has combined several gathers or
-    scatters into one, each of its arrays counts, and its bytes are those of all.
-    """
-
-    count: float = 0.0
-    bytes: float = 0.0
-    largest: float = 0.0
-
-    def times(self, number: float) -> Transfers:
-        return Transfers(self.count * number, self.bytes * number, self.largest)
-
-    def plus(self, other: Transfers) -> Transfers:
-        return Transfers(self.count + other.count, self.bytes + other.bytes, max(self.largest, other.largest))
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Per execution and device. flops: of dots and convolutions, 2 · m · n · k; of branches the dearest. cycles: XLA's
-    estimates without kernels, which have none; of branches the cheapest. kernels: executions of Pallas kernels.
-    unknown: loops that counted once because their trip count is not in the program. memory: bytes read and written by
-    all that is neither a product nor a kernel; of branches those of the dearest. beside: bytes of collectives that are
-    scheduled around products."""
-
-    flops: float = 0.0
-    cycles: float = 0.0
-    kernels: float = 0.0
-    collectives: Mapping[str, Transfers] = field(default_factory=dict)
-    unknown: int = 0
-    memory: float = 0.0
-    beside: float = 0.0
-
-    def times(self, number: float) -> Costs:
-        return Costs(
-            self.flops * number,
-            self.cycles * number,
-            self.kernels * number,
-            {kind: moved.times(number) for kind, moved in self.collectives.items()},
-            self.unknown,
-            self.memory * number,
-            self.beside * number,
-        )
-
-    def plus(self, other: Costs) -> Costs:
-        kinds = {**self.collectives, **other.collectives}
-        nothing = Transfers()
-        return Costs(
-            self.flops + other.flops,
-            self.cycles + other.cycles,
-            self.kernels + other.kernels,
-            {k: self.collectives.get(k, nothing).plus(other.collectives.get(k, nothing)) for k in kinds},
-            self.unknown + other.unknown,
-            self.memory + other.memory,
-            self.beside + other.beside,
-        )
 
 
 def bits_of(kind: str) -> int:
@@ -248,12 +190,12 @@ class Program:
         self, one: Instruction, lines: Mapping[str, Instruction], moved: dict[str, tuple[str, Transfers]]
     ) -> Costs:
         """Costs of an instruction without control flow; its collectives are added to `moved`, by name or channel."""
-        flops, kernels = self._work(one, lines), 0.0
+        flops, kernels = self._work(one, lines), dict[Kernel, float]()
         if one.opcode == "fusion":
             flops, inside = self._inside(one)
             moved.update(inside)
         elif one.opcode == "custom-call" and KERNEL.search(one.attributes):
-            kernels = 1.0
+            kernels = {Kernel(*(_declared(one, name) for name in ("flops", "bytes_accessed"))): 1.0}
         moved.update(self._moved(one, lines))
         found = re.search(r'"estimated_cycles":"(\d+)"', one.attributes)
         cycles = float(found[1]) if found and int(found[1]) < UNKNOWN_CYCLES and not kernels else 0.0
@@ -359,6 +301,11 @@ def _read(array: Instruction, users: list[Instruction]) -> float:
     if any(each.opcode not in (*SLICES, *UPDATES) or array.name in each.operands[1:] for each in users):
         return float(bytes_of(array.shape))
     return float(sum(bytes_of(each.shape) for each in users if each.opcode in SLICES))
+
+
+def _declared(kernel: Instruction, name: str) -> float:
+    found = re.search(rf'"{name}":"(\d+)"', kernel.attributes)
+    return float(found[1]) if found else 0.0
 
 
 def _named(one: Instruction, attribute: str) -> str:

@@ -23,9 +23,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from models.moe import EXPERTS
 from models.pages import pages_for
-from models.transformer import Params
 from rollouts.engine import Engine
 from rollouts.paged import PagedEngine, page_bytes
 from scope_jax.learner.learner import Learner
@@ -56,8 +54,7 @@ class Residents:
     master: one policy's weights, or the factors of its adapter. moments: of its optimiser, with the scalars. reference:
     the frozen base model. layer: the largest thing that exists beside both copies while weights are published. index:
     vectors of a search index in this process. shared: the part of the engine's weights that is the reference itself.
-    apart: engine and search have devices of their own. experts: the part of the engine's weights that are experts, if
-    kernels alone read them.
+    apart: engine and search have devices of their own.
     """
 
     policies: int
@@ -73,7 +70,6 @@ class Residents:
     adapters: bool = False
     shared: float = 0.0
     apart: bool = False
-    experts: float = 0.0
 
     @property
     def state(self) -> float:
@@ -132,11 +128,6 @@ def page_size(engine: PagedEngine) -> int:
     return page_bytes(engine.model, engine.config.compute_dtype, engine.mesh.shape["tensor"])
 
 
-def expert_bytes(weights: Params) -> int:
-    """Bytes of all experts on a device, in the tree of an engine's weights."""
-    return device_bytes([layer[name] for layer in weights["layers"] for name in EXPERTS if name in layer])
-
-
 def residents(
     learner: Learner,
     engine: Engine | PagedEngine,
@@ -173,7 +164,6 @@ def residents(
         adapters=learner.adapter is not None,
         shared=device_bytes(state.ref_params) if learner.unstacked else 0,
         apart=apart,
-        experts=expert_bytes(weights) if isinstance(engine, PagedEngine) else 0,
     )
 
 

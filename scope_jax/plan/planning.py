@@ -16,8 +16,8 @@ from rollouts.paged import PagedEngine
 from scope_jax.config import Config
 from scope_jax.learner.learner import Learner
 from scope_jax.plan import estimates, memory, programs
+from scope_jax.plan.costs import Costs
 from scope_jax.plan.hardware import GIB, Hardware
-from scope_jax.plan.hlo import Costs, Transfers
 from scope_jax.plan.memory import PHASES, Peak, Residents
 from scope_jax.plan.programs import Compiled
 from scope_jax.run.assemble import assemble_learner, keeps_reference
@@ -157,21 +157,7 @@ def extended(one: Compiled, two: Compiled, periods: float) -> Compiled:
         return a + times * (b - a)
 
     def costs(a: Costs, b: Costs) -> Costs:
-        nothing = Transfers()
-        kinds = {**a.collectives, **b.collectives}
-        moved = {k: (a.collectives.get(k, nothing), b.collectives.get(k, nothing)) for k in kinds}
-        return Costs(
-            line(a.flops, b.flops),
-            line(a.cycles, b.cycles),
-            line(a.kernels, b.kernels),
-            {
-                k: Transfers(line(x.count, y.count), line(x.bytes, y.bytes), max(x.largest, y.largest))
-                for k, (x, y) in moved.items()
-            },
-            b.unknown,
-            line(a.memory, b.memory),
-            line(a.beside, b.beside),
-        )
+        return replace(a.times(1 - times).plus(b.times(times)), unknown=b.unknown)
 
     peak = line(one.peak, two.peak)
     arguments = line(one.arguments, two.arguments)
@@ -240,7 +226,7 @@ def figures(planner: Planner, needs: Needs) -> dict[str, Any]:
     decode = next((one for one in needs.compiled if one.job.name == "decode"), None)
     if decode is not None:
         steps = needs.engine.config.decode_steps
-        reads = estimates.Reads(needs.held.cache, needs.held.engine, needs.held.experts)
+        reads = estimates.Reads(needs.held.cache, needs.held.engine)
         figures = {} if decode.refused else estimates.decode_figures(on, decode.costs, decode.round, reads, steps)
         found["decode"] = {
             **figures,

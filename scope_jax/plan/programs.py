@@ -24,7 +24,8 @@ from scope_jax.learner import batching, losses
 from scope_jax.learner.batching import Batch
 from scope_jax.learner.learner import Learner, Scores
 from scope_jax.learner.types import Update
-from scope_jax.plan.hlo import KERNEL, Costs, Program
+from scope_jax.plan.costs import Costs
+from scope_jax.plan.hlo import KERNEL, Program
 from sharding.mesh import ROWS
 
 MICRO_BATCHES = 2  # of a planned step: with more than one, gradients are accumulated

@@ -1,15 +1,12 @@
 """Builds the parts of a run from its card: mesh, engine, search, judges, exams; for training, also data and learner.
 
-A `World` is everything a game needs to generate episodes, in training or evaluation; a `Trainer` is a World with a
-learner. `World.tools` are the tools of a game in one step.
+A `Trainer` is a World with a learner.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +18,15 @@ from models import weights
 from models.config import ModelConfig
 from models.tokenizer import Tokenizer
 from models.transformer import Params
-from retrieval.search import SearchTool
-from rollouts.keys import key_data
-from rollouts.local import LocalRollouts
-from rollouts.tools import BatchedTool
-from rollouts.types import Completion, Request, SamplingParams
 from scope_jax.config import Config, JudgeSection
 from scope_jax.data import sources
 from scope_jax.data.sources import Source
 from scope_jax.learner.learner import Learner
 from scope_jax.learner.state import TrainState
-from scope_jax.learner.types import Reply
 from scope_jax.play import exams
-from scope_jax.play.judge_client import JudgeClient, JudgeError, Unreachable
+from scope_jax.play.judge_client import JudgeClient
 from scope_jax.play.system import Memory, System
-from scope_jax.play.tools import Prompt
-from scope_jax.play.turns import Joiner, Respond
+from scope_jax.play.turns import Joiner
 from scope_jax.run import ahead
 from scope_jax.run.adapters import adapter_of, check_folder, first_factors
 from scope_jax.run.checkpoint import Saved
@@ -44,7 +34,7 @@ from scope_jax.run.dtypes import DTYPES
 from scope_jax.run.engines import engine_for, rollouts_of, shares_base
 from scope_jax.run.indexing import Part
 from scope_jax.run.meshes import card_mesh, own_mesh
-from scope_jax.run.processes import DividedRollouts, divided, teller, together
+from scope_jax.run.processes import DividedRollouts, teller
 from scope_jax.run.residence import (
     ACCELERATOR,
     HOST,
@@ -56,42 +46,11 @@ from scope_jax.run.residence import (
     with_shared_reference,
 )
 from scope_jax.run.searches import lookup_of, search_of
+from scope_jax.run.world import Tell, World
 from scope_jax.systems import game_of
-from scope_jax.text import dialects, parsing
-from scope_jax.text.messages import Messages
+from scope_jax.text import dialects
 from sharding import distributed
 from sharding.rules import TRAIN
-
-Tell = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class World:
-    """Everything a game needs to generate episodes, except weights: `sampler` selects those.
-
-    mesh: the devices of this process, which generate and search. search: None if the game does not search. rows: the
-    training data, empty if nothing is trained. exams: the rows of each of the card's evaluation sets, by name. lookup:
-    what the search asks, with its counters. local: this process's engine.
-    """
-
-    cfg: Config
-    system: System
-    mesh: Mesh
-    model: ModelConfig
-    tokenizer: Tokenizer
-    sampler: Sampler
-    joiner: Joiner
-    search: SearchTool | None
-    judges: Mapping[str, JudgeClient]
-    tell: Tell | None
-    rows: Sequence[sources.Row]
-    exams: Mapping[str, Sequence[sources.Row]]
-    lookup: BatchedTool[Any] | None
-    local: LocalRollouts
-
-    def tools(self, step: int | str) -> StepTools:
-        """The tools of a game in this step; `step` enters the key of every sample."""
-        return StepTools(self, step)
 
 
 @dataclass(frozen=True)
@@ -171,114 +130,6 @@ class Trainer:
         learner = self.learner
         dtype = learner.param_dtype if learner.adapter is None else learner.reference_dtype
         return weights.load(folder, learner.mesh, TRAIN, dtype)[1]
-
-
-@dataclass(frozen=True)
-class StepTools:
-    """Implements `play.tools.Tools` for one step of a game."""
-
-    world: World
-    step: int | str
-
-    def rows(self, first: int, count: int) -> list[sources.Row]:
-        return sources.items(self.world.rows, first, count, self.world.cfg.seed)
-
-    def encode_prompt(self, messages: Messages) -> tuple[int, ...]:
-        return tuple(self.world.joiner.prompt(messages))
-
-    def generate(
-        self,
-        role: str,
-        prompts: Sequence[Prompt],
-        samples: int,
-        *,
-        policy: str,
-        temperature: float,
-        max_tokens: int,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        stop: Sequence[str] = (),
-        max_turns: int = 1,
-        max_prompt_tokens: int | None = None,
-        max_response_tokens: int | None = None,
-        respond: Respond | None = None,
-        tempered: bool = True,
-    ) -> list[list[Completion]]:
-        names = [prompt.name for prompt in prompts]
-        if len(set(names)) != len(names):
-            raise ValueError(f"two prompts of role {role!r} have the same name; give each its own.")
-        params = SamplingParams(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            max_tokens=max_tokens,
-            stop=tuple(stop),
-            stop_ids=self.world.tokenizer.eos_ids,
-            tempered_logprobs=tempered,
-            thought=parsing.THOUGHT,
-            tags_in_thinking=self.world.cfg.model.tags_in_thinking,
-            ends=self.world.cfg.model.stop,
-        )
-        alike: dict[tuple[int, ...], str] = {}  # by ids, the name of the first of the prompts that share a prefill
-        requests = [
-            Request(
-                prompt_ids=prompt.ids,
-                params=params,
-                key=key_data(self.world.cfg.seed, self.step, role, prompt.name, sample),
-                group=alike.setdefault(prompt.ids, prompt.name),
-                max_turns=max_turns,
-                respond=None if responder is None else self.world.joiner.responder(responder, prompt.messages),
-                max_prompt_tokens=max_prompt_tokens,
-                max_response_tokens=max_response_tokens,
-                policy=self.world.sampler.named(policy),
-            )
-            for prompt in prompts
-            for responder in [prompt.respond or respond]
-            for sample in range(samples)
-        ]
-        flat = self.world.sampler.use(policy).run(requests)
-        self.world.sampler.count(flat)
-        return [flat[first : first + samples] for first in range(0, len(flat), samples)]
-
-    def search(self, queries: Sequence[str]) -> list[str]:
-        if self.world.search is None:
-            raise ValueError("the game searches but the card has no [retrieval] table; add one with corpus or url.")
-        if threading.current_thread() is threading.main_thread():  # the game's own search, which all processes make
-            return divided(self.world.search, queries, [1.0] * len(queries))
-        return self.world.search(queries)  # a responder's, in the process that generates its episode
-
-    def tokens(self, text: str) -> int:
-        return len(self.world.tokenizer.encode(text))
-
-    def judge(
-        self,
-        messages: Sequence[str],
-        *,
-        by: str = "judge",
-        temperature: float | None = None,
-        max_tokens: int | None = None,
-    ) -> list[Reply]:
-        ask = partial(self._judge(by), temperature=temperature, max_tokens=max_tokens)
-        return divided(ask, messages, [len(message) for message in messages])
-
-    def probe(self, by: str) -> str:
-        def problem() -> str:
-            try:
-                self._judge(by).probe()
-            except Unreachable as error:
-                return str(error)
-            return ""
-
-        return next(filter(None, together(problem)), "")
-
-    def tell(self, sentence: str) -> None:
-        if self.world.tell is not None:
-            self.world.tell(sentence)
-
-    def _judge(self, name: str) -> JudgeClient:
-        if name not in self.world.judges:
-            raise JudgeError(f"the game asks {name!r} but the card has no table with its endpoint; add one.")
-        return self.world.judges[name]
 
 
 def assemble(cfg: Config, run: Path, part: Part | None = None, tell: Tell | None = None) -> Trainer:

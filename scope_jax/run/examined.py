@@ -29,12 +29,13 @@ from scope_jax.errors import UserError
 from scope_jax.play import exams
 from scope_jax.play.tools import BASE
 from scope_jax.run.adapters import adapter_of, saved_factors, section_of
-from scope_jax.run.assemble import Tell, World, assemble_world
+from scope_jax.run.assemble import assemble_world
 from scope_jax.run.checkpoint import load, locate, run_of, step_of
 from scope_jax.run.dtypes import DTYPES
 from scope_jax.run.engines import decode_layout
 from scope_jax.run.fetching import fetched
 from scope_jax.run.meshes import all_generate
+from scope_jax.run.world import Tell, World
 from scope_jax.systems import game_of
 from sharding.rules import Rules
 from sharding.spec import param_shardings

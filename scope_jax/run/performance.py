@@ -16,12 +16,12 @@ import jax
 from models import flops
 from models.config import ModelConfig
 from scope_jax.learner.types import Episode, Metrics
-from scope_jax.run.assemble import World
 from scope_jax.run.compiling import programs
 from scope_jax.run.meshes import divided_devices
 from scope_jax.run.phases import Phases
 from scope_jax.run.profiling import Traced
 from scope_jax.run.watchdog import Watchdog
+from scope_jax.run.world import World
 from sharding.chips import GIB, chip_of
 
 PHASES = ("play", "learn", "wait", "evaluate", "checkpoint")

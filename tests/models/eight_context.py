@@ -7,7 +7,9 @@ import os
 import sys
 from typing import Any
 
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+from tests.flags import fake_devices
+
+os.environ["XLA_FLAGS"] = fake_devices(8)
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax

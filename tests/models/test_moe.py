@@ -95,6 +95,52 @@ def few(tokens, experts, width, ffn, dtype, chance=0.4):
     return x, jnp.asarray(share, jnp.float32), *matrices
 
 
+def routed(share_NX):
+    """These shares as the kernel for routing gives them."""
+    rows = -(-len(share_NX) // moe_tpu.LANES) * moe_tpu.LANES
+    share_XN = jnp.pad(share_NX, ((0, rows - len(share_NX)), (0, 0))).T
+    count_X = jnp.sum(share_XN > 0, axis=1, dtype=jnp.int32)
+    held_X = [max((other for other in range(x + 1) if count_X[other]), default=0) for x in range(len(count_X))]
+    return moe_tpu.Routed(share_XN, count_X, jnp.asarray(held_X, jnp.int32))
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+@pytest.mark.parametrize(("tokens", "experts", "picks"), [(40, 8, 3), (128, 128, 8), (200, 60, 4)])
+def test_routing_in_the_interpreter(cfg, tokens, experts, picks, normalised):
+    """The TPU's kernel against `route`: the same experts, also of tokens that many like equally, and the same shares
+    up to the rounding of the softmax's sums; by whole devices and by parts of the experts."""
+    rng = np.random.default_rng(0)
+    x, router = (jnp.asarray(rng.normal(size=s) / s[0] ** 0.5, jnp.float32) for s in ((tokens, 128), (128, experts)))
+    router = router.at[:, 5].set(router[:, 2])  # ties
+    cfg = replace(cfg, num_experts=experts, experts_per_token=picks, norm_topk_prob=normalised)
+    weights_Nk, picked_Nk = moe.route(cfg, x, router)
+    share = np.zeros((tokens, experts), np.float32)
+    np.put_along_axis(share, np.asarray(picked_Nk), np.asarray(weights_Nk), axis=1)
+    assert ((share[:, 2] > 0) & (share[:, 5] == 0)).any(), "a tie is between the last pick and the next"
+    own = experts // 2
+    for first in (0, own):
+        ours = moe_tpu.route_few(x, router, jnp.int32(first), own, picks, normalised, interpret=True)
+        expected = routed(jnp.asarray(share[:, first : first + own]))
+        np.testing.assert_array_equal(ours.share_XN > 0, expected.share_XN > 0)
+        np.testing.assert_allclose(ours.share_XN, expected.share_XN, rtol=2e-6)
+        np.testing.assert_array_equal(ours.count_X, expected.count_X)
+        np.testing.assert_array_equal(ours.held_X, expected.held_X)
+
+
+def test_routing_of_a_token_does_not_depend_on_the_others():
+    rng = np.random.default_rng(0)
+    x, router = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((150, 128), (128, 8)))
+
+    def run(x):
+        return np.asarray(moe_tpu.route_few(x, router, jnp.int32(0), 8, 3, True, interpret=True).share_XN)
+
+    expected = run(x)
+    np.testing.assert_array_equal(run(x[:40])[:, :40], expected[:, :40])
+    out = run(x.at[7].set(jnp.nan))
+    np.testing.assert_array_equal(np.delete(out, 7, axis=1), np.delete(expected, 7, axis=1))
+    assert not (out[:, 7] > 0).any(), "a token that is not a number picks no expert"
+
+
 @pytest.mark.parametrize(
     ("tokens", "experts", "dtype", "bound"),
     [(40, 4, "float32", 2e-6), (200, 3, "float32", 2e-6), (256, 4, "bfloat16", 0.01)],
@@ -102,11 +148,11 @@ def few(tokens, experts, width, ffn, dtype, chance=0.4):
 def test_few_tokens_in_the_interpreter(monkeypatch, tokens, experts, dtype, bound):
     """The TPU's kernel against all products: more tokens of one expert than a block has, none, an odd number of
     experts, and an ffn that is read in three parts. In bfloat16 the result is of size 1 and rounded to 2^-8."""
-    arrays = few(tokens, experts, 128, 384, jnp.dtype(dtype))
-    expected = dense_experts(*arrays)
+    x, share, *matrices = few(tokens, experts, 128, 384, jnp.dtype(dtype))
+    expected = dense_experts(x, share, *matrices)
     for limit in (moe_tpu.WEIGHTS, 1):
         monkeypatch.setattr(moe_tpu, "WEIGHTS", limit)
-        out = moe_tpu.few_tokens(*arrays, interpret=True)
+        out = moe_tpu.few_tokens(x, routed(share), *matrices, interpret=True)
         assert out.dtype == jnp.dtype(dtype)
         np.testing.assert_allclose(out.astype(jnp.float32), expected, atol=bound * float(jnp.abs(expected).max()))
 
@@ -116,7 +162,7 @@ def test_few_tokens_do_not_depend_on_each_other():
     x, share, *matrices = few(150, 4, 128, 128, jnp.float32)
 
     def run(x, share):
-        return np.asarray(moe_tpu.few_tokens(x, share, *matrices, interpret=True))
+        return np.asarray(moe_tpu.few_tokens(x, routed(share), *matrices, interpret=True))
 
     expected = run(x, share)
     order = np.random.default_rng(1).permutation(150)
@@ -129,14 +175,14 @@ def test_few_tokens_do_not_depend_on_each_other():
 
 def test_few_and_sorted_tokens_agree(cfg, monkeypatch):
     """Both ways to multiply by a device's own experts, here the second four of eight."""
-    monkeypatch.setattr(moe_tpu, "few_tokens", partial(moe_tpu.few_tokens, interpret=True))
+    for kernel in ("few_tokens", "route_few"):
+        monkeypatch.setattr(moe_tpu, kernel, partial(getattr(moe_tpu, kernel), interpret=True))
     x, _, *matrices = few(48, 4, 128, 256, jnp.float32)
     cfg = replace(cfg, num_experts=8, experts_per_token=3)
     router = jnp.asarray(np.random.default_rng(2).normal(size=(128, 8)), jnp.float32)
-    weights_Nk, picked_Nk = moe.route(cfg, x, router)
-    w: dict[str, jax.Array] = dict(zip(moe.EXPERTS, matrices, strict=True))
-    ours = moe._own_few(matrices, x, weights_Nk, picked_Nk - 4)
-    expected = moe._own_sorted(cfg, w, lambda gate: gate, x, weights_Nk, picked_Nk - 4)
+    w = {"router_DX": router, **dict(zip(moe.EXPERTS, matrices, strict=True))}
+    ours = moe._own_few(cfg, w, x, jnp.int32(4))
+    expected = moe._own_sorted(cfg, w, lambda gate: gate, x, jnp.int32(4))
     np.testing.assert_allclose(ours, expected, atol=2e-6 * float(jnp.abs(expected).max()))
     assert moe._few(x, matrices) and not moe._few(jnp.zeros((513, 128)), matrices)
     for tokens, taken in ((128, True), (129, False)):

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.flags import fake_devices
+
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent
 BOUND = 1.3  # of the checkpoint's largest tensor
 LAYOUTS = ("fsdp", "fsdp_tensor", "data")
-BLOCKS = (4194304, 8192)
+BLOCKS = (4194304, 24576)
 
 
 def start(script: str, devices: int, *words: object) -> subprocess.Popen[str]:
@@ -23,7 +25,7 @@ def start(script: str, devices: int, *words: object) -> subprocess.Popen[str]:
         **os.environ,
         "PYTHONPATH": str(ROOT),
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "XLA_FLAGS": fake_devices(devices),
         "MALLOC_MMAP_THRESHOLD_": "65536",  # glibc returns freed memory to the kernel at once
     }
     command = [sys.executable, str(SCRIPTS / script), *map(str, words)]

@@ -18,7 +18,7 @@ from models.attention import make_attend
 from models.config import from_hf
 from models.heads_tpu import norm_and_rotate
 from models.moe import FEW, FEW_BYTES
-from models.moe_tpu import few_tokens
+from models.moe_tpu import few_tokens, route_few
 from models.rope import Rope
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner.learner import Learner
@@ -118,19 +118,24 @@ def rotated(q: Any, k: Any, *scales_and_positions: Any) -> Any:
     return norm_and_rotate(q, k, tuple(scales), positions, Rope(1e6), HEAD_DIM, 1e-6)
 
 
+def experts(x: Any, router: Any, *matrices: Any) -> Any:
+    own = len(matrices[0])
+    return few_tokens(x, route_few(x, router, jnp.int32(own), own, 8, True), *matrices)
+
+
 def decoding() -> None:
     """The kernels of decoding at their largest sizes: the vector memory of every chip is enough."""
     for topology in ("v5e:2x2", "v5p:2x2x1", "v6e:2x2"):
         for width, ffn, dtype in ((2048, 768, jnp.bfloat16), (4096, 14336, jnp.bfloat16), (7168, 2048, jnp.float32)):
             tokens = min(FEW, FEW_BYTES // (width * jnp.dtype(dtype).itemsize) // LANES * LANES)
             matrices = [((4, width, ffn), dtype)] * 2 + [((4, ffn, width), dtype)]
-            arguments = ((tokens, width), dtype), ((tokens, 4), jnp.float32), *matrices
-            assert kernels_on(topology, few_tokens, *arguments) == 1
+            arguments = ((tokens, width), dtype), ((width, 128), dtype), *matrices
+            assert kernels_on(topology, experts, *arguments) == 2
         for heads, kv_heads, tokens in ((4, 1, 256), (128, 8, 500)):
             flat = [((tokens, count * HEAD_DIM), jnp.bfloat16) for count in (heads, kv_heads)]
             scale = (HEAD_DIM,), jnp.bfloat16
             assert kernels_on(topology, rotated, *flat, scale, scale, ((tokens,), jnp.int32)) == 1
-        print(f"{topology}: experts of few tokens, norm and rotation")
+        print(f"{topology}: routing and experts of few tokens, norm and rotation")
 
 
 if __name__ == "__main__":

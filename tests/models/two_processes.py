@@ -89,7 +89,7 @@ def main() -> None:
     for name, sizes in {"fsdp": (1, 8, 1), "fsdp_tensor": (1, 4, 2), "data": (2, 4, 1)}.items():
         mesh = make_mesh(MeshConfig(*sizes))
         # First each weight in one transfer, then all of them block by block.
-        for block in (4 * 2**20, 8192):
+        for block in (4 * 2**20, 24576):
             streaming.BLOCK_BYTES = block
             params = weights.load_hf(folder / "source", mesh, TRAIN)[1]
             facts[f"{name} {block} right"] = is_correct(params, values)

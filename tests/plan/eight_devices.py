@@ -4,8 +4,10 @@
 import json
 import os
 
+from tests.flags import fake_devices
+
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = fake_devices(8)
 
 import jax
 import jax.numpy as jnp

@@ -2,9 +2,10 @@
 
 import pytest
 
+from scope_jax.plan.costs import Costs, Kernel, Transfers
 from scope_jax.plan.estimates import LAUNCH, Reads, _seconds, decode_figures
 from scope_jax.plan.hardware import CHIPS, Hardware
-from scope_jax.plan.hlo import Costs, Program, Transfers
+from scope_jax.plan.hlo import Program
 from sharding.chips import Chip
 
 # 60 FLOP/s in products and 50 in kernels, 80 bytes/s of memory, 8 bytes/s between devices
@@ -24,7 +25,7 @@ def test_seconds_of_a_program_on_a_gpu():
 
 
 def test_a_token_on_a_gpu_reads_weights_and_cache():
-    on, reads = Hardware("1xG", "gpu", GPU, []), Reads(cache=240.0, weights=160.0, experts=100.0)
+    on, reads = Hardware("1xG", "gpu", GPU, []), Reads(cache=240.0, weights=160.0)
     # of the dispatch, 8 bytes for each of 10 tokens
     costs = Costs(memory=160.0 + 80.0), Costs(flops=60.0, memory=160.0, collectives=MOVED)
     found = decode_figures(on, *costs, reads, 10)
@@ -35,13 +36,16 @@ def test_a_token_on_a_gpu_reads_weights_and_cache():
     assert slow["milliseconds"] == pytest.approx(1e3 * (10 + 3 + 240 / 80 / 10))
 
 
-def test_a_token_on_a_tpu_reads_cache_and_experts_in_kernels():
+def test_a_token_on_a_tpu_reads_cache_and_weights_in_kernels():
     chip = Chip("T", 1.0, 100.0, 100.0, 1e4)
-    on, reads = Hardware("T", "tpu", chip, []), Reads(cache=240.0, weights=160.0, experts=80.0)
-    found = decode_figures(on, Costs(cycles=9e4, kernels=20), Costs(cycles=4e4, kernels=2), reads, 10)
-    # cache 3 s and experts 1 s; 4 s of cycles, 5 s once in 10 tokens, and two kernels' beginnings
-    assert found["reads_milliseconds"] == pytest.approx(1e3 * 4)
-    assert found["other_milliseconds"] == pytest.approx(1e3 * (4 + 0.5 + 2 * LAUNCH / 1e4))
+    on, reads = Hardware("T", "tpu", chip, []), Reads(cache=240.0, weights=160.0)
+    attention, light, heavy = Kernel(0.0, 0.0), Kernel(10.0, 40.0), Kernel(100.0, 40.0)
+    one = Costs(cycles=4e4, kernels={attention: 1.0, light: 2.0, heavy: 1.0})
+    found = decode_figures(on, Costs(cycles=9e4, kernels=one.times(10).kernels), one, reads, 10)
+    # cache 3 s; two kernels of 0.5 s that read, and one of 2 s that multiplies; 4 s of cycles, 5 s once in 10 tokens,
+    # and four kernels' beginnings
+    assert found["reads_milliseconds"] == pytest.approx(1e3 * (3 + 2 * 0.5 + 2))
+    assert found["other_milliseconds"] == pytest.approx(1e3 * (4 + 0.5 + 4 * LAUNCH / 1e4))
     assert found["milliseconds"] == pytest.approx(found["reads_milliseconds"] + found["other_milliseconds"])
     assert found["roofline_milliseconds"] == pytest.approx(1e3 * 4)
 

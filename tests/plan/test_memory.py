@@ -17,8 +17,8 @@ from scope_jax.learner import batching
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.plan.architectures import SHAPES
 from scope_jax.plan.command import plan
+from scope_jax.plan.costs import Costs
 from scope_jax.plan.hardware import GIB, hardware
-from scope_jax.plan.hlo import Costs
 from scope_jax.plan.knobs import remat_policies, setting_that_fits
 from scope_jax.plan.memory import Residents, resident_arguments
 from scope_jax.plan.page import lines

@@ -5,7 +5,9 @@ import os
 import sys
 from pathlib import Path
 
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+from tests.flags import fake_devices
+
+os.environ["XLA_FLAGS"] = fake_devices(8)
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax

@@ -13,6 +13,7 @@ import pytest
 from retrieval import exact
 from retrieval.exact import ExactIndex
 from retrieval.scann import ScannConfig, ScannIndex
+from tests.flags import fake_devices
 
 ROOT = Path(__file__).parents[2]
 
@@ -90,11 +91,10 @@ tiny = ExactIndex(x[:5], mesh=mesh, axes=axes)  # fewer vectors than devices
 assert np.array_equal(tiny.search(q, 9)[1], ExactIndex(x[:5], mesh=None, axes=()).search(q, 9)[1])
 print("equal")
 """
-    flags = "--xla_force_host_platform_device_count=8"
     done = subprocess.run(
         [sys.executable, "-c", program],
         cwd=ROOT,
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": fake_devices(8), "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=False,

@@ -11,8 +11,9 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-# Compilation dominates the time of this script and the programs need not be fast: no optimisation.
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+from tests.flags import fake_devices
+
+os.environ["XLA_FLAGS"] = fake_devices(8)
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax

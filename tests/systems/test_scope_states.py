@@ -13,8 +13,9 @@ import pytest
 from scope_jax.config.training import TrainSection
 from scope_jax.learner.state import TrainState
 from scope_jax.learner.types import Datum, Episode
-from scope_jax.run.assemble import Trainer, World
+from scope_jax.run.assemble import Trainer
 from scope_jax.run.residence import ACCELERATOR, HOST, moved, with_shared_reference
+from scope_jax.run.world import World
 from scope_jax.systems import scope
 from scope_jax.train import learn
 from tests.systems.scope_world import card

@@ -19,7 +19,7 @@ from scope_jax.config import CardError, JudgeSection
 from scope_jax.learner.types import Reply
 from scope_jax.play import judge_client
 from scope_jax.play.judge_client import JudgeClient
-from scope_jax.run.assemble import StepTools, World
+from scope_jax.run.world import StepTools, World
 from scope_jax.systems import score
 from scope_jax.systems.score import harness, refreshing
 from tests.judge.endpoint import Answer, chat, endpoint

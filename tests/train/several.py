@@ -22,6 +22,7 @@ from retrieval.search import LocalRetriever
 from scope_jax import cli, train
 from scope_jax.play.judge_client import JudgeClient
 from scope_jax.report import page
+from tests.flags import fake_devices
 
 IMPORTED = (train, page)  # by the command, too
 
@@ -48,9 +49,7 @@ def child(run: dict[str, Any], process: int, port: int) -> None:
     log = os.open(f"{run['log']}.{process}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    os.environ["XLA_FLAGS"] = (
-        f"--xla_force_host_platform_device_count={run['devices']} --xla_backend_optimization_level=0"
-    )
+    os.environ["XLA_FLAGS"] = fake_devices(run["devices"])
     os.environ |= run.get("variables", {})
     if run["processes"] > 1:
         os.environ["JAX_COORDINATOR_ADDRESS"] = f"localhost:{port}"

@@ -28,7 +28,15 @@ from scope_jax.systems.scope import phases
 from tests.train import runs
 
 CARDS = runs.ROOT / "configs"
-SMALL = ("rollout.slots=8", "learner.buckets=[512]", "learner.micro_batch_rows=4", "train.save_every=1", "train.keep=9")
+SMALL = (
+    "rollout.slots=8",
+    "rollout.max_length=256",
+    "rollout.prefill_buckets=[256]",
+    "learner.buckets=[256]",
+    "learner.micro_batch_rows=4",
+    "train.save_every=1",
+    "train.keep=9",
+)
 SSP = (
     *SMALL,
     "evaluate.sets=[]",

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.flags import fake_devices
 from tests.own_game.test_own_game import prepare
 from tests.train import runs
 from tests.train import test_processes as several
@@ -53,9 +54,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def start(folder: Path, name: str, devices: int, *sets: str) -> subprocess.Popen[str]:
     """A run of the game of letters on so many devices."""
-    flags = f"--xla_force_host_platform_device_count={devices}"
     command = [sys.executable, "-c", TRAIN, str(folder), name, *COMMON, *sets]
-    return runs.start(command, XLA_FLAGS=flags, PYTHONPATH=str(runs.ROOT))
+    return runs.start(command, XLA_FLAGS=fake_devices(devices), PYTHONPATH=str(runs.ROOT))
 
 
 def finish(folder: Path, name: str, devices: int, *sets: str) -> Path:
@@ -96,7 +96,8 @@ def test_steps_played_ahead_have_the_weights_before_the_last_update(apart: Path,
     assert held == [{"game", "baselines", "ahead"}] * 4 + [{"game", "baselines"}]  # nothing follows the last step
 
 
-@pytest.mark.parametrize("step", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [1, 3])
 def test_a_killed_run_with_steps_played_ahead_ends_with_the_same_bits(folder: Path, ahead: Path, step: int) -> None:
     name = f"killed-{step}"
     process = start(folder, name, 8, *APART, *AHEAD)
@@ -129,7 +130,7 @@ def test_a_killed_run_of_scope_with_adapters_played_ahead_ends_with_the_same_bit
 
     def begin(name: str) -> subprocess.Popen[str]:
         command = runs.command("scope/adapters/atlas.toml", tmp_path / name, SCOPE)
-        return runs.start(command, XLA_FLAGS="--xla_force_host_platform_device_count=2")
+        return runs.start(command, XLA_FLAGS=fake_devices(2))
 
     runs.end(begin("whole"))
     metrics = runs.lines(tmp_path / "whole", "metrics.jsonl")

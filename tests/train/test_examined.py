@@ -23,11 +23,12 @@ from scope_jax.cli import app
 from scope_jax.config import Config, load_card
 from scope_jax.play.tools import BASE
 from scope_jax.run import evaluations, examined, members
-from scope_jax.run.assemble import World, assemble, assemble_learner
+from scope_jax.run.assemble import assemble, assemble_learner
 from scope_jax.run.checkpoint import Checkpoints
 from scope_jax.run.convert import convert
 from scope_jax.run.metrics import RunLog
 from scope_jax.run.residence import Sampler, with_one_reference
+from scope_jax.run.world import World
 
 ASSETS = Path("assets/atlas")
 CARD = Path("configs/scope/atlas.toml")

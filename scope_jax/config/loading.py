@@ -1,0 +1,155 @@
+"""Reads cards: TOML, the cards they extend, overrides; every fault is one sentence that names the file and the key."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from scope_jax.config.base import CardError, Section, merge_tables
+from scope_jax.config.experiment import Config
+from scope_jax.config.serving import ServedModel
+from scope_jax.config.tables import RolloutSection
+
+Parsed = TypeVar("Parsed", bound=Section)
+
+
+def _set(table: dict[str, Any], override: str, where: str) -> None:
+    shown = where + ": --set " + re.sub(r"//[^/@]*@", "//…@", ascii(override))  # a password is not repeated
+    key, sep, text = override.partition("=")
+    if not sep or not key.strip():
+        raise CardError(f"{shown} is not of the form a.b=value.")
+    if not override.isprintable():
+        raise CardError(f"{shown} has unprintable characters; write a line break as \\n, in quotes.")
+    try:
+        value = tomllib.loads(f"v = {text}")["v"]
+    except (ValueError, RecursionError):  # not a TOML value: text without quotes
+        value = text.strip()
+    *parents, leaf = key.strip().split(".")
+    for name in parents:
+        table = table.setdefault(name, {})
+        if not isinstance(table, dict):
+            raise CardError(f"{shown}: {name!r} is a value, not a table; set it as a whole.")
+    table[leaf] = value
+
+
+_TYPES = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "text in quotes",
+    "tuple_type": "an array [...]",
+    "dict_type": "a table",
+    "model_type": "a table",
+}
+_BOUNDS = {
+    "greater_than_equal": ("at least", "ge"),
+    "greater_than": ("above", "gt"),
+    "less_than_equal": ("at most", "le"),
+    "less_than": ("below", "lt"),
+}
+
+
+def _complaint(error: ErrorDetails) -> str:
+    """One error as a clause: the key and what it must be. Text values are not shown: one may be a secret."""
+    key = ".".join(str(part) for part in error["loc"]) or "the card"
+    given, kind, bounds = error["input"], error["type"], error.get("ctx", {})
+    value = f" is {json.dumps(given)} but" if isinstance(given, (bool, float)) or _short(given) else ""
+    if kind == "extra_forbidden":
+        return f"unknown key `{key}`; remove it or correct its name"
+    if kind == "missing":
+        return f"key `{key}` is missing; add it"
+    if kind in _TYPES:
+        return f"`{key}`{value} must be {_TYPES[kind]}"
+    if kind in _BOUNDS:
+        words, name = _BOUNDS[kind]
+        return f"`{key}`{value} must be {words} {bounds[name]:.12g}"
+    if kind == "literal_error":
+        return f"`{key}`{value} must be {bounds['expected']}"
+    return f"`{key}`: {error['msg'].removeprefix('Value error, ')}"
+
+
+def _short(value: Any) -> bool:
+    return isinstance(value, int) and abs(value) < 10**20
+
+
+def _sentence(where: str, error: ValidationError) -> str:
+    return f"{where}: " + "; ".join(map(_complaint, error.errors())) + "."
+
+
+def parse_section(section: type[Parsed], table: dict[str, Any], where: str, folder: Path | None = None) -> Parsed:
+    """A section from plain data; raises a `CardError` that names `where` and every offending key.
+
+    folder: of the card, where its relative paths are looked for if the current folder does not have them.
+    """
+    try:
+        return section.model_validate(table, context={"folder": folder})
+    except ValidationError as error:
+        raise CardError(_sentence(where, error)) from None
+
+
+def parse_config(table: dict[str, Any], where: str, folder: Path | None = None) -> Config:
+    """A `Config` from plain data; arguments and errors as in `parse_section`."""
+    return parse_section(Config, table, where, folder)
+
+
+def _table(path: Path, extended_by: tuple[Path, ...]) -> dict[str, Any]:
+    """The plain data of a card, merged with that of the card it extends."""
+    if not path.is_file():
+        raise CardError(
+            f"{extended_by[-1]}: extends {path}, which does not exist; give a path relative to the card's folder."
+            if extended_by
+            else f"{path}: no such card; give the path of a TOML file, for example configs/ssp/atlas.toml."
+        )
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # not TOML, not UTF-8, a number with too many digits, nested too deeply
+        raise CardError(f"{path}: not valid TOML: {error}.") from None
+    parent = table.pop("extends", None)
+    if parent is None:
+        return table
+    if not isinstance(parent, str):
+        raise CardError(f"{path}: `extends` must be the path of one card, not {parent!r}.")
+    chain = (*extended_by, path.resolve())
+    above = (path.parent / parent).resolve()
+    if above in chain:
+        raise CardError(f"{path}: extends {parent}, which extends it in turn; remove one of the two.")
+    return merge_tables(_table(above, chain), table)
+
+
+def load_card(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """The config of a card file with `a.b=value` overrides applied (values in TOML syntax, bare text allowed)."""
+    return overridden(_table(Path(path), ()), overrides, str(Path(path)), Path(path).parent)
+
+
+def overridden(table: dict[str, Any], overrides: Sequence[str], where: str, folder: Path | None = None) -> Config:
+    """The config of a card's plain data with `a.b=value` overrides applied; where: the source, for messages; folder: as
+    in `parse_section`."""
+    for override in overrides:
+        _set(table, override, where)
+    keys = " and ".join(override.partition("=")[0].strip() for override in overrides)
+    return parse_config(table, f"{where} with --set {keys}" if overrides else where, folder)
+
+
+def load_served(folder: Path, positions: int, overrides: Sequence[str]) -> ServedModel:
+    """The card of a model folder that is served by itself; its episodes are no longer than its `positions`."""
+    card = RolloutSection()
+    longest = min(card.max_length, positions)
+    buckets = [length for length in card.prefill_buckets if length <= longest] or [longest]
+    table: dict[str, Any] = {
+        "model": {"checkpoint": str(folder)},
+        "rollout": {"max_length": longest, "prefill_buckets": buckets},
+    }
+    for override in overrides:
+        _set(table, override, str(folder))
+    return parse_section(ServedModel, table, str(folder))

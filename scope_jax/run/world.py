@@ -1,0 +1,169 @@
+"""What a game plays in: a `World`, and `StepTools`, the tools that the game gets of it in one step."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from jax.sharding import Mesh
+
+from models.config import ModelConfig
+from models.tokenizer import Tokenizer
+from retrieval.search import SearchTool
+from rollouts.keys import key_data
+from rollouts.local import LocalRollouts
+from rollouts.tools import BatchedTool
+from rollouts.types import Completion, Request, SamplingParams
+from scope_jax.config import Config
+from scope_jax.data import sources
+from scope_jax.learner.types import Reply
+from scope_jax.play.judge_client import JudgeClient, JudgeError, Unreachable
+from scope_jax.play.system import System
+from scope_jax.play.tools import Prompt
+from scope_jax.play.turns import Joiner, Respond
+from scope_jax.run.processes import divided, together
+from scope_jax.run.residence import Sampler
+from scope_jax.text import parsing
+from scope_jax.text.messages import Messages
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class World:
+    """Everything a game needs to generate episodes, except weights: `sampler` selects those.
+
+    mesh: the devices of this process, which generate and search. search: None if the game does not search. rows: the
+    training data, empty if nothing is trained. exams: the rows of each of the card's evaluation sets, by name. lookup:
+    what the search asks, with its counters. local: this process's engine.
+    """
+
+    cfg: Config
+    system: System
+    mesh: Mesh
+    model: ModelConfig
+    tokenizer: Tokenizer
+    sampler: Sampler
+    joiner: Joiner
+    search: SearchTool | None
+    judges: Mapping[str, JudgeClient]
+    tell: Tell | None
+    rows: Sequence[sources.Row]
+    exams: Mapping[str, Sequence[sources.Row]]
+    lookup: BatchedTool[Any] | None
+    local: LocalRollouts
+
+    def tools(self, step: int | str) -> StepTools:
+        """The tools of a game in this step; `step` enters the key of every sample."""
+        return StepTools(self, step)
+
+
+@dataclass(frozen=True)
+class StepTools:
+    """Implements `play.tools.Tools` for one step of a game."""
+
+    world: World
+    step: int | str
+
+    def rows(self, first: int, count: int) -> list[sources.Row]:
+        return sources.items(self.world.rows, first, count, self.world.cfg.seed)
+
+    def encode_prompt(self, messages: Messages) -> tuple[int, ...]:
+        return tuple(self.world.joiner.prompt(messages))
+
+    def generate(
+        self,
+        role: str,
+        prompts: Sequence[Prompt],
+        samples: int,
+        *,
+        policy: str,
+        temperature: float,
+        max_tokens: int,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        stop: Sequence[str] = (),
+        max_turns: int = 1,
+        max_prompt_tokens: int | None = None,
+        max_response_tokens: int | None = None,
+        respond: Respond | None = None,
+        tempered: bool = True,
+    ) -> list[list[Completion]]:
+        names = [prompt.name for prompt in prompts]
+        if len(set(names)) != len(names):
+            raise ValueError(f"two prompts of role {role!r} have the same name; give each its own.")
+        params = SamplingParams(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            max_tokens=max_tokens,
+            stop=tuple(stop),
+            stop_ids=self.world.tokenizer.eos_ids,
+            tempered_logprobs=tempered,
+            thought=parsing.THOUGHT,
+            tags_in_thinking=self.world.cfg.model.tags_in_thinking,
+            ends=self.world.cfg.model.stop,
+        )
+        alike: dict[tuple[int, ...], str] = {}  # by ids, the name of the first of the prompts that share a prefill
+        requests = [
+            Request(
+                prompt_ids=prompt.ids,
+                params=params,
+                key=key_data(self.world.cfg.seed, self.step, role, prompt.name, sample),
+                group=alike.setdefault(prompt.ids, prompt.name),
+                max_turns=max_turns,
+                respond=None if responder is None else self.world.joiner.responder(responder, prompt.messages),
+                max_prompt_tokens=max_prompt_tokens,
+                max_response_tokens=max_response_tokens,
+                policy=self.world.sampler.named(policy),
+            )
+            for prompt in prompts
+            for responder in [prompt.respond or respond]
+            for sample in range(samples)
+        ]
+        flat = self.world.sampler.use(policy).run(requests)
+        self.world.sampler.count(flat)
+        return [flat[first : first + samples] for first in range(0, len(flat), samples)]
+
+    def search(self, queries: Sequence[str]) -> list[str]:
+        if self.world.search is None:
+            raise ValueError("the game searches but the card has no [retrieval] table; add one with corpus or url.")
+        if threading.current_thread() is threading.main_thread():  # the game's own search, which all processes make
+            return divided(self.world.search, queries, [1.0] * len(queries))
+        return self.world.search(queries)  # a responder's, in the process that generates its episode
+
+    def tokens(self, text: str) -> int:
+        return len(self.world.tokenizer.encode(text))
+
+    def judge(
+        self,
+        messages: Sequence[str],
+        *,
+        by: str = "judge",
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+    ) -> list[Reply]:
+        ask = partial(self._judge(by), temperature=temperature, max_tokens=max_tokens)
+        return divided(ask, messages, [len(message) for message in messages])
+
+    def probe(self, by: str) -> str:
+        def problem() -> str:
+            try:
+                self._judge(by).probe()
+            except Unreachable as error:
+                return str(error)
+            return ""
+
+        return next(filter(None, together(problem)), "")
+
+    def tell(self, sentence: str) -> None:
+        if self.world.tell is not None:
+            self.world.tell(sentence)
+
+    def _judge(self, name: str) -> JudgeClient:
+        if name not in self.world.judges:
+            raise JudgeError(f"the game asks {name!r} but the card has no table with its endpoint; add one.")
+        return self.world.judges[name]
