@@ -63,30 +63,29 @@ def route_few(
     experts = router_DX.shape[1]
     rows, columns = tokens + -tokens % LANES, experts + -experts % LANES
     scalars, arrays = (pl.BlockSpec(memory_space=space) for space in (pltpu.SMEM, pltpu.VMEM))
-    return Routed(
-        *pl.pallas_call(
-            partial(_route, tokens=tokens, experts=experts, picks=picks, normalised=normalised),
-            in_specs=[scalars, arrays, arrays],
-            out_specs=[arrays, scalars, scalars],
-            out_shape=[
-                jax.ShapeDtypeStruct((own, rows), jnp.float32),
-                *(jax.ShapeDtypeStruct((own,), jnp.int32) for _ in range(2)),
-            ],
-            scratch_shapes=[pltpu.VMEM((columns, rows), jnp.float32)],
-            compiler_params=pltpu.CompilerParams(vmem_limit_bytes=MEMORY),
-            cost_estimate=pl.CostEstimate(
-                flops=2 * rows * width * columns,
-                bytes_accessed=x_ND.nbytes + router_DX.nbytes,
-                transcendentals=rows * columns,
-            ),
-            interpret=interpret,
-            name="route_few_tokens",
-        )(
-            first[None],
-            jnp.pad(x_ND, ((0, rows - tokens), (0, 0))),
-            jnp.pad(router_DX, ((0, 0), (0, columns - experts))),
-        )
+    share_XN, count_X, held_X = pl.pallas_call(
+        partial(_route, tokens=tokens, experts=experts, picks=picks, normalised=normalised),
+        in_specs=[scalars, arrays, arrays],
+        out_specs=[arrays, scalars, scalars],
+        out_shape=[
+            jax.ShapeDtypeStruct((own, rows), jnp.float32),
+            *(jax.ShapeDtypeStruct((own,), jnp.int32) for _ in range(2)),
+        ],
+        scratch_shapes=[pltpu.VMEM((columns, rows), jnp.float32)],
+        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=MEMORY),
+        cost_estimate=pl.CostEstimate(
+            flops=2 * rows * width * columns,
+            bytes_accessed=x_ND.nbytes + router_DX.nbytes,
+            transcendentals=rows * columns,
+        ),
+        interpret=interpret,
+        name="route_few_tokens",
+    )(
+        first[None],
+        jnp.pad(x_ND, ((0, rows - tokens), (0, 0))),
+        jnp.pad(router_DX, ((0, 0), (0, columns - experts))),
     )
+    return Routed(share_XN, count_X, held_X)
 
 
 def _route(
