@@ -116,7 +116,7 @@ def decode_figures(on: Hardware, whole: Costs, one: Costs, reads: Reads, steps: 
     read = MEMORY * chip.bandwidth
     if chip.clock is not None:
         cycles = one.cycles + LAUNCH * sum(one.kernels.values()) + (whole.cycles - one.cycles) / steps
-        # Attention over pages declares nothing.
+        # Attention over pages declares nothing, nor does what reads little.
         work = sum(n * max(k.bytes / read, k.flops / (KERNELS * chip.peak)) for k, n in one.kernels.items())
         seconds = {"reads": reads.cache / read + work, "other": cycles / chip.clock}
     elif chip.link is not None:
