@@ -42,7 +42,7 @@ class Routed(NamedTuple):
 
     share_XN: jax.Array  # float32: the routing weights, 0 where token n did not pick expert x
     count_X: jax.Array  # int32: tokens that picked the expert
-    held_X: jax.Array  # int32: the last expert up to this one that has tokens; 0 if none has
+    held_X: jax.Array  # int32: the last expert up to this one that has tokens, so that no other is read; 0 if none has
 
 
 def route_few(

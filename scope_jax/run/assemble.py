@@ -1,7 +1,4 @@
-"""Builds the parts of a run from its card: mesh, engine, search, judges, exams; for training, also data and learner.
-
-A `Trainer` is a World with a learner.
-"""
+"""Builds the parts of a run from its card: mesh, engine, search, judges, exams; for training, also data and learner."""
 
 from __future__ import annotations
 

@@ -107,8 +107,8 @@ def routed(share_NX):
 @pytest.mark.parametrize("normalised", [True, False])
 @pytest.mark.parametrize(("tokens", "experts", "picks"), [(40, 8, 3), (128, 128, 8), (200, 60, 4)])
 def test_routing_in_the_interpreter(cfg, tokens, experts, picks, normalised):
-    """The TPU's kernel against `route`: the same experts, also of tokens that many like equally, and the same shares
-    up to the rounding of the softmax's sums; by whole devices and by parts of the experts."""
+    """The TPU's kernel against `route`: the same experts, also where two are equally likely, and the same shares up to
+    the rounding of the softmax's sums; on two devices with half of the experts each."""
     rng = np.random.default_rng(0)
     x, router = (jnp.asarray(rng.normal(size=s) / s[0] ** 0.5, jnp.float32) for s in ((tokens, 128), (128, experts)))
     router = router.at[:, 5].set(router[:, 2])  # ties
