@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerFast
 from models import encoder
 from models.bert import BertConfig
 from models.encoder import EncoderConfig, Params
+from models.vocabularies import by_transformers
 
 END_OF_TEXT = "<|endoftext|>"  # the token whose hidden state is Qwen3-Embedding's vector
 SHORTEST = 16  # length of the shortest program
@@ -65,15 +66,7 @@ class TextTokenizer:
 
         Raises ValueError if none can be read.
         """
-        try:
-            from transformers import AutoTokenizer  # it imports torch where that is installed: seconds
-
-            hf = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        except (OSError, ValueError, KeyError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise ValueError(f"{folder} has no readable tokenizer ({reason}).") from None
-        if not isinstance(hf, PreTrainedTokenizerFast):
-            raise ValueError(f"{folder} has no fast tokenizer; it needs a tokenizer.json or a vocab.txt.")
+        hf = by_transformers(Path(folder))
         return TextTokenizer(hf, max_tokens, ends_with)
 
     def __call__(self, texts: Sequence[str]) -> list[list[int]]:

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from huggingface_hub.errors import StrictDataclassError
 from tokenizers import AddedToken, Regex, decoders, normalizers
 from tokenizers import Tokenizer as FastTokenizer
-from transformers import BertTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import (
     SentencePieceExtractor,
     SpmConverter,
@@ -34,6 +34,7 @@ OBJECTS = (
     "added_tokens.json",
 )  # transformers' files
 KINDS = ("BPE", "Unigram", "WordPiece")
+AS_IT_IS = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes of folders whose tokenizer.json says everything
 
 # Llama 3's ranks file holds no special tokens. Names and order as from Llama 3.1 on: 256 ids from 128000.
 LLAMA3_RANKS = 128_000
@@ -72,9 +73,11 @@ def read(folder: Path) -> tuple[PreTrainedTokenizerFast, tuple[int, ...]]:
             hf = _llama3(model)
             ends = ends or tuple(LLAMA3_RANKS + LLAMA3_SPECIAL.index(name) for name in LLAMA3_ENDS)
     elif bare and (folder / "vocab.txt").is_file():
+        from transformers import BertTokenizer  # transformers looks at all of its models for the first one
+
         hf = BertTokenizer(vocab=str(folder / "vocab.txt"))
     else:
-        hf = _by_transformers(folder)
+        hf = by_transformers(folder)
     kind = type(hf.backend_tokenizer.model).__name__
     if kind not in KINDS:
         raise ValueError(f"{folder} has a tokenizer of type {kind}; supported are BPE, Unigram and WordPiece.")
@@ -84,16 +87,21 @@ def read(folder: Path) -> tuple[PreTrainedTokenizerFast, tuple[int, ...]]:
     return hf, ends
 
 
-def _by_transformers(folder: Path) -> PreTrainedTokenizerFast:
+def by_transformers(folder: Path) -> PreTrainedTokenizerFast:
+    """The fast tokenizer that transformers makes of a folder. Raises ValueError if it makes none."""
     try:
-        from transformers import AutoTokenizer  # it imports torch where that is installed: seconds
+        config = folder / "tokenizer_config.json"
+        if config.is_file() and read_object(config).get("tokenizer_class") in AS_IT_IS:
+            hf = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+        else:
+            from transformers import AutoTokenizer  # it imports torch where that is installed: seconds
 
-        hf = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            hf = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(f"{folder} has no readable tokenizer ({reason}).") from None
     if not isinstance(hf, PreTrainedTokenizerFast):
-        raise ValueError(f"{folder} has no fast tokenizer; it needs a tokenizer.json.")
+        raise ValueError(f"{folder} has no fast tokenizer; it needs a tokenizer.json or a vocab.txt.")
     return hf
 
 

@@ -329,6 +329,21 @@ def test_a_saved_folder_reads_the_same(load, tmp_path, name, config):
     assert again.special_ids == tokenizer.special_ids and again.vocab_size == tokenizer.vocab_size
 
 
+def test_a_plain_folder_needs_no_model_classes(byte_level, tmp_path, monkeypatch):
+    """AutoTokenizer imports torch where that is installed."""
+    byte_level(tmp_path)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("AutoTokenizer was asked")
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", refuse)
+    assert Tokenizer.load(tmp_path).encode("the cat")
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"tokenizer_class": "Qwen2Tokenizer"}))
+    with pytest.raises(AssertionError, match="AutoTokenizer"):
+        Tokenizer.load(tmp_path)
+
+
 def test_llama3_has_the_special_tokens_of_its_releases(load):
     tokenizer = load("llama3")
     names = {
