@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from models.config import ModelConfig
-from models.lowrank import LowRank, factors_of, merged
+from models.lowrank import LowRank, factors_of, is_low_rank, merged
 from models.transformer import Params, declare
 from sharding.spec import Param, normal
 
@@ -116,7 +116,7 @@ def combined(base: Params, factors: Params, scale: float) -> Params:
     return {**base, "layers": tuple(map(layer, layers, each))}
 
 
-def merge(base: Params, factors: Params, scale: float) -> Params:
-    """Whole weights of a policy, W + scale · A B, in the base's dtype."""
-    layers = combined(base, factors, scale)["layers"]
-    return {**base, "layers": {name: merged(w) if isinstance(w, LowRank) else w for name, w in layers.items()}}
+def merge(base: Params, factors: Params, scale: float, dtype: Any) -> Params:
+    """Whole weights of a policy, W + scale · A B, computed in float32 and rounded once."""
+    whole = jax.tree.map(merged, combined(base, factors, scale), is_leaf=is_low_rank)
+    return jax.tree.map(lambda w: w.astype(dtype), whole)

@@ -104,7 +104,9 @@ def gate_rows(tree: Any, gate_Rr: jax.Array) -> Any:
     return jax.tree.map(lambda w: replace(w, gate=gate_Rr) if is_low_rank(w) else w, tree, is_leaf=is_low_rank)
 
 
-def merged(w: LowRank) -> jax.Array:
-    """W + scale · A B, computed in float32, in the dtype of W."""
+def merged(w: jax.Array | LowRank) -> jax.Array:
+    """W + scale · A B in float32; a matrix without factors as it is."""
+    if not isinstance(w, LowRank):
+        return w
     low = jnp.matmul(w.a.astype(jnp.float32), w.b.astype(jnp.float32), precision="highest")
-    return (w.weight.astype(jnp.float32) + w.scale * low).astype(w.weight.dtype)
+    return w.weight.astype(jnp.float32) + w.scale * low

@@ -45,7 +45,12 @@ PLAIN: dict[str, Any] = {
     "trainable_token_indices": None,
     "alora_invocation_tokens": None,
     "use_qalora": False,
+    "use_bdlora": None,
+    "arrow_config": None,
+    "kasa_config": None,
 }
+# Initial factors beside a base that stays as it is; others (PiSSA, OLoRA, CorDA …) change it, whenever PEFT loads them.
+BESIDE_THE_BASE = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
 
 
 def is_adapter(folder: str | Path) -> bool:
@@ -76,6 +81,12 @@ def load_config(folder: str | Path) -> Mapping[str, Any]:
             raise WeightsError(
                 f"{path}: {name} is {contents[name]!r}, which is not supported; use a plain LoRA adapter."
             )
+    init = contents.get("init_lora_weights")
+    if (init.lower() if isinstance(init, str) else init) not in BESIDE_THE_BASE:
+        raise WeightsError(
+            f"{path}: init_lora_weights is {init!r}, with which the adapter belongs to a changed base; save it with "
+            "PEFT's path_initial_model_for_weight_conversion, as a plain LoRA adapter."
+        )
     rank, alpha = contents.get("r"), contents.get("lora_alpha")
     if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, (int, float)) or not alpha > 0:
         raise WeightsError(f"{path}: r is {rank!r} and lora_alpha {alpha!r}; both must be positive numbers.")

@@ -242,6 +242,9 @@ def whole_folder(folder: Path, kind: str = "config.json") -> Iterator[Path]:
     if folder.exists() and not (folder.is_dir() and ((folder / kind).is_file() or not any(folder.iterdir()))):
         what = "a model folder" if kind == "config.json" else f"a folder with {kind}"
         raise FileExistsError(f"{folder} exists and is not {what}; choose another place to export to.")
+    folder = Path(os.path.abspath(folder))  # "." has no name
+    if folder == Path.cwd():
+        raise FileExistsError(f"{folder} is the current folder, which is not replaced; give another one.")
     writer, several = jax.process_index() == 0, jax.process_count() > 1
     number = int(multihost_utils.broadcast_one_to_all(np.int32(os.getpid()))) if several else os.getpid()
     new = folder.with_name(f".{folder.name}.new-{number}")

@@ -29,7 +29,7 @@ import numpy as np
 from jax import lax
 
 from rollouts.engine import Engine, Prefix
-from rollouts.online import Done, Full, News, OnlineRollouts, Sampled
+from rollouts.online import Done, Full, News, OnlineRollouts, Sampled, listener_in
 from rollouts.slots import DecodeState, Placement
 from rollouts.texts import TextStream
 from rollouts.types import Request, RolloutError, SamplingParams, TextCodec
@@ -279,13 +279,14 @@ proto: Any = jetstream_pb2  # protobuf makes the classes at run time
 class Orchestrator(proto_grpc.OrchestratorServicer):
     """JetStream's service: greedy decoding of one prompt, given as text or as token ids.
 
-    max_tokens: most tokens of a reply. key: what "authorization" of a call's metadata must hold, after "Bearer "; None:
-    anyone may call. A bad request gets INVALID_ARGUMENT, one too many RESOURCE_EXHAUSTED; a cancelled one frees its
-    slot.
+    max_tokens: most tokens of a reply. ends: strings that end a reply as an end token does. key: what "authorization"
+    of a call's metadata must hold, after "Bearer "; None: anyone may call. A bad request gets INVALID_ARGUMENT, one too
+    many RESOURCE_EXHAUSTED; a cancelled one frees its slot.
     """
 
-    def __init__(self, rollouts: OnlineRollouts, *, max_tokens: int, key: str | None) -> None:
+    def __init__(self, rollouts: OnlineRollouts, *, max_tokens: int, ends: tuple[str, ...], key: str | None) -> None:
         self._rollouts = rollouts
+        self._ends = ends
         self._max_tokens = max_tokens
         self._key = key
 
@@ -299,7 +300,7 @@ class Orchestrator(proto_grpc.OrchestratorServicer):
         loop, news = asyncio.get_running_loop(), asyncio.Queue[News]()
         try:
             own = self._request(request)
-            (ticket,) = self._rollouts.submit([own], [lambda one: loop.call_soon_threadsafe(news.put_nowait, one)])
+            (ticket,) = self._rollouts.submit([own], [listener_in(loop, news.put_nowait)])
         except ValueError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise
@@ -309,7 +310,7 @@ class Orchestrator(proto_grpc.OrchestratorServicer):
         except RolloutError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
             raise
-        text = TextStream(self._rollouts.tokenizer, own.params.stop_ids, ())
+        text = TextStream(self._rollouts.tokenizer, own.params.stop_ids, own.params.ends)
         try:
             while not isinstance(one := await news.get(), Done):
                 if isinstance(one, Sampled):
@@ -348,6 +349,7 @@ class Orchestrator(proto_grpc.OrchestratorServicer):
             stop=(),
             stop_ids=tuple(self._rollouts.tokenizer.eos_ids),
             tempered_logprobs=False,
+            ends=self._ends,
         )
         return Request(ids, params, None, None, max_turns=1, respond=None)
 

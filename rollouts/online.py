@@ -7,6 +7,7 @@ equal those generated offline, whatever else is in the batch.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from rollouts.episodes import Episode
 from rollouts.keys import key_data
 from rollouts.loop import DecodeLoop
 from rollouts.paged import PagedEngine
+from rollouts.scheduler import grouped
 from rollouts.slots import stop_row
 from rollouts.tools import BatchedTool
 from rollouts.types import Completion, Request, RolloutError, TextCodec, Turn
@@ -54,6 +56,19 @@ class Done:
 
 News = Sampled | Turn | Done  # a Turn is an observation
 Listener = Callable[[News], object]  # called in the loop's thread; it must return at once and raise nothing
+
+
+def listener_in(loop: asyncio.AbstractEventLoop, tell: Callable[[News], object]) -> Listener:
+    """A listener that calls `tell` in an event loop. When the loop has been closed nobody listens."""
+
+    def listener(news: News) -> None:
+        try:
+            loop.call_soon_threadsafe(tell, news)
+        except RuntimeError:
+            if not loop.is_closed():
+                raise
+
+    return listener
 
 
 @dataclass(eq=False)
@@ -116,8 +131,9 @@ class OnlineRollouts:
     def submit(self, requests: Sequence[Request], listeners: Sequence[Listener]) -> list[Ticket]:
         """Starts requests, all or none; their listeners get the news from then on.
 
-        Requests of one group share a prefill. Raises Full if too many wait, Closed after the end, and ValueError for an
-        invalid request or a prompt that leaves no room for a token.
+        Requests of one group share a prefill; calls have groups of their own. Raises Full if too many wait, Closed
+        after the end, and ValueError for an invalid request, an unknown policy, a prompt that leaves no room for a
+        token, or a group with several prompts or policies.
         """
         limit = self.engine.config.max_length
         with self._lock:
@@ -126,11 +142,15 @@ class OnlineRollouts:
         for number, (request, listener) in enumerate(zip(requests, listeners, strict=True), start=first):
             stop_row(request.params)
             errors: list[BaseException] = []
-            episode = Episode(_guarded(request, errors), number, self.tokenizer, limit)
+            self.engine.number(request.policy)
+            group = None if request.group is None else f"{first} {request.group}"
+            own = replace(_guarded(request, errors), group=group)
+            episode = Episode(own, number, self.tokenizer, limit)
             if episode.finish_reason is not None:
                 raise ValueError(f"The prompt has {len(episode.prompt)} tokens; the engine takes at most {limit - 1}.")
             tickets.append(Ticket(episode, listener, self._loop, errors))
             keys.append(key_data("online", number) if request.key is None else request.key)
+        grouped([ticket.episode for ticket in tickets])
         self._loop.accept(tickets, keys, self._most)
         return tickets
 

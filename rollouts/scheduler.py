@@ -23,6 +23,21 @@ class Group:
     row: int = 0
 
 
+def grouped(episodes: Sequence[Episode]) -> list[Group]:
+    """Episodes by group. Raises ValueError if prompts or policies of a group differ."""
+    groups: dict[str | int, Group] = {}
+    for episode in episodes:
+        name = episode.index if episode.request.group is None else episode.request.group
+        policy = episode.request.policy
+        group = groups.setdefault(name, Group(episode.prompt, policy))
+        if group.policy != policy:
+            raise ValueError(f"Request {episode.index} has another policy than the rest of its group {name!r}.")
+        if not np.array_equal(group.prompt, episode.prompt):
+            raise ValueError(f"Request {episode.index} has a different prompt from the rest of its group {name!r}.")
+        group.members.append(episode)
+    return list(groups.values())
+
+
 class Queue:
     """Episodes that wait for a slot.
 
@@ -45,18 +60,8 @@ class Queue:
         self.append(episodes)
 
     def append(self, episodes: Sequence[Episode]) -> None:
-        """Puts episodes at the end of the queue; those of one group share a prompt. Raises ValueError if it differs."""
-        groups: dict[str | int, Group] = {}
-        for episode in episodes:
-            name = episode.index if episode.request.group is None else episode.request.group
-            policy = episode.request.policy
-            group = groups.setdefault(name, Group(episode.prompt, policy))
-            if group.policy != policy:
-                raise ValueError(f"Request {episode.index} has another policy than the rest of its group {name!r}.")
-            if not np.array_equal(group.prompt, episode.prompt):
-                raise ValueError(f"Request {episode.index} has a different prompt from the rest of its group {name!r}.")
-            group.members.append(episode)
-        self._groups.extend(groups.values())
+        """Puts episodes at the end of the queue, each group together."""
+        self._groups.extend(grouped(episodes))
 
     def remove(self, episode: Episode) -> None:
         """Takes an episode out of the queue, if it is there."""

@@ -68,6 +68,8 @@ def train(
     checkpoints = Checkpoints(run / "checkpoints", card, mirror, base=by_one(lambda: base_digest(cfg)))
     progress.say(f"loading {cfg.model.checkpoint} and the search index")
     trainer = assemble(cfg, run, progress.part, progress.say)
+    if mirror is not None:
+        by_one(mirror.own)  # not before: a start that is refused leaves a running process alone
     world = trainer.world
     if cfg.log.tokens:
         log.token_bytes = world.tokenizer.token_bytes
@@ -79,7 +81,7 @@ def train(
     watch.check_names(world.system.updates(cfg))
     over = over or watch.reason is not None
     last = done if over else world.system.total_steps(cfg)
-    progress.say(_beginning(run, done, over, resumed))
+    progress.say(_beginning(cfg, run, done, over, resumed))
     instruments = Instruments(world, run, profile, first=done + 1, last=last)
     world.sampler.publish(states)
     if not resumed and cfg.evaluate.sets:
@@ -87,6 +89,9 @@ def train(
         initial = _evaluated(world, progress, log, instruments, done)
         log.metrics(done, initial)
         watch = watch.after(initial)
+    elif over and cfg.evaluate.sets and not log.evaluated(done):
+        progress.say("evaluating the final weights")
+        log.metrics(done, _evaluated(world, progress, log, instruments, done))
 
     signal = 0
     with orderly(cfg.train.stop_grace, give_up) as request:
@@ -166,11 +171,13 @@ def _evaluated(world: World, progress: Progress, log: RunLog, instruments: Instr
     return metrics | agreed(instruments.times())
 
 
-def _beginning(run: Path, done: int, over: bool, resumed: bool) -> str:
+def _beginning(cfg: Config, run: Path, done: int, over: bool, resumed: bool) -> str:
     """What the user is told before the first step of this process."""
     if over:
         return f"{run} is done: {done} steps; to go on, raise train.steps or the iterations"
     start = f"going on from step {done} of {run}" if resumed else f"starting in {run}"
+    if cfg.train.origin is not None and not resumed:
+        start += f" from {cfg.train.origin}"
     return f"{start}; the first step compiles its programs, unless the compilation cache has them"
 
 

@@ -21,6 +21,7 @@ from scope_jax.play.system import Memory
 from scope_jax.run.adapters import base_digest
 from scope_jax.run.assemble import Trainer
 from scope_jax.run.checkpoint import LAYOUT, CheckpointError, check_base, found, load, locate
+from scope_jax.run.metrics import begun, differing
 from scope_jax.run.processes import by_one
 from scope_jax.run.residence import States
 from scope_jax.systems import game_of
@@ -37,10 +38,11 @@ def settled(cfg: Config, run: Path) -> Config:
     """The card with its origin resolved to the path of one checkpoint, so that it does not change while the other run
     continues.
 
-    A resumed run keeps the origin recorded in its folder, whether or not it is given again. Raises CheckpointError or
+    A resumed run keeps the origin recorded in its folder, whether or not it is given again; so does a run that has
+    not begun, if nothing else in the card has changed since. Raises CheckpointError or
     OriginError for an origin that does not exist or has another game or other policies than the card.
     """
-    requested, recorded = cfg.train.origin, _recorded(run)
+    requested, recorded = cfg.train.origin, _recorded(cfg, run)
     if requested is None or (recorded is not None and _is(requested, recorded)):
         origin = recorded
     else:
@@ -49,9 +51,13 @@ def settled(cfg: Config, run: Path) -> Config:
     return cfg.model_copy(update={"train": cfg.train.model_copy(update={"origin": origin})})
 
 
-def _recorded(run: Path) -> str | None:
+def _recorded(cfg: Config, run: Path) -> str | None:
     config = run / "config.toml"
-    return load_card(config).train.origin if config.is_file() else None
+    if not config.is_file():
+        return None
+    card = load_card(config)
+    same = set(differing(card, cfg)) <= {"train.origin"}
+    return card.train.origin if same or begun(run) else None
 
 
 def _read(origin: str) -> tuple[Path, str | None]:

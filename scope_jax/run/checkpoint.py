@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import os
 import re
 import shutil
 import sys
@@ -59,12 +60,18 @@ class Saved:
 # ---------------------------------------------------------------------------------------------------------- reading
 def run_of(target: Path) -> Path | None:
     """The run folder of `target`: itself, or the run that contains it as a checkpoint or export; None otherwise."""
-    return next((place for place in (target, *target.parents[:2]) if (place / "config.toml").is_file()), None)
+    absolute = Path(os.path.abspath(target))  # a relative path need not name what it is in
+    places = (target, *target.parents[:2], *absolute.parents[:2])
+    return next((place for place in places if (place / "config.toml").is_file()), None)
+
+
+def _name(path: Path) -> str:
+    return os.path.basename(os.path.abspath(path))  # also of "."
 
 
 def parts(path: Path) -> tuple[int, str] | None:
     """(step, name or "") of a checkpoint's folder; None for any other."""
-    match = _FOLDER.fullmatch(path.name)
+    match = _FOLDER.fullmatch(_name(path))
     return (int(match[1]), match[2] or "") if match and path.is_dir() else None
 
 
@@ -76,7 +83,7 @@ def found(folder: Path) -> list[Path]:
 
 def step_of(checkpoint: Path) -> int:
     """The number of completed steps at this checkpoint."""
-    return int(checkpoint.name.partition("-")[0])
+    return int(_name(checkpoint).partition("-")[0])
 
 
 def steps(folder: Path) -> list[int]:

@@ -177,8 +177,8 @@ def _merged(card: Config, cfg: ModelConfig, place: Path, policy: str, dtype: Any
     mesh = jax.tree.leaves(_abstract(cfg, dtype))[0].sharding.mesh
     _, base = weights.load(card.model.checkpoint, mesh, TRAIN, adapter.base_dtype)
     factors = saved_factors(card, cfg, mesh, TRAIN, place, policy)
-    whole = jax.tree.map(lambda weight: weight.astype(dtype), base)
-    return jax.jit(partial(merge_factors, scale=adapter.scale), donate_argnums=0)(whole, factors)
+    donated = 0 if adapter.base_dtype == dtype else ()
+    return jax.jit(partial(merge_factors, scale=adapter.scale, dtype=dtype), donate_argnums=donated)(base, factors)
 
 
 def export_adapters(source: Path, card: Config, folder: Path, dtype: Any, policy: str | None) -> dict[str, Any]:

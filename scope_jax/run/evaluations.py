@@ -10,6 +10,7 @@ A set that was answered is one gzip member: a line with its metrics, then one pe
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from scope_jax.errors import writing
 from scope_jax.run import answers, members
 from scope_jax.run.processes import writes
 
@@ -41,7 +43,11 @@ def keep(
     for record in records:
         place += not record.get("sample")
         lines.append(head | {"place": place, "record": record})
-    members.append(run / NAME, lines)
+    path = run / NAME
+    with writing(path), path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # another `eval` of this run may be writing
+        members.mend(path)  # after one that was killed, or for which the disk was full
+        members.append(path, lines)
 
 
 def newest(run: Path) -> Iterator[Line]:

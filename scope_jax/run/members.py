@@ -43,6 +43,15 @@ def cut(path: Path, step: int | None) -> None:
         os.fsync(file.fileno())
 
 
+def mend(path: Path) -> None:
+    """Removes an incomplete gzip member at the end, behind which nothing could be read."""
+    with path.open("rb+") as file:
+        end = 0
+        for _, after in _members(file):
+            end = after
+        file.truncate(end)
+
+
 def read(path: Path) -> Iterator[dict[str, Any]]:
     """The records in order, none if there is no file; an incomplete end, as after a kill, is ignored."""
     if path.is_file():

@@ -219,6 +219,12 @@ def _record(step: int, episode: Episode) -> dict[str, Any]:
     }
 
 
+def begun(run: Path) -> bool:
+    """True if the run has written metrics, episodes or a checkpoint."""
+    files = [run / name for name in ("metrics.jsonl", "episodes.jsonl")]
+    return any(path.is_file() and path.stat().st_size for path in files) or any((run / "checkpoints").glob("*"))
+
+
 class RunLog:
     """Writes the log files of one run folder, which one run at a time may use; of several processes, the first does.
 
@@ -253,7 +259,7 @@ class RunLog:
             )
         run.mkdir(parents=True, exist_ok=True)
         self._lock()
-        if config.is_file() and self._begun():
+        if config.is_file() and begun(run):
             keys = differing(load_card(config), cfg)
             if keys:
                 raise RunError(
@@ -264,11 +270,6 @@ class RunLog:
         with writing(config):
             partial.write_text(to_toml(cfg), encoding="utf-8")
         os.replace(partial, config)
-
-    def _begun(self) -> bool:
-        """True if the run has written metrics, episodes or a checkpoint."""
-        records = any(path.is_file() and path.stat().st_size for path in (self._metrics, self._episodes))
-        return records or any((self.run / "checkpoints").glob("*"))
 
     def _lock(self) -> None:
         handle = os.open(self.run / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -325,16 +326,21 @@ class RunLog:
         if writes():
             answers.append(self._exams, step, records)
 
+    def evaluated(self, step: int) -> bool:
+        """True if an evaluation after this step was recorded."""
+        return by_one(lambda: any(_scores(line) for line in read_lines(self._metrics) if line["step"] == step))
+
     def before_after(self) -> dict[str, Metrics]:
         """{"before", "after"}: the evaluation metrics (eval/...) of the first and the last step that has any."""
         return by_one(self._before_after)
 
     def _before_after(self) -> dict[str, Metrics]:
-        scores = [
-            {key: value for key, value in line.items() if key.startswith("eval/")} for line in read_lines(self._metrics)
-        ]
-        scores = [score for score in scores if score]
+        scores = [score for line in read_lines(self._metrics) if (score := _scores(line))]
         return {"before": scores[0] if scores else {}, "after": scores[-1] if scores else {}}
+
+
+def _scores(line: Mapping[str, Any]) -> Metrics:
+    return {key: value for key, value in line.items() if key.startswith("eval/")}
 
 
 def _append(path: Path, records: list[dict[str, Any]]) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from models.seal import SEAL, fault
 from scope_jax.run.metrics import RunError
 from scope_jax.run.objects import Store, is_object, local_place
-from scope_jax.run.processes import by_one, together, writes
+from scope_jax.run.processes import by_one, together
 
 CHECKPOINTS = "checkpoints"
 INDEX = "index"  # of the search: built again where it is missing
@@ -35,12 +35,14 @@ class Mirror:
         self._store = Store(url)
         self._token = secrets.token_hex(8).encode()
         self._uploaded: dict[str, tuple[int, int]] = {}  # by name, size and time of change of an uploaded file
+        self._checkpoints: list[str] = []  # names of the complete ones there, when they were downloaded
+        self.owned = False  # whether this process may write there
 
     # ------------------------------------------------------------------------------------------------------- beginning
     def pull(self, tell: Callable[[str], None]) -> str:
         """Makes the local folder equal to the run on object storage: its files, and its newest valid checkpoint.
 
-        Returns a token that the folder then holds.
+        Returns a token that the folder then holds. Nothing is written there before `own`.
         """
         self._lock()
         names = self._store.names()
@@ -48,7 +50,7 @@ class Mirror:
             raise RunError(
                 f"{self.url} is not empty and is not a run (no config.toml); give another folder with --run."
             )
-        self._store.write(OWNER, self._token)
+        self._checkpoints = sealed(names)
         self.folder.mkdir(parents=True, exist_ok=True)
         for path in self.folder.iterdir():
             if path.name not in (CHECKPOINTS, INDEX) or not names:
@@ -59,6 +61,16 @@ class Mirror:
         self._pull_checkpoint(names, tell)
         (self.folder / TOKEN).write_bytes(self._token)
         return self._token.decode()
+
+    def own(self) -> None:
+        """From now on this process writes the run; one that has written it so far ends with an error at its next
+        checkpoint. Raises RunError if there are other checkpoints than when they were downloaded."""
+        if sealed(self._store.names(CHECKPOINTS + "/")) != self._checkpoints:
+            raise RunError(
+                f"another process is writing the run in {self.url}; end it, then run the same command again."
+            )
+        self._store.write(OWNER, self._token)
+        self.owned = True
 
     def has(self, token: str) -> bool:
         """True if the local folder is the one that `pull` has made, in whichever process."""
@@ -148,7 +160,8 @@ def _state(path: Path) -> tuple[int, int]:
 
 @contextmanager
 def run_folder(run: str, spool: Path, tell: Callable[[str], None]) -> Iterator[tuple[Path, Mirror | None]]:
-    """(the local folder of a run, its mirror if `run` is on object storage); at the end the files are uploaded.
+    """(the local folder of a run, its mirror if `run` is on object storage); at the end the files are uploaded, if the
+    mirror was owned.
 
     Several processes must share `spool`. Raises RunError if they do not, or if the run is in use.
     """
@@ -165,5 +178,5 @@ def run_folder(run: str, spool: Path, tell: Callable[[str], None]) -> Iterator[t
     try:
         yield mirror.folder, mirror
     finally:
-        if writes():
+        if mirror.owned:
             mirror.push_files()

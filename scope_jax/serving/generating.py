@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollouts.keys import key_data
-from rollouts.online import Closed, Done, Full, News, Ticket
+from rollouts.online import Closed, Done, Full, Listener, News, Ticket, listener_in
 from rollouts.types import Request, SamplingParams
 from scope_jax.play import searching
 from scope_jax.serving.assemble import Served
@@ -176,8 +176,8 @@ class Stream:
         self._news: asyncio.Queue[tuple[int, News]] = asyncio.Queue()
         self._left = set(range(job.size))
 
-        def listener(number: int) -> Any:
-            return lambda news: loop.call_soon_threadsafe(self._news.put_nowait, (number, news))
+        def listener(number: int) -> Listener:
+            return listener_in(loop, lambda news: self._news.put_nowait((number, news)))
 
         try:
             self._tickets: list[Ticket] = model.rollouts.submit(

@@ -138,7 +138,8 @@ async def _run(
                 "(`scope-jax export --merge`)."
             )
         limits = model.cfg.serve
-        service = Orchestrator(model.rollouts, max_tokens=limits.max_tokens, key=key)
+        ends = model.cfg.model.stop
+        service = Orchestrator(model.rollouts, max_tokens=limits.max_tokens, ends=ends, key=key)
         also, port = grpc_server(service, *grpc, limits.max_body)
         await also.start()
         tell(f"JetStream's service on {grpc[0]}:{port}")

@@ -169,6 +169,19 @@ def test_a_card_starts_from_either_layout(own: Path, base: dict[str, Any], tmp_p
     assert words in refused("train", "configs/ssp/atlas.toml", "--run", tmp_path / "run", *overrides)
 
 
+def test_paths_may_be_relative_to_any_folder(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base, out, (checkpoint,) = BASE.absolute(), tmp_path / "out", sorted((run / "checkpoints").iterdir())
+    monkeypatch.chdir(run / "checkpoints")
+    assert converted(checkpoint.name, out / "name", "--to", "hf")["step"] == int(checkpoint.name)
+    monkeypatch.chdir(checkpoint)
+    assert converted(".", out / "dot", "--to", "hf")["step"] == int(checkpoint.name)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert "is the current folder, which is not replaced" in refused("convert", base, ".", "--to", "hf")
+    converted(base, "../there", "--to", "hf")
+    assert (tmp_path / "there" / "config.json").is_file() and list((tmp_path / "here").iterdir()) == []
+
+
 def test_inputs_that_cannot_be_converted(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert "does not exist" in refused("convert", tmp_path / "none", out, "--to", "hf")

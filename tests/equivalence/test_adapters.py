@@ -126,7 +126,7 @@ def test_logits_unmerged_and_merged(case, ids_BT):
     model, cfg, base, adapter, factors, *_ = case
     theirs = torch_logits(model, ids_BT)
     unmerged = np.asarray(our_logits(cfg, adapters.combined(base, factors, adapter.scale), ids_BT))
-    merged = np.asarray(our_logits(cfg, adapters.merge(base, factors, adapter.scale), ids_BT))
+    merged = np.asarray(our_logits(cfg, adapters.merge(base, factors, adapter.scale, jnp.float32), ids_BT))
     plain = np.asarray(our_logits(cfg, base, ids_BT))
     assert np.abs(unmerged - theirs).max() <= 1e-5
     assert np.abs(merged - unmerged).max() <= 1e-5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import resource
 import subprocess
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import pytest
 from scope_jax.config import RetrievalSection
 from scope_jax.errors import UserError, disk_fault, sentence, writing
 from scope_jax.learner.types import Episode, Judgement, Reply
+from scope_jax.run import evaluations, members
 from scope_jax.run.checkpoint import Checkpoints, fault, steps
 from scope_jax.run.indexing import open_or_build_index
 from scope_jax.run.judgements import NAME
@@ -54,6 +56,27 @@ def test_a_record_that_cannot_be_written_is_named(name: str, tmp_path: Path) -> 
     log.rewind(0)
     write()
     assert read_lines(tmp_path / "run" / "metrics.jsonl") == [{"step": 1, "loss": 0.5}]
+
+
+def test_answers_of_an_evaluation_are_read_after_one_that_could_not_be_written(tmp_path: Path) -> None:
+    """Also after one that was killed while it wrote."""
+    answers = [
+        {"question": "".join(random.choices("abcdefgh", k=400)), "measures": {"accuracy": 1.0}} for _ in range(9)
+    ]
+    place = tmp_path / evaluations.NAME
+
+    def keep(step: int) -> None:
+        evaluations.keep(tmp_path, step, "held_out", answers, {"eval/held_out/accuracy": step / 10})
+
+    keep(1)
+    with no_file_larger_than(place.stat().st_size + 500), pytest.raises(UserError, match=evaluations.NAME):
+        keep(2)
+    keep(2)
+    with place.open("ab") as file:
+        file.write(place.read_bytes()[:300])
+    keep(3)
+    assert {line["step"] for line in members.read(place)} == {1, 2, 3}
+    assert evaluations.last(tmp_path)["held_out"].metrics == {"accuracy": 0.3}
 
 
 def test_a_checkpoint_that_cannot_be_written_gives_one_message(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from rollouts.online import Closed, Done, Full, OnlineRollouts, Sampled, Ticket
+from rollouts.online import Closed, Done, Full, OnlineRollouts, Sampled, Ticket, listener_in
 from rollouts.types import Completion, Request, RolloutError, Turn
 from tests.rollouts import world
 from tests.rollouts.world import ByteTokenizer, bits, mixed, request
@@ -54,6 +56,30 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_invalid_requests_are_refused_and_the_others_go_on(engine, params):
+    with online(engine, params) as rollouts:
+        first = Asked(rollouts, request("hello", key=1, max_tokens=20, stop_ids=()))
+        with pytest.raises(ValueError, match="no adapter of the policy 'nobody'"):
+            rollouts.submit([replace(request("x", key=2), policy="nobody")], [print])
+        with pytest.raises(ValueError, match="a different prompt from the rest of its group"):
+            rollouts.submit([request("a", key=2, group="g"), request("b", key=3, group="g")], [print] * 2)
+        asked = [Asked(rollouts, request(text, key=4, group="g", max_tokens=3)) for text in "ab"]  # two calls' groups
+        assert all(one.completion() is not None for one in (first, *asked))
+
+
+def test_nobody_listens_in_a_closed_event_loop():
+    loop, told = asyncio.new_event_loop(), []
+    listener = listener_in(loop, told.append)
+    news = Sampled((1,), (-0.5,))
+    listener(news)
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    assert told == [news]
+    loop.close()
+    listener(news)
+    assert told == [news]
 
 
 def test_requests_that_join_get_what_they_get_offline(engine, params, rollouts):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -45,6 +46,17 @@ def test_the_stub_gets_what_is_generated_offline(model: Served, stub: Any):
     ends = model.tokenizer.eos_ids
     assert replies == [(said(model, c), [id for id in c.ids_T.tolist() if id not in ends]) for c in expected]
     assert stub.HealthCheck(pb.HealthCheckRequest()).is_live
+
+
+def test_strings_of_the_card_end_a_reply(model: Served):
+    (prompt,) = questions(1)
+    (whole,) = greedy(model, [model.tokenizer.encode(prompt)], 12)
+    text = said(model, whole)
+    stop = text[5:8]
+    cfg = model.cfg.model_copy(update={"model": model.cfg.model.model_copy(update={"stop": (stop,)})})
+    with serving(replace(model, cfg=cfg), grpc=True) as told, grpc.insecure_channel(told["grpc"]) as channel:
+        reply, ids = answer(proto_grpc.OrchestratorStub(channel).Decode(wish(prompt)))
+    assert reply == text.partition(stop)[0] and len(ids) < len(whole.ids_T)
 
 
 @pytest.mark.parametrize(

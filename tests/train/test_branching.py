@@ -191,6 +191,10 @@ def test_origins_are_checked_before_anything_is_written(tmp_path: Path) -> None:
     for again in ("", f"train.origin={other}", f"train.origin={other}@4", f"train.origin={other}@iteration-1"):
         cfg = load_card(CARDS / "scope" / "atlas.toml", [again] if again else [])
         assert branching.settled(cfg, tmp_path / "branch").train.origin == newest
+    cfg = load_card(CARDS / "scope" / "atlas.toml", ["seed=5"])
+    assert branching.settled(cfg, tmp_path / "branch").train.origin is None, "another card, and no step is done"
+    (tmp_path / "branch" / "metrics.jsonl").write_text('{"step": 5}\n')
+    assert branching.settled(cfg, tmp_path / "branch").train.origin == newest
     with pytest.raises(CheckpointError, match=r"has no checkpoint 3; it has: 2, 4-iteration-1\.$"):
         settled(f"{other}@3")
     with pytest.raises(CheckpointError, match="has no checkpoint"):

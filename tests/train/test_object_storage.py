@@ -130,6 +130,7 @@ class Session:
         self.mirror.pull(self.said.append)
         self.folder = self.mirror.folder
         self.log = RunLog(self.folder, cfg)
+        self.mirror.own()
         self.checkpoints = Checkpoints(self.folder / "checkpoints", cfg, self.mirror)
 
     def step(self, number: int) -> None:
@@ -207,6 +208,7 @@ def test_what_was_not_uploaded_completely_does_not_count(buckets: Buckets, tmp_p
 def test_files_are_uploaded_at_the_end_and_only_if_they_changed(buckets: Buckets, tmp_path: Path) -> None:
     with run_folder("s3://bucket/run", tmp_path, quiet) as (folder, mirror):
         assert mirror is not None and folder == mirror.folder
+        mirror.own()
         for name in ("config.toml", "report/index.html", "index/vectors", "half.partial", ".lock"):
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text(name)
@@ -230,6 +232,26 @@ def test_a_folder_in_use_or_of_something_else_is_refused(buckets: Buckets, tmp_p
         Mirror("gs://bucket/data", tmp_path).pull(quiet)
     with pytest.raises(ValueError, match="has an empty part"):
         Mirror("gs://bucket/a/../b", tmp_path)
+
+
+def test_a_start_that_is_refused_leaves_the_running_process_alone(buckets: Buckets, tmp_path: Path) -> None:
+    url = "s3://bucket/run"
+    one = Session(url, tmp_path / "one")
+    one.step(1)
+    written = buckets.names("bucket")
+    with (
+        pytest.raises(RunError, match=r"different values of train\.batch_size"),
+        run_folder(url, tmp_path / "two", quiet) as (folder, _),
+    ):
+        RunLog(folder, card(batch_size=7))
+    assert buckets.names("bucket") == written
+    with run_folder(url, tmp_path / "three", quiet) as (_, late):
+        assert late is not None
+        one.step(2)
+        with pytest.raises(RunError, match=f"another process is writing the run in {url}"):
+            late.own()
+    one.step(3)
+    one.close()
 
 
 @pytest.mark.parametrize("command", [["eval"], ["report"], ["export", "there"], ["convert", "there", "--to", "hf"]])

@@ -1,0 +1,60 @@
+"""Folders in the format of PEFT that cannot be used are refused by name; merging. See equivalence/test_adapters.py."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models import peft
+from models.adapter import merge
+from models.fields import WeightsError
+
+PLAIN = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "init_lora_weights": True, "loftq_config": {}, "use_dora": False}
+
+
+def folder(place: Path, **changes: Any) -> Path:
+    (place / peft.CONFIG).write_text(json.dumps(PLAIN | changes), encoding="utf-8")
+    return place
+
+
+@pytest.mark.parametrize("init", [None, True, False, "gaussian", "Gaussian", "eva", "orthogonal", "mica"])
+def test_initial_factors_beside_the_base_are_any_adapters(tmp_path: Path, init: Any) -> None:
+    assert peft.load_config(folder(tmp_path, init_lora_weights=init))["r"] == 4
+
+
+@pytest.mark.parametrize("init", ["pissa", "pissa_niter_16", "olora", "corda", "loftq", "lora_ga"])
+def test_initial_factors_that_change_the_base_are_refused(tmp_path: Path, init: str) -> None:
+    """PEFT subtracts them from the base whenever it loads the adapter."""
+    with pytest.raises(WeightsError, match=f"init_lora_weights is '{init}'.*path_initial_model_for_weight_conversion"):
+        peft.load_config(folder(tmp_path, init_lora_weights=init))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("use_dora", True),
+        ("rank_pattern", {"q_proj": 2}),
+        ("bias", "all"),
+        ("use_bdlora", {"nblocks": 2}),
+        ("kasa_config", {"beta": 1.0}),
+        ("arrow_config", {"top_k": 2}),
+    ],
+)
+def test_what_changes_the_computation_is_refused_by_name(tmp_path: Path, name: str, value: Any) -> None:
+    with pytest.raises(WeightsError, match=f"{name} is .* not supported; use a plain LoRA adapter"):
+        peft.load_config(folder(tmp_path, **{name: value}))
+
+
+def test_merging_rounds_once() -> None:
+    """float32 factors and base into bfloat16: the nearest number to the exact sum."""
+    rng = np.random.default_rng(0)
+    base, a, b = (rng.normal(size=shape).astype(np.float32) for shape in ((256, 128), (256, 4), (4, 128)))
+    whole = merge({"layers": {"q_D_Hh": base}}, {"layers": {"q_D_Hh": {"a": a, "b": b}}}, 0.5, jnp.bfloat16)
+    exact = base.astype(np.float64) + 0.5 * (a.astype(np.float64) @ b)
+    ours, nearest = whole["layers"]["q_D_Hh"], jnp.asarray(exact.astype(np.float32)).astype(jnp.bfloat16)
+    assert ours.dtype == jnp.bfloat16 and np.mean(np.asarray(ours != nearest)) < 1e-3  # where float32 is half way
