@@ -135,11 +135,11 @@ def _shard_top(
     queries = len(queries_QE)
     empty = jnp.full((queries, count), -jnp.inf, jnp.float32), jnp.zeros((queries, count), jnp.int32)
     starts_C = jnp.arange(len(chunks_CNE), dtype=jnp.int32) * chunk
-    (_, ids_Qc), _ = lax.scan(scan, empty, (chunks_CNE, starts_C))
+    (best_Qc, ids_Qc), _ = lax.scan(scan, empty, (chunks_CNE, starts_C))
 
-    def again(query: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        ids_c = first + query[1]
-        scores_c = jnp.sum(rows_NE[query[1]] * query[0], axis=1)
-        return jnp.where(ids_c < size, -scores_c, jnp.inf), ids_c
+    def again(query: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        query_E, ids_c, best_c = query
+        scores_c = jnp.sum(rows_NE[ids_c] * query_E, axis=1)
+        return jnp.where(best_c > -jnp.inf, -scores_c, jnp.inf), first + ids_c  # padding is no row
 
-    return lax.map(again, (queries_QE, ids_Qc))
+    return lax.map(again, (queries_QE, ids_Qc, best_Qc))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,19 @@ def tell(sentence: str) -> None:
 def show(results: dict[str, Any], as_json: bool) -> None:
     """Prints results, one per line, or as one JSON object."""
     if as_json:
-        typer.echo(json.dumps(results))
+        typer.echo(json.dumps(_finite(results), allow_nan=False))
         return
     for key, value in _flat(results):
         typer.echo(f"{key:<36} {value:.4g}" if isinstance(value, float) else f"{key:<36} {value}")
+
+
+def _finite(value: Any) -> Any:
+    """With null for numbers that JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _flat(results: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -57,6 +57,11 @@ class EvalSet(RowsSection):
                 f"set {self.name!r} has the measure 'points', for which rows keep their negative items, and one that "
                 "leaves them out; make two sets of it"
             )
+        if "rating" in self.measures and {"rubric", "points"} & set(self.measures):
+            raise ValueError(
+                f"set {self.name!r} has the measure 'rating' and one of criteria, and both count requests and what was "
+                "not graded; make two sets of it"
+            )
         if len(set(self.measures)) < len(self.measures):
             raise ValueError(f"set {self.name!r} names a measure twice; remove one")
         return self

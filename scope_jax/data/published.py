@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from retrieval.corpus import passage
-from retrieval.rows import DataError, Row, kind_of, required
+from retrieval.corpus import DOCUMENT, passage
+from retrieval.rows import DataError, Row, kind_of, optional, required
 from scope_jax.data.schemas import Kind
 
 Make = Callable[[Row, str], Row]
@@ -205,10 +205,13 @@ def joined(baseline: Sequence[tuple[str, Row]], make: Make) -> Make:
     """`make` with the answers of a baseline: rows with uid, and messages whose last content (or its `answer`) it is."""
     answers = {}
     for where, row in baseline:
-        content = _of(row, where, "answers", "messages")[-1].get("content")
-        answers[str(_of(row, where, "id", "uid", "id"))] = (
-            content["answer"] if isinstance(content, Mapping) else content
-        )
+        messages = _of(row, where, "answers", "messages")
+        last = messages[-1] if isinstance(messages, list) else None
+        content = last.get("content") if isinstance(last, Mapping) else None
+        answer = content.get("answer") if isinstance(content, Mapping) else content
+        if not isinstance(answer, str):
+            raise DataError(f"{where}: `messages` is not a list that ends with an answer; give a file of answers.")
+        answers[str(_of(row, where, "id", "uid", "id"))] = answer
 
     def with_answer(row: Row, where: str) -> Row:
         made = make(row, where)
@@ -276,8 +279,9 @@ def verl(row: Row, where: str) -> Row:
 
 def document(row: Row, where: str) -> Row:
     """Any corpus: text with an optional title, or Search-R1's contents with the title in the first line."""
-    number = int(where.rpartition(" ")[2]) - 1  # "…, line 3"
-    return dict(passage(row, where, {}, number))
+    made = passage(row, where, {}, 0)
+    _, given = optional(row, where, "id", DOCUMENT["id"], {})
+    return {name: value for name, value in made.items() if name != "id" or given is not None}
 
 
 def query(row: Row, where: str) -> Row:

@@ -16,6 +16,7 @@ from scope_jax.text import templates
 from scope_jax.text.parsing import neutralise, without_thinking
 
 _WORD = re.compile(r"[a-z']+")
+_NEGATIONS = ("not", "cannot", "no", "nor", "neither", "never", "hardly")
 Ask = Callable[[Sequence[str]], list[Reply]]  # replies of the judge model to single user messages
 
 
@@ -24,9 +25,9 @@ def verdict(reply: str) -> bool | None:
 
     The reply's thinking is ignored, also if it was cut off.
     """
-    words = _WORD.findall(without_thinking(reply).lower())
+    words = _WORD.findall(without_thinking(reply).lower().replace("\N{RIGHT SINGLE QUOTATION MARK}", "'"))
     verdicts = {word for word in words if word in ("correct", "wrong", "incorrect")}
-    if len(verdicts) != 1 or any(word in ("not", "isn't", "never", "neither") for word in words):
+    if len(verdicts) != 1 or any(word in _NEGATIONS or word.endswith("n't") for word in words):
         return None
     return verdicts == {"correct"}
 

@@ -39,11 +39,16 @@ class JudgeClient:
         headers = {}
         self._who = f"{name} at {shown(card.url)}"
         if card.api_key_env is not None:
-            key = os.environ.get(card.api_key_env)
+            key = os.environ.get(card.api_key_env, "").strip()
             if not key:
                 raise JudgeError(
                     f"{self._who} needs a key in the environment variable {card.api_key_env}, "
                     "which is not set; export it or remove api_key_env from the card."
+                )
+            if not (key.isascii() and key.isprintable()):
+                raise JudgeError(
+                    f"the key in the environment variable {card.api_key_env} has characters that no header may have; "
+                    "export it again."
                 )
             headers["Authorization"] = f"Bearer {key}"
         self._card = card

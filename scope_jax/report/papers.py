@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from scope_jax.config.suites import Figures, Heading, SuiteCard
 
 METRICS = {"rubric": "score"}  # measures whose metric has another name
-Cell = dict[str, float] | None  # {"mean", "se"} in per cent; None: not measured
+
+
+class Figure(TypedDict):
+    """In per cent. se: the standard error, None of a single question."""
+
+    mean: float
+    se: float | None
+
+
+Cell = Figure | None  # None: not measured
 
 
 def metric_of(suite: SuiteCard) -> str:
@@ -41,7 +50,8 @@ def _cell(heading: Heading, first: Mapping[str, str], metrics: Mapping[str, floa
         name = f"eval/{exam}/{heading.measure or first.get(exam)}"
         if name not in metrics:
             return None
-        cells.append({"mean": 100 * metrics[name], "se": 100 * metrics.get(f"{name}_se", math.nan)})
+        error = metrics.get(f"{name}_se")
+        cells.append({"mean": 100 * metrics[name], "se": None if error is None else 100 * error})
     return _mean(cells)
 
 
@@ -50,7 +60,9 @@ def _mean(cells: Sequence[Cell]) -> Cell:
     present = [cell for cell in cells if cell is not None]
     if not present or len(present) < len(cells):
         return None
-    error = math.sqrt(sum(cell["se"] ** 2 for cell in present)) / len(present)
+    errors = [cell["se"] for cell in present]
+    known = [error for error in errors if error is not None]
+    error = math.sqrt(sum(error**2 for error in known)) / len(present) if len(known) == len(errors) else None
     return {"mean": sum(cell["mean"] for cell in present) / len(present), "se": error}
 
 
@@ -71,4 +83,4 @@ def shown(cell: Cell) -> str:
     """A result in per cent; – if it was not measured."""
     if cell is None:
         return "–"
-    return f"{cell['mean']:.1f}" + ("" if math.isnan(cell["se"]) else f" ± {cell['se']:.1f}")
+    return f"{cell['mean']:.1f}" + ("" if cell["se"] is None else f" ± {cell['se']:.1f}")

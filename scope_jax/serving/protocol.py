@@ -123,7 +123,14 @@ REFUSED = {
     "store": "replies are not stored; leave it out or give false",
 }
 
+EMPTY = ("tools", "functions", "tool_calls", "annotations")
+
 Parsed = TypeVar("Parsed", bound=Body)
+
+
+def _without_nulls(table: dict[str, Any]) -> dict[str, Any]:
+    """Without the fields that clients write as null or as an empty list where they have nothing."""
+    return {name: value for name, value in table.items() if value is not None and (value != [] or name not in EMPTY)}
 
 
 def parsed(kind: type[Parsed], body: bytes) -> Parsed:
@@ -138,6 +145,9 @@ def parsed(kind: type[Parsed], body: bytes) -> Parsed:
         json.dumps(table, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise ApiError("The request has half of a surrogate pair, which is not a character.") from None
+    table = _without_nulls(table)
+    if isinstance(messages := table.get("messages"), list):
+        table["messages"] = [_without_nulls(one) if isinstance(one, dict) else one for one in messages]
     try:
         return kind.model_validate(table)
     except ValidationError as error:

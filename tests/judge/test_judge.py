@@ -136,7 +136,14 @@ def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("JUDGE_KEY", "secret")
     with endpoint(lambda number, body: chat("Wrong")) as (url, seen):
         assert texts(client(url, api_key_env="JUDGE_KEY")(["q"])) == ["Wrong"]
-    assert seen[0]["key"] == "Bearer secret"
+        monkeypatch.setenv("JUDGE_KEY", " secret\n")  # as from a file
+        assert texts(client(url, api_key_env="JUDGE_KEY")(["q"])) == ["Wrong"]
+    assert [one["key"] for one in seen] == ["Bearer secret"] * 2
+    for key in ("sécret", "sec\nret"):
+        monkeypatch.setenv("JUDGE_KEY", key)
+        with pytest.raises(judge_client.JudgeError, match="variable JUDGE_KEY has characters") as refused:
+            client("http://127.0.0.1:9/v1", api_key_env="JUDGE_KEY")
+        assert "ret" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -153,6 +160,11 @@ def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch):
         ("Correct or Wrong", None),
         ("not correct", None),
         ("It isn't wrong", None),
+        ("The answer isn’t correct.", None),
+        ("They aren't correct", None),
+        ("The prediction doesn't match the correct answer.", None),
+        ("This cannot be called correct.", None),
+        ("No, the correct answer is Paris", None),
         ("Yes", None),
         ("", None),
         ("incorrectly put", None),

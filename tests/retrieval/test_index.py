@@ -87,8 +87,9 @@ for shape, axes in (((4, 1, 2), ("data", "fsdp")), ((1, 4, 2), ("data", "fsdp", 
     scores, rows = part.search(q, 5)
     assert np.array_equal(rows, whole[1])
     np.testing.assert_allclose(scores, whole[0], rtol=0, atol=1e-5)
-tiny = ExactIndex(x[:5], mesh=mesh, axes=axes)  # fewer vectors than devices
-assert np.array_equal(tiny.search(q, 9)[1], ExactIndex(x[:5], mesh=None, axes=()).search(q, 9)[1])
+for size, k in ((5, 9), (11, 3), (57, 3), (90, 17)):  # fewer vectors than devices, and shards that are partly filled
+    part = ExactIndex(x[:size], mesh=mesh, axes=axes)
+    assert np.array_equal(part.search(q, k)[1], ExactIndex(x[:size], mesh=None, axes=()).search(q, k)[1]), size
 print("equal")
 """
     done = subprocess.run(

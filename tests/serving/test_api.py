@@ -15,6 +15,7 @@ import pytest
 
 from rollouts.types import Completion, Request, SamplingParams
 from scope_jax.serving.assemble import Served
+from scope_jax.serving.protocol import ChatBody, parsed
 from tests.serving.world import offline, questions, serving, wait_until_idle
 
 
@@ -164,6 +165,14 @@ def test_bad_requests_get_400_and_openais_error(url: str, change: Any, param: st
     error = reply.json()["error"]
     assert reply.status_code == 400 and error["type"] == "invalid_request_error"
     assert error["param"] == param and sentence in error["message"], error
+
+
+def test_what_clients_write_where_they_have_nothing_is_left_out():
+    empty = {"tools": [], "tool_choice": None, "functions": None, "metadata": None, "stop": None}
+    reply = {"role": "assistant", "content": "y", "refusal": None, "tool_calls": None, "annotations": []}
+    given = {"model": "m", "messages": [*user("x"), reply, *user("z")]}
+    plain = {"model": "m", "messages": [*user("x"), {"role": "assistant", "content": "y"}, *user("z")]}
+    assert parsed(ChatBody, json.dumps(given | empty).encode()) == parsed(ChatBody, json.dumps(plain).encode())
 
 
 def test_other_refusals(url: str, model: Served):

@@ -235,6 +235,30 @@ def test_arena_hard_gets_the_answers_of_its_baseline(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "messages", [["hi"], "hello", {"content": "x"}, [{"content": {"text": "x"}}], [{"content": 3}]]
+)
+def test_a_baseline_without_answers_is_one_sentence(tmp_path: Path, messages: Any) -> None:
+    for name, row in (("asked", {"uid": "1", "prompt": "a poem"}), ("told", {"uid": "1", "messages": messages})):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row))
+    words = ("data", "arena-hard-cw", tmp_path / "out.jsonl", "--source", tmp_path / "asked.jsonl")
+    result = run(*words, "--baseline", tmp_path / "told.jsonl")
+    assert result.exit_code == 2 and "told.jsonl, line 1: `messages` is not a list that ends" in result.stderr
+
+
+def test_documents_without_ids_get_none(tmp_path: Path) -> None:
+    """A corpus numbers them; numbers of two files would be the same."""
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"id": 7, "text": "two"}\n')
+    (tmp_path / "b.jsonl").write_text('{"text": "three"}\n')
+    words = [word for name in "ab" for word in ("--source", tmp_path / f"{name}.jsonl")]
+    assert run("data", "documents", tmp_path / "out.jsonl", *words).exit_code == 0
+    assert [(row.get("id"), row["text"]) for row in lines(tmp_path / "out.jsonl")] == [
+        (None, "one"),
+        ("7", "two"),
+        (None, "three"),
+    ]
+
+
+@pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (("nqq", "{}/o.jsonl"), "there is no data set 'nqq'; give one of 2wikimultihopqa,"),

@@ -121,6 +121,7 @@ def test_our_results_beside_the_papers() -> None:
     ours = table["ours"]
     assert [round(cell["mean"], 6) for cell in ours] == [40.0, 10.0, 30.0, 30.0, 27.5]
     assert ours[2]["se"] == pytest.approx(100 * (3 * 0.03**2) ** 0.5 / 3)
+    assert ours[3]["se"] is None and ours[4]["se"] is None  # one exam has no standard error
     assert short["ours"] == [None] * 7  # nothing of it was measured, and so there is no mean
     lines = papers.lines(table, "this model")
     assert lines[0].startswith("Table 1, 16K") and lines[1].split() == ["DocMath", "Frames", "LB-MQA", "LB-V2", "Avg."]
@@ -141,6 +142,8 @@ def test_invalid_names_are_one_sentence(tmp_path: Path) -> None:
         load_suite("own", folder=tmp_path)
     with pytest.raises(ValueError, match="rows keep their negative items"):
         EvalSet(name="x", path="y", measures=("points", "rubric"))
+    with pytest.raises(ValueError, match="both count requests and what was not graded; make two sets of it"):
+        EvalSet(name="x", path="y", measures=("rating", "rubric"))
 
 
 def test_every_key_of_an_exam_is_documented_and_read() -> None:
