@@ -142,7 +142,7 @@ class _MaskedChat:
         self._hf = chat._hf
         if self._hf.chat_template is None:
             raise ValueError(
-                "The tokenizer has no chat template; give one to Tokenizer.load or put it into its folder."
+                "the tokenizer has no chat template; set model.chat_template to a .jinja file, or use a model with one."
             )
         special = chat._special
         self._template = self._hf.get_chat_template(None, None if tools is None else [dict(tool) for tool in tools])

@@ -11,12 +11,15 @@ the same results as an uninterrupted one. With `train.one_step_off_policy` the n
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import jax
 
 from scope_jax.config import Config
 from scope_jax.errors import UserError
@@ -66,7 +69,7 @@ def train(
     log = RunLog(run, cfg)
     card, cfg = cfg, fetched(cfg, progress.say)
     checkpoints = Checkpoints(run / "checkpoints", card, mirror, base=by_one(lambda: base_digest(cfg)))
-    progress.say(f"loading {cfg.model.checkpoint} and the search index")
+    progress.say(f"loading {cfg.model.checkpoint}" + (" and the search index" if cfg.retrieval is not None else ""))
     trainer = assemble(cfg, run, progress.part, progress.say)
     if mirror is not None:
         by_one(mirror.own)  # not before: a start that is refused leaves a running process alone
@@ -76,6 +79,8 @@ def train(
 
     states, memory, baselines, done, resumed, coming = _begin(trainer, checkpoints, progress.say)
     over = finished(world, memory, done)
+    if not resumed:
+        log.check_begun(done, cfg.train.save_every)
     log.rewind(done if resumed else None)
     watch = by_one(lambda: watched(cfg, records(run / "metrics.jsonl")))
     watch.check_names(world.system.updates(cfg))
@@ -178,7 +183,12 @@ def _beginning(cfg: Config, run: Path, done: int, over: bool, resumed: bool) -> 
     start = f"going on from step {done} of {run}" if resumed else f"starting in {run}"
     if cfg.train.origin is not None and not resumed:
         start += f" from {cfg.train.origin}"
-    return f"{start}; the first step compiles its programs, unless the compilation cache has them"
+    return f"{start}, on {_devices()}; the first step compiles its programs, unless the compilation cache has them"
+
+
+def _devices() -> str:
+    kinds = Counter(device.device_kind for device in jax.devices())
+    return " and ".join(f"{count} × {kind}" for kind, count in kinds.items())
 
 
 def finished(world: World, memory: Memory, step: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,9 +17,9 @@ from scope_jax.cli.program import app
 from scope_jax.errors import UserError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-ITEMS = ("Reproduces", "Hardware")  # of a card's header
+ITEMS = ("About", "Reproduces", "Hardware")  # of a card's header; About: its first line, without an item Reproduces
 DATA = {"ssp": "answers", "scope": "documents", "spice": "documents", "spell": "clusters", "score": "queries"}
-SEARCHING = ("ssp", "scope")
+SEARCHING = ("ssp", "scope", "score")
 Game = Literal["ssp", "scope", "spice", "spell", "score"]
 
 
@@ -27,7 +28,8 @@ def _header(path: Path) -> dict[str, str]:
     lines = path.read_text(encoding="utf-8").splitlines()
     text = "\n".join(line.removeprefix("#") for line in lines[: _comments(lines)])
     found = re.findall(r"^ ?(\w[\w ]*): +(.*(?:\n {2,}.*)*)", text, re.MULTILINE)
-    return {name: " ".join(value.split()) for name, value in found}
+    items = {name: " ".join(value.split()) for name, value in found}
+    return items if "Reproduces" in items or not text.strip() else {"About": text.strip().splitlines()[0]} | items
 
 
 def _comments(lines: list[str]) -> int:
@@ -47,6 +49,8 @@ def cards(
 
     found: list[dict[str, Any]] = []
     for path in sorted(folder.rglob("*.toml")):
+        if _is_exam(path):
+            continue
         try:
             cfg = load(path, None)
             needs, game = missing(cfg), cfg.system
@@ -65,6 +69,15 @@ def cards(
                 typer.echo(f"    {item.lower()}: {one[item]}")
         for need in one["needs"] or ["nothing: everything is here"]:
             typer.echo(f"    needs {need}")
+
+
+def _is_exam(path: Path) -> bool:
+    """True for the definition of an exam or the tables of a paper, which are no cards."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError):
+        return False  # as a card it gets its sentence
+    return not {"measures", "tables"}.isdisjoint(table) and "system" not in table
 
 
 @app.command()
@@ -150,12 +163,15 @@ def new(
         ),
     ],
     corpus: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Corpus to search, for ssp and scope [default for scope: data].")
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Corpus to search, for ssp, score and scope (there, without it, the documents)."
+        ),
     ] = None,
     exam: Annotated[str | None, typer.Option(metavar="FILE", help="Held-out questions, or tasks with rubrics.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 100,
     max_length: Annotated[
-        int | None, typer.Option(min=16, help="Tokens of an episode [default: 4096, or what the model can].")
+        int | None, typer.Option(min=16, help="Tokens of an episode; without it 4096, or what the model can.")
     ] = None,
     set_: Sets = None,
 ) -> None:
@@ -167,7 +183,7 @@ def new(
     check_place(card)
     searched = corpus or (data if game == "scope" else None)
     if game in SEARCHING and searched is None:
-        raise UserError("ssp searches a corpus; give one with --corpus FILE.")
+        raise UserError(f"{game} searches a corpus; give one with --corpus FILE.")
     if game not in SEARCHING and corpus is not None:
         raise UserError(f"{game} does not search; remove --corpus.")
     positions, unseen = _positions(model)

@@ -6,6 +6,7 @@ import io
 import os
 import signal
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -55,6 +56,22 @@ class Commands(TyperGroup):
                 raise
             typer.echo(f"{_who()}{sentence(error)}", err=True)
             raise typer.Exit(2) from None
+        except (RuntimeError, AssertionError) as error:
+            if ctx.params["debug"] or not _of_backends(error):
+                raise
+            wanted = os.environ.get("JAX_PLATFORMS", "")
+            typer.echo(
+                f"scope-jax: JAX finds no device of the platform {wanted!r} that JAX_PLATFORMS asks for; install its "
+                "package (README, Accelerators), or unset the variable.",
+                err=True,
+            )
+            raise typer.Exit(2) from None
+
+
+def _of_backends(error: BaseException) -> bool:
+    """True for an error of JAX where it starts the platforms of JAX_PLATFORMS."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return "JAX_PLATFORMS" in os.environ and bool(frames) and frames[-1].filename.endswith("jax/_src/xla_bridge.py")
 
 
 def _refuse(error: click.UsageError) -> NoReturn:
@@ -80,6 +97,7 @@ app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
     add_completion=True,
+    rich_markup_mode="markdown",  # as rich markup, square brackets would vanish
     pretty_exceptions_enable=False,
     help="Self-play post-training of language models in JAX.",
 )

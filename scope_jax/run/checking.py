@@ -65,6 +65,7 @@ def check(cfg: Config, left: Collection[str] = ()) -> Iterator[Finding]:
 
 def _game(cfg: Config) -> str:
     game = game_of(cfg)
+    game.updates(cfg)  # reads the table of a game of one's own
     return f"{cfg.system}, which trains {', '.join(game.policies(cfg))}"
 
 
@@ -91,6 +92,8 @@ def _tokenizer_folder(cfg: Config) -> str:
 def _tokenizer(cfg: Config) -> str:
     tokenizer = Tokenizer.load(_tokenizer_folder(cfg), cfg.model.chat_template)
     joiner_of(cfg, game_of(cfg), tokenizer)
+    if cfg.system in GAMES:
+        tokenizer.encode_chat([{"role": "user", "content": "?"}])  # raises without a template
     return f"{tokenizer.vocab_size} tokens, turns as {cfg.model.turns}, searches as {cfg.model.dialect}"
 
 

@@ -286,6 +286,20 @@ class RunLog:
             self._trackers.close()
         self._close()
 
+    def check_begun(self, done: int, save_every: int) -> None:
+        """Raises RunError if a run that starts after step `done`, as it has no checkpoint, has been so far that one was
+        complete: while the next is played one may still be written, but not after that."""
+
+        def check() -> None:
+            last = max((line["step"] for line in read_lines(self._metrics)), default=done)
+            if last > done + 2 * save_every:
+                raise RunError(
+                    f"the run in {self.run} has metrics up to step {last} but no checkpoint; put its checkpoints back, "
+                    "or remove the folder to start anew."
+                )
+
+        by_one(check)
+
     def rewind(self, step: int | None) -> None:
         """Removes all lines after `step`, and an incomplete last line; None, when a run restarts: all lines.
 

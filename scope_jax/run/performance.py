@@ -81,15 +81,17 @@ class Meter:
         found: Metrics = {
             "time/publish": now.publishing - before.publishing,
             "perf/generated_tokens_per_second": (now.generated - before.generated) / playing,
-            "perf/trained_tokens_per_second": sum(length for length, _ in rows) / learning,
             "perf/programs_compiled": now.compiled - before.compiled,
             "perf/programs_loaded": now.loaded - before.loaded,
         }
+        learned = any(e.advantage for e in episodes if e.trained)  # otherwise no update may have been computed
+        if learned:
+            found["perf/trained_tokens_per_second"] = sum(length for length, _ in rows) / learning
         if self._world.lookup is not None:
             found["time/search_wait"] = now.search_wait - before.search_wait
             found["perf/search_calls"] = now.search_calls - before.search_calls
             found["perf/search_queries"] = now.searches - before.searches
-        if self._chip is not None and self._chip.peak is not None:
+        if learned and self._chip is not None and self._chip.peak is not None:
             peak = self._chip.peak * len(divided_devices(self._world.cfg, jax.devices())[0])
             found["perf/mfu"] = (
                 trained_flops(self._world.model, rows, self._world.cfg.model.adapter is not None) / learning / peak

@@ -39,10 +39,10 @@ def _why(rewards: Sequence[float]) -> str:
             "the rewards of each group are equal; more samples of a prompt, a higher temperature or tasks of other "
             "difficulty make them differ"
         )
-    if low == 0:
+    if low <= 0:
         return (
-            "all rewards are 0; see in the report whether its answers keep the format, end within the token limits, "
-            "and are within reach of the model"
+            f"all rewards are {low:g}; see in the report whether its answers keep the format, end within the token "
+            "limits, and are within reach of the model"
         )
     return f"all rewards are {low:g}; the tasks may be too easy, or the reward may accept anything: see the report"
 

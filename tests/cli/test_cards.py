@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from scope_jax.cli import app
+from scope_jax.cli.cards import DATA
 from scope_jax.config import load_card
 from scope_jax.run.metrics import RunLog
 from scope_jax.version import __version__
@@ -36,6 +37,49 @@ def test_cards_says_what_each_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     text = invoke("cards").stdout
     assert f"{ROOT / 'configs/ssp/atlas.toml'}  (ssp)\n" in text and "needs nothing: everything is here" in text
     assert invoke("cards", tmp_path).exit_code == 2
+
+
+def test_exams_are_no_cards_and_a_card_without_items_has_its_first_line() -> None:
+    found = json.loads(invoke("cards", ROOT / "configs", "--json").stdout)
+    assert not any("/exams/" in one["card"] for one in found)
+    assert all("About" in one or "Reproduces" in one for one in found)
+
+
+@pytest.mark.parametrize("command", ["new", "convert", "plan", "eval", "train", "serve", "data", "report"])
+def test_help_keeps_square_brackets(command: str) -> None:
+    """Rich's markup would swallow them, and leave a space before the full stop."""
+    text = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "300", "NO_COLOR": "1"}).stdout
+    assert "Usage" in text and " . " not in text and "  of CARD" not in text, text
+
+
+def test_a_platform_without_devices_is_one_sentence(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "scope_jax", "train", "configs/ssp/atlas.toml", "--run", str(tmp_path / "run")]
+    environment = {**os.environ, "JAX_PLATFORMS": "cuda"}
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "JAX finds no device of the platform 'cuda'" in done.stderr
+
+
+@pytest.mark.parametrize("game", ["scope", "spice", "spell", "score"])
+def test_new_knows_which_games_search(tmp_path: Path, game: str) -> None:
+    data = getattr(load_card(ROOT / "configs" / game / "atlas.toml").data, DATA[game])
+    words = ("new", tmp_path / "card.toml", "--game", game, "--model", ATLAS / game / "base", "--data", data)
+    corpus = ("--corpus", ATLAS / "corpus.jsonl")
+    if game == "score":
+        assert "score searches a corpus; give one with --corpus" in invoke(*words).stderr
+    if game in ("spice", "spell"):
+        assert f"{game} does not search" in invoke(*words, *corpus).stderr
+    assert not (tmp_path / "card.toml").exists()
+    result = invoke(*words, *(corpus if game == "score" else ()))
+    assert result.exit_code == 0, result.output
+
+
+def test_a_model_without_a_chat_template_is_wrong(tmp_path: Path) -> None:
+    shutil.copytree(BASE, tmp_path / "base")
+    (tmp_path / "base" / "chat_template.jinja").unlink()
+    result = invoke("check", ROOT / "configs" / "ssp" / "atlas.toml", "--set", f"model.checkpoint={tmp_path / 'base'}")
+    assert result.exit_code == 2
+    assert "WRONG  tokenizer and template: the tokenizer has no chat template; set model.chat_template" in result.stdout
 
 
 def test_new_writes_a_card_that_check_accepts(tmp_path: Path) -> None:

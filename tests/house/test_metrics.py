@@ -200,3 +200,16 @@ def test_one_process_at_a_time_and_a_killed_one_leaves_no_lock(cfg: Config, tmp_
         RunLog(tmp_path, cfg)
     log.close()
     RunLog(tmp_path, cfg).close()
+
+
+def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew(cfg: Config, tmp_path: Path) -> None:
+    """While the next checkpoint is played the first one may still be written, so that a kill leaves none."""
+    log = RunLog(tmp_path / "run", cfg)
+    for step in range(1, 21):
+        log.metrics(step, {"loss": 0.5})
+    log.check_begun(0, 10)
+    log.check_begun(15, 5)  # after step 15 of another run
+    log.metrics(21, {"loss": 0.5})
+    with pytest.raises(RunError, match="has metrics up to step 21 but no checkpoint; put its checkpoints back"):
+        log.check_begun(0, 10)
+    log.close()

@@ -205,6 +205,8 @@ def test_a_step_that_teaches_a_role_nothing_is_a_sentence() -> None:
     assert said.startswith("nothing to learn for the solver in this step: all rewards are 0; see in the report whether")
     (said,) = unlearned.sentences(rated(outcome("solver", "a", 1.0), outcome("solver", "a", 1.0)))
     assert "all rewards are 1; the tasks may be too easy" in said
+    (said,) = unlearned.sentences(rated(outcome("solver", "a", -0.1), outcome("solver", "a", -0.1)))
+    assert "all rewards are -0.1; see in the report whether its answers keep the format" in said
     by_group = rated(*(outcome("solver", name, reward) for name, reward in zip("aabb", (0, 0, 1, 1), strict=True)))
     (said,) = unlearned.sentences(by_group)
     assert "the rewards of each group are equal; more samples of a prompt" in said
