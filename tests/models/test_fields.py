@@ -154,10 +154,17 @@ def test_a_file_without_a_json_object(folder: Path, name: str, text: str) -> Non
     ],
 )
 def test_tokenizer_files_of_wrong_types(folder: Path, name: str, text: str) -> None:
+    """A model's config.json matters to its tokenizer only where transformers looks for the tokenizer's class."""
     (folder / name).write_text(text)
     with pytest.raises(ValueError, match=str(folder)) as caught:
-        Tokenizer.load(folder)
+        (weights.load_config if name == "config.json" else Tokenizer.load)(folder)
     assert "\n" not in str(caught.value)
+    if name == "config.json":
+        place = folder / "tokenizer_config.json"
+        place.write_text(json.dumps(json.loads(place.read_text()) | {"tokenizer_class": "Qwen2Tokenizer"}))
+        with pytest.raises(ValueError, match=str(folder)) as caught:
+            Tokenizer.load(folder)
+        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("named", ["../model.safetensors", "/etc/passwd", "a/../../b", "", ".", 3, None, ["x"], "a\0b"])
