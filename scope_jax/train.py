@@ -71,8 +71,6 @@ def train(
     checkpoints = Checkpoints(run / "checkpoints", card, mirror, base=by_one(lambda: base_digest(cfg)))
     progress.say(f"loading {cfg.model.checkpoint}" + (" and the search index" if cfg.retrieval is not None else ""))
     trainer = assemble(cfg, run, progress.part, progress.say)
-    if mirror is not None:
-        by_one(mirror.own)  # not before: a start that is refused leaves a running process alone
     world = trainer.world
     if cfg.log.tokens:
         log.token_bytes = world.tokenizer.token_bytes
@@ -81,6 +79,8 @@ def train(
     over = finished(world, memory, done)
     if not resumed:
         log.check_begun(done, cfg.train.save_every)
+    if mirror is not None:
+        by_one(mirror.own)  # not before: a start that is refused leaves a running process alone
     log.rewind(done if resumed else None)
     watch = by_one(lambda: watched(cfg, records(run / "metrics.jsonl")))
     watch.check_names(world.system.updates(cfg))
