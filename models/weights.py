@@ -13,6 +13,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,8 @@ COMPANIONS = (
     "spiece.model",
     "generation_config.json",
 )
+# What an export writes besides them.
+WRITTEN = ("config.json", "adapter_config.json", "*.safetensors", "*.safetensors.index.json", ORBAX, SEAL)
 
 Report = Callable[[int, int], None]  # (tensors done, tensors in all)
 
@@ -237,12 +240,16 @@ def whole_folder(folder: Path, kind: str = "config.json") -> Iterator[Path]:
     """A temporary folder that replaces `folder` at the end, or is removed if writing failed.
 
     All processes of a run get the same one; process 0 creates, moves and removes it. kind: the file that such folders
-    have. Raises FileExistsError if `folder` exists, is not empty and does not have it.
+    have. Raises FileExistsError if `folder` exists, is not empty and does not have it, or has files of others.
     """
     if folder.exists() and not (folder.is_dir() and ((folder / kind).is_file() or not any(folder.iterdir()))):
         what = "a model folder" if kind == "config.json" else f"a folder with {kind}"
         raise FileExistsError(f"{folder} exists and is not {what}; choose another place to export to.")
-    folder = Path(os.path.abspath(folder))  # "." has no name
+    if other := next((file for file in sorted(folder.glob("*")) if not _is_written(file.name)), None):
+        raise FileExistsError(
+            f"{folder} also holds {other.name}, which would be lost; move it, or choose another place to export to."
+        )
+    folder = folder.resolve()  # "." has no name, and a link stays one
     if folder == Path.cwd():
         raise FileExistsError(f"{folder} is the current folder, which is not replaced; give another one.")
     writer, several = jax.process_index() == 0, jax.process_count() > 1
@@ -262,6 +269,11 @@ def whole_folder(folder: Path, kind: str = "config.json") -> Iterator[Path]:
     finally:
         if writer:
             shutil.rmtree(new, ignore_errors=True)
+
+
+def _is_written(name: str) -> bool:
+    """True for files and folders of the kinds that `save_hf`, `save_orbax`, `recast_hf` and `peft.save` write."""
+    return any(fnmatch(name, pattern) for pattern in (*COMPANIONS, *WRITTEN))
 
 
 def _replace(new: Path, folder: Path) -> None:

@@ -71,10 +71,11 @@ def sample(
     ids_rc = jnp.arange(rows * columns).reshape(rows, columns)
     wide_SV = jnp.pad(logits_SV[:, : rows * columns], ((0, 0), (0, max(0, rows * columns - width))))
     logits_Src = jnp.where(ids_rc < vocab, wide_SV.reshape(slots, rows, columns), -jnp.inf)
-    z_Src = logits_Src / temperature_S[:, None, None]
-    top_S = jnp.max(jnp.max(z_Src, axis=1), axis=1)
-    # The barrier keeps XLA from computing the exponentials again for each of the sums over them.
-    mass_Src = lax.optimization_barrier(jnp.exp(z_Src - top_S[:, None, None]))
+    top_S = jnp.max(jnp.max(logits_Src, axis=1), axis=1)
+    # Divided after the maximum is taken off, which a low temperature then keeps at 0. The barrier keeps XLA from
+    # computing the exponentials again for each of the sums over them.
+    z_Src = (logits_Src - top_S[:, None, None]) / temperature_S[:, None, None]
+    mass_Src = lax.optimization_barrier(jnp.exp(z_Src))
     log_total_S = jnp.log(_total(mass_Src))
 
     cut = ((how.top_k_S > 0) | (how.top_p_S < 1)) & ~greedy_S
@@ -88,20 +89,19 @@ def sample(
     drawn_S = _invert(kept_Sr, u_S2[:, 1]) * columns + column_S
 
     def best() -> jax.Array:
-        """The first of the most likely tokens; a greedy slot's temperature is 1."""
+        """The first of the most likely tokens."""
         return jnp.min(jnp.min(jnp.where(logits_Src == top_S[:, None, None], ids_rc, vocab - 1), axis=1), axis=1)
 
     best_S = lax.cond(jnp.any(greedy_S), best, lambda: jnp.zeros_like(drawn_S))
     token_S = jnp.where(greedy_S, best_S, drawn_S)
 
-    def log_normaliser() -> jax.Array:
-        highest_S = jnp.max(jnp.max(logits_Src, axis=1), axis=1)
-        return highest_S + jnp.log(_total(jnp.exp(logits_Src - highest_S[:, None, None])))
+    def log_plain_total() -> jax.Array:
+        return jnp.log(_total(jnp.exp(logits_Src - top_S[:, None, None])))
 
-    chosen_S = jnp.take_along_axis(logits_SV, token_S[:, None], axis=1)[:, 0]
-    tempered_S = chosen_S / temperature_S - top_S - log_total_S
+    behind_S = jnp.take_along_axis(logits_SV, token_S[:, None], axis=1)[:, 0] - top_S
+    tempered_S = behind_S / temperature_S - log_total_S
     other_S = ~how.tempered_S & (temperature_S != 1)
-    plain_S = chosen_S - lax.cond(jnp.any(other_S), log_normaliser, lambda: jnp.zeros(slots, jnp.float32))
+    plain_S = behind_S - lax.cond(jnp.any(other_S), log_plain_total, lambda: jnp.zeros(slots, jnp.float32))
     return token_S, jnp.where(other_S, plain_S, tempered_S)
 
 
@@ -134,8 +134,8 @@ def _total(x_Src: jax.Array) -> jax.Array:
 def entropy(logits_SV: Float[Array, "S V"], how: Sampling) -> Float[Array, " S"]:
     """H = −Σ p log p of each slot in nats, of the distribution p that `sample` reports log-probs of."""
     tempered_S = how.tempered_S & (how.temperature_S > 0)
-    z_SV = logits_SV / jnp.where(tempered_S, how.temperature_S, 1.0)[:, None]
-    logp_SV = jax.nn.log_softmax(z_SV)
+    behind_SV = logits_SV - jnp.max(logits_SV, axis=1, keepdims=True)
+    logp_SV = jax.nn.log_softmax(behind_SV / jnp.where(tempered_S, how.temperature_S, 1.0)[:, None])
     return -jnp.sum(jnp.exp(logp_SV) * jnp.maximum(logp_SV, jnp.finfo(jnp.float32).min), axis=1)
 
 

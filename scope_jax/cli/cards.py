@@ -1,4 +1,4 @@
-"""Commands about cards: cards and runs list them, new writes one, check opens what one refers to."""
+"""Commands about cards: cards and runs list them, check opens what one refers to."""
 
 from __future__ import annotations
 
@@ -6,26 +6,24 @@ import json
 import re
 import time
 import tomllib
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from scope_jax.cli.options import Card, Json, Sets, load
-from scope_jax.cli.output import check_place, show, tell
+from scope_jax.cli.output import show, tell
 from scope_jax.cli.program import app
 from scope_jax.errors import UserError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 ITEMS = ("About", "Reproduces", "Hardware")  # of a card's header; About: its first line, without an item Reproduces
-DATA = {"ssp": "answers", "scope": "documents", "spice": "documents", "spell": "clusters", "score": "queries"}
-SEARCHING = ("ssp", "scope", "score")
-Game = Literal["ssp", "scope", "spice", "spell", "score"]
 
 
 def _header(path: Path) -> dict[str, str]:
     """The items of a card's header comment, each on one line."""
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     text = "\n".join(line.removeprefix("#") for line in lines[: _comments(lines)])
     found = re.findall(r"^ ?(\w[\w ]*): +(.*(?:\n {2,}.*)*)", text, re.MULTILINE)
     items = {name: " ".join(value.split()) for name, value in found}
@@ -49,7 +47,7 @@ def cards(
 
     found: list[dict[str, Any]] = []
     for path in sorted(folder.rglob("*.toml")):
-        if _is_exam(path):
+        if not path.is_file() or _is_exam(path):
             continue
         try:
             cfg = load(path, None)
@@ -115,7 +113,7 @@ def _progress(metrics: Path) -> tuple[int, str]:
     for line in metrics.read_bytes().splitlines():
         try:
             steps = int(json.loads(line)["step"])
-        except ValueError:  # the incomplete last line of a run that goes on or was killed
+        except (ValueError, KeyError, TypeError):  # the incomplete last line of a run that goes on or was killed
             break
     return steps, time.strftime("%Y-%m-%d %H:%M", time.localtime(metrics.stat().st_mtime))
 
@@ -128,16 +126,23 @@ def _shown(path: Path) -> str:
 @app.command()
 def check(card: Card, set_: Sets = None, as_json: Json = False) -> None:
     """Open every model, prompt, data set, corpus and server of CARD and say all that is wrong; nothing is compiled."""
-    _check(card, load(card, set_), as_json)
+    open_all(card, load(card, set_), as_json)
 
 
-def _check(card: Path, cfg: Any, as_json: bool, left: tuple[str, ...] = ()) -> None:
+def open_all(card: Path, cfg: Any, as_json: bool, left: tuple[str, ...] = ()) -> None:
     """What `check` does. left: models of the hub that are not downloaded."""
+    from scope_jax.run.checking import Finding
     from scope_jax.run.checking import check as opened
     from scope_jax.run.fetching import fetched
 
     wrong, findings = 0, {}
-    for one in opened(fetched(cfg, tell, left), left):
+    unavailable: dict[str, Finding] = {}
+
+    def missing(name: str, error: FileNotFoundError) -> None:
+        unavailable[name] = Finding(f"model {name}", str(error), True)
+
+    here = fetched(cfg, tell, left, missing)
+    for one in chain(unavailable.values(), opened(here, (*left, *unavailable))):
         wrong += one.wrong
         findings[one.name] = one.text
         if not as_json:
@@ -146,118 +151,3 @@ def _check(card: Path, cfg: Any, as_json: bool, left: tuple[str, ...] = ()) -> N
         show({"wrong": wrong, **findings}, as_json)
     if wrong:
         raise UserError(f"{wrong} of {len(findings)} parts of {card} cannot be used, see above.")
-
-
-@app.command()
-def new(
-    card: Annotated[Path, typer.Argument(metavar="CARD", help="Card to write, a .toml file.")],
-    game: Annotated[Game, typer.Option(help="The game.")],
-    model: Annotated[
-        str, typer.Option(metavar="DIR_OR_HUB", help="Hugging Face folder of your model, or its name on the hub.")
-    ],
-    data: Annotated[
-        str,
-        typer.Option(
-            metavar="FILE",
-            help="Your data: answers (ssp), documents (scope, spice), clusters (spell) or queries (score).",
-        ),
-    ],
-    corpus: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", help="Corpus to search, for ssp, score and scope (there, without it, the documents)."
-        ),
-    ] = None,
-    exam: Annotated[str | None, typer.Option(metavar="FILE", help="Held-out questions, or tasks with rubrics.")] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 100,
-    max_length: Annotated[
-        int | None, typer.Option(min=16, help="Tokens of an episode; without it 4096, or what the model can.")
-    ] = None,
-    set_: Sets = None,
-) -> None:
-    """Write a card for your model and data, with overrides, then open all it refers to, as `check` does."""
-    if card.suffix != ".toml":
-        raise UserError(f"{card} is no .toml file; give the card a name that ends in .toml.")
-    if card.exists():
-        raise UserError(f"{card} exists; remove it or give another name.")
-    check_place(card)
-    searched = corpus or (data if game == "scope" else None)
-    if game in SEARCHING and searched is None:
-        raise UserError(f"{game} searches a corpus; give one with --corpus FILE.")
-    if game not in SEARCHING and corpus is not None:
-        raise UserError(f"{game} does not search; remove --corpus.")
-    positions, unseen = _positions(model)
-    wanted = max_length or 4096
-    length = min(wanted, positions or wanted)
-    searched, exam = searched and _kept(searched, card), exam and _kept(exam, card)
-    table = _table(game, _kept(model, card), _kept(data, card), searched, exam, steps, length)
-    from scope_jax.config import overridden
-    from scope_jax.run.metrics import as_toml
-
-    overridden(table, set_ or (), str(card))  # a card that cannot be loaded is not written
-    partial = card.with_name(card.name + ".partial")
-    partial.write_text(f"{_header_of(card, game)}\n{as_toml(table)}", encoding="utf-8")
-    partial.replace(card)
-    tell(f"{card} is written; scope-jax plan {card} tells whether it fits your hardware")
-    if unseen:
-        tell(unseen)
-    _check(card, load(card, None), False, (model,) if unseen else ())
-
-
-def _positions(model: str) -> tuple[int | None, str]:
-    """(tokens of the model's longest sequence, None if it is not known; what was not looked at, "" for a folder).
-
-    Of a model of the hub only config.json is downloaded.
-    """
-    from models.weights import load_config
-    from scope_jax.run import hub
-
-    if not hub.is_name(model):
-        return load_config(model).max_positions, ""
-    rest = f"the weights and the tokenizer of {model}; scope-jax check downloads and opens them"
-    try:
-        return load_config(hub.snapshot(model, hub.SHAPE)).max_positions, f"not checked: {rest}"
-    except hub.Unavailable as error:
-        from scope_jax.plan.architectures import public
-
-        known = public(model)
-        return known and known.max_positions, f"not checked: config.json, {rest}. {error}"
-
-
-def _kept(path: str, card: Path) -> str:
-    """How the card names a file: as given if that leads to it from the card's folder or one above it, so that both can
-    be moved together; otherwise its absolute path. Other names (of the hub) as they are."""
-    if not Path(path).exists():
-        return path
-    file, folder = Path(path).resolve(), card.resolve().parent
-    first = next((above / path for above in (folder, *folder.parents) if (above / path).exists()), None)
-    looked_for = not Path(path).is_absolute() and ("/" in path or Path(path).suffix)  # see config.base
-    return path if looked_for and first is not None and first.resolve() == file else str(file)
-
-
-def _header_of(card: Path, game: str) -> str:
-    return f"""\
-# {game.upper()} on your own model and data; docs/{game}.md explains it, docs/configuration.md every key.
-#
-# Command:    scope-jax train {card} --run runs/{card.stem}
-# Hardware:   see scope-jax plan {card}
-# Expect:     nothing has been measured with this card"""
-
-
-def _table(
-    game: str, model: str, data: str, corpus: str | None, exam: str | None, steps: int, length: int
-) -> dict[str, Any]:
-    """The card: what differs between models and data is set, everything else keeps the paper's defaults."""
-    buckets = [bucket for bucket in (64, 256, 1024, 4096) if bucket <= length] or [length]
-    table: dict[str, Any] = {"system": game, "model": {"checkpoint": model}}
-    if corpus is not None:
-        table["retrieval"] = {"corpus": corpus}
-    table["rollout"] = {"max_length": length, "prefill_buckets": buckets}
-    table["learner"] = {"buckets": [length]}
-    table["data"] = {DATA[game]: data}
-    table["train"] = {"steps": steps}
-    if exam is not None:
-        table["evaluate"] = {"sets": [{"name": "held_out", "path": exam}]}
-    if game == "ssp":
-        table["ssp"] = {"grader": "exact-match", "verify": "policy"}  # no external judge
-    return table

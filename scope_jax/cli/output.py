@@ -18,7 +18,7 @@ def console() -> Console:
     # Results go to standard output, progress and messages to standard error; of several processes, one shows them.
     from scope_jax.run.processes import writes
 
-    return Console(stderr=True, highlight=False, quiet=not writes())
+    return Console(stderr=True, highlight=False, emoji=False, quiet=not writes())
 
 
 def tell(sentence: str) -> None:

@@ -38,9 +38,13 @@ def report(
             raise UserError(f"the run folder {run} does not exist; give the folder passed to train as --run.")
     if to is not None and len(runs) == 1 and to.is_file():
         raise UserError(f"{to} is a file; give a folder for the report, which has several files.")
+    if to is not None and len(runs) > 1 and (to.is_dir() or to.suffix != ".html"):
+        raise UserError(f"{to} is no place for the page of a comparison; give a file that ends in .html.")
     if watch:
         if len(runs) > 1:
             raise UserError("--watch shows one run; give one run folder.")
+        if to is not None:
+            raise UserError(f"--watch shows the report in {runs[0] / 'report'}; remove --to.")
         from scope_jax.report.live import watch as serve
 
         serve(runs[0], port, tell)

@@ -135,7 +135,10 @@ def chat(
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Most tokens of a reply [default: serve.max_tokens].")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the replies [default: a new one each time].")] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(min=-(2**63), max=2**63 - 1, help="Seed of the replies [default: a new one each time]."),
+    ] = None,
     policy: Policy = None,
     card: CardFile = None,
     search: Search = False,
@@ -149,7 +152,7 @@ def chat(
     from scope_jax.serving.server import warm_up
     from scope_jax.serving.talk import talk
 
-    screen = Console(highlight=False, markup=False, soft_wrap=True)
+    screen = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     with served(target, card, set_ or [], policy=policy, search=search, name=None, grace=0.0, tell=tell) as model:
         tell("compiling")
         warm_up(model)

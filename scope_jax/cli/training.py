@@ -42,7 +42,9 @@ def train(
 
     In a TPU pod, a SLURM step or with JAX_COORDINATOR_ADDRESS, all processes train together (docs/multi_process.md).
     """
-    cfg = load(card, [*(set_ or []), *([] if origin is None else [f"train.origin={json.dumps(origin)}"])])
+    cfg = load(
+        card, [*(set_ or []), *([] if origin is None else [f"train.origin={json.dumps(origin, ensure_ascii=False)}"])]
+    )
     from scope_jax.run.processes import joined, writes
 
     with joined():

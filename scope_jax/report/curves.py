@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from scope_jax.report.panels import Panel, series
 
 # Okabe and Ito's colour-blind-safe palette, darkest first.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-STYLES = ("solid", "dashed", "dotted", "dashdot", (0, (1, 3)), (0, (5, 1, 1, 1, 1, 1)))
+STYLES: tuple[Any, ...] = ("solid", "dashed", "dotted", "dashdot", (0, (1, 3)), (0, (5, 1, 1, 1, 1, 1)))
 INK, FAINT = "#333333", "#D9D9D9"
 
 
@@ -68,7 +69,7 @@ def _frame(axes: Axes, panel: Panel, last: int) -> None:
 
 def _scale(axes: Axes, panel: Panel) -> None:
     """Scale and lower limit, once the curves are drawn."""
-    if panel.log:
+    if panel.log and np.isfinite(axes.dataLim.minposy):  # infinite: no value is positive
         axes.set_yscale("log")
         axes.tick_params(axis="y", which="minor", colors=INK, labelsize=9)
         axes.yaxis.set_major_formatter(PlainLog())
@@ -109,7 +110,7 @@ def _draw_together(axes: Axes, panel: Panel, runs: Mapping[str, Sequence[dict[st
         _say_empty(axes)
         return
     for own, colour in zip(found, COLOURS, strict=False):
-        for label, style in zip(labels, STYLES, strict=False):
+        for label, style in zip(labels, cycle(STYLES)):
             steps, values = own.get(label, ([], []))
             window = 1 if panel.of_exams else max(1, len(values) // 10)
             axes.plot(
@@ -122,9 +123,7 @@ def _draw_together(axes: Axes, panel: Panel, runs: Mapping[str, Sequence[dict[st
                 markersize=4,
             )
     _scale(axes, panel)
-    shown = [
-        Line2D([], [], color=INK, linestyle=style, label=label) for label, style in zip(labels, STYLES, strict=False)
-    ]
+    shown = [Line2D([], [], color=INK, linestyle=style, label=label) for label, style in zip(labels, cycle(STYLES))]
     axes.legend(handles=shown, fontsize=8, frameon=False, labelcolor=INK, loc="best")
 
 
@@ -171,7 +170,7 @@ def _figure(count: int, columns: int, picture: Path, above: float = 0.0) -> Iter
         for axes in places[count:]:
             axes.remove()
         figure.supxlabel("training step", fontsize=10, color=INK)
-        picture.parent.mkdir(exist_ok=True)
+        picture.parent.mkdir(parents=True, exist_ok=True)
         partial = picture.with_name(f"{picture.stem}.partial.png")
         with writing(picture):
             figure.savefig(partial, dpi=150)

@@ -56,6 +56,7 @@ def watch(run: Path, port: int, tell: Callable[[str], None]) -> None:
             while True:
                 time.sleep(max(PAUSE, SHARE * spent))
                 if (now := _state(run)) != seen:
+                    _wait_for_a_step(run, tell)  # a run that has begun anew has none
                     seen, spent = now, time.monotonic()
                     write_report(run, live=True)
                     spent = time.monotonic() - spent

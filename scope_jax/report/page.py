@@ -45,7 +45,9 @@ def examples(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         for role in sorted({record["role"] for record in step}):
             readable = [record for record in step if record["role"] == role and record["text"].get("turns")]
             ranked = sorted(readable, key=lambda record: (-(record["reward"] or 0.0), -len(record["text"]["turns"])))
-            chosen += ranked if len(ranked) <= EXAMPLES else [ranked[0], ranked[-1]]
+            if len(ranked) > EXAMPLES:  # the sort is stable
+                ranked = [ranked[0], min(ranked[1:], key=lambda record: record["reward"] or 0.0)]
+            chosen += ranked
     return chosen
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 
 import datasets
@@ -14,16 +15,22 @@ from models.config import ModelConfig
 from models.tensorfile import Checkpoint
 from models.tokenizer import Tokenizer
 from retrieval.corpus import load_corpus
-from scope_jax.config import GAMES, Config
+from retrieval.rows import Row
+from scope_jax.config import GAMES, Config, EvalSet
 from scope_jax.data import sources
 from scope_jax.data.sources import Source
 from scope_jax.errors import is_users, sentence
 from scope_jax.play import exams
+from scope_jax.play.exams import Exam
 from scope_jax.play.judge_client import JudgeClient
+from scope_jax.play.turns import Joiner
 from scope_jax.run.assemble import joiner_of
+from scope_jax.run.rendering import Rendered, RenderingTools, first_prompts
 from scope_jax.run.searches import probe
 from scope_jax.systems import game_of
 from scope_jax.text import templates
+
+EXAM_ROWS = 256  # of an exam, whose prompts are counted
 
 
 @dataclass(frozen=True)
@@ -36,31 +43,47 @@ class Finding:
 
 
 def check(cfg: Config, left: Collection[str] = ()) -> Iterator[Finding]:
-    """One finding for each model, tokenizer, prompt, data set, corpus, index and server of the card, as it is opened.
+    """One finding for each model, tokenizer, prompt, data set, corpus, index and server of the card, as it is opened;
+    then the lengths of the prompts that training and exams sample first.
 
     left: models that are not opened, as they are on the hub. Errors that are not the user's are raised.
     """
     datasets.disable_progress_bars()
+    loaded = cache(partial(_loaded, cfg))
+    there = _tokenizer_folder(cfg) not in left
     checks: list[tuple[str, Callable[[], str]]] = [
         ("game", lambda: _game(cfg)),
         *((f"model {folder}", lambda folder=folder: _model(folder)) for folder in _models(cfg) if folder not in left),
-        *([("tokenizer and template", lambda: _tokenizer(cfg))] if _tokenizer_folder(cfg) not in left else []),
+        *([("tokenizer and template", lambda: _tokenizer(cfg, loaded()[0]))] if there else []),
         ("prompts", lambda: _prompts(cfg)),
         ("data", lambda: _data(cfg)),
-        *((f"exam {one.name}", lambda one=one: _exam(cfg, one.name)) for one in cfg.evaluate.sets),
-        ("search", lambda: _search(cfg)),
+        *((f"exam {one.name}", lambda one=one: _exam(cfg, one)) for one in cfg.evaluate.sets),
+        ("search", lambda: _search(cfg, left)),
         *((f"model behind {name}", lambda name=name: _judge(cfg, name)) for name in _judges(cfg)),
     ]
-    for name, opened in checks:
-        try:
-            found = opened()
-        except (OSError, ValueError) as error:
-            if not is_users(error):
-                raise
-            yield Finding(name, sentence(error), True)
-        else:
-            if found:
-                yield Finding(name, found, False)
+    wrong: set[str] = set()
+    for finding in filter(None, (_found(*one) for one in checks)):
+        yield finding
+        if finding.wrong:
+            wrong.add(finding.name)
+    if not there or not wrong.isdisjoint(("game", "tokenizer and template", "prompts", "data")):
+        return
+    sampled: list[tuple[str, Callable[[], str]]] = [("first prompts", lambda: _first_prompts(cfg, loaded()[1]))]
+    for one in cfg.evaluate.sets:
+        if f"exam {one.name}" not in wrong:
+            sampled.append((f"prompts of exam {one.name}", lambda one=one: _exam_prompts(cfg, one, loaded()[1])))
+    yield from filter(None, (_found(*one) for one in sampled))
+
+
+def _found(name: str, open_it: Callable[[], str]) -> Finding | None:
+    """What was found, or what is wrong; None if there is nothing to say."""
+    try:
+        found = open_it()
+    except (OSError, ValueError) as error:
+        if not is_users(error):
+            raise
+        return Finding(name, sentence(error), True)
+    return Finding(name, found, False) if found else None
 
 
 def _game(cfg: Config) -> str:
@@ -89,9 +112,12 @@ def _tokenizer_folder(cfg: Config) -> str:
     return cfg.model.tokenizer or cfg.model.checkpoint
 
 
-def _tokenizer(cfg: Config) -> str:
+def _loaded(cfg: Config) -> tuple[Tokenizer, Joiner]:
     tokenizer = Tokenizer.load(_tokenizer_folder(cfg), cfg.model.chat_template)
-    joiner_of(cfg, game_of(cfg), tokenizer)
+    return tokenizer, joiner_of(cfg, game_of(cfg), tokenizer)
+
+
+def _tokenizer(cfg: Config, tokenizer: Tokenizer) -> str:
     if cfg.system in GAMES:
         tokenizer.encode_chat([{"role": "user", "content": "?"}])  # raises without a template
     return f"{tokenizer.vocab_size} tokens, turns as {cfg.model.turns}, searches as {cfg.model.dialect}"
@@ -111,27 +137,53 @@ def _prompts(cfg: Config) -> str:
     return f"{len(files)} files in {folder}"
 
 
+def _first_prompts(cfg: Config, joiner: Joiner) -> str:
+    """Those of the first step; "" if it samples none, or a judge decides what is sampled."""
+    game = game_of(cfg)
+    source = game.source(cfg)
+    tools = RenderingTools(cfg, joiner, () if source is None else sources.load(source))
+    rendered = first_prompts(tools, lambda tools: game.play(cfg, tools, game.start(cfg), 0))
+    return "" if rendered is None else f"role {rendered.role}, {_described(rendered)}"
+
+
+def _exam_prompts(cfg: Config, card: EvalSet, joiner: Joiner) -> str:
+    exam = game_of(cfg).exam(cfg)
+    rows = _rows(exam, card)[:EXAM_ROWS]
+    rendered = first_prompts(RenderingTools(cfg, joiner, ()), lambda tools: exams.play(cfg, exam, tools, rows, card))
+    return "" if rendered is None else _described(rendered)
+
+
+def _described(rendered: Rendered) -> str:
+    """Raises ValueError if no prompt can be sampled."""
+    if not rendered.sampled():
+        raise ValueError(rendered.described())
+    return rendered.described()
+
+
 def _data(cfg: Config) -> str:
     source = game_of(cfg).source(cfg)
     return "" if source is None else f"{len(sources.load(source))} {source.kind} in {source.path}"
 
 
-def _exam(cfg: Config, name: str) -> str:
+def _exam(cfg: Config, card: EvalSet) -> str:
     exam = game_of(cfg).exam(cfg)
-    card = next(one for one in cfg.evaluate.sets if one.name == name)
-    rows = sources.load(Source(card.path, exams.kind_of(exam, card), card))
-    exams.check_prompts(cfg, exam, {name: rows})
+    rows = _rows(exam, card)
+    exams.check_prompts(cfg, exam, {card.name: rows})
     return f"{len(rows)} rows in {card.path}"
 
 
-def _search(cfg: Config) -> str:
+def _rows(exam: Exam, card: EvalSet) -> Sequence[Row]:
+    return sources.load(Source(card.path, exams.kind_of(exam, card), card))
+
+
+def _search(cfg: Config, left: Collection[str]) -> str:
     card = cfg.retrieval
     if card is None:
         return ""
     if card.url is not None:
         probe(card.url, card.timeout)
         return f"the server {card.url} answers"
-    if card.encoder.checkpoint is not None:
+    if card.encoder.checkpoint is not None and card.encoder.checkpoint not in left:
         encoder.load_config(card.encoder.checkpoint)
         Tokenizer.load(card.encoder.checkpoint, exact=False)
     corpus = load_corpus(card.corpus or "", {**card.columns}, card.split, card.hub_config)

@@ -68,6 +68,8 @@ def convert(
                 f"{source} is neither a run (it has no config.toml) nor a model folder (it has no config.json)."
             )
         card = fetched(load_card(run / "config.toml"))
+        for model in (card.model.checkpoint, card.model.tokenizer, *card.model.policies.values()):
+            _apart(Path(model or card.model.checkpoint), folder, "a model of the run")
         _check_merge(card, run, layout, merge)
         if card.model.adapter is not None and not merge:
             results = export_adapters(source, card, folder, DTYPES[dtype or card.model.adapter.dtype], policy)
@@ -96,10 +98,10 @@ def _check_merge(card: Config, run: Path, layout: Layout, merge: bool) -> None:
         )
 
 
-def _apart(source: Path, folder: Path) -> None:
+def _apart(source: Path, folder: Path, what: str = "the source") -> None:
     inner, outer = folder.absolute().resolve(), source.absolute().resolve()
     if inner == outer or inner in outer.parents:
-        raise UserError(f"the target {folder} is the source or contains it; choose another folder.")
+        raise UserError(f"the target {folder} is {what} or contains it; choose another folder.")
 
 
 def _own_dtype(source: Path) -> str:

@@ -12,13 +12,19 @@ from scope_jax.run import hub
 from scope_jax.run.objects import fetch, is_object
 
 
-def fetched(cfg: Config, tell: Callable[[str], None] | None = None, left: Collection[str] = ()) -> Config:
+def fetched(
+    cfg: Config,
+    tell: Callable[[str], None] | None = None,
+    left: Collection[str] = (),
+    missing: Callable[[str, FileNotFoundError], None] | None = None,
+) -> Config:
     """The card with local copies instead of its gs:// and s3:// paths and its models of the hub; the card itself if it
     has none.
 
     The copies lie in `train.spool` and in the hub's cache; what has not changed since it was copied is not read again.
-    Each machine has its own. left: models of the hub that are left where they are. Raises FileNotFoundError for what
-    does not exist and ConnectionError for storage that cannot be used.
+    Each machine has its own. left: models of the hub that are left where they are. missing(name, error): is told of a
+    model that the hub does not give, which is left, too; without it the error is raised. Raises FileNotFoundError for
+    what does not exist and ConnectionError for storage that cannot be used.
     """
     places: dict[str, str] = {}
 
@@ -41,7 +47,12 @@ def fetched(cfg: Config, tell: Callable[[str], None] | None = None, left: Collec
         if name is not None and name not in left and hub.is_name(name):
             if tell is not None and name not in places:
                 tell(f"looking for {name} on the hub; it is downloaded if it is not in the cache")
-            places[name] = section[key] = str(hub.snapshot(name, hub.WHOLE if weights else hub.SMALL))
+            try:
+                places[name] = section[key] = str(hub.snapshot(name, hub.WHOLE if weights else hub.SMALL))
+            except FileNotFoundError as error:
+                if missing is None:
+                    raise
+                missing(name, error)
     return Config.model_validate(table) if places else cfg
 
 

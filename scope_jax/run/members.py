@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from scope_jax.errors import writing
+from scope_jax.errors import UserError, writing
 
 GZIP = 31  # zlib's window bits for a gzip member
 READ = 1 << 20  # bytes
@@ -32,19 +32,27 @@ def append(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
 
 
 def cut(path: Path, step: int | None) -> None:
-    """Removes all steps after `step` and an incomplete gzip member at the end; None: everything."""
+    """Removes all steps after `step` and an incomplete gzip member at the end; None: everything.
+
+    Raises UserError if a step before `step` is damaged.
+    """
     with path.open("rb+") as file:
-        end = 0
-        for text, after in _members(file):
-            if step is None or json.loads(text.partition(b"\n")[0])["step"] > step:
-                break
-            end = after
+        end, last = 0, None
+        try:
+            for text, after in _members(file) if step is not None else ():
+                here = json.loads(text.partition(b"\n")[0])["step"]
+                if here > step:
+                    break
+                end, last = after, here
+        except UserError:
+            if last != step:  # otherwise all steps that are kept are whole
+                raise
         file.truncate(end)
         os.fsync(file.fileno())
 
 
 def mend(path: Path) -> None:
-    """Removes an incomplete gzip member at the end, behind which nothing could be read."""
+    """Removes an incomplete gzip member at the end, behind which nothing could be read. Raises UserError for damage."""
     with path.open("rb+") as file:
         end = 0
         for _, after in _members(file):
@@ -53,7 +61,8 @@ def mend(path: Path) -> None:
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """The records in order, none if there is no file; an incomplete end, as after a kill, is ignored."""
+    """The records in order, none if there is no file; an incomplete end, as after a kill, is ignored. Raises UserError
+    for damage."""
     if path.is_file():
         with path.open("rb") as file:
             for text, _ in _members(file):
@@ -61,8 +70,11 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _members(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
-    """(text of a step, file offset where its member ends), up to the first incomplete member."""
-    rest, read = b"", 0
+    """(text of a step, file offset where its member ends), up to an incomplete member at the end.
+
+    Raises UserError for a member that is damaged.
+    """
+    rest, read, end = b"", 0, 0
     while True:
         inflate, text = zlib.decompressobj(wbits=GZIP), bytearray()
         while not inflate.eof:
@@ -74,6 +86,10 @@ def _members(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
             try:
                 text += inflate.decompress(rest)
             except zlib.error:
-                return
+                raise UserError(
+                    f"{file.name} is damaged after byte {end}; move it away, or keep what is before with "
+                    f"truncate --size={end}."
+                ) from None
             rest = inflate.unused_data
-        yield bytes(text), read - len(rest)
+        end = read - len(rest)
+        yield bytes(text), end

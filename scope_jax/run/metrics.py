@@ -171,9 +171,12 @@ def _whole(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
             if not line.endswith(b"\n"):
                 return
             try:
-                yield line, json.loads(line)
+                record = json.loads(line)
             except ValueError:
                 raise RunError(f"line {number} of {path} is not valid JSON; remove it.") from None
+            if not isinstance(record, dict) or type(record.get("step")) is not int:
+                raise RunError(f"line {number} of {path} is no record of a step; remove it.")
+            yield line, record
 
 
 def records(path: Path) -> Iterator[dict[str, Any]]:

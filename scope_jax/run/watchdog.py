@@ -55,14 +55,19 @@ class Watchdog:
     def _report(self, phase: str, step: int, seconds: float) -> None:
         number = jax.process_index()
         stacks = self._run / f"stacks-{number}.txt"
-        with stacks.open("a", encoding="utf-8") as file:
-            file.write(f"step {step}, phase {phase}, {seconds:.0f} seconds without progress\n")
-            file.flush()
-            faulthandler.dump_traceback(file, all_threads=True)
+        try:
+            with stacks.open("a", encoding="utf-8") as file:
+                file.write(f"step {step}, phase {phase}, {seconds:.0f} seconds without progress\n")
+                file.flush()
+                faulthandler.dump_traceback(file, all_threads=True)
+            where = f"in {stacks}"
+        except OSError as error:  # a full disk may be why nothing goes on
+            faulthandler.dump_traceback(sys.stderr, all_threads=True)
+            where = f"above, as {stacks} cannot be written ({error.strerror})"
         ends = "; the process ends, and the same command resumes the run" if self._action == "exit" else ""
         sentence = (
             f"scope-jax: process {number} of {jax.process_count()} on {socket.gethostname()} has made no progress for "
-            f"{seconds:.0f} seconds in the phase {phase} of step {step}; its stacks are in {stacks}{ends}."
+            f"{seconds:.0f} seconds in the phase {phase} of step {step}; its stacks are {where}{ends}."
         )
         print(sentence, file=sys.stderr, flush=True)
         if self._action == "exit":

@@ -8,12 +8,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from scope_jax.cli import app
-from scope_jax.cli.cards import DATA
+from scope_jax.cli.new import DATA
+from scope_jax.cli.output import console
 from scope_jax.config import load_card
 from scope_jax.run.metrics import RunLog
 from scope_jax.version import __version__
@@ -45,6 +47,33 @@ def test_exams_are_no_cards_and_a_card_without_items_has_its_first_line() -> Non
     assert all("About" in one or "Reproduces" in one for one in found)
 
 
+def short(game: str) -> tuple[str, ...]:
+    """Atlas's prompts of SSP and SCOPE: the package's are longer than what its models can read."""
+    return ("--set", f"{game}.prompts={ATLAS / 'prompts' / game}") if game in ("ssp", "scope") else ()
+
+
+def test_one_bad_file_does_not_end_a_list(tmp_path: Path) -> None:
+    (tmp_path / "latin.toml").write_bytes(b'# caf\xe9\nsystem = "ssp"\n')
+    (tmp_path / "folder.toml").mkdir()
+    shutil.copy(ROOT / "configs" / "ssp" / "atlas.toml", tmp_path / "good.toml")
+    found = json.loads(invoke("cards", tmp_path, "--json").stdout)
+    assert [Path(one["card"]).name for one in found] == ["good.toml", "latin.toml"] and "utf-8" in found[1]["needs"][0]
+    cfg = load_card(ROOT / "configs" / "ssp" / "atlas.toml")
+    for name, line in (("a", '{"x": 1}'), ("b", "[1]"), ("c", "")):
+        RunLog(tmp_path / name, cfg).metrics(1, {"solver/reward": 0.5})
+        with (tmp_path / name / "metrics.jsonl").open("a") as file:
+            file.write(line and line + "\n")
+    assert [one["steps"] for one in json.loads(invoke("runs", tmp_path, "--json").stdout)] == [1, 1, 1]
+    assert "line 2 of" in invoke("report", tmp_path / "b").stderr
+
+
+def test_colons_are_no_emoji() -> None:
+    screen = console()
+    with screen.capture() as said:
+        screen.print("runs/:bug:/x")
+    assert said.get() == "runs/:bug:/x\n"
+
+
 @pytest.mark.parametrize("command", ["new", "convert", "plan", "eval", "train", "serve", "data", "report"])
 def test_help_keeps_square_brackets(command: str) -> None:
     """Rich's markup would swallow them, and leave a space before the full stop."""
@@ -63,7 +92,17 @@ def test_a_platform_without_devices_is_one_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize("game", ["scope", "spice", "spell", "score"])
 def test_new_knows_which_games_search(tmp_path: Path, game: str) -> None:
     data = getattr(load_card(ROOT / "configs" / game / "atlas.toml").data, DATA[game])
-    words = ("new", tmp_path / "card.toml", "--game", game, "--model", ATLAS / game / "base", "--data", data)
+    words = (
+        "new",
+        tmp_path / "card.toml",
+        "--game",
+        game,
+        "--model",
+        ATLAS / game / "base",
+        "--data",
+        data,
+        *short(game),
+    )
     corpus = ("--corpus", ATLAS / "corpus.jsonl")
     if game == "score":
         assert "score searches a corpus; give one with --corpus" in invoke(*words).stderr
@@ -72,6 +111,46 @@ def test_new_knows_which_games_search(tmp_path: Path, game: str) -> None:
     assert not (tmp_path / "card.toml").exists()
     result = invoke(*words, *(corpus if game == "score" else ()))
     assert result.exit_code == 0, result.output
+    assert "ok     first prompts: role " in result.stdout
+
+
+def test_new_joins_turns_as_the_paper_and_the_template_allow(tmp_path: Path) -> None:
+    """Atlas is a Qwen3 whose template declares no tools; with Qwen3's kind of template SCOPE has its own calls."""
+
+    def turns(game: str, model: Path) -> tuple[str, str]:
+        data = getattr(load_card(ROOT / "configs" / game / "atlas.toml").data, DATA[game])
+        card = tmp_path / f"{game}-{model.name}.toml"
+        words = ("new", card, "--game", game, "--model", model, "--data", data, "--corpus", ATLAS / "corpus.jsonl")
+        assert invoke(*words, *short(game)).exit_code == 0
+        cfg = load_card(card)
+        return cfg.model.dialect, cfg.model.turns
+
+    shutil.copytree(ATLAS / "scope" / "base", tmp_path / "qwen3")
+    (tmp_path / "qwen3" / "chat_template.jinja").write_text(
+        "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<tool_call><|im_end|>\n{% endif %}"
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    assert turns("scope", tmp_path / "qwen3") == ("hermes", "chat-trimmed")
+    assert turns("scope", ATLAS / "scope" / "base")[0] == "xml"
+    assert turns("score", ATLAS / "score" / "base")[0] == "observation"
+
+
+def test_check_renders_the_first_prompts(tmp_path: Path) -> None:
+    card = ROOT / "configs" / "spice" / "atlas.toml"
+
+    def checked(length: int) -> Any:
+        limits = (f"rollout.max_length={length}", "rollout.prefill_buckets=[32]", f"learner.buckets=[{length}]")
+        return invoke("check", card, *(word for limit in limits for word in ("--set", limit)))
+
+    some, none = checked(100), checked(60)
+    assert some.exit_code == 0 and none.exit_code == 2
+    assert (
+        "ok     first prompts: role challenger, 8 of 84 to 105 tokens; 4 are too long for rollout.max_length = 100"
+        in some.stdout
+    )
+    assert "room for 42 of a turn's 48 tokens in rollout.max_length = 100" in some.stdout
+    assert "WRONG  first prompts: 8 of 84 to 105 tokens; 8 are too long for rollout.max_length = 60" in none.stdout
 
 
 def test_a_model_without_a_chat_template_is_wrong(tmp_path: Path) -> None:
@@ -84,7 +163,7 @@ def test_a_model_without_a_chat_template_is_wrong(tmp_path: Path) -> None:
 
 def test_new_writes_a_card_that_check_accepts(tmp_path: Path) -> None:
     card = tmp_path / "mine.toml"
-    files = ("--model", BASE, "--data", ATLAS / "answers.jsonl", "--corpus", ATLAS / "corpus.jsonl")
+    files = ("--model", BASE, "--data", ATLAS / "answers.jsonl", "--corpus", ATLAS / "corpus.jsonl", *short("ssp"))
     result = invoke("new", card, "--game", "ssp", *files, "--exam", ATLAS / "questions_held_out.jsonl", "--steps", 7)
     assert result.exit_code == 0, result.output
     cfg = load_card(card)
@@ -106,7 +185,7 @@ def test_a_new_card_and_its_files_can_be_moved_together(tmp_path: Path, monkeypa
         shutil.copy(ATLAS / name, old / "my" / name)
     shutil.copytree(BASE, old / "model")  # without a slash: it could be a name, and its absolute path is kept
     monkeypatch.chdir(old)
-    files = ("--model", "model", "--data", "my/answers.jsonl", "--corpus", "my/corpus.jsonl")
+    files = ("--model", "model", "--data", "my/answers.jsonl", "--corpus", "my/corpus.jsonl", *short("ssp"))
     assert invoke("new", "my/card.toml", "--game", "ssp", *files, "--steps", 1).exit_code == 0
     old.rename(new)
     monkeypatch.chdir(tmp_path)

@@ -190,6 +190,7 @@ def test_inputs_that_cannot_be_converted(run: Path, tmp_path: Path) -> None:
     assert "no policy 'solver'; it has actor" in refused("convert", run, out, "--to", "hf", "--policy", "solver")
     assert "remove --policy" in refused("convert", BASE, out, "--to", "hf", "--policy", "actor")
     assert "choose another folder" in refused("convert", BASE, BASE, "--to", "hf")
+    assert f"the target {BASE} is a model of the run or contains it" in refused("export", run, BASE)
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "draft.txt").write_text("mine")
     assert "is not a model folder" in refused("convert", BASE, tmp_path / "thesis", "--to", "orbax")

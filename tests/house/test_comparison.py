@@ -146,7 +146,8 @@ def test_the_server_answers_only_to_its_own_name(tmp_path: Path) -> None:
 
 
 def test_a_watched_run_is_shown_again_after_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The report is served from the first step on, is made anew after the next one, and ends with Ctrl-C."""
+    """The report is served from the first step on, is made anew after the next one, also after a run that begins anew,
+    and ends with Ctrl-C."""
     monkeypatch.setattr(live, "PAUSE", 0.05)
     monkeypatch.setattr(live, "SHARE", 0.0)
     pages: list[str] = []
@@ -161,7 +162,7 @@ def test_a_watched_run_is_shown_again_after_a_step(tmp_path: Path, monkeypatch: 
         while len(told) < 1:
             time.sleep(0.02)
         log.metrics(1, {"solver/reward": 0.1})
-        while time.monotonic() < deadline and len(pages) < 2:
+        while time.monotonic() < deadline and len(pages) < 3:
             time.sleep(0.05)
             if len(told) < 2:
                 continue
@@ -171,7 +172,10 @@ def test_a_watched_run_is_shown_again_after_a_step(tmp_path: Path, monkeypatch: 
                 continue
             if not pages or page != pages[-1]:
                 pages.append(page)
-                log.metrics(2, {"solver/reward": 0.2})
+                if len(pages) == 2:
+                    log.rewind(None)
+                    time.sleep(0.3)
+                log.metrics(3 - len(pages), {"solver/reward": 0.2})
         over.set()
 
     over = threading.Event()
@@ -191,6 +195,6 @@ def test_a_watched_run_is_shown_again_after_a_step(tmp_path: Path, monkeypatch: 
     live.watch(tmp_path / "run", 0, told.append)
     thread.join()
     assert "no finished step yet" in told[0] and told[1].startswith("http://127.0.0.1:")
-    assert pages == ["True 1", "True 2"]
+    assert pages == ["True 1", "True 2", "True 1"]
     with pytest.raises(FileNotFoundError, match="is not a run folder"):
         live.watch(tmp_path, 0, told.append)

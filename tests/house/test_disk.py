@@ -77,6 +77,13 @@ def test_answers_of_an_evaluation_are_read_after_one_that_could_not_be_written(t
     keep(3)
     assert {line["step"] for line in members.read(place)} == {1, 2, 3}
     assert evaluations.last(tmp_path)["held_out"].metrics == {"accuracy": 0.3}
+    whole = place.read_bytes()
+    place.write_bytes(whole[:40] + bytes([whole[40] ^ 8]) + whole[41:])
+    with pytest.raises(UserError, match=r"is damaged after byte 0; move it away, or keep"):
+        keep(4)  # nothing of what could still be saved is removed
+    assert place.stat().st_size == len(whole)
+    members.cut(place, None)
+    assert place.stat().st_size == 0
 
 
 def test_a_checkpoint_that_cannot_be_written_gives_one_message(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:

@@ -16,7 +16,7 @@ from scope_jax.learner.advantages import assign
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.play import settings
 from scope_jax.report.collapse import signs
-from scope_jax.report.curves import PlainLog, draw, smooth
+from scope_jax.report.curves import PlainLog, _draw_together, draw, smooth
 from scope_jax.report.page import examples, facts, write_report
 from scope_jax.report.panels import PANELS, collapse_panels, series
 from scope_jax.report.progress import Progress
@@ -143,6 +143,18 @@ def test_the_picture_is_drawn(run: Path, tmp_path: Path) -> None:
     assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 50  # not a blank image
 
 
+def test_a_logarithmic_panel_of_zeros_is_drawn_without_a_warning(tmp_path: Path) -> None:
+    draw([{"step": 1, "solver/grad_norm": 0.0}], PANELS["ssp"][-1:], tmp_path / "zeros.png")
+
+
+def test_a_comparison_has_a_curve_for_each_of_many_metrics() -> None:
+    lines = [{"step": 1, **{f"eval/{name}/accuracy": 0.5 for name in "abcdefgh"}}]
+    axes = Figure().subplots()
+    _draw_together(axes, PANELS["ssp"][0], {"one": lines, "two": lines})
+    legend = axes.get_legend()
+    assert len(axes.get_lines()) == 16 and legend is not None and len(legend.get_texts()) == 8
+
+
 def test_logarithmic_axes_have_plain_numbers() -> None:
     axes = Figure().subplots()
     axes.plot([1, 2], [0.15, 0.7])
@@ -183,6 +195,8 @@ def test_examples_are_the_extremes_of_the_first_and_last_step(run: Path) -> None
         (1, "proposer", 0.5, 3), (1, "solver", 1.0, 3), (1, "solver", 0.0, 1),
     ]  # fmt: skip
     assert examples(records(run / "none.jsonl")) == []
+    equal = [{"step": 1, "role": "solver", "reward": 0.0, "text": {"turns": [{}] * turns}} for turns in (1, 3, 2, 3)]
+    assert [len(record["text"]["turns"]) for record in examples(equal)] == [3, 3]
 
 
 # ------------------------------------------------------------------------------------------- nothing to learn

@@ -240,6 +240,14 @@ def test_export_overwrites_a_model_but_nothing_else(folder, tiny, params, tmp_pa
     with pytest.raises(FileExistsError, match="is not a model folder"):
         save_hf(tmp_path / "thesis", tiny, params, jnp.float32, None)
     assert (tmp_path / "thesis" / "draft.txt").read_text() == "mine"
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"also holds notes.txt, which would be lost"):
+        save_hf(folder, tiny, params, jnp.float32, None)
+    assert same(load_hf(folder)[1], other)
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    save_hf(tmp_path / "link", tiny, params, jnp.float32, None)
+    assert (tmp_path / "link").is_symlink() and same(load_hf(tmp_path / "disk")[1], params)
 
 
 def test_failed_export_leaves_no_files(folder, tiny, params, tmp_path):

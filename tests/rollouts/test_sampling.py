@@ -124,6 +124,15 @@ def test_greedy_and_logprobs(vocab):
     np.testing.assert_allclose(logprobs, expected, atol=2e-6, rtol=0)
 
 
+@pytest.mark.parametrize("temperature", [1e-5, 1e-8, 1e-20])
+def test_a_low_temperature_is_nearly_greedy(temperature):
+    """Logits divided by it are far apart, or overflow."""
+    z = (np.random.default_rng(0).normal(size=(64, 300)) * 9).astype(np.float32)
+    tokens, logprobs = map(np.asarray, draw(z, how(64, temperature, tempered=True), np.zeros(64, np.int32)))
+    np.testing.assert_array_equal(tokens, z.argmax(-1))
+    assert not logprobs.any()
+
+
 def test_a_draw_is_a_function_of_key_and_index():
     z = np.zeros((3, 500), np.float32)
     setting = how(3)

@@ -147,6 +147,7 @@ def test_new_writes_a_card_with_a_model_of_the_hub(server: type[Hub], monkeypatc
 
     def new(name: str, model: str) -> Result:
         files = ("--data", str(atlas / "answers.jsonl"), "--corpus", str(atlas / "corpus.jsonl"))
+        files = (*files, "--set", f"ssp.prompts={atlas / 'prompts' / 'ssp'}")
         return CliRunner().invoke(app, ["new", name, "--game", "ssp", "--model", model, *files])
 
     made = new("a.toml", "someone/tiny")
@@ -161,6 +162,9 @@ def test_new_writes_a_card_with_a_model_of_the_hub(server: type[Hub], monkeypatc
     checked = CliRunner().invoke(app, ["check", "a.toml"])
     assert checked.exit_code == 0 and "ok     tokenizer and template: " in checked.stdout
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens
+    cut_off = CliRunner().invoke(app, ["check", "a.toml", "--set", "model.checkpoint=someone/other"])
+    assert cut_off.exit_code == 2 and "WRONG  model someone/other: " in cut_off.stdout
+    assert "the hub cannot be reached" in cut_off.stdout and "ok     data: " in cut_off.stdout
     for name, model in (("c.toml", "someone/Qwen3-8B-Base"), ("d.toml", "someone/other")):
         made = new(name, model)
         assert made.exit_code == 0 and load_card(name).rollout.max_length == 4096

@@ -63,17 +63,20 @@ def test_the_watchdog_names_process_and_phase_once(tmp_path: Path, capfd: pytest
     assert not any(thread.name == "watchdog" for thread in threading.enumerate())
 
 
-def test_the_watchdog_can_end_the_process(tmp_path: Path, monkeypatch, capfd) -> None:
+@pytest.mark.parametrize(("folder", "said"), [("", "its stacks are in"), ("gone", "its stacks are above, as")])
+def test_the_watchdog_can_end_the_process(folder: str, said: str, tmp_path: Path, monkeypatch, capfd) -> None:
+    """Also if the stacks cannot be written."""
     phases, codes = Phases(), []
     monkeypatch.setattr(os, "_exit", codes.append)
-    dog = watchdog.Watchdog(phases, lambda: 0, 0.1, "exit", tmp_path)
+    dog = watchdog.Watchdog(phases, lambda: 0, 0.1, "exit", tmp_path / folder)
     with phases.phase("checkpoint", 2):
         limit = time.monotonic() + 30
         while not codes:
             assert time.monotonic() < limit
             time.sleep(0.01)
     dog.stop()
-    assert codes == [124] and "the same command resumes the run" in capfd.readouterr().err
+    told = capfd.readouterr().err
+    assert codes == [124] and "the same command resumes the run" in told and said in told
 
 
 def test_chips_by_the_names_that_jax_gives_them() -> None:

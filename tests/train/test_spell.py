@@ -86,6 +86,9 @@ PROMPTS = {
     "questioner_qa": "Ask: {documents} {earlier}",
     "earlier_qa": "Not: {examples}",
     "responder_qa": "Read: {documents} Question: {question}",
+    "questioner_math": "Ask: {documents} {earlier}",
+    "earlier_math": "Not: {examples}",
+    "responder_math": "Read: {documents} Question: {question}",
     "nothing": "nothing",
     "verifier": "Compare {problem} {answer} {reference}",
 }

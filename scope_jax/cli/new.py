@@ -1,0 +1,175 @@
+"""The command new: writes a card for the user's own model and data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from scope_jax.cli.cards import open_all
+from scope_jax.cli.options import Sets, load
+from scope_jax.cli.output import check_place, tell
+from scope_jax.cli.program import app
+from scope_jax.errors import UserError
+
+if TYPE_CHECKING:
+    from models.config import ModelConfig
+
+DATA = {"ssp": "answers", "scope": "documents", "spice": "documents", "spell": "clusters", "score": "queries"}
+SEARCHING = ("ssp", "scope", "score")
+CONVERSATIONS = {"scope": "xml", "score": "observation"}  # dialects of the papers' (other) models, which use chat turns
+FAMILIES = {  # SCOPE Table 11, App. E: dialect and turns by architecture
+    "qwen3": ("hermes", "chat-trimmed"),
+    "qwen3_moe": ("hermes", "chat-trimmed"),
+    "olmo3": ("function", "chat"),
+}
+Game = Literal["ssp", "scope", "spice", "spell", "score"]
+
+
+@app.command()
+def new(
+    card: Annotated[Path, typer.Argument(metavar="CARD", help="Card to write, a .toml file.")],
+    game: Annotated[Game, typer.Option(help="The game.")],
+    model: Annotated[
+        str, typer.Option(metavar="DIR_OR_HUB", help="Hugging Face folder of your model, or its name on the hub.")
+    ],
+    data: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE",
+            help="Your data: answers (ssp), documents (scope, spice), clusters (spell) or queries (score).",
+        ),
+    ],
+    corpus: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Corpus to search, for ssp, score and scope (there, without it, the documents)."
+        ),
+    ] = None,
+    exam: Annotated[str | None, typer.Option(metavar="FILE", help="Held-out questions, or tasks with rubrics.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 100,
+    max_length: Annotated[
+        int | None, typer.Option(min=16, help="Tokens of an episode; without it 4096, or what the model can.")
+    ] = None,
+    set_: Sets = None,
+) -> None:
+    """Write a card for your model and data, with overrides, then open all it refers to, as `check` does."""
+    if card.suffix != ".toml":
+        raise UserError(f"{card} is no .toml file; give the card a name that ends in .toml.")
+    if card.exists():
+        raise UserError(f"{card} exists; remove it or give another name.")
+    check_place(card)
+    searched = corpus or (data if game == "scope" else None)
+    if game in SEARCHING and searched is None:
+        raise UserError(f"{game} searches a corpus; give one with --corpus FILE.")
+    if game not in SEARCHING and corpus is not None:
+        raise UserError(f"{game} does not search; remove --corpus.")
+    shape, unseen = _shape(model)
+    wanted = max_length or 4096
+    length = min(wanted, (shape and shape.max_positions) or wanted)
+    searched, exam = searched and _kept(searched, card), exam and _kept(exam, card)
+    conversation = _conversation(game, shape, None if unseen else model)
+    table = _table(game, _kept(model, card), conversation, _kept(data, card), searched, exam, steps, length)
+    from scope_jax.config import overridden
+    from scope_jax.run.metrics import as_toml
+
+    overridden(table, set_ or (), str(card))  # a card that cannot be loaded is not written
+    partial = card.with_name(card.name + ".partial")
+    partial.write_text(f"{_header_of(card, game)}\n{as_toml(table)}", encoding="utf-8")
+    partial.replace(card)
+    tell(f"{card} is written; scope-jax plan {card} tells whether it fits your hardware")
+    if unseen:
+        tell(unseen)
+    open_all(card, load(card, None), False, (model,) if unseen else ())
+
+
+def _shape(model: str) -> tuple[ModelConfig | None, str]:
+    """(the model's shape, None if it is not known; what was not looked at, "" for a folder).
+
+    Of a model of the hub only config.json is downloaded.
+    """
+    from models.weights import load_config
+    from scope_jax.run import hub
+
+    if not hub.is_name(model):
+        return load_config(model), ""
+    rest = f"the weights and the tokenizer of {model}; scope-jax check downloads and opens them"
+    try:
+        return load_config(hub.snapshot(model, hub.SHAPE)), f"not checked: {rest}"
+    except hub.Unavailable as error:
+        from scope_jax.plan.architectures import public
+
+        return public(model), f"not checked: config.json, {rest}. {error}"
+
+
+def _conversation(game: str, shape: ModelConfig | None, folder: str | None) -> dict[str, str]:
+    """`model.dialect` and `model.turns` of a game whose paper has others than the defaults: those of the model's
+    family, or the first that its chat template can render. folder: of the tokenizer, None if it is not here."""
+    if game not in CONVERSATIONS:
+        return {}
+    choices = [(CONVERSATIONS[game], turns) for turns in ("chat", "chat-trimmed", "raw")]
+    if game == "scope" and shape is not None and shape.architecture in FAMILIES:
+        choices.insert(0, FAMILIES[shape.architecture])
+    rendered = choices if folder is None else [choice for choice in choices if _renders(folder, *choice)]
+    dialect, turns = (rendered or choices)[0]  # if there is none, `check` says why
+    return {"dialect": dialect, "turns": turns}
+
+
+def _renders(folder: str, dialect: str, turns: Any) -> bool:
+    """True if the chat template can render searches and turns like this."""
+    from models.tokenizer import Tokenizer
+    from scope_jax.play.turns import Joiner
+    from scope_jax.text import dialects
+
+    try:
+        Joiner(turns, Tokenizer.load(folder), dialects.load(dialect))
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _kept(path: str, card: Path) -> str:
+    """How the card names a file: as given if that leads to it from the card's folder or one above it, so that both can
+    be moved together; otherwise its absolute path. Other names (of the hub) as they are."""
+    if not Path(path).exists():
+        return path
+    file, folder = Path(path).resolve(), card.resolve().parent
+    first = next((above / path for above in (folder, *folder.parents) if (above / path).exists()), None)
+    looked_for = not Path(path).is_absolute() and ("/" in path or Path(path).suffix)  # see config.base
+    return path if looked_for and first is not None and first.resolve() == file else str(file)
+
+
+def _header_of(card: Path, game: str) -> str:
+    return f"""\
+# {game.upper()} on your own model and data; docs/{game}.md explains it, docs/configuration.md every key.
+#
+# Command:    scope-jax train {card} --run runs/{card.stem}
+# Hardware:   see scope-jax plan {card}
+# Expect:     nothing has been measured with this card"""
+
+
+def _table(
+    game: str,
+    model: str,
+    conversation: dict[str, str],
+    data: str,
+    corpus: str | None,
+    exam: str | None,
+    steps: int,
+    length: int,
+) -> dict[str, Any]:
+    """The card: what differs between models and data is set, everything else keeps the paper's defaults."""
+    buckets = [bucket for bucket in (64, 256, 1024, 4096) if bucket <= length] or [length]
+    table: dict[str, Any] = {"system": game, "model": {"checkpoint": model, **conversation}}
+    if corpus is not None:
+        table["retrieval"] = {"corpus": corpus}
+    table["rollout"] = {"max_length": length, "prefill_buckets": buckets}
+    table["learner"] = {"buckets": [length]}
+    table["data"] = {DATA[game]: data}
+    table["train"] = {"steps": steps}
+    if exam is not None:
+        table["evaluate"] = {"sets": [{"name": "held_out", "path": exam}]}
+    if game == "ssp":
+        table["ssp"] = {"grader": "exact-match", "verify": "policy"}  # no external judge
+    return table
