@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +28,9 @@ class Job:
 
     @property
     def name(self) -> str:
-        """A name for schedulers, from the run folder: lower-case letters, digits and -, at most 40 characters."""
-        return re.sub(r"[^a-z0-9]+", "-", Path(self.run).name.lower()).strip("-")[:40].strip("-") or "scope-jax"
+        """A name for schedulers: the run folder's own and a hash of its path; a-z, 0-9 and -, at most 40 characters."""
+        own = re.sub(r"[^a-z0-9]+", "-", Path(self.run).name.lower())[:33].strip("-") or "scope-jax"
+        return f"{own}-{hashlib.sha256(os.path.abspath(self.run).encode()).hexdigest()[:6]}"
 
 
 @dataclass(frozen=True)

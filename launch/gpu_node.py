@@ -36,6 +36,7 @@ def launch(job: Job, section: LaunchSection) -> Launch:
         f"# {len(node.hosts)} processes, one for each host",
         "set -euo pipefail",
         "processes=()",
+        """trap 'kill "${processes[@]}" 2> /dev/null || true' INT TERM EXIT""",  # in the background they ignore Ctrl-C
         *starts,
         "code=0",
         'for process in "${processes[@]}"; do wait "$process" || code=$?; done',

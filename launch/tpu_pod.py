@@ -24,15 +24,22 @@ state() {{ {describe}; }}
 if ! state > /dev/null 2>&1; then
   {create}
 fi
-until [[ "$(state)" == ACTIVE ]]; do
-  case "$(state)" in
+while now="$(state)" && [[ "$now" != ACTIVE ]]; do
+  case "$now" in
     FAILED | SUSPENDING | SUSPENDED)
-      echo "The queued resource {name} is $(state); delete it, then run this again:" >&2
+      echo "The queued resource {name} is $now; delete it, then run this again:" >&2
       echo {delete} >&2
+      exit 1 ;;
+    DELETING)
+      echo "The queued resource {name} is being deleted; run this again when it is gone." >&2
       exit 1 ;;
   esac
   sleep 30
 done
+if [[ "$now" != ACTIVE ]]; then
+  echo "The state of the queued resource {name} cannot be read, see above; run this again." >&2
+  exit 1
+fi
 
 # 2. One container on every host; a container that runs is left alone.
 {start}

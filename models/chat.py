@@ -15,7 +15,6 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from jinja2 import TemplateError
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
@@ -179,8 +178,8 @@ class _MaskedChat:
                 add_generation_prompt=add_generation_prompt,
                 **self._options,
             )
-        except (TemplateError, TypeError) as error:
-            raise ValueError(f"The chat template rejects the conversation ({error}).") from None
+        except Exception as error:  # a template is code of the user's
+            raise ValueError(f"The chat template rejects the conversation ({error}).") from error
         assert isinstance(rendered, str)  # because of tokenize=False
         return rendered
 

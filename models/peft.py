@@ -15,14 +15,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 from models.adapter import ATTENTION, EXPERTS, FFN, Adapter, declare_factors
 from models.config import ModelConfig
 from models.fields import WeightsError, read_object
 from models.hf import hf_tensor
-from models.tensorfile import finite
+from models.tensorfile import READABLE, finite
 from models.tokenizer import Tokenizer
 from models.transformer import Params
 from models.weights import whole_folder
@@ -109,6 +109,10 @@ def _tensors(folder: str | Path) -> dict[str, np.ndarray]:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing; copy the adapter's folder again.")
     try:
+        with safe_open(path, "np") as file:
+            for name in file.keys():  # noqa: SIM118 - not a dict
+                if (dtype := file.get_slice(name).get_dtype()) not in READABLE:
+                    raise WeightsError(f"{path}: {name} is {dtype}; supported are {', '.join(sorted(READABLE))}.")
         return load_file(path)
     except SafetensorError as error:
         raise WeightsError(f"{path} is not a complete safetensors file ({error}); copy it again.") from None

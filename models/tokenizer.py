@@ -269,7 +269,9 @@ def _template_text(source: str | Path) -> str:
         return source
     path = Path(source)
     if not path.is_file():
-        raise FileNotFoundError(f"Chat template {path} does not exist.")
+        raise FileNotFoundError(
+            f"Chat template {path} does not exist; give a .jinja file, or none for the tokenizer's own."
+        )
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

@@ -99,6 +99,8 @@ def by_transformers(folder: Path) -> PreTrainedTokenizerFast:
             hf = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        if "instantiate the backend tokenizer" in reason:  # transformers' list of what it looks for is cut off here
+            reason = "it needs tokenizer.json, or vocab.json and merges.txt, or tokenizer.model"
         raise ValueError(f"{folder} has no readable tokenizer ({reason}).") from None
     if not isinstance(hf, PreTrainedTokenizerFast):
         raise ValueError(f"{folder} has no fast tokenizer; it needs a tokenizer.json or a vocab.txt.")

@@ -11,9 +11,12 @@ Everything is written under a temporary name, or recorded in the manifest only o
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -67,17 +70,19 @@ def build_index(
 
     chunk: passages embedded, written and recorded at a time. Raises IndexFolderError for a folder built from another
     corpus or encoder, unless `rebuild` allows deleting it. A new kind or new ScaNN settings reuse the embeddings.
+    While another process builds the same folder, it waits.
     """
     if kind == "scann" and scann is None:
         raise ValueError("A ScaNN index needs its settings; pass a ScannConfig.")
     if chunk < 1:
         raise ValueError(f"chunk is {chunk}; it must be at least 1.")
-    manifest = _resumable(corpus, embedder, folder, rebuild)
-    if manifest is None:
-        manifest = _begin(corpus, embedder, folder, chunk)
-    manifest = _embed(corpus, embedder, folder, manifest, progress)
-    if kind == "scann" and scann is not None and (manifest.scann != asdict(scann) or not (folder / SCANN).is_dir()):
-        _build_scann(folder, manifest, scann)
+    with _alone(folder):
+        manifest = _resumable(corpus, embedder, folder, rebuild)
+        if manifest is None:
+            manifest = _begin(corpus, embedder, folder, chunk)
+        manifest = _embed(corpus, embedder, folder, manifest, progress)
+        if kind == "scann" and scann is not None and (manifest.scann != asdict(scann) or not (folder / SCANN).is_dir()):
+            _build_scann(folder, manifest, scann)
 
 
 def open_index(
@@ -134,6 +139,19 @@ def saved_lexical(folder: Path, corpus: Corpus, dim: int) -> HashedLexical | Non
 
 
 # ----------------------------------------------------------------------------------------------------------- building
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Holds the lock file beside the folder, which stays there: deleting it would let two processes have one each."""
+    with ExitStack() as stack:
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(Path(f"{folder.resolve()}.lock").open("a"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError:  # a read-only folder, whose index may be complete, or a file system without locks
+            pass
+        yield
+
+
 def _resumable(corpus: Corpus, embedder: Embedder, folder: Path, rebuild: bool) -> Manifest | None:
     """The manifest to resume from; None for a new build in an empty folder."""
     if not folder.exists() or not any(folder.iterdir()):

@@ -80,7 +80,7 @@ class RemoteRetriever:
             if len(lists) != queries:
                 raise ValueError(f"{len(lists)} results for {queries} queries")
             return [tuple(_hit(entry) for entry in entries[:top_k]) for entries in lists]
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise SearchServerError(
                 f"{self._who} does not speak the Search-R1 protocol ({error!r}); check the URL."
             ) from error

@@ -65,6 +65,7 @@ def evaluate(
     overrides = set_ or []
     suites = _suites(exam or [], paper, data, limit, measure or [])
     _check_target(target, bool(suites), card, base, model, api_key_env)
+    _check_rows(suites)
     if records is not None:
         check_place(records)
 
@@ -139,6 +140,16 @@ def _suites(
         table = suite.model_dump(exclude_unset=True) | changes
         changed.append(parse_section(SuiteCard, table, f"the exam {suite.name}"))
     return changed
+
+
+def _check_rows(suites: Sequence[SuiteCard]) -> None:
+    """Raises UserError for an exam whose file of rows is not here."""
+    for suite in suites:
+        if suite.path.endswith(".jsonl") and not Path(suite.path).exists():
+            raise UserError(
+                f"{suite.path} does not exist; write the rows of the exam with scope-jax data {suite.name} "
+                f"{suite.path}, or give their folder with --data."
+            )
 
 
 def _paper(name: str | None) -> Paper | None:

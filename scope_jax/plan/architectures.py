@@ -6,11 +6,11 @@ deepseek-ai); a test compares the number of weights they give with the one the h
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from models.config import ModelConfig, from_hf
+from models.fields import read_object
 from models.weights import load_config
 from scope_jax.errors import UserError
 from scope_jax.run import hub
@@ -112,13 +112,7 @@ def model_of(checkpoint: str, file: Path | None) -> tuple[ModelConfig, str]:
     Raises UserError if there is none of them, FileNotFoundError or ValueError for a bad config.json.
     """
     if file is not None:
-        try:
-            contents = json.loads(file.read_text(encoding="utf-8"))
-        except json.JSONDecodeError as error:
-            raise UserError(f"{file} is not JSON ({error}); give a model's config.json.") from None
-        if not isinstance(contents, dict):
-            raise UserError(f"{file} is not a JSON object; give a model's config.json.")
-        return from_hf(contents), str(file)
+        return from_hf(read_object(file)), str(file)
     folder = Path(checkpoint)
     if folder.is_dir():
         return load_config(folder), str(folder)

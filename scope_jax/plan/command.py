@@ -81,5 +81,5 @@ def _notes(needs: planning.Needs, on: Hardware, uncounted: str, whole: bool) -> 
             "whether the engine's loop over pages updates them in place on this hardware was not compiled here"
         )
     if on.platform == "gpu":
-        notes.append("JAX reserves 75 % of a GPU's memory unless XLA_PYTHON_CLIENT_MEM_FRACTION says more, e.g. 0.95")
+        notes.append("a run takes 95 % of a GPU's memory unless XLA_CLIENT_MEM_FRACTION or its like is set")
     return notes

@@ -290,6 +290,9 @@ def index_vectors(cfg: Config, stated: str | None) -> tuple[int, str]:
 
     manifest = Path(card.index or "") / "manifest.json"
     if card.index is not None and manifest.is_file():
-        read = json.loads(manifest.read_text(encoding="utf-8"))
-        return int(read["passages"]) * int(read["width"]), ""
+        try:
+            read = json.loads(manifest.read_text(encoding="utf-8"))
+            return int(read["passages"]) * int(read["width"]), ""
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(f"{manifest} is no index's; state its vectors with --index PASSAGESxWIDTH.") from None
     return 0, "the search index is not built yet and not counted; state its vectors with --index PASSAGESxWIDTH"

@@ -12,6 +12,7 @@ import datasets
 
 from models import encoder, peft, weights
 from models.config import ModelConfig
+from models.seal import fault
 from models.tensorfile import Checkpoint
 from models.tokenizer import Tokenizer
 from retrieval.corpus import load_corpus
@@ -24,6 +25,7 @@ from scope_jax.play import exams
 from scope_jax.play.exams import Exam
 from scope_jax.play.judge_client import JudgeClient
 from scope_jax.play.turns import Joiner
+from scope_jax.run.adapters import adapter_of
 from scope_jax.run.assemble import joiner_of
 from scope_jax.run.rendering import Rendered, RenderingTools, first_prompts
 from scope_jax.run.searches import probe
@@ -53,7 +55,7 @@ def check(cfg: Config, left: Collection[str] = ()) -> Iterator[Finding]:
     there = _tokenizer_folder(cfg) not in left
     checks: list[tuple[str, Callable[[], str]]] = [
         ("game", lambda: _game(cfg)),
-        *((f"model {folder}", lambda folder=folder: _model(folder)) for folder in _models(cfg) if folder not in left),
+        *((f"model {one}", lambda one=one: _model(cfg, one)) for one in _models(cfg) if one not in left),
         *([("tokenizer and template", lambda: _tokenizer(cfg, loaded()[0]))] if there else []),
         ("prompts", lambda: _prompts(cfg)),
         ("data", lambda: _data(cfg)),
@@ -96,13 +98,19 @@ def _models(cfg: Config) -> list[str]:
     return list(dict.fromkeys([cfg.model.checkpoint, *cfg.model.policies.values()]))
 
 
-def _model(folder: str) -> str:
+def _model(cfg: Config, folder: str) -> str:
+    """Names, shapes and dtypes of the tensors; of the orbax layout the sizes of its files, of an adapter its values."""
     if peft.is_adapter(folder):
-        contents = peft.load_config(folder)
+        contents, adapter = peft.load_config(folder), adapter_of(cfg.model.adapter)
+        if adapter is not None and Path(cfg.model.checkpoint).is_dir():
+            peft.load(folder, weights.load_config(cfg.model.checkpoint), adapter)
         return f"an adapter of rank {contents['r']}, alpha {contents['lora_alpha']}"
     model: ModelConfig = weights.load_config(folder)
     if weights.is_orbax(folder):
+        if wrong := fault(Path(folder), sizes_only=True):
+            raise ValueError(f"the weights in {folder} cannot be used: {wrong}; convert or export them again.")
         return f"{model.architecture}, {model.num_layers} layers, in the orbax layout"
+    weights.stored_dtypes(folder)
     with ExitStack() as stack:
         stored = Checkpoint(Path(folder), stack)
         return f"{model.architecture}, {model.num_layers} layers, {len(stored.names)} tensors"

@@ -37,10 +37,13 @@ def test_errors_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     card = "configs/spice/qwen3-8b.toml"
     unknown = refused(card, "--on", "8xH100", "--set", "model.checkpoint=nowhere/Unknown-9B")
     assert "no public figures of Unknown-9B" in unknown and "--model-config" in unknown
-    assert "No such file" in refused(card, "--on", "8xH100", "--model-config", str(tmp_path / "none.json"))
+    assert "is missing" in refused(card, "--on", "8xH100", "--model-config", str(tmp_path / "none.json"))
     assert "not divisible by 6" in refused(card, "--on", "6xH100")
     (tmp_path / "bad.json").write_text("{")
     assert "is not JSON" in refused(card, "--on", "8xH100", "--model-config", str(tmp_path / "bad.json"))
+    (tmp_path / "manifest.json").write_text('{"passages": 4')
+    cut = refused("configs/ssp/qwen2.5-7b.toml", "--on", "8xH100", "--set", f"retrieval.index={tmp_path}")
+    assert f"{tmp_path}/manifest.json" in cut and "--index PASSAGESxWIDTH" in cut
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "needs the TPU compiler; pip install libtpu" in refused(card, "--on", "v5e:2x2")
 

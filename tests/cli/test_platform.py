@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from scope_jax.cli import program
+from scope_jax.plan.planning import RESERVE
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = "from scope_jax.cli import quiet_libtpu; quiet_libtpu(); import jax; print(jax.devices()[0].platform)"
 
@@ -20,3 +23,13 @@ def test_libtpu_is_quiet_without_a_tpu():
     assert done.returncode == 0, done.stderr
     if done.stdout.strip() != "tpu":
         assert "TPU" not in done.stderr and "learning/" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "share"), [({}, program.MEMORY), *(({name: "0.5"}, None) for name in program.MEMORY_VARIABLES[1:])]
+)
+def test_a_gpu_is_taken_as_far_as_plans_count_on(monkeypatch: pytest.MonkeyPatch, given: dict, share: str | None):
+    monkeypatch.setattr(os, "environ", dict(given))
+    program.take_memory()
+    assert os.environ.get("XLA_CLIENT_MEM_FRACTION") == share
+    assert float(program.MEMORY) == 1 - RESERVE

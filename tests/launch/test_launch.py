@@ -9,14 +9,17 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import yaml
 
 from launch import run as launcher
+from launch.command import Job
 from scope_jax.config import CardError, load_card
 from scope_jax.config.slices import SLICES
 from scope_jax.plan.hardware import ABSENT, TPU, hardware
@@ -31,7 +34,7 @@ POD = f'{{name="scope", project="lab", zone="us-east5-a", tpu_type="v5p-32", ima
 GKE = f'{{cluster="tpus", project="lab", location="us-east5", tpu_type="v6e-16", image="{IMAGE}", queue="research"'
 SETS = {
     "local": ["launch.fake_devices=4"],
-    "gpu-node": ["launch.kind=gpu-node", 'launch.environment={XLA_PYTHON_CLIENT_MEM_FRACTION="0.95"}'],
+    "gpu-node": ["launch.kind=gpu-node", 'launch.environment={XLA_CLIENT_MEM_FRACTION="0.8"}'],
     "gpu-nodes": ["launch.kind=gpu-node", 'launch.gpu_node.hosts=["node0", "me@node1"]'],
     "slurm": [
         "launch.kind=slurm",
@@ -93,6 +96,31 @@ def test_a_host_that_fails_makes_the_launch_fail(tmp_path: Path, capsys) -> None
     assert stand_ins.bash(printed(capsys, "gpu-nodes")).returncode == 9
 
 
+@pytest.mark.parametrize(("signal_", "code"), [(signal.SIGINT, 143), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_started_processes(tmp_path: Path, capsys, signal_: int, code: int) -> None:
+    stand_ins = programs.Bin(tmp_path / "bin")
+    stand_ins.add("ssh", f"#!/bin/bash\necho $$ >> {tmp_path}/started\nexec sleep 60\n")
+    script = printed(capsys, "gpu-nodes")
+    environment = os.environ | {"PATH": f"{stand_ins.folder}:{os.environ['PATH']}"}
+    # As in a terminal's foreground, wherever the tests run.
+    heard = "import os, signal, sys; signal.signal(2, signal.SIG_DFL); os.execvp('bash', ['bash', '-c', sys.argv[1]])"
+    launched = subprocess.Popen([sys.executable, "-c", heard, script], env=environment)
+    started = tmp_path / "started"
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and not (started.exists() and len(started.read_text().split()) == 2):
+        time.sleep(0.05)
+    launched.send_signal(signal_)
+    assert launched.wait(30) == code
+    for number in started.read_text().split():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(number), 0)
+
+
+def test_runs_of_the_same_name_are_other_jobs() -> None:
+    names = {Job(CARD, run).name for run in ("a/first", "b/first", "a/../a/first", "a/" + "x" * 60)}
+    assert len(names) == 3 and all(len(name) <= 40 for name in names)
+
+
 def test_the_job_of_slurm_runs_the_command(tmp_path: Path, capsys, monkeypatch) -> None:
     stand_ins = programs.Bin(tmp_path / "bin")
     stand_ins.add("srun", programs.SRUN)
@@ -145,6 +173,16 @@ def test_a_slice_that_was_preempted_is_reported(tmp_path: Path, capsys) -> None:
     done = stand_ins.bash(printed(capsys, "tpu-pod"))
     assert done.returncode == 1
     assert "is SUSPENDED; delete it" in done.stderr and "queued-resources delete scope" in done.stderr
+
+
+@pytest.mark.parametrize(("then", "said"), [("echo DELETING", "is being deleted"), ("exit 1", "cannot be read")])
+def test_a_slice_that_goes_away_ends_the_wait(tmp_path: Path, capsys, then: str, said: str) -> None:
+    stand_ins = programs.Bin(tmp_path / "bin")
+    once = f'[ -e "{tmp_path}/asked" ] || {{ touch "{tmp_path}/asked"; echo PROVISIONING; exit; }}'
+    stand_ins.add("gcloud", f"#!/bin/bash\n{once}\n{then}\n")
+    stand_ins.add("sleep", "#!/bin/bash\n")
+    done = stand_ins.bash(printed(capsys, "tpu-pod"))
+    assert done.returncode == 1 and said in done.stderr
 
 
 @pytest.mark.slow

@@ -9,9 +9,11 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from models import peft
 from models.adapter import merge
+from models.config import ModelConfig
 from models.fields import WeightsError
 
 PLAIN = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "init_lora_weights": True, "loftq_config": {}, "use_dora": False}
@@ -48,6 +50,13 @@ def test_initial_factors_that_change_the_base_are_refused(tmp_path: Path, init: 
 def test_what_changes_the_computation_is_refused_by_name(tmp_path: Path, name: str, value: Any) -> None:
     with pytest.raises(WeightsError, match=f"{name} is .* not supported; use a plain LoRA adapter"):
         peft.load_config(folder(tmp_path, **{name: value}))
+
+
+@pytest.mark.parametrize(("dtype", "code"), [(jnp.float8_e4m3fn, "F8_E4M3"), (np.int8, "I8")])
+def test_dtypes_that_are_no_plain_numbers_are_refused(tiny: ModelConfig, tmp_path: Path, dtype: Any, code: str) -> None:
+    save_file({"x.lora_A.weight": np.ones((4, 8), dtype)}, tmp_path / peft.WEIGHTS)
+    with pytest.raises(WeightsError, match=f"x.lora_A.weight is {code}; supported are BF16, F16, F32"):
+        peft.adapter_of(folder(tmp_path), tiny)
 
 
 def test_merging_rounds_once() -> None:

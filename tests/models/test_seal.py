@@ -35,6 +35,7 @@ def test_the_first_fault_in_order_is_reported(folder: Path) -> None:
     (folder / "part3" / "39.bin").unlink()
     (folder / "part1" / "01.bin").write_bytes(bytes(1000))  # the same size
     assert seal.fault(folder) == "part1/01.bin has changed since it was written"
+    assert seal.fault(folder, sizes_only=True) == "part3/39.bin is missing"
     (folder / "part0" / "00.bin").write_bytes(b"1")
     assert seal.fault(folder) == "part0/00.bin has 1 bytes instead of 0"
 

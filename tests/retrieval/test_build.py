@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,14 @@ build_index(corpus, HashedLexical.fit(corpus, 64), Path(sys.argv[2]), kind="exac
     build(corpus, embedder, folder)
     build(corpus, embedder, whole)
     assert contents_of(folder) == contents_of(whole)
+
+
+def test_two_builds_of_a_folder_wait_for_each_other(corpus: Corpus, embedder: HashedLexical, tmp_path: Path):
+    both = [Counting(embedder, None), Counting(embedder, None)]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda one: build(corpus, one, tmp_path / "new" / "index"), both))
+    assert sorted(one.embedded for one in both) == [0, 101]  # the first passage twice: its width
+    assert open_index(tmp_path / "new" / "index", embedder=embedder)[0].size == 100
 
 
 def test_another_corpus_or_encoder_is_refused(corpus: Corpus, embedder: HashedLexical, copied: Path):

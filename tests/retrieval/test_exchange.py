@@ -118,6 +118,15 @@ def test_too_deeply_nested_json_is_rejected():
         remote.close()
 
 
+def test_a_score_beyond_all_numbers_is_rejected():
+    body = b'{"result": [[{"document": {"id": "a", "contents": "b"}, "score": 1%s}]]}' % (b"0" * 400)
+    with serving(sending(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)) as (port, _):
+        remote = RemoteRetriever(f"http://127.0.0.1:{port}/", timeout=5, retries=0, first_delay=0.01)
+        with pytest.raises(SearchServerError, match="does not speak the Search-R1 protocol"):
+            remote(["q"], 1)
+        remote.close()
+
+
 def test_half_a_character_in_a_passage_is_replaced():
     body = b'{"result": [[{"document": {"id": "\\ud800", "contents": "a\\ud83d\\n\\ude00b"}, "score": 1}]]}'
     with serving(sending(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)) as (port, _):

@@ -2,6 +2,7 @@
 # 2 processes, one for each host
 set -euo pipefail
 processes=()
+trap 'kill "${processes[@]}" 2> /dev/null || true' INT TERM EXIT
 ssh -tt node0 'cd /checkout && exec env JAX_COORDINATOR_ADDRESS=node0:8476 JAX_NUM_PROCESSES=2 JAX_PROCESS_ID=0 /checkout/.venv/bin/python -m scope_jax train configs/ssp/atlas.toml --run '"'"'/data/runs/It'"'"'"'"'"'"'"'"'s my run'"'"' --set train.steps=5' < /dev/null & processes+=($!)
 ssh -tt me@node1 'cd /checkout && exec env JAX_COORDINATOR_ADDRESS=node0:8476 JAX_NUM_PROCESSES=2 JAX_PROCESS_ID=1 /checkout/.venv/bin/python -m scope_jax train configs/ssp/atlas.toml --run '"'"'/data/runs/It'"'"'"'"'"'"'"'"'s my run'"'"' --set train.steps=5' < /dev/null & processes+=($!)
 code=0

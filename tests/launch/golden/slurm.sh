@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-#SBATCH --job-name=it-s-my-run
+#SBATCH --job-name=it-s-my-run-ef82ea
 #SBATCH --output=slurm-%x-%j.out
 #SBATCH --open-mode=append
 #SBATCH --partition=gpu

@@ -7,15 +7,22 @@ state() { gcloud compute tpus queued-resources describe scope --project=lab --zo
 if ! state > /dev/null 2>&1; then
   gcloud compute tpus queued-resources create scope --project=lab --zone=us-east5-a --node-id=scope --accelerator-type=v5p-32 --runtime-version=v2-alpha-tpuv5 --spot
 fi
-until [[ "$(state)" == ACTIVE ]]; do
-  case "$(state)" in
+while now="$(state)" && [[ "$now" != ACTIVE ]]; do
+  case "$now" in
     FAILED | SUSPENDING | SUSPENDED)
-      echo "The queued resource scope is $(state); delete it, then run this again:" >&2
+      echo "The queued resource scope is $now; delete it, then run this again:" >&2
       echo 'gcloud compute tpus queued-resources delete scope --project=lab --zone=us-east5-a --force' >&2
+      exit 1 ;;
+    DELETING)
+      echo "The queued resource scope is being deleted; run this again when it is gone." >&2
       exit 1 ;;
   esac
   sleep 30
 done
+if [[ "$now" != ACTIVE ]]; then
+  echo "The state of the queued resource scope cannot be read, see above; run this again." >&2
+  exit 1
+fi
 
 # 2. One container on every host; a container that runs is left alone.
 gcloud compute tpus tpu-vm ssh scope --project=lab --zone=us-east5-a --worker=all '--command=[ -n "$(sudo docker ps --quiet --filter name=^scope-jax$)" ] || { sudo gcloud auth configure-docker us-docker.pkg.dev --quiet && { sudo docker rm scope-jax > /dev/null 2>&1 || true; } && sudo docker run --detach --name=scope-jax --privileged --network=host --ulimit=memlock=-1 --stop-timeout=120 '"'"'--volume=/mnt/my data:/data'"'"' us-docker.pkg.dev/lab/images/scope-jax:1 scope-jax train configs/ssp/atlas.toml --run '"'"'/data/runs/It'"'"'"'"'"'"'"'"'s my run'"'"' --set train.steps=5; }'
