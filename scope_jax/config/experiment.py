@@ -152,6 +152,11 @@ class Config(Section):
                 f"data.max_searches is {self.data.max_searches}, which with the question takes "
                 f"{self.data.max_searches + 1} turns; lower it or raise ssp.proposer.max_turns"
             )
+        if self.ssp.verify == "policy" and self.ssp.verify_max_tokens >= self.rollout.max_length:
+            raise ValueError(
+                f"ssp.verify_max_tokens is {self.ssp.verify_max_tokens}, which leaves nothing of rollout.max_length = "
+                f"{self.rollout.max_length} for the question and its documents; lower it"
+            )
         if self.judge is None and ("judge" in self.ssp.grader or self.ssp.verify == "judge"):
             raise ValueError(
                 "the card uses a judge (ssp.grader or ssp.verify) but has no [judge] table: "

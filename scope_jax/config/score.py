@@ -135,6 +135,11 @@ class ScoreSection(GameSection):
             raise ValueError('rubric = "fixed" leaves the evaluator nothing to learn; set train = ["solver"]')
         if self.rubric == "fixed" and (useless := self.scheduler.changed(*ScoreSchedulerSection.model_fields)):
             raise ValueError(f'rubric = "fixed" schedules no dimensions: remove scheduler.{useless[0]}')
+        if self.min_depth >= self.evaluator.max_turns:
+            raise ValueError(
+                f"min_depth is {self.min_depth}, but an assessment of {self.evaluator.max_turns} turns searches at "
+                f"most {self.evaluator.max_turns - 1} times; lower it or raise evaluator.max_turns"
+            )
         if self.solver.samples < 2:
             raise ValueError("solver.samples must be at least 2: reports are compared with each other")
         fixed = {name for name, weight in self.fixed_rubric.items() if weight}

@@ -77,6 +77,11 @@ class SpiceSection(GameSection):
                 'train_stages = "format" trains nothing with formats = "multiple-choice", which has no first stage; '
                 'set train_stages = "task"'
             )
+        if self.train != "reasoner" and min(self.attempts_per_round, self.max_attempts, self.challenger.samples) < 2:
+            raise ValueError(
+                "the challenger is trained by comparing the attempts at a document; set attempts_per_round, "
+                "max_attempts and challenger.samples to at least 2"
+            )
         if self.corpus and self.document_tokens >= self.challenger.max_prompt_tokens:
             raise ValueError(
                 f"a document of {self.document_tokens} tokens does not fit into a prompt of "

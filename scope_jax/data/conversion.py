@@ -54,6 +54,9 @@ def convert(
             if recipe.baseline
             else f"{name} has no baseline; remove --baseline."
         )
+    for source in (*sources, *([] if baseline is None else [baseline])):
+        if out.exists() and is_file(source) and out.samefile(source):
+            raise DataError(f"{out} is also a source, which would be overwritten; give another file to write.")
     make = recipe.make if baseline is None else joined(list(_whole(baseline)), recipe.make)
     counts, refused = Counts(), out.with_name(out.name + ".refused.jsonl")
     partial, partly = out.with_name(out.name + ".partial"), refused.with_name(refused.name + ".partial")

@@ -12,7 +12,7 @@ from typing import TypeVar, overload
 import numpy as np
 
 from retrieval.corpus import Corpus, load_corpus
-from retrieval.rows import Row, check_columns, read
+from retrieval.rows import DataError, Row, check_columns, read
 from scope_jax.config import RowsSection
 from scope_jax.data.keys import rng
 from scope_jax.data.schemas import FIELDS, SCHEMAS, Kind
@@ -46,7 +46,18 @@ def load(source: Source) -> Sequence[Row]:
         return Documents(corpus, places if card.limit is None else subset(places, card.limit, card.limit_seed))
     schema = SCHEMAS[source.kind]
     rows = (schema(row, where, columns) for where, row in read(source.path, card.split, card.hub_config))
+    rows = _distinct(rows, source.path) if source.kind == "clusters" else rows
     return list(rows) if card.limit is None else subset(rows, card.limit, card.limit_seed)
+
+
+def _distinct(clusters: Iterable[Row], path: str) -> Iterator[Row]:
+    """The clusters as they are read. Raises DataError for an id that occurs twice, as histories are kept by id."""
+    seen: set[str] = set()
+    for cluster in clusters:
+        if cluster["id"] in seen:
+            raise DataError(f"{path}: two clusters have the id {cluster['id']!r}; make ids unique.")
+        seen.add(cluster["id"])
+        yield cluster
 
 
 def subset(items: Iterable[Item], limit: int, seed: int) -> list[Item]:

@@ -19,6 +19,8 @@ from typing import Any
 
 LONGEST = 2_000  # characters; a longer answer is not compared
 START_SECONDS = 300.0  # for the worker's imports, which take seconds, or minutes on a loaded node
+_GREEK = "alpha|beta|gamma|delta|epsilon|theta|lambda|mu|rho|sigma|tau|phi|omega|pi"
+_NAMES = re.compile(rf"(?<![\\A-Za-z])(sin|cos|tan|ln|log|exp|{_GREEK})(?![A-Za-z])")
 
 
 class MathAnswers:
@@ -104,7 +106,12 @@ def _work() -> None:
 def _parsed(parse, text: str) -> Any:
     """Parses an answer with Math-Verify: as a formula, unless it marks its formulas itself."""
     marked = re.search(r"(?<!\\)\$|\\\(|\\\[|\\boxed", text)  # \$ is a dollar sign
-    return parse(text if marked else f"${text}$", parsing_timeout=None)
+    return parse(text if marked else f"${_as_latex(text)}$", parsing_timeout=None)
+
+
+def _as_latex(text: str) -> str:
+    """Plain notation in LaTeX's: names of functions and Greek letters with a backslash, powers with ^."""
+    return _NAMES.sub(r"\\\1", text).replace("**", "^")
 
 
 if __name__ == "__main__":

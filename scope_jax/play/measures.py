@@ -32,7 +32,8 @@ _LABELLED_CHOICE = re.compile(
 )
 _DRESS = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathsf|mbox)\s*+\{([^{}]*+)\}")
 _QUOTES = " \"'`“”‘"
-_LEADING_CHOICE = re.compile(r"^\W*+([A-Z])\s*+(?:$|[).:,])")
+_LEADING_CHOICE = re.compile(r"^\W*+([A-Z])(?:\s*+(?:$|[).:,;\]])|[\"'`”’](?!\w)|\s++[-–—]\s)")
+_BOX = re.compile(r"\\boxed\s*+\{([^{}]*+)\}")
 _SEVERAL_CHOICES = re.compile(r"^\W*+[A-Z]\W{0,3}(?:[,/&+]|\b(?:and|or)\b)\W{0,3}[A-Z](?!\w)")
 
 
@@ -120,9 +121,9 @@ def numeric(prediction: str, golds: Sequence[str], tolerance: float = TOLERANCE)
 
 # ------------------------------------------------------------------------------------------------------------ choices
 def letter(text: str) -> str | None:
-    r"""The option an answer chooses: "B", "(B)", "\text{B}", "B. Paris", "the answer is (B)"; None if it names none or
-    two."""
-    text = undressed(text)
+    r"""The option an answer chooses: "B", "(B)", "\text{B}", "B. Paris", "\boxed{B}", "the answer is (B)"; None if it
+    names none or two."""
+    text = _BOX.sub(r"\1", undressed(text)).replace("\\(", "").replace("\\)", "")
     if _SEVERAL_CHOICES.match(text.replace("*", "")):
         return None
     leading = _LEADING_CHOICE.match(text.strip("*"))

@@ -12,6 +12,7 @@ from typing import Any
 
 from retrieval.rows import STRICT_JSON, is_text
 
+_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")  # all but the line break
 _MARK = re.compile(r'(?<!\\)(?:\\\\)*+["{}]')  # an unescaped quote or brace: an even number of backslashes before it
 
 
@@ -33,6 +34,17 @@ def whole_object(text: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):  # not JSON, a number with too many digits; nested too deeply
         return None
     return value if isinstance(value, dict) and writable else None
+
+
+def has_control(value: Any) -> bool:
+    r"""True if a text in an object has a control character other than a line break.
+
+    Such a one is LaTeX whose backslashes were not doubled: JSON reads \frac as a form feed and "rac", \times as a tab.
+    """
+    if isinstance(value, str):
+        return _CONTROL.search(value) is not None
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(map(has_control, items))
 
 
 def _last_braces(text: str) -> tuple[int | None, int]:

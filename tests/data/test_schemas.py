@@ -229,6 +229,12 @@ def test_broken_clusters_are_named(row: dict[str, Any], complaint: str) -> None:
         clusters(row, "a place", {})
 
 
+def test_two_clusters_with_one_id_are_refused(tmp_path: Path) -> None:
+    rows = [{"id": "x", "documents": [DOCUMENT]}, {"id": "x", "documents": [{"text": "About b."}]}]
+    with pytest.raises(DataError, match=r"two clusters have the id 'x'; make ids unique"):
+        sources.load(source(jsonl(tmp_path / "clusters.jsonl", *rows), "clusters"))
+
+
 def test_readings_are_questions_about_a_text() -> None:
     plain = {"question": "Who?", "answers": ["Ada"], "options": [], "task": None, "context": "About Ada."}
     assert readings({"question": "Who?", "answers": ["Ada"], "context": "About Ada."}, "a place", {}) == plain

@@ -30,6 +30,7 @@ FOUND = [
     ("learner.logprob_chunk=0", "at least 1"),
     ("data.limit=0", "at least 1"),
     ("data.min_searches=5", "at most max_searches"),
+    ("ssp.verify_max_tokens=100000", "leaves nothing of rollout.max_length"),
     ("train.steps=-1", "at least 1"),
     ("train.steps=true", "a whole number"),
     ("train.keep=-1", "at least 1"),

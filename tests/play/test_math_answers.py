@@ -31,6 +31,12 @@ def answers():
         ("3", [r"\left( 3, \frac{\pi}{2} \right)"], False),  # not by the first number in a formula
         (r"\frac{1}{2}\cdot 3", ["3"], False),
         (r"The answer is \(\frac{1}{2}\).", ["0.5"], True),
+        (r"3\sin(x)", ["3*sin(x)"], True),
+        (r"\pi r^2", ["pi*r^2"], True),
+        (r"e^{-kt}", ["exp(-k*t)"], True),
+        (r"\frac{\ln 2}{k}", ["ln(2)/k"], True),
+        (r"\alpha+x^2", ["x**2+alpha"], True),
+        (r"\cos x", ["sin(x)"], False),
         ("42", ["41", "42"], True),
         ("43", ["42"], False),
         ("(1,2)", ["(2,1)"], False),

@@ -268,6 +268,7 @@ def test_documents_without_ids_get_none(tmp_path: Path) -> None:
         (("nq", "{}/o.jsonl", "--source", "{}/gone.jsonl"), "gone.jsonl does not exist"),
         (("nq", "{}/o.jsonl", "--source", "{}/bad.jsonl"), "no row of"),
         (("nq", "{}/o.jsonl", "--source", "{}/list.json"), "is not a JSON list"),
+        (("nq", "{}/bad.jsonl", "--source", "{}/bad.jsonl"), "bad.jsonl is also a source, which would be overwritten"),
     ],
 )
 def test_user_errors_are_sentences_and_leave_no_file(words: tuple[str, ...], sentence: str, tmp_path: Path) -> None:

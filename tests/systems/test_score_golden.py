@@ -188,10 +188,12 @@ def test_sampled_policies_and_trained_roles(changes: dict[str, Any], trained: tu
 
 
 def test_unassessed_reports_may_be_left_out_of_training():
-    cfg = card(unassessed="leave-out")
+    """Nor is the only one that is left of a query, with nothing to be compared with."""
     plan = Plan(reports={("0", 0): ["nothing"]}, scoring={"0 report 1": ["no"]})
-    episodes, _, _ = score.play(cfg, world(plan), score.start(cfg), 0)
-    assert [e.trained for e in episodes_of(episodes, "solver")] == [True, False, True, True]
+    for samples, trained in ((3, [True, False, True] + [True] * 3), (2, [False, False] + [True] * 2)):
+        cfg = card(unassessed="leave-out", solver={"samples": samples})
+        episodes, _, _ = score.play(cfg, world(plan), score.start(cfg), 0)
+        assert [e.trained for e in episodes_of(episodes, "solver")] == trained
 
 
 def test_dpo_is_trained_on_the_best_and_the_worst_report(mixed: Plan):
@@ -211,6 +213,7 @@ def test_dpo_is_trained_on_the_best_and_the_worst_report(mixed: Plan):
         ({"train": []}, "at least|solver, evaluator or both"),
         ({"rubric": "fixed"}, "nothing to learn"),
         ({"solver": {"samples": 1}}, "at least 2"),
+        ({"min_depth": 50}, "turns searches at most"),
         ({"harness": {"must_include": ["beauty"]}}, "'beauty' is not among"),
         ({"fixed_rubric": {"factuality": 0.5}}, "and not the base"),
         ({"harness": {"driver": "endpoint"}}, "needs score.harness.endpoint"),

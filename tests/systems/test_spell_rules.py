@@ -67,6 +67,8 @@ def test_a_question_is_text_with_a_short_answer():
         ("choice", asked("When?", "B", options={**OPTIONS, "C": ""}), "wrong_options"),
         ("choice", asked("When?", "B", options={**OPTIONS, "C": ["in July"]}), "wrong_options"),
         ("qa", asked("Who?", "x" * 41), "answer_too_long"),
+        ("qa", asked("What?", "x").replace('"x"', r'"\beta decay"'), "no_object"),  # a backspace
+        ("choice", asked("When?", "B", options={**OPTIONS, "C": "at \tau"}), "no_object"),  # a tab
     ],
 )
 def test_malformed_questions_are_rejected_with_a_reason(task: str, text: str, reason: str):

@@ -156,6 +156,8 @@ def free(answer: Any, kind: str = "Integer", **changes: Any) -> str:
         (free("yes", "Boolean"), "boolean", "answer_form"),
         (free(1, "Boolean"), "boolean", "answer_form"),
         (free(42) + "\n```", "integer", "task_no_json"),
+        (free("x").replace('"x"', r'"\frac{1}{2}"'), "expression", "task_no_json"),  # a form feed, and rac{1}{2}
+        (free(r"\frac{1}{2}", "Expression"), "expression", r"\frac{1}{2}"),
     ],
 )
 def test_a_free_form_task(reply: str, kind: str, wanted: str):

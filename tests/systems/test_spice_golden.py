@@ -209,7 +209,7 @@ def test_tags_and_special_tokens_in_documents_are_neutralised():
 
 def test_tags_in_questions_are_neutralised():
     tools = world(Plan({("Aare", 0): (chosen("Integer"), open_task("How <answer>many</answer> <|im_end|>?", 7))}))
-    spice.play(card(train_table={"batch_size": 1}, max_attempts=1), tools, {"drawn": 0}, 0)
+    spice.play(card(train_table={"batch_size": 1}, max_attempts=2), tools, {"drawn": 0}, 0)
     assert tools.prompts["reasoner", "0.0"].startswith("How [answer]many[/answer] [|im_end|]?\n")
 
 

@@ -181,7 +181,7 @@ def test_one_segment_of_a_long_document_is_used():
     shown = set()
     for first in range(12):
         tools = world(lambda ctx: "I pass.", data=rows)
-        cfg = card(document_tokens=80, train_table={"batch_size": 1}, max_attempts=1)
+        cfg = card(document_tokens=80, train_table={"batch_size": 1}, max_attempts=2)
         spice.play(cfg, tools, {"drawn": first}, 0)
         prompt = tools.prompts["challenger", "0 format 0"]
         words = re.findall(r"word\d+", prompt)
@@ -212,6 +212,7 @@ def test_the_time_limit_of_a_comparison_is_set_in_the_card(monkeypatch: pytest.M
     [
         ({"challenger": {"model": "base"}}, "cannot be trained"),
         ({"train_stages": "format", "formats": "multiple-choice"}, "trains nothing"),
+        ({"attempts_per_round": 1}, "to at least 2"),
         ({"answer_types": []}, "at least one"),
         ({"answer_types": ["integer", "integer"]}, "once"),
         ({"document_tokens": 30_000}, "does not fit"),

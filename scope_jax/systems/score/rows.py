@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -28,7 +29,14 @@ def solver_episodes(
     """
     call_of = {i: call for call in calls for i in call.reports}
     made = [_report(cfg, queries[report.place], report, call_of.get(i)) for i, report in enumerate(reports)]
+    made = _compared(made) if cfg.score.unassessed == "leave-out" else made
     return _paired(made) if cfg.score.solver.loss.objective == "dpo" else made
+
+
+def _compared(episodes: Sequence[Episode]) -> list[Episode]:
+    """Without the only episode of a group that is trained, which has nothing to be compared with."""
+    counts = Counter(episode.group for episode in episodes if episode.trained)
+    return [replace(one, trained=one.trained and counts[one.group] > 1) for one in episodes]
 
 
 def _paired(episodes: Sequence[Episode]) -> list[Episode]:

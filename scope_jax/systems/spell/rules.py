@@ -12,7 +12,7 @@ from scope_jax.config import QuestionerReward, RuleText, SpellTask, Vote, one_of
 from scope_jax.play import measures
 from scope_jax.play.rewards import absolute_zero, r_zero
 from scope_jax.systems.spell.records import LETTERS, Question
-from scope_jax.text.objects import last_object
+from scope_jax.text.objects import has_control, last_object
 
 # Why a question is malformed (−1 in Eq. (7)): the requirement that the questioner's reply fails.
 MALFORMED = (
@@ -44,7 +44,7 @@ def question_of(
     """
     one_of("task", task, SpellTask)
     found = last_object(text)
-    if found is None:
+    if found is None or has_control(found):
         return None, "no_object"
     keys = {"question", "answer"} | ({"options"} if task == "choice" else set())
     if set(found) != keys:

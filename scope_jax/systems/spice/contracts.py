@@ -10,7 +10,7 @@ from typing import Any
 from scope_jax.config import Config
 from scope_jax.play.math_answers import LONGEST
 from scope_jax.systems.spice.records import MULTIPLE_CHOICE, Task
-from scope_jax.text.objects import last_object, whole_object
+from scope_jax.text.objects import has_control, last_object, whole_object
 
 _OPTION = re.compile(r"^[ \t]*+([A-Z])[).][ \t]*+(\S.*+)$", re.MULTILINE)
 _INTEGER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)")
@@ -45,7 +45,7 @@ def task_of(reply: str, kind: str, max_words: int) -> tuple[Task | None, str]:
     max_words: maximum length of an answer of type string.
     """
     found = last_object(reply) if reply.rstrip().endswith("}") else None
-    if found is None:
+    if found is None or has_control(found):
         return None, "task_no_json"
     return _multiple_choice(found) if kind == MULTIPLE_CHOICE else _free_form(found, kind, max_words)
 
