@@ -264,9 +264,9 @@ def moe_layer(
     multiply = partial(_by_experts, grouped, sizes_X, lambda gate_Br: gate_Br[row_J])
     gate_JF = multiply(rows_JD, w["gate_XDF"])
     up_JF = multiply(rows_JD, w["up_XDF"])
-    # Scaling before the last matmul gives the same sum, over F columns instead of D.
+    # Scaling before the last matmul gives the same sum, over F columns instead of D; the weights are float32.
     weights_J = _reorder(weights_Nk, order_J, place_Nk)
-    hidden_JF = jax.nn.silu(gate_JF) * up_JF * weights_J[:, None].astype(x_ND.dtype)
+    hidden_JF = (jax.nn.silu(gate_JF) * up_JF * weights_J[:, None]).astype(x_ND.dtype)
     out_JD = multiply(hidden_JF, w["down_XFD"])
     return shards.leave_layer(_collect(out_JD, order_J, place_Nk).reshape(x_BTD.shape))
 
@@ -358,7 +358,7 @@ def _own_sorted(
     multiply = partial(_by_experts, partial(_multiply, tile=tile), sizes_X, lambda gate_Br: gates(gate_Br)[token_J])
     rows_JD = x_ND[token_J]
     hidden_JF = jax.nn.silu(multiply(rows_JD, w["gate_XDF"])) * multiply(rows_JD, w["up_XDF"])
-    hidden_JF = hidden_JF * weights_Nk.reshape(-1)[order_J][:, None].astype(x_ND.dtype)
+    hidden_JF = (hidden_JF * weights_Nk.reshape(-1)[order_J][:, None]).astype(x_ND.dtype)
     out_JD = multiply(hidden_JF, w["down_XFD"])
     # Rows behind the own experts were not computed: their values are arbitrary.
     out_ND = jnp.sum(jnp.where(mine_Nk[..., None], out_JD[place_Nk], 0), axis=1, dtype=jnp.float32)

@@ -207,3 +207,31 @@ def test_mesh_that_cuts_a_head_is_refused(tiny):
     mesh = jax.sharding.Mesh(np.array([jax.devices()[0]] * 4).reshape(1, 1, 4), ("data", "fsdp", "tensor"))
     with pytest.raises(ValueError, match="tensor=4 does not divide the model's num_kv_heads=2"):
         transformer.check_mesh(tiny, mesh)
+
+
+def test_the_gradient_of_a_frequent_token_is_summed_in_float32(tiny):
+    """2,048 tokens with one id: a sum in bfloat16 stops once it is 256 times what is added, here at a third."""
+    params = init_params(transformer.declare(tiny), jax.random.key(0))
+    tokens = jnp.arange(2048)[None]
+    arrays = (jnp.full_like(tokens, 3), tokens, jnp.ones_like(tokens))
+
+    def gradient(dtype):
+        def loss(p):
+            hidden_BTD = transformer.hidden(tiny, p, *arrays, shards=LOCAL, remat="none", compute_dtype=dtype)
+            return jnp.sum(hidden_BTD.astype(jnp.float32) * jnp.arange(1, tiny.width + 1))
+
+        return jax.jit(jax.grad(loss))(params)["embed"]["table_VD"]
+
+    exact = gradient(jnp.float32)
+    assert float(jnp.linalg.norm(gradient(jnp.bfloat16) - exact) / jnp.linalg.norm(exact)) < 0.03
+
+
+def test_the_gradient_of_a_bias_is_summed_in_float32():
+    """Over 20,000 tokens; the sum itself has the bits of one in bfloat16."""
+    rng = np.random.default_rng(0)
+    y_BTn, ct_BTn = (jnp.asarray(rng.normal(0.5, 0.5, (1, 20_000, 8)), jnp.bfloat16) for _ in range(2))
+    bias_n = jnp.asarray(rng.normal(size=8), jnp.bfloat16)
+    out_BTn, pull = jax.jit(partial(jax.vjp, transformer._with_bias))(y_BTn, bias_n)
+    assert out_BTn.dtype == jnp.bfloat16 and jnp.array_equal(out_BTn, y_BTn + bias_n)
+    exact_n = np.asarray(ct_BTn, np.float64).sum((0, 1))
+    np.testing.assert_allclose(np.asarray(jax.jit(pull)(ct_BTn)[1], np.float64), exact_n, rtol=4e-3)
