@@ -148,6 +148,7 @@ class RolloutSection(Section):
     cache: Literal["auto", "dense", "paged"] = "auto"
     cache_gib: float | None = Field(default=None, gt=0, le=65536)  # pages of keys and values on each device
     prefill_tokens: Count = 512  # of prompts and observations in one dispatch of the paged engine, on each row shard
+    attention: Literal["auto", "loop"] = "auto"  # over pages: the platform's kernel, or XLA's operations
     cascade: Annotated[int, Field(ge=0, le=256)] = 0  # slots of a group that attend to its prompt together; 0: none
     devices: Count | None = None  # the last ones of each process, which generate; the others learn. None: all do both
     mesh: MeshSection | None = None  # of the engine, over the devices that generate; None: [mesh]
@@ -174,6 +175,11 @@ class RolloutSection(Section):
             raise ValueError(
                 'cache_gib is a budget for pages, but cache = "dense" has columns for slots x max_length tokens; '
                 'set cache = "paged" or remove cache_gib'
+            )
+        if self.cache == "dense" and self.attention == "loop":
+            raise ValueError(
+                'attention = "loop" is a way to go through pages, but cache = "dense" has none; '
+                'set cache = "paged" or remove attention'
             )
         if self.cascade == 1:
             raise ValueError("cascade is 1, but one slot attends alone anyway; set the size of a group, or 0")

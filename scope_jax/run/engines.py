@@ -120,11 +120,12 @@ def engine_for(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> Eng
         if card.cascade:
             raise ValueError('rollout.cascade needs pages; set rollout.cache = "paged" or rollout.cascade = 0.')
         return Engine(model, config, mesh)
-    return PagedEngine(model, config, mesh, attention_over_pages(mesh.devices.flat[0].platform, model.head_dim))
+    platform = "any" if card.attention == "loop" else mesh.devices.flat[0].platform
+    return PagedEngine(model, config, mesh, attention_over_pages(platform, model.head_dim))
 
 
 def attention_over_pages(platform: str, head_dim: int) -> Implementation:
-    """The kernel of a platform where it takes heads of this size, else the loop over pages."""
+    """The kernel of a platform where it takes heads of this size, else the loop over pages, which runs on any."""
     if platform == "tpu" and head_dim % 128 == 0:
         return Ragged()
     if platform == "gpu" and head_dim >= 16 and head_dim.bit_count() == 1:

@@ -23,7 +23,7 @@ KEPT = {
     "scope_jax/learner/losses.py": "import scope_jax.config\n",
     **{
         f"scope_jax/{room}.py": ""
-        for room in ("cli", "examine", "evaluate", "analyses", "atlas", "serving", "plan", "report", "run")
+        for room in ("cli", "examine", "evaluate", "analyses", "atlas", "selftest", "serving", "plan", "report", "run")
     },
     **{f"scope_jax/{room}.py": "" for room in ("data", "config", "text", "errors")},
     "scope_jax/systems/spice.py": "",

@@ -4,11 +4,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from models.pages import Loop
 from rollouts.engine import Engine
 from rollouts.paged import PagedEngine, page_bytes
 from scope_jax.config import load_card
 from scope_jax.config.base import CardError
-from scope_jax.run.engines import engine_for
+from scope_jax.run import engines
+from scope_jax.run.engines import attention_over_pages, engine_for
 from sharding.mesh import MeshConfig, make_mesh
 from tests.rollouts.world import CFG
 
@@ -46,6 +48,19 @@ def test_groups_attend_together_over_pages_only():
         engine_of("rollout.cascade=4", 'rollout.cache="dense"')
     with pytest.raises(CardError, match="cascade is 1, but one slot attends alone"):
         engine_of("rollout.cascade=1")
+
+
+def test_a_card_may_do_without_the_kernel_for_pages(monkeypatch):
+    asked = []
+    monkeypatch.setattr(engines, "attention_over_pages", lambda platform, head_dim: asked.append(platform) or Loop())
+    engine_of('rollout.cache="paged"')
+    engine_of('rollout.cache="paged"', 'rollout.attention="loop"')
+    assert asked == ["cpu", "any"]
+    assert type(attention_over_pages("any", 128)) is Loop and type(attention_over_pages("gpu", 128)) is not Loop
+    with pytest.raises(
+        CardError, match='attention = "loop" is a way to go through pages, but cache = "dense" has none'
+    ):
+        engine_of('rollout.attention="loop"', 'rollout.cache="dense"')
 
 
 def test_the_engine_can_have_a_mesh_of_its_own():

@@ -1,0 +1,181 @@
+"""Kernels of the platform against plain XLA in float32: attention over pages, norm and rotation, the learner's
+attention, products of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from models import attention, moe
+from models.config import ModelConfig
+from models.pages import PAGE, Implementation, Loop, Where, pages_for
+from models.rope import Rope
+from models.transformer import plain_heads
+from scope_jax.run.engines import attention_over_pages
+from scope_jax.selftest.check import ROUNDING, Check, apart
+from scope_jax.selftest.programs import EXPERTS
+
+HEADS, KV_HEADS, HEAD_DIM = 8, 2, 128
+XLA = "XLA in float32"
+
+
+def checks(platform: str) -> list[Check]:
+    """The checks of a platform's kernels, in the dtype that cards compute in there."""
+    dtype = "float32" if platform == "cpu" else "bfloat16"
+    how = attention_over_pages(platform, HEAD_DIM)
+    backend = attention.resolve("auto", platform, dtype)
+    bound = ROUNDING[dtype]
+    over_pages = (
+        "" if type(how) is not Loop else f"{platform} has no kernel for pages: the loop over them is the reference"
+    )
+    heads = "" if how.heads is not plain_heads else f"{platform} has no kernel for norm and rotation"
+    learning = "" if backend != "reference" else f"{platform} has no kernel for it: the reference is used"
+    few = "" if platform == "tpu" else f"{platform} has no kernel for few tokens"
+
+    def page(name: str, queries: int, window: int | None) -> Check:
+        measure = partial(page_attention, how, dtype, queries, window)
+        return Check(f"attention over pages, {name}", XLA, bound, measure, over_pages)
+
+    def learner(name: str, window: int | None) -> Check:
+        measure = partial(learner_attention, backend, dtype, window)
+        return Check(f"attention of the learner ({backend}) and its gradient{name}", XLA, bound, measure, learning)
+
+    return [
+        page("decoding", 1, None),
+        page("decoding, with a window", 1, 100),
+        page("prompts", 32, None),
+        page("prompts, with a window", 32, 100),
+        Check("norm and rotation of decoding rows", "XLA", bound, partial(norm_and_rotation, how, dtype), heads),
+        learner("", None),
+        learner(", with a window", 100),
+        Check("products of experts and their gradients", XLA, bound, partial(grouped_products, dtype)),
+        Check("routing and experts of a few tokens", XLA, bound, partial(few_tokens, dtype), few),
+    ]
+
+
+def _rounded(dtype: str, *shapes: Sequence[int], seed: int = 0) -> tuple[jax.Array, ...]:
+    """Normal numbers of a dtype."""
+    rng = np.random.default_rng(seed)
+    return tuple(jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes)
+
+
+def _wide(tree: Any) -> Any:
+    return jax.tree.map(lambda x: x.astype(jnp.float32), tree)
+
+
+def _exactly(function: Callable[..., Any], *arguments: Any) -> Any:
+    """function of these arguments in float32, multiplied with all digits."""
+    with jax.default_matmul_precision("highest"):
+        return jax.jit(function)(*_wide(arguments))
+
+
+def page_attention(how: Implementation, dtype: str, queries: int, window: int | None) -> float:
+    """Four rows of different lengths, with pages in any order, the last page partly filled."""
+    starts_R = np.array([0, 63, 130, 331] if queries == 1 else [0, 64, 130, 301])
+    counts_R = np.array([1, 1, 1, 1] if queries == 1 else [queries, 7, queries, queries])
+    longest = pages_for(int(starts_R.max()) + queries)
+    table_Rb = np.random.default_rng(1).permutation(np.arange(1, 1 + 4 * longest)).reshape(4, longest)
+    lengths_R = starts_R + counts_R
+    row_N = np.repeat(np.arange(4), lengths_R)
+    place_N = np.concatenate([np.arange(length) for length in lengths_R])
+    shape = (len(row_N), KV_HEADS, HEAD_DIM)
+    q_RQHh, k_NKh, v_NKh = _rounded(dtype, (4, queries, HEADS, HEAD_DIM), shape, shape)
+    page_N, column_N = (jnp.asarray(x, jnp.int32) for x in (table_Rb[row_N, place_N // PAGE], place_N % PAGE))
+    table_R1b, starts, counts = (jnp.asarray(x, jnp.int32) for x in (table_Rb[:, None], starts_R, counts_R))
+    where = Where(table_R1b, starts, counts)
+
+    def attend(how: Implementation, q_RQHh: jax.Array, k_NKh: jax.Array, v_NKh: jax.Array) -> jax.Array:
+        layer = how.empty(1 + table_Rb.size, KV_HEADS, HEAD_DIM, q_RQHh.dtype)
+        layer = how.write(layer, k_NKh, v_NKh, page_N, column_N)
+        out_RQHh = how.attend(layer, q_RQHh, where.seen(0, window, queries), window)
+        return jnp.where((jnp.arange(queries) < counts_R[:, None])[..., None, None], out_RQHh, 0)
+
+    ours = jax.jit(partial(attend, how))(q_RQHh, k_NKh, v_NKh)
+    return apart(ours, _exactly(partial(attend, Loop()), q_RQHh, k_NKh, v_NKh))
+
+
+def norm_and_rotation(how: Implementation, dtype: str) -> float:
+    """Queries and keys of 70 rows, at positions up to 2,000."""
+    cfg = ModelConfig(
+        "qwen3", 512, 1, 256, HEADS, KV_HEADS, HEAD_DIM, 256, Rope(1e6), 1e-6, True, "head", False, False, 4096
+    )
+    positions_B1 = jnp.asarray(np.random.default_rng(0).integers(0, 2000, (70, 1)), jnp.int32)
+    q_B1n, k_B1n, of_q, of_k = _rounded(
+        dtype, (70, 1, HEADS * HEAD_DIM), (70, 1, KV_HEADS * HEAD_DIM), (HEAD_DIM,), (HEAD_DIM,)
+    )
+
+    def heads(compute: Any, q_B1n: jax.Array, k_B1n: jax.Array, of_q: jax.Array, of_k: jax.Array) -> Any:
+        return compute(cfg, cfg.rope, (of_q, of_k), q_B1n, k_B1n, positions_B1)
+
+    ours = jax.jit(partial(heads, how.heads))(q_B1n, k_B1n, of_q, of_k)
+    return apart(ours, _exactly(partial(heads, plain_heads), q_B1n, k_B1n, of_q, of_k))
+
+
+def learner_attention(backend: str, dtype: str, window: int | None) -> float:
+    """Two packed rows of 512 tokens, one of three episodes with padding behind them; result and three gradients."""
+    segments_BT = jnp.asarray(np.stack([np.ones(512), np.repeat([1, 2, 3, 0], [200, 130, 100, 82])]), jnp.int32)
+    kv = (2, 512, KV_HEADS, HEAD_DIM)
+    q_BTHh, k_BTKh, v_BTKh, ct_BTHh = _rounded(dtype, (2, 512, HEADS, HEAD_DIM), kv, kv, (2, 512, HEADS, HEAD_DIM))
+    ct_BTHh = jnp.where((segments_BT > 0)[..., None, None], ct_BTHh, 0)  # nobody reads what padding attends to
+
+    def attend(backend: str, q: jax.Array, k: jax.Array, v: jax.Array, ct: jax.Array) -> Any:
+        out, gradients = jax.vjp(attention.make_attend(backend, segments_BT, window), q, k, v)
+        return jnp.where((segments_BT > 0)[..., None, None], out, 0), gradients(ct)
+
+    ours = jax.jit(partial(attend, backend))(q_BTHh, k_BTKh, v_BTKh, ct_BTHh)
+    return apart(ours, _exactly(partial(attend, "reference"), q_BTHh, k_BTKh, v_BTKh, ct_BTHh))
+
+
+def grouped_products(dtype: str) -> float:
+    """Rows of eight experts, one of which has none; the product and both gradients."""
+    sizes_X = np.array([100, 0, 300, 37, 201, 128, 1, 257])
+    expert_J = np.repeat(np.arange(8), sizes_X)
+    x_JI, w_XIO, ct_JO = _rounded(dtype, (1024, 256), (8, 256, 128), (1024, 128))
+
+    def kernel(x_JI: jax.Array, w_XIO: jax.Array) -> jax.Array:
+        return moe.grouped_matmul(x_JI, w_XIO, jnp.asarray(sizes_X, jnp.int32))
+
+    def plain(x_JI: jax.Array, w_XIO: jax.Array) -> jax.Array:
+        one_JX = jnp.asarray(expert_J[:, None] == np.arange(8), x_JI.dtype)
+        return jnp.einsum("JX,JI,XIO->JO", one_JX, x_JI, w_XIO)
+
+    def both(multiply: Any, x_JI: jax.Array, w_XIO: jax.Array, ct_JO: jax.Array) -> Any:
+        out_JO, gradients = jax.vjp(multiply, x_JI, w_XIO)
+        return out_JO, gradients(ct_JO)
+
+    ours = jax.jit(partial(both, kernel))(x_JI, w_XIO, ct_JO)
+    return apart(ours, _exactly(partial(both, plain), x_JI, w_XIO, ct_JO))
+
+
+def few_tokens(dtype: str) -> float:
+    """70 tokens and all experts of a layer; the experts are picked in the kernel, and for the reference by `route`."""
+    from models.moe_tpu import few_tokens as kernel
+    from models.moe_tpu import route_few
+
+    cfg = EXPERTS
+    shape = (cfg.num_experts, cfg.width, cfg.ffn_width)
+    x_ND, router_DX, gate_XDF, up_XDF, down_XFD = _rounded(
+        dtype, (70, cfg.width), (cfg.width, cfg.num_experts), shape, shape, (shape[0], shape[2], shape[1])
+    )
+    gate_XDF, up_XDF, down_XFD = gate_XDF / 16, up_XDF / 16, down_XFD / 16
+
+    def ours(
+        x_ND: jax.Array, router_DX: jax.Array, gate_XDF: jax.Array, up_XDF: jax.Array, down_XFD: jax.Array
+    ) -> jax.Array:
+        picks = (jnp.int32(0), cfg.num_experts, cfg.experts_per_token, cfg.norm_topk_prob)
+        return kernel(x_ND, route_few(x_ND, router_DX, *picks), gate_XDF, up_XDF, down_XFD)
+
+    def plain(x_ND: jax.Array, gate_XDF: jax.Array, up_XDF: jax.Array, down_XFD: jax.Array) -> jax.Array:
+        hidden_XNF = jax.nn.silu(jnp.einsum("ND,XDF->XNF", x_ND, gate_XDF)) * jnp.einsum("ND,XDF->XNF", x_ND, up_XDF)
+        return jnp.einsum("NX,XNF,XFD->ND", share_NX, hidden_XNF, down_XFD)
+
+    weights_Nk, picked_Nk = jax.jit(partial(moe.route, cfg, gradient=False))(x_ND, router_DX)
+    share_NX = jnp.zeros((70, cfg.num_experts)).at[np.arange(70)[:, None], picked_Nk].set(weights_Nk)
+    return apart(
+        jax.jit(ours)(x_ND, router_DX, gate_XDF, up_XDF, down_XFD), _exactly(plain, x_ND, gate_XDF, up_XDF, down_XFD)
+    )

@@ -1,0 +1,209 @@
+"""Programs of a run on small random models: the engine against the learner, several devices against one, and a
+repetition against itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from models import transformer
+from models.config import ModelConfig
+from models.rope import Rope
+from rollouts.local import LocalRollouts
+from rollouts.paged import PagedEngine
+from rollouts.slots import EngineConfig
+from rollouts.types import Completion, Request, SamplingParams
+from scope_jax.config import LearnerSection, LossCard, OptimizerSection
+from scope_jax.learner.batching import unpack
+from scope_jax.learner.learner import Learner
+from scope_jax.learner.types import Datum, Episode
+from scope_jax.run.engines import attention_over_pages
+from scope_jax.selftest.check import Check
+from sharding.mesh import MeshConfig, make_mesh
+from sharding.spec import init_params
+
+DENSE = ModelConfig("qwen3", 512, 2, 256, 8, 2, 128, 512, Rope(1e6), 1e-6, False, "head", False, False, 1024)
+WINDOWS = replace(
+    DENSE, architecture="olmo3", num_layers=4, qk_norm="width", norm="post", layer_windows=(70, 70, 70, None)
+)
+EXPERTS = replace(
+    DENSE, architecture="qwen3_moe", ffn_width=128, num_experts=16, experts_per_token=4, norm_topk_prob=True
+)
+MODELS = {"dense": DENSE, "windows": WINDOWS, "experts": EXPERTS}
+
+CARD = LossCard(kl="k3", kl_coef=0.1)
+# A large eps: Adam's first step is otherwise ±1 for every weight, and rounding decides the sign of tiny gradients.
+OPTIMIZER = OptimizerSection(learning_rate=1e-3, warmup_steps=0, eps=1e-3)
+SECTION = LearnerSection(buckets=(256,), micro_batch_rows=0)
+LENGTH = 256  # most tokens of a row
+
+# Largest difference of a token's log-prob, in nats, and of an update relative to its size, by compute dtype.
+LOGPROB = {"float32": 1e-4, "bfloat16": 0.25}
+UPDATE = {"float32": 1e-4, "bfloat16": 5e-2}
+
+
+def checks(devices: Sequence[Any]) -> list[Check]:
+    """The checks of programs on one of these devices and on all of them, in the dtype that cards compute in there."""
+    dtype = "float32" if devices[0].platform == "cpu" else "bfloat16"
+    one, several = mesh_of(devices[:1]), meshes(devices)
+    alone = "" if several else "there is one device"
+    found = []
+    for name, model in MODELS.items():
+        for where, mesh in {"one device": one, **several}.items():
+            title, measure = f"engine, {name}, {where}", partial(engine_against_learner, model, mesh, dtype)
+            found.append(Check(title, "the learner's log-probs", LOGPROB[dtype], measure))
+        title, measure = f"engine, {name}, requests in a batch", partial(batched_against_alone, model, one, dtype)
+        found.append(Check(title, "each alone, in bits", 0, measure))
+    for where, mesh in several.items():
+        for name, model in MODELS.items():
+            title, measure = f"update, {name}, {where}", partial(update_apart, model, one, mesh, dtype)
+            found.append(Check(title, "one device", UPDATE[dtype], measure))
+    if not several:
+        found.append(Check("update, several devices", "one device", 0, lambda: math.nan, alone))
+    last = list(several.values())[-1] if several else one
+    for name, model in MODELS.items():
+        measure = partial(update_again, model, last, dtype)
+        found.append(Check(f"update, {name}, repeated", "itself, in bits", 0, measure))
+    return found
+
+
+def mesh_of(devices: Sequence[Any], tensor: int = 1) -> Mesh:
+    return make_mesh(MeshConfig(1, -1, tensor), list(devices))
+
+
+def meshes(devices: Sequence[Any]) -> dict[str, Mesh]:
+    """All devices with the weights' rows divided over them and, if their number is even, in tensor groups of two; {} of
+    one device."""
+    count = len(devices)
+    if count == 1:
+        return {}
+    found = {f"fsdp = {count}": mesh_of(devices)}
+    if count % 2 == 0:
+        found[f"fsdp = {count // 2}, tensor = 2"] = mesh_of(devices, tensor=2)
+    return found
+
+
+def random_params(model: ModelConfig) -> Any:
+    """Weights large enough for peaked, varied distributions."""
+    params = jax.jit(lambda: init_params(transformer.declare(model), jax.random.key(0)))()
+    rng = np.random.default_rng(1)
+    return jax.tree.map(lambda x: np.asarray(x) + 0.05 * rng.normal(size=x.shape).astype(np.float32), params)
+
+
+class Numbers:
+    """A tokenizer of tokens that are not text; none of them ends a turn."""
+
+    eos_ids = ()
+
+    def encode(self, text: str) -> list[int]:
+        return [int(word) for word in text.split()]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return " ".join(str(int(id)) for id in ids)
+
+    def token_bytes(self, id: int) -> bytes:
+        return b""
+
+
+def rollouts_of(model: ModelConfig, mesh: Mesh, dtype: str) -> LocalRollouts:
+    """An engine with pages and random weights."""
+    config = EngineConfig(
+        slots=8 * mesh.shape["fsdp"] * mesh.shape["fsdp_inner"],
+        max_length=LENGTH,
+        prefill_buckets=(64,),
+        prefill_batch=4,
+        decode_steps=8,
+        compute_dtype=jnp.dtype(dtype),
+        prefill_tokens=128,
+    )
+    how = attention_over_pages(mesh.devices.flat[0].platform, model.head_dim)
+    rollouts = LocalRollouts(PagedEngine(model, config, mesh, how), Numbers(), seed=0, threads=1, ahead=False)
+    rollouts.load_params(learner_of(model, mesh, dtype).init_state(random_params(model), reference=False).params)
+    return rollouts
+
+
+def learner_of(model: ModelConfig, mesh: Mesh, dtype: str) -> Learner:
+    return Learner(model, mesh, OPTIMIZER, SECTION, param_dtype=jnp.float32, compute_dtype=jnp.dtype(dtype))
+
+
+def requests(count: int) -> list[Request]:
+    """Prompts of 2 to 180 tokens, 5 to 60 sampled tokens, some of the more likely ones only."""
+    found = []
+    for number in range(count):
+        rng = np.random.default_rng(number)
+        prompt = rng.integers(0, DENSE.vocab_size, int(rng.integers(2, 181)))
+        top_p = (1.0, 0.9)[number % 2]
+        params = SamplingParams(1.0, 0, top_p, int(rng.integers(5, 61)), (), (), False)
+        found.append(Request(prompt, params, np.array([number, 7], np.uint32), str(number), 1, None))
+    return found
+
+
+def engine_against_learner(model: ModelConfig, mesh: Mesh, dtype: str) -> float:
+    """Largest difference of a sampled token's log-prob, in nats."""
+    completions = rollouts_of(model, mesh, dtype).run(requests(24))
+    episodes = [
+        Episode("solver", "actor", "0", Datum.from_completion(completion), 0.0, advantage=1.0)
+        for completion in completions
+    ]
+    learner = learner_of(model, mesh, dtype)
+    state = learner.init_state(random_params(model), reference=False)
+    (batch,) = learner.pack(episodes, CARD)
+    scores = learner.score(state, batch, reference=False)
+    assert scores.old_MN is not None
+    sampled = np.concatenate([completion.logprobs_T[completion.sampled_T] for completion in completions])
+    return float(np.max(np.abs(unpack(batch, scores.old_MN) - sampled)))
+
+
+def batched_against_alone(model: ModelConfig, mesh: Mesh, dtype: str) -> float:
+    """The number of requests whose tokens or log-probs differ."""
+    rollouts, asked = rollouts_of(model, mesh, dtype), requests(12)
+    together = rollouts.run(asked)
+    chosen = (0, 5, 11)
+    return float(sum(_bits(rollouts.run([asked[n]])[0]) != _bits(together[n]) for n in chosen))
+
+
+def _bits(completion: Completion) -> tuple[bytes, bytes]:
+    return completion.ids_T.tobytes(), completion.logprobs_T.tobytes()
+
+
+def updated(model: ModelConfig, mesh: Mesh, dtype: str) -> tuple[Any, Any]:
+    """Weights before and after one update, on the host; the reference is another model's."""
+    rng = np.random.default_rng(3)
+    episodes = []
+    for number in range(16):
+        ids_T = rng.integers(0, model.vocab_size, int(rng.integers(40, 250))).astype(np.int32)
+        sampled_T = np.arange(len(ids_T)) >= 20
+        datum = Datum(ids_T, sampled_T, np.where(sampled_T, -6, 0).astype(np.float32))
+        episodes.append(Episode("solver", "actor", str(number), (datum,), 0.0, advantage=float(rng.normal())))
+    learner, params = learner_of(model, mesh, dtype), random_params(model)
+    state = learner.init_state(params)
+    state = state.replace(ref_params=jax.tree.map(lambda w: 0.9 * w, state.ref_params))
+    state, _ = learner.update(state, learner.pack(episodes, CARD), CARD)
+    return params, jax.device_get(state.params)
+
+
+def update_apart(model: ModelConfig, one: Mesh, several: Mesh, dtype: str) -> float:
+    """Distance of the weights after an update, divided by the length of the update."""
+    before, expected = updated(model, one, dtype)
+    _, found = updated(model, several, dtype)
+    return _distance(found, expected) / _distance(expected, before)
+
+
+def _distance(a: Any, b: Any) -> float:
+    squares = jax.tree.map(lambda x, y: float(np.sum(np.square(np.float64(x) - np.float64(y)))), a, b)
+    return math.sqrt(sum(jax.tree.leaves(squares)))
+
+
+def update_again(model: ModelConfig, mesh: Mesh, dtype: str) -> float:
+    """The number of arrays whose bits differ between two updates of the same state."""
+    first, second = (updated(model, mesh, dtype)[1] for _ in range(2))
+    differ = jax.tree.map(lambda x, y: x.tobytes() != y.tobytes(), first, second)
+    return float(sum(jax.tree.leaves(differ)))

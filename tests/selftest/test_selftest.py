@@ -1,0 +1,123 @@
+"""The self-test finds kernels and programs that are wrong, and passes those that are right."""
+
+import json
+import math
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+from typer.testing import CliRunner
+
+from models import heads_tpu, moe_tpu
+from models.paged_gpu import Triton
+from models.pages import Loop, Ragged
+from scope_jax.cli import app
+from scope_jax.selftest import kernels, programs
+from scope_jax.selftest.check import ROUNDING, Check, apart, outcome
+
+
+class Wrong(Loop):
+    """Attention that misses a twentieth of its result."""
+
+    def _attention(self, *arguments):
+        return 0.95 * super()._attention(*arguments)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("queries", "window"), [(1, None), (1, 100), (32, None), (32, 100)])
+def test_attention_over_pages(dtype, queries, window):
+    """The kernel for GPUs, interpreted, passes; a twentieth less does not, in any case."""
+    assert kernels.page_attention(Triton(interpret=True), dtype, queries, window) <= ROUNDING[dtype]
+    assert kernels.page_attention(Wrong(), dtype, queries, window) > ROUNDING[dtype]
+
+
+def test_kernels_for_tpus(monkeypatch):
+    """Interpreted, in float32, they pass; with another rotation or other experts they do not."""
+    bound = ROUNDING["float32"]
+    monkeypatch.setattr(heads_tpu, "norm_and_rotate", partial(heads_tpu.norm_and_rotate, interpret=True))
+    assert kernels.norm_and_rotation(Ragged(), "float32") <= bound
+    monkeypatch.setattr(heads_tpu, "norm_and_rotate", lambda q, k, *others: _unrotated(q, k))
+    assert kernels.norm_and_rotation(Ragged(), "float32") > bound
+
+    plain = partial(moe_tpu.route_few, interpret=True)
+    monkeypatch.setattr(moe_tpu, "few_tokens", partial(moe_tpu.few_tokens, interpret=True))
+    monkeypatch.setattr(moe_tpu, "route_few", plain)
+    assert kernels.few_tokens("float32") <= bound
+    monkeypatch.setattr(moe_tpu, "route_few", lambda x, *others: plain(-x, *others))
+    assert kernels.few_tokens("float32") > bound
+
+
+def _unrotated(q, k):
+    return q.reshape(len(q), -1, 128), k.reshape(len(k), -1, 128)
+
+
+@pytest.mark.parametrize("window", [None, 100])
+def test_attention_of_the_learner(window):
+    assert kernels.learner_attention("dot_product", "float32", window) <= ROUNDING["float32"]
+    assert kernels.learner_attention("dot_product", "bfloat16", window) <= ROUNDING["bfloat16"]
+
+
+def test_products_of_experts(monkeypatch):
+    assert kernels.grouped_products("float32") <= ROUNDING["float32"]
+    right = kernels.moe.grouped_matmul
+    monkeypatch.setattr(kernels.moe, "grouped_matmul", lambda x, w, sizes: right(x, w[::-1], sizes))
+    assert kernels.grouped_products("float32") > ROUNDING["float32"]
+
+
+def test_the_engine_is_compared_with_the_learner(monkeypatch):
+    one = programs.mesh_of(jax.devices()[:1])
+    assert programs.engine_against_learner(programs.DENSE, one, "float32") <= programs.LOGPROB["float32"]
+    monkeypatch.setattr(programs, "attention_over_pages", lambda *_: Wrong())
+    assert programs.engine_against_learner(programs.DENSE, one, "float32") > programs.LOGPROB["float32"]
+
+
+def test_an_update_is_compared_with_itself(monkeypatch):
+    one = programs.mesh_of(jax.devices()[:1])
+    assert programs.update_again(programs.DENSE, one, "float32") == 0
+    arrays = iter(({"w": jnp.ones(3)}, {"w": jnp.ones(3).at[0].add(1e-7)}))
+    monkeypatch.setattr(programs, "updated", lambda *_: (None, next(arrays)))
+    assert programs.update_again(programs.DENSE, one, "float32") == 1
+
+
+def test_outcomes():
+    """Of a deviation within its bound and beyond, one that is not finite, an exception, and nothing to compare."""
+
+    def broken() -> float:
+        raise RuntimeError("Mosaic failed\n to compile")
+
+    def of(measure, nothing=""):
+        return outcome(Check("a", "b", 0.1, measure, nothing))
+
+    assert of(lambda: 0.1).status == "ok" and not of(lambda: 0.1).failed
+    assert of(lambda: 0.2).status == "differs" and of(lambda: 0.2).failed
+    assert of(lambda: math.nan).failed
+    assert apart(jnp.array([1.0, math.nan]), jnp.ones(2)) == math.inf
+    assert of(broken).failed and of(broken).message == "RuntimeError: Mosaic failed to compile"
+    assert of(broken, "no kernel").status == "skipped" and not of(broken, "no kernel").failed
+
+
+def test_the_command(monkeypatch):
+    run = CliRunner().invoke
+    found = run(app, ["selftest", "--only", "products of experts", "--only", "decoding", "--json"])
+    assert found.exit_code == 0
+    report = json.loads(found.stdout)
+    assert [check["status"] for check in report["checks"]] == ["skipped"] * 3 + ["ok"]
+    assert report["failed"] == 0 and "cpu" in report["devices"]
+    assert "1 of 1 checks passed, 3 have nothing to compare here." in found.stderr
+
+    monkeypatch.setattr(kernels, "grouped_products", lambda dtype: 0.5)
+    found = run(app, ["selftest", "--only", "products of experts"])
+    assert found.exit_code == 1
+    assert "differs  products of experts and their gradients: 0.5 from XLA in float32, at most 1e-05" in found.stderr
+    assert "these did not: products of experts and their gradients (docs/selftest.md" in found.stdout
+
+    found = run(app, ["selftest", "--only", "nothing like it"])
+    assert found.exit_code == 2 and "no check has nothing like it in its name; they are: attention over" in found.stderr
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
+def test_every_check_has_a_name_of_its_own(platform):
+    found = [*kernels.checks(platform), *programs.checks(jax.devices()[:1])]
+    assert len({check.name for check in found}) == len(found)
+    assert all(check.nothing for check in kernels.checks("cpu") if "experts and their" not in check.name)
