@@ -291,8 +291,8 @@ class DecodeLoop:
         """Returns episodes from host memory, in the order in which they were set aside, while there is room."""
         while self._suspended and self._free:
             one = self._suspended[0]
-            more = len(one.episode.appended[1]) if one.answered else 0
-            if not self._engine.fits(self._state, one.aside, more, self._free[-1]):
+            kept, appended = one.episode.appended if one.answered else (one.aside.length, [])
+            if not self._engine.fits(self._state, one.aside, kept, len(appended), self._free[-1]):
                 return
             self._suspended.popleft()
             slot = self._seat(one.episode)

@@ -108,12 +108,13 @@ class PagedEngine(PagedPrograms):
                 return count
         return len(asked)
 
-    def fits(self, state: PagedState, aside: Aside, more: int, slot: int) -> bool:
-        """Whether an episode in host memory can return to a slot and be extended by `more` tokens, and all live slots
-        still decode for one dispatch."""
-        last = aside.length + more + self.config.decode_steps
-        grown = len(self.windows) * (pages_for(last) - pages_for(aside.length))
-        return self._left(state, slot // self.slots) >= int(aside.held.sum()) + grown
+    def fits(self, state: PagedState, aside: Aside, kept: int, more: int, slot: int) -> bool:
+        """Whether an episode in host memory can return to a slot, keep the first `kept` of its tokens there and be
+        extended by `more`, and all live slots still decode for one dispatch."""
+        columns = pages_for(kept)
+        grown = len(self.windows) * (pages_for(kept + more + self.config.decode_steps) - columns)
+        needed = max(int(aside.held.sum()), int(aside.held[:, :columns].sum()) + grown)
+        return self._left(state, slot // self.slots) >= needed
 
     def insert(self, state: PagedState, prefix: Prompts, placements: Sequence[Placement]) -> PagedState:
         """Places episodes in slots, which decode when `advance` has computed their prompts; equal prompts are computed

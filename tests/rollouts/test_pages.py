@@ -1,6 +1,7 @@
 """Pages: what belongs to whom, and an engine over them that gives the same tokens whatever the memory."""
 
 import dataclasses
+import threading
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -17,7 +18,7 @@ from rollouts.loop import DecodeLoop
 from rollouts.paged import CHUNK, PagedEngine
 from rollouts.pages import Found, OutOfPages, Pool, parts_of
 from rollouts.slots import Extension, Placement
-from rollouts.types import Restart
+from rollouts.types import Continuation, Restart
 from sharding.collectives import LOCAL
 from sharding.mesh import MeshConfig, make_mesh
 from tests.rollouts.test_cache import MIXED
@@ -263,6 +264,51 @@ def test_a_row_that_was_cut_can_be_set_aside(params):
     assert aside.length == 63
     state = engine.bring_back(state, aside, 2, 1, Placement(2, 0, 160, how, key), live=False)
     assert state.length[2] == 63 and state.columns[2] == 1
+
+
+def test_a_reply_that_drops_most_of_a_turn_returns_from_host_memory(params, monkeypatch):
+    """The turn was set aside while its responder was at work. What the reply keeps and adds fits, what the turn had and
+    the reply adds would not."""
+    asked, moved = threading.Event(), threading.Event()
+    set_aside, fits, refused = PagedEngine.set_aside, PagedEngine.fits, []
+
+    def noted(self, state, slot):
+        moved.set()
+        return set_aside(self, state, slot)
+
+    def counted(self, *arguments):
+        refused.append(not fits(self, *arguments))
+        assert sum(refused) < 1000, "the episode never returns"
+        return not refused[-1]
+
+    def first(turns):
+        if len(turns) > 1:
+            return None
+        assert asked.wait(60)
+        return "." * 60
+
+    def second(turns):
+        if len(turns) > 1:
+            return None
+        asked.set()
+        assert moved.wait(60)
+        return Continuation([5] * 180, "seen", kept=1)
+
+    long = {"max_turns": 2, "stop_ids": ()}
+    requests = [
+        request("abc", key=1, respond=first, max_tokens=110, **long),
+        request("def", key=2, respond=second, max_tokens=170, **long),
+    ]
+    plenty = make_rollouts(make_paged(max_length=192), params)
+    moved.set()
+    expected = [bits(one) for one in plenty.run(requests)]
+    asked.clear()
+    moved.clear()
+    monkeypatch.setattr(PagedEngine, "set_aside", noted)
+    monkeypatch.setattr(PagedEngine, "fits", counted)
+    few = make_rollouts(make_paged(max_length=192, pages=6), params)
+    assert [bits(one) for one in few.run(requests)] == expected
+    assert any(refused)
 
 
 @pytest.mark.parametrize("pages", [None, 12])
