@@ -252,6 +252,7 @@ class _OnlineLoop(DecodeLoop):
             return True
         self._resume()
         self._place()
+        free = len(self._free)
         self._answer(block=False)
         self._advance(self._prefills)
         self._launch()
@@ -259,8 +260,8 @@ class _OnlineLoop(DecodeLoop):
             self._read()
         if not self._live:
             self._flight.clear()  # only tokens that will be discarded
-            if not self._queue:
-                self._news.wait(WAIT)  # for responders
+            if not self._filling and len(self._free) <= free:
+                self._news.wait(WAIT)  # for responders: what waits has no slot or no memory until one replies
         for ticket in list(self._tickets.values()):
             self._report(ticket)
         return True

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from rollouts.online import Closed, Done, Full, OnlineRollouts, Sampled, Ticket, listener_in
+from rollouts.online import Closed, Done, Full, OnlineRollouts, Sampled, Ticket, _OnlineLoop, listener_in
+from rollouts.tools import BatchedTool
 from rollouts.types import Completion, Request, RolloutError, Turn
 from tests.rollouts import world
 from tests.rollouts.world import ByteTokenizer, bits, mixed, request
@@ -139,6 +140,35 @@ def test_what_is_cancelled_frees_its_slot_wherever_it_is(engine, params, rollout
         blocked.set()
         assert bits(Asked(running, one).completion()) == expected
         assert not any(isinstance(news, Done) for gone in decoding[7:] for news in gone.news)
+
+
+def test_the_loop_rests_while_all_slots_wait_for_a_tool_and_others_for_a_slot(engine, params, monkeypatch):
+    """Its thread would take the lock of Python from those that answer."""
+    answer, rounds = threading.Event(), []
+    one_round = _OnlineLoop._round
+
+    def counted(self: _OnlineLoop) -> bool:
+        rounds.append(time.monotonic())
+        return one_round(self)
+
+    def slow(texts: list[str]) -> list[str]:
+        assert answer.wait(30)
+        return texts
+
+    def respond(turns: tuple[Turn, ...]) -> None:
+        tool(["a question"])
+
+    monkeypatch.setattr(_OnlineLoop, "_round", counted)
+    tool = BatchedTool(slow, own_thread=True)
+    with online(engine, params, tool=tool, threads=8) as running:
+        asked = [Asked(running, request("x", key=i, respond=respond, max_turns=2, max_tokens=2)) for i in range(9)]
+        until(lambda: tool.callers == 8 and running.waiting == 1)
+        time.sleep(0.1)
+        began = time.monotonic()
+        time.sleep(1)
+        assert sum(at > began for at in rounds) < 100  # one in 20 ms
+        answer.set()
+        assert all(one.completion() for one in asked)
 
 
 def test_more_than_may_wait_is_refused_and_the_end_is_told(engine, params):
