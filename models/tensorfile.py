@@ -28,7 +28,7 @@ from safetensors import SafetensorError, safe_open
 from models.fields import WeightsError, read_object, within
 
 MAX_SHARD_BYTES = 5 * 10**9  # largest safetensors file, as in transformers
-INDEX = "model.safetensors.index.json"
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 READABLE = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(jnp.bfloat16)}
 CODES = {dtype: code for code, dtype in READABLE.items()}
 BUFFER = re.compile(r"\.rotary_emb\.inv_freq$")  # saved by transformers up to 4.31; config.json determines it
@@ -88,9 +88,10 @@ class Checkpoint:
                 self._maps[path] = stack.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
     def _paths(self) -> list[Path]:
-        index = self.folder / INDEX
-        if not index.is_file():
-            return [self.folder / "model.safetensors"]
+        single, index = self.folder / SINGLE, self.folder / INDEX
+        # As transformers does: it leaves the index of an earlier model of several files behind.
+        if single.is_file() or not index.is_file():
+            return [single]
         where = read_object(index).get("weight_map")
         if not isinstance(where, Mapping) or not where:
             raise WeightsError(f"{index} has no weight_map; copy the file again.")
@@ -204,7 +205,7 @@ def write(folder: Path | None, shapes: Shapes, dtype: np.dtype, blocks: Blocks, 
     files = _split(sizes, limit)
     where: dict[str, str] = {}
     for number, names in enumerate(files, 1):
-        file = "model.safetensors" if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
+        file = SINGLE if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
         if folder is None:
             for name in names:
                 for _ in blocks(name):

@@ -169,15 +169,16 @@ def test_tokenizer_files_of_wrong_types(folder: Path, name: str, text: str) -> N
 
 @pytest.mark.parametrize("named", ["../model.safetensors", "/etc/passwd", "a/../../b", "", ".", 3, None, ["x"], "a\0b"])
 def test_an_index_names_files_in_its_own_folder(folder: Path, named: Any) -> None:
-    outside = folder.parent / "model.safetensors"
-    shutil.copyfile(folder / "model.safetensors", outside)
-    (folder / INDEX).write_text(json.dumps({"weight_map": {"a": "model.safetensors", "b": named}}))
+    shutil.copyfile(folder / "model.safetensors", folder.parent / "model.safetensors")
+    (folder / "model.safetensors").rename(folder / "one.safetensors")
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"a": "one.safetensors", "b": named}}))
     with ExitStack() as stack, pytest.raises(WeightsError, match=r"index\.json names .* not a file in the same folder"):
         Checkpoint(folder, stack)
 
 
 @pytest.mark.parametrize("contents", [[], {}, {"weight_map": []}, {"weight_map": {}}, {"weight_map": None}])
 def test_an_index_has_a_map(folder: Path, contents: Any) -> None:
+    (folder / "model.safetensors").rename(folder / "one.safetensors")
     (folder / INDEX).write_text(json.dumps(contents))
     with ExitStack() as stack, pytest.raises(WeightsError, match=INDEX.replace(".", r"\.")):
         Checkpoint(folder, stack)

@@ -72,6 +72,19 @@ def test_several_files_with_an_index(tmp_path, tiny, params, monkeypatch):
         load_hf(tmp_path / "model")
 
 
+def test_a_single_file_goes_before_the_index_of_an_earlier_model(folder, tmp_path, tiny, params, monkeypatch):
+    """transformers reads it so, and leaves the index behind when it saves one file over several."""
+    other = jax.tree.map(lambda x: x + 1, params)
+    monkeypatch.setattr(tensorfile, "MAX_SHARD_BYTES", 20_000)
+    save_hf(tmp_path / "several", tiny, other, jnp.float32, None)
+    index = (tmp_path / "several" / tensorfile.INDEX).read_text()
+    (folder / tensorfile.INDEX).write_text(index)
+    assert same(load_hf(folder)[1], params)
+    for file in (tmp_path / "several").glob("*.safetensors"):
+        file.rename(folder / file.name)
+    assert same(load_hf(folder)[1], params)
+
+
 def test_a_mesh_gives_the_requested_shardings(folder, params):
     mesh = make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
     loaded = load_hf(folder, mesh, TRAIN)[1]
