@@ -217,17 +217,20 @@ def falls_back_to_bytes(fast: FastTokenizer) -> bool:
 def byte_table(fast: FastTokenizer) -> dict[int, bytes] | None:
     """The bytes of every id; None for a vocabulary that cannot represent all bytes (WordPiece, no byte fallback)."""
     pieces = fast.get_vocab(with_added_tokens=False)
+    added = {id: token.content.encode() for id, token in fast.get_added_tokens_decoder().items()}
     if falls_back_to_bytes(fast):
         table = {id: piece.replace(SPACE, " ").encode() for piece, id in pieces.items()}
         table |= {pieces[name]: bytes([byte]) for byte, name in enumerate(BYTE_NAMES)}
     elif "ByteLevel" in {part["type"] for part in _parts(_state(fast.decoder))}:
         byte_of = _byte_of_char()
+        # A trained vocabulary also holds its special tokens, whose names are written as they are.
+        pieces = {piece: id for piece, id in pieces.items() if id not in added}
         if not all(char in byte_of for piece in pieces for char in piece):
             return None
         table = {id: bytes(byte_of[char] for char in piece) for piece, id in pieces.items()}
     else:
         return None
-    return table | {id: token.content.encode() for id, token in fast.get_added_tokens_decoder().items()}
+    return table | added
 
 
 # ------------------------------------------------------------------------------------------------- the dummy prefix

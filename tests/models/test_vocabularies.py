@@ -12,7 +12,7 @@ import pytest
 import sentencepiece
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -342,6 +342,23 @@ def test_a_plain_folder_needs_no_model_classes(byte_level, tmp_path, monkeypatch
     config.write_text(json.dumps(json.loads(config.read_text()) | {"tokenizer_class": "Qwen2Tokenizer"}))
     with pytest.raises(AssertionError, match="AutoTokenizer"):
         Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("end", ["<|end|>", "<｜end▁of▁text｜>", "<end of text>"])
+def test_a_trained_vocabulary_holds_its_special_tokens(tmp_path, end):
+    """Under names with characters that stand for no byte, as DeepSeek's."""
+    fast = FastTokenizer(models.BPE())
+    fast.pre_tokenizer, fast.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=280, special_tokens=[end], initial_alphabet=alphabet, show_progress=False)
+    fast.train_from_iterator(SENTENCES, trainer)
+    assert end in fast.get_vocab(with_added_tokens=False)
+    PreTrainedTokenizerFast(tokenizer_object=fast, eos_token=end).save_pretrained(tmp_path)
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.token_bytes(tokenizer.eos_id) == end.encode()
+    text = f"the cat, ü {end}"
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text and tokenizer.eos_id not in ids
 
 
 def test_llama3_has_the_special_tokens_of_its_releases(load):
