@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from models.fields import count, flag, number, table, texts
+from models.fields import MOST, count, flag, number, table, texts
 from models.rope import Rope
 
 QkNorm = Literal["none", "head", "width"]
@@ -163,6 +163,14 @@ def _rope(parameters: Mapping[str, Any], config: Mapping[str, Any]) -> Rope:
     )
 
 
+def _positions(config: Mapping[str, Any], rope: Rope) -> int:
+    """The longest context. YaRN's extends to `factor` times the original one, which a config.json need not repeat: to
+    switch YaRN on, Qwen's users add `rope_scaling` alone.
+    """
+    stated = count(config, "max_position_embeddings")
+    return max(stated, min(int(rope.factor * rope.original_positions), MOST)) if rope.kind == "yarn" else stated
+
+
 def _attention_factor(parameters: Mapping[str, Any], factor: float) -> float:
     """0.1 ln(factor) + 1 unless the parameters set another (YaRN, Eq. 22; with DeepSeek's mscale, a ratio of two)."""
     if parameters.get("attention_factor") is not None:
@@ -274,7 +282,7 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
         qk_norm=family.qk_norm,
         qkv_bias=bias or family.bias == "qkv",
         output_bias=bias and family.bias == "config",
-        max_positions=count(config, "max_position_embeddings"),
+        max_positions=_positions(config, rope),
         norm=family.norm,
         layer_windows=_windows(config, family, num_layers),
         sliding_rope=sliding_rope,

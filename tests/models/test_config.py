@@ -69,6 +69,16 @@ def test_rope_in_the_formats_of_transformers_4_and_5():
     assert unsaid.rope.factor == 4.0  # 128 / 32
 
 
+def test_yarn_extends_the_context_whatever_the_config_repeats():
+    """Qwen2.5 and Qwen3 are switched to 131,072 positions by `rope_scaling` alone; a longer stated context stays."""
+    assert from_hf(LLAMA).max_positions == 128
+    short = from_hf(LLAMA | {"rope_scaling": YARN | {"original_max_position_embeddings": 128}})
+    assert short.max_positions == 8 * 128 and from_hf(to_hf(short)) == short
+    assert from_hf(LLAMA | {"rope_scaling": YARN | {"factor": 2.0}}).max_positions == 128  # 2 · 16
+    llama3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    assert from_hf(LLAMA | {"rope_scaling": llama3 | {"original_max_position_embeddings": 64}}).max_positions == 128
+
+
 def test_olmo3_scales_full_layers_only():
     old = from_hf(OLMO3 | {"rope_scaling": YARN})
     by_type = {"full_attention": YARN | {"rope_theta": 1e4}, "sliding_attention": {"rope_theta": 1e4}}
