@@ -8,6 +8,7 @@ base_model.model.model.layers.3.mlp.experts.7.up_proj.lora_A.weight    of an exp
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from sharding.spec import path_name
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
+FACTOR = re.compile(r"\.(\w+)\.lora_[AB]\.weight$")
 # What changes the computation and is not supported: the value that an adapter must have.
 PLAIN: dict[str, Any] = {
     "bias": "none",
@@ -95,11 +97,18 @@ def load_config(folder: str | Path) -> Mapping[str, Any]:
 
 def adapter_of(folder: str | Path, cfg: ModelConfig) -> Adapter:
     """The Adapter of a folder, with the targets that its tensors have. Raises as `load_config` and `load` do."""
-    contents = load_config(folder)
-    modules = {
-        name.rpartition(".lora_")[0].rpartition(".")[2] for name in _tensors(folder) if ".mlp.experts." not in name
-    }
-    experts = any(".mlp.experts." in name for name in _tensors(folder))
+    contents, names = load_config(folder), sorted(_tensors(folder))
+    modules, known = set(), ATTENTION | FFN
+    for name in names:
+        factor = FACTOR.search(name)
+        if factor is None or factor[1] not in known:
+            raise WeightsError(
+                f"{Path(folder) / WEIGHTS}: {name} is not supported; an adapter has lora_A and lora_B of "
+                f"{', '.join(known)}."
+            )
+        if ".mlp.experts." not in name:
+            modules.add(factor[1])
+    experts = any(".mlp.experts." in name for name in names)
     targets = (*sorted(modules), *(["experts"] if experts else []))
     return Adapter(contents["r"], float(contents["lora_alpha"]), targets, bool(contents.get("use_rslora")))
 

@@ -59,6 +59,21 @@ def test_dtypes_that_are_no_plain_numbers_are_refused(tiny: ModelConfig, tmp_pat
         peft.adapter_of(folder(tmp_path), tiny)
 
 
+@pytest.mark.parametrize(
+    "name", ["lm_head.lora_A.weight", "model.embed_tokens.lora_embedding_A", "lm_head.weight", "a.q_proj.lora_C.weight"]
+)
+def test_a_tensor_that_is_no_factor_of_a_layer_is_named(tiny: ModelConfig, tmp_path: Path, name: str) -> None:
+    """PEFT saves the output table and the embeddings as they are, beside their factors."""
+    query = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+    save_file(
+        {name: np.ones((4, 8), np.float32) for name in (query, f"base_model.model.{name}")}, tmp_path / peft.WEIGHTS
+    )
+    with pytest.raises(
+        WeightsError, match=f"{name} is not supported; an adapter has lora_A and lora_B of q_proj, k_pr"
+    ):
+        peft.adapter_of(folder(tmp_path), tiny)
+
+
 def test_merging_rounds_once() -> None:
     """float32 factors and base into bfloat16: the nearest number to the exact sum."""
     rng = np.random.default_rng(0)
