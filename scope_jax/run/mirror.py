@@ -24,6 +24,7 @@ from scope_jax.run.processes import by_one, together
 CHECKPOINTS = "checkpoints"
 INDEX = "index"  # of the search: built again where it is missing
 OWNER = "owner"  # the object that says which process writes the run
+CONFIG = "config.toml"  # the first of its files there
 TOKEN = ".token"
 
 
@@ -46,14 +47,14 @@ class Mirror:
         """
         self._lock()
         names = self._store.names()
-        if names and "config.toml" not in names:
+        if names and not {CONFIG, OWNER} & set(names):  # OWNER alone: killed before it uploaded anything
             raise RunError(
                 f"{self.url} is not empty and is not a run (no config.toml); give another folder with --run."
             )
         self._checkpoints = sealed(names)
         self.folder.mkdir(parents=True, exist_ok=True)
         for path in self.folder.iterdir():
-            if path.name not in (CHECKPOINTS, INDEX) or not names:
+            if path.name not in (CHECKPOINTS, INDEX) or CONFIG not in names:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         files = [name for name in names if name != OWNER and not name.startswith((CHECKPOINTS + "/", ".", INDEX + "/"))]
         self._store.download({name: self.folder / name for name in files})
@@ -119,7 +120,8 @@ class Mirror:
             and self._uploaded.get(name) != _state(path)
         ]
         self._note(changed)  # before: what is appended in the meantime counts as changed
-        self._store.upload([(found[name], name) for name in changed])
+        for part in ([name for name in changed if name == CONFIG], [name for name in changed if name != CONFIG]):
+            self._store.upload([(found[name], name) for name in part])
 
     def push_checkpoint(self, folder: Path, name: str, stays: Callable[[list[str]], set[str]]) -> None:
         """Uploads a sealed checkpoint and deletes older ones. folder: where it is now; name: what it is called.

@@ -221,6 +221,34 @@ def test_files_are_uploaded_at_the_end_and_only_if_they_changed(buckets: Buckets
         assert found == (tmp_path / "here", None)
 
 
+def test_a_run_killed_before_its_first_upload_begins_again(buckets: Buckets, tmp_path: Path) -> None:
+    url = "gs://bucket/run"
+    one = Session(url, tmp_path)
+    one.log.metrics(1, {"loss": 1.0})
+    (one.folder / "index").mkdir()
+    one.die()
+    assert buckets.names("bucket") == ["run/owner"]
+    two = Session(url, tmp_path)
+    assert two.resumed() is None
+    two.step(1)
+    two.die()
+    three = Session(url, tmp_path / "elsewhere")
+    assert three.resumed() == 1
+    three.close()
+
+
+def test_an_upload_begins_with_the_config(buckets: Buckets, tmp_path: Path) -> None:
+    """Killed after any object of the first upload, the bucket is a run."""
+    with run_folder("gs://bucket/run", tmp_path, quiet) as (folder, mirror):
+        assert mirror is not None
+        mirror.own()
+        for name in ("aaa", "config.toml", "metrics.jsonl", "zzz"):
+            (folder / name).write_text(name)
+        buckets.requests.clear()
+        mirror.push_files()
+        assert next(name for method, name in buckets.requests if method == "POST") == "run/config.toml"
+
+
 def test_a_folder_in_use_or_of_something_else_is_refused(buckets: Buckets, tmp_path: Path) -> None:
     url = "gs://bucket/run"
     one = Session(url, tmp_path)
