@@ -109,7 +109,7 @@ class Mirror:
 
     # --------------------------------------------------------------------------------------------------------- writing
     def push_files(self) -> None:
-        """Uploads the files that have changed, except checkpoints and the index."""
+        """Uploads the files that have changed, except checkpoints and the index, and deletes those that are gone."""
         self._check_owner()
         found = {path.relative_to(self.folder).as_posix(): path for path in self.folder.rglob("*") if path.is_file()}
         changed = [
@@ -122,6 +122,10 @@ class Mirror:
         self._note(changed)  # before: what is appended in the meantime counts as changed
         for part in ([name for name in changed if name == CONFIG], [name for name in changed if name != CONFIG]):
             self._store.upload([(found[name], name) for name in part])
+        gone = self._uploaded.keys() - found.keys()  # such as a tracker's files, which a resumed run writes anew
+        self._store.delete(gone)
+        for name in gone:
+            del self._uploaded[name]
 
     def push_checkpoint(self, folder: Path, name: str, stays: Callable[[list[str]], set[str]]) -> None:
         """Uploads a sealed checkpoint and deletes older ones. folder: where it is now; name: what it is called.

@@ -249,6 +249,19 @@ def test_an_upload_begins_with_the_config(buckets: Buckets, tmp_path: Path) -> N
         assert next(name for method, name in buckets.requests if method == "POST") == "run/config.toml"
 
 
+def test_files_that_are_gone_are_deleted_there(buckets: Buckets, tmp_path: Path) -> None:
+    """A tracker writes its files anew when a run resumes: with the earlier ones, every step would be there twice."""
+    for name in ("events.1", "events.2"):
+        with run_folder("s3://bucket/run", tmp_path / name, quiet) as (folder, mirror):
+            assert mirror is not None
+            mirror.own()
+            (folder / "config.toml").touch()
+            shutil.rmtree(folder / "tensorboard", ignore_errors=True)
+            (folder / "tensorboard").mkdir()
+            (folder / "tensorboard" / name).touch()
+        assert buckets.names("bucket") == ["run/config.toml", "run/owner", f"run/tensorboard/{name}"]
+
+
 def test_a_folder_in_use_or_of_something_else_is_refused(buckets: Buckets, tmp_path: Path) -> None:
     url = "gs://bucket/run"
     one = Session(url, tmp_path)
