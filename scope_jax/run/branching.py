@@ -68,9 +68,9 @@ def _read(origin: str) -> tuple[Path, str | None]:
 
 
 def _is(requested: str, recorded: str) -> bool:
-    """True if the requested origin can refer to the recorded checkpoint."""
+    """True if the requested origin can refer to the recorded checkpoint, which in a checkout is a relative path."""
     folder, which = _read(requested)
-    place = Path(recorded)
+    place = Path(os.path.abspath(recorded))
     return folder == place or (folder == place.parents[1] and (which is None or _called(place, which)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 
 from scope_jax import train
 from scope_jax.cli import app
-from scope_jax.config import Config, load_card
+from scope_jax.config import Config, base, load_card
 from scope_jax.errors import UserError
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.report.progress import Progress
@@ -205,6 +206,23 @@ def test_origins_are_checked_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(OriginError, match=r"has the policies challenger, solver, but the card trains solver\.$"):
         settled(other, "scope/atlas.toml", *curated)
     assert not (tmp_path / "run").exists()
+
+
+def test_an_origin_in_the_checkout_stays_the_same_while_its_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There the recorded config has a relative path."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(base, "CHECKOUT", tmp_path)
+    other = fabricated(tmp_path / "runs" / "other", "ssp/atlas.toml")
+    cfg = load_card(CARDS / "ssp" / "atlas.toml", ["train.origin=runs/other"])
+    branch = tmp_path / "runs" / "branch"
+    log = RunLog(branch, branching.settled(cfg, branch))
+    log.metrics(5, {"solver/reward": 0.5})
+    log.close()
+    assert 'origin = "runs/other/checkpoints/4-iteration-1"' in (branch / "config.toml").read_text().splitlines()
+    shutil.copytree(other / "checkpoints" / "4-iteration-1", other / "checkpoints" / "6")
+    RunLog(branch, branching.settled(cfg, branch)).close()
 
 
 def test_another_model_gives_one_clear_error(tmp_path: Path) -> None:
