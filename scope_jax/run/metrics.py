@@ -249,7 +249,7 @@ class RunLog:
 
     def _open(self, cfg: Config) -> None:
         run, config = self.run, self.run / "config.toml"
-        self._trackers = Trackers(run, cfg)
+        self._trackers = Trackers(run, cfg, fingerprint(cfg))
         if run.exists() and not run.is_dir():
             raise RunError(f"the run folder {run} is a file; give a folder with --run.")
         if (

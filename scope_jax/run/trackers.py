@@ -5,7 +5,8 @@ new steps, as follows, so that no step is there twice and none is missing:
 
     tensorboard      event files in <run>/tensorboard, written anew from metrics.jsonl
     wandb, offline   <run>/wandb, written anew from metrics.jsonl; `wandb sync` uploads it
-    wandb, online    the same W&B run is continued; steps that it has are not sent again
+    wandb, online    the same W&B run is continued; steps that it has are not sent again. Another config in the same
+                     folder is another W&B run
     trackio          the local database (TRACKIO_DIR); the run in it is written anew from metrics.jsonl
 
 The libraries are optional; each is imported only if the card asks for it.
@@ -62,17 +63,17 @@ def numbers(line: Line) -> dict[str, float]:
 
 
 class Trackers:
-    """The trackers of a card. Raises UserError if a library is missing."""
+    """The trackers of a card. fingerprint: of its config, see `metrics`. Raises UserError if a library is missing."""
 
-    def __init__(self, run: Path, cfg: Config) -> None:
-        self._run, self._cfg = run, cfg
+    def __init__(self, run: Path, cfg: Config, fingerprint: str) -> None:
+        self._run, self._cfg, self._fingerprint = run, cfg, fingerprint
         self._modules = {name: library(name) for name in cfg.log.trackers}
         self._open: list[Tracker] = []
 
     def start(self, lines: Sequence[Line]) -> None:
         """Opens the trackers of a run that so far has these lines of metrics."""
         for name, module in self._modules.items():
-            tracker = OPEN[name](module, self._run, self._cfg)
+            tracker = OPEN[name](module, self._run, self._cfg, self._fingerprint)
             self._open.append(tracker)
             for line in lines:
                 tracker.log(line["step"], numbers(line))
@@ -101,7 +102,7 @@ def identity(run: Path) -> str:
 class TensorBoard:
     """Scalars in event files."""
 
-    def __init__(self, module: Any, run: Path, cfg: Config) -> None:
+    def __init__(self, module: Any, run: Path, cfg: Config, fingerprint: str) -> None:
         folder = run / "tensorboard"
         shutil.rmtree(folder, ignore_errors=True)
         self._writer = module.SummaryWriter(str(folder), flush_secs=30)
@@ -117,14 +118,14 @@ class TensorBoard:
 class WeightsAndBiases:
     """A run of Weights & Biases, in files or on its server."""
 
-    def __init__(self, module: Any, run: Path, cfg: Config) -> None:
+    def __init__(self, module: Any, run: Path, cfg: Config, fingerprint: str) -> None:
         online = cfg.log.wandb_mode == "online"
         if not online:
             shutil.rmtree(run / "wandb", ignore_errors=True)
         self._run = module.init(
             project=cfg.log.project,
             name=title(run, cfg),
-            id=identity(run),
+            id=f"{identity(run)}-{fingerprint}",  # steps of another run in this folder are not those of this one
             dir=str(run),
             config=cfg.model_dump(mode="json"),
             mode=cfg.log.wandb_mode,
@@ -144,7 +145,7 @@ class WeightsAndBiases:
 class Trackio:
     """A run in trackio's local database; its config names the run folder, which tells it from others of its name."""
 
-    def __init__(self, module: Any, run: Path, cfg: Config) -> None:
+    def __init__(self, module: Any, run: Path, cfg: Config, fingerprint: str) -> None:
         try:
             known = list(module.Api().runs(cfg.log.project))
         except ValueError:  # there is no such project yet
@@ -168,7 +169,7 @@ class Trackio:
         self._run.finish()
 
 
-OPEN: Mapping[str, Callable[[Any, Path, Config], Tracker]] = {
+OPEN: Mapping[str, Callable[[Any, Path, Config, str], Tracker]] = {
     "tensorboard": TensorBoard,
     "wandb": WeightsAndBiases,
     "trackio": Trackio,

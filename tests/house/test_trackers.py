@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 import sys
 from collections.abc import Iterator
@@ -95,6 +96,42 @@ def test_wandb_offline_has_every_step_once(tmp_path: Path, monkeypatch: pytest.M
             items = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
             found.append((items["_step"], {key: value for key, value in items.items() if not key.startswith("_")}))
     assert found == EXPECTED
+
+
+class Server:
+    """W&B's server: the steps of its runs, by id."""
+
+    def __init__(self) -> None:
+        self.runs: dict[str, list[int]] = {}
+
+    def Settings(self, **_: Any) -> None:
+        pass
+
+    def init(self, *, id: str, **_: Any) -> Any:
+        steps = self.runs.setdefault(id, [])
+
+        class Run:
+            step = steps[-1] + 1 if steps else 0
+
+            def log(self, metrics: dict[str, float], *, step: int, commit: bool) -> None:
+                steps.append(step)
+
+            def finish(self) -> None:
+                pass
+
+        return Run()
+
+
+def test_wandb_online_continues_a_run_but_not_that_of_another_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server()
+    monkeypatch.setitem(sys.modules, "wandb", server)
+    interrupted(tmp_path / "run", card("wandb", wandb_mode="online"))
+    assert list(server.runs.values()) == [[0, 1, 2, 3, 4]]
+    shutil.rmtree(tmp_path / "run")  # to start anew, with another seed
+    interrupted(tmp_path / "run", card("wandb", wandb_mode="online").model_copy(update={"seed": 1}))
+    assert list(server.runs.values()) == [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
 
 
 def test_trackio_has_every_step_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
