@@ -128,16 +128,16 @@ def pairs(episodes: Sequence[Episode]) -> list[Episode]:
 
     Raises ValueError if a group does not have exactly two trainable episodes, or if neither reward is the higher one.
     """
-    groups: dict[str, list[Episode]] = {}
+    groups: dict[tuple[str, str], list[Episode]] = {}  # as in `split`, two roles may name their groups alike
     for episode in trainable(episodes):
-        groups.setdefault(episode.group, []).append(episode)
+        groups.setdefault((episode.role, episode.group), []).append(episode)
     paired = []
-    for name, members in groups.items():
+    for (role, name), members in groups.items():
         rewards = [episode.reward for episode in members]
         if len(rewards) != 2 or not (rewards[0] < rewards[1] or rewards[0] > rewards[1]):
             found = ", ".join(f"{reward:g}" for reward in rewards)
             raise ValueError(
-                f"group {name!r} of role {members[0].role!r} has trained episodes with the rewards {found}; for DPO a "
+                f"group {name!r} of role {role!r} has trained episodes with the rewards {found}; for DPO a "
                 "group needs exactly two with different rewards: set trained = False on the others."
             )
         paired += [episode.with_advantage(1.0 if episode.reward == max(rewards) else -1.0) for episode in members]

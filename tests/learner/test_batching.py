@@ -218,6 +218,24 @@ def test_pairs_are_ranked_and_stay_together(make):
     assert [[e.group for e in part] for part in batching.mini_batches(paired, 2)] == [["a", "a"], ["b", "b", "c", "c"]]
 
 
+def test_pairs_are_of_one_role(make):
+    datum_of, episode_of, _ = make
+    both = [
+        replace(episode_of(datum_of([1, 2], [0, 1]), group="0", reward=reward), role=role)
+        for reward in (1.0, 0.0)
+        for role in ("solver", "proposer")
+    ]
+    paired = batching.pairs(both)
+    assert [(e.role, e.advantage) for e in paired] == [
+        ("solver", 1.0),
+        ("solver", -1.0),
+        ("proposer", 1.0),
+        ("proposer", -1.0),
+    ]
+    with pytest.raises(ValueError, match="group '0' of role 'solver' has trained episodes with the rewards 1;"):
+        batching.pairs([both[0], both[3]])
+
+
 @pytest.mark.parametrize("rewards", [[1.0], [0.5, 0.5], [1.0, 0.0, 0.5], [1.0, float("nan")]])
 def test_a_group_that_is_not_a_pair_is_named(make, rewards):
     datum_of, episode_of, _ = make
