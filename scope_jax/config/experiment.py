@@ -30,6 +30,13 @@ from scope_jax.config.tables import (
 from scope_jax.config.training import TrainSection
 
 GAMES = ("ssp", "scope", "spice", "spell", "score")
+READ = {  # by game, the keys of [data] that it reads, apart from those of every source
+    "ssp": ("answers", "min_searches", "max_searches"),
+    "scope": ("documents", "prompts"),
+    "spice": ("documents",),
+    "spell": ("clusters", "questions"),
+    "score": ("queries",),
+}
 
 
 def _a_game(name: str) -> str:
@@ -139,6 +146,20 @@ class Config(Section):
             raise ValueError(
                 f"[game] is for games defined in a file; put the options of {self.system} into [{self.system}]"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _what_is_set_is_read(self) -> Config:
+        if self.system not in GAMES:  # a game in a file may read any table
+            return self
+        if others := self.changed(*(name for name in GAMES if name != self.system)):
+            raise ValueError(
+                f"[{others[0]}] has values of its own, but system is {self.system!r}, which does not read that table; "
+                "remove it, or correct one of the two"
+            )
+        names = [name for keys in READ.values() for name in keys if name not in READ[self.system]]
+        if unread := self.data.changed(*names):
+            raise ValueError(f"data.{unread[0]} is set, but {self.system.upper()} does not read it; remove it")
         return self
 
     @model_validator(mode="after")

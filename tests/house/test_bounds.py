@@ -51,6 +51,9 @@ FOUND = [
     ("evaluate.temperature=inf", "finite"),
     ('evaluate.sets=[{name="a",path="x"},{name="a",path="y"}]', "called 'a'"),
     ("rollout.slots=0", "at least 1"),
+    # accepted, and without any effect
+    ("spice.corpus=false", "does not read that table"),
+    ("data.queries=queries.jsonl", "SSP does not read it"),
     (f'judge={{url="http://me:{SECRET}@host/v1", model="m"}}', "api_key_env"),
 ]
 # A hundred more, one per line.

@@ -159,12 +159,13 @@ def test_length_and_intervals_may_change(cfg: Config, tmp_path: Path) -> None:
 
 
 def test_a_judge_may_change_its_url_but_not_its_model(cfg: Config) -> None:
-    here = override(scope={"grader": {"endpoint": {"url": "http://a/v1", "model": "m", "concurrency": 2}}})
-    there = override(scope={"grader": {"endpoint": {"url": "http://b/v1", "model": "m", "retries": 1}}})
-    other = override(scope={"grader": {"endpoint": {"url": "http://b/v1", "model": "n"}}})
+    def grading(**endpoint: object) -> Config:
+        return override(evaluate={"grader": {"temperature": 0.0, "max_tokens": 9, "endpoint": endpoint}})
+
+    here, there = grading(url="http://a/v1", model="m", concurrency=2), grading(url="http://b/v1", model="m", retries=1)
     assert differing(here, there) == [] and fingerprint(here) == fingerprint(there)
-    assert differing(here, other) == ["scope.grader.endpoint.model"]
-    assert "scope.grader.endpoint.model" in differing(cfg, here)  # before, the base model graded
+    assert differing(here, grading(url="http://b/v1", model="n")) == ["evaluate.grader.endpoint.model"]
+    assert "evaluate.grader.endpoint.model" in differing(cfg, here)  # before, the game's own grader graded
 
 
 def test_one_more_evaluation_set_is_another_config(cfg: Config) -> None:
