@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from scope_jax.config.base import PROMPTS, CardPath, Count, GameSection, Section, Weight, Whole
-from scope_jax.config.tables import AdvantageCard, LossCard, SamplingSection
+from scope_jax.config.tables import AdvantageCard, LossCard, SamplingSection, differing
 
 SpellTask = Literal["qa", "math", "choice"]  # document QA, financial math QA, multiple choice: section 5.1
 SpellRole = Literal["questioner", "responder", "verifier"]
@@ -30,6 +30,11 @@ class SpellGroupSection(SpellRoleSection):
     """The same for a role with several samples per prompt."""
 
     samples: Count = 8  # G, section 5.1
+
+    @model_validator(mode="after")
+    def _samples_differ(self) -> SpellGroupSection:
+        differing(self.samples, self.sampling)
+        return self
 
 
 class SpellSection(GameSection):

@@ -139,6 +139,12 @@ class SamplingSection(Section):
     max_response_tokens: Count = 8192
 
 
+def differing(samples: int, sampling: SamplingSection) -> None:
+    """Raises ValueError for several samples of a prompt that are all the same."""
+    if samples > 1 and not sampling.temperature:
+        raise ValueError(f"{samples} samples at temperature 0 are all the same; raise the temperature, or sample one")
+
+
 class RolloutSection(Section):
     slots: Count = 64  # episodes decoded concurrently, over the whole mesh, of all processes
     max_length: Count = 12288  # tokens per episode, including prompt and observations
@@ -266,6 +272,10 @@ class LossCard(AdvantageCard):
             raise ValueError(
                 'dual_clip only works with surrogate = "clip"; set dual_clip = 0 with surrogate = "weight"'
             )
+        if self.rollout_weight == "sequence" and not self.rollout_cap:
+            raise ValueError(
+                'rollout_weight = "sequence" is no weight without rollout_cap; set rollout_cap, or remove it'
+            )
         if self.rollout_cap and self.old_logprobs == "rollout":
             raise ValueError(
                 'rollout_cap weighs π_old against the rollout, but with old_logprobs = "rollout" they are the same; '
@@ -292,6 +302,8 @@ class OptimizerSection(Section):
     def _cosine_has_an_end(self) -> OptimizerSection:
         if self.schedule == "cosine" and self.total_steps is None:
             raise ValueError('schedule = "cosine" needs total_steps, the update at which it reaches zero')
+        if self.schedule == "constant" and self.total_steps is not None:
+            raise ValueError('total_steps is the end of a cosine; set schedule = "cosine", or remove it')
         if self.total_steps is not None and self.total_steps <= self.warmup_steps:
             raise ValueError(f"total_steps must be larger than warmup_steps, {self.warmup_steps}")
         return self
@@ -387,6 +399,11 @@ class GenerationSection(Section):
     samples: Count
     max_prompt_tokens: Count = 4096  # longer prompts are not sampled; SSP Table 4
     sampling: SamplingSection = SamplingSection()
+
+    @model_validator(mode="after")
+    def _samples_differ(self) -> GenerationSection:
+        differing(self.samples, self.sampling)
+        return self
 
 
 class RoleSection(GenerationSection):

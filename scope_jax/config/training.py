@@ -39,3 +39,9 @@ class TrainSection(Section):
     stall_action: Literal["report", "exit"] = "report"
     stop_grace: Seconds = 100.0  # after SIGTERM or Ctrl-C, for the rest of the step and its checkpoint
     spool: LocalPath = ".cache/objects"  # local copies of what is on object storage
+
+    @model_validator(mode="after")
+    def _a_stall_is_noticed(self) -> TrainSection:
+        if self.stall_action == "exit" and self.stall_timeout is None:
+            raise ValueError('stall_action = "exit" needs stall_timeout, the seconds after which a phase hangs; set it')
+        return self

@@ -54,6 +54,10 @@ FOUND = [
     # accepted, and without any effect
     ("spice.corpus=false", "does not read that table"),
     ("data.queries=queries.jsonl", "SSP does not read it"),
+    ("ssp.solver.loss.rollout_weight=sequence", "no weight without rollout_cap"),
+    ("ssp.solver.sampling.temperature=0", "all the same"),
+    ("optimizer.total_steps=100", "the end of a cosine"),
+    ("train.stall_action=exit", "needs stall_timeout"),
     (f'judge={{url="http://me:{SECRET}@host/v1", model="m"}}', "api_key_env"),
 ]
 # A hundred more, one per line.
