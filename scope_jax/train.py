@@ -123,7 +123,7 @@ def train(
                 log.episodes(done, episodes)
                 log.metrics(done, metrics)
                 progress.step(done, world.system.total_steps(cfg), metrics)
-                for sentence in unlearned.sentences(episodes):
+                for sentence in (*unlearned.sentences(episodes), *unlearned.at_rest(metrics)):
                     progress.say(sentence)
                 watch = watch.after(metrics)
                 watch.check_names(world.system.updates(cfg))

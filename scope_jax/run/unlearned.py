@@ -6,7 +6,7 @@ terms alone, if at all. A run says so after such a step, and its report for all 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from scope_jax.learner.types import Episode
@@ -19,6 +19,16 @@ def sentences(episodes: Iterable[Episode]) -> list[str]:
     """One for every role whose advantages in a step are all 0: that they are, and what to look at."""
     step = [(e.role, e.reward, e.advantage) for e in episodes if e.trained and e.advantage is not None]
     return [f"nothing to learn for the {role} in this step: {why}." for role, why in _unlearned(step).items()]
+
+
+def at_rest(metrics: Mapping[str, float]) -> list[str]:
+    """A sentence for every update of a step that moved nothing, as its cosine has ended."""
+    names = [name.rpartition("/") for name, value in metrics.items() if name.endswith("/learning_rate") and value == 0]
+    return [
+        f"nothing is learned in the update of the {name}: its learning rate is 0 from optimizer.total_steps on; to go "
+        "on, start a new run --from this one with a larger number."
+        for name, _, _ in names
+    ]
 
 
 def _unlearned(step: Iterable[Outcome]) -> dict[str, str]:

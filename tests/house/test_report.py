@@ -5,14 +5,16 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 from rich.console import Console
 
-from scope_jax.config import LossCard, load_card, parse_config
+from scope_jax.config import LossCard, OptimizerSection, load_card, parse_config
 from scope_jax.learner.advantages import assign
+from scope_jax.learner.state import learning_rate
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.play import settings
 from scope_jax.report.collapse import signs
@@ -228,6 +230,16 @@ def test_a_step_that_teaches_a_role_nothing_is_a_sentence() -> None:
     assert unlearned.sentences([*learning, outcome("solver", "a", 0.0, trained=False)]) == []
     (said,) = unlearned.sentences([*learning, *zeros])
     assert "the solver" in said
+
+
+def test_a_cosine_that_has_ended_is_a_sentence() -> None:
+    card = OptimizerSection(learning_rate=1e-5, warmup_steps=1, schedule="cosine", total_steps=9)
+    rates = [float(learning_rate(card, jnp.int32(update))) for update in (0, 8, 9, 40)]
+    said = [unlearned.at_rest({"solver/learning_rate": rate, "solver/loss": 0.0}) for rate in rates]
+    assert said[:2] == [[], []] and said[2] == said[3]
+    assert said[2][0].startswith(
+        "nothing is learned in the update of the solver: its learning rate is 0 from optimizer"
+    )
 
 
 def test_the_report_counts_steps_that_teach_nothing(tmp_path: Path) -> None:
