@@ -78,7 +78,7 @@ def train(
     states, memory, baselines, done, resumed, coming = _begin(trainer, checkpoints, progress.say)
     over = finished(world, memory, done)
     if not resumed:
-        log.check_begun(done, cfg.train.save_every)
+        log.check_begun(done)
     if mirror is not None:
         by_one(mirror.own)  # not before: a start that is refused leaves a running process alone
     log.rewind(done if resumed else None)

@@ -245,6 +245,7 @@ class RunLog:
         self.token_bytes: tokens.TokenBytes | None = None  # None: tokens are not recorded
         self._trackers: Trackers | None = None  # only in the process that writes
         self._close = lambda: None
+        self._save_every = cfg.train.save_every  # the larger one of this process and of the one before
         by_one(lambda: self._open(cfg))
 
     def _open(self, cfg: Config) -> None:
@@ -263,8 +264,9 @@ class RunLog:
         run.mkdir(parents=True, exist_ok=True)
         self._lock()
         if config.is_file() and begun(run):
-            keys = differing(load_card(config), cfg)
-            if keys:
+            before = load_card(config)
+            self._save_every = max(self._save_every, before.train.save_every)
+            if keys := differing(before, cfg):
                 raise RunError(
                     f"the run in {run} was started with different values of {', '.join(keys)}; "
                     "use the same values or another run folder."
@@ -289,13 +291,13 @@ class RunLog:
             self._trackers.close()
         self._close()
 
-    def check_begun(self, done: int, save_every: int) -> None:
+    def check_begun(self, done: int) -> None:
         """Raises RunError if a run that starts after step `done`, as it has no checkpoint, has been so far that one was
         complete: while the next is played one may still be written, but not after that."""
 
         def check() -> None:
             last = max((line["step"] for line in read_lines(self._metrics)), default=done)
-            if last > done + 2 * save_every:
+            if last > done + 2 * self._save_every:
                 raise RunError(
                     f"the run in {self.run} has metrics up to step {last} but no checkpoint; put its checkpoints back, "
                     "or remove the folder to start anew."

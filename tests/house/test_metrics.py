@@ -205,12 +205,17 @@ def test_one_process_at_a_time_and_a_killed_one_leaves_no_lock(cfg: Config, tmp_
 
 def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew(cfg: Config, tmp_path: Path) -> None:
     """While the next checkpoint is played the first one may still be written, so that a kill leaves none."""
-    log = RunLog(tmp_path / "run", cfg)
+    every = {number: override(train={"steps": 99, "save_every": number}) for number in (5, 10)}
+    log = RunLog(tmp_path / "run", every[10])
     for step in range(1, 21):
         log.metrics(step, {"loss": 0.5})
-    log.check_begun(0, 10)
-    log.check_begun(15, 5)  # after step 15 of another run
-    log.metrics(21, {"loss": 0.5})
-    with pytest.raises(RunError, match="has metrics up to step 21 but no checkpoint; put its checkpoints back"):
-        log.check_begun(0, 10)
+    log.check_begun(0)
+    log.close()
+    log = RunLog(tmp_path / "run", every[5])  # the process before still had 10
+    log.check_begun(0)
+    log.close()
+    log = RunLog(tmp_path / "run", every[5])
+    log.check_begun(15)  # after step 15 of another run
+    with pytest.raises(RunError, match="has metrics up to step 20 but no checkpoint; put its checkpoints back"):
+        log.check_begun(0)
     log.close()
