@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +23,7 @@ from scope_jax.errors import writing
 T = TypeVar("T")
 
 _URL = re.compile(r"(gs|s3)://([^/]+)(?:/(.*))?")
+PARTIAL = ".partial"  # suffix of files that this or another process is writing
 THREADS = 4  # objects that are transferred, and held in host memory, at the same time
 RETRIES = {"max_retries": 6, "initial_delay": "500ms", "max_delay": "16s"}  # half a minute or so
 CONTEXT = {"gcs_request_retries": RETRIES, "s3_request_retries": RETRIES}
@@ -116,7 +118,7 @@ class Store:
                 raise FileNotFoundError(f"{self.url}/{name} was deleted while it was read; run the command again.")
             if found.state == "value":
                 path.parent.mkdir(parents=True, exist_ok=True)
-                partial = path.with_name(f"{path.name}.{os.getpid()}.partial")  # other processes may fetch it, too
+                partial = _partial(path)
                 with writing(path):
                     partial.write_bytes(found.value)
                 os.replace(partial, path)
@@ -147,11 +149,18 @@ def fetch(url: str, cache: Path) -> Path:
     known = json.loads(record.read_text("utf-8")) if record.is_file() else {}
     versions = store.download(files, {name: bytes.fromhex(version) for name, version in known.items()})
     for path in [path for path in place.rglob("*") if path.is_file() and path not in files.values()]:
-        path.unlink()  # it was deleted there
-    partial = record.with_name(f"{record.name}.{os.getpid()}.partial")
+        if path.suffix != PARTIAL:
+            path.unlink(missing_ok=True)  # it was deleted there
+    partial = _partial(record)
     partial.write_text(json.dumps({name: version.hex() for name, version in versions.items()}), "utf-8")
     os.replace(partial, record)
     return place
+
+
+def _partial(path: Path) -> Path:
+    """Where a file is written before it gets its name. Other processes may write the same one, also on other hosts that
+    share the folder, where process ids may be equal."""
+    return path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
 
 
 def local_place(url: str, cache: Path) -> Path:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +97,32 @@ def test_a_copy_follows_what_changes_and_reads_nothing_twice(scheme: str, bucket
     assert fetch(url + "/one.jsonl", tmp_path / "other").read_bytes() == b"1"  # a single object
     with pytest.raises(FileNotFoundError, match=f"{url}/three.jsonl does not exist"):
         fetch(url + "/three.jsonl", tmp_path)
+
+
+def test_processes_that_share_the_folder_fetch_at_the_same_time(
+    buckets: Buckets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One finishes while the other is about to give a file its name; in containers, both may have one process id."""
+    store = Store("gs://bucket/model")
+    store.write("config.json", b"{}")
+    store.write("model.safetensors", b"weights")
+    monkeypatch.setattr(os, "getpid", lambda: 7)
+    writing, finished, replace = threading.Event(), threading.Event(), os.replace
+
+    def late(source: Path, target: Path) -> None:
+        if Path(target).name == "model.safetensors" and not writing.is_set():  # the first one waits for the second
+            writing.set()
+            assert finished.wait(30)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", late)
+    with ThreadPoolExecutor(1) as other:
+        first = other.submit(fetch, "gs://bucket/model", tmp_path)
+        assert writing.wait(30)
+        place = fetch("gs://bucket/model", tmp_path)
+        finished.set()
+        assert first.result() == place
+    assert sorted(path.name for path in place.iterdir()) == ["config.json", "model.safetensors"]
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
