@@ -34,6 +34,7 @@ from scope_jax.run.trackers import Trackers
 # Keys that may differ between two processes of one run: they control duration and frequency, not what is computed.
 FREE = (
     "train.steps",
+    "scope.iterations",
     "train.watch",
     "train.save_every",
     "train.keep",

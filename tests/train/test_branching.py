@@ -137,6 +137,10 @@ def test_scope_branches_at_the_end_of_an_iteration(tmp_path: Path, monkeypatch: 
     assert [path.name for path in checkpoint.found(whole / "checkpoints")] == kept
     assert [r["step"] for r in runs.lines(whole, "metrics.jsonl") if "eval/held-out/score" in r] == [0, 3, 6, 9]
 
+    again = tmp_path / "again"  # made longer in its own folder
+    assert run(again, "scope.iterations=2")["steps"] == 6 and run(again)["steps"] == 9
+    same_from(whole, again, 0)
+
     longer = tmp_path / "longer"
     assert run(longer, f"train.origin={whole}@iteration-2", "scope.iterations=4")["steps"] == 12
     assert [path.name for path in checkpoint.found(longer / "checkpoints")] == ["9-iteration-3", "12-iteration-4"]
