@@ -139,7 +139,9 @@ def assemble(cfg: Config, run: Path, part: Part | None = None, tell: Tell | None
     refers to and that is missing or invalid.
     """
     system = game_of(cfg)
-    _check_beginnings(cfg, system)
+    check_policies(cfg, system)
+    for name, folder in cfg.model.policies.items():
+        check_beginning(cfg, name, folder)
     ahead.check(cfg, system)
     system.check_prompts(cfg)
     datasets.disable_progress_bars()  # a run shows its own progress
@@ -150,21 +152,25 @@ def assemble(cfg: Config, run: Path, part: Part | None = None, tell: Tell | None
     return Trainer(replace(world, rows=rows), assemble_learner(cfg, world.model))
 
 
-def _check_beginnings(cfg: Config, system: System) -> None:
-    """Raises ValueError if `model.policies` names an unknown policy, or a model that differs from the base."""
+def check_policies(cfg: Config, system: System) -> None:
+    """Raises ValueError if `model.policies` names an unknown policy."""
     trained = system.policies(cfg)
-    for name, folder in cfg.model.policies.items():
+    for name in cfg.model.policies:
         if name not in trained:
             raise ValueError(f"model.policies names {name!r}, but the card trains {', '.join(trained)}; correct it.")
-        if cfg.model.adapter is not None:
-            check_folder(folder, cfg.model.adapter, name)
-            continue
-        base, given = vars(weights.load_config(cfg.model.checkpoint)), vars(weights.load_config(folder))
-        if differing := [key for key in base if base[key] != given[key]]:
-            raise ValueError(
-                f"the model in {folder}, from which {name} starts, differs from the base in {cfg.model.checkpoint} in "
-                f"{', '.join(differing)}; all policies must have the base's architecture."
-            )
+
+
+def check_beginning(cfg: Config, name: str, folder: str) -> None:
+    """Raises ValueError if the policy `name` starts from a model that differs from the base."""
+    if cfg.model.adapter is not None:
+        check_folder(folder, cfg.model.adapter, name)
+        return
+    base, given = vars(weights.load_config(cfg.model.checkpoint)), vars(weights.load_config(folder))
+    if differing := [key for key in base if base[key] != given[key]]:
+        raise ValueError(
+            f"the model in {folder}, from which {name} starts, differs from the base in {cfg.model.checkpoint} in "
+            f"{', '.join(differing)}; all policies must have the base's architecture."
+        )
 
 
 def assemble_world(

@@ -20,13 +20,14 @@ from retrieval.rows import Row
 from scope_jax.config import GAMES, Config, EvalSet
 from scope_jax.data import sources
 from scope_jax.data.sources import Source
-from scope_jax.errors import is_users, sentence
+from scope_jax.errors import UserError, is_users, sentence
 from scope_jax.play import exams
 from scope_jax.play.exams import Exam
 from scope_jax.play.judge_client import JudgeClient
 from scope_jax.play.turns import Joiner
+from scope_jax.run import ahead
 from scope_jax.run.adapters import adapter_of
-from scope_jax.run.assemble import joiner_of
+from scope_jax.run.assemble import check_beginning, check_policies, joiner_of
 from scope_jax.run.rendering import Rendered, RenderingTools, first_prompts
 from scope_jax.run.searches import probe
 from scope_jax.systems import game_of
@@ -55,7 +56,7 @@ def check(cfg: Config, left: Collection[str] = ()) -> Iterator[Finding]:
     there = _tokenizer_folder(cfg) not in left
     checks: list[tuple[str, Callable[[], str]]] = [
         ("game", lambda: _game(cfg)),
-        *((f"model {one}", lambda one=one: _model(cfg, one)) for one in _models(cfg) if one not in left),
+        *((f"model {one}", lambda one=one: _model(cfg, one, left)) for one in _models(cfg) if one not in left),
         *([("tokenizer and template", lambda: _tokenizer(cfg, loaded()[0]))] if there else []),
         ("prompts", lambda: _prompts(cfg)),
         ("data", lambda: _data(cfg)),
@@ -81,7 +82,7 @@ def _found(name: str, open_it: Callable[[], str]) -> Finding | None:
     """What was found, or what is wrong; None if there is nothing to say."""
     try:
         found = open_it()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, UserError) as error:
         if not is_users(error):
             raise
         return Finding(name, sentence(error), True)
@@ -91,6 +92,8 @@ def _found(name: str, open_it: Callable[[], str]) -> Finding | None:
 def _game(cfg: Config) -> str:
     game = game_of(cfg)
     game.updates(cfg)  # reads the table of a game of one's own
+    check_policies(cfg, game)
+    ahead.check(cfg, game)
     return f"{cfg.system}, which trains {', '.join(game.policies(cfg))}"
 
 
@@ -98,8 +101,12 @@ def _models(cfg: Config) -> list[str]:
     return list(dict.fromkeys([cfg.model.checkpoint, *cfg.model.policies.values()]))
 
 
-def _model(cfg: Config, folder: str) -> str:
-    """Names, shapes and dtypes of the tensors; of the orbax layout the sizes of its files, of an adapter its values."""
+def _model(cfg: Config, folder: str, left: Collection[str]) -> str:
+    """Names, shapes and dtypes of the tensors; of the orbax layout the sizes of its files, of an adapter its values.
+    Where a policy starts from it, it must be like the base."""
+    for name, start in cfg.model.policies.items():
+        if start == folder and cfg.model.checkpoint not in left and Path(cfg.model.checkpoint).is_dir():
+            check_beginning(cfg, name, folder)
     if peft.is_adapter(folder):
         contents, adapter = peft.load_config(folder), adapter_of(cfg.model.adapter)
         if adapter is not None and Path(cfg.model.checkpoint).is_dir():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -28,6 +29,24 @@ def test_a_config_of_another_width_is_reported(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config | {"vocab_size": config["vocab_size"] + 1}))
     found = finding(folder)
     assert found.wrong and "but config.json requires" in found.text
+
+
+def test_what_a_start_would_refuse_is_reported(tmp_path: Path) -> None:
+    def wrong(*overrides: str) -> list[str]:
+        cfg = load_card(ROOT / "configs" / "ssp" / "atlas.toml", overrides)
+        early = itertools.takewhile(lambda found: found.name != "prompts", checking.check(cfg))
+        return [f"{found.name}: {found.text}" for found in early if found.wrong]
+
+    assert wrong() == []
+    (said,) = wrong(f"model.policies={{nobody='{BASE}'}}")
+    assert said == "game: model.policies names 'nobody', but the card trains actor; correct it."
+    (said,) = wrong("train.one_step_off_policy=true", "rollout.devices=1")
+    assert "its loss does not correct for that; set rollout_cap there" in said
+    other = Path(shutil.copytree(BASE, tmp_path / "other"))
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
+    (said,) = wrong(f"model.policies={{actor='{other}'}}")
+    assert said.startswith(f"model {other}: the model in {other}, from which actor starts, differs from the base")
 
 
 def test_an_orbax_file_cut_short_is_reported(tmp_path: Path) -> None:
