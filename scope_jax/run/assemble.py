@@ -173,6 +173,15 @@ def check_beginning(cfg: Config, name: str, folder: str) -> None:
         )
 
 
+def check_vocabulary(tokenizer: Tokenizer, model: ModelConfig, checkpoint: str) -> None:
+    """Raises ValueError if the model in `checkpoint` lacks embeddings of the tokenizer's tokens."""
+    if tokenizer.vocab_size > model.vocab_size:
+        raise ValueError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens but the model in {checkpoint} has only "
+            f"{model.vocab_size} embeddings; use the model's own tokenizer."
+        )
+
+
 def assemble_world(
     cfg: Config,
     run: Path,
@@ -193,11 +202,7 @@ def assemble_world(
     exams.check_prompts(cfg, exam, held_out)
     model = weights.load_config(checkpoint)
     tokenizer = Tokenizer.load(cfg.model.tokenizer or checkpoint, cfg.model.chat_template)
-    if tokenizer.vocab_size > model.vocab_size:
-        raise ValueError(
-            f"the tokenizer has {tokenizer.vocab_size} tokens but the model in {checkpoint} has only "
-            f"{model.vocab_size} embeddings; use the model's own tokenizer."
-        )
+    check_vocabulary(tokenizer, model, checkpoint)
     joiner = joiner_of(cfg, system, tokenizer)
     clients = {name: JudgeClient(card, teller(tell)) for name, card in judges.items()}
     for name, card in judges.items():

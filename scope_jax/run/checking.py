@@ -27,7 +27,7 @@ from scope_jax.play.judge_client import JudgeClient
 from scope_jax.play.turns import Joiner
 from scope_jax.run import ahead
 from scope_jax.run.adapters import adapter_of
-from scope_jax.run.assemble import check_beginning, check_policies, joiner_of
+from scope_jax.run.assemble import check_beginning, check_policies, check_vocabulary, joiner_of
 from scope_jax.run.rendering import Rendered, RenderingTools, first_prompts
 from scope_jax.run.searches import probe
 from scope_jax.systems import game_of
@@ -57,7 +57,7 @@ def check(cfg: Config, left: Collection[str] = ()) -> Iterator[Finding]:
     checks: list[tuple[str, Callable[[], str]]] = [
         ("game", lambda: _game(cfg)),
         *((f"model {one}", lambda one=one: _model(cfg, one, left)) for one in _models(cfg) if one not in left),
-        *([("tokenizer and template", lambda: _tokenizer(cfg, loaded()[0]))] if there else []),
+        *([("tokenizer and template", lambda: _tokenizer(cfg, loaded()[0], left))] if there else []),
         ("prompts", lambda: _prompts(cfg)),
         ("data", lambda: _data(cfg)),
         *((f"exam {one.name}", lambda one=one: _exam(cfg, one)) for one in cfg.evaluate.sets),
@@ -105,7 +105,7 @@ def _model(cfg: Config, folder: str, left: Collection[str]) -> str:
     """Names, shapes and dtypes of the tensors; of the orbax layout the sizes of its files, of an adapter its values.
     Where a policy starts from it, it must be like the base."""
     for name, start in cfg.model.policies.items():
-        if start == folder and cfg.model.checkpoint not in left and Path(cfg.model.checkpoint).is_dir():
+        if start == folder and _base_is_here(cfg, left):
             check_beginning(cfg, name, folder)
     if peft.is_adapter(folder):
         contents, adapter = peft.load_config(folder), adapter_of(cfg.model.adapter)
@@ -123,6 +123,10 @@ def _model(cfg: Config, folder: str, left: Collection[str]) -> str:
         return f"{model.architecture}, {model.num_layers} layers, {len(stored.names)} tensors"
 
 
+def _base_is_here(cfg: Config, left: Collection[str]) -> bool:
+    return cfg.model.checkpoint not in left and Path(cfg.model.checkpoint).is_dir()
+
+
 def _tokenizer_folder(cfg: Config) -> str:
     return cfg.model.tokenizer or cfg.model.checkpoint
 
@@ -132,7 +136,9 @@ def _loaded(cfg: Config) -> tuple[Tokenizer, Joiner]:
     return tokenizer, joiner_of(cfg, game_of(cfg), tokenizer)
 
 
-def _tokenizer(cfg: Config, tokenizer: Tokenizer) -> str:
+def _tokenizer(cfg: Config, tokenizer: Tokenizer, left: Collection[str]) -> str:
+    if _base_is_here(cfg, left):
+        check_vocabulary(tokenizer, weights.load_config(cfg.model.checkpoint), cfg.model.checkpoint)
     if cfg.system in GAMES:
         tokenizer.encode_chat([{"role": "user", "content": "?"}])  # raises without a template
     return f"{tokenizer.vocab_size} tokens, turns as {cfg.model.turns}, searches as {cfg.model.dialect}"

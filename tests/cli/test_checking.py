@@ -42,6 +42,8 @@ def test_what_a_start_would_refuse_is_reported(tmp_path: Path) -> None:
     assert said == "game: model.policies names 'nobody', but the card trains actor; correct it."
     (said,) = wrong("train.one_step_off_policy=true", "rollout.devices=1")
     assert "its loss does not correct for that; set rollout_cap there" in said
+    (said,) = wrong(f"model.tokenizer={ROOT / 'assets' / 'atlas' / 'scope' / 'base'}")
+    assert said.startswith("tokenizer and template: the tokenizer has 1266 tokens but the model")
     other = Path(shutil.copytree(BASE, tmp_path / "other"))
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
