@@ -118,11 +118,16 @@ def _check_game(cfg: Config, place: Path) -> Config:
 def start(trainer: Trainer) -> tuple[States, Memory, int]:
     """Like `Trainer.start`, for a run that starts from the state of the card's origin.
 
-    Raises CheckpointError for a damaged checkpoint, or one of another model.
+    Raises CheckpointError for a checkpoint that is gone or damaged, or one of another model.
     """
     cfg, system = trainer.world.cfg, trainer.world.system
     place = Path(cfg.train.origin or "")
     before = _check_game(cfg, place)
+    if not by_one(place.is_dir):
+        raise CheckpointError(
+            f"{place}, from which this run starts, is gone, as its run keeps only train.keep checkpoints; start a new "
+            "run from another one."
+        )
     targets = {name: state.replace(ref_params=None) for name, state in trainer.targets().items()}
     saved = load(place, targets)
     check_base(saved, by_one(lambda: base_digest(cfg)), cfg.model.checkpoint)

@@ -229,13 +229,21 @@ def test_an_origin_in_the_checkout_stays_the_same_while_its_run_goes_on(
     RunLog(branch, branching.settled(cfg, branch)).close()
 
 
-def test_another_model_gives_one_clear_error(tmp_path: Path) -> None:
+def test_an_origin_that_cannot_be_used_gives_one_clear_error(tmp_path: Path) -> None:
+    """One of another model; and one that its run has deleted since, so that the same command finds it no more."""
     other = fabricated(tmp_path / "other", "ssp/atlas.toml")
     words = ["train", str(CARDS / "ssp" / "atlas.toml"), "--run", str(tmp_path / "run"), "--from", f"{other}@2"]
-    result = CliRunner().invoke(app, [*words, "--set", "evaluate.sets=[]"])
-    assert result.exit_code == 2
-    (said,) = [line for line in result.stderr.splitlines() if line.startswith("scope-jax: ")]
+
+    def refused() -> str:
+        result = CliRunner().invoke(app, [*words, "--set", "evaluate.sets=[]"])
+        assert result.exit_code == 2
+        (said,) = [line for line in result.stderr.splitlines() if line.startswith("scope-jax: ")]
+        return said
+
+    said = refused()
     assert f"the checkpoint {other}/checkpoints/2 has no " in said and "it belongs to another game or model" in said
+    shutil.rmtree(other / "checkpoints" / "2")
+    assert f"{other}/checkpoints/2, from which this run starts, is gone" in refused()
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
