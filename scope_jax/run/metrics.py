@@ -148,8 +148,10 @@ def as_toml(table: Mapping[str, Any]) -> str:
 
 
 def to_toml(cfg: Config) -> str:
-    """The whole config as a card that may be read with another checkout."""
-    return as_toml(_movable(cfg, Path.exists))
+    """The config as a card that may be read with another checkout, without the tables of other games, whose defaults
+    may be others there."""
+    others = [game for game in GAMES if cfg.system in GAMES and game != cfg.system]
+    return as_toml({key: value for key, value in _movable(cfg, Path.exists).items() if key not in others})
 
 
 # -------------------------------------------------------------------------------------------------------------- log

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +48,12 @@ def test_the_written_config_is_a_card_with_the_same_values(cfg: Config, tmp_path
     again = load_card(tmp_path / "run" / "config.toml")
     assert again == cfg
     assert fingerprint(again) == fingerprint(cfg)
+
+
+def test_the_written_config_has_no_tables_of_other_games(cfg: Config) -> None:
+    """Their defaults may be others in another version, and a card with values there is refused."""
+    assert {"ssp", "model", "train"} <= tomllib.loads(to_toml(cfg)).keys()
+    assert not {"scope", "spice", "spell", "score"} & tomllib.loads(to_toml(cfg)).keys()
 
 
 def test_every_default_survives_the_written_config(tmp_path: Path) -> None:

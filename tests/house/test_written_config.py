@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from scope_jax.config import CardError, Config, load_card, parse_config
+from scope_jax.config import GAMES, CardError, Config, load_card, parse_config
 from scope_jax.run.metrics import differing, fingerprint, to_toml
 from tests.house.test_bounds import nodes
 
@@ -45,8 +45,10 @@ def put(table: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 @st.composite
 def changed_cards(draw: st.DrawFn) -> dict[str, Any]:
     """An Atlas card with a few random changes allowed by the schema, and arbitrary strings for string keys."""
-    table = CARDS[draw(st.sampled_from(sorted(CARDS)))]
-    for path, node in draw(st.lists(st.sampled_from(LEAVES), max_size=4)):
+    game = draw(st.sampled_from(sorted(CARDS)))
+    table, unread = CARDS[game], {*GAMES} - {game}
+    leaves = [(path, node) for path, node in LEAVES if path.partition(".")[0] not in unread]
+    for path, node in draw(st.lists(st.sampled_from(leaves), max_size=4)):
         table = put(table, path, draw(value_of(node)))
     kwargs = st.dictionaries(TEXT, st.one_of(st.booleans(), st.integers(), TEXT), max_size=3)
     table = put(table, "model.chat_template_kwargs", draw(kwargs))
