@@ -170,6 +170,8 @@ class Joiner:
                 text, kept = response, None
             else:
                 text, kept = response.text, self._kept(turns[-1], response.end)
+            if kept is None and self.mode == "chat" and not self._closed(messages, turns[-1], text):
+                kept = self._covering(turns[-1], len(turns[-1].text))
             if kept is not None:
                 turns = (*turns[:-1], turns[-1].first(kept, self.tokenizer.decode))
             if self.mode == "raw":
@@ -182,13 +184,24 @@ class Joiner:
 
     def _kept(self, turn: Turn, end: int) -> int | None:
         """How many tokens of a turn cover the first `end` characters of its text; None if nothing has to be dropped."""
+        count = self._covering(turn, end)
+        ended = turn.finish == "eos" and self.mode != "raw"
+        return None if count == len(turn.ids) - ended else count
+
+    def _covering(self, turn: Turn, end: int) -> int:
+        """The least number of tokens of a turn whose text has its first `end` characters."""
         ids, head = turn.ids.tolist(), turn.text[:end]
         index = bisect_left(
             range(1, len(ids)), True, key=lambda count: self.tokenizer.decode(ids[:count]).startswith(head)
         )
-        count = index + 1
-        ended = turn.finish == "eos" and self.mode != "raw"
-        return None if count == len(ids) - ended else count
+        return index + 1
+
+    def _closed(self, messages: Messages, turn: Turn, text: str) -> bool:
+        """False if a turn ended with a string (`model.stop`) that is not the template's end of a message."""
+        if turn.finish != "eos" or int(turn.ids[-1]) in self.tokenizer.eos_ids:
+            return True
+        string = turn.ids[self._covering(turn, len(turn.text)) :].tolist()
+        return string == list(self.glue(messages, self.dialect.message(text))[:1])
 
     def glue(self, messages: Messages, message: Mapping[str, str]) -> list[int]:
         """Ids from the end of the policy's message up to the start of its next one, with `message` in between.
@@ -208,10 +221,12 @@ class Joiner:
     def _after(self, messages: Messages, turn: Turn, message: Mapping[str, str]) -> list[int]:
         """The glue after a turn; an end token sampled by the policy is kept in place of the template's.
 
-        Llama 3.1 has several end tokens, and ends a call with a different one than an answer.
+        Llama 3.1 has several end tokens, and ends a call with a different one than an answer. The template's may be
+        none of the tokenizer's, as in Qwen's base models; then a turn ends with it by `model.stop`.
         """
         ids = self.glue(messages, message)
-        return ids[1:] if turn.finish == "eos" and ids[0] in self.tokenizer.eos_ids else ids
+        ended = turn.finish == "eos" and (ids[0] in self.tokenizer.eos_ids or ids[0] == int(turn.ids[-1]))
+        return ids[1:] if ended else ids
 
     def _rerendered(self, messages: Messages, turns: Sequence[Turn], text: str) -> list[int]:
         """The prompt of the next turn: the conversation so far without thinking, with `text` as its last message."""

@@ -7,7 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rollouts.types import Continuation, Restart, Turn
+from rollouts.scripted import ScriptedRollouts
+from rollouts.types import Continuation, Request, Restart, SamplingParams, Turn
+from scope_jax.play import searching
 from scope_jax.play.turns import Cut, Joiner
 from scope_jax.systems import ssp
 from scope_jax.text import dialects, parsing
@@ -84,6 +86,35 @@ def test_an_end_token_sampled_by_the_policy_is_kept():
         said = Turn("sampled", ids, np.zeros(2, np.float32), "x", finish)
         reply = joiner.responder(lambda turns: "R", Messages("P"))((said,))
         assert reply == Continuation(glue or [EOS, *CODEC.encode(f"{USER}R{END}{ASSISTANT}")], "R")
+
+
+class OtherEnd(Characters):
+    """A template that ends messages with a token of its own, not with an end token of the vocabulary."""
+
+    def encode_chat(self, messages, add_generation_prompt=True, **options):
+        return [4 if id == EOS else id for id in super().encode_chat(messages, add_generation_prompt, **options)]
+
+    def continuation(self, *messages, **options):
+        return [4 if id == EOS else id for id in super().continuation(*messages, **options)]
+
+
+@pytest.mark.parametrize(("stop", "kept"), [("\x04", "\x04"), ("User:", "")])
+def test_a_turn_that_ended_with_a_string_has_one_end(stop: str, kept: str):
+    """The string stays if it is the template's end of a message; otherwise it is dropped for the template's."""
+    codec, dialect = OtherEnd(), dialects.load("xml")
+    respond = searching.responder(
+        lambda queries: ["R"] * len(queries), dialect, ("answer",), first_only=True, end_token_ends=False, malformed="?"
+    )
+    texts = [f"<search>a</search>{stop}", f"<search>{stop}", "<answer>b</answer>"]
+    ids = Joiner("chat", codec, dialect).prompt(Messages("P"))
+    params = SamplingParams(1.0, 0, 1.0, 99, ("</answer>",), codec.eos_ids, True, ends=(stop,))
+    reply = Joiner("chat", codec, dialect).responder(respond, Messages("P"))
+    script = ScriptedRollouts(lambda prompt, turns: texts[len(turns) // 2], codec, max_length=999)
+    (completion,) = script.run([Request(ids, params, None, None, 5, reply)])
+    said = f"<search>a</search>\x04{USER}{dialect.observation(['R'])}\x04{ASSISTANT}<search>\x04{USER}?\x04{ASSISTANT}"
+    assert codec.decode(completion.ids_T) == said + texts[2]
+    ends = [place for place, text in enumerate(said) if text == "\x04"]
+    assert completion.sampled_T[ends].tolist() == [bool(kept), False] * 2
 
 
 class Pairs(Characters):
