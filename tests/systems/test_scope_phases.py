@@ -106,6 +106,29 @@ def test_task_generation_ends_at_its_limit_and_without_tasks_the_iteration_ends(
     assert [stage for _, stage, *_ in none] == ["challenger", "tasks", "tasks"] * 2
 
 
+@pytest.mark.parametrize(
+    ("stage", "place", "tasks", "after"),
+    [
+        ("challenger", 1, 0, ("challenger", 1, 1)),
+        ("challenger", 2, 0, ("tasks", 0, 1)),
+        ("challenger", 3, 0, ("tasks", 0, 1)),
+        ("tasks", 3, 0, ("tasks", 3, 1)),
+        ("tasks", 1, 2, ("solver", 0, 1)),
+        ("tasks", 4, 1, ("solver", 0, 1)),
+        ("tasks", 4, 0, ("challenger", 0, 2)),
+        ("solver", 1, 2, ("solver", 1, 1)),
+        ("solver", 2, 2, ("challenger", 0, 2)),
+    ],
+)
+def test_a_stage_that_is_complete_under_another_card_ends(stage: str, place: int, tasks: int, after: tuple):
+    before = card(steps_per_iteration=5, max_batches=9, target_tasks=9)
+    shorter = card(steps_per_iteration=2, max_batches=4, target_tasks=2)
+    memory = phases.first(before) | {"stage": stage, "place": place, "drawn": 7, "tasks": ["t"] * tasks}
+    adopted = scope.adopt(shorter, memory, before)
+    assert (adopted["stage"], adopted["place"], adopted["iteration"], adopted["drawn"]) == (*after, 7)
+    assert scope.adopt(before, memory, before) == memory
+
+
 def test_with_curated_prompts_only_the_solver_is_trained():
     cfg = card(mode="curated", steps_per_iteration=2, iterations=2, solver_batch=3)
     memory = scope.start(cfg)

@@ -33,11 +33,11 @@ def challenger_frozen(cfg: Config, iteration: int) -> bool:
 
 def adopted(cfg: Config, memory: Memory, before: Config) -> Memory:
     """Converts the memory of a run with card `before` for a run with `cfg`: an iteration that has not begun is set up
-    again by `cfg`; one in progress continues in its stage."""
+    again by `cfg`; one in progress continues in its stage, unless that is already complete under `cfg`."""
     iteration = memory["iteration"]
     opened = _opened(before, iteration)
     not_begun = all(memory[key] == value for key, value in opened.items())
-    return memory | _opened(cfg, iteration) if not_begun else memory
+    return memory | _opened(cfg, iteration) if not_begun else _moved_on(cfg, memory)
 
 
 def rows_needed(cfg: Config, memory: Memory) -> int:
@@ -49,31 +49,36 @@ def rows_needed(cfg: Config, memory: Memory) -> int:
 
 
 def advance(cfg: Config, memory: Memory, *, drawn: int, tasks: list[Any], measured: list[float]) -> Memory:
-    """The memory after a step that used `drawn` rows, added `tasks` and measured the solver's mean scores `measured`.
+    """The memory after a step that used `drawn` rows, added `tasks` and measured the solver's mean scores."""
+    after = memory | {
+        "drawn": memory["drawn"] + drawn,
+        "place": memory["place"] + 1,
+        "tasks": memory["tasks"] + tasks,
+        "measured": memory["measured"] + measured,
+    }
+    return _moved_on(cfg, after)
+
+
+def _moved_on(cfg: Config, memory: Memory) -> Memory:
+    """The memory at the start of the next stage, if the current one is complete.
 
     Task generation ends when the target or the maximum number of batches is reached. If it has found no task, the
     iteration ends without solver steps.
     """
-    card = cfg.scope
-    place = memory["place"] + 1
-    after = memory | {
-        "drawn": memory["drawn"] + drawn,
-        "place": place,
-        "tasks": (memory["tasks"] + tasks)[: card.target_tasks],
-        "measured": memory["measured"] + measured,
-    }
+    card, place = cfg.scope, memory["place"]
     match memory["stage"]:
         case "challenger":
-            return after | {"stage": "tasks", "place": 0} if place == card.steps_per_iteration else after
+            return memory | {"stage": "tasks", "place": 0} if place >= card.steps_per_iteration else memory
         case "tasks":
-            if len(after["tasks"]) < card.target_tasks and place < card.max_batches:
-                return after
-            if after["tasks"]:
-                return after | {"stage": "solver", "place": 0}
+            memory = memory | {"tasks": memory["tasks"][: card.target_tasks]}
+            if len(memory["tasks"]) < card.target_tasks and place < card.max_batches:
+                return memory
+            if memory["tasks"]:
+                return memory | {"stage": "solver", "place": 0}
         case _:
             if place < card.steps_per_iteration:
-                return after
-    return after | _opened(cfg, memory["iteration"] + 1)
+                return memory
+    return memory | _opened(cfg, memory["iteration"] + 1)
 
 
 def sampled_tasks(cfg: Config, memory: Memory) -> list[Any]:
