@@ -46,17 +46,36 @@ def test_prompts_that_are_too_long_are_not_played_and_counted():
     assert metrics["proposer/prompt_too_long"] == 1 and "proposer/cut_off" not in metrics
     assert metrics["rejected/no_question"] == 1 and metrics["slots/dummy"] == 1
     assert all(not e.datums[0].sampled_T.any() and e.reward == 0 for e in harness.episodes_of(episodes, "proposer"))
-    _, metrics = step_of_ssp(solver={"max_prompt_tokens": 100}, verify="off")
-    assert metrics["solver/prompt_too_long"] == 1 and metrics["proposer/prompt_too_long"] == 0
+
+
+def test_a_question_that_the_solver_cannot_be_asked_earns_nothing():
+    """Also without verification: unanswered, it would earn the proposer 1."""
+    lengths = {}
+    for item in range(4):
+        question = harness.question_about(item)
+        lengths[question] = len(ssp.instructions.for_solver(harness.card(), question).text)
+    limit = max(lengths.values()) - 1
+    episodes, metrics = step_of_ssp(solver={"max_prompt_tokens": limit}, verify="off", fill="dummy")
+    long = {question for question, tokens in lengths.items() if tokens > limit}
+    rewards = {e.text["question"]: e.reward for e in harness.episodes_of(episodes, "proposer")}
+    assert 0 < len(long) < 4 and rewards == {question: 0 if question in long else 0.5 for question in lengths}
+    assert {e.text["rejected"] for e in harness.episodes_of(episodes, "proposer")} == {"", "too_long"}
+    assert metrics["rejected/too_long"] == metrics["slots/dummy"] == len(long) / 4
+    assert metrics["solver/prompt_too_long"] == 0
 
 
 def test_verification_prompts_have_the_solvers_limit():
     """The solver does the verification, so its prompt may be as long as the solver's."""
-    tools = harness.world()
-    _, _, metrics = play_step(ssp, harness.card(), tools, {"pool": []}, harness.ITEMS, 0)
+
+    def played(**roles):
+        tools = harness.world()
+        tools.results = {river: f"{text} {'It is long. ' * 40}" for river, text in harness.RESULTS.items()}
+        return tools, play_step(ssp, harness.card(**roles), tools, {"pool": []}, harness.ITEMS, 0)[2]
+
+    tools, metrics = played()
     lengths = sorted(len(text) for (role, _), text in tools.prompts.items() if role == "verify")
     assert metrics["rejected/materials_too_long"] == 0 and lengths[0] < lengths[-1]
-    _, metrics = step_of_ssp(solver={"max_prompt_tokens": lengths[-1] - 1})
+    _, metrics = played(solver={"max_prompt_tokens": lengths[-1] - 1})
     assert metrics["rejected/materials_too_long"] == lengths.count(lengths[-1]) / len(lengths)
 
 

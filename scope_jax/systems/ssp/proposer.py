@@ -54,8 +54,16 @@ def propose(cfg: Config, tools: Tools, slots: Sequence[Slot], step: int, attempt
     proposals = []
     for place, (slot, completion) in enumerate(zip(slots, completions, strict=True)):
         question, reason = rules.apply(cfg, completion, slot.golds)
+        if not reason and _exceeds_the_solver(cfg, tools, question or ""):
+            reason = "too_long"
         proposals.append(Proposal(slot, attempt, prompts[place // samples].messages, completion, question, reason))
     return proposals
+
+
+def _exceeds_the_solver(cfg: Config, tools: Tools, question: str) -> bool:
+    """True if the solver's prompt with a question would not be sampled, for which the proposer would earn 1."""
+    tokens = len(tools.encode_prompt(instructions.for_solver(cfg, question)))
+    return tokens > cfg.ssp.solver.max_prompt_tokens or tokens >= cfg.rollout.max_length
 
 
 def reward_proposer(

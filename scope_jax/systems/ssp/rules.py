@@ -16,7 +16,7 @@ REASONS = (
     "no_search",
     "no_materials",  # no search found anything
     "too_short",
-    "too_long",
+    "too_long",  # the question, or the solver's prompt with it
     "contains_answer",
     "too_few_searches",
     "repeated_search",
