@@ -91,13 +91,25 @@ def test_the_pool_may_be_narrowed_and_a_harness_is_plain_data():
         score.start(card(harness={"k": 11}))
 
 
-def test_another_card_adopts_a_harness_that_is_valid_for_it():
+def test_another_card_adopts_a_harness_that_was_refreshed_and_is_valid_for_it():
     cfg, memory = card(), score.start(card())
-    memory["harness"]["value"]["dimension_constraints"]["k"] = 5
+    memory["scheduler"]["step"] = 7
+    memory["harness"] |= {"value": changed("dimension_constraints", "k", to=5), "by": "rules", "since": 5}
     assert score.adopt(cfg, memory, cfg) == memory
+    assert score.adopt(card(harness={"k": 4}), memory, cfg) == memory
     few = card(dimensions=dict.fromkeys([*NAMES[1:3], *NAMES[6:]], ""))
     adopted = score.adopt(few, memory, cfg)
     assert adopted["harness"]["value"]["dimension_constraints"]["k"] == 3
+    assert (adopted["harness"]["by"], adopted["harness"]["since"]) == ("card", 7)
+
+
+def test_another_card_replaces_the_harness_of_the_first_one():
+    cfg, memory = card(), score.start(card())
+    memory["scheduler"]["step"] = 7
+    assert score.adopt(cfg, memory, cfg) == memory
+    for other in (card(harness={"k": 4}), card(dimensions={"depth": "it goes into depth"})):
+        adopted = score.adopt(other, memory, cfg)
+        assert adopted["harness"] == score.start(other)["harness"] | {"since": 7}
 
 
 # ----------------------------------------------------------------------------------------------------- external model

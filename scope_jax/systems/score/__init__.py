@@ -126,8 +126,9 @@ def start(cfg: Config) -> Memory:
 
 
 def adopt(cfg: Config, memory: Memory, before: Config) -> Memory:
-    """The memory of the other run; its harness is replaced by this card's if it is not valid here."""
-    return {**memory, "harness": harness.adopted(cfg, memory["harness"])}
+    """The memory of the other run; its harness is replaced by this card's if it is of the other card, or not valid
+    here."""
+    return {**memory, "harness": harness.adopted(cfg, memory["harness"], memory["scheduler"]["step"])}
 
 
 def updates(cfg: Config) -> tuple[Update, ...]:

@@ -149,10 +149,18 @@ def initial_state(cfg: Config) -> dict[str, Any]:
     return {"value": default(cfg).plain(), "by": "card", "since": 0, "refreshed": 0, "invalid": 0}
 
 
-def adopted(cfg: Config, state: Mapping[str, Any]) -> dict[str, Any]:
-    """The harness part of another run's memory, with the card's default where its harness is not valid here."""
+def adopted(cfg: Config, state: Mapping[str, Any], steps: int) -> dict[str, Any]:
+    """The harness part of another run's memory after `steps` steps, with the card's default in place of the other
+    card's, and of a harness that is not valid here."""
+    own = default(cfg).plain()
+    if own == state["value"] or (state["by"] != "card" and _valid(cfg, state["value"])):
+        return dict(state)
+    return {**state, "value": own, "by": "card", "since": steps}
+
+
+def _valid(cfg: Config, value: Any) -> bool:
     try:
-        checked(cfg, state["value"])
+        checked(cfg, value)
     except HarnessError:
-        return {**state, "value": default(cfg).plain(), "by": "card"}
-    return dict(state)
+        return False
+    return True
