@@ -59,6 +59,13 @@ def test_a_wrong_variable_in_any_prompt_is_found(game: str, tmp_path: Path) -> N
         assert name in unused or said[name].startswith("FILE: unknown variable {misspelled}"), (name, said[name])
 
 
+def test_the_judges_prompt_of_ssp_is_checked_for_every_grader_that_asks_it(tmp_path: Path) -> None:
+    for grader, wanted in (("exact-match-then-judge", True), ("judge", True), ("exact-match", False)):
+        prompts = f"ssp.prompts={ROOT / 'scope_jax' / 'prompts' / 'ssp'}"
+        cfg = load_card(ROOT / "configs" / "ssp" / "atlas.toml", [prompts, *JUDGE, f"ssp.grader={grader}"])
+        assert bool(broken("ssp", tmp_path / grader, "judge.txt", cfg)) == wanted
+
+
 def test_a_missing_variable_is_a_finding_of_check(tmp_path: Path) -> None:
     cfg = card_of("ssp")
     shutil.copytree(ROOT / "scope_jax" / "prompts" / "ssp", tmp_path / "prompts")

@@ -48,5 +48,5 @@ def check_prompts(cfg: Config) -> None:
     for_solver(cfg, "")
     if cfg.ssp.verify != "off":
         for_verification(cfg, "", "")
-    if cfg.ssp.grader == "judge":
+    if cfg.ssp.grader != "exact-match":
         grading.prompt(cfg.ssp.prompts)
