@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from scope_jax.config import GAMES
 from scope_jax.play.system import System
 from scope_jax.systems import SYSTEMS, scope, score, spell, spice, ssp
 from scope_jax.systems.ssp import rules
+from scope_jax.systems.ssp.records import Slot
 from scope_jax.text import parsing
 from tests.systems.harness import (
     EOS,
@@ -158,6 +161,15 @@ def test_prompts_carry_question_answer_count_and_examples():
     assert tools.options["proposer"]["stop"] == ("</search>", "</question>")
     assert tools.options["solver"]["stop"] == ("</search>", "</answer>")
     assert tools.options["verify"] == {"temperature": 1.0, "max_tokens": 512, "stop": ()}
+
+
+def test_blank_lines_between_the_examples_are_no_examples(tmp_path: Path):
+    shutil.copytree(card().ssp.prompts, tmp_path / "own")
+    (tmp_path / "own" / "examples.txt").write_text("Who?\n\nWhen?\n  \n\nWhere?\n", encoding="utf-8")
+    for item in range(9):
+        slot = Slot(item, item, ("Paris",), 1)
+        shown = ssp.instructions.for_proposer(card(prompts=str(tmp_path / "own")), slot, 0)
+        assert sorted(re.findall(r"Question \d: (.*)", shown.user)) == ["When?", "Where?", "Who?"]
 
 
 def test_the_required_number_of_searches_depends_on_seed_step_and_place():

@@ -25,7 +25,8 @@ def for_proposer(cfg: Config, slot: Slot, step: int) -> Messages:
     template = prompting.searcher_template(cfg, cfg.ssp.prompts, "proposer", known, ("answer",))
     values: dict[str, Any] = {"answer": shown(cfg, slot.golds[0]), "n": slot.searches}
     if wanted := [name for name in EXAMPLES if name in templates.variables(template.text)]:
-        lines = templates.load(cfg.ssp.prompts, "examples", known=(), required=()).splitlines()
+        text = templates.load(cfg.ssp.prompts, "examples", known=(), required=())
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
         order = rng("ssp examples", cfg.seed, step, slot.item).permutation(len(lines))
         values |= {name: lines[order[place % len(lines)]] for place, name in enumerate(wanted)}
     return templates.fill_messages(template, values | prompting.search_syntax(cfg))
