@@ -92,6 +92,13 @@ def test_the_first_broken_rule_is_the_reason(turns: list[str], options: dict[str
     assert rejected(turns, **options) == reason
 
 
+def test_white_space_does_not_hide_the_answer_in_a_question():
+    for gold in ("New York", "New York\n", " new  york"):
+        assert rules.reveals("Which river flows past\nNew\nYork City?", (gold,))
+        assert not rules.reveals("Which river flows past the newest York?", (gold,))
+    assert not rules.reveals("Which river is it?", ("Hudson ", "the East River"))
+
+
 def test_no_question_before_the_turn_limit():
     turns = [*search("Tiber", "Nile"), f"<question>{GOOD}</question>"]
     assert rejected(turns, proposer={"max_turns": 3}) == ""

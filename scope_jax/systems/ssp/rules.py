@@ -50,14 +50,20 @@ def _broken(cfg: Config, question: str, completion: Completion, golds: Sequence[
         ("contains_answer", reveals(question, golds)),
         ("too_few_searches", len(set(queries)) < ssp.min_distinct_searches),
         ("repeated_search", ssp.reject_repeated_search and len(set(queries)) < len(queries)),
-        ("answer_in_search", ssp.reject_answer_in_search and any(golds[0].lower() in q.lower() for q in queries)),
+        ("answer_in_search", ssp.reject_answer_in_search and any(_within(golds[0], q) for q in queries)),
     )
     return next((reason for reason, broken in checks if broken), "")
 
 
 def reveals(question: str, golds: Sequence[str]) -> bool:
-    """True if the question contains the answer (as a substring in any case) or one of its aliases (as whole words)."""
-    return golds[0].lower() in question.lower() or any(rewards.contains_words(question, gold) for gold in golds[1:])
+    """True if the question contains the answer (as a substring) or one of its aliases (as whole words)."""
+    return _within(golds[0], question) or any(rewards.contains_words(question, gold) for gold in golds[1:])
+
+
+def _within(part: str, text: str) -> bool:
+    """True if `part` is a substring of `text`, ignoring case, and white space around words."""
+    part, text = (" ".join(each.lower().split()) for each in (part, text))
+    return part in text
 
 
 def one_minus_mean(solver_rewards: Sequence[float]) -> float:
