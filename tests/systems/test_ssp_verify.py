@@ -249,3 +249,17 @@ def test_a_search_in_the_last_turn_is_not_run():
     assert metrics["proposer/searches"] == 1.0
     kinds = [turn["kind"] for turn in episodes_of(episodes, "proposer")[0].text["turns"]]
     assert kinds == ["sampled", "observation", "sampled"]
+
+
+@pytest.mark.parametrize(
+    ("options", "asks"),
+    [
+        ({"grader": "exact-match"}, False),
+        ({"grader": "exact-match", "verify": "judge"}, True),
+        ({"grader": "judge"}, True),
+        ({"grader": "exact-match-then-judge", "verify": "off"}, True),
+    ],
+)
+def test_an_external_model_that_nothing_asks_is_not_required(options: dict[str, Any], asks: bool):
+    """A run probes the models of its game before it starts."""
+    assert bool(ssp.judges(card(judge_table=JUDGE, **options))) == asks

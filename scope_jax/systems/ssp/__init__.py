@@ -62,8 +62,9 @@ def searches(cfg: Config) -> bool:
 
 
 def judges(cfg: Config) -> dict[str, JudgeSection]:
-    """The external grader and verifier, if the card has one."""
-    return {} if cfg.judge is None else {"judge": cfg.judge}
+    """The external model, if the card uses it as grader or verifier."""
+    used = cfg.ssp.grader != "exact-match" or cfg.ssp.verify == "judge"
+    return {"judge": cfg.judge} if cfg.judge is not None and used else {}
 
 
 def source(cfg: Config) -> Source:
