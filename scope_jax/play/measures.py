@@ -32,6 +32,7 @@ _LABELLED_CHOICE = re.compile(
 )
 _DRESS = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathsf|mbox)\s*+\{([^{}]*+)\}")
 _QUOTES = " \"'`“”‘"
+_BARE_CHOICE = re.compile(r"\W*+([a-z])\W*+")  # nothing but a lower-case letter
 _LEADING_CHOICE = re.compile(r"^\W*+([A-Z])(?:\s*+(?:$|[).:,;\]])|[\"'`”’](?!\w)|\s++[-–—]\s)")
 _BOX = re.compile(r"\\boxed\s*+\{([^{}]*+)\}")
 _SEVERAL_CHOICES = re.compile(r"^\W*+[A-Z]\W{0,3}(?:[,/&+]|\b(?:and|or)\b)\W{0,3}[A-Z](?!\w)")
@@ -121,15 +122,15 @@ def numeric(prediction: str, golds: Sequence[str], tolerance: float = TOLERANCE)
 
 # ------------------------------------------------------------------------------------------------------------ choices
 def letter(text: str) -> str | None:
-    r"""The option an answer chooses: "B", "(B)", "\text{B}", "B. Paris", "\boxed{B}", "the answer is (B)"; None if it
-    names none or two."""
-    text = _BOX.sub(r"\1", undressed(text)).replace("\\(", "").replace("\\)", "")
-    if _SEVERAL_CHOICES.match(text.replace("*", "")):
+    r"""The option an answer chooses: "B", "(b)", "**B**.", "\text{B}", "B. Paris", "\boxed{B}", "the answer is (B)";
+    None if it names none or two."""
+    text = _BOX.sub(r"\1", undressed(text)).replace("\\(", "").replace("\\)", "").replace("*", "")
+    if _SEVERAL_CHOICES.match(text):
         return None
-    leading = _LEADING_CHOICE.match(text.strip("*"))
+    leading = _LEADING_CHOICE.match(text) or _BARE_CHOICE.fullmatch(text)
     if leading:
-        return leading[1]
-    labelled = {(high or low).upper() for high, low in _LABELLED_CHOICE.findall(text.replace("*", ""))}
+        return leading[1].upper()
+    labelled = {(high or low).upper() for high, low in _LABELLED_CHOICE.findall(text)}
     return labelled.pop() if len(labelled) == 1 else None
 
 

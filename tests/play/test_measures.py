@@ -160,6 +160,11 @@ def test_the_scale_is_part_of_a_parsed_number():
         ("B", "B"),
         ("(B)", "B"),
         ("**B**", "B"),
+        ("**B**.", "B"),
+        ("**B**: Paris", "B"),
+        ("b", "B"),  # alone, as after "the answer is"
+        ("(b).", "B"),
+        ("b and c", None),
         ("B. Paris", "B"),
         ("B) Paris or A) Rome", "B"),
         ("The answer is (C).", "C"),
