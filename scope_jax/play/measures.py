@@ -54,7 +54,9 @@ def same_text(prediction: str, golds: Sequence[str]) -> bool:
 
 def _bare(text: str) -> str:
     text = undressed(text).replace("’", "'")
-    return " ".join(text.strip(_QUOTES).rstrip(". ").strip(_QUOTES).lower().split())
+    inner = text.lstrip(_QUOTES)
+    closing = " " if inner == text else _QUOTES  # without an opening quote it is a prime: A' is not A
+    return " ".join(inner.rstrip(closing).rstrip(". ").rstrip(closing).lower().split())
 
 
 def cover_exact_match(prediction: str, golds: Sequence[str]) -> bool:

@@ -79,6 +79,11 @@ def test_the_share_of_a_rubrics_facts_that_an_answer_states():
         ("3.14", "314", False),
         (".5", "5", False),
         ("C++", "C", False),
+        ("A'", "A", False),  # a complement
+        ("f''.", "f'", False),
+        ("f’’", "f''", True),
+        ("'A'.", "A", True),
+        ('"A."', "A", True),
         ("the Nile", "Nile", False),
         ("", "", False),
         ("''", ".", False),
