@@ -16,16 +16,23 @@ from typing import Any
 from scope_jax.play.rewards import contains_words, exact_match, mean, normalise
 
 TOLERANCE = 0.0015  # relative, for numbers (SPELL App. E: 0.15 %)
-_SCALES = {"hundred": 1e2, "thousand": 1e3} | {
+_SCALES = {"hundred": 1e2} | {
     name: scale
-    for names, scale in ((("million", "mn"), 1e6), (("billion", "bn"), 1e9), (("trillion", "tn"), 1e12))
+    for names, scale in (
+        (("thousand", "k"), 1e3),
+        (("million", "mn", "m"), 1e6),
+        (("billion", "bn", "b"), 1e9),
+        (("trillion", "tn", "t"), 1e12),
+    )
     for name in names
 }
 _NUMBER = re.compile(
-    r"(?P<open>\()?\s*(?P<sign>[-−+])?\s*[$€£¥]?\s*(?P<sign2>[-−])?(?P<digits>\d[\d,]*(?:\.\d+)?|\.\d+)(?P<power>[eE][-+]?\d{1,3})?"
-    r"(?P<close>\))?\s*(?P<unit>%|per\s?cent\b|hundred\b|thousand\b|million\b|billion\b|trillion\b|[mbt]n\b)?",
+    r"(?P<open>\()?\s*(?P<sign>[-−+]|(?<!\w)–(?=[$€£¥.\d])|\b(?:minus|negative)\b)?\s*[$€£¥]?\s*(?P<sign2>[-−])?"
+    r"(?P<digits>(?:\d{1,3}(?:,\d{2,3})*,\d{3}(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?P<power>[eE][-+]?\d{1,3})?"
+    r"(?P<close>\))?\s*(?P<unit>%|per\s?cent\b|hundred\b|thousand\b|million\b|billion\b|trillion\b|(?:[mbt]n|[kmbt])\b)?",
     re.IGNORECASE,
 )
+_LATEX = re.compile(r"\\([%$ ])|\\[,;!:]|\{,\}|~")  # of numbers: an escaped sign, spaces, a comma between thousands
 # a lower-case option letter counts only at the end: "the answer is a river" names no option
 _LABELLED_CHOICE = re.compile(
     r"\b(?i:answer|choice|option)\b(?i:\s++is\b)?+\s*+[:：]?+\s*+\(?+(?:([A-Z])\b|([a-z])(?=\W*+$))"
@@ -79,19 +86,21 @@ def _f1(predicted: Sequence[str], wanted: Sequence[str]) -> float:
 
 # ------------------------------------------------------------------------------------------------------------ numbers
 def readings(text: str) -> tuple[tuple[float, ...], bool] | None:
-    """(possible values of the only number in `text`, whether it has a scale word); None without exactly one number.
+    """(possible values of the only number in `text`, whether it has a scale); None without exactly one number.
 
-    "12 %" is .12 or, in a table of percentages, 12; "3.5 million" is 3.5e6 or, in a table of millions, 3.5. Accounting
-    brackets make a number negative: "(1,234)" is -1234.
+    "12 %" is .12 or, in a table of percentages, 12; "3.5 million" and "3.5M" are 3.5e6 or, in a table of millions, 3.5.
+    Accounting brackets make a number negative: "(1,234)" is -1234. Commas are those between thousands: "3,4" is two
+    numbers. LaTeX is read as it looks.
     """
+    plain = _LATEX.sub(lambda mark: mark[1] or ("," if mark[0] == "{,}" else ""), undressed(text))
     # stop at two matches; collapse white space, which the pattern would otherwise scan repeatedly
-    found = list(islice(_NUMBER.finditer(" ".join(text.split())), 2))
+    found = list(islice(_NUMBER.finditer(" ".join(plain.split())), 2))
     if len(found) != 1:
         return None
     match = found[0]
     value = float(match["digits"].replace(",", "") + (match["power"] or ""))
     bracketed = match["open"] and match["close"] and not (match["sign"] or match["sign2"])
-    if bracketed or "-" in (match["sign"] or "").replace("−", "-") or match["sign2"]:
+    if bracketed or (match["sign"] or "+") != "+" or match["sign2"]:
         value = -value
     if not math.isfinite(value):
         return None

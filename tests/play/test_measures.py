@@ -136,6 +136,20 @@ def test_f1(said, golds, value):
         ("-12%", "-0.12", True),
         ("1,234 thousand", "1.234 million", True),
         ("1e3", "1000", True),
+        ("3,4", "34", False),  # two numbers, or a decimal comma
+        ("1,23,456", "123456", True),
+        ("12,345,67", "1234567", False),
+        ("3.5B", "3.5 million", False),
+        ("$3.5B", "3,500 million", True),
+        ("12k", "12000", True),
+        ("3.5 m", "3.5", True),  # metres
+        ("minus 5", "5", False),
+        ("negative 5", "-5", True),
+        ("–5", "5", False),  # with a dash for the sign
+        (r"\boxed{12.5\%}", "0.125", True),
+        (r"$1{,}234.5$", "1234.5", True),
+        (r"\$3.5\text{ million}", "3500000", True),
+        (r"1\,234\,\text{km}", "1,234", True),
         ("0", "0", True),
         ("0", "0.0001", False),
         ("between 3 and 5", "5", False),  # two numbers are not an answer
