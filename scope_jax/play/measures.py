@@ -67,8 +67,12 @@ def _bare(text: str) -> str:
 
 
 def cover_exact_match(prediction: str, golds: Sequence[str]) -> bool:
-    """True if `prediction` contains one of the accepted answers, as whole words after `normalise` (SPELL §3.2)."""
-    return any(contains_words(prediction, gold) for gold in golds)
+    """True if `prediction` contains one of the accepted answers, as whole words after `normalise` (SPELL §4.2).
+
+    LaTeX boxes and font commands around words are ignored: `normalise` alone makes \\boxed{Paris} one word.
+    """
+    text, *words = (_BOX.sub(r" \1 ", undressed(each)) for each in (prediction, *golds))
+    return any(contains_words(text, each) for each in words)
 
 
 def f1(prediction: str, golds: Sequence[str]) -> float:

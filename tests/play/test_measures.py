@@ -31,6 +31,11 @@ from scope_jax.play.measures import (
         ("", ["Paris"], False),
         ("anything", [""], False),
         ("Lyon or Paris", ["Rome", "Paris"], True),
+        (r"\boxed{Paris}.", ["Paris"], True),
+        (r"$\boxed{\text{The Eiffel Tower}}$", ["Eiffel Tower"], True),
+        (r"\textbf{Parisian}", ["Paris"], False),
+        (r"\text{Paris}", [r"\text{Paris}"], True),
+        ("Paris", [r"\text{Paris}"], True),
     ],
 )
 def test_cover_exact_match(said, golds, right):
