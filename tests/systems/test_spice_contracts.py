@@ -79,6 +79,7 @@ MC = Task(MULTIPLE_CHOICE, OPTIONS, "B")
         (posed(), (MC, "")),
         (posed(exam_question="How far?", correct_answer="2 km, as …", answer_quote=["a", "b"]), (MC, "")),
         (posed(multiple_choice_correct=" B "), (MC, "")),
+        (posed(self_test_solution="1.\tB"), (MC, "")),
         (posed(multiple_choice_question=POINTS), (Task(MULTIPLE_CHOICE, POINTS, "B"), "")),
         (posed() + " Done.", (None, "task_no_json")),
         (f"```\n{posed()}\n```", (None, "task_no_json")),
@@ -158,6 +159,8 @@ def free(answer: Any, kind: str = "Integer", **changes: Any) -> str:
         (free(42) + "\n```", "integer", "task_no_json"),
         (free("x").replace('"x"', r'"\frac{1}{2}"'), "expression", "task_no_json"),  # a form feed, and rac{1}{2}
         (free(r"\frac{1}{2}", "Expression"), "expression", r"\frac{1}{2}"),
+        (free(42, relevant_quotes=["Length:\t42 km"], step_by_step_solution="\r"), "integer", "42"),  # not used
+        (free(42, question="How\tmany?"), "integer", "task_no_json"),
     ],
 )
 def test_a_free_form_task(reply: str, kind: str, wanted: str):

@@ -45,7 +45,10 @@ def task_of(reply: str, kind: str, max_words: int) -> tuple[Task | None, str]:
     max_words: maximum length of an answer of type string.
     """
     found = last_object(reply) if reply.rstrip().endswith("}") else None
-    if found is None or has_control(found):
+    used = (
+        ("multiple_choice_question", "multiple_choice_correct") if kind == MULTIPLE_CHOICE else ("question", "answer")
+    )
+    if found is None or has_control([found.get(field) for field in used]):
         return None, "task_no_json"
     return _multiple_choice(found) if kind == MULTIPLE_CHOICE else _free_form(found, kind, max_words)
 
