@@ -159,6 +159,9 @@ def free(answer: Any, kind: str = "Integer", **changes: Any) -> str:
         (free(42) + "\n```", "integer", "task_no_json"),
         (free("x").replace('"x"', r'"\frac{1}{2}"'), "expression", "task_no_json"),  # a form feed, and rac{1}{2}
         (free(r"\frac{1}{2}", "Expression"), "expression", r"\frac{1}{2}"),
+        (free("x", "Expression").replace('"x"', r'"\nu + 1"'), "expression", "answer_form"),  # a line break, and u + 1
+        (free("x", "Expression").replace('"x"', r'"2\nabla f"'), "expression", "answer_form"),
+        (free("Paris\n", "String"), "string", "Paris"),
         (free(42, relevant_quotes=["Length:\t42 km"], step_by_step_solution="\r"), "integer", "42"),  # not used
         (free(42, question="How\tmany?"), "integer", "task_no_json"),
     ],

@@ -76,7 +76,9 @@ def _free_form(found: Mapping[str, Any], kind: str, max_words: int) -> tuple[Tas
         return None, "no_answer"
     if _text(found.get("answer_type")).lower() != kind:
         return None, "answer_type"
-    written = None if len(str(answer)) > LONGEST else _FORMS[kind](answer)
+    # a line break inside is \nu or \nabla with a single backslash
+    several_lines = isinstance(answer, str) and "\n" in answer.rstrip()
+    written = None if several_lines or len(str(answer)) > LONGEST else _FORMS[kind](answer)
     if written is None or (kind == "string" and len(written.split()) > max_words):
         return None, "answer_form"
     return Task(kind, question, written), ""
