@@ -115,8 +115,9 @@ def prompt(folder: str) -> str:
 
 
 def _message(template: str, case: Case) -> str:
-    truth = case.golds[0] if len(case.golds) == 1 else " / ".join(case.golds)
-    return templates.fill(
-        template,
-        {"question": neutralise(case.question), "prediction": neutralise(case.prediction or ""), "ground_truth": truth},
-    )
+    values = {
+        "question": case.question,
+        "prediction": case.prediction or "",
+        "ground_truth": " / ".join(case.golds),  # in SPELL the questioner writes it
+    }
+    return templates.fill(template, {name: neutralise(value) for name, value in values.items()})
