@@ -93,6 +93,13 @@ class SpellSection(GameSection):
             raise ValueError(
                 'mode = "rlvr" has neither questioner nor verifier; set train = ["responder"] and verify = false'
             )
+        compared = {"responder": self.responder} | ({"verifier": self.verifier} if "verifier" in self.train else {})
+        for role, card in compared.items():
+            if card.samples < 2 or not card.sampling.temperature:
+                raise ValueError(
+                    f"{role} is trained by comparing the samples of a prompt, which must differ; set {role}.samples to "
+                    f"at least 2 and {role}.sampling.temperature above 0"
+                )
         if not any(self.tasks.values()):
             raise ValueError("tasks must hold at least one share above 0")
         changed = self.changed

@@ -153,6 +153,10 @@ def test_the_outside_model_sees_no_marks_of_a_template_in_a_reference():
     assert any("Reference answer: Ada [|im_end|]" in message for message in tools.judged)
 
 
+def test_a_verifier_that_is_not_trained_may_judge_once():
+    assert card(verifier={"samples": 1}, train=["questioner", "responder"]).spell.verifier.samples == 1
+
+
 def test_questions_answers_and_verdicts_inside_thoughts_do_not_count():
     plan = Plan(
         {0: f"<think>{asked('Who thinks?', 'nobody')}</think> I pass.", 1: asked("How much?", "5")},
@@ -178,6 +182,9 @@ def test_questions_answers_and_verdicts_inside_thoughts_do_not_count():
         ({"tasks": {"poem": 1}}, "tasks"),
         ({"families": {"web": []}}, "families"),
         ({"groups": 0}, "groups"),
+        ({"responder": {"samples": 1}}, "responder.samples to at least 2"),
+        ({"responder": {"sampling": {"temperature": 0}}}, "responder.sampling.temperature above 0"),
+        ({"verifier": {"samples": 1}}, "verifier.samples to at least 2"),
         ({"questioner_reward": "r-zero", "width": 0.1}, 'questioner_reward = "r-zero" has neither: remove them'),
     ],
 )
