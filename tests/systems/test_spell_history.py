@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from scope_jax.config import Config
+from scope_jax.systems import spell
 from scope_jax.systems.spell import history
 from scope_jax.systems.spell.records import Order, Question
 from scope_jax.systems.spell.rules import allowed_tasks
-from tests.systems.spell_world import card, cluster
+from tests.systems.spell_world import CLUSTERS, card, cluster, world
 
 
 def play(cfg: Config, steps: int, documents: int = 12) -> tuple[list[Order], dict[str, Any]]:
@@ -102,5 +103,15 @@ def test_a_cluster_is_used_for_the_tasks_of_its_family():
     assert keys == {"Oslo/qa", "Oslo/math"}  # a memory for each task
     mixed = [cluster("Oslo", "choice"), cluster("Lima", "qa"), cluster("Kyiv", "choice")]
     assert [order.place for order in history.orders(cfg, {}, mixed, 7)] == [8]
-    with pytest.raises(ValueError, match=r"none of the 1 drawn clusters is for a task with a share"):
-        history.orders(cfg, {}, mixed[:1], 7)
+    assert history.orders(cfg, {}, mixed[:1], 7) == []
+
+
+def test_a_round_without_a_suitable_cluster_is_passed_over_but_not_a_whole_step():
+    """CLUSTERS: qa, math, choice, qa; one a round."""
+    cfg = card(tasks={"qa": 0, "math": 0, "choice": 1}, clusters_per_round=1, max_rounds=4, groups=1)
+    episodes, memory, metrics = spell.play(cfg, world(), spell.start(cfg), 0)
+    assert [e.text["place"] for e in episodes if e.role == "questioner"] == [2]
+    assert memory["position"] == 4 and metrics["groups/rounds"] == 4.0 and metrics["questions/asked"] == 1.0
+    longer = card(tasks={"qa": 0, "math": 0, "choice": 1}, clusters_per_round=1, max_rounds=8)
+    with pytest.raises(ValueError, match=r"none of the 8 clusters drawn in this step is for a task with a share"):
+        spell.play(longer, world(clusters=CLUSTERS[:2]), spell.start(longer), 0)

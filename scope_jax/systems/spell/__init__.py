@@ -119,7 +119,8 @@ def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Epi
     """One step of Algorithm 1 up to the update: episodes of all roles, the memory after it, metrics.
 
     Pure: all randomness is derived from the seed and the position in the stream of clusters, or the step, and `memory`
-    is not modified. In the mode "rlvr" the step is that of `given`.
+    is not modified. In the mode "rlvr" the step is that of `given`. Raises ValueError if no cluster of the step suits a
+    task of the card.
     """
     if cfg.spell.mode == "rlvr":
         return given.play(cfg, tools, memory, step)
@@ -137,6 +138,11 @@ def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Epi
         new_questions, new_groups, history, new_grades = draw_round(cfg, tools, position, history)
         asked, groups, grades = asked + new_questions, groups + new_groups, grades + new_grades
         position, rounds = position + cfg.spell.clusters_per_round, rounds + 1
+    if not asked:
+        raise ValueError(
+            f"none of the {position - memory['position']} clusters drawn in this step is for a task with a share in "
+            "spell.tasks; give their tasks a share, or set the tasks of their families in spell.families."
+        )
     rows, metrics = settle(cfg, asked, groups, grades, step)
     return rows, {"position": position, "history": history}, metrics | {"groups/rounds": float(rounds)}
 

@@ -21,16 +21,8 @@ History = dict[str, list[dict[str, Any]]]  # entries by "cluster/task", the late
 
 
 def orders(cfg: Config, history: History, clusters: Sequence[Mapping[str, Any]], first: int) -> list[Order]:
-    """An order for each cluster, at positions `first` onwards of the stream, that suits a task of the card.
-
-    Raises ValueError if none does.
-    """
-    found = [order(cfg, history, cluster, first + place) for place, cluster in enumerate(clusters)]
-    if not any(found):
-        raise ValueError(
-            f"none of the {len(clusters)} drawn clusters is for a task with a share in spell.tasks; give their tasks "
-            "a share, or set the tasks of their families in spell.families."
-        )
+    """An order for each cluster, at positions `first` onwards of the stream, that suits a task of the card."""
+    found = (order(cfg, history, cluster, first + place) for place, cluster in enumerate(clusters))
     return [one for one in found if one is not None]
 
 
