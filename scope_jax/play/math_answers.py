@@ -19,8 +19,16 @@ from typing import Any
 
 LONGEST = 2_000  # characters; a longer answer is not compared
 START_SECONDS = 300.0  # for the worker's imports, which take seconds, or minutes on a loaded node
-_GREEK = "alpha|beta|gamma|delta|epsilon|theta|lambda|mu|rho|sigma|tau|phi|omega|pi"
-_NAMES = re.compile(rf"(?<![\\A-Za-z])(sin|cos|tan|ln|log|exp|{_GREEK})(?![A-Za-z])")
+# no xi, which is more often x times i
+_GREEK = (
+    "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|kappa|lambda|mu|nu|rho|sigma|tau|phi|chi|psi|omega|pi"
+    "|Gamma|Delta|Theta|Lambda|Pi|Sigma|Phi|Psi|Omega"
+)
+_FUNCTIONS = "(?:arc)?(?:sin|cos|tan)|(?:sin|cos|tan)h|cot|sec|csc|ln|log|exp"
+_NAMES = re.compile(
+    rf"\\(?:operatorname|mathrm|text)\s*\{{({_FUNCTIONS}|{_GREEK})\}}|(?<![\\A-Za-z])({_FUNCTIONS}|{_GREEK})(?![A-Za-z])"
+)
+_POWER = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([-+]?\d{1,3})(?![\w.])")
 
 
 class MathAnswers:
@@ -110,8 +118,9 @@ def _parsed(parse, text: str) -> Any:
 
 
 def _as_latex(text: str) -> str:
-    """Plain notation in LaTeX's: names of functions and Greek letters with a backslash, powers with ^."""
-    return _NAMES.sub(r"\\\1", text).replace("**", "^")
+    """Plain notation in LaTeX's: functions and Greek letters with a backslash, powers with ^, 1e-3 as a product."""
+    named = _NAMES.sub(lambda name: f"\\{name[1]} " if name[1] else f"\\{name[2]}", text)
+    return _POWER.sub(r"\1\\cdot 10^{\2}", named).replace("**", "^")
 
 
 if __name__ == "__main__":
