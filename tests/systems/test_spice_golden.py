@@ -224,6 +224,7 @@ def test_a_document_too_long_for_a_prompt_is_an_invalid_attempt():
     cfg = card(challenger={"max_prompt_tokens": 100}, document_tokens=50)
     episodes, _, metrics = spice.play(cfg, world(), {"drawn": 0}, 0)
     assert metrics["rejected/prompt_too_long"] == 1.0 and metrics["challenger/prompt_too_long"] == 1.0
+    assert metrics["challenger/attempts"] == 4.0  # of at most 8: a second round would be no shorter
     assert [(e.reward, e.datums) for e in episodes if not any(d.sampled_T.any() for d in e.datums)] and all(
         e.reward == -0.1 for e in episodes
     )

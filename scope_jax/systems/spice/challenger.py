@@ -51,12 +51,13 @@ def attempt(cfg: Config, tools: Tools, batch: Sequence[Document]) -> list[list[A
     """{(qᵢ, aᵢ*)}: attempts at each document, sampled in rounds until enough are valid or there are N (section 3.1).
 
     The attempts of a document are numbered consecutively, and the number seeds their sampling, so that they do not
-    depend on how many rounds other documents take.
+    depend on how many rounds other documents take. A document whose first prompt is too long gets one round: all others
+    would fail in the same way.
     """
     card, made = cfg.spice, [[] for _ in batch]
     first = 0
     while first < card.max_attempts:
-        open_places = [place for place, tries in enumerate(made) if sum(a.valid for a in tries) < card.valid_wanted]
+        open_places = [place for place, tries in enumerate(made) if _worth_a_round(cfg, tries)]
         if not open_places:
             break
         count = min(card.attempts_per_round, card.max_attempts - first)
@@ -64,6 +65,11 @@ def attempt(cfg: Config, tools: Tools, batch: Sequence[Document]) -> list[list[A
             made[one.document.place].append(one)
         first += count
     return made
+
+
+def _worth_a_round(cfg: Config, tries: Sequence[Attempt]) -> bool:
+    unreadable = any(one.reason == "prompt_too_long" and len(one.replies) == 1 for one in tries)
+    return not unreadable and sum(one.valid for one in tries) < cfg.spice.valid_wanted
 
 
 def _round(cfg: Config, tools: Tools, batch: Sequence[Document], first: int, count: int) -> list[Attempt]:
