@@ -20,6 +20,18 @@ class ChallengerSection(GenerationSection):
     model: Literal["actor", "base"] = "actor"  # "base" is not trained; Figure 4a: fixed challenger
     endpoint: EndpointSection | None = None  # an external model instead; Table 1: strong challenger
 
+    @model_validator(mode="after")
+    def _one_challenger(self) -> ChallengerSection:
+        if self.endpoint is None:
+            return self
+        if self.model == "base":
+            raise ValueError('model = "base" and endpoint both name the challenger; remove one')
+        if unread := self.sampling.changed("top_k", "top_p"):
+            raise ValueError(
+                f"sampling.{unread[0]} is not sent to an endpoint; put it into endpoint.extra_body, and remove it here"
+            )
+        return self
+
 
 class SpiceSection(GameSection):
     prompts: CardPath = str(PROMPTS / "spice")  # the files are listed in docs/spice.md

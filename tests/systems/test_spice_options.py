@@ -167,6 +167,19 @@ def test_an_external_challenger():
     assert "challenger/response_tokens" not in metrics
 
 
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"model": "base"}, "both name the challenger; remove one"),
+        ({"sampling": {"top_p": 0.9}}, "sampling.top_p is not sent to an endpoint"),
+        ({"sampling": {"top_k": 20}}, "sampling.top_k is not sent to an endpoint"),
+    ],
+)
+def test_what_an_external_challenger_would_not_read_is_refused(more: dict[str, Any], words: str):
+    with pytest.raises(CardError, match=words):
+        card(train="reasoner", challenger={"endpoint": {"url": "http://127.0.0.1:1/v1", "model": "strong"}} | more)
+
+
 def test_without_a_corpus_no_documents_are_read():
     cfg = card(corpus=False, data={"documents": None})
     assert spice.source(cfg) is None
