@@ -8,6 +8,7 @@ checks the rest.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -107,9 +108,13 @@ def olympiad(row: Row, where: str) -> Row:
 
 
 def bbeh(row: Row, where: str) -> Row:
-    """BIG-Bench Extra Hard: input and target."""
-    target = _texts(_of(row, where, "answers", "target", "answer"), where, "target")
-    return {"question": _of(row, where, "question", "input", "question"), "answers": target}
+    """BIG-Bench Extra Hard: input and target; as in its own scorer also without the brackets of a letter, and without
+    spaces after commas."""
+    targets = _texts(_of(row, where, "answers", "target", "answer"), where, "target")
+    forms = [
+        form for target in targets for form in (target, re.sub(r"^\((\w)\)$", r"\1", target), target.replace(", ", ","))
+    ]
+    return {"question": _of(row, where, "question", "input", "question"), "answers": list(dict.fromkeys(forms))}
 
 
 # -------------------------------------------------------------------------------------------------------------- choices

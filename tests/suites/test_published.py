@@ -51,7 +51,10 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"id": 7, "question": "p", "final_answer": ["$1$", "$2$"]},
         {"id": "7", "question": "p", "answers": ["$1$, $2$"]},
     ),
-    "bbeh": ({"input": "p", "target": "yes", "task": "t"}, {"question": "p", "answers": ["yes"]}),
+    "bbeh": (
+        {"input": "p", "target": ["(C)", "3, 1, 2"], "task": "t"},
+        {"question": "p", "answers": ["(C)", "C", "3, 1, 2", "3,1,2"]},
+    ),
     "mmlu-pro": (
         {"question_id": 70, "question": "q", "options": ["a", "b", "N/A"], "answer": "B", "answer_index": 1},
         {"id": "70", "question": "q", "options": ["a", "b"], "answers": ["B"]},

@@ -71,6 +71,13 @@ def test_every_benchmark_of_the_papers_has_its_exam() -> None:
     assert tuple(OF_PAPERS) and set(OF_PAPERS) == set(PAPERS) == set(get_args(Paper))
 
 
+def test_answers_in_words_are_not_compared_as_formulas() -> None:
+    """To Math-Verify "silent" and "listen" are the same product, and "3, 1, 2" and "1, 2, 3" the same set."""
+    measured = {name: load_suite(name, "spice").measures for name in (*MATH, *CHOICE, "bbeh")}
+    assert measured.pop("bbeh") == ("same-text",)
+    assert set(measured.values()) == {("accuracy",), ("choice",)}
+
+
 @pytest.mark.parametrize("place", STATED, ids="-".join)
 def test_sampling_is_as_the_paper_states(place: tuple[Paper, str]) -> None:
     paper, name = place
