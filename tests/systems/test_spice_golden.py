@@ -218,6 +218,10 @@ def test_a_question_too_long_for_the_reasoner_is_rejected():
     cfg = card(reasoner={"max_prompt_tokens": 60})
     episodes, _, metrics = spice.play(cfg, tools, {"drawn": 0}, 0)
     assert metrics["rejected/question_too_long"] == 1.0 and {e.role for e in episodes} == {"challenger"}
+    cfg = card()
+    short = cfg.model_copy(update={"rollout": cfg.rollout.model_copy(update={"max_length": 60})})  # less than the limit
+    _, _, metrics = spice.play(short, world(), {"drawn": 0}, 0)
+    assert metrics["rejected/question_too_long"] == 1.0  # the engine would give it no answers, all of them wrong
 
 
 def test_a_document_too_long_for_a_prompt_is_an_invalid_attempt():

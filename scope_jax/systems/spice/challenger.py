@@ -125,7 +125,7 @@ def _missing(reply: StageReply) -> str:
 
 def _fits(cfg: Config, tools: Tools, question: str) -> bool:
     prompt = tools.encode_prompt(instructions.for_reasoner(cfg, question))
-    return len(prompt) <= cfg.spice.reasoner.max_prompt_tokens
+    return len(prompt) <= cfg.spice.reasoner.max_prompt_tokens and len(prompt) < cfg.rollout.max_length
 
 
 def _generate(
