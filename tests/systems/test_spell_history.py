@@ -83,6 +83,15 @@ def test_what_is_remembered(success: float, mixed: bool, solved: bool):
     assert history.accepts(card(history_accepts="solved"), success) is solved
 
 
+def test_a_run_from_another_one_forgets_what_was_asked_about_other_clusters():
+    """Clusters of different files may have the same ids, as those of `index --clusters` have."""
+    before = card()
+    other = before.model_copy(update={"data": before.data.model_copy(update={"clusters": "other.jsonl"})})
+    memory = {"position": 8, "history": {"c000000/qa": [{"documents": ["a"], "question": "?", "answer": "!"}]}}
+    assert spell.adopt(card(history=1), memory, before) == memory
+    assert spell.adopt(other, memory, before) == {"position": 8, "history": {}}
+
+
 def test_random_choices_depend_on_seed_and_position():
     def drawn(seed: int) -> list[tuple[str, ...]]:
         return [one(card(seed=seed), {}, cluster("Oslo", "qa", 9), place).new for place in range(20)]

@@ -47,7 +47,6 @@ from scope_jax.learner.types import Episode, Metrics, RoleShare, Update
 from scope_jax.play import grading
 from scope_jax.play.defaults import (
     ACTOR,
-    adopt,
     finished,
     iterations,
     policies,
@@ -71,7 +70,6 @@ from scope_jax.systems.spell.verifier import verify
 from scope_jax.text import templates
 
 __all__ = [
-    "adopt",
     "check_prompts",
     "exam",
     "finished",
@@ -81,7 +79,7 @@ __all__ = [
     "total_steps",
     "uses_base",
     "waits",
-]  # part of the game's interface, with the functions below; the history memory is valid under any card
+]  # part of the game's interface, with the functions below
 
 
 def judges(cfg: Config) -> dict[str, JudgeSection]:
@@ -105,6 +103,11 @@ def system_messages(cfg: Config) -> tuple[Path, ...]:
 def start(cfg: Config) -> Memory:
     """The start of the stream and an empty history; a cluster's entry is created when its first question is added."""
     return {"position": 0, "history": {}}
+
+
+def adopt(cfg: Config, memory: Memory, before: Config) -> Memory:
+    """The memory, without its history if the card has other clusters, which may have the same ids."""
+    return memory if cfg.data.clusters == before.data.clusters else {**memory, "history": {}}
 
 
 def updates(cfg: Config) -> tuple[Update, ...]:
