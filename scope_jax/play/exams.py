@@ -39,9 +39,10 @@ class Exam:
     """The part of an exam that a game defines.
 
     policy: the policy that answers. prompt(row, tokens): the prompt for a row; `tokens` counts tokens, for prompts that
-    truncate what they quote. read: parses the answer of an episode, or None. measures: default measures of a set.
-    accuracy: an answer is correct if one of these measures accepts it; they are tried in order, a judge only for
-    answers that the others did not accept. kind: the kind of rows with correct answers; rows graded by rubrics are
+    truncate what they quote. within(limit): the same with at most `limit` tokens, for benchmarks that set their own
+    limit; None: the game truncates nothing. read: parses the answer of an episode, or None. measures: default measures
+    of a set. accuracy: an answer is correct if one of these measures accepts it; they are tried in order, a judge only
+    for answers that the others did not accept. kind: the kind of rows with correct answers; rows graded by rubrics are
     always `tasks`. stop, max_turns, respond: settings of an episode; respond(search) is the responder of its turns.
     searches: counts the searches of an episode, None in a game that does not search. prompts: the folder with the
     game's own judge.txt, None: `evaluate.prompts`. grader: the game's rubric grader, None: as set in `evaluate.grader`.
@@ -59,6 +60,7 @@ class Exam:
     searches: Callable[[Completion], int] | None = None
     prompts: str | None = None
     grader: Grader | None = None
+    within: Callable[[int], Callable[[Row, Callable[[str], int]], Messages]] | None = None
 
 
 @dataclass(frozen=True)

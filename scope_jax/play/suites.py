@@ -61,9 +61,12 @@ def exam(cfg: Config, suite: SuiteCard, own: Exam | None, policy: str) -> Exam:
     own: the exam of the card's game, if that game answers the suite with its own prompt, turns and searches.
     """
     if own is not None:
+        ask = own.prompt
+        if own.within is not None and suite.prompt_tokens is not None:
+            ask = own.within(suite.prompt_tokens)
         return replace(
             own,
-            prompt=lambda row, tokens: own.prompt(row | {"question": question(row)}, tokens),
+            prompt=lambda row, tokens: ask(row | {"question": question(row)}, tokens),
             kind=KINDS[suite.form],
         )
     return Exam(

@@ -321,6 +321,24 @@ def test_a_games_own_prompt_is_used_with_its_card() -> None:
     assert exam.kind == "choices" and "(B) two" in exam.prompt({"question": "q", "options": ["one", "two"]}, len).text
 
 
+@pytest.mark.parametrize("limit", [200, 400])
+def test_the_limit_of_an_exam_holds_for_a_games_own_prompt_too(limit: int) -> None:
+    """SPELL at 16K and at 100K: `prompt_tokens` of the exam, not `spell.exam_prompt_tokens` of the card."""
+    from scope_jax.systems import game_of
+
+    cfg = load_card(ROOT / "configs/spell/atlas.toml", ["spell.exam_prompt_tokens=300"])
+    own = game_of(cfg).exam(cfg)
+    suite = load_suite("musique-long").model_copy(update={"prompt_tokens": limit})
+    row = {"question": "Who?", "options": [], "task": None, "context": "word " * 1000}
+
+    def tokens(text: str) -> int:
+        return len(text.split())
+
+    assert 290 <= tokens(own.prompt(row, tokens).text) <= 300
+    asked = suites.exam(cfg, suite, own, own.policy).prompt(row, tokens).text
+    assert limit - 10 <= tokens(asked) <= limit
+
+
 @pytest.mark.parametrize("paper", PAPERS)
 def test_an_unknown_key_in_a_papers_tables_is_refused(paper: Paper, tmp_path: Path) -> None:
     text = (SUITES / "papers" / f"{paper}.toml").read_text(encoding="utf-8")

@@ -22,22 +22,23 @@ def exam(cfg: Config) -> Exam:
     judged = cfg.judge is not None or cfg.evaluate.judge is not None
     return Exam(
         policy=ACTOR,
-        prompt=lambda row, tokens: prompt(cfg, row, tokens),
+        prompt=lambda row, tokens: prompt(cfg, row, tokens, cfg.spell.exam_prompt_tokens),
         read=conclusion,
         measures=("accuracy",),
         accuracy=("cover-exact-match", "judge") if judged else ("cover-exact-match",),
         kind="readings",
         prompts=cfg.spell.prompts,
+        within=lambda limit: lambda row, tokens: prompt(cfg, row, tokens, limit),
     )
 
 
-def prompt(cfg: Config, row: Mapping[str, Any], tokens: Callable[[str], int]) -> Messages:
-    """The responder's prompt for a row, with at most `exam_prompt_tokens` tokens of text: the middle of the context is
-    cut out if needed."""
+def prompt(cfg: Config, row: Mapping[str, Any], tokens: Callable[[str], int], limit: int) -> Messages:
+    """The responder's prompt for a row, with at most `limit` tokens of text: the middle of the context is cut out if
+    needed."""
     task = instructions.task_of(row)
     question = Question(row["question"], "", tuple(row["options"]))
     overhead = tokens(instructions.for_responder(cfg, task, question, "").text)
-    context = without_middle(row["context"], max(cfg.spell.exam_prompt_tokens - overhead, 0), tokens)
+    context = without_middle(row["context"], max(limit - overhead, 0), tokens)
     return instructions.for_responder(cfg, task, question, instructions.shown(cfg, context))
 
 
