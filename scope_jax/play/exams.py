@@ -177,12 +177,23 @@ def take(cfg: Config, exam: Exam, tools: Tools, rows: Sequence[Row], card: EvalS
 
 
 def play(cfg: Config, exam: Exam, tools: Tools, rows: Sequence[Row], card: EvalSet) -> list[Answer]:
-    """The answers to the rows of a set, with the answers to a row consecutive; not yet measured."""
+    """The answers to the rows of a set, with the answers to a row consecutive; not yet measured.
+
+    Tells how many prompts are too long for the engine, which gives them no answers.
+    """
     conversations = [exam.prompt(row, tools.tokens) for row in rows]
+    prompts = [
+        Prompt(tools.encode_prompt(messages), f"{place}", messages) for place, messages in enumerate(conversations)
+    ]
+    if too_long := sum(len(prompt.ids) >= cfg.rollout.max_length for prompt in prompts):
+        tools.tell(
+            f"{card.name}: {too_long} of {len(prompts)} prompts do not fit into rollout.max_length = "
+            f"{cfg.rollout.max_length}; they get no answer, which counts as wrong. Raise it, or shorten them."
+        )
     groups = sample(
         tools,
         "eval",
-        [Prompt(tools.encode_prompt(messages), f"{place}", messages) for place, messages in enumerate(conversations)],
+        prompts,
         card.samples,
         cfg.evaluate.sampling_of(card),
         policy=exam.policy,
@@ -224,6 +235,9 @@ def measured(
             for one, value in zip(found, marks.of(name, every_place), strict=True):
                 one.measures[name] = value
     marks.close()
+    for one, answer in zip(found, answers, strict=True):
+        if not answer.completion.turns:
+            one.counts["not_sampled"] = 1
     if graded(measures) or "pairwise" in measures:  # judges tend to favour long answers
         for one, answer in zip(found, answers, strict=True):
             one.measures["answer_tokens"] = float(tools.tokens(answer.text) if answer.text else 0)

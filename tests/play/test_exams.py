@@ -68,6 +68,16 @@ def test_text_measures_compare_with_every_accepted_answer():
     assert [record["counts"] for record in (sums, capital, city)] == [{}, {}, {}] and not capital["correct"]
 
 
+def test_prompts_that_do_not_fit_are_told_and_counted():
+    """One character is one token; the scripted engine takes 100,000 of them, the card 12,288."""
+    world, long = tools(), {"question": "x" * 100_001, "answers": ["x"]}
+    records = take(EXAM, card(), world, [ROWS[1], long, ROWS[2]], "exact-match")
+    assert [record["counts"] for record in records] == [{}, {"not_sampled": 1}, {}]
+    (sentence,) = world.told
+    assert sentence.startswith("exam: 1 of 3 prompts do not fit into rollout.max_length = 12288;")
+    assert scores("eval", "exam", records)["eval/exam/not_sampled"] == 1.0
+
+
 def test_an_answer_is_right_if_any_of_the_games_measures_accepts_it():
     """SPELL App. C: the larger of cover exact match and a judge, which gets only the answers that do not match."""
     spell = replace(EXAM, accuracy=("cover-exact-match", "judge"))
