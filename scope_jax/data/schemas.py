@@ -109,7 +109,8 @@ def marked(row: Row, where: str, columns: Columns) -> Row:
 def readings(row: Row, where: str, columns: Columns) -> Row:
     """A question about a context, all its correct answers, and the options if it is multiple choice (else []).
 
-    The context may be a string, or a list of documents or strings, which are joined by blank lines.
+    The context may be a string, or a list of documents or strings, which are joined by blank lines. With the task
+    "choice" the answers are letters.
     """
     question = questions(
         row, where, {field: column for field, column in columns.items() if field in FIELDS["questions"]}
@@ -126,6 +127,8 @@ def readings(row: Row, where: str, columns: Columns) -> Row:
         raise DataError(
             f"{where}: `{column}` is {task!r}; write {', '.join(TASKS[:-1])} or {TASKS[-1]}, or leave it out."
         )
+    if task == "choice":
+        _letters(question["answers"], texts_of_options, where, optional(row, where, "answers", ANSWERS, columns)[0])
     return question | {
         "options": texts_of_options,
         "task": task,
@@ -138,12 +141,18 @@ def choices(row: Row, where: str, columns: Columns) -> Row:
     column, question = required(row, where, "question", QUESTION, columns)
     options = _options(row, where, columns)
     answer, golds = required(row, where, "answers", ANSWERS, columns)
-    letters = [text.strip().strip("()").upper() for text in _texts(answer, golds, where)]
+    letters = _letters(_texts(answer, golds, where), options, where, answer)
+    return {"question": text_of(question, where, column), "answers": letters, "options": options}
+
+
+def _letters(texts: list[str], options: list[str], where: str, column: str) -> list[str]:
+    """The letters that answers name, which must be those of options."""
+    letters = [text.strip().strip("()").upper() for text in texts]
     known = [chr(ord("A") + place) for place in range(len(options) or 26)]
     for letter in letters:
         if letter not in known:
-            raise DataError(f"{where}: `{answer}` holds {letter[:20]!r}; write a letter from A to {known[-1]}.")
-    return {"question": text_of(question, where, column), "answers": letters, "options": options}
+            raise DataError(f"{where}: `{column}` holds {letter[:20]!r}; write a letter from A to {known[-1]}.")
+    return letters
 
 
 def _options(row: Row, where: str, columns: Columns) -> list[str]:

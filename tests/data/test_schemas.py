@@ -261,6 +261,8 @@ def test_readings_are_questions_about_a_text() -> None:
         ({"context": "…", "options": ["A", 2]}, "`options` holds a number, not text"),
         ({"context": "…", "task": 1}, "`task` holds a number, not text"),
         ({"context": "…", "task": "poem"}, "`task` is 'poem'; write qa, math or choice, or leave it out"),
+        ({"context": "…", "task": "choice"}, "`answers` holds 'ADA'; write a letter from A to Z"),
+        ({"context": "…", "task": "choice", "answers": ["C"], "options": ["x", "y"]}, "`answers` holds 'C'; .* A to B"),
     ],
 )
 def test_broken_readings_are_named(row: dict[str, Any], complaint: str) -> None:
