@@ -69,10 +69,11 @@ def _bare(text: str) -> str:
 def cover_exact_match(prediction: str, golds: Sequence[str]) -> bool:
     """True if `prediction` contains one of the accepted answers, as whole words after `normalise` (SPELL §4.2).
 
-    LaTeX boxes and font commands around words are ignored: `normalise` alone makes \\boxed{Paris} one word.
+    LaTeX boxes and font commands around words are ignored: `normalise` alone makes \\boxed{Paris} one word. An answer
+    that is only an article, such as the letter A, has to be the whole prediction.
     """
     text, *words = (_BOX.sub(r" \1 ", undressed(each)) for each in (prediction, *golds))
-    return any(contains_words(text, each) for each in words)
+    return any(contains_words(text, each) or exact_match(text, [each]) for each in words)
 
 
 def f1(prediction: str, golds: Sequence[str]) -> float:

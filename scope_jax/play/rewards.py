@@ -18,14 +18,15 @@ def normalise(text: str) -> str:
 def exact_match(prediction: str, golds: Sequence[str]) -> bool:
     """True if `prediction` equals one of the accepted answers after `normalise`.
 
-    If nothing is left of both sides (answers that are only articles or punctuation), the raw texts are compared.
+    If nothing is left of both sides (answers that are only articles or punctuation, such as the letter "(A)"), they are
+    compared with their articles, and without any word as they are.
     """
     bare = normalise(prediction)
-    for gold in golds:
-        other = normalise(gold)
-        if bare == other and (bare or prediction.strip().lower() == gold.strip().lower()):
-            return True
-    return False
+    return any(bare == normalise(gold) and (bare != "" or _rest(prediction) == _rest(gold)) for gold in golds)
+
+
+def _rest(text: str) -> str:
+    return " ".join(_PUNCTUATION.sub("", text.lower()).split()) or text.strip().lower()
 
 
 def contains_words(text: str, words: str) -> bool:

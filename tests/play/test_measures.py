@@ -36,6 +36,8 @@ from scope_jax.play.measures import (
         (r"\textbf{Parisian}", ["Paris"], False),
         (r"\text{Paris}", [r"\text{Paris}"], True),
         ("Paris", [r"\text{Paris}"], True),
+        ("(A)", ["A"], True),  # as ("(B)", ["B"]), though A is an article
+        ("It is a river", ["A"], False),
     ],
 )
 def test_cover_exact_match(said, golds, right):

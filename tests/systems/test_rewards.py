@@ -18,6 +18,9 @@ from scope_jax.systems.ssp import rules
         ("the", ("a",), False),  # both are empty after normalisation: no match
         ("The", ("the",), True),
         ("?", ("?",), True),
+        ("*", ("?",), False),
+        ("(A).", ("A",), True),  # a letter, not an article
+        ("a cat", ("A",), False),
     ],
 )
 def test_exact_match(prediction: str, golds: tuple[str, ...], right: bool):
