@@ -6,7 +6,8 @@
     embeddings.zarr/   float32 [N, E], chunked by passages, through tensorstore
     scann/             ScaNN's tree and codes, if requested
 
-Everything is written under a temporary name, or recorded in the manifest only once it is complete.
+Everything is written under a temporary name, or recorded in the manifest only once it is complete. A folder without a
+manifest is an index that was begun or deleted only if it has the mark manifest.json.part; any other is left alone.
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ def _resumable(corpus: Corpus, embedder: Embedder, folder: Path, rebuild: bool) 
     if not folder.exists() or not any(folder.iterdir()):
         return None
     names = {entry.name.removesuffix(".part") for entry in folder.iterdir()}
-    ours = names <= {MANIFEST, CORPUS, EMBEDDER, EMBEDDINGS, SCANN}
+    ours = names <= {MANIFEST, CORPUS, EMBEDDER, EMBEDDINGS, SCANN} and _mark(folder).exists()
     if not (folder / MANIFEST).exists():
         if not ours:
             raise IndexFolderError(f"The folder {folder} has other files and no index; choose an empty or new folder.")
@@ -177,17 +178,21 @@ def _resumable(corpus: Corpus, embedder: Embedder, folder: Path, rebuild: bool) 
 
 
 def _clear(folder: Path) -> None:
-    """Deletes the index, manifest first, so that a killed process leaves nothing that looks complete."""
-    for name in (MANIFEST, CORPUS, EMBEDDER, EMBEDDINGS, SCANN):
+    """Deletes the index, manifest first, so that a killed process leaves nothing that looks complete; its mark last."""
+    if (folder / MANIFEST).exists():
+        os.replace(folder / MANIFEST, _mark(folder))
+    for name in (CORPUS, EMBEDDER, EMBEDDINGS, SCANN):
         for path in (folder / name, folder / f"{name}.part"):
             if path.is_dir():
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
+    _mark(folder).unlink(missing_ok=True)
 
 
 def _begin(corpus: Corpus, embedder: Embedder, folder: Path, chunk: int) -> Manifest:
     folder.mkdir(parents=True, exist_ok=True)
+    _mark(folder).touch()
     corpus.save(folder / f"{CORPUS}.part")
     os.replace(folder / f"{CORPUS}.part", folder / CORPUS)
     lexical = isinstance(embedder, HashedLexical)
@@ -345,9 +350,13 @@ def _read_manifest(folder: Path) -> Manifest:
 
 
 def _write_manifest(folder: Path, manifest: Manifest) -> None:
-    part = folder / f"{MANIFEST}.part"
-    part.write_text(json.dumps(asdict(manifest), indent=1))
-    os.replace(part, folder / MANIFEST)
+    _mark(folder).write_text(json.dumps(asdict(manifest), indent=1))
+    os.replace(_mark(folder), folder / MANIFEST)
+
+
+def _mark(folder: Path) -> Path:
+    """The manifest under its temporary name; while there is no manifest, it marks the folder as an index."""
+    return folder / f"{MANIFEST}.part"
 
 
 def _damaged(folder: Path, what: str) -> IndexFolderError:

@@ -181,6 +181,36 @@ def test_a_foreign_folder_is_left_alone(corpus: Corpus, embedder: HashedLexical,
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
 
 
+def test_a_folder_of_somebodys_corpus_is_left_alone(corpus: Corpus, embedder: HashedLexical, tmp_path: Path):
+    """data/corpus/passages.jsonl beside the index that is to be in data: a name of ours, but not our folder."""
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "passages.jsonl").write_text("the only copy")
+    for rebuild in (False, True):
+        with pytest.raises(IndexFolderError, match="has other files and no index"):
+            build(corpus, embedder, tmp_path, rebuild=rebuild)
+    assert (tmp_path / "corpus" / "passages.jsonl").read_text() == "the only copy"
+
+
+def test_a_rebuild_that_was_stopped_while_it_deleted_goes_on(
+    corpus: Corpus, embedder: HashedLexical, copied: Path, monkeypatch: pytest.MonkeyPatch
+):
+    whole = contents_of(copied)
+
+    def stop(path: Path) -> None:
+        raise Kill
+
+    with monkeypatch.context() as patched:
+        patched.setattr("shutil.rmtree", stop)
+        with pytest.raises(Kill):
+            build(corpus, embedder, copied, rebuild=True)
+    with pytest.raises(IndexFolderError, match="has no index"):
+        open_index(copied)
+    build(corpus, embedder, copied)
+    assert contents_of(copied) == {name: whole[name] for name in whole if not name.startswith("scann/")} | {
+        "manifest.json": (copied / "manifest.json").read_bytes()
+    }
+
+
 def test_an_encoder_passed_to_the_build_must_be_passed_again(corpus: Corpus, tmp_path: Path):
     def encode(texts):
         return np.asarray([[len(t), t.count("e"), 1.0] for t in texts], np.float32)
