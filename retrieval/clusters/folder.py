@@ -92,7 +92,7 @@ class Folder:
             raise ClustersFolderError(f"{self.path} is a file; give a folder for the clusters.")
         if not self.path.is_dir() or (self.path / MANIFEST).exists():
             return
-        ours = {LOCK, WORK, f"{MANIFEST}.part"}
+        ours = {LOCK, WORK, f"{MANIFEST}.part"} if (self.path / LOCK).exists() else set()  # a build locks it first
         if foreign := sorted(entry.name for entry in self.path.iterdir() if entry.name not in ours):
             raise ClustersFolderError(
                 f"The folder {self.path} has other files ({foreign[0]}) and no clusters; choose an empty or new one."

@@ -293,6 +293,12 @@ def test_folders_that_are_not_ours_or_damaged(plain: Preparation, tmp_path: Path
         with pytest.raises(ClustersFolderError, match=r"has other files \(report.json\) and no clusters"):
             make(plain, foreign, rebuild=rebuild)
     assert [path.name for path in foreign.iterdir()] == ["report.json"]
+    theirs = tmp_path / "project" / "work" / "thesis.txt"  # the only thing there has a name of ours
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("years of it")
+    with pytest.raises(ClustersFolderError, match=r"has other files \(work\) and no clusters"):
+        make(plain, tmp_path / "project")
+    assert theirs.is_file()
     with pytest.raises(ClustersFolderError, match="is a file; give a folder"):
         make(plain, tmp_path / "corpus.jsonl")
     folder = tmp_path / "out"
