@@ -104,6 +104,8 @@ def _wish(body: Any, top_k: int) -> tuple[list[str], int, bool]:
 
 
 def _entry(hit: Hit, with_score: bool) -> dict[str, Any]:
-    """A hit in the protocol's format, with the title in double quotes as in the wiki-18 dump, as clients expect."""
-    document = {"id": hit.document.id, "contents": f'"{hit.document.title}"\n{hit.document.text}'}
+    """A hit in the protocol's format, with the title in double quotes as in the wiki-18 dump, as clients expect, and on
+    one line, as clients take the rest for the text."""
+    title = " ".join(hit.document.title.split())
+    document = {"id": hit.document.id, "contents": f'"{title}"\n{hit.document.text}'}
     return {"document": document, "score": hit.score} if with_score else document

@@ -14,7 +14,7 @@ import pytest
 from retrieval import exchange
 from retrieval.client import RemoteRetriever, SearchServerError
 from retrieval.corpus import Document
-from retrieval.search import Hit, SearchTool
+from retrieval.search import Hit, Retriever, SearchTool, format_documents
 from tests.retrieval.serving import serving
 
 
@@ -42,6 +42,19 @@ def test_client_and_server_agree(url: str):
     )
     assert search(["ada"]) == ['Doc 1 (Title: "ADA "0"")\nLINE\nOF 0']
     remote.close()
+
+
+def test_a_title_of_two_lines_does_not_spill_into_the_text():
+    def retrieve(queries: Sequence[str], top_k: int) -> list[tuple[Hit, ...]]:
+        return [(Hit(Document("0", "The Danube\n(river)", "It ends in the Black Sea."), 1.0),) for _ in queries]
+
+    def read(retriever: Retriever) -> str:
+        return format_documents([hit.document for hit in retriever(["danube"], 1)[0]])
+
+    with serving(retrieve) as port:
+        remote = RemoteRetriever(f"http://127.0.0.1:{port}/retrieve", timeout=10, retries=0, first_delay=0.01)
+        assert read(remote) == read(retrieve) == 'Doc 1 (Title: "The Danube (river)")\nIt ends in the Black Sea.'
+        remote.close()
 
 
 def test_the_reply_has_the_format_of_search_r1(url: str):
