@@ -28,9 +28,13 @@ class Job:
 
     @property
     def name(self) -> str:
-        """A name for schedulers: the run folder's own and a hash of its path; a-z, 0-9 and -, at most 40 characters."""
+        """A name for schedulers: the run folder's own and a hash of its path; a-z, 0-9 and -, at most 40 characters.
+
+        A path on object storage is hashed as it is, so that the name does not depend on the current folder.
+        """
         own = re.sub(r"[^a-z0-9]+", "-", Path(self.run).name.lower())[:33].strip("-") or "scope-jax"
-        return f"{own}-{hashlib.sha256(os.path.abspath(self.run).encode()).hexdigest()[:6]}"
+        place = self.run.rstrip("/") if "://" in self.run else os.path.abspath(self.run)
+        return f"{own}-{hashlib.sha256(place.encode()).hexdigest()[:6]}"
 
 
 @dataclass(frozen=True)

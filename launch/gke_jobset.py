@@ -64,8 +64,8 @@ def _pod(job: Job, section: LaunchSection) -> dict[str, Any]:
     container: dict[str, Any] = {
         "name": "scope-jax",
         "image": gke.image,
-        "command": job.words("scope-jax"),
-        "env": [{"name": key, "value": value} for key, value in section.environment.items()],
+        "command": [_literal(word) for word in job.words("scope-jax")],
+        "env": [{"name": key, "value": _literal(value)} for key, value in section.environment.items()],
         "ports": [{"containerPort": 8471}, {"containerPort": 8482}],  # libtpu; the coordinator of jax.distributed
         "securityContext": {"privileged": True},
         "resources": {"limits": {"google.com/tpu": kind.chips_per_node}},
@@ -82,3 +82,9 @@ def _pod(job: Job, section: LaunchSection) -> dict[str, Any]:
     if gke.volumes:
         pod["volumes"] = [{"name": claim, "persistentVolumeClaim": {"claimName": claim}} for claim in gke.volumes]
     return pod
+
+
+def _literal(text: str) -> str:
+    """The text as Kubernetes passes it on unchanged: in commands and variables it reads $(NAME) as a reference and $$
+    as $."""
+    return text.replace("$", "$$")

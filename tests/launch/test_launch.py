@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -121,6 +122,13 @@ def test_runs_of_the_same_name_are_other_jobs() -> None:
     assert len(names) == 3 and all(len(name) <= 40 for name in names)
 
 
+def test_a_run_on_object_storage_is_the_same_job_from_every_folder(tmp_path: Path, monkeypatch) -> None:
+    here = Job(CARD, "gs://bucket/runs/first").name
+    monkeypatch.chdir(tmp_path)
+    assert Job(CARD, "gs://bucket/runs/first").name == Job(CARD, "gs://bucket/runs/first/").name == here
+    assert Job(CARD, "gs://other/runs/first").name != here
+
+
 def test_the_job_of_slurm_runs_the_command(tmp_path: Path, capsys, monkeypatch) -> None:
     stand_ins = programs.Bin(tmp_path / "bin")
     stand_ins.add("srun", programs.SRUN)
@@ -212,6 +220,21 @@ def test_the_manifest_is_a_jobset_for_every_node_of_the_slice(capsys) -> None:
     assert pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == "4x4"
     assert pod["containers"][0]["command"] == ["scope-jax", *TRAIN]
     assert pod["containers"][0]["resources"]["limits"] == {"google.com/tpu": 4}
+
+
+def expanded(text: str, variables: dict[str, str]) -> str:
+    """A command's word or a variable's value as Kubernetes hands it to the container."""
+    return re.sub(
+        r"\$(?:\$|\((\w+)\))", lambda found: "$" if found[1] is None else variables.get(found[1], found[0]), text
+    )
+
+
+def test_dollars_reach_the_processes_of_a_jobset(capsys) -> None:
+    price = "model.chat_template={{ '$$5 $(HOME) $1' }}"
+    found = yaml.safe_load(printed(capsys, "gke-jobset", price, 'launch.environment={PS1="$(HOME)$$"}'))
+    (container,) = found["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"]
+    assert expanded(container["command"][-1], {"HOME": "/root"}) == price
+    assert [expanded(one["value"], {"HOME": "/root"}) for one in container["env"]] == ["$(HOME)$$"]
 
 
 @pytest.mark.parametrize(
