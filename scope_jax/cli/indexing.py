@@ -33,11 +33,10 @@ def index(
     cfg = load(card, set_)
     if not clusters and (cfg.retrieval is None or cfg.retrieval.index is None):
         raise UserError(f"{card} has no index folder; add retrieval.index to it or pass --set retrieval.index=DIR.")
-    cfg = fetched(cfg, tell)
     if clusters:
-        _prepare_clusters(cfg, rebuild, as_json)
+        _prepare_clusters(fetched(cfg, tell, only=("clusters", "evaluate")), rebuild, as_json)
         return
-    retrieval = cfg.retrieval
+    retrieval = fetched(cfg, tell, only=("retrieval",)).retrieval  # not the model, which no index needs
     assert retrieval is not None
     assert retrieval.index is not None
     from scope_jax.report.progress import Progress

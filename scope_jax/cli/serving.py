@@ -114,16 +114,19 @@ def search_server(
         raise UserError(f"{card} has no index folder; give one with --index DIR, where the index is kept or built.")
     from retrieval.server import make_app
     from scope_jax.report.progress import Progress
+    from scope_jax.run.fetching import fetched
     from scope_jax.run.indexing import index_mesh, open_or_build_index
     from scope_jax.serving.server import bound, one_at_a_time, run_http
 
-    sock = bound(host, port)
-    with Progress(console()) as progress:
-        where = retrieval.model_copy(update={"index": str(folder)})
-        retriever = open_or_build_index(where, folder, index_mesh(), progress.part)
-    passages = len(retriever.corpus)
-    service = make_app(one_at_a_time(retriever), top_k=retrieval.top_k)
-    run_http(service, sock, 10.0, lambda address: tell(f"searching {passages} passages on {address}/retrieve"))
+    with bound(host, port) as sock:  # a port that is taken is reported before the index is opened
+        retrieval = fetched(cfg, tell, only=("retrieval",)).retrieval
+        assert retrieval is not None
+        with Progress(console()) as progress:
+            where = retrieval.model_copy(update={"index": str(folder)})
+            retriever = open_or_build_index(where, folder, index_mesh(), progress.part)
+        passages = len(retriever.corpus)
+        service = make_app(one_at_a_time(retriever), top_k=retrieval.top_k)
+        run_http(service, sock, 10.0, lambda address: tell(f"searching {passages} passages on {address}/retrieve"))
     tell("the server has ended")
 
 

@@ -17,14 +17,16 @@ def fetched(
     tell: Callable[[str], None] | None = None,
     left: Collection[str] = (),
     missing: Callable[[str, FileNotFoundError], None] | None = None,
+    only: Collection[str] = (),
 ) -> Config:
     """The card with local copies instead of its gs:// and s3:// paths and its models of the hub; the card itself if it
     has none.
 
     The copies lie in `train.spool` and in the hub's cache; what has not changed since it was copied is not read again.
     Each machine has its own. left: models of the hub that are left where they are. missing(name, error): is told of a
-    model that the hub does not give, which is left, too; without it the error is raised. Raises FileNotFoundError for
-    what does not exist and ConnectionError for storage that cannot be used.
+    model that the hub does not give, which is left, too; without it the error is raised. only: the tables of the
+    card that are read, (): all. Raises FileNotFoundError for what does not exist and ConnectionError for storage that
+    cannot be used.
     """
     places: dict[str, str] = {}
 
@@ -41,8 +43,10 @@ def fetched(
             places[value] = str(fetch(value, Path(cfg.train.spool)).absolute())
         return places[value]
 
-    table = local(cfg.model_dump())
-    for section, key, weights in _models(table):
+    table = cfg.model_dump()
+    read = set(only or table)
+    table |= {key: local(table[key]) for key in read}
+    for section, key, weights in _models(table, read):
         name = section[key]
         if name is not None and name not in left and hub.is_name(name):
             if tell is not None and name not in places:
@@ -56,10 +60,12 @@ def fetched(
     return Config.model_validate(table) if places else cfg
 
 
-def _models(table: dict[str, Any]) -> list[tuple[dict[str, Any], str, bool]]:
-    """(table, key, whether its weights are read) of every place of a card that names a model's folder."""
-    model = table["model"]
-    found = [(model, "checkpoint", True), (model, "tokenizer", False)]
-    found += [(model["policies"], name, True) for name in model["policies"]]
-    encoders = [table[name]["encoder"] for name in ("retrieval", "clusters") if table[name] is not None]
-    return found + [(encoder, "checkpoint", True) for encoder in encoders]
+def _models(table: dict[str, Any], read: Collection[str]) -> list[tuple[dict[str, Any], str, bool]]:
+    """(table, key, whether its weights are read) of every place in the tables that are read that names a model's
+    folder."""
+    model, found = table["model"], []
+    if "model" in read:
+        found = [(model, "checkpoint", True), (model, "tokenizer", False)]
+        found += [(model["policies"], name, True) for name in model["policies"]]
+    names = [name for name in ("retrieval", "clusters") if name in read and table[name] is not None]
+    return found + [(table[name]["encoder"], "checkpoint", True) for name in names]

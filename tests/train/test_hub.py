@@ -16,10 +16,10 @@ from typer.testing import CliRunner, Result
 
 from models.weights import load_config
 from scope_jax.cli import app
-from scope_jax.config import load_card
+from scope_jax.config import EncoderSection, load_card
 from scope_jax.errors import UserError
 from scope_jax.plan.architectures import model_of
-from scope_jax.run import hub
+from scope_jax.run import hub, indexing
 from scope_jax.run.fetching import fetched
 
 ROOT = Path(__file__).parents[2]
@@ -107,6 +107,25 @@ def test_a_card_may_name_a_model_of_the_hub(server: type[Hub]) -> None:
     assert all((folder / file.name).read_bytes() == (BASE / file.name).read_bytes() for file in folder.iterdir())
     server.down = True  # the cache is enough
     assert fetched(card).model.checkpoint == cfg.model.checkpoint
+
+
+def test_an_index_and_its_server_need_the_encoder_and_not_the_policy(
+    server: type[Hub], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sets = ["model.checkpoint=someone/none", "retrieval.encoder.checkpoint=someone/tiny", "retrieval.index=index"]
+    words = [word for one in sets for word in ("--set", one)]
+    opened: list[str] = []
+
+    def neural(card: EncoderSection, mesh: object) -> None:
+        opened.append(card.checkpoint or "")
+        raise UserError("enough")
+
+    monkeypatch.setattr(indexing, "neural", neural)
+    for command in (["index"], ["search", "--port", "0"]):
+        found = CliRunner().invoke(app, [*command, str(ROOT / "configs" / "ssp" / "atlas.toml"), *words])
+        assert found.exit_code == 2 and "enough" in found.stderr, found.stderr
+    assert opened == [str(hub.snapshot("someone/tiny"))] * 2
+    assert not any("someone/none" in path for path in server.asked)
 
 
 def test_a_tokenizer_is_had_without_weights(server: type[Hub]) -> None:
