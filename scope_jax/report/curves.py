@@ -88,17 +88,18 @@ def _draw(axes: Axes, panel: Panel, lines: Sequence[dict[str, Any]], colours: di
     if not found:
         _say_empty(axes)
         return
+    shown: list[Line2D] = []  # given to the legend, which leaves out names with an underscore first by itself
     for name, (steps, values) in sorted(found.items()):
         colour, window = colours[name], max(1, len(values) // 10)
         if panel.of_exams or window == 1:
-            axes.plot(steps, values, color=colour, linewidth=1.8, marker="o", markersize=4, label=name)
+            shown += axes.plot(steps, values, color=colour, linewidth=1.8, marker="o", markersize=4, label=name)
         else:
             axes.plot(steps, values, color=colour, linewidth=0.8, alpha=0.3)
-            axes.plot(
+            shown += axes.plot(
                 steps, smooth(values, window), color=colour, linewidth=2, label=f"{name} (mean of {window} steps)"
             )
     _scale(axes, panel)
-    axes.legend(fontsize=8, frameon=False, labelcolor=INK, loc="best")
+    axes.legend(handles=shown, fontsize=8, frameon=False, labelcolor=INK, loc="best")
 
 
 def _draw_together(axes: Axes, panel: Panel, runs: Mapping[str, Sequence[dict[str, Any]]]) -> None:
@@ -160,7 +161,8 @@ def draw(
 def _figure(count: int, columns: int, picture: Path, above: float = 0.0) -> Iterator[tuple[Figure, list[Axes]]]:
     """A figure with places for `count` panels, saved as `picture` afterwards. above: inches for a legend."""
     rows = -(-count // columns)
-    with matplotlib.rc_context({"font.family": "DejaVu Sans", "svg.fonttype": "none"}):
+    # parse_math: a $ in the name of a run or role is a $
+    with matplotlib.rc_context({"font.family": "DejaVu Sans", "svg.fonttype": "none", "text.parse_math": False}):
         figure = Figure(
             figsize=(10, 3.1 * rows + above), layout=ConstrainedLayoutEngine(h_pad=0.09, w_pad=0.06), facecolor="white"
         )

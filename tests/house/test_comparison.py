@@ -18,6 +18,8 @@ from scope_jax.evaluate import scores
 from scope_jax.play.measures import standard_error
 from scope_jax.report import live
 from scope_jax.report.comparison import Result, differences, exam_results, results, titles, write_comparison
+from scope_jax.report.curves import draw, draw_together
+from scope_jax.report.panels import OWN_GAME
 from scope_jax.run import answers, evaluations
 from scope_jax.run.metrics import RunLog, read_lines
 
@@ -134,6 +136,15 @@ def test_the_page_shows_results_and_differences_escaped(runs: list[Path], tmp_pa
         write_comparison([runs[0], runs[0]], tmp_path / "page.html")
     with pytest.raises(UserError, match="8 runs are too many"):
         write_comparison([Path(str(n)) for n in range(8)], tmp_path / "page.html")
+
+
+@pytest.mark.filterwarnings("error")
+def test_names_in_pictures_are_no_formulas(tmp_path: Path) -> None:
+    """A run folder, a set or a role of somebody's game may have any name."""
+    lines = [{"step": 1, "eval/_mine/accuracy": 0.5, r"so$\x$lver/reward": 0.5}]
+    draw(lines, OWN_GAME, tmp_path / "one.png")
+    draw_together({r"lr$\frac$": lines, "_second": lines}, OWN_GAME, tmp_path / "both.png")
+    assert {path.name for path in tmp_path.iterdir()} == {"one.png", "both.png"}
 
 
 def test_the_server_answers_only_to_its_own_name(tmp_path: Path) -> None:
