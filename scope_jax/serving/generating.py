@@ -57,13 +57,14 @@ def chat_job(model: Served, body: ChatBody) -> Job:
         if body.stop:
             raise ApiError("`stop` cannot be used together with web_search_options.", param="stop")
         searches = _conversation(messages, model)
-        prompt = tuple(model.joiner.prompt(searches))
-    else:
-        options: dict[str, Any] = dict(model.cfg.model.chat_template_kwargs)
-        try:
+    options: dict[str, Any] = dict(model.cfg.model.chat_template_kwargs)
+    try:
+        if model.joiner is not None and searches is not None:
+            prompt = tuple(model.joiner.prompt(searches))
+        else:
             prompt = tuple(model.tokenizer.encode_chat(messages, **options))
-        except ValueError as error:
-            raise ApiError(str(error), param="messages") from None
+    except ValueError as error:
+        raise ApiError(str(error), param="messages") from None
     return _job(model, body, [prompt], body.max_completion_tokens or body.max_tokens, searches)
 
 

@@ -128,34 +128,37 @@ EMPTY = ("tools", "functions", "tool_calls", "annotations")
 Parsed = TypeVar("Parsed", bound=Body)
 
 
-def _without_nulls(table: dict[str, Any]) -> dict[str, Any]:
-    """Without the fields that clients write as null or as an empty list where they have nothing."""
-    return {name: value for name, value in table.items() if value is not None and (value != [] or name not in EMPTY)}
+def _without_nulls(value: Any) -> Any:
+    """Without the fields, at any depth, that clients write as null or as an empty list where they have nothing."""
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    kept = {name: own for name, own in value.items() if own is not None and (own != [] or name not in EMPTY)}
+    return {name: _without_nulls(own) for name, own in kept.items()}
 
 
 def parsed(kind: type[Parsed], body: bytes) -> Parsed:
     """The request of a body. Raises ApiError for what is no JSON, has unknown fields or values that are refused."""
     try:
-        table = json.loads(body)
+        table = _without_nulls(json.loads(body))
+        json.dumps(table, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ApiError("The request has half of a surrogate pair, which is not a character.") from None
     except (ValueError, RecursionError):
         raise ApiError("The request body is not JSON, or nested too deep.") from None
     if not isinstance(table, dict):
         raise ApiError("The request body must be a JSON object.")
     try:
-        json.dumps(table, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise ApiError("The request has half of a surrogate pair, which is not a character.") from None
-    table = _without_nulls(table)
-    if isinstance(messages := table.get("messages"), list):
-        table["messages"] = [_without_nulls(one) if isinstance(one, dict) else one for one in messages]
-    try:
         return kind.model_validate(table)
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
-        param = ".".join(str(part) for part in first["loc"][:3])
         name = str(first["loc"][0]) if first["loc"] else "the body"
+        param = name if name == "prompt" else ".".join(str(part) for part in first["loc"][:3])
         unknown = first["type"] == "extra_forbidden" and len(first["loc"]) == 1 and name not in REFUSED
         reason = "is not a field of this request" if unknown else REFUSED.get(name, first["msg"])
         if "content" in first["loc"]:
             reason = "a message's content is text, or a list of parts of type text"
+        elif name == "prompt":
+            reason = "a prompt is text or token ids, one or a list of several"
         raise ApiError(f"`{param}`: {reason}.", param=name) from None

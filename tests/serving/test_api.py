@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -13,10 +14,12 @@ import httpx2
 import openai
 import pytest
 
+from models.tokenizer import Tokenizer
 from rollouts.types import Completion, Request, SamplingParams
 from scope_jax.serving.assemble import Served
-from scope_jax.serving.protocol import ChatBody, parsed
-from tests.serving.world import offline, questions, serving, wait_until_idle
+from scope_jax.serving.generating import chat_job
+from scope_jax.serving.protocol import ApiError, ChatBody, CompletionBody, parsed
+from tests.serving.world import BASE, offline, questions, serving, wait_until_idle
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +176,37 @@ def test_what_clients_write_where_they_have_nothing_is_left_out():
     given = {"model": "m", "messages": [*user("x"), reply, *user("z")]}
     plain = {"model": "m", "messages": [*user("x"), {"role": "assistant", "content": "y"}, *user("z")]}
     assert parsed(ChatBody, json.dumps(given | empty).encode()) == parsed(ChatBody, json.dumps(plain).encode())
+    part = {"type": "text", "text": "x", "cache_control": None}
+    deep = {"messages": [{"role": "user", "content": [part]}], "stream_options": {"include_obfuscation": None}}
+    body = parsed(ChatBody, json.dumps(given | deep).encode())
+    assert body.messages[0].plain()["content"] == "x" and body.stream_options is not None
+
+
+@pytest.mark.parametrize("depth", [100, 300, 450, 900, 990, 5000])
+def test_nesting_is_refused_at_any_depth(depth: int):
+    body = b'{"model": "m", "messages": [], "metadata": ' + b"[" * depth + b"]" * depth + b"}"
+    with pytest.raises(ApiError):
+        parsed(ChatBody, body)
+
+
+@pytest.mark.parametrize("prompt", [None, 5, [1, "x"], [1, None], {"text": "x"}])
+def test_a_prompt_of_another_kind_is_named_as_such(prompt: Any):
+    with pytest.raises(ApiError, match=r"^`prompt`: a prompt is text or token ids, one or a list of several\.$"):
+        parsed(CompletionBody, json.dumps({"model": "m", "prompt": prompt}).encode())
+
+
+def test_a_conversation_that_the_template_rejects_is_a_bad_request_with_searches_too(model: Served):
+    assert model.joiner is not None
+    template = (
+        "{% if messages | length > 1 %}{{ raise_exception('one at a time') }}{% endif %}{{ messages[0].content }}"
+    )
+    strict = Tokenizer.load(BASE, template)
+    model = replace(model, tokenizer=strict, joiner=replace(model.joiner, tokenizer=strict))
+    for more in ({}, {"web_search_options": {}}):
+        body = GOOD | {"messages": [*user("x"), {"role": "assistant", "content": "y"}, *user("z")]} | more
+        with pytest.raises(ApiError, match="The chat template rejects the conversation \\(one at a time\\)") as caught:
+            chat_job(model, parsed(ChatBody, json.dumps(body).encode()))
+        assert caught.value.status == 400 and caught.value.body["error"]["param"] == "messages"
 
 
 def test_other_refusals(url: str, model: Served):
