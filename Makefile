@@ -17,7 +17,7 @@ help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | sort | expand -t 10
 
 demo: $(VENV)/.installed  ## train Search Self-play on Atlas and print held-out accuracy before and after
-	$(BIN)/scope-jax demo --seed $(SEED) --run $(RUN)
+	$(BIN)/scope-jax demo --seed $(SEED) --run "$(RUN)"
 
 # All tests of a file run in one worker, so that shared fixtures are built once.
 test: lint docs  ## run lint, build the docs, run every test that takes seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -78,7 +79,7 @@ def new(
     partial = card.with_name(card.name + ".partial")
     partial.write_text(f"{_header_of(card, game)}\n{as_toml(table)}", encoding="utf-8")
     partial.replace(card)
-    tell(f"{card} is written; scope-jax plan {card} tells whether it fits your hardware")
+    tell(f"{card} is written; scope-jax plan {shlex.quote(str(card))} tells whether it fits your hardware")
     if unseen:
         tell(unseen)
     open_all(card, load(card, None), False, (model,) if unseen else ())
@@ -141,11 +142,12 @@ def _kept(path: str, card: Path) -> str:
 
 
 def _header_of(card: Path, game: str) -> str:
+    path = shlex.quote(str(card))
     return f"""\
 # {game.upper()} on your own model and data; docs/{game}.md explains it, docs/configuration.md every key.
 #
-# Command:    scope-jax train {card} --run runs/{card.stem}
-# Hardware:   see scope-jax plan {card}
+# Command:    scope-jax train {path} --run {shlex.quote(f"runs/{card.stem}")}
+# Hardware:   see scope-jax plan {path}
 # Expect:     nothing has been measured with this card"""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -162,7 +163,7 @@ def test_a_model_without_a_chat_template_is_wrong(tmp_path: Path) -> None:
 
 
 def test_new_writes_a_card_that_check_accepts(tmp_path: Path) -> None:
-    card = tmp_path / "mine.toml"
+    card = tmp_path / "my card.toml"
     files = ("--model", BASE, "--data", ATLAS / "answers.jsonl", "--corpus", ATLAS / "corpus.jsonl", *short("ssp"))
     result = invoke("new", card, "--game", "ssp", *files, "--exam", ATLAS / "questions_held_out.jsonl", "--steps", 7)
     assert result.exit_code == 0, result.output
@@ -172,6 +173,8 @@ def test_new_writes_a_card_that_check_accepts(tmp_path: Path) -> None:
     lines = result.stdout.splitlines()
     assert any(line.startswith("ok     data: ") for line in lines)
     assert any(line.startswith("ok     exam held_out: ") for line in lines)
+    (command,) = [line for line in card.read_text(encoding="utf-8").splitlines() if line.startswith("# Command:")]
+    assert shlex.split(command)[2:] == ["scope-jax", "train", str(card), "--run", "runs/my card"]
     again = invoke("new", card, "--game", "ssp", *files)
     assert again.exit_code == 2 and "exists" in again.stderr
     none = invoke("new", tmp_path / "b.toml", "--game", "ssp", "--model", tmp_path, *files[2:])
