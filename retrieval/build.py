@@ -15,6 +15,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -172,7 +173,7 @@ def _resumable(corpus: Corpus, embedder: Embedder, folder: Path, rebuild: bool) 
         other = "corpus" if manifest.corpus != corpus.fingerprint else "encoder"
         raise IndexFolderError(
             f"The index in {folder} was built from another {other}; choose another folder, or rebuild it with "
-            "`scope-jax index CARD --rebuild`."
+            f"`scope-jax index CARD --rebuild --set retrieval.index={shlex.quote(str(folder))}`."
         )
     return manifest
 
