@@ -125,7 +125,7 @@ def _shown(path: Path) -> str:
 
 @app.command()
 def check(card: Card, set_: Sets = None, as_json: Json = False) -> None:
-    """Open every model, prompt, data set, corpus and server of CARD and say all that is wrong; nothing is compiled."""
+    """Open every model, prompt, data set, corpus and server of CARD and report what is wrong; nothing is compiled."""
     open_all(card, load(card, set_), as_json)
 
 

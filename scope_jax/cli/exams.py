@@ -46,9 +46,11 @@ def evaluate(
     data: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder with the rows of exams [default: data/exams].")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Most questions of each exam, a random subset.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="At most this many questions of each exam, a random subset.")
+    ] = None,
     measure: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Measure of the exams instead of their own. Repeatable.")
+        list[str] | None, typer.Option(metavar="NAME", help="Measure for the exams, instead of their own. Repeatable.")
     ] = None,
     model: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the model at an endpoint.")] = None,
     api_key_env: Annotated[

@@ -45,17 +45,18 @@ def new(
     corpus: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", help="Corpus to search, for ssp, score and scope (there, without it, the documents)."
+            metavar="FILE", help="Corpus to search, for ssp, score and scope [default for scope: the documents]."
         ),
     ] = None,
     exam: Annotated[str | None, typer.Option(metavar="FILE", help="Held-out questions, or tasks with rubrics.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 100,
     max_length: Annotated[
-        int | None, typer.Option(min=16, help="Tokens of an episode; without it 4096, or what the model can.")
+        int | None,
+        typer.Option(min=16, help="Most tokens of an episode [default: 4096, or the model's limit if that is lower]."),
     ] = None,
     set_: Sets = None,
 ) -> None:
-    """Write a card for your model and data, with overrides, then open all it refers to, as `check` does."""
+    """Write a card for your model and data, with overrides, then open everything it refers to, as `check` does."""
     if card.suffix != ".toml":
         raise UserError(f"{card} is no .toml file; give the card a name that ends in .toml.")
     if card.exists():

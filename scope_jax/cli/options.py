@@ -35,7 +35,7 @@ Base = Annotated[
         help="Model folder of the base model that judges, if the game has one [default: the card's model].",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print the results as one JSON object on the last line.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the results as JSON on the last line.")]
 
 
 def load(path: Path, overrides: list[str] | None) -> Config:

@@ -29,7 +29,7 @@ def report(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write report/index.html in the run folder: curves, episodes. Of several runs, write a page that compares them."""
+    """Write report/index.html in the run folder: curves, episodes. For several runs, a page that compares them."""
     from scope_jax.run.metrics import torn
 
     for run in runs:

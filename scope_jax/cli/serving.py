@@ -136,7 +136,7 @@ def chat(
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     temperature: Annotated[float, typer.Option(min=0.0, max=100.0, help="0 is greedy.")] = 1.0,
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens of a reply [default: serve.max_tokens].")
+        int | None, typer.Option(min=1, help="At most this many tokens per reply [default: serve.max_tokens].")
     ] = None,
     seed: Annotated[
         int | None,

@@ -30,7 +30,9 @@ def train(
     ] = None,
     profile: Annotated[
         int | None,
-        typer.Option(metavar="STEP", min=1, help="Write a profiler trace of this step to <run>/profile."),
+        typer.Option(
+            metavar="STEP", min=1, help="Write a profiler trace of this step to the folder profile of the run."
+        ),
     ] = None,
     plan_first: Annotated[
         bool, typer.Option("--plan-first", help="Refuse at once a card that does not fit this machine; see `plan`.")
@@ -108,7 +110,7 @@ def plan(
 @app.command()
 def demo(
     run: Annotated[
-        Path | None, typer.Option("--run", metavar="DIR", help="Run folder [default: runs/demo-seed<N>].")
+        Path | None, typer.Option("--run", metavar="DIR", help="Run folder [default: runs/demo-seed0 for seed 0].")
     ] = None,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     steps: Annotated[int, typer.Option(help="Training steps.")] = 5,

@@ -21,7 +21,7 @@ def export(
         Literal["float32", "bfloat16"], typer.Option(help="Dtype of the written weights; float32 is lossless.")
     ] = "float32",
     merge: Annotated[
-        bool, typer.Option("--merge", help="Of a run of adapters: whole weights, instead of the adapter alone.")
+        bool, typer.Option("--merge", help="For a run of adapters, write whole weights instead of the adapter alone.")
     ] = False,
     as_json: Json = False,
 ) -> None:

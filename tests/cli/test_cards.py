@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from scope_jax.cli import app
@@ -80,6 +81,14 @@ def test_help_keeps_square_brackets(command: str) -> None:
     """Rich's markup would swallow them, and leave a space before the full stop."""
     text = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "300", "NO_COLOR": "1"}).stdout
     assert "Usage" in text and " . " not in text and "  of CARD" not in text, text
+
+
+def test_help_has_no_angle_brackets() -> None:
+    """Markdown takes <run> for HTML, and <run>/profile was shown as /profile."""
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    texts = {name: [command.help, *(one.help for one in command.params if "help" in vars(one))]
+             for name, command in commands.items()}  # fmt: skip
+    assert len(texts) > 15 and [name for name, own in texts.items() if any("<" in (text or "") for text in own)] == []
 
 
 def test_a_platform_without_devices_is_one_sentence(tmp_path: Path) -> None:
