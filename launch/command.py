@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import posixpath
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+from scope_jax.config import CardError
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,19 @@ class Job:
         own = re.sub(r"[^a-z0-9]+", "-", Path(self.run).name.lower())[:33].strip("-") or "scope-jax"
         place = self.run.rstrip("/") if "://" in self.run else os.path.abspath(self.run)
         return f"{own}-{hashlib.sha256(place.encode()).hexdigest()[:6]}"
+
+
+def check_lasts(job: Job, mounts: Iterable[str], key: str) -> None:
+    """Raises CardError for a run folder inside a container, with which it would be removed: it must be on object
+    storage or in one of the folders of the container that are mounted. key: names them in the card."""
+    run, folders = posixpath.normpath(job.run), [posixpath.normpath(folder) for folder in mounts]
+    if "://" not in job.run and not any(
+        run == folder or run.startswith(f"{folder.rstrip('/')}/") for folder in folders
+    ):
+        raise CardError(
+            f"the run folder {job.run} would be removed with its container; give --run a folder in one of those that "
+            f"{key} mounts ({', '.join(folders) or 'none'}), or a path on object storage."
+        )
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from launch.command import Job, Launch
+from launch.command import Job, Launch, check_lasts
 from scope_jax.config import LaunchSection
 from scope_jax.config.slices import SLICES
 
@@ -19,6 +19,7 @@ def launch(job: Job, section: LaunchSection) -> Launch:
     """The manifest, for the cluster under the name that `gcloud container clusters get-credentials` gives it."""
     gke = section.gke_jobset
     assert gke is not None  # checked by the section
+    check_lasts(job, gke.volumes.values(), "launch.gke_jobset.volumes")
     context = f"gke_{gke.project}_{gke.location}_{gke.cluster}"
     text = yaml.safe_dump(manifest(job, section), sort_keys=False, width=1000)
     return Launch(text.rstrip("\n"), ("kubectl", f"--context={context}", "apply", "--filename=-"))

@@ -40,10 +40,10 @@ def main(arguments: list[str]) -> int:
     given = parser.parse_args(arguments)
     try:
         section = load_card(given.card, given.overrides).launch
+        made = KINDS[section.kind](Job(given.card, given.run, tuple(given.overrides)), section)
     except CardError as error:
         print(f"launch/run.py: {error}", file=sys.stderr)
         return 2
-    made = KINDS[section.kind](Job(given.card, given.run, tuple(given.overrides)), section)
     if given.only_print:
         print(made.text)
         return 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 
-from launch.command import Job, Launch
+from launch.command import Job, Launch, check_lasts
 from scope_jax.config import LaunchSection
 from scope_jax.config.launch import TpuPodSection
 from scope_jax.config.slices import SLICES
@@ -53,6 +53,7 @@ def launch(job: Job, section: LaunchSection) -> Launch:
     """A script that creates the slice, starts the containers and follows the log."""
     pod = section.tpu_pod
     assert pod is not None  # checked by the section
+    check_lasts(job, pod.volumes.values(), "launch.tpu_pod.volumes")
     kind = SLICES[pod.tpu_type]
     place = [f"--project={pod.project}", f"--zone={pod.zone}"]
     queued = ["gcloud", "compute", "tpus", "queued-resources"]

@@ -122,6 +122,17 @@ def test_runs_of_the_same_name_are_other_jobs() -> None:
     assert len(names) == 3 and all(len(name) <= 40 for name in names)
 
 
+@pytest.mark.parametrize("name", ["tpu-pod", "gke-jobset"])
+@pytest.mark.parametrize("run", ["runs/first", "/runs/first", "/database/first", "/data/../runs/first"])
+def test_a_run_folder_that_would_end_with_its_container_is_refused(name: str, run: str, capsys) -> None:
+    sets = [word for override in SETS[name] for word in ("--set", override)]
+    assert launcher.main([CARD, "--run", run, *sets, "--print"]) == 2
+    said = capsys.readouterr().err
+    assert f"the run folder {run} would be removed with its container" in said and "mounts (/data)" in said
+    for lasting in ("/data", "/data/runs/../first/", "gs://bucket/runs/first"):
+        assert launcher.main([CARD, "--run", lasting, *sets, "--print"]) == 0
+
+
 def test_a_run_on_object_storage_is_the_same_job_from_every_folder(tmp_path: Path, monkeypatch) -> None:
     here = Job(CARD, "gs://bucket/runs/first").name
     monkeypatch.chdir(tmp_path)
