@@ -12,13 +12,12 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scope_jax.errors import writing
+from scope_jax.report.files import replaced
 from scope_jax.run import evaluations, judgements, tokens
 
 Record = dict[str, Any]
@@ -163,12 +162,8 @@ class Episodes:
             self.chunks, self.in_files = [], True
 
     def _write(self, number: int, packed: str) -> None:
-        path = self.folder / "episodes" / f"{self.stamp}-{number}.js"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
-        with writing(path):
+        with replaced(self.folder / "episodes" / f"{self.stamp}-{number}.js") as partial:
             partial.write_text(f'deliver({number}, "{packed}");\n', encoding="ascii")
-        os.replace(partial, path)
 
 
 def _packed(text: str) -> str:

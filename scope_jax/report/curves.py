@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import cycle
@@ -18,7 +17,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogFormatter, MaxNLocator
 
-from scope_jax.errors import writing
+from scope_jax.report.files import replaced
 from scope_jax.report.panels import Panel, series
 
 # Okabe and Ito's colour-blind-safe palette, darkest first.
@@ -172,8 +171,5 @@ def _figure(count: int, columns: int, picture: Path, above: float = 0.0) -> Iter
         for axes in places[count:]:
             axes.remove()
         figure.supxlabel("training step", fontsize=10, color=INK)
-        picture.parent.mkdir(parents=True, exist_ok=True)
-        partial = picture.with_name(f"{picture.stem}.partial.png")
-        with writing(picture):
-            figure.savefig(partial, dpi=150)
-    os.replace(partial, picture)
+        with replaced(picture) as partial:
+            figure.savefig(partial, dpi=150, format="png")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from scope_jax.config import Config, load_card
-from scope_jax.errors import writing
 from scope_jax.report import browsing
 from scope_jax.report.collapse import signs
 from scope_jax.report.curves import draw
+from scope_jax.report.files import replaced
 from scope_jax.report.panels import LEARNING, SPEED, collapse_panels, panels_of, series
 from scope_jax.report.settings import Settings
 from scope_jax.run.metrics import read_lines, records, torn
@@ -114,11 +113,8 @@ def environment() -> Environment:
 
 def replace_page(path: Path, page: str) -> None:
     """Writes the page under a temporary name and renames it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.stem}.partial.html")
-    with writing(path):
+    with replaced(path) as partial:
         partial.write_text(page, encoding="utf-8")
-    os.replace(partial, path)
 
 
 def write_report(run: Path, live: bool = False, to: Path | None = None) -> Path:

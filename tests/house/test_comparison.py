@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from pathlib import Path
@@ -19,6 +20,7 @@ from scope_jax.play.measures import standard_error
 from scope_jax.report import live
 from scope_jax.report.comparison import Result, differences, exam_results, results, titles, write_comparison
 from scope_jax.report.curves import draw, draw_together
+from scope_jax.report.page import replace_page
 from scope_jax.report.panels import OWN_GAME
 from scope_jax.run import answers, evaluations
 from scope_jax.run.metrics import RunLog, read_lines
@@ -145,6 +147,26 @@ def test_names_in_pictures_are_no_formulas(tmp_path: Path) -> None:
     draw(lines, OWN_GAME, tmp_path / "one.png")
     draw_together({r"lr$\frac$": lines, "_second": lines}, OWN_GAME, tmp_path / "both.png")
     assert {path.name for path in tmp_path.iterdir()} == {"one.png", "both.png"}
+
+
+def test_two_processes_may_write_one_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that watches a run writes the page while training, which has ended, does."""
+    lines, replace = [{"step": 1, "solver/reward": 0.5}], os.replace
+    write = {"page.html": lambda path: replace_page(path, "page"), "one.png": lambda path: draw(lines, OWN_GAME, path)}
+    others: list[Path] = []
+
+    def replace_after_another(partial: Path, path: Path) -> None:
+        if path not in others:
+            others.append(path)
+            with monkeypatch.context() as another:
+                another.setattr(os, "getpid", lambda: 1)
+                write[path.name](path)
+        replace(partial, path)
+
+    monkeypatch.setattr(os, "replace", replace_after_another)
+    for name, own in write.items():
+        own(tmp_path / name)
+    assert others == [tmp_path / name for name in write] and sorted(os.listdir(tmp_path)) == ["one.png", "page.html"]
 
 
 def test_the_server_answers_only_to_its_own_name(tmp_path: Path) -> None:
