@@ -52,11 +52,13 @@ def prepare(wanted: Preparation, path: Path, *, chunk: int, tell: Tell, rebuild:
     """
     folder = Folder(path)
     folder.check()
-    state = None if rebuild else folder.saved()
-    inputs = _inputs(wanted, state)
-    if state is not None:
-        _compare(path, state, wanted, inputs)
+    inputs = _inputs(
+        wanted, None if rebuild else folder.saved()
+    )  # may take minutes, and fail before anything is written
     with folder.locked():
+        state = None if rebuild else folder.saved()  # another process may have gone on in the meantime
+        if state is not None:
+            _compare(path, state, wanted, inputs)
         if state is None:
             folder.clear()
             zeros: dict[str, int] = dict.fromkeys(("kept", *REASONS), 0)

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from retrieval.clusters import build
 from retrieval.clusters.build import prepare
 from retrieval.clusters.folder import ClustersFolderError
 from retrieval.clusters.settings import Neural, Preparation
@@ -164,6 +165,7 @@ def test_sigkill(tmp_path: Path) -> None:
     program = """
 import os, signal, sys
 from pathlib import Path
+from retrieval.clusters import build
 from retrieval.clusters.build import prepare
 from tests.retrieval.test_clusters import with_every_fault
 def kill(name, done, total):
@@ -319,6 +321,32 @@ def test_two_processes_do_not_share_a_folder(plain: Preparation, tmp_path: Path)
             make(plain, tmp_path / "out")
 
     make(plain, tmp_path / "out", chunk=60, tell=meddle)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_build_that_ends_while_another_begins_is_kept(
+    plain: Preparation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    """The second process reads the progress, then its inputs; by then the first one has finished."""
+    folder, inputs = tmp_path / "out", build._inputs
+    if begun:
+        with pytest.raises(Kill):
+            make(plain, folder, tell=killing(3))
+    done: list[bytes] = []
+
+    def slowly(*arguments: Any) -> Any:
+        found = inputs(*arguments)
+        if not done:
+            done.append(b"")
+            make(plain, folder)
+            done[0] = (folder / "clusters.jsonl").read_bytes()
+        return found
+
+    monkeypatch.setattr(build, "_inputs", slowly)
+    worked: list[str] = []
+    make(plain, folder, tell=lambda name, *_: worked.append(name))
+    assert (folder / "clusters.jsonl").read_bytes() == done[0]
+    assert worked == []
 
 
 def test_a_truncated_work_file_is_detected(plain: Preparation, tmp_path: Path) -> None:
