@@ -13,6 +13,7 @@ import base64
 import gzip
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from scope_jax.run import evaluations, judgements, tokens
 Record = dict[str, Any]
 MOST_INSIDE = 8 << 20  # characters of packed chunks within the page
 CHUNK = 1 << 19  # characters of an unpacked chunk, at least one episode
+CALL = "deliver("  # the beginning of a file with a chunk
 
 
 def stamp(run: Path) -> str:
@@ -126,10 +128,14 @@ class Episodes:
         return _packed(json.dumps({"starts": self._starts, **tables, **self._columns}, separators=(",", ":")))
 
     def remove_old(self) -> None:
-        """Removes the files of earlier reports; call it when no page refers to them any more."""
+        """Removes the files of earlier reports; call it when no page refers to them any more. Others that somebody has
+        in such a folder stay."""
         for path in (self.folder / "episodes").glob("*.js"):
-            if not (self.in_files and path.name.startswith(f"{self.stamp}-")):
-                path.unlink()
+            if self.in_files and path.name.startswith(f"{self.stamp}-"):
+                continue
+            with suppress(FileNotFoundError), path.open("rb") as file:  # another process may be removing them
+                if file.read(len(CALL)) == CALL.encode():
+                    path.unlink()
 
     def _list(self, record: Record) -> None:
         """Adds an episode to the index."""
@@ -163,7 +169,7 @@ class Episodes:
 
     def _write(self, number: int, packed: str) -> None:
         with replaced(self.folder / "episodes" / f"{self.stamp}-{number}.js") as partial:
-            partial.write_text(f'deliver({number}, "{packed}");\n', encoding="ascii")
+            partial.write_text(f'{CALL}{number}, "{packed}");\n', encoding="ascii")
 
 
 def _packed(text: str) -> str:

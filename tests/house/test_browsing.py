@@ -120,8 +120,10 @@ def test_chunks_of_a_large_run_are_files_of_its_newest_report(tmp_path: Path, mo
         episodes = browsing.Episodes(tmp_path, stamp)
         list(episodes.collect(plain(9, words=100)))
         assert episodes.in_files and not episodes.chunks
+    (tmp_path / "episodes" / "1-9.js").write_text("play();\n")  # of the site in whose folder the report is
     episodes.remove_old()
     files = {path.name: path.read_text() for path in (tmp_path / "episodes").iterdir()}
+    assert files.pop("1-9.js") == "play();\n"
     assert set(files) == {f"2-{number}.js" for number in range(9)}
     for number in range(9):
         said = re.fullmatch(r'deliver\((\d), "([A-Za-z0-9+/=]+)"\);\n', files[f"2-{number}.js"])
