@@ -51,9 +51,6 @@ class Commands(TyperGroup):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(128 + signal.SIGPIPE) from None
         except KeyboardInterrupt as error:
-            from retrieval.exchange import abandon
-
-            abandon()  # threads waiting for a server would keep the process alive
             stopped = error if isinstance(error, Stopped) else Stopped(signal.SIGINT)
             after = WHAT_FOLLOWS.get(ctx.invoked_subcommand, "")
             typer.echo(f"{_who()}stopped by {stopped}{after}.", err=True)
@@ -121,6 +118,11 @@ def run() -> None:
 
         leave(error)
         raise
+    finally:
+        if "retrieval.exchange" in sys.modules:
+            from retrieval.exchange import abandon
+
+            abandon()  # threads waiting for a server would keep the process alive
 
 
 def any_character() -> None:

@@ -18,12 +18,12 @@ PROGRAM = """
 import signal, sys, time
 # Ignored as in a shell's background; otherwise as in its foreground, wherever the tests themselves run.
 signal.signal(signal.SIGINT, signal.SIG_IGN if "ignoring" in sys.argv[1] else signal.default_int_handler)
-from scope_jax import cli
+from scope_jax import cli, errors
 from scope_jax.run import stopping
 
 @cli.app.command(sys.argv[2])
 def wait(how: str) -> None:
-    if how == "searching":
+    if how in ("searching", "failing", "done"):
         from concurrent.futures import ThreadPoolExecutor
         from retrieval.client import RemoteRetriever
         retrieve = RemoteRetriever("http://127.0.0.1:9/retrieve", timeout=600, retries=99, first_delay=30)
@@ -33,6 +33,10 @@ def wait(how: str) -> None:
         jax.devices()
     try:
         print("ready", flush=True)
+        if how == "failing":
+            raise errors.UserError("no")
+        if how == "done":
+            return
         if how == "working":
             for _ in range(10**9):
                 sum(range(1000))
@@ -83,6 +87,13 @@ def test_a_signal_prints_one_line(command: str, how: str, number: signal.Signals
     _, printed = process.communicate(timeout=30)
     lines = [line for line in printed.splitlines() if "libtpu" not in line]
     assert lines == [f"scope-jax: stopped by {said}."]
+    assert process.returncode == code
+
+
+@pytest.mark.parametrize(("how", "code"), [("failing", 2), ("done", 0)])
+def test_a_command_that_ends_does_not_wait_for_a_server(how: str, code: int) -> None:
+    process = start(how)
+    process.communicate(timeout=30)  # a search of another thread would go on for an hour
     assert process.returncode == code
 
 
