@@ -35,6 +35,7 @@ class Api:
         self._model = model
         self._key = key
         self._began = int(time.time())
+        self._under_way: set[Stream] = set()
         self.counters = Counters(model)
 
     def app(self, closing: Callable[[], Awaitable[None]] | None = None) -> Starlette:
@@ -58,6 +59,11 @@ class Api:
             exception_handlers={HTTPException: _not_found},
             lifespan=lifespan,
         )
+
+    def end(self) -> None:
+        """Ends every reply under way with an error of the server."""
+        for stream in self._under_way:
+            stream.end()
 
     def _route(self, path: str, answer: Answer, method: str = "GET") -> Route:
         """A route with its key checked, its errors in OpenAI's form, and its status counted."""
@@ -128,7 +134,7 @@ class Api:
     # ------------------------------------------------------------------------------------------------------ replies
     async def _reply(self, request: Request, job: Job, reply: Reply, body: ChatBody | CompletionBody) -> Response:
         began = time.monotonic()
-        stream = Stream(self._model, job)
+        stream = Stream(self._model, job, self._under_way)
         if body.stream:
             with_usage = body.stream_options is not None and body.stream_options.include_usage
             return _Events(stream, self._events(stream, reply, with_usage, began))

@@ -170,10 +170,11 @@ def requests_of(model: Served, job: Job) -> list[Request]:
 
 class Stream:
     """The samples of a job as they are generated. Used as an async context manager: at its end, whatever still runs is
-    cancelled. Raises ApiError if the engine takes no more."""
+    cancelled. under_way: holds the streams that are used. Raises ApiError if the engine takes no more."""
 
-    def __init__(self, model: Served, job: Job) -> None:
+    def __init__(self, model: Served, job: Job, under_way: set[Stream]) -> None:
         loop = asyncio.get_running_loop()
+        self._under_way = under_way
         self._news: asyncio.Queue[tuple[int, News]] = asyncio.Queue()
         self._left = set(range(job.size))
 
@@ -192,11 +193,18 @@ class Stream:
             raise ApiError(str(error)) from None
 
     async def __aenter__(self) -> Stream:
+        self._under_way.add(self)
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._under_way.discard(self)
         for number in self._left:
             self._tickets[number].cancel()
+
+    def end(self) -> None:
+        """Lets the samples that still run fail, because the server ends."""
+        for number in self._left:
+            self._news.put_nowait((number, Done(None, Closed("The server is ending."))))
 
     async def news(self) -> AsyncIterator[tuple[int, News]]:
         """(number of the sample, news) until all samples are done. Raises ApiError if one fails."""

@@ -20,6 +20,7 @@ from scope_jax.serving.app import Api
 from scope_jax.serving.assemble import Served
 
 LOOK = 0.2  # seconds between looks at whether to end
+FAREWELL = 5.0  # seconds in which replies that took too long tell their clients so
 
 
 class _Server(uvicorn.Server):
@@ -127,7 +128,8 @@ async def _run(
     tell: Callable[[str], None],
     ended: threading.Event,
 ) -> None:
-    server = _server(Api(model, key).app(), grace)
+    api = Api(model, key)
+    server = _server(api.app(), grace + FAREWELL)
     also = None
     if grpc is not None:
         from rollouts.jetstream import Orchestrator, grpc_server
@@ -145,9 +147,11 @@ async def _run(
         tell(f"JetStream's service on {grpc[0]}:{port}")
 
     async def watch() -> None:
-        while model.rollouts.failure is None and not ended.is_set():
+        while not (server.should_exit or ended.is_set() or model.rollouts.failure is not None):
             await asyncio.sleep(LOOK)
         server.should_exit = True
+        await asyncio.sleep(grace)
+        api.end()
 
     watching = asyncio.ensure_future(watch())
     try:

@@ -15,6 +15,7 @@ import openai
 import pytest
 
 from models.tokenizer import Tokenizer
+from retrieval.search import Hit, SearchTool
 from rollouts.types import Completion, Request, SamplingParams
 from scope_jax.serving.assemble import Served
 from scope_jax.serving.generating import chat_job
@@ -279,3 +280,31 @@ def test_a_key_is_asked_for_and_an_end_lets_replies_finish(model: Served):
             assert under_way.result().status_code == 200
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{url}/models", trust_env=False)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_replies_that_take_too_long_to_end_get_an_error(model: Served, stream: bool):
+    """A search hangs; without a grace period the server ends, and says so."""
+    asked, answered = threading.Event(), threading.Event()
+
+    def retrieve(queries: Sequence[str], top_k: int) -> list[tuple[Hit, ...]]:
+        asked.set()
+        answered.wait(60)
+        return [()] * len(queries)
+
+    search = SearchTool(
+        retrieve, top_k=1, max_tokens=9, truncate=lambda text, _: text, neutralise=lambda text: text, cache_size=1
+    )
+    body = {"model": "atlas", "messages": user(questions(1)[0]), "max_tokens": 90, "temperature": 0}
+    body |= {"web_search_options": {}, "stream": stream}
+    with serving(replace(model, search=search), grace=0.0) as told, ThreadPoolExecutor(1) as pool:
+        url = f"{told['http']}/chat/completions"
+        under_way = pool.submit(httpx.post, url, json=body, timeout=60, trust_env=False)
+        assert asked.wait(30)
+        told["end"]()
+        reply = under_way.result()
+    answered.set()
+    wait_until_idle(model)
+    error = json.loads(reply.text.splitlines()[-2].removeprefix("data: "))["error"] if stream else reply.json()["error"]
+    assert reply.status_code == (200 if stream else 503) and error["type"] == "server_error"
+    assert error["message"] == "The reply failed: The server is ending."

@@ -48,7 +48,9 @@ def atlas() -> Iterator[Served]:
 
 
 @contextmanager
-def serving(model: Served, *, key: str | None = None, grpc: bool = False) -> Iterator[dict[str, Any]]:
+def serving(
+    model: Served, *, key: str | None = None, grpc: bool = False, grace: float = 5.0
+) -> Iterator[dict[str, Any]]:
     """Addresses by kind, http and grpc, of the model on free ports; `end` ends the server."""
     told: dict[str, Any] = {}
     ready, ended = threading.Event(), threading.Event()
@@ -63,7 +65,7 @@ def serving(model: Served, *, key: str | None = None, grpc: bool = False) -> Ite
 
     def run() -> None:
         place = ("127.0.0.1", 0) if grpc else None
-        run_model(model, sock, key=key, grpc=place, grace=5.0, tell=tell, ended=ended)
+        run_model(model, sock, key=key, grpc=place, grace=grace, tell=tell, ended=ended)
 
     thread = threading.Thread(target=run)
     thread.start()
