@@ -104,8 +104,9 @@ def _job(
         )
     if not prompts or not all(prompts):
         raise ApiError("A prompt has no token.", param="prompt")
-    if len(prompts) * samples > limits.max_samples:
-        raise ApiError(f"A request may have {limits.max_samples} samples, prompts times n, no more.", param="n")
+    most = min(limits.max_samples, model.rollouts.engine.config.slots + limits.queue)  # more would never be taken
+    if len(prompts) * samples > most:
+        raise ApiError(f"A request may have {most} samples, prompts times n, no more.", param="n")
     if (longest := max(map(len, prompts))) >= room:
         raise ApiError(
             f"The prompt has {longest} tokens; this server takes {room - 1}, so that one can be sampled.",

@@ -210,6 +210,15 @@ def test_a_conversation_that_the_template_rejects_is_a_bad_request_with_searches
         assert caught.value.status == 400 and caught.value.body["error"]["param"] == "messages"
 
 
+def test_more_samples_than_slots_and_queue_are_no_reason_to_try_again(model: Served):
+    serve = model.cfg.serve.model_copy(update={"max_samples": 1000})
+    model = replace(model, cfg=model.cfg.model_copy(update={"serve": serve}))
+    assert chat_job(model, parsed(ChatBody, json.dumps(GOOD | {"n": 32}).encode())).size == 32
+    with pytest.raises(ApiError, match=r"may have 32 samples, prompts times n, no more\.") as caught:
+        chat_job(model, parsed(ChatBody, json.dumps(GOOD | {"n": 33}).encode()))
+    assert caught.value.status == 400
+
+
 def test_other_refusals(url: str, model: Served):
     def post(path: str, body: Any) -> httpx.Response:
         return httpx.post(url + path, json=body, trust_env=False)
