@@ -40,6 +40,7 @@ def launch(job: Job, section: LaunchSection) -> Launch:
         *starts,
         "code=0",
         'for process in "${processes[@]}"; do wait "$process" || code=$?; done',
+        "wait  # for one whose wait was cut short by a signal",
         'exit "$code"',
     ]
     return Launch("\n".join(lines))

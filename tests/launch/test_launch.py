@@ -100,7 +100,9 @@ def test_a_host_that_fails_makes_the_launch_fail(tmp_path: Path, capsys) -> None
 @pytest.mark.parametrize(("signal_", "code"), [(signal.SIGINT, 143), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_started_processes(tmp_path: Path, capsys, signal_: int, code: int) -> None:
     stand_ins = programs.Bin(tmp_path / "bin")
-    stand_ins.add("ssh", f"#!/bin/bash\necho $$ >> {tmp_path}/started\nexec sleep 60\n")
+    # it takes a moment to end, as ssh does
+    ending = "trap 'sleep 1; exit 143' TERM"
+    stand_ins.add("ssh", f"#!/bin/bash\n{ending}\necho $$ >> {tmp_path}/started\nsleep 60 & wait\n")
     script = printed(capsys, "gpu-nodes")
     environment = os.environ | {"PATH": f"{stand_ins.folder}:{os.environ['PATH']}"}
     # As in a terminal's foreground, wherever the tests run.

@@ -7,4 +7,5 @@ ssh -tt node0 'cd /checkout && exec env JAX_COORDINATOR_ADDRESS=node0:8476 JAX_N
 ssh -tt me@node1 'cd /checkout && exec env JAX_COORDINATOR_ADDRESS=node0:8476 JAX_NUM_PROCESSES=2 JAX_PROCESS_ID=1 /checkout/.venv/bin/python -m scope_jax train configs/ssp/atlas.toml --run '"'"'/data/runs/It'"'"'"'"'"'"'"'"'s my run'"'"' --set train.steps=5' < /dev/null & processes+=($!)
 code=0
 for process in "${processes[@]}"; do wait "$process" || code=$?; done
+wait  # for one whose wait was cut short by a signal
 exit "$code"
