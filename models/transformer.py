@@ -23,6 +23,7 @@ from models.config import ModelConfig
 from models.lowrank import LowRank, factors_of, gathered, product
 from models.moe import GroupedMatmul, grouped_matmul, moe_layer
 from models.rope import Rope, rotate
+from models.sums import rows_of, with_bias
 from sharding.collectives import LOCAL, Shards
 from sharding.rules import TRAIN
 from sharding.spec import Param, normal, ones, partition_specs, spec_for, zeros
@@ -128,18 +129,12 @@ def _width_norm(x: jax.Array, scale: jax.Array, eps: float, shards: Shards) -> j
     return (normed * scale.astype(jnp.float32)).astype(x.dtype)
 
 
-def _with_bias(y_BTn: jax.Array, bias_n: jax.Array) -> jax.Array:
-    """y + bias, the same bits as in their own dtype. The addition is in float32 for the bias's gradient, a sum over all
-    tokens: one in bfloat16 stops growing once it is 256 times as large as what is added."""
-    return (y_BTn + bias_n.astype(jnp.promote_types(bias_n.dtype, jnp.float32))).astype(y_BTn.dtype)
-
-
 def _project(cfg: ModelConfig, w: Params, x_BTD: jax.Array, name: Literal["q", "k", "v"], shards: Shards) -> jax.Array:
     """The q, k or v projection, [B, T, heads · h], with bias and the norm over all heads where the model has them."""
     axes = "Hh" if name == "q" else "Kh"
     y = checkpoint_name(product(x_BTD, w[f"{name}_D_{axes}"]), "qkv")  # before the norm, whose gradient needs it
     if cfg.qkv_bias:
-        y = _with_bias(y, w[f"{name}_bias_{axes}"])
+        y = with_bias(y, w[f"{name}_bias_{axes}"])
     if cfg.qk_norm == "width" and name != "v":
         y = _width_norm(y, w[f"{name}_norm_{axes}"], cfg.norm_eps, shards)
     return y
@@ -183,7 +178,7 @@ def _attention_layer(
     q_BTHh, k_BTKh = heads(cfg, rope, scales, q_BTn, k_BTn, positions_BT)
     o_BTHh = attend(q_BTHh, k_BTKh, v_BTn.reshape(*v_BTn.shape[:-1], -1, cfg.head_dim))
     out_BTD = shards.leave_layer(product(o_BTHh.reshape(*o_BTHh.shape[:2], -1), w["o_Hh_D"]))
-    return _with_bias(out_BTD, shards.between_layers(w["o_bias_D"])) if cfg.output_bias else out_BTD
+    return with_bias(out_BTD, shards.between_layers(w["o_bias_D"])) if cfg.output_bias else out_BTD
 
 
 def _ffn_layer(w: Params, x_BTD: jax.Array, shards: Shards) -> jax.Array:
@@ -229,22 +224,6 @@ def block(
     return add(x_BTD, w["ffn_norm_D"], feed)
 
 
-@jax.custom_vjp
-def _rows(table_VD: jax.Array, ids_BT: jax.Array) -> jax.Array:
-    """Rows of a table. A row's gradient is summed over all tokens that have its id, in float32 at least: in bfloat16
-    that of a token that occurs 20,000 times came out as a sixteenth of itself."""
-    return table_VD[ids_BT]
-
-
-def _rows_backward(saved: tuple[jax.Array, jax.Array], ct_BTD: jax.Array) -> tuple[jax.Array, None]:
-    table_VD, ids_BT = saved
-    zeros_VD = jnp.zeros(table_VD.shape, jnp.promote_types(table_VD.dtype, jnp.float32))
-    return zeros_VD.at[ids_BT].add(ct_BTD.astype(zeros_VD.dtype)).astype(table_VD.dtype), None
-
-
-_rows.defvjp(lambda table_VD, ids_BT: (_rows(table_VD, ids_BT), (table_VD, ids_BT)), _rows_backward)
-
-
 def embed(
     cfg: ModelConfig,
     params: Params,
@@ -261,10 +240,10 @@ def embed(
     spec = partition_specs(declare(cfg), TRAIN)["embed"]["table_VD"]
     table = shards.gather(table, spec, table.dtype if compute_dtype is None else compute_dtype)
     if shards.tensor is None:
-        return _rows(table, ids_BT)
+        return rows_of(table, ids_BT)
     local = ids_BT - shards.index * table.shape[0]
     mine = (local >= 0) & (local < table.shape[0])
-    rows = _rows(table, jnp.where(mine, local, 0))
+    rows = rows_of(table, jnp.where(mine, local, 0))
     return shards.leave_layer(jnp.where(mine[..., None], rows, 0))
 
 

@@ -13,6 +13,7 @@ from scope_jax.config.base import CardError, Section, one_of
 from scope_jax.config.exams import BY_RUBRIC, EvalSet, Measure
 from scope_jax.config.experiment import GAMES, Config
 from scope_jax.config.launch import LaunchSection
+from scope_jax.config.learner import AdvantageCard, LearnerSection, LossCard, OptimizerSection
 from scope_jax.config.loading import load_card, load_served, overridden, parse_config, parse_section
 from scope_jax.config.model import AdapterSection
 from scope_jax.config.scope import ChallengerRewardSection, MissingAnswer, ScopeSection, SolverRewardSection
@@ -22,15 +23,11 @@ from scope_jax.config.spell import QuestionerReward, RuleText, SpellRoleSection,
 from scope_jax.config.spice import AnswerType, ChallengerReward, SpiceSection
 from scope_jax.config.ssp import FormatRule, Grader, NoiseUnit, SSPSection
 from scope_jax.config.tables import (
-    AdvantageCard,
     AskSection,
     EncoderSection,
     EndpointSection,
     GenerationSection,
     JudgeSection,
-    LearnerSection,
-    LossCard,
-    OptimizerSection,
     RetrievalSection,
     RoleSection,
     RowsSection,

@@ -10,6 +10,7 @@ from scope_jax.config.base import CardPath, Section, Seed
 from scope_jax.config.clusters import ClustersSection
 from scope_jax.config.exams import EvalSection
 from scope_jax.config.launch import LaunchSection
+from scope_jax.config.learner import LearnerSection, OptimizerSection
 from scope_jax.config.log import LogSection
 from scope_jax.config.model import ModelSection
 from scope_jax.config.scope import ScopeSection
@@ -18,15 +19,7 @@ from scope_jax.config.serving import ServeSection
 from scope_jax.config.spell import SpellSection
 from scope_jax.config.spice import SpiceSection
 from scope_jax.config.ssp import SSPSection
-from scope_jax.config.tables import (
-    DataSection,
-    JudgeSection,
-    LearnerSection,
-    MeshSection,
-    OptimizerSection,
-    RetrievalSection,
-    RolloutSection,
-)
+from scope_jax.config.tables import DataSection, JudgeSection, MeshSection, RetrievalSection, RolloutSection
 from scope_jax.config.training import TrainSection
 
 GAMES = ("ssp", "scope", "spice", "spell", "score")

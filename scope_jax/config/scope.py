@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from scope_jax.config.base import PROMPTS, CardPath, Count, GameSection, Section, Share, Weight, Whole
-from scope_jax.config.tables import AskSection, LossCard, RoleSection, SamplingSection, Ungraded
+from scope_jax.config.learner import LossCard
+from scope_jax.config.tables import AskSection, RoleSection, SamplingSection, Ungraded
 
 
 class ThinkingRule(Section):

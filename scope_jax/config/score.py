@@ -7,7 +7,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from scope_jax.config.base import PROMPTS, CardPath, Count, GameSection, Section, Share, Temperature, Weight, Whole
-from scope_jax.config.tables import JudgeSection, LossCard, RoleSection, SamplingSection, Tries
+from scope_jax.config.learner import LossCard
+from scope_jax.config.tables import JudgeSection, RoleSection, SamplingSection, Tries
 
 DimensionName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
 DimensionWeight = Annotated[float, Field(ge=0, le=10)]

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from scope_jax.config.base import PROMPTS, CardPath, Count, GameSection, Section, Weight, Whole
-from scope_jax.config.tables import AdvantageCard, LossCard, SamplingSection, differing
+from scope_jax.config.learner import AdvantageCard, LossCard
+from scope_jax.config.tables import SamplingSection, differing
 
 SpellTask = Literal["qa", "math", "choice"]  # document QA, financial math QA, multiple choice: section 5.1
 SpellRole = Literal["questioner", "responder", "verifier"]

@@ -7,7 +7,8 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from scope_jax.config.base import PROMPTS, CardPath, Count, GameSection, Seconds
-from scope_jax.config.tables import EndpointSection, GenerationSection, LossCard, SamplingSection
+from scope_jax.config.learner import LossCard
+from scope_jax.config.tables import EndpointSection, GenerationSection, SamplingSection
 
 ChallengerReward = Literal["variance", "absolute-zero", "threshold", "r-zero"]
 AnswerType = Literal["integer", "float", "expression", "string", "boolean"]

@@ -7,7 +7,8 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from scope_jax.config.base import PROMPTS, CardPath, Count, GameSection, Temperature, Whole
-from scope_jax.config.tables import LossCard, RoleSection
+from scope_jax.config.learner import LossCard
+from scope_jax.config.tables import RoleSection
 
 FormatRule = Literal["well-formed", "think", "lenient"]
 NoiseUnit = Literal["document", "trajectory"]

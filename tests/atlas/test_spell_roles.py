@@ -162,7 +162,7 @@ def test_questions_are_held_out_and_answered_by_their_text(world, tokens) -> Non
             assert row["question"].removesuffix("?").split()[-1] in world.held_out
             assert row["answers"][0].isdecimal() == (task == "math")
         given = {**rows[0], "options": [], "context": context}
-        assert rows[0]["question"] in prompt(cfg, given, lambda text: len(tokens.encode(text))).user
+        assert rows[0]["question"] in prompt(cfg, given, lambda text: len(tokens.encode(text)), 4096).user
 
 
 def test_clusters_name_nothing_held_out_and_the_card_uses_them(world) -> None:

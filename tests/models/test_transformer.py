@@ -13,6 +13,7 @@ import pytest
 from models import transformer
 from models.attention import attention, visible_mask
 from models.rope import Rope, rotate
+from models.sums import with_bias
 from models.transformer import Remat
 from scope_jax.plan.hlo import Program
 from sharding.collectives import LOCAL
@@ -231,7 +232,7 @@ def test_the_gradient_of_a_bias_is_summed_in_float32():
     rng = np.random.default_rng(0)
     y_BTn, ct_BTn = (jnp.asarray(rng.normal(0.5, 0.5, (1, 20_000, 8)), jnp.bfloat16) for _ in range(2))
     bias_n = jnp.asarray(rng.normal(size=8), jnp.bfloat16)
-    out_BTn, pull = jax.jit(partial(jax.vjp, transformer._with_bias))(y_BTn, bias_n)
+    out_BTn, pull = jax.jit(partial(jax.vjp, with_bias))(y_BTn, bias_n)
     assert out_BTn.dtype == jnp.bfloat16 and jnp.array_equal(out_BTn, y_BTn + bias_n)
     exact_n = np.asarray(ct_BTn, np.float64).sum((0, 1))
     np.testing.assert_allclose(np.asarray(jax.jit(pull)(ct_BTn)[1], np.float64), exact_n, rtol=4e-3)
