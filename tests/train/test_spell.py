@@ -71,6 +71,10 @@ groups = 3
 clusters_per_round = 2
 max_rounds = 12
 documents = 1
+[spell.tasks]
+choice = 0.0
+qa = 1.0
+math = 1.0
 [spell.questioner.sampling]
 max_tokens = 8
 [spell.responder]
