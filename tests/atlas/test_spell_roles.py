@@ -17,7 +17,7 @@ from scope_jax.atlas.spell_roles import Habits, SPELLDemonstrations, makers
 from scope_jax.config import load_card
 from scope_jax.data.sources import load
 from scope_jax.systems.spell import rules, source
-from scope_jax.systems.spell.exams import prompt
+from scope_jax.systems.spell.exams import exam
 from scope_jax.systems.spell.history import order
 
 SENTENCE = re.compile(r"The (\w+) of (\w+) is (\w+)\.")
@@ -162,7 +162,7 @@ def test_questions_are_held_out_and_answered_by_their_text(world, tokens) -> Non
             assert row["question"].removesuffix("?").split()[-1] in world.held_out
             assert row["answers"][0].isdecimal() == (task == "math")
         given = {**rows[0], "options": [], "context": context}
-        assert rows[0]["question"] in prompt(cfg, given, lambda text: len(tokens.encode(text)), 4096).user
+        assert rows[0]["question"] in exam(cfg).prompt(given, lambda text: len(tokens.encode(text))).user
 
 
 def test_clusters_name_nothing_held_out_and_the_card_uses_them(world) -> None:
