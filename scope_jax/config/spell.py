@@ -96,10 +96,9 @@ class SpellSection(GameSection):
             )
         compared = {"responder": self.responder} | ({"verifier": self.verifier} if "verifier" in self.train else {})
         for role, card in compared.items():
-            if card.samples < 2 or not card.sampling.temperature:
+            if card.samples < 2:
                 raise ValueError(
-                    f"{role} is trained by comparing the samples of a prompt, which must differ; set {role}.samples to "
-                    f"at least 2 and {role}.sampling.temperature above 0"
+                    f"{role} is trained by comparing the samples of a prompt; set {role}.samples to at least 2"
                 )
         if not any(self.tasks.values()):
             raise ValueError("tasks must hold at least one share above 0")

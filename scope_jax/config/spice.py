@@ -97,13 +97,6 @@ class SpiceSection(GameSection):
             )
         if self.train != "reasoner" and self.reasoner.samples < 2:
             raise ValueError("one answer to a task has no variance to reward; set reasoner.samples to at least 2")
-        compared = {"challenger": self.train != "reasoner", "reasoner": self.reasoner.samples > 1}
-        for role, card in (("challenger", self.challenger), ("reasoner", self.reasoner)):
-            if compared[role] and not card.sampling.temperature:
-                raise ValueError(
-                    f"the samples of the {role} are compared with each other, and at temperature 0 they are all the "
-                    f"same; set {role}.sampling.temperature above 0"
-                )
         if self.corpus and self.document_tokens >= self.challenger.max_prompt_tokens:
             raise ValueError(
                 f"a document of {self.document_tokens} tokens does not fit into a prompt of "

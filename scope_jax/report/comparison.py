@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from scope_jax.config import GAMES, Config
+from scope_jax.config import Config
 from scope_jax.errors import UserError
 from scope_jax.play.measures import standard_error
 from scope_jax.play.rewards import mean
@@ -53,14 +53,9 @@ def titles(runs: Sequence[Path]) -> list[str]:
 
 
 def differences(cards: Sequence[Config]) -> list[tuple[str, list[str]]]:
-    """(key, its value in each card as JSON) of every key that the cards do not agree in.
-
-    Tables of games that none of them plays are left out.
-    """
-    idle = tuple(f"{game}." for game in GAMES if game not in {card.system for card in cards})
+    """(key, its value in each card as JSON) of every key that the cards do not agree in."""
     tables = [flattened(card.model_dump(mode="json")) for card in cards]
-    keys = sorted(key for key in set().union(*tables) if not key.startswith(idle))
-    rows = [(key, [_shown(table.get(key)) for table in tables]) for key in keys]
+    rows = [(key, [_shown(table.get(key)) for table in tables]) for key in sorted(set().union(*tables))]
     return [(key, values) for key, values in rows if len(set(values)) > 1]
 
 

@@ -261,7 +261,7 @@ def test_version_and_completion() -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | asked, cwd=ROOT, capture_output=True, text=True, check=False
     )
-    assert sorted(done.stdout.split()) == ["search", "serve"]
+    assert sorted(done.stdout.split()) == ["search", "selftest", "serve"]
 
 
 @pytest.mark.slow

@@ -183,7 +183,7 @@ def test_questions_answers_and_verdicts_inside_thoughts_do_not_count():
         ({"families": {"web": []}}, "families"),
         ({"groups": 0}, "groups"),
         ({"responder": {"samples": 1}}, "responder.samples to at least 2"),
-        ({"responder": {"sampling": {"temperature": 0}}}, "responder.sampling.temperature above 0"),
+        ({"responder": {"sampling": {"temperature": 0}}}, "at temperature 0 are all the same"),
         ({"verifier": {"samples": 1}}, "verifier.samples to at least 2"),
         ({"questioner_reward": "r-zero", "width": 0.1}, 'questioner_reward = "r-zero" has neither: remove them'),
     ],
