@@ -26,6 +26,7 @@ from scope_jax.learner.types import Metrics
 from scope_jax.play import exams, suites
 from scope_jax.play.exams import Exam
 from scope_jax.play.judge_client import JudgeClient
+from scope_jax.play.math_answers import MathAnswers
 from scope_jax.play.tools import Tools
 from scope_jax.run import evaluations
 from scope_jax.run.adapters import base_of
@@ -157,8 +158,10 @@ def examine_endpoint(
         judge.probe()
     tokenizer = Tokenizer.load(cfg.model.tokenizer) if cfg.model.tokenizer else None
 
+    math = MathAnswers()
+
     def tools(name: str) -> Tools:
-        return RemoteTools(client, judges, tokenizer, cfg.seed, f"evaluate {name}")
+        return RemoteTools(client, judges, tokenizer, cfg.seed, f"evaluate {name}", math)
 
     metrics = _answer(taken, tools, keep)
     return {"target": f"{endpoint.model} at {endpoint.url}", "step": None, "base": None, "metrics": metrics}

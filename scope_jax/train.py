@@ -82,6 +82,7 @@ def train(
     if mirror is not None:
         by_one(mirror.own)  # not before: a start that is refused leaves a running process alone
     log.rewind(done if resumed else None)
+    world.verdicts.record(run, done)
     watch = by_one(lambda: watched(cfg, records(run / "metrics.jsonl")))
     watch.check_names(world.system.updates(cfg))
     over = over or watch.reason is not None
@@ -104,6 +105,7 @@ def train(
             while not over and not signal:
                 step, passed = done, world.system.iterations(cfg, memory)
                 done = step + 1
+                world.verdicts.begin(done)
                 with instruments.step(done), _alive(world, progress, f"step {done}"):
                     with instruments.phase("play"):
                         played = _played(world, memory, step) if coming is None else coming

@@ -16,7 +16,7 @@ from scope_jax.config import BY_RUBRIC, Config, EvalSet, JudgeSection, Measure
 from scope_jax.data.schemas import Kind
 from scope_jax.play import grading, pairwise, rating, rubrics, searching
 from scope_jax.play.asking import Judge
-from scope_jax.play.math_answers import MathAnswers
+from scope_jax.play.math_answers import Comparison
 from scope_jax.play.measures import BY_TEXT, facts_stated
 from scope_jax.play.rubrics import Grader
 from scope_jax.play.searching import Search
@@ -234,7 +234,6 @@ def measured(
         else:
             for one, value in zip(found, marks.of(name, every_place), strict=True):
                 one.measures[name] = value
-    marks.close()
     for one, answer in zip(found, answers, strict=True):
         if not answer.completion.turns:
             one.counts["not_sampled"] = 1
@@ -270,7 +269,6 @@ class Marks:
         self._answers = answers
         self._found = found
         self._judged: dict[int, bool] = {}  # by index in `answers`
-        self._math: MathAnswers | None = None
 
     def accuracy(self) -> list[bool]:
         """For each answer, whether one of the measures in `Exam.accuracy` accepts it."""
@@ -286,9 +284,9 @@ class Marks:
         if name == "judge":
             self._ask([place for place in places if place not in self._judged])
             return [float(self._judged[place]) for place in places]
-        if name == "math" and self._math is None:
-            self._math = MathAnswers()
-        compare = self._math.equal if name == "math" and self._math else BY_TEXT[name]
+        if name == "math":
+            return self._compare(places)
+        compare = BY_TEXT[name]
         answers = [self._answers[place] for place in places]
         return [float(bool(one.text) and compare(one.text or "", one.row["answers"])) for one in answers]
 
@@ -306,10 +304,16 @@ class Marks:
             self._found[place].counts["judge_requests"] += len(judgements)
             self._found[place].counts["judge_unparsed"] += sum(one.read is None for one in judgements)
 
-    def close(self) -> None:
-        """Stops the process that compares mathematical answers, if it was started."""
-        if self._math is not None:
-            self._math.close()
+    def _compare(self, places: Sequence[int]) -> list[float]:
+        """Mathematical equality, and counts of the answers without a verdict."""
+        answered = [place for place in places if self._answers[place].text]
+        answers = [self._answers[place] for place in answered]
+        verdicts = self._tools.compare_math([Comparison(one.text or "", tuple(one.row["answers"])) for one in answers])
+        for place, verdict in zip(answered, verdicts, strict=True):
+            counts = self._found[place].counts
+            counts |= {"math_unreadable": int(verdict == "unreadable"), "math_timeouts": int(verdict == "timeout")}
+        equal = {place for place, verdict in zip(answered, verdicts, strict=True) if verdict == "equal"}
+        return [float(place in equal) for place in places]
 
 
 def grade(

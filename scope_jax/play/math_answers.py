@@ -1,127 +1,149 @@
-"""Compares mathematical answers with Math-Verify, in a separate process that is killed if it takes too long.
+"""Compares mathematical answers, in processes that the kernel ends once a comparison has used up its CPU time.
 
-Simplifying text written by a model can take unbounded time and memory. Here a comparison is limited to `seconds`, after
-which the answers count as unequal. The worker is this module run as a program: one JSON object per line in, one per
-line out. It imports neither JAX nor other packages of the project.
+The text is written by a model, and what it denotes can take unbounded time and memory to evaluate. The limit is one of
+CPU time, so that a busy machine does not change verdicts; a verdict of "timeout" may still differ from one machine to
+the next, which is why a run decides each comparison once, for all its processes, and records it (`run.verdicts`).
 """
 
 from __future__ import annotations
 
 import atexit
 import json
-import re
+import os
 import selectors
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Literal, NamedTuple
+
+from scope_jax.errors import UserError
 
 LONGEST = 2_000  # characters; a longer answer is not compared
-START_SECONDS = 300.0  # for the worker's imports, which take seconds, or minutes on a loaded node
-# no xi, which is more often x times i
-_GREEK = (
-    "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|kappa|lambda|mu|nu|rho|sigma|tau|phi|chi|psi|omega|pi"
-    "|Gamma|Delta|Theta|Lambda|Pi|Sigma|Phi|Psi|Omega"
-)
-_FUNCTIONS = "(?:arc)?(?:sin|cos|tan)|(?:sin|cos|tan)h|cot|sec|csc|ln|log|exp"
-_NAMES = re.compile(
-    rf"\\(?:operatorname|mathrm|text)\s*\{{({_FUNCTIONS}|{_GREEK})\}}|(?<![\\A-Za-z])({_FUNCTIONS}|{_GREEK})(?![A-Za-z])"
-)
-_POWER = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([-+]?\d{1,3})(?![\w.])")
+SECONDS = 5.0  # of CPU time for a comparison
+START_SECONDS = 300.0  # for a worker's imports, which take a second, or minutes on a loaded node
+WORKERS = 16  # at most; each needs about 80 MB
+SHARE = 64  # comparisons for which another worker is worth its start
+_PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from scope_jax.play.mathematics.worker import work; work()"
+_ROOT = str(Path(__file__).parents[2])
+
+Verdict = Literal["equal", "unequal", "unreadable", "timeout"]
+
+
+class Comparison(NamedTuple):
+    """An answer and the accepted ones, in LaTeX or plain notation."""
+
+    prediction: str
+    golds: tuple[str, ...]
 
 
 class MathAnswers:
-    """Compares answers one at a time; a comparison that times out or crashes the worker is False and is counted."""
+    """Compares answers, many at a time on the cores of this host; see `mathematics` for what is equal.
 
-    def __init__(self, seconds: float = 5.0) -> None:
-        self.seconds = seconds
-        self.given_up = 0
-        self._worker: subprocess.Popen[str] | None = None
+    Verdicts: "equal" to an accepted answer; "unequal"; "unreadable", if the prediction, or every accepted answer, is
+    not understood to its last character; "timeout", if the comparison used up its CPU time or its memory. Only the
+    first counts as right.
+    """
+
+    def __init__(self) -> None:
+        self._cores = min(len(os.sched_getaffinity(0)), WORKERS)
+        self._idle: SimpleQueue[_Worker] = SimpleQueue()
+        self._started: list[_Worker] = []
         self._lock = threading.Lock()
         atexit.register(self.close)
 
-    def equal(self, prediction: str, golds: Sequence[str]) -> bool:
-        """True if `prediction` is mathematically equal to one of `golds` (LaTeX, plain numbers, sets, intervals …)."""
-        if not prediction.strip() or len(prediction) > LONGEST:
-            return False
+    def equal(self, prediction: str, golds: Sequence[str], seconds: float = SECONDS) -> bool:
+        """True if `prediction` is mathematically equal to one of `golds`."""
+        return self.verdicts([Comparison(prediction, tuple(golds))], seconds) == ["equal"]
+
+    def verdicts(self, comparisons: Sequence[Comparison], seconds: float = SECONDS) -> list[Verdict]:
+        """The verdict of each comparison, in order; identical ones are decided once. seconds: CPU time for each. Raises
+        UserError if no worker can be started."""
+        distinct = list(dict.fromkeys(comparisons))
+        threads = max(1, min(self._cores, len(distinct) // SHARE))
         with self._lock:
-            answer = self._request({"prediction": prediction, "golds": list(golds)})
-        if answer is None:
-            self.given_up += 1
-        return bool(answer)
+            while len(self._started) < threads:
+                self._started.append(_Worker())
+                self._idle.put(self._started[-1])
+            if threads == 1:
+                found = [self._verdict(one, seconds) for one in distinct]
+            else:
+                with ThreadPoolExecutor(threads, "grader") as pool:
+                    found = list(pool.map(lambda one: self._verdict(one, seconds), distinct))
+        decided = dict(zip(distinct, found, strict=True))
+        return [decided[comparison] for comparison in comparisons]
 
     def close(self) -> None:
-        """Stops the worker."""
-        if self._worker is not None:
-            self._worker.kill()
-            self._worker.communicate()
-            self._worker = None
+        """Stops the workers."""
+        for worker in self._started:
+            worker.stop()
 
-    def _request(self, comparison: dict[str, object]) -> bool | None:
-        """The worker's result, None if it gave none in time."""
-        if self._worker is None:
-            self._worker = subprocess.Popen(
-                [sys.executable, "-P", __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-            )
-            if self._line(START_SECONDS) is None:  # it prints a line once its libraries are imported
-                self.close()
-                from scope_jax.errors import UserError  # not at the top: the worker runs this file without the project
-
-                raise UserError(
-                    f"the process that compares mathematical answers did not start within {START_SECONDS:g} seconds; "
-                    "check that `python -c 'import math_verify'` works, or run with fewer other processes."
-                )
-        assert self._worker.stdin is not None
+    def _verdict(self, comparison: Comparison, seconds: float) -> Verdict:
+        prediction, golds = comparison
+        if not prediction.strip() or len(prediction) > LONGEST:
+            return "unreadable"
+        worker = self._idle.get()
         try:
-            self._worker.stdin.write(json.dumps(comparison) + "\n")
-        except BrokenPipeError:  # the previous comparison crashed the worker
-            self.close()
-            return self._request(comparison)
-        line = self._line(self.seconds)
-        if line is None:
-            self.close()
-            return None
-        return json.loads(line)["equal"]
+            return worker.ask({"prediction": prediction, "golds": golds, "seconds": seconds})
+        finally:
+            self._idle.put(worker)
 
-    def _line(self, seconds: float) -> str | None:
-        """The next line from the worker, None if there is none within `seconds`."""
-        assert self._worker is not None
-        assert self._worker.stdout is not None
+
+class _Worker:
+    """A process that compares one pair after the other; started by the first, and again after it has ended."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+
+    def ask(self, request: dict[str, object]) -> Verdict:
+        """The verdict; "timeout" if the process ends over it. One that something else ended is asked once more."""
+        for _ in range(2):
+            process = self._start() if self._process is None else self._process
+            if line := _reply(process, json.dumps(request)):
+                return json.loads(line)["verdict"]
+            self.stop()
+            if process.returncode == -signal.SIGPROF:
+                break
+        return "timeout"
+
+    def stop(self) -> None:
+        if self._process is not None:
+            try:
+                self._process.wait(0.1)  # it may be ending, with a status that tells why
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+    def _start(self) -> subprocess.Popen[str]:
+        self.stop()
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _PROGRAM, _ROOT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         with selectors.DefaultSelector() as selector:
-            selector.register(self._worker.stdout, selectors.EVENT_READ)
-            if not selector.select(seconds):
-                return None
-        return self._worker.stdout.readline() or None
+            assert self._process.stdout is not None
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            begun = selector.select(START_SECONDS) and self._process.stdout.readline()
+        if not begun:  # it prints a line once its libraries are imported
+            self.stop()
+            raise UserError(
+                f"the process that compares mathematical answers did not start within {START_SECONDS:g} seconds; "
+                "check that `python -c 'import sympy'` works, or run with fewer other processes."
+            )
+        return self._process
 
 
-def _work() -> None:
-    import logging
-    import resource
-
-    logging.disable(logging.WARNING)  # it warns that it has no timeout of its own, but the parent process has one
-    from math_verify import parse, verify  # type: ignore[import-untyped]
-
-    resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
-    print(json.dumps({"ready": True}), flush=True)
-    for line in sys.stdin:
-        comparison = json.loads(line)
-        prediction = _parsed(parse, comparison["prediction"])
-        equal = any(verify(_parsed(parse, gold), prediction, timeout_seconds=None) for gold in comparison["golds"])
-        print(json.dumps({"equal": bool(equal)}), flush=True)
-
-
-def _parsed(parse, text: str) -> Any:
-    """Parses an answer with Math-Verify: as a formula, unless it marks its formulas itself."""
-    marked = re.search(r"(?<!\\)\$|\\\(|\\\[|\\boxed", text)  # \$ is a dollar sign
-    return parse(text if marked else f"${_as_latex(text)}$", parsing_timeout=None)
-
-
-def _as_latex(text: str) -> str:
-    """Plain notation in LaTeX's: functions and Greek letters with a backslash, powers with ^, 1e-3 as a product."""
-    named = _NAMES.sub(lambda name: f"\\{name[1]} " if name[1] else f"\\{name[2]}", text)
-    return _POWER.sub(r"\1\\cdot 10^{\2}", named).replace("**", "^")
-
-
-if __name__ == "__main__":
-    _work()
+def _reply(process: subprocess.Popen[str], request: str) -> str:
+    """The line with which a worker answers; "" if it has ended."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(request + "\n")
+        process.stdin.flush()
+    except BrokenPipeError:
+        return ""
+    return process.stdout.readline()

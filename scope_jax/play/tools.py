@@ -10,6 +10,7 @@ from retrieval.rows import Row
 from rollouts.types import Completion
 from scope_jax.config import RoleSection, SamplingSection
 from scope_jax.learner.types import Reply
+from scope_jax.play.math_answers import SECONDS, Comparison, Verdict
 from scope_jax.play.turns import Respond
 from scope_jax.text.messages import Messages
 
@@ -90,6 +91,14 @@ class Tools(Protocol):
         """Replies of an external model to single user messages, in order.
 
         by: one of the game's `judges`. None: the value from the judge's table in the card.
+        """
+        ...
+
+    def compare_math(self, comparisons: Sequence[Comparison], seconds: float = SECONDS) -> list[Verdict]:
+        """The verdict on each pair of mathematical answers, in order, see `MathAnswers`. seconds: CPU time for each.
+
+        Of several processes each decides its share, and all get the same verdicts; those of a run are recorded, and a
+        resumed run gets the recorded ones.
         """
         ...
 

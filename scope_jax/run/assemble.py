@@ -22,6 +22,7 @@ from scope_jax.learner.learner import Learner
 from scope_jax.learner.state import TrainState
 from scope_jax.play import exams
 from scope_jax.play.judge_client import JudgeClient
+from scope_jax.play.math_answers import MathAnswers
 from scope_jax.play.system import Memory, System
 from scope_jax.play.turns import Joiner
 from scope_jax.run import ahead
@@ -43,6 +44,7 @@ from scope_jax.run.residence import (
     with_shared_reference,
 )
 from scope_jax.run.searches import lookup_of, search_of
+from scope_jax.run.verdicts import Verdicts
 from scope_jax.run.world import Tell, World
 from scope_jax.systems import game_of
 from scope_jax.text import dialects
@@ -227,6 +229,7 @@ def assemble_world(
         exams=held_out,
         lookup=lookup,
         local=local,
+        verdicts=Verdicts(MathAnswers()),
     )
 
 

@@ -15,6 +15,7 @@ from rollouts import types
 from rollouts.types import Completion, Turn
 from scope_jax.learner.types import Reply
 from scope_jax.play.judge_client import JudgeClient, JudgeError
+from scope_jax.play.math_answers import SECONDS, Comparison, MathAnswers, Verdict
 from scope_jax.play.tools import BASE, Prompt
 from scope_jax.play.turns import Respond
 from scope_jax.text import parsing
@@ -30,7 +31,7 @@ class RemoteTools:
     """Implements `play.tools.Tools` for an exam whose policy is behind an endpoint.
 
     policy: its client. judges: external models by name. tokenizer: counts tokens; without one, four bytes are one.
-    step: names the exam; with `seed`, it enters the seed of every sample.
+    step: names the exam; with `seed`, it enters the seed of every sample. math: compares mathematical answers.
     """
 
     policy: JudgeClient
@@ -38,6 +39,7 @@ class RemoteTools:
     tokenizer: Tokenizer | None
     seed: int
     step: str
+    math: MathAnswers
 
     def rows(self, first: int, count: int) -> list[Row]:
         raise ValueError("an endpoint is examined, not trained; there is no stream of rows.")
@@ -110,6 +112,9 @@ class RemoteTools:
         if by not in self.judges:
             raise JudgeError(f"the exam asks {by!r} but there is no endpoint for it; add one.")
         return self.judges[by](messages, temperature=temperature, max_tokens=max_tokens)
+
+    def compare_math(self, comparisons: Sequence[Comparison], seconds: float = SECONDS) -> list[Verdict]:
+        return self.math.verdicts(comparisons, seconds)
 
     def probe(self, by: str) -> str:
         self.judges[by].probe()

@@ -10,6 +10,7 @@ from retrieval.rows import Row
 from scope_jax.config import Config
 from scope_jax.data import sources
 from scope_jax.learner.types import Reply
+from scope_jax.play.math_answers import SECONDS, Comparison
 from scope_jax.play.tools import Prompt
 from scope_jax.play.turns import Joiner
 from scope_jax.text.messages import Messages
@@ -99,6 +100,9 @@ class RenderingTools:
         return ["" for _ in queries]
 
     def judge(self, messages: Sequence[str], **sampling: Any) -> list[Reply]:
+        raise _Sampled(None)
+
+    def compare_math(self, comparisons: Sequence[Comparison], seconds: float = SECONDS) -> NoReturn:
         raise _Sampled(None)
 
     def probe(self, by: str) -> str:

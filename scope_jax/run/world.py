@@ -21,11 +21,13 @@ from scope_jax.config import Config
 from scope_jax.data import sources
 from scope_jax.learner.types import Reply
 from scope_jax.play.judge_client import JudgeClient, JudgeError, Unreachable
+from scope_jax.play.math_answers import SECONDS, Comparison, Verdict
 from scope_jax.play.system import System
 from scope_jax.play.tools import Prompt
 from scope_jax.play.turns import Joiner, Respond
 from scope_jax.run.processes import divided, together
 from scope_jax.run.residence import Sampler
+from scope_jax.run.verdicts import Verdicts
 from scope_jax.text import parsing
 from scope_jax.text.messages import Messages
 
@@ -38,7 +40,7 @@ class World:
 
     mesh: the devices of this process, which generate and search. search: None if the game does not search. rows: the
     training data, empty if nothing is trained. exams: the rows of each of the card's evaluation sets, by name. lookup:
-    what the search asks, with its counters. local: this process's engine.
+    what the search asks, with its counters. local: this process's engine. verdicts: of mathematical answers.
     """
 
     cfg: Config
@@ -55,6 +57,7 @@ class World:
     exams: Mapping[str, Sequence[sources.Row]]
     lookup: BatchedTool[Any] | None
     local: LocalRollouts
+    verdicts: Verdicts
 
     def tools(self, step: int | str) -> StepTools:
         """The tools of a game in this step; `step` enters the key of every sample."""
@@ -148,6 +151,9 @@ class StepTools:
     ) -> list[Reply]:
         ask = partial(self._judge(by), temperature=temperature, max_tokens=max_tokens)
         return divided(ask, messages, [len(message) for message in messages])
+
+    def compare_math(self, comparisons: Sequence[Comparison], seconds: float = SECONDS) -> list[Verdict]:
+        return self.world.verdicts.compare(comparisons, seconds)
 
     def probe(self, by: str) -> str:
         def problem() -> str:

@@ -16,6 +16,8 @@ from rollouts.types import Completion, Request, SamplingParams, Turn
 from scope_jax.config import Config, EvalSet, parse_config
 from scope_jax.learner.types import Episode, Metrics, Reply
 from scope_jax.play import exams
+from scope_jax.play.math_answers import SECONDS, Comparison, Verdict
+from scope_jax.play.mathematics.worker import compare
 from scope_jax.play.system import Memory, System
 from scope_jax.play.tools import Prompt, Tools
 from scope_jax.play.turns import Joiner, Mode, Respond
@@ -114,6 +116,7 @@ class ScriptedTools:
     given: Sequence[Mapping[str, Any]] | None = None  # what every call of `rows` returns instead of the stream
     taken: list[tuple[int, int]] = field(default_factory=list)  # (first, count) of every call of `rows`
     told: list[str] = field(default_factory=list)
+    compared: list[Comparison] = field(default_factory=list)
 
     def rows(self, first: int, count: int) -> list[Row]:
         self.taken.append((first, count))
@@ -209,6 +212,10 @@ class ScriptedTools:
         assert by in self.known_judges
         self.judged += messages
         return [Reply(self.judge_reply(message)) for message in messages]
+
+    def compare_math(self, comparisons: Sequence[Comparison], seconds: float = SECONDS) -> list[Verdict]:
+        self.compared += comparisons
+        return [compare(*comparison) for comparison in comparisons]
 
     def probe(self, by: str) -> str:
         assert by in self.known_judges

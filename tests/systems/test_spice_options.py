@@ -10,8 +10,7 @@ import pytest
 from scope_jax.config import CardError
 from scope_jax.play.tools import BASE
 from scope_jax.systems import spice
-from scope_jax.systems.spice import reasoner
-from tests.systems.harness import TurnContext, episodes_of
+from tests.systems.harness import ScriptedTools, TurnContext, episodes_of
 from tests.systems.spice_world import Plan, card, chosen, open_task, options, world
 
 HALF = Plan(answers={"How many": [r"\boxed{7}", "", "", ""]})  # every task: p = 1/4
@@ -206,18 +205,15 @@ def test_one_segment_of_a_long_document_is_used():
 def test_the_time_limit_of_a_comparison_is_set_in_the_card(monkeypatch: pytest.MonkeyPatch):
     asked = []
 
-    class Slow:
-        given_up = 0
+    def slow(self: Any, comparisons: Any, seconds: float) -> list[str]:
+        asked.append((len(comparisons), seconds))
+        return ["unreadable" if one.prediction == "(" else "timeout" for one in comparisons]
 
-        def equal(self, prediction: str, golds: list[str]) -> bool:
-            self.given_up += 1
-            return False
-
-    monkeypatch.setattr(reasoner, "comparer", lambda seconds: asked.append(seconds) or Slow())
-    plan = Plan(answers={"How many": [r"\boxed{x}", r"\boxed{x}", r"\boxed{y}", r"\boxed{7}"]})
+    monkeypatch.setattr(ScriptedTools, "compare_math", slow)
+    plan = Plan(answers={"How many": [r"\boxed{x}", r"\boxed{x}", r"\boxed{(}", r"\boxed{7}"]})
     _, metrics, _ = played(card(math_seconds=0.25), plan)
-    assert set(asked) == {0.25}
-    assert metrics["math/given_up"] == 2 * 3 and metrics["reasoner/reward"] == 0.25  # equal comparisons run once
+    assert asked == [(2 * 3, 0.25)]  # equal comparisons are made once
+    assert metrics["math/given_up"] == 3 and metrics["math/unreadable"] == 3 and metrics["reasoner/reward"] == 0.25
 
 
 @pytest.mark.parametrize(

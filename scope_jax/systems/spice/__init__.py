@@ -137,7 +137,7 @@ def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Epi
     # l.8: the valid ones; only those for the reasoner's update if the challenger is not trained
     to_try = tasks_to_try(cfg, kept, step)
     # l.9: K answers to each, graded
-    tried, given_up = grade(cfg, solve(cfg, tools, to_try))
+    tried, unread = grade(cfg, tools, solve(cfg, tools, to_try))
     # l.10, l.11, l.12, l.13, l.14: Eq. (1)
     posed = of_challenger(cfg, kept, {key_of(one.attempt): one.pass_rate for one in tried})
     # l.15, l.16: reasoner phase: one valid task per document
@@ -153,7 +153,7 @@ def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Epi
     after = next_memory(cfg, memory)
     # l.30: the training loop calls `finished`
     metrics = measure(cfg, made, posed, tried, learned)
-    return posed + answered + others, after, metrics | {"math/given_up": float(given_up + late)}
+    return posed + answered + others, after, metrics | {name: count + late[name] for name, count in unread.items()}
 
 
 def documents(cfg: Config, tools: Tools, memory: Memory) -> list[Document]:
@@ -173,15 +173,15 @@ def tasks_to_try(cfg: Config, kept: Sequence[Sequence[Attempt]], step: int) -> l
 
 def tasks_to_learn(
     cfg: Config, tools: Tools, chosen: Sequence[Attempt], tried: Sequence[Tried]
-) -> tuple[list[Tried], int]:
-    """(T_R of each document, number of comparisons that timed out): the earlier answers, or new ones (l.17).
+) -> tuple[list[Tried], Metrics]:
+    """(T_R of each document, counts of comparisons without a verdict): the earlier answers, or new ones (l.17).
 
     If the challenger is not trained, its tasks were answered only for the reasoner, and are not answered again.
     """
     if cfg.spice.reasoner_rollouts == "fresh" and learns(cfg):
-        return grade(cfg, solve(cfg, tools, chosen, again=True))
+        return grade(cfg, tools, solve(cfg, tools, chosen, again=True))
     keys = {key_of(one) for one in chosen}
-    return [one for one in tried if key_of(one.attempt) in keys], 0
+    return [one for one in tried if key_of(one.attempt) in keys], grade(cfg, tools, [])[1]
 
 
 def next_memory(cfg: Config, memory: Memory) -> Memory:

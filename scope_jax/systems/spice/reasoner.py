@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 
 from rollouts.types import Completion
 from scope_jax.config import Config
+from scope_jax.learner.types import Metrics
 from scope_jax.play import searching
 from scope_jax.play.defaults import ACTOR
-from scope_jax.play.math_answers import MathAnswers
+from scope_jax.play.math_answers import Comparison
 from scope_jax.play.tools import Prompt, Tools, sample
 from scope_jax.systems.spice import instructions, rules
 from scope_jax.systems.spice.records import Attempt, Tried
@@ -47,19 +47,17 @@ def prediction_of(completion: Completion) -> str | None:
     return parsing.boxed(searching.reply_text(completion))
 
 
-def grade(cfg: Config, tried: Sequence[Tried]) -> tuple[list[Tried], int]:
-    """(1[âₖ = a*] of every answer; number of comparisons that timed out, which count as unequal). Identical comparisons
-    are made once."""
-    answers = comparer(cfg.spice.math_seconds)
-    given_up = answers.given_up
-    compare = cache(lambda task, prediction: rules.right(task, prediction, answers.equal))
+def grade(cfg: Config, tools: Tools, tried: Sequence[Tried]) -> tuple[list[Tried], Metrics]:
+    """1[âₖ = a*] of every answer, and how many comparisons ended without a verdict, which count as wrong."""
+    pairs = {(one.task, prediction): None for one in tried for prediction in one.predictions}
+    open_pairs = [pair for pair in pairs if rules.needs_mathematics(*pair)]
+    comparisons = [Comparison(prediction or "", (task.answer,)) for task, prediction in open_pairs]
+    found = tools.compare_math(comparisons, cfg.spice.math_seconds) if comparisons else []
+    verdicts = dict(zip(open_pairs, found, strict=True))
     graded = [
-        replace(one, correct=tuple(compare(one.task, prediction) for prediction in one.predictions)) for one in tried
+        replace(
+            one, correct=tuple(rules.right(one.task, said, verdicts.get((one.task, said))) for said in one.predictions)
+        )
+        for one in tried
     ]
-    return graded, answers.given_up - given_up
-
-
-@cache
-def comparer(seconds: float) -> MathAnswers:
-    """The process that compares mathematical answers; it starts at the first comparison and ends with the run."""
-    return MathAnswers(seconds)
+    return graded, {"math/given_up": float(found.count("timeout")), "math/unreadable": float(found.count("unreadable"))}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from scope_jax.config import ChallengerReward, one_of
 from scope_jax.data.keys import drawn
+from scope_jax.play.math_answers import Verdict
 from scope_jax.play.measures import letter, same_text
 from scope_jax.play.rewards import absolute_zero, r_zero
 from scope_jax.systems.spice.records import MULTIPLE_CHOICE, Attempt, Task
@@ -59,13 +60,16 @@ def subsample(attempts: Sequence[Attempt], size: int, rng: np.random.Generator) 
 
 
 # ------------------------------------------------------------------------------------------------------------ grading
-def right(task: Task, prediction: str | None, equal: Callable[[str, Sequence[str]], bool]) -> bool:
+def right(task: Task, prediction: str | None, verdict: Verdict | None = None) -> bool:
     """1[â = a*]: the same letter for a multiple-choice task; the same text or, for mathematical answers, an equal value
-    by `equal` otherwise (section 2.5). False without a prediction."""
+    otherwise (section 2.5). False without a prediction. verdict: on the pair, if it `needs_mathematics`."""
     if not prediction:
         return False
     if task.kind == MULTIPLE_CHOICE:
         return letter(prediction) == task.answer
-    if same_text(prediction, [task.answer]):
-        return True
-    return task.kind in MATHEMATICAL and equal(prediction, [task.answer])
+    return same_text(prediction, [task.answer]) or verdict == "equal"
+
+
+def needs_mathematics(task: Task, prediction: str | None) -> bool:
+    """True if the answer has to be compared by value, as its text is another."""
+    return task.kind in MATHEMATICAL and bool(prediction) and not same_text(prediction or "", [task.answer])
