@@ -34,7 +34,7 @@ _UNITS = {  # by the name that is compared
     "inch": "in inche", "foot": "ft feet", "meter": "m metre", "pound": "lb",
     "centimeter": "cm centimetre", "millimeter": "mm millimetre", "square": "sq",
     "kilometer": "km kilometre", "kilogram": "kg", "gram": "g", "liter": "l litre", "joule": "J", "newton": "N",
-    "watt": "W", "volt": "V", "kelvin": "K", "pascal": "Pa", "hertz": "Hz", "mile/hour": "mph",
+    "watt": "W", "volt": "V", "kelvin": "K", "pascal": "Pa", "hertz": "Hz", "mile / hour": "mph",
 }  # fmt: skip
 _ALIASES = {other: name for name, others in _UNITS.items() for other in others.split()}
 _SHORT = (
@@ -117,6 +117,8 @@ def read(text: str) -> Answer:
 def _answer(text: str) -> Answer:
     if not text:
         raise Unreadable("empty")
+    if re.fullmatch(r"\][^\[\]]*[\[\]]|\[[^\[\]]*\[", text):  # ]1, 2[ is (1, 2)
+        text = f"{text[0].replace(']', '(')}{text[1:-1]}{text[-1].replace('[', ')')}"
     parts = _split(text)
     if len(parts) == 1 and re.search(r"\\(?:pm|mp)(?![A-Za-z])", text):
         parts = [_signed(text, "+", "-"), _signed(text, "-", "+")]
@@ -161,9 +163,8 @@ def _outside(text: str, pattern: re.Pattern[str]) -> list[re.Match[str]]:
             depth += 1
         elif here in (")", "]", "}", r"\}") or text.startswith(r"\end", place):
             depth -= 1
-        if depth < 0 and here != "]":
+        if depth < 0:
             raise Unreadable("brackets")
-        depth = max(depth, 0)
         if text.startswith((r"\begin", r"\end"), place):
             place = text.find("}", place) + 1 or len(text)
             continue
@@ -264,8 +265,8 @@ def _set(text: str) -> Answer:
 
 def _group(text: str) -> Group | None:
     """A pair, an interval or a set; None for anything else, also for one formula in brackets."""
-    opening = next((sign for sign in (*_OPEN, "]") if text.startswith(sign)), None)
-    ending = next((sign for sign in (*_CLOSE, "[") if text.endswith(sign)), None)
+    opening = next((sign for sign in _OPEN if text.startswith(sign)), None)
+    ending = next((sign for sign in _CLOSE if text.endswith(sign)), None)
     if opening is None or ending is None or len(text) < len(opening) + len(ending):
         return None
     inner = text[len(opening) : -len(ending)].strip()
@@ -276,7 +277,6 @@ def _group(text: str) -> Group | None:
         return Group(opening, ending, tuple(_items(parts)))
     if len(parts) == 1:
         return None
-    opening, ending = {"]": "("}.get(opening, opening), {"[": ")"}.get(ending, ending)  # ]1, 2[ is (1, 2)
     return Group(opening, ending, tuple(_answer(part) for part in parts))
 
 
