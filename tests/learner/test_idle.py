@@ -66,26 +66,28 @@ def rows_of(batch) -> int:
     return 0 if batch.empty else int((np.asarray(batch.segments_MBT).max(-1)).sum())
 
 
-def assert_equal(ours, other, tolerance=1e-6) -> None:
-    """Weights and moments, relative to the largest entry of each leaf; the counters exactly."""
-    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(other), strict=True):
-        assert np.abs(a - b).max() <= tolerance * np.abs(b).max()
+def assert_equal(ours, other) -> None:
+    """Weights and moments, relative to the largest entry of each leaf; the counters exactly. A second moment is a
+    square, which doubles its error."""
+    leaves = jax.tree.leaves_with_path(ours), jax.tree.leaves(other)
+    for (path, a), b in zip(*leaves, strict=True):
+        assert np.abs(a - b).max() <= (2e-6 if ".nu" in jax.tree_util.keystr(path) else 1e-6) * np.abs(b).max()
 
 
-@pytest.mark.parametrize("aggregation", ["token-mean", "sequence-mean", "constant"])
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
-        {"mini_batches": 2, "dual_clip": 1.5, "clip_high": 0.001, "clip_low": 0.001},
-        {"ratio": "sequence", "mini_batches": 2},
-        {"rollout_cap": 1.2, "rollout_weight": "sequence"},
-        {"surrogate": "weight", "dual_clip": 0.0, "old_logprobs": "rollout"},
+        {"aggregation": "token-mean", "mini_batches": 2, "dual_clip": 1.5, "clip_high": 0.001, "clip_low": 0.001},
+        {"aggregation": "sequence-mean", "ratio": "sequence", "mini_batches": 2},
+        {"aggregation": "constant", "rollout_cap": 1.2, "rollout_weight": "sequence"},
+        pytest.param({"aggregation": "constant", "mini_batches": 2}, marks=pytest.mark.slow),
+        pytest.param({"aggregation": "token-mean", "rollout_cap": 1.2}, marks=pytest.mark.slow),
+        pytest.param({"surrogate": "weight", "dual_clip": 0.0, "old_logprobs": "rollout"}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
-def test_loss_gradient_and_weights_are_those_with_all_episodes(learner, state, monkeypatch, aggregation, changes):
-    card = LossCard.model_validate({"kl": "none", "aggregation": aggregation, "constant_length": 7} | changes)
+def test_loss_gradient_and_weights_are_those_with_all_episodes(learner, state, monkeypatch, changes):
+    card = LossCard.model_validate({"kl": "none", "constant_length": 7} | changes)
     after, metrics, rows = update(learner, state, partly_idle(), card)
     monkeypatch.setattr(batching, "has_term", lambda episode, card: True)
     wanted, whole, all_rows = update(learner, state, partly_idle(), card)
@@ -96,7 +98,9 @@ def test_loss_gradient_and_weights_are_those_with_all_episodes(learner, state, m
     assert metrics["tokens"] == sum(batching.sampled_tokens(e) for e in partly_idle(padding=False))
 
 
-@pytest.mark.parametrize("section", [{"packing": False}, {"micro_batch_rows": 0}, {"micro_batch_rows": 1}], ids=str)
+@pytest.mark.parametrize(
+    "section", [{"packing": False}, pytest.param({"micro_batch_rows": 0}, marks=pytest.mark.slow)], ids=str
+)
 def test_with_any_micro_batches(state, monkeypatch, section):
     learner, card = (
         build(SECTION.model_copy(update=section)),
@@ -128,7 +132,7 @@ def test_supervised_episodes_of_weight_zero_and_pairs(learner):
 
 
 @pytest.mark.parametrize("adapter", [None, ADAPTER], ids=["weights", "adapter"])
-@pytest.mark.parametrize("mini_batches", [1, 2, 4])
+@pytest.mark.parametrize("mini_batches", [1, 4])
 def test_mini_batches_without_any_term_take_their_step(learner, state, tiny_params, monkeypatch, adapter, mini_batches):
     """As many optimiser steps as before: moments decay, and the weights move by them and by their decay. Nothing of the
     model runs for them."""
