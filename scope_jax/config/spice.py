@@ -45,10 +45,10 @@ class SpiceSection(GameSection):
     answer_types: tuple[AnswerType, ...] = Field(default=("integer", "expression", "string"), strict=False)
     max_answer_words: Count = 3  # for answers of type string; App. 11
     train_stages: Literal["both", "format", "task"] = "both"  # stages whose tokens are trained; not stated
-    # attempts per document: rounds of `attempts_per_round` until `valid_wanted` are valid, at most `max_attempts`
+    # attempts per document: rounds, each twice as large as the last, until `valid_wanted` are valid
     max_attempts: Count = 1024  # N; section 3.1
-    attempts_per_round: Count = 8
-    valid_wanted: Count = 1  # section 3.1: at least one valid task
+    attempts_per_round: Count = 8  # of the first round; of a challenger that is not trained, 1
+    valid_wanted: Count = 1  # section 3.1: at least one valid task; of a challenger that is not trained, 1
     # rewards
     challenger_reward: ChallengerReward = "variance"  # Eq. (1); the others: Table 4
     reward_width: float = Field(default=0.01, gt=0, le=100)  # tau of Eq. (5)
@@ -67,6 +67,7 @@ class SpiceSection(GameSection):
         kl_coef=0.0,
         dual_clip=0.0,
         rollout_cap=2.0,
+        mini_batches=16,  # App. 8: 128 trajectories a gradient update, of the paper's 2,048
     )
 
     @model_validator(mode="after")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -20,6 +20,7 @@ from scope_jax.config.tables import TopP
 
 SUITES = Path(__file__).parents[2] / "configs" / "exams"
 Form = Literal["short", "math", "choice", "open", "document"]  # the prompt, and where the answer is in the reply
+Stop = tuple[Annotated[str, Field(min_length=1)], ...]
 Paper = Literal["scope", "score", "ssp", "spice", "spell"]
 PAPERS: tuple[Paper, ...] = ("scope", "score", "ssp", "spice", "spell")
 
@@ -34,6 +35,7 @@ class ProtocolSection(Section):
     top_k: Whole | None = None
     max_tokens: Count | None = None
     prompt_tokens: Count | None = None
+    stop: Stop | None = Field(default=None, strict=False)
     measures: tuple[Measure, ...] | None = Field(default=None, strict=False)
 
 
@@ -44,6 +46,8 @@ class SuiteCard(EvalSet):
     # games whose own prompt, turns and searches answer it; every other model gets the prompt of the form
     games: tuple[Paper, ...] = Field(default=(), strict=False)
     prompt_tokens: Count | None = None  # form "document": the middle of longer texts is cut out
+    # strings that end a reply and are no part of it: what follows is another conversation, of a model without an end
+    stop: Stop = Field(default=(), strict=False)
     papers: dict[Paper, ProtocolSection] = {}
 
     @model_validator(mode="after")

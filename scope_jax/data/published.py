@@ -283,7 +283,15 @@ def verl(row: Row, where: str) -> Row:
 
 
 def document(row: Row, where: str) -> Row:
-    """Any corpus: text with an optional title, or Search-R1's contents with the title in the first line."""
+    """Any corpus: text with an optional title, or Search-R1's contents with the title in the first line.
+
+    Raises DataError for a row without a text, and says so if it is a question with an answer (NaturalReasoning).
+    """
+    if "question" in row and not {"text", "contents"} & row.keys():
+        raise DataError(
+            f"{where}: is a question, not a document; give pages with a `text` (the rows of NaturalReasoning are "
+            "questions with reference answers: take pages of DCLM, which they were written from)."
+        )
     made = passage(row, where, {}, 0)
     _, given = optional(row, where, "id", DOCUMENT["id"], {})
     return {name: value for name, value in made.items() if name != "id" or given is not None}

@@ -25,7 +25,7 @@ from flax import struct
 from jaxtyping import Array, Float
 
 from models.context import token_order
-from scope_jax.config import LearnerSection
+from scope_jax.config import LearnerSection, LossCard
 from scope_jax.learner.advantages import sampled_tokens
 from scope_jax.learner.types import Datum, Episode
 
@@ -44,8 +44,9 @@ class Batch(struct.PyTreeNode):
     sequence: number of the slot's episode, from 0; length: its sampled tokens; first: True at the first of them.
     source: index of the sampled token within the step, in datum order, -1 in empty slots. temperature: the slot's
     log-prob is of softmax(logits / temperature). weight: factor of the slot's terms in the loss. padding_tokens,
-    padding_sequences: sampled tokens and number of the episodes without a row that count in the loss's divisor.
-    sequences: capacity for episodes, a power of four from 256 on.
+    padding_sequences: sampled tokens and number of the episodes without a row that count in the loss's divisor;
+    idle_tokens, idle_sequences: of those among them that are trained (`has_term`). sequences: capacity for episodes, a
+    power of four from 256 on. If no episode has a row, all arrays are None and micro_batches is 0.
     """
 
     ids_MBT: Leaf
@@ -65,7 +66,14 @@ class Batch(struct.PyTreeNode):
     micro_batches: Leaf
     padding_tokens: Leaf
     padding_sequences: Leaf
+    idle_tokens: Leaf
+    idle_sequences: Leaf
     sequences: int = struct.field(pytree_node=False)
+
+    @property
+    def empty(self) -> bool:
+        """Whether no episode has a row: the gradient of its step is 0."""
+        return self.ids_MBT is None
 
 
 @dataclass(frozen=True)
@@ -120,6 +128,19 @@ def split(episodes: Sequence[Episode], parts: int) -> list[list[Episode]]:
 def trainable(episodes: Sequence[Episode]) -> list[Episode]:
     """The episodes that are trained and have at least one sampled token."""
     return [episode for episode in episodes if episode.trained and sampled_tokens(episode)]
+
+
+def has_term(episode: Episode, card: LossCard) -> bool:
+    """Whether the episode has any term in a loss with this card. One without counts in the divisor and nowhere else, so
+    the model need not see it: its weight is 0, or its advantage is 0 and there is neither KL nor entropy term.
+
+    A KL that is only measured (kl_coef = 0) is over all episodes. A pair of DPO always has terms.
+    """
+    if card.objective == "dpo":
+        return True
+    return episode.weight != 0 and (
+        card.objective == "supervised" or episode.advantage != 0 or card.kl != "none" or card.entropy_coef > 0
+    )
 
 
 def pairs(episodes: Sequence[Episode]) -> list[Episode]:
@@ -248,15 +269,25 @@ def rows_per_shard(section: LearnerSection, row_shards: int) -> int:
     return -(-section.micro_batch_rows // row_shards)
 
 
-def _batch(arrays: Mapping[str, Leaf], micro_batches: Leaf, padding: tuple[Leaf, Leaf], sequences: int) -> Batch:
+def _batch(
+    arrays: Mapping[str, Leaf], micro_batches: Leaf, padding: tuple[Leaf, Leaf], idle: tuple[Leaf, Leaf], sequences: int
+) -> Batch:
     rows = ("ids", "positions", "segments")
     return Batch(
         **{f"{name}_{'MBT' if name in rows else 'MN'}": array for name, array in arrays.items()},
         micro_batches=micro_batches,
         padding_tokens=padding[0],
         padding_sequences=padding[1],
+        idle_tokens=idle[0],
+        idle_sequences=idle[1],
         sequences=sequences,
     )
+
+
+def _counts(episodes: Sequence[Episode]) -> tuple[np.float32, np.float32]:
+    """Sampled tokens, and the number of episodes that have any."""
+    lengths = list(map(sampled_tokens, episodes))
+    return np.float32(sum(lengths)), np.float32(np.count_nonzero(lengths))
 
 
 def _over_context(arrays: dict[str, np.ndarray], context: int, chunk: int) -> dict[str, np.ndarray]:
@@ -303,27 +334,37 @@ def abstract(
     }
     real, count = jax.ShapeDtypeStruct((), np.int32), jax.ShapeDtypeStruct((), np.float32)
     sequences = _power_of_four(max(micro_batches * share * row_shards, FEW_SEQUENCES))
-    return _batch(arrays, real, (count, count), sequences)
+    return _batch(arrays, real, (count, count), (count, count), sequences)
 
 
 def pack(
-    episodes: Sequence[Episode], section: LearnerSection, row_shards: int, tempered: bool = True, context: int = 1
+    episodes: Sequence[Episode],
+    section: LearnerSection,
+    row_shards: int,
+    tempered: bool = True,
+    context: int = 1,
+    card: LossCard | None = None,
 ) -> Batch:
     """The episodes as one batch of numpy arrays, deterministically.
 
     section: buckets, packing, micro_batch_rows (rounded up to a multiple of row_shards; 0: all rows at once) and
     logprob_chunk. row_shards: number of devices the rows are divided over. tempered: log-probs are at the episodes'
     sampling temperatures, else at 1 (as for temperature 0, greedy sampling). context: devices that the tokens of a row
-    are divided over. Episodes without sampled tokens are left
-    out; padding is counted but has no row.
+    are divided over. card: trained episodes without a term in its loss (`has_term`) have no row; None: all have one.
+    Episodes without sampled tokens are left out; padding is counted but has no row.
 
     Raises ValueError if nothing is left to train on, if a datum is longer than the largest bucket, or if the first
     token of a datum is marked as sampled.
     """
-    chosen, padding = trainable(episodes), [episode for episode in episodes if episode.padding]
-    pieces = _pieces(chosen, max(section.buckets), tempered)
-    if not pieces:
+    trained = trainable(episodes)
+    if not trained:
         raise ValueError("there is nothing to train on: no trained episode has a sampled token.")
+    chosen = [episode for episode in trained if card is None or has_term(episode, card)]
+    idle = [episode for episode in trained if card is not None and not has_term(episode, card)]
+    absent = _counts([*idle, *(episode for episode in episodes if episode.padding)]), _counts(idle)
+    if not chosen:
+        return _batch(dict.fromkeys(_empty(0, 0, 0, 0)), np.int32(0), *absent, FEW_SEQUENCES)
+    pieces = _pieces(chosen, max(section.buckets), tempered)
     longest = max(len(piece.datum.ids_T) for piece in pieces)
     width = min(bucket for bucket in section.buckets if bucket >= longest)
     rows = _fill_rows(pieces, width, section.packing)
@@ -343,11 +384,8 @@ def pack(
         array = arrays[name]
         return array.reshape(padded, row_shards * array.shape[1], *array.shape[2:])
 
-    absent = np.float32(sum(map(sampled_tokens, padding)))
-    count = np.float32(sum(sampled_tokens(episode) > 0 for episode in padding))
     laid = {name: laid_out(name) for name in arrays}
-    sequences = _power_of_four(max(len(chosen), FEW_SEQUENCES))
-    return _batch(laid, np.int32(real), (absent, count), sequences)
+    return _batch(laid, np.int32(real), *absent, _power_of_four(max(len(chosen), FEW_SEQUENCES)))
 
 
 def unpack(batch: Batch, values_MN: Float[Array, "M N"] | Float[np.ndarray, "M N"]) -> Float[np.ndarray, " tokens"]:

@@ -45,11 +45,8 @@ from scope_jax.learner.types import Episode, Metrics
 from sharding.collectives import COMPILER_OPTIONS, Shards
 from sharding.mesh import ROWS, TOKENS, row_shards
 
-ADDED = (
-    "tokens",
-    "sequences",
-    "skipped",
-)  # metrics that are summed over mini-batches; those ending in _max take the maximum
+# Metrics that are summed over mini-batches; those ending in _max take the maximum.
+ADDED = ("tokens", "sequences", "idle_sequences", "skipped")
 
 
 class Scores(NamedTuple):
@@ -69,10 +66,11 @@ def _micro(tree: Any, number: Any) -> Any:
 
 
 def _combined(measured: Sequence[dict[str, Any]]) -> Metrics:
-    """Metrics of one update from those of its mini-batches: by name their sum, maximum, last value or mean."""
+    """Metrics of one update from those of its mini-batches that have them: by name their sum, maximum, last value or
+    mean."""
     metrics = {}
-    for name in measured[0]:
-        values = [float(one[name]) for one in measured]
+    for name in dict.fromkeys(name for one in measured for name in one):
+        values = [float(one[name]) for one in measured if name in one]
         if name in ("learning_rate", "param_rms"):
             metrics[name] = values[-1]
         elif name.endswith("_max"):
@@ -130,15 +128,20 @@ class Learner(Layout):
         self._step = jax.jit(
             self._step_program, static_argnames=("card",), donate_argnames=("state",), compiler_options=options
         )
+        self._rest = jax.jit(
+            self._rest_program, static_argnames=("card",), donate_argnames=("state",), compiler_options=options
+        )
 
     # ------------------------------------------------------------------------------------------------------- batch
     def pack(self, episodes: Sequence[Episode], card: LossCard) -> list[Batch]:
         """One batch on the devices for each of the card's mini-batches; groups stay together.
 
         Before the split into mini-batches, episodes that are not trained or have no sampled token are left out, except
-        for padding, which counts in its mini-batch's divisor; [] if nothing is left to train. Under "dpo" only
-        pairs are left, without padding. Raises ValueError as `batching.pack` and `batching.pairs` do, and for an
-        episode without an advantage under a policy objective.
+        for padding, which counts in its mini-batch's divisor; [] if nothing is left to train. Trained episodes without
+        a term in the loss (`batching.has_term`) count there, too, and have no row; a mini-batch of nothing else is an
+        empty batch, as its step is one of the update's. Under "dpo" only pairs are left, without padding. Raises
+        ValueError as `batching.pack` and `batching.pairs` do, and for an episode without an advantage under a policy
+        objective.
         """
         if card.objective == "dpo":
             episodes = batching.pairs(episodes)
@@ -149,7 +152,7 @@ class Learner(Layout):
                     "call advantages.assign before packing."
                 )
         parts = batching.mini_batches(episodes, card.mini_batches)
-        shards = (self.row_shards, card.tempered, self.context)
+        shards = (self.row_shards, card.tempered, self.context, card)
         return [self.place(batching.pack(part, self.section, *shards)) for part in parts]
 
     def place(self, batch: Batch) -> Batch:
@@ -231,7 +234,8 @@ class Learner(Layout):
         return Scores(scored[0] if policy else None, scored[-1] if reference else None)
 
     def score(self, state: TrainState, batch: Batch, *, policy: bool = True, reference: bool = True) -> Scores:
-        """Log-probs of the trained positions under the current weights and under the reference, in one program.
+        """Log-probs of the trained positions under the current weights and under the reference, in one program; none
+        of an empty batch.
 
         Raises ValueError if the reference is requested and the state has none.
         """
@@ -240,6 +244,8 @@ class Learner(Layout):
                 "The loss card compares with the reference but the state has no reference weights; "
                 'call init_state with reference=True, or set kl = "none" if the card has a KL term.'
             )
+        if batch.empty:
+            return Scores(None, None)
         ref_params = state.ref_params if reference or self.adapter else None
         return self._score(state.params, ref_params, batch, policy=policy, reference=reference)
 
@@ -313,8 +319,9 @@ class Learner(Layout):
                 "sequences": jnp.sum(tokens.first_N, dtype=jnp.float32),
             }
             counts = jax.tree.map(self.shards.sum_rows, counts)
+            computed = counts["tokens"]  # the others have no term and no log-prob
             denominator = losses.denominator(
-                card, counts["tokens"] + batch.padding_tokens, counts["sequences"] + batch.padding_sequences
+                card, computed + batch.padding_tokens, counts["sequences"] + batch.padding_sequences
             )
             grads, (sums, per_token, maxima) = self._gradient(state.params, base, batch, scores, card)
             grads = self.shards.sum_gradients(grads, self.specs)
@@ -322,10 +329,9 @@ class Learner(Layout):
             norm = global_norm(grads, self.specs)
             state, rate, taken = advance(state, grads, norm, self.optimizer)
             metrics = {name: self.shards.sum_rows(value) / denominator for name, value in sums.items()}
-            metrics |= {name: self.shards.sum_rows(value) / counts["tokens"] for name, value in per_token.items()}
+            metrics |= {name: self.shards.sum_rows(value) / computed for name, value in per_token.items()}
             metrics |= {name: self._largest(value) for name, value in maxima.items()}
-            rms = global_norm(state.params, self.specs) / math.sqrt(self.param_count)
-            metrics |= counts | {"grad_norm": norm, "param_rms": rms, "learning_rate": rate, "skipped": 1.0 - taken}
+            metrics |= self._trained(batch, **counts) | self._moved(state, norm, rate, taken)
             return state, metrics
 
         state_specs, base_specs = self.state_specs(reference=False), None if base is None else self.reference_specs
@@ -336,6 +342,36 @@ class Learner(Layout):
             out_specs=(state_specs, PartitionSpec()),
             check_vma=False,
         )(state, base, batch, scores)
+
+    @staticmethod
+    def _trained(batch: Batch, tokens: Any, sequences: Any) -> dict[str, jax.Array]:
+        """What is trained: the given tokens and sequences in rows, and those without a term."""
+        idle = batch.idle_sequences
+        return {"tokens": tokens + batch.idle_tokens, "sequences": sequences + idle, "idle_sequences": idle}
+
+    def _moved(self, state: TrainState, norm: Any, rate: Any, taken: Any) -> dict[str, jax.Array]:
+        """Metrics of an optimiser step."""
+        rms = global_norm(state.params, self.specs) / math.sqrt(self.param_count)
+        return {"grad_norm": norm, "param_rms": rms, "learning_rate": rate, "skipped": 1.0 - taken}
+
+    def _rest_program(self, state: TrainState, batch: Batch, *, card: LossCard) -> tuple[TrainState, Any]:
+        """The optimiser step of an empty batch: moments decay, and the weights move by them and by their own decay."""
+
+        def local(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
+            zero = jnp.zeros((), jnp.float32)
+            grads = jax.tree.map(lambda weight: jnp.zeros(weight.shape, jnp.float32), state.params)
+            state, rate, taken = advance(state, grads, zero, self.optimizer)
+            metrics = dict.fromkeys(losses.summed_names(card), zero) | self._trained(batch, zero, zero)
+            return state, metrics | self._moved(state, zero, rate, taken)
+
+        specs = self.state_specs(reference=False)
+        return jax.shard_map(
+            local,
+            mesh=self.mesh,
+            in_specs=(specs, self._batch_specs(batch)),
+            out_specs=(specs, PartitionSpec()),
+            check_vma=False,
+        )(state, batch)
 
     def _largest(self, value: jax.Array) -> jax.Array:
         return lax.pmax(value, self.shards.rows) if self.shards.rows else value
@@ -348,12 +384,16 @@ class Learner(Layout):
 
         Without scores.old_MN, π_old is the current policy, r = 1: correct for the first step after sampling. If a
         sequence's ratio is needed before the gradients of its tokens and may span several micro-batches, the current
-        log-probs are scored first (scores.now_MN).
+        log-probs are scored first (scores.now_MN). For an empty batch the model is not run: its terms are 0, and so is
+        its gradient.
         """
+        trained = state.replace(ref_params=None)
+        if batch.empty:
+            moved, metrics = self._rest(state=trained, batch=batch, card=card)
+            return moved.replace(ref_params=state.ref_params), metrics
         if losses.sequences_move(card, scores.old_MN is not None) and batch.ids_MBT.shape[0] > 1:
             scores = scores._replace(now_MN=self.score(state, batch, reference=False).old_MN)
         base = state.ref_params if self.adapter else None
-        trained = state.replace(ref_params=None)
         moved, metrics = self._step(state=trained, base=base, batch=batch, scores=scores, card=card)
         return moved.replace(ref_params=state.ref_params), metrics
 
@@ -361,14 +401,16 @@ class Learner(Layout):
         """One update: scores old and reference log-probs of all mini-batches, then takes an optimiser step for each.
         Donates state.
 
-        Metrics: loss, policy_loss and kl_<estimator> by the card's aggregation; means over tokens: entropy (of the
-        whole distribution, nats), surprisal (−log π of the sampled token), clip_fraction, dual_clip_fraction,
-        ratio_mean, mismatch_mean, and with a rollout_cap rollout_weight_mean and rollout_cap_fraction; ratio_max,
-        mismatch_max (|learner − behaviour| log-probs, before the update's first step if old log-probs are scored);
-        tokens, sequences, grad_norm (before clipping), param_rms (of the updated weights), learning_rate, skipped. A
-        supervised card has loss and the metrics from tokens on; a DPO card also entropy, surprisal, and over pairs
-        implicit_accuracy, implicit_margin and implicit_chosen. Raises ValueError if there is no batch, or if the card
-        needs a reference that the state lacks; DivergedError if training has diverged (`check_sound`).
+        Metrics: loss, policy_loss and kl_<estimator> by the card's aggregation; means over the tokens of the episodes
+        that have a term in the loss, left out if none has one: entropy (of the whole distribution, nats), surprisal
+        (−log π of the sampled token), clip_fraction, dual_clip_fraction, ratio_mean, mismatch_mean, and with a
+        rollout_cap rollout_weight_mean and rollout_cap_fraction; over the same tokens ratio_max and mismatch_max
+        (|learner − behaviour| log-probs, before the update's first step if old log-probs are scored); tokens,
+        sequences, idle_sequences (those of them without a term), grad_norm (before clipping), param_rms (of the updated
+        weights), learning_rate, skipped. A supervised card has loss and the metrics from tokens on; a DPO card also
+        entropy, surprisal, and over pairs implicit_accuracy, implicit_margin and implicit_chosen. Raises ValueError if
+        there is no batch, or if the card needs a reference that the state lacks; DivergedError if training has diverged
+        (`check_sound`).
         """
         if not batches:
             raise ValueError("There is nothing to train on: the update has no batch.")

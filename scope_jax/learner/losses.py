@@ -268,7 +268,7 @@ def _policy(
         kl_N = kl_terms(logp_N, old_N, tokens.ref_N, card)
         if rollout_N is not None and not card.kl.endswith("-plain"):
             kl_N = rollout_N * kl_N  # the importance weight for x ~ μ is r · π_old/μ
-        sums[f"kl_{card.kl.replace('-', '_')}"] = kl = summed(kl_N)
+        sums[_kl_name(card)] = kl = summed(kl_N)
         numerator = numerator + card.kl_coef * kl
     if entropy_N is not None:
         per_token["entropy"] = total(entropy_N)
@@ -326,6 +326,16 @@ def _preference(
     weight_N = tokens.weight_N
     numerator = total(weight_N * loss_N, chosen_N) + total(weight_N * carried_N, tokens.mask_N)
     return Parts(numerator, sums, per_token, {})
+
+
+def _kl_name(card: LossCard) -> str:
+    return f"kl_{card.kl.replace('-', '_')}"
+
+
+def summed_names(card: LossCard) -> tuple[str, ...]:
+    """The names of Parts.sums under a policy or supervised objective."""
+    policy = ("policy_loss", *((_kl_name(card),) if card.kl != "none" else ()))
+    return "loss", *(policy if card.objective == "policy" else ())
 
 
 def loss_parts(

@@ -72,10 +72,11 @@ def exam(cfg: Config, suite: SuiteCard, own: Exam | None, policy: str) -> Exam:
     return Exam(
         policy=policy,
         prompt=lambda row, tokens: prompt(cfg, suite, row, tokens),
-        read=lambda completion: read(suite.form, completion),
+        read=lambda completion: read(suite, completion),
         measures=suite.measures,
         accuracy=accuracy(cfg, suite.form),
         kind=KINDS[suite.form],
+        stop=suite.stop,
     )
 
 
@@ -90,9 +91,10 @@ def accuracy(cfg: Config, form: Form) -> tuple[Measure, ...]:
     return ("exact-match",)
 
 
-def read(form: Form, completion: Completion) -> str | None:
-    """The answer in a reply, without thinking; None if there is none."""
-    return READ[form](reply_text(completion))
+def read(suite: SuiteCard, completion: Completion) -> str | None:
+    """The answer in a reply up to a string of the suite's `stop`, without thinking; None if there is none."""
+    text = reply_text(completion)
+    return READ[suite.form](text[: min((place for place in map(text.find, suite.stop) if place >= 0), default=None)])
 
 
 def question(row: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ import jax
 
 from models import flops
 from models.config import ModelConfig
+from scope_jax.learner.batching import has_term
 from scope_jax.learner.types import Episode, Metrics
 from scope_jax.run.compiling import programs
 from scope_jax.run.meshes import divided_devices
@@ -77,21 +78,20 @@ class Meter:
         playing, learning = phases.seconds("play"), phases.seconds("learn")
         before, self._before = self._before, self._counted()
         now = self._before
-        rows = [(len(datum.ids_T), int(datum.sampled_T.sum())) for e in episodes if e.trained for datum in e.datums]
+        rows = self._rows(episodes)
         found: Metrics = {
             "time/publish": now.publishing - before.publishing,
             "perf/generated_tokens_per_second": (now.generated - before.generated) / playing,
             "perf/programs_compiled": now.compiled - before.compiled,
             "perf/programs_loaded": now.loaded - before.loaded,
         }
-        learned = any(e.advantage for e in episodes if e.trained)  # otherwise no update may have been computed
-        if learned:
+        if rows:
             found["perf/trained_tokens_per_second"] = sum(length for length, _ in rows) / learning
         if self._world.lookup is not None:
             found["time/search_wait"] = now.search_wait - before.search_wait
             found["perf/search_calls"] = now.search_calls - before.search_calls
             found["perf/search_queries"] = now.searches - before.searches
-        if learned and self._chip is not None and self._chip.peak is not None:
+        if rows and self._chip is not None and self._chip.peak is not None:
             peak = self._chip.peak * len(divided_devices(self._world.cfg, jax.devices())[0])
             found["perf/mfu"] = (
                 trained_flops(self._world.model, rows, self._world.cfg.model.adapter is not None) / learning / peak
@@ -101,6 +101,18 @@ class Meter:
         if peaks:
             found["perf/device_memory_peak_gib"] = max(peaks) / GIB
         return found
+
+    def _rows(self, episodes: Sequence[Episode]) -> list[tuple[int, int]]:
+        """(tokens, trained tokens) of every row that the step's updates put through the model."""
+        return [
+            (len(datum.ids_T), int(datum.sampled_T.sum()))
+            for update in self._world.system.updates(self._world.cfg)
+            for e in episodes
+            if e.policy == update.policy and e.role in {share.role for share in update.roles}
+            if e.trained and has_term(e, update.card)
+            for datum in e.datums
+            if datum.sampled_T.any()
+        ]
 
 
 def trained_flops(model: ModelConfig, rows: Sequence[tuple[int, int]], frozen: bool = False) -> float:

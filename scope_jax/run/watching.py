@@ -35,7 +35,7 @@ class Watch:
         The evaluation before the first step, a record with no other metrics, counts for no rule.
         """
         names = record.keys() - {"step"}
-        known = replace(self, seen=self.seen | names)
+        known = replace(self, seen=self.seen | (names - _not_computed(record)))
         if all(name.startswith(EVALUATED) for name in names):
             return known
         counts = (
@@ -65,6 +65,12 @@ class Watch:
                     f"[[train.watch]] names the metric {rule.metric!r}, which no step has yielded so far; "
                     f"similar names are {', '.join(near)}."
                 )
+
+
+def _not_computed(record: Mapping[str, Any]) -> set[str]:
+    """`…/loss` of the updates that lack other metrics, as none of their episodes had a term in the loss."""
+    updates = [name.removesuffix("/idle_sequences") for name in record if name.endswith("/idle_sequences")]
+    return {f"{name}/loss" for name in updates if record[f"{name}/idle_sequences"] == record[f"{name}/sequences"]}
 
 
 def outside(rule: WatchRule, value: float | None) -> bool:

@@ -35,6 +35,8 @@ SEQUENCE_CARD = LossCard(
     entropy_coef=0.05,
     mini_batches=2,
 )
+# Of three mini-batches the first has episodes without a term in the loss, the last nothing else.
+IDLE_CARD = LossCard(kl="none", aggregation="constant", constant_length=8, mini_batches=3)
 
 
 def run(sizes: tuple[int, ...], params, compute_dtype, micro_batch_rows=4, card=CARD, model=TINY, **options):
@@ -47,7 +49,7 @@ def run(sizes: tuple[int, ...], params, compute_dtype, micro_batch_rows=4, card=
     learner = Learner(model, mesh, optimizer, section, param_dtype=jnp.float32, compute_dtype=compute_dtype)
     state = learner.init_state(params)
     state = state.replace(ref_params=jax.tree.map(lambda w: w * 1.1, state.ref_params))
-    episodes = random_episodes(24, 6) if card is CARD else split_in_two(random_episodes(24, 6))
+    episodes = EPISODES[card](random_episodes(24, 6))
     grads, state, measured = stepped(learner, state, episodes, card)
     table = state.params["layers"]["o_Hh_D"]
     return grads, jax.device_get(state.params), measured, table.addressable_shards[0].data.size / table.size
@@ -69,6 +71,14 @@ def stepped(learner: Learner, state, episodes, card):
 def split_in_two(episodes):
     """Every second episode as two datums, which end up in different rows."""
     return [replace(e, datums=e.datums * 2) if number % 2 else e for number, e in enumerate(episodes)]
+
+
+def partly_idle(episodes):
+    """Of six groups, the first and the last two have advantages of 0."""
+    return [e.with_advantage(0.0) if e.group in ("g0", "g4", "g5") else e for e in episodes]
+
+
+EPISODES = {CARD: list, SEQUENCE_CARD: split_in_two, IDLE_CARD: partly_idle}
 
 
 def worst(measured, base) -> float:
@@ -134,6 +144,15 @@ def main() -> None:
         "params": max_difference(weights, one[1]),
         "metrics": worst(measured, one[2]),
         "clipped": one[2][1]["clip_fraction"],
+    }
+    one = run((1, 1, 1), params, jnp.float32, card=IDLE_CARD)
+    grads, weights, measured, _ = run(MESHES["data2_fsdp2_tensor2"], params, jnp.float32, 8, IDLE_CARD)
+    facts["idle"] = {
+        "grads": max_difference(grads, one[0]),
+        "params": max_difference(weights, one[1]),
+        "metrics": worst(measured, one[2]),
+        "idle": [step["idle_sequences"] for step in measured],
+        "grad_norm": [step["grad_norm"] for step in measured],
     }
     facts["split_vocabulary"] = split_vocabulary()
     low = run(MESHES["fsdp4_tensor2"], params, jnp.bfloat16)

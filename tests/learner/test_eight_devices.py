@@ -20,15 +20,22 @@ def facts():
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("mesh", ["fsdp4_tensor2", "data2_fsdp2_tensor2", "fsdp2x2_tensor2", "sequence"])
+@pytest.mark.parametrize("mesh", ["fsdp4_tensor2", "data2_fsdp2_tensor2", "fsdp2x2_tensor2", "sequence", "idle"])
 def test_an_update_equals_that_of_one_device(facts, mesh):
     """Gradient, weights after two clipped steps, every metric; the single device uses other micro-batches, too.
 
+    "idle": episodes, and a whole mini-batch, that count in the divisor only.
     "sequence": ratios and weights of whole sequences whose rows are on different devices.
     """
     assert facts[mesh]["grads"] < 1e-5
     assert facts[mesh]["params"] < 1e-5
     assert facts[mesh]["metrics"] < 1e-4
+
+
+def test_a_mini_batch_without_a_term_takes_its_step(facts):
+    assert facts["idle"]["idle"] == [4, 0, 8]
+    first, second, third = facts["idle"]["grad_norm"]
+    assert first > 0 and second > 0 and third == 0
 
 
 def test_some_sequences_are_clipped_in_the_second_step(facts):

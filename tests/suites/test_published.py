@@ -248,6 +248,18 @@ def test_a_baseline_without_answers_is_one_sentence(tmp_path: Path, messages: An
     assert result.exit_code == 2 and "told.jsonl, line 1: `messages` is not a list that ends" in result.stderr
 
 
+def test_questions_are_no_documents(tmp_path: Path) -> None:
+    """NaturalReasoning's rows; SPICE's cards say what its two halves are made from."""
+    row = {"question": "Why?", "reference_answer": "So.", "responses": [{"response_model": "m", "response": "So."}]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n" + json.dumps({"text": "A page."}))
+    result = run("data", "documents", tmp_path / "out.jsonl", "--source", tmp_path / "rows.jsonl")
+    assert result.exit_code == 0 and "is a question, not a document; give pages with a `text`" in result.stderr
+    assert [json.loads(line)["text"] for line in (tmp_path / "out.jsonl").read_text().splitlines()] == ["A page."]
+    for card in (Path(__file__).parents[2] / "configs" / "spice").glob("[oq]*.toml"):
+        header = card.read_text().split("\nsystem =")[0]
+        assert "Nemotron-CC-Math" in header and "pages of DCLM" in header and "10,000 documents" in header
+
+
 def test_documents_without_ids_get_none(tmp_path: Path) -> None:
     """A corpus numbers them; numbers of two files would be the same."""
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"id": 7, "text": "two"}\n')

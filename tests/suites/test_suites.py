@@ -270,6 +270,29 @@ def test_suites_of_an_endpoint(tmp_path: Path) -> None:
     assert [record["prediction"] for record in records][:2] == ["paris", "Bergen"]
 
 
+def test_a_base_model_that_goes_on_with_another_conversation_is_graded_on_its_reply(tmp_path: Path) -> None:
+    """SPICE evaluates base models, whose reply no end token may end; an endpoint may give what follows all the same."""
+    for name in ("gsm8k", "mmlu-pro"):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, ROWS[name])))
+    replies = {
+        "1 + 1": r"It is \boxed{2}." + "\n\nUser: 3 + 3?\n\nAssistant: " + r"\boxed{6}",
+        "Which is even": "It is\n(B)\nUser:",
+    }
+
+    def base(number: int, body: dict[str, Any]) -> tuple[int, Any]:
+        return chat(next(reply for part, reply in replies.items() if part in body["messages"][-1]["content"]))
+
+    exams = ("--exam", "gsm8k", "--exam", "mmlu-pro", "--data", tmp_path)
+    with endpoint(base) as (url, seen):
+        result = run("eval", url, "--model", "m", "--paper", "spice", *exams, "--json")
+    assert result.exit_code == 0, (result.output, result.exception)
+    metrics = json.loads(result.stdout.splitlines()[-1])["metrics"]
+    assert metrics["eval/gsm8k/accuracy"] == metrics["eval/mmlu-pro/choice"] == 1.0
+    assert all(body["stop"] == ["<|im_end|>", "\nUser:", "\nAssistant:"] for body in seen)
+    for suite in suites_of("spice"):  # of a model here, the engine ends the reply there
+        assert suites.exam(plain_card("m"), suite, None, "actor").stop == ("<|im_end|>", "\nUser:", "\nAssistant:")
+
+
 def test_a_papers_table_from_the_command_line(tmp_path: Path) -> None:
     """AIME has 32 samples in SPICE; the other columns were not asked for."""
     (tmp_path / "aime24.jsonl").write_text(json.dumps({"question": "1 + 1?", "answers": ["002"]}))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from models.tokenizer import Tokenizer
 from scope_jax.config import load_card
 from scope_jax.systems.spice import instructions
@@ -14,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "configs" / "spice"
 
 
-def test_each_ablation_on_atlas_changes_one_thing_of_its_card() -> None:
+def test_each_ablation_on_atlas_changes_one_thing_of_its_card_and_the_control_its_weight() -> None:
     base = load_card(FOLDER / "atlas.toml").model_dump()
     found = {}
     for path in sorted((FOLDER / "ablations").glob("atlas-*.toml")):
@@ -23,6 +25,8 @@ def test_each_ablation_on_atlas_changes_one_thing_of_its_card() -> None:
         found[path.stem] = {key: value for key, value in card["spice"].items() if value != base["spice"][key]}
     assert found == {
         "atlas-absolute-zero": {"challenger_reward": "absolute-zero"},
+        "atlas-absolute-zero-heavy": {"challenger_reward": "absolute-zero", "challenger_weight": 2.0},
+        "atlas-eight-updates": {"loss": base["spice"]["loss"] | {"mini_batches": 8}},
         "atlas-fixed-challenger": {
             "train": "reasoner",
             "challenger": base["spice"]["challenger"] | {"model": "base"},
@@ -32,6 +36,19 @@ def test_each_ablation_on_atlas_changes_one_thing_of_its_card() -> None:
         "atlas-r-zero": {"challenger_reward": "r-zero"},
         "atlas-threshold": {"challenger_reward": "threshold"},
     }
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.toml")), ids=lambda path: path.stem)
+def test_a_gradient_update_has_128_trajectories_as_in_the_paper(path: Path) -> None:
+    """App. 8, in every card of the paper's models, also where one role is trained; what an ablation changes is said."""
+    cfg = load_card(path)
+    roles = {"both": ("challenger", "reasoner")}.get(cfg.spice.train, (cfg.spice.train,))
+    episodes = cfg.train.batch_size * sum(getattr(cfg.spice, role).samples for role in roles)
+    updates = cfg.spice.loss.mini_batches
+    if path.stem in ("one-update", "atlas-eight-updates"):
+        assert updates != max(episodes // 128, 1)
+    else:
+        assert updates == max(episodes // 128, 1)
 
 
 def test_every_document_and_question_of_atlas_fits_into_the_cards_prompts() -> None:

@@ -50,7 +50,7 @@ def test_the_module_has_the_shape_of_a_game():
     (update,) = spice.updates(cfg)
     assert (update.policy, [share.role for share in update.roles]) == ("actor", ["challenger", "reasoner"])
     loss = update.card
-    assert (loss.advantage, loss.aggregation, loss.kl, loss.mini_batches) == ("group-mean", "constant", "none", 1)
+    assert (loss.advantage, loss.aggregation, loss.kl, loss.mini_batches) == ("group-mean", "constant", "none", 16)
 
 
 def test_one_step():

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from scope_jax.config import CardError
+from scope_jax.learner.types import Episode
 from scope_jax.play.tools import BASE
 from scope_jax.systems import spice
 from tests.systems.harness import ScriptedTools, TurnContext, episodes_of
@@ -81,10 +82,74 @@ def test_which_stage_is_trained(stages: str, rows: list[int]):
 
 def test_attempts_go_on_until_enough_are_valid():
     only_the_third = Plan({("Aare", n): ("no", "") for n in (0, 1, 3, 4)}, HALF.answers)
-    for wanted, attempts in ((1, 4), (2, 6), (3, 8), (9, 11)):
+    for wanted, attempts in ((1, 6), (2, 6), (3, 11), (9, 11)):  # rounds of 2, 4 and the 5 that are left
         cfg = card(attempts_per_round=2, max_attempts=11, valid_wanted=wanted, train_table={"batch_size": 1})
         _, metrics, _ = played(cfg, only_the_third)
         assert metrics["challenger/attempts"] == attempts, wanted
+
+
+def asked_of_challenger(tools: Any, stage: str) -> list[tuple[str, int]]:
+    return [(name, samples) for role, name, samples in tools.asked if role == "challenger" and stage in name]
+
+
+def test_rounds_double_and_reach_1024_attempts_in_eight():
+    hopeless = Plan({("Aare", n): ("no", "") for n in range(1024)})
+    cfg = card(attempts_per_round=8, max_attempts=1024, train_table={"batch_size": 1})
+    episodes, metrics, tools = played(cfg, hopeless)
+    rounds = [8, 16, 32, 64, 128, 256, 512, 8]
+    assert [samples for _, samples in asked_of_challenger(tools, "format")] == rounds
+    assert metrics["challenger/attempts"] == 1024 and len(episodes) == 4
+    assert len(tools.told) == 7
+    assert tools.told[1] == (
+        "1 of 1 documents lack valid tasks after 24 of at most 1024 attempts each: 0 of 24 are valid "
+        "(100% format_no_json); 32 more at each."
+    )
+
+
+def test_a_documents_attempts_do_not_depend_on_the_rounds_of_others():
+    """Bern has a task in the first round; Aare needs three, alone or not."""
+    late = Plan({("Aare", n): ("no", "") for n in range(6)}, HALF.answers)
+    alone, _, _ = played(card(attempts_per_round=2, max_attempts=14, train_table={"batch_size": 1}), late)
+    both, _, tools = played(card(attempts_per_round=2, max_attempts=14, train_table={"batch_size": 2}), late)
+    assert asked_of_challenger(tools, "format") == [
+        ("0 format 0", 2),
+        ("1 format 0", 2),
+        ("0 format 2", 4),
+        ("0 format 6", 8),
+    ]
+
+    def of_aare(episodes: list[Episode]) -> list[tuple[Any, ...]]:
+        own = [e for e in episodes_of(episodes, "challenger") if e.text["document"] == "aare"]
+        return [(e.text["attempt"], e.reward, e.text["turns"]) for e in own]
+
+    assert of_aare(alone) == of_aare(both) and len(of_aare(both)) == 4
+
+
+@pytest.mark.parametrize("endpoint", [None, {"url": "http://127.0.0.1:1/v1", "model": "strong"}])
+def test_an_untrained_challenger_samples_no_attempt_that_cannot_be_used(endpoint: dict[str, str] | None):
+    """One valid task of a document is used: one attempt first, then two, four …, whatever the card says."""
+    said = iter(["no", chosen("Integer"), chosen("Integer"), *[open_task("How many?", 7)] * 2])
+    changes = {"judge_reply": lambda message: next(said), "known_judges": ("challenger",)} if endpoint else {}
+    plan = Plan({("Aare", 0): ("no", "")}, HALF.answers)
+    cfg = card(
+        train="reasoner",
+        challenger={"endpoint": endpoint},
+        attempts_per_round=8,
+        max_attempts=64,
+        valid_wanted=4,
+        train_table={"batch_size": 1},
+    )
+    episodes, metrics, tools = played(cfg, plan, **changes)
+    assert metrics["challenger/attempts"] == 3
+    if endpoint is None:
+        assert asked_of_challenger(tools, "format") == [("0 format 0", 1), ("0 format 1", 2)]
+    assert len(episodes_of(episodes, "reasoner")) == 4
+
+
+def test_an_untrained_reasoner_answers_no_task_twice():
+    episodes, metrics, tools = played(card(train="challenger", reasoner_rollouts="fresh"))
+    assert not any(name.endswith("again") for _, name, _ in tools.asked)
+    assert not any(e.trained for e in episodes_of(episodes, "reasoner")) and metrics["reasoner/reward"] == 0.25
 
 
 def test_fresh_answers_for_the_reasoner():
@@ -157,7 +222,7 @@ def test_an_external_challenger():
         return kind if "suitable_for_mcq" in message else open_task("How many?", 7)
 
     episodes, metrics, tools = played(cfg, HALF, judge_reply=reply, known_judges=("challenger",))
-    assert len(tools.judged) == 3 * 4 * 2 and all("On " in message for message in tools.judged)
+    assert len(tools.judged) == 3 * 2 and all("On " in message for message in tools.judged)
     assert {role for role, *_ in tools.asked} == {"reasoner"}
     assert [(e.policy, e.trained, e.datums) for e in episodes_of(episodes, "challenger")] == [
         ("challenger", False, ())

@@ -23,6 +23,9 @@ ENTROPY = 'train.watch=[{metric="solver/entropy", below=0.05, steps=2}]'
 VALUES = [0.9, 0.04, 0.05, 0.03, math.nan, 0.06, 0.01, 0.01, 0.01]
 
 
+IDLE = {"loss": 0.0, "sequences": 8.0, "idle_sequences": 8.0}
+
+
 def watch(text: str, records: list[dict[str, Any]]) -> Watch:
     return watched(load_card(CARD, [f"train.watch={text}"]), records)
 
@@ -97,6 +100,17 @@ def test_a_run_stops_with_a_checkpoint_and_resumes_with_the_same_counts(tmp_path
     assert runs.lines(tmp_path / "cut", "metrics.jsonl") == runs.lines(tmp_path / "run", "metrics.jsonl")
     # a rule may change, as it does not affect what is computed
     assert run(tmp_path / "run", ENTROPY.replace("steps=2", "steps=3"))["steps"] == 9 and played[-4:] == [6, 7, 8, 9]
+
+
+def test_an_update_without_any_term_does_not_say_which_metrics_exist() -> None:
+    """It has no entropy; the next one may."""
+    rules, updates = '[{metric="solver/entropy", below=0.05}]', ssp.updates(load_card(CARD))
+    idle = {f"{update.name}/{name}": value for update in updates for name, value in IDLE.items()}
+    watch(rules, [idle]).check_names(updates)
+    computed = {name: 0.0 if "idle" in name else value for name, value in idle.items()}
+    watch(rules, [idle, computed | {"solver/entropy": 1.0}]).check_names(updates)
+    with pytest.raises(UserError, match="no step has yielded so far"):
+        watch(rules, [idle, computed]).check_names(updates)
 
 
 def test_a_metric_that_does_not_exist_ends_the_run_after_its_first_step(tmp_path: Path, played: list[int]) -> None:

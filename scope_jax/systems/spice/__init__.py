@@ -176,9 +176,10 @@ def tasks_to_learn(
 ) -> tuple[list[Tried], Metrics]:
     """(T_R of each document, counts of comparisons without a verdict): the earlier answers, or new ones (l.17).
 
-    If the challenger is not trained, its tasks were answered only for the reasoner, and are not answered again.
+    Only if both are trained can the new ones be used: an untrained challenger's tasks were answered for the reasoner
+    alone, and an untrained reasoner learns from none.
     """
-    if cfg.spice.reasoner_rollouts == "fresh" and learns(cfg):
+    if cfg.spice.reasoner_rollouts == "fresh" and cfg.spice.train == "both":
         return grade(cfg, tools, solve(cfg, tools, chosen, again=True))
     keys = {key_of(one) for one in chosen}
     return [one for one in tried if key_of(one.attempt) in keys], grade(cfg, tools, [])[1]

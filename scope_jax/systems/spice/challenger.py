@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from retrieval.rows import Row
@@ -50,26 +51,53 @@ def documents(cfg: Config, tools: Tools, rows: Sequence[Row], first: int) -> lis
 def attempt(cfg: Config, tools: Tools, batch: Sequence[Document]) -> list[list[Attempt]]:
     """{(qᵢ, aᵢ*)}: attempts at each document, sampled in rounds until enough are valid or there are N (section 3.1).
 
-    The attempts of a document are numbered consecutively, and the number seeds their sampling, so that they do not
-    depend on how many rounds other documents take. A document whose first prompt is too long gets one round: all others
-    would fail in the same way.
+    Every round has twice as many attempts at a document as the one before. The attempts of a document are numbered
+    consecutively, and the number seeds their sampling, so that they do not depend on how many rounds other documents
+    take. A document whose first prompt is too long gets one round: all others would fail in the same way.
     """
-    card, made = cfg.spice, [[] for _ in batch]
+    made: list[list[Attempt]] = [[] for _ in batch]
     first = 0
-    while first < card.max_attempts:
+    for count in round_sizes(cfg):
         open_places = [place for place, tries in enumerate(made) if _worth_a_round(cfg, tries)]
         if not open_places:
             break
-        count = min(card.attempts_per_round, card.max_attempts - first)
+        if first:
+            tools.tell(_before_a_round(cfg, [made[place] for place in open_places], len(batch), count))
         for one in _round(cfg, tools, [batch[place] for place in open_places], first, count):
             made[one.document.place].append(one)
         first += count
     return made
 
 
+def round_sizes(cfg: Config) -> list[int]:
+    """Attempts at a document in each round, together N: `attempts_per_round`, twice as many, …
+
+    A challenger that is not trained starts with one: of its attempts, only a valid one for the reasoner is used.
+    """
+    sizes, left = [], cfg.spice.max_attempts
+    size = cfg.spice.attempts_per_round if learns(cfg) else 1
+    while left:
+        sizes.append(min(size, left))
+        left, size = left - sizes[-1], 2 * size
+    return sizes
+
+
 def _worth_a_round(cfg: Config, tries: Sequence[Attempt]) -> bool:
     unreadable = any(one.reason == "prompt_too_long" and len(one.replies) == 1 for one in tries)
-    return not unreadable and sum(one.valid for one in tries) < cfg.spice.valid_wanted
+    wanted = cfg.spice.valid_wanted if learns(cfg) else 1
+    return not unreadable and sum(one.valid for one in tries) < wanted
+
+
+def _before_a_round(cfg: Config, tries: Sequence[Sequence[Attempt]], documents: int, count: int) -> str:
+    """What the user is told before another round: how many attempts so far count, and why the others do not."""
+    attempts = [one for group in tries for one in group]
+    reasons = Counter(one.reason for one in attempts if one.reason).most_common(2)
+    why = ", ".join(f"{number / len(attempts):.0%} {reason}" for reason, number in reasons)
+    return (
+        f"{len(tries)} of {documents} documents lack valid tasks after {len(tries[0])} of at most "
+        f"{cfg.spice.max_attempts} attempts each: {sum(one.valid for one in attempts)} of {len(attempts)} are valid "
+        f"({why or 'none is rejected'}); {count} more at each."
+    )
 
 
 def _round(cfg: Config, tools: Tools, batch: Sequence[Document], first: int, count: int) -> list[Attempt]:
