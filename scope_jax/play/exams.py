@@ -31,6 +31,10 @@ JUDGE, GRADER = (
     "exam grader",
 )  # names of [evaluate.judge] and [evaluate.grader] among a run's external models
 GRADED = frozenset(("rubric", "points", "rating"))  # measures for which a grader reads the answer
+COUNTED = {  # by what a set is measured, and whether its game searches, it has some of these
+    *("searches", "answer_tokens", "ungraded", "not_sampled"),
+    *("judge_requests", "judge_unparsed", "pairwise_asked", "pairwise_unparsed"),
+}
 SHOWN = ("question", "answers", "rubric")  # fields that a record copies from its row
 
 
@@ -102,6 +106,15 @@ def _used_measures(cfg: Config, exam: Exam) -> set[str]:
     """The measures of all sets of the card, including those that `accuracy` consists of."""
     names = {name for card in cfg.evaluate.sets for name in measures_of(exam, card)}
     return names | set(exam.accuracy) if "accuracy" in names else names
+
+
+def metric_names(cfg: Config, exam: Exam) -> set[str]:
+    """`<set>/<name>` of what the card's exams measure and count, apart from scores by dimension."""
+    found = set()
+    for card in cfg.evaluate.sets:
+        names = {"score" if name == "rubric" else name for name in measures_of(exam, card)}
+        found |= {f"{card.name}/{name}" for name in names | COUNTED}
+    return found
 
 
 def uses_base(cfg: Config, exam: Exam) -> bool:

@@ -30,6 +30,7 @@ from scope_jax.run.adapters import adapter_of
 from scope_jax.run.assemble import check_beginning, check_policies, check_vocabulary, joiner_of
 from scope_jax.run.rendering import Rendered, RenderingTools, first_prompts
 from scope_jax.run.searches import probe
+from scope_jax.run.watched_names import check_names
 from scope_jax.systems import game_of
 from scope_jax.text import templates
 
@@ -94,6 +95,7 @@ def _game(cfg: Config) -> str:
     game.updates(cfg)  # reads the table of a game of one's own
     check_policies(cfg, game)
     ahead.check(cfg, game)
+    check_names(cfg, game)
     return f"{cfg.system}, which trains {', '.join(game.policies(cfg))}"
 
 
