@@ -76,7 +76,8 @@ class PagedEngine(PagedPrograms):
         if pages < least:
             raise ValueError(
                 f"a shard of the rollout engine has {pages} pages of {PAGE} tokens, but one episode of "
-                f"rollout.max_length = {config.max_length} needs {least}; raise the budget or lower it."
+                f"max_length = {config.max_length} needs {least}; raise the budget, or lower rollout.max_length (for "
+                "exams, evaluate.max_length)."
             )
         super().__init__(model, config, mesh, how, pages)
 

@@ -172,7 +172,8 @@ def _first_prompts(cfg: Config, joiner: Joiner) -> str:
 def _exam_prompts(cfg: Config, card: EvalSet, joiner: Joiner) -> str:
     exam = game_of(cfg).exam(cfg)
     rows = _rows(exam, card)[:EXAM_ROWS]
-    rendered = first_prompts(RenderingTools(cfg, joiner, ()), lambda tools: exams.play(cfg, exam, tools, rows, card))
+    tools = RenderingTools(cfg, joiner, (), exam=True)
+    rendered = first_prompts(tools, lambda tools: exams.play(cfg, exam, tools, rows, card))
     return "" if rendered is None else _described(rendered)
 
 

@@ -282,6 +282,8 @@ def scope(card: str) -> Facts:
             "evaluate.temperature": temperature,
             "evaluate.max_tokens": 16384,
             "evaluate.max_response_tokens": 16384,
+            "evaluate.max_turns": 5 + 1,  # searches and the answer
+            "evaluate.max_length": 24576,
             **{f"scope.rubric_weights.{name}": 1.0 for name in ("critical", "important", "bonus")},
         },
         "Algorithm 1": {"scope.gates_first": True},
