@@ -13,8 +13,8 @@ from scope_jax.errors import UserError
 from scope_jax.learner.learner import METRICS
 from scope_jax.play import exams
 from scope_jax.play.system import System
+from scope_jax.run.metric_names import metric_names
 from scope_jax.run.performance import NAMES, PHASES
-from scope_jax.systems.metric_names import metric_names
 
 
 def check_names(cfg: Config, system: System) -> None:

@@ -17,9 +17,9 @@ from scope_jax.evaluate import scores
 from scope_jax.learner.learner import METRICS, Learner
 from scope_jax.report.panels import COLLAPSE, PANELS, SPEED, Panel, series
 from scope_jax.report.progress import headline
+from scope_jax.run.metric_names import metric_names
 from scope_jax.run.performance import NAMES, PHASES
 from scope_jax.systems import SYSTEMS, scope, score, spell, spice, ssp
-from scope_jax.systems.metric_names import metric_names
 from sharding.mesh import MeshConfig, make_mesh
 from tests.learner.conftest import TINY, random_episodes
 from tests.systems import harness, scope_world, score_world, spell_world, spice_world

@@ -30,7 +30,7 @@ def test_episodes_of_training_and_of_exams_end_at_their_own_length(trainer: Trai
     world.sampler.publish(states)
 
     # of the longest of four episodes, with its prompt
-    def length(exam: bool, prompt: int, **limits: int) -> int:
+    def length(exam: bool, prompt: int, **limits: Any) -> int:
         tools = world.tools("a step", exam=exam)
         ids = (tools.encode_prompt(messages) * 9)[:prompt]
         one = Prompt(ids, "0", messages)
