@@ -151,6 +151,11 @@ EVALUATIONS = tuple(
         ('<report id="1"><scores><score ', "/></scores></report>"),
         ('<report id="1"><scores><score dim="factuality" value="1" reason="', '"/></scores></report>'),
         ('<report id="1"><citations><citation source="', '" verdict="unknown"/></citations></report>'),
+        ("<report id='", "'></report>"),
+        ('<report id="1"><scores><score dim="factuality" value="1"/>', "</scores></report>"),
+        ('<report id="1"><scores><score dim=', ' value="1"/></scores></report>'),
+        ('<report id="1"><scores><score dim="factuality" value="', "</score></scores></report>"),
+        ('<report id="1"><citations><citation verdict=', "</citations></report>"),
     )
 )
 HARNESS = (('{"notes": "', '"}'), ('{"dimension_constraints": {"k": 4}, "notes": "', '"}'))

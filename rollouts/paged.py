@@ -76,7 +76,8 @@ class PagedEngine(PagedPrograms):
         if pages < least:
             raise ValueError(
                 f"a shard of the rollout engine has {pages} pages of {PAGE} tokens, but one episode of "
-                f"rollout.max_length = {config.max_length} needs {least}; raise the budget or lower it."
+                f"rollout.max_length = {config.max_length} (or evaluate.max_length, if that is longer) needs {least}; "
+                "raise the budget or lower it."
             )
         super().__init__(model, config, mesh, how, pages)
 

@@ -29,7 +29,10 @@ def answered(world: World) -> Iterator[tuple[str, Records]]:
     """(name, records) of each evaluation set of the card, one after the other; see `exams.take`."""
     cfg, exam = world.cfg, world.system.exam(world.cfg)
     for card in cfg.evaluate.sets:
-        yield card.name, exams.take(cfg, exam, world.tools(f"evaluate {card.name}"), world.exams[card.name], card)
+        yield (
+            card.name,
+            exams.take(cfg, exam, world.tools(f"evaluate {card.name}", exam=True), world.exams[card.name], card),
+        )
 
 
 def scores(kind: str, exam: str, records: Records) -> Metrics:

@@ -130,7 +130,7 @@ def examine(
             keep(name, records, measured)
             evaluations.keep(run_of(target), examined.step, name, records, measured)
 
-        metrics = _answer(taken, lambda name: world.tools(f"evaluate {name}"), both)
+        metrics = _answer(taken, lambda name: world.tools(f"evaluate {name}", exam=True), both)
     return {
         "target": str(target),
         "step": examined.step,

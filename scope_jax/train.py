@@ -59,8 +59,8 @@ def train(
     is written to <run>/profile. Returns {"run", "steps", "seconds" and "programs_compiled" (both of this process),
     "before", "after"}; the last two are the evaluation metrics of the initial and the final weights, {} if the card has
     no evaluation set. A run ended by a rule of `train.watch` also has "stopped", the reason. Raises UserError if a rule
-    names a metric that no step has, or if `profile` is not a step of this process; Stopped if a signal ended the run
-    early, after a step with a checkpoint.
+    names a metric that the game cannot have, or if `profile` is not a step of this process; Stopped if a signal ended
+    the run early, after a step with a checkpoint.
     """
     began, made = time.monotonic(), programs()
     compiled = made.compiled
@@ -84,7 +84,6 @@ def train(
     log.rewind(done if resumed else None)
     world.verdicts.record(run, done)
     watch = by_one(lambda: watched(cfg, records(run / "metrics.jsonl")))
-    watch.check_names(world.system.updates(cfg))
     over = over or watch.reason is not None
     last = done if over else world.system.total_steps(cfg)
     progress.say(_beginning(cfg, run, done, over, resumed))
@@ -99,7 +98,7 @@ def train(
         progress.say("evaluating the final weights")
         log.metrics(done, _evaluated(world, progress, log, instruments, done))
 
-    signal = 0
+    signal, begun = 0, done + 1
     with orderly(cfg.train.stop_grace, give_up) as request:
         try:
             while not over and not signal:
@@ -128,7 +127,8 @@ def train(
                 for sentence in (*unlearned.sentences(episodes), *unlearned.at_rest(metrics)):
                     progress.say(sentence)
                 watch = watch.after(metrics)
-                watch.check_names(world.system.updates(cfg))
+                if done == begun and (sentence := watch.missing(world.system.updates(cfg))):
+                    progress.say(sentence)
                 over = over or watch.reason is not None  # by an evaluation
                 signal = signalled(request)
                 if done % cfg.train.save_every == 0 or over or name or signal:

@@ -47,13 +47,15 @@ def replay(
         world = assemble_exam(cfg, searches, finishers, folder, tell)
         load_into(world, [searches])
         played = {
-            held.name: exams.play(cfg, exam, world.tools(f"replay {held.name}"), world.exams[held.name], held)
+            held.name: exams.play(
+                cfg, exam, world.tools(f"replay {held.name}", exam=True), world.exams[held.name], held
+            )
             for held in cfg.evaluate.sets
         }
         load_into(world, finishers)
         metrics: Metrics = {}
         for held in cfg.evaluate.sets:
-            tools = world.tools(f"replay {held.name}")
+            tools = world.tools(f"replay {held.name}", exam=True)
             answers = finished(cfg, exam, tools, played[held.name], held)
             records = exams.measured(cfg, exam, tools, answers, exams.measures_of(exam, held))
             metrics |= scores("replay", held.name, records)

@@ -75,6 +75,8 @@ class EvalSection(Section):
     top_k: Whole = 0  # 0 = off
     max_tokens: Count = 1024  # sampled tokens per turn
     max_response_tokens: Count = 8192  # per episode, as in training
+    max_turns: Count | None = None  # of an episode with searches, the answer included; None: as in training
+    max_length: Count | None = None  # tokens of an episode with its prompt; None: rollout.max_length
     prompts: CardPath | None = None  # folder with judge, pairwise, grader .txt and nudges; None: the built-in one
     judge: JudgeSection | None = None  # for the measures judge, pairwise and accuracy; None: [judge]
     grader: AskSection | None = None  # for the measures rubric, points and rating; None: the game's own
@@ -89,6 +91,19 @@ class EvalSection(Section):
                 raise ValueError(
                     f"set {exam.name!r} asks for {exam.samples} samples at temperature 0, which are all the same; "
                     "give it a temperature above 0, or samples = 1"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _a_prompt_has_room(self) -> EvalSection:
+        for key, tokens in (
+            ("max_tokens", self.max_tokens),
+            *((f"sets.{e.name}.max_tokens", e.max_tokens) for e in self.sets),
+        ):
+            if self.max_length is not None and (tokens or 0) >= self.max_length:
+                raise ValueError(
+                    f"{key} is {tokens}, which leaves nothing of max_length = {self.max_length} for a prompt; lower it "
+                    "or raise max_length"
                 )
         return self
 

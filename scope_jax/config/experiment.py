@@ -69,6 +69,16 @@ class Config(Section):
     score: ScoreSection = ScoreSection()
     game: dict[str, JsonValue] = {}  # the options of a game defined in a file
 
+    @property
+    def exam_length(self) -> int:
+        """Most tokens of an exam's episode, prompt and observations included."""
+        return self.evaluate.max_length or self.rollout.max_length
+
+    @property
+    def engine_length(self) -> int:
+        """Most tokens of an episode that the engine has room for, of training or, if the card has any, of exams."""
+        return max(self.rollout.max_length, self.exam_length) if self.evaluate.sets else self.rollout.max_length
+
     @model_validator(mode="after")
     def _slots_spread_over_the_mesh(self) -> Config:
         """Checked here if no axis is -1; such an axis is resolved only when the devices are known."""

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from scope_jax.config.base import PROMPTS, CardPath, Count, GameSection, Section, Share, Temperature, Weight, Whole
 from scope_jax.config.learner import LossCard
-from scope_jax.config.tables import JudgeSection, RoleSection, SamplingSection, Tries
+from scope_jax.config.tables import JudgeSection, RoleSection, SamplingSection, Tries, Ungraded
 
 DimensionName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
 DimensionWeight = Annotated[float, Field(ge=0, le=10)]
@@ -84,8 +84,10 @@ class ScoreEvaluatorSection(Section):
 
     max_prompt_tokens: Count = 8192  # Table 2: maximum input length
     max_turns: Count = 10  # of an assessment; a rubric is one turn
-    # Table 2: temperature and generation length of a turn; the response length for an assessment with its observations
+    # of a rubric; Table 2 has its temperature in the row of the evaluator's update, and its generation length
     sampling: SamplingSection = SamplingSection(temperature=0.8, max_tokens=2048, max_response_tokens=4096)
+    # of an assessment, which is not trained: greedy, as chance would enter the rewards; the paper does not say
+    assessment: SamplingSection = SamplingSection(temperature=0.0, max_tokens=2048, max_response_tokens=10240)
     # Algorithm 2 l.14: the sum of log-probs over the rubric; low-variance KL, Table 2
     loss: LossCard = LossCard(advantage="ema", aggregation="constant", constant_length=1, kl="k3", kl_coef=0.05)
 
@@ -105,7 +107,8 @@ class ScoreSection(GameSection):
         samples=8,
         max_prompt_tokens=8192,
         max_turns=10,
-        sampling=SamplingSection(max_tokens=4096, max_response_tokens=4096),
+        # Table 2: an input of 8192, with all results, and a turn of 4096; in 4096 altogether, ten turns do not fit
+        sampling=SamplingSection(max_tokens=4096, max_response_tokens=12288),
         loss=LossCard(advantage="group-zscore", aggregation="token-mean", kl="k3", kl_coef=0.05, mini_batches=2),
     )
     evaluator: ScoreEvaluatorSection = ScoreEvaluatorSection()
@@ -116,7 +119,7 @@ class ScoreSection(GameSection):
     max_score: Annotated[int, Field(ge=1, le=100)] = 10  # Figure 6
     score_unit: Literal["share", "points"] = "share"  # of a and s_j in R_s: divided by max_score, or as given
     min_depth: Whole = 1  # tau_s: searches of an assessment; not stated
-    unassessed: Literal["zero", "leave-out"] = "zero"  # a report without a valid assessment: Algorithm 1 l.23, or not
+    malformed: Ungraded = "leave-out"  # a report whose assessment is invalid: Figure 2; "zero": reward 0
     # the evaluator's reward
     conclusion: ConclusionRule = "section"  # what is compared: the conclusion, or the whole report
     idf: Idf = "query"  # what the inverse document frequencies are fitted on

@@ -47,6 +47,15 @@ from sharding.mesh import ROWS, TOKENS, row_shards
 
 # Metrics that are summed over mini-batches; those ending in _max take the maximum.
 ADDED = ("tokens", "sequences", "idle_sequences", "skipped")
+# The names of what `Learner.update` measures: of every loss; some; DPO's.
+METRICS = (
+    *("loss", "tokens", "sequences", "idle_sequences", "grad_norm", "param_rms", "learning_rate", "skipped"),
+    *("surprisal", "entropy"),
+    *("policy_loss", "clip_fraction", "dual_clip_fraction", "ratio_mean", "ratio_max"),
+    *("mismatch_mean", "mismatch_max", "rollout_weight_mean", "rollout_cap_fraction"),
+    *("kl_k1", "kl_k2", "kl_k3", "kl_k2_plain", "kl_k3_plain"),
+    *("implicit_accuracy", "implicit_margin", "implicit_chosen"),
+)
 
 
 class Scores(NamedTuple):

@@ -31,6 +31,10 @@ JUDGE, GRADER = (
     "exam grader",
 )  # names of [evaluate.judge] and [evaluate.grader] among a run's external models
 GRADED = frozenset(("rubric", "points", "rating"))  # measures for which a grader reads the answer
+COUNTED = {  # by what a set is measured, and whether its game searches, it has some of these
+    *("searches", "answer_tokens", "ungraded", "not_sampled"),
+    *("judge_requests", "judge_unparsed", "pairwise_asked", "pairwise_unparsed"),
+}
 SHOWN = ("question", "answers", "rubric")  # fields that a record copies from its row
 
 
@@ -85,6 +89,18 @@ class Found:
 
 
 # -------------------------------------------------------------------------------------------------------- requirements
+def max_turns_of(cfg: Config, exam: Exam) -> int:
+    """Most turns of an episode. Raises ValueError if the card has a number, but its game's exam has no searches."""
+    if cfg.evaluate.max_turns is None:
+        return exam.max_turns
+    if exam.respond is None:
+        raise ValueError(
+            f"evaluate.max_turns is {cfg.evaluate.max_turns}, but in exams of {cfg.system} nothing is searched, so an "
+            "episode has one turn; remove it."
+        )
+    return cfg.evaluate.max_turns
+
+
 def measures_of(exam: Exam, card: EvalSet) -> tuple[Measure, ...]:
     """The measures of a set: those it lists, or the game's."""
     return card.measures or exam.measures
@@ -102,6 +118,15 @@ def _used_measures(cfg: Config, exam: Exam) -> set[str]:
     """The measures of all sets of the card, including those that `accuracy` consists of."""
     names = {name for card in cfg.evaluate.sets for name in measures_of(exam, card)}
     return names | set(exam.accuracy) if "accuracy" in names else names
+
+
+def metric_names(cfg: Config, exam: Exam) -> set[str]:
+    """`<set>/<name>` of what the card's exams measure and count, apart from scores by dimension."""
+    found = set()
+    for card in cfg.evaluate.sets:
+        names = {"score" if name == "rubric" else name for name in measures_of(exam, card)}
+        found |= {f"{card.name}/{name}" for name in names | COUNTED}
+    return found
 
 
 def uses_base(cfg: Config, exam: Exam) -> bool:
@@ -155,6 +180,7 @@ def check_prompts(cfg: Config, exam: Exam, rows: Mapping[str, Sequence[Row]]) ->
         exam.prompt(of_set[0], len)
     if exam.respond is not None:
         exam.respond(lambda queries: [])
+    max_turns_of(cfg, exam)
     used = _used_measures(cfg, exam)
     if "judge" in used:
         grading.prompt(exam.prompts or cfg.evaluate.prompts_folder)
@@ -185,10 +211,11 @@ def play(cfg: Config, exam: Exam, tools: Tools, rows: Sequence[Row], card: EvalS
     prompts = [
         Prompt(tools.encode_prompt(messages), f"{place}", messages) for place, messages in enumerate(conversations)
     ]
-    if too_long := sum(len(prompt.ids) >= cfg.rollout.max_length for prompt in prompts):
+    if too_long := sum(len(prompt.ids) >= cfg.exam_length for prompt in prompts):
+        key = "rollout.max_length" if cfg.evaluate.max_length is None else "evaluate.max_length"
         tools.tell(
-            f"{card.name}: {too_long} of {len(prompts)} prompts do not fit into rollout.max_length = "
-            f"{cfg.rollout.max_length}; they get no answer, which counts as wrong. Raise it, or shorten them."
+            f"{card.name}: {too_long} of {len(prompts)} prompts do not fit into {key} = {cfg.exam_length}; they get no "
+            "answer, which counts as wrong. Raise it, or shorten them."
         )
     groups = sample(
         tools,
@@ -198,7 +225,7 @@ def play(cfg: Config, exam: Exam, tools: Tools, rows: Sequence[Row], card: EvalS
         cfg.evaluate.sampling_of(card),
         policy=exam.policy,
         stop=exam.stop,
-        max_turns=exam.max_turns,
+        max_turns=max_turns_of(cfg, exam),
         respond=None if exam.respond is None else exam.respond(tools.search),
     )
     return [

@@ -45,6 +45,7 @@ from scope_jax.run.residence import (
 )
 from scope_jax.run.searches import lookup_of, search_of
 from scope_jax.run.verdicts import Verdicts
+from scope_jax.run.watched_names import check_names
 from scope_jax.run.world import Tell, World
 from scope_jax.systems import game_of
 from scope_jax.text import dialects
@@ -145,6 +146,7 @@ def assemble(cfg: Config, run: Path, part: Part | None = None, tell: Tell | None
     for name, folder in cfg.model.policies.items():
         check_beginning(cfg, name, folder)
     ahead.check(cfg, system)
+    check_names(cfg, system)
     system.check_prompts(cfg)
     datasets.disable_progress_bars()  # a run shows its own progress
     source = system.source(cfg)

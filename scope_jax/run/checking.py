@@ -30,6 +30,7 @@ from scope_jax.run.adapters import adapter_of
 from scope_jax.run.assemble import check_beginning, check_policies, check_vocabulary, joiner_of
 from scope_jax.run.rendering import Rendered, RenderingTools, first_prompts
 from scope_jax.run.searches import probe
+from scope_jax.run.watched_names import check_names
 from scope_jax.systems import game_of
 from scope_jax.text import templates
 
@@ -94,6 +95,7 @@ def _game(cfg: Config) -> str:
     game.updates(cfg)  # reads the table of a game of one's own
     check_policies(cfg, game)
     ahead.check(cfg, game)
+    check_names(cfg, game)
     return f"{cfg.system}, which trains {', '.join(game.policies(cfg))}"
 
 
@@ -170,7 +172,8 @@ def _first_prompts(cfg: Config, joiner: Joiner) -> str:
 def _exam_prompts(cfg: Config, card: EvalSet, joiner: Joiner) -> str:
     exam = game_of(cfg).exam(cfg)
     rows = _rows(exam, card)[:EXAM_ROWS]
-    rendered = first_prompts(RenderingTools(cfg, joiner, ()), lambda tools: exams.play(cfg, exam, tools, rows, card))
+    tools = RenderingTools(cfg, joiner, (), exam=True)
+    rendered = first_prompts(tools, lambda tools: exams.play(cfg, exam, tools, rows, card))
     return "" if rendered is None else _described(rendered)
 
 

@@ -104,7 +104,7 @@ def engine_for(cfg: Config | ServedModel, model: ModelConfig, mesh: Mesh) -> Eng
         pages = int(card.cache_gib * 2**30) // page_bytes(model, dtype, mesh.shape["tensor"])
     config = EngineConfig(
         slots=card.slots // processes,
-        max_length=card.max_length,
+        max_length=cfg.engine_length if isinstance(cfg, Config) else card.max_length,
         prefill_buckets=card.prefill_buckets,
         prefill_batch=-(-card.prefill_batch // processes),
         decode_steps=card.decode_steps,

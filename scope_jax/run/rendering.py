@@ -20,8 +20,8 @@ from scope_jax.text.messages import Messages
 class Rendered:
     """The prompts of a role: their lengths in tokens, and the limits of the call that samples from them.
 
-    max_tokens: of one turn. max_prompt_tokens: longer prompts are not sampled, None: all that fit. max_length:
-    `rollout.max_length`.
+    max_tokens: of one turn. max_prompt_tokens: longer prompts are not sampled, None: all that fit. max_length: of
+    an episode with its prompt, the value of `key`.
     """
 
     role: str
@@ -29,6 +29,7 @@ class Rendered:
     max_tokens: int
     max_prompt_tokens: int | None
     max_length: int
+    key: str = "rollout.max_length"
 
     def sampled(self) -> list[int]:
         """Lengths of the prompts that are sampled."""
@@ -52,7 +53,7 @@ class Rendered:
 
     @property
     def _room(self) -> str:
-        return f"rollout.max_length = {self.max_length}"
+        return f"{self.key} = {self.max_length}"
 
 
 class _Sampled(Exception):
@@ -66,10 +67,14 @@ class _Sampled(Exception):
 class RenderingTools:
     """Implements `play.tools.Tools` up to the first call that needs a model, which ends the play.
 
-    rows: the training data, not empty if the game reads any. Searches find nothing.
+    rows: the training data, not empty if the game reads any. exam: the prompts are those of an exam. Searches find
+    nothing.
     """
 
-    def __init__(self, cfg: Config, joiner: Joiner, rows: Sequence[Row]) -> None:
+    def __init__(self, cfg: Config, joiner: Joiner, rows: Sequence[Row], *, exam: bool = False) -> None:
+        own = exam and cfg.evaluate.max_length is not None
+        self._length = cfg.exam_length if exam else cfg.rollout.max_length
+        self._key = "evaluate.max_length" if own else "rollout.max_length"
         self._cfg = cfg
         self._joiner = joiner
         self._rows = rows
@@ -94,7 +99,7 @@ class RenderingTools:
         **sampling: Any,
     ) -> NoReturn:
         lengths = tuple(len(prompt.ids) for prompt in prompts)
-        raise _Sampled(Rendered(role, lengths, max_tokens, max_prompt_tokens, self._cfg.rollout.max_length))
+        raise _Sampled(Rendered(role, lengths, max_tokens, max_prompt_tokens, self._length, self._key))
 
     def search(self, queries: Sequence[str]) -> list[str]:
         return ["" for _ in queries]

@@ -6,7 +6,6 @@ computed from there, and nothing about them is saved.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +13,6 @@ from functools import reduce
 from typing import Any
 
 from scope_jax.config import Config, WatchRule
-from scope_jax.errors import UserError
 from scope_jax.learner.types import Update
 
 EVALUATED = ("eval/", "time/evaluate")  # what the names of the metrics of an evaluation alone begin with
@@ -54,17 +52,13 @@ class Watch:
                 return f"stopped early by [[train.watch]]: {rule.metric} was {bound} (or not finite) in {steps}."
         return None
 
-    def check_names(self, updates: Sequence[Update]) -> None:
-        """Raises UserError for a rule whose metric no record has although every update of the game has been made."""
+    def missing(self, updates: Sequence[Update]) -> str | None:
+        """A sentence about rules whose metrics no record has although every update of the game has been made; None
+        without one. Under a name that is right the metric may still come."""
         if not all(f"{update.name}/loss" in self.seen for update in updates):
-            return
-        for rule in self.rules:
-            if rule.metric not in self.seen:
-                near = difflib.get_close_matches(rule.metric, sorted(self.seen), n=3, cutoff=0.0)
-                raise UserError(
-                    f"[[train.watch]] names the metric {rule.metric!r}, which no step has yielded so far; "
-                    f"similar names are {', '.join(near)}."
-                )
+            return None
+        names = [rule.metric for rule in self.rules if rule.metric not in self.seen]
+        return f"[[train.watch]]: no step has had {', '.join(names)} so far." if names else None
 
 
 def _not_computed(record: Mapping[str, Any]) -> set[str]:

@@ -59,17 +59,18 @@ class World:
     local: LocalRollouts
     verdicts: Verdicts
 
-    def tools(self, step: int | str) -> StepTools:
-        """The tools of a game in this step; `step` enters the key of every sample."""
-        return StepTools(self, step)
+    def tools(self, step: int | str, *, exam: bool = False) -> StepTools:
+        """The tools of a game in this step, or of an exam; `step` enters the key of every sample."""
+        return StepTools(self, step, exam)
 
 
 @dataclass(frozen=True)
 class StepTools:
-    """Implements `play.tools.Tools` for one step of a game."""
+    """Implements `play.tools.Tools` for one step of a game, or for an exam, whose episodes may have another length."""
 
     world: World
     step: int | str
+    exam: bool = False
 
     def rows(self, first: int, count: int) -> list[sources.Row]:
         return sources.items(self.world.rows, first, count, self.world.cfg.seed)
@@ -119,8 +120,8 @@ class StepTools:
                 group=alike.setdefault(prompt.ids, prompt.name),
                 max_turns=max_turns,
                 respond=None if responder is None else self.world.joiner.responder(responder, prompt.messages),
-                max_prompt_tokens=max_prompt_tokens,
-                max_response_tokens=max_response_tokens,
+                max_prompt_tokens=self._shorter(max_prompt_tokens, 1),
+                max_response_tokens=self._shorter(max_response_tokens, len(prompt.ids)),
                 policy=self.world.sampler.named(policy),
             )
             for prompt in prompts
@@ -130,6 +131,15 @@ class StepTools:
         flat = self.world.sampler.use(policy).run(requests)
         self.world.sampler.count(flat)
         return [flat[first : first + samples] for first in range(0, len(flat), samples)]
+
+    def _shorter(self, limit: int | None, used: int) -> int | None:
+        """A limit on a prompt or what follows it, lowered to what `used` tokens leave of the longest episode here, if
+        the engine has room for a longer one."""
+        cfg = self.world.cfg
+        longest = cfg.exam_length if self.exam else cfg.rollout.max_length
+        if longest == cfg.engine_length:
+            return limit
+        return min(max(longest - used, 1), limit or longest)
 
     def search(self, queries: Sequence[str]) -> list[str]:
         if self.world.search is None:

@@ -128,6 +128,15 @@ def without_thinking(text: str, opened: bool = False) -> str:
     return blanked(text, thoughts(text, THOUGHT, opened))
 
 
+def without_comments(text: str) -> str:
+    """`text` without its closed XML comments."""
+    kept, place = [], 0
+    while (start := text.find("<!--", place)) >= 0 and (end := text.find("-->", start)) >= 0:
+        kept.append(text[place:start])
+        place = end + len("-->")
+    return "".join([*kept, text[place:]])
+
+
 def opens_with_thought(text: str) -> bool:
     """True if a turn begins with a closed, non-empty `<think>`."""
     head, opening, rest = text.partition(THOUGHT[0])

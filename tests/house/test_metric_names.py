@@ -14,9 +14,10 @@ import pytest
 from benchmarks.seeds.figures import DERIVED
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection, load_card
 from scope_jax.evaluate import scores
-from scope_jax.learner.learner import Learner
+from scope_jax.learner.learner import METRICS, Learner
 from scope_jax.report.panels import COLLAPSE, PANELS, SPEED, Panel, series
 from scope_jax.report.progress import headline
+from scope_jax.run.metric_names import metric_names
 from scope_jax.run.performance import NAMES, PHASES
 from scope_jax.systems import SYSTEMS, scope, score, spell, spice, ssp
 from sharding.mesh import MeshConfig, make_mesh
@@ -103,6 +104,17 @@ def produced() -> dict[str, frozenset[str]]:
         game: frozenset(own | {f"{role}/{name}" for role in roles for name in learner_metrics()})
         for game, (own, roles) in games.items()
     }
+
+
+@pytest.mark.parametrize("game", SYSTEMS)
+def test_a_games_list_of_metrics_has_every_metric_of_a_step(game: str) -> None:
+    """Rules of [[train.watch]] are checked against this list."""
+    cfg = load_card(ROOT / "configs" / game / "atlas.toml")
+    listed = metric_names(cfg)
+    assert listed is not None
+    played = {name for name in produced()[game] if name.partition("/")[2] not in METRICS}
+    assert sorted(name for name in played - listed if not name.startswith("eval/")) == []
+    assert learner_metrics() <= {*METRICS}
 
 
 @cache

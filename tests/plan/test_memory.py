@@ -244,3 +244,11 @@ def test_vectors_of_the_index():
     assert index_vectors(load_card("configs/scope/qwen3-8b.toml"), None) == (0, "")
     with pytest.raises(ValueError, match="PASSAGESxWIDTH"):
         index_vectors(cfg, "many")
+
+
+def test_longer_exams_are_counted_in_if_the_card_has_any():
+    """SCOPE section 4.1: 24,576 tokens, where training has 16,384."""
+    planner = Planner(from_hf(SHAPES["Qwen3-8B"]), hardware("1xH100"))
+    one = "configs/scope/adapters/qwen3-8b-one-gpu.toml"
+    needs = planner.needs(load_card(one, ['evaluate.sets=[{name="exam", path="none"}]']))
+    assert needs.engine.config.max_length == 24576

@@ -12,6 +12,7 @@ from scope_jax.config import CardError, Config, EvalSet, parse_config
 from scope_jax.evaluate import scores
 from scope_jax.play import exams, searching
 from scope_jax.play.exams import Exam
+from scope_jax.systems import scope
 from scope_jax.text import parsing
 from scope_jax.text.messages import Messages
 from scope_jax.text.templates import PromptError
@@ -76,6 +77,41 @@ def test_prompts_that_do_not_fit_are_told_and_counted():
     (sentence,) = world.told
     assert sentence.startswith("exam: 1 of 3 prompts do not fit into rollout.max_length = 12288;")
     assert scores("eval", "exam", records)["eval/exam/not_sampled"] == 1.0
+
+    world = tools()
+    take(EXAM, card(max_length=10, max_tokens=5), world, [ROWS[1]], "exact-match")
+    assert world.told[0].startswith("exam: 1 of 1 prompts do not fit into evaluate.max_length = 10;")
+
+
+def test_an_exam_may_have_more_turns_than_training():
+    """SCOPE section 4.1: up to five searches in evaluation; the prompt says how many."""
+
+    def script(ctx: TurnContext) -> str:
+        return scope_world.searching_turn("Aare") if ctx.turn < 5 else "<answer>alpha</answer>"
+
+    item = scope_world.criterion("Names alpha.") | {"fact": ["alpha", "alpha"]}
+    rows = [{"question": "Tell of Bern.", "rubric": [item]}]
+    found = {}
+    for turns in (None, 6, 3):
+        usual = scope_world.card()
+        cfg = usual.model_copy(update={"evaluate": usual.evaluate.model_copy(update={"max_turns": turns})})
+        (record,) = harness.run_exam(scope, cfg, scope_world.World(script), rows, measures=["exact"])
+        found[turns] = record["measures"]["searches"], record["prediction"]
+        assert f"up to {(turns or cfg.scope.solver.max_turns) - 1} times" in record["text"]["prompt"]
+    assert found == {None: (4.0, None), 6: (5.0, "alpha"), 3: (2.0, None)}
+
+
+def test_turns_of_an_exam_without_searches_are_refused():
+    with pytest.raises(ValueError, match=r"evaluate.max_turns is 6, but in exams of ssp nothing is searched"):
+        exams.check_prompts(card(max_turns=6), EXAM, {"exam": ROWS})
+
+
+def test_an_exam_leaves_room_for_a_prompt():
+    with pytest.raises(CardError, match=r"max_tokens is 1024, which leaves nothing of max_length = 1000 for a prompt"):
+        card(max_length=1000)
+    one = {"name": "exam", "path": "none", "max_tokens": 2000}
+    with pytest.raises(CardError, match=r"sets.exam.max_tokens is 2000, which leaves nothing of max_length = 1500"):
+        card(max_length=1500, sets=[one])
 
 
 def test_an_answer_is_right_if_any_of_the_games_measures_accepts_it():

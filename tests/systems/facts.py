@@ -282,6 +282,8 @@ def scope(card: str) -> Facts:
             "evaluate.temperature": temperature,
             "evaluate.max_tokens": 16384,
             "evaluate.max_response_tokens": 16384,
+            "evaluate.max_turns": 5 + 1,  # searches and the answer
+            "evaluate.max_length": 24576,
             **{f"scope.rubric_weights.{name}": 1.0 for name in ("critical", "important", "bonus")},
         },
         "Algorithm 1": {"scope.gates_first": True},
@@ -534,11 +536,25 @@ MODELS_SCORE = {"qwen2.5-7b": ("Qwen2.5-7B-Instruct", 255), "llama3.1-8b": ("Lla
 SCORE_ROLES = ("solver", "evaluator")
 
 
+def _lengths_score(rows: dict[str, Any]) -> dict[str, Any]:
+    """The lengths of a generation, and of what may follow a prompt: the results that its input holds, and one more."""
+    read, rubric = rows["maximum input length"], rows["evaluator maximum generation length"]
+    return {
+        "score.solver.sampling.max_tokens": rows["maximum response length"],
+        "score.solver.sampling.max_response_tokens": read + rows["maximum response length"],
+        "score.evaluator.sampling.max_tokens": rubric,
+        "score.evaluator.sampling.max_response_tokens": rows["maximum response length"],
+        "score.evaluator.assessment.max_tokens": rubric,
+        "score.evaluator.assessment.max_response_tokens": read + rubric,
+    }
+
+
 def score(card: str) -> Facts:
     """The stated value of each key of a SCORE card, by place; there is no released code."""
     rows, (model, queries) = ROWS_SCORE_2, MODELS_SCORE[card]
     verl_loss = {f"score.{role}.loss.{key}": value for role in SCORE_ROLES for key, value in VERL_LOSS.items()}
     return {
+        "section 3": {"score.malformed": "leave-out"},
         "section 3.4": {"score.rubric_scope": "query"},
         "section 3.5": {"score.policies": "shared", "score.evaluator.loss.advantage": "ema"},
         "section 5.1": {
@@ -551,7 +567,6 @@ def score(card: str) -> Facts:
             "score.train": ["solver", "evaluator"],
             "score.rubric": "sampled",
             "score.rubric_scope": "step",
-            "score.unassessed": "zero",
             "score.solver.loss.advantage": "group-zscore",
             "score.evaluator.loss.ema_start": 0.0,
         },
@@ -574,14 +589,13 @@ def score(card: str) -> Facts:
             "score.solver.loss.mini_batches": rows["training batch size"] // rows["PPO mini-batch size"],
             "score.evaluator.loss.ema_decay": rows["EMA baseline decay"],
             "score.evaluator.sampling.temperature": rows["evaluator temperature"],
-            "score.evaluator.sampling.max_tokens": rows["evaluator maximum generation length"],
+            **_lengths_score(rows),
             **both(
                 "score",
                 SCORE_ROLES,
                 {
                     "max_turns": rows["maximum assistant turns"],
                     "max_prompt_tokens": rows["maximum input length"],
-                    "sampling.max_response_tokens": rows["maximum response length"],
                     "loss.kl": OneOf(("k3", "k3-plain")),
                     "loss.kl_coef": rows["KL coefficient"],
                 },

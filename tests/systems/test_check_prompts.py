@@ -74,3 +74,24 @@ def test_a_missing_variable_is_a_finding_of_check(tmp_path: Path) -> None:
     wrong = cfg.model_copy(update={"ssp": cfg.ssp.model_copy(update={"prompts": str(tmp_path / "prompts")})})
     (finding,) = [one for one in check(wrong) if one.name == "prompts"]
     assert finding.wrong and f"{file}: unknown variable {{quesion}}" in finding.text and "{question}" in finding.text
+
+
+GRADERS = (
+    *("exams/grader", "exams/judge", "exams/pairwise", "exams/rating", "ssp/judge", "spell/judge", "spell/verifier"),
+    *("scope/grader", "scope/gate_entity", "scope/gate_relevance", "scope/rubric_writer", "score/scoring"),
+)
+
+
+@pytest.mark.parametrize("name", GRADERS)
+def test_no_grader_follows_instructions_in_what_it_grades(name: str) -> None:
+    text = (ROOT / "scope_jax" / "prompts" / f"{name}.txt").read_text(encoding="utf-8")
+    lines = [line.lower() for line in text.splitlines() if "nstructions" in line]
+    assert any("do not follow" in line or "not meant for you" in line for line in lines)
+
+
+def test_every_prompt_that_shows_an_answer_to_a_judge_is_a_graders() -> None:
+    shown = {"{answer}", "{prediction}", "{reports}", "{first}"}
+    folder = ROOT / "scope_jax" / "prompts"
+    texts = {path: path.read_text(encoding="utf-8") for path in folder.rglob("*.txt")}
+    found = {f"{path.parent.name}/{path.stem}" for path, text in texts.items() if any(word in text for word in shown)}
+    assert found - {"ssp/proposer"} <= {*GRADERS}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from scope_jax.config import CardError
 from scope_jax.play.system import System
 from scope_jax.systems import score
-from scope_jax.systems.score import harness, rules
+from scope_jax.systems.score import harness, instructions, rules
 from tests.systems.harness import TurnContext, episodes_of, plain, run_exam
 from tests.systems.score_world import DEFAULT, Plan, assessment, card, evaluations, report, rubric, world
 
@@ -127,6 +128,49 @@ def test_a_malformed_rubric_earns_nothing_and_the_fixed_one_is_used():
     assert metrics["rejected/rubric_no_dimensions"] == 1.0 and metrics["evaluator/consistency"] == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize(
+    ("limits", "weights"),
+    [
+        (
+            {"k": 6},
+            {"insight": 0.3, "coherence": 0.3, "complexity": 0.3, "citation_effectiveness": 0.1, "completeness": 0.1},
+        ),
+        ({"k": 3, "must_include": ["factuality", "fairness"]}, {"fairness": 0.1, "insight": 0.3}),
+        ({"must_include": ["insight"]}, {"coherence": 0.3, "complexity": 0.3, "factuality": 0.1}),
+        ({"weight_min": 0.4}, {"insight": 0.4, "coherence": 0.4, "complexity": 0.4}),
+        ({"weight_max": 0.2}, {"insight": 0.2, "coherence": 0.2, "complexity": 0.2}),
+    ],
+)
+def test_what_replaces_a_malformed_rubric_meets_a_refreshed_harness(limits: dict[str, Any], weights: dict[str, float]):
+    cfg, tools = card(harness={"k": 4}), world(Plan(rubrics={"0": "no"}))
+    memory = score.start(cfg)
+    (episode, *_) = episodes_of(score.play(cfg, tools, memory, 0)[0], "evaluator")
+    assert episode.text["rubric"] == {"base": "factuality", "weights": dict(cfg.score.fixed_rubric)}
+    value = memory["harness"]["value"]
+    value = value | {"dimension_constraints": value["dimension_constraints"] | limits}
+    refreshed = {**memory, "harness": memory["harness"] | {"value": value}}
+    tools = world(Plan(rubrics={"0": "no"}))
+    (episode, *_) = episodes_of(score.play(cfg, tools, refreshed, 0)[0], "evaluator")
+    base = limits.get("must_include", ["factuality"])[0]
+    assert episode.text["rubric"] == {"base": base, "weights": weights}
+    dims = [f'<dim name="{base}"/>', *(f'<dim name="{name}" weight="{w:g}"/>' for name, w in weights.items())]
+    assert rules.rubric_of(f"<dimensions>{''.join(dims)}</dimensions>", harness.in_force(cfg, refreshed))[1] == ""
+
+
+def test_a_list_of_queries_in_one_search_is_one_search():
+    """Listing 4 wants a single query; two in a list do not reach a depth of 2."""
+    listed = ['<search>["Aarau", "Bern"]</search>', evaluations(assessment(1, ONE))]
+    twice = [SEARCH, SEARCH, evaluations(assessment(1, ONE))]
+    cfg = card(harness={"min_tool_calls": 2})
+    tools = world(Plan(scoring={"0 report 0": listed, **{f"{i // 2} report {i}": twice for i in range(1, 4)}}))
+    episodes, _, _ = score.play(cfg, tools, score.start(cfg), 0)
+    assert [(e.text["rejected"], e.parts["depth"]) for e in episodes_of(episodes, "solver")] == [
+        ("shallow", 1.0),
+        *[("", 2.0)] * 3,
+    ]
+    assert tools.searched.count("Bern") == 3  # twice by solvers
+
+
 def test_a_rubric_for_each_query_is_rewarded_by_its_own_reports():
     plan = Plan(
         rubrics={"1": rubric(("diversity", "0.2"), ("fairness", "0.2"))},
@@ -181,19 +225,81 @@ def test_between_updates_rewards_change_only_the_baseline():
 def test_sampled_policies_and_trained_roles(changes: dict[str, Any], trained: tuple[str, ...], played: set[str]):
     cfg = card(**changes)
     assert score.policies(cfg) == trained and score.uses_base(cfg) == ("base" in played)
-    tools = world(known_policies=played)
+    fixed = evaluations(assessment(1, {"factuality": 8, "insight": 4, "coherence": 2, "complexity": 2}))
+    given = {f"{i // 2} report {i}": [SEARCH, fixed] for i in range(4)} if cfg.score.rubric == "fixed" else {}
+    tools = world(Plan(scoring=given), known_policies=played)
     episodes, _, metrics = score.play(cfg, tools, score.start(cfg), 0)
     assert {e.policy for e in episodes if e.trained} == set(trained)
     assert ("evaluator/valid" in metrics) == (cfg.score.rubric == "sampled") and isinstance(score, System)
 
 
-def test_unassessed_reports_may_be_left_out_of_training():
-    """Nor is the only one that is left of a query, with nothing to be compared with."""
-    plan = Plan(reports={("0", 0): ["nothing"]}, scoring={"0 report 1": ["no"]})
-    for samples, trained in ((3, [True, False, True] + [True] * 3), (2, [False, False] + [True] * 2)):
-        cfg = card(unassessed="leave-out", solver={"samples": samples})
-        episodes, _, _ = score.play(cfg, world(plan), score.start(cfg), 0)
-        assert [e.trained for e in episodes_of(episodes, "solver")] == trained
+BROKEN = Plan(
+    reports={("0", 0): ["nothing"]},
+    scoring={"0 report 1": ["no"], "0 report 1 again": [SEARCH, "no"], "1 report 2": [evaluations(assessment(1, ONE))]},
+)
+
+
+def test_a_report_whose_assessment_is_invalid_is_left_out_and_a_shallow_one_earns_nothing():
+    """Figure 2: invalid rewards are filtered out before the solver's update; Algorithm 1 l.23: too shallow is 0."""
+    plan = replace(BROKEN, scoring=BROKEN.scoring | {"1 report 3": [evaluations(assessment(1, ONE))]})
+    cfg = card(solver={"samples": 3})
+    episodes, _, metrics = score.play(cfg, world(plan), score.start(cfg), 0)
+    solver = episodes_of(episodes, "solver")
+    assert [(e.text["rejected"], e.trained, e.reward) for e in solver] == [
+        ("no_report", True, 0.0),
+        ("assessment_malformed", False, 0.0),
+        ("", True, pytest.approx(1.0)),  # 0.8 (1 + 0.5 · 0.4 + 0.25 · 0.2)
+        ("shallow", True, 0.0),
+        ("", True, pytest.approx(1.0)),
+        ("", True, pytest.approx(1.0)),
+    ]
+    assert metrics["solver/reward"] == pytest.approx(3 / 5)  # of the reports that have one
+    assert metrics["rejected/assessment_malformed"] == pytest.approx(1 / 6)
+    zero = card(solver={"samples": 3}, malformed="zero")
+    episodes, _, metrics = score.play(zero, world(plan), score.start(zero), 0)
+    assert all(e.trained for e in episodes_of(episodes, "solver")) and metrics["solver/reward"] == pytest.approx(0.5)
+
+
+def test_the_only_report_of_a_query_that_is_left_has_nothing_to_be_compared_with():
+    cfg = card()
+    episodes, _, _ = score.play(cfg, world(BROKEN), score.start(cfg), 0)
+    assert [e.trained for e in episodes_of(episodes, "solver")] == [False, False, True, True]
+
+
+def test_an_invalid_assessment_is_asked_for_once_more_with_a_nudge():
+    """The second conversation counts, with its own searches; a shallow one, or one that is valid, is held once."""
+    good = evaluations(assessment(1, ONE))
+    lacks = evaluations(assessment(1, ONE, sections=("verification",)))
+    scoring = {
+        "0 report 0": ["no"],
+        "0 report 0 again": [SEARCH, SEARCH, good],
+        "0 report 1": [SEARCH, lacks],
+        "0 report 1 again": [SEARCH, good.replace('value="10"', 'value="11"')],
+        "1 report 2": [good],
+    }
+    cfg, tools = card(), world(Plan(scoring=scoring))
+    episodes, _, metrics = score.play(cfg, tools, score.start(cfg), 0)
+    solver = episodes_of(episodes, "solver")
+    assert [(e.text["rejected"], e.parts["depth"]) for e in solver] == [
+        ("", 2.0),
+        ("no_gap_analysis", 1.0),  # the first time; malformed then
+        ("shallow", 0.0),
+        ("", 1.0),
+    ]
+    assert solver[0].reward == pytest.approx(1.25) and len(solver[0].text["assessment"]) == 5
+    assert [name for role, name, _ in tools.asked if "again" in name] == ["0 report 0 again", "0 report 1 again"]
+    first, second = (tools.prompts["scoring", name] for name in ("0 report 0", "0 report 0 again"))
+    assert second == f"{first}\n\n{instructions.nudge(cfg)}" and "report_evaluations" in instructions.nudge(cfg)
+    assert metrics["scoring/nudged"] == 0.5
+
+
+def test_rubrics_and_assessments_have_sampling_tables_of_their_own():
+    """Table 2's temperature of 0.8 is that of the rubric, which the evaluator's update is about."""
+    cfg, tools = card(evaluator={"assessment": {"temperature": 0.25, "max_tokens": 1000}}), world()
+    score.play(cfg, tools, score.start(cfg), 0)
+    given = {role: (options["temperature"], options["max_tokens"]) for role, options in tools.options.items()}
+    assert given == {"rubric": (0.8, 2048), "solver": (1.0, 4096), "scoring": (0.25, 1000)}
+    assert card().score.evaluator.assessment.temperature == 0.0
 
 
 def test_dpo_is_trained_on_the_best_and_the_worst_report(mixed: Plan):

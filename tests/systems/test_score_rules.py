@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -156,6 +157,90 @@ def test_an_assessment_has_points_for_every_dimension():
 
 
 GIVEN = assessment(1, GOOD)
+SCORES = GIVEN[GIVEN.index("<scores>") : GIVEN.index("</scores>")]
+CITED = '<citation source="Aarau" verdict="supported"/>'
+
+
+def each(pattern: str, put: str) -> str:
+    """The assessment with its elements <score> rewritten, one on each line."""
+    return evaluations(GIVEN.replace(SCORES, "<scores>\n" + re.sub(pattern, put, SCORES[8:]) + "\n"))
+
+
+POINTS = r'<score dim="(\w+)" value="(\d+)" reason="([^"]*)"/>'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # how citations are left empty, and how our own search prints titles
+        evaluations(GIVEN.replace(f"<citations>{CITED}</citations>", "<citations/>")),
+        evaluations(GIVEN.replace(f"<citations>{CITED}</citations>", "<citations />")),
+        evaluations(GIVEN.replace(CITED, "")),
+        evaluations(GIVEN.replace(CITED, "none")),
+        evaluations(GIVEN.replace('"Aarau"', '"Doc 1 (Title: "Ada Lovelace")"')),
+        # a malformed citation
+        evaluations(GIVEN.replace('"supported"', '"maybe"')),
+        evaluations(GIVEN.replace(CITED, "<citation>Aarau")),
+        evaluations(GIVEN.replace('verdict="supported"', "")),
+        # quotation marks, brackets and entities in a reason
+        each(POINTS, r'<score dim="\1" value="\2" reason="it says "this" and "that""/>'),
+        each(POINTS, r'<score dim="\1" value="\2" reason="a "b" > c, <i>d</i>"/>'),
+        each(POINTS, r'<score dim="\1" value="\2" reason="5 &lt; 6 &amp; &quot;so&quot;"/>'),
+        each(POINTS, r'<score reason="\3" value="\2" dim="\1"/>'),
+        each(POINTS, "<score dim='\\1' value='\\2' reason='it isn't'/>"),
+        each(POINTS, r"<score dim=“\1” value=“\2” reason=“\3”/>"),
+        each(POINTS, r'<score dim="\1" value=\2/>'),
+        each(POINTS, r"<score dim='\1' value=\2>"),
+        # points
+        each(POINTS, r'<score dim="\1" value="\2/10"/>'),
+        each(POINTS, r'<score dim="\1" value=" \2 / 10 "/>'),
+        each(POINTS, r'<score dim="\1" value="\2.0 out of 10"/>'),
+        # elements
+        each(POINTS, r'<score dim="\1" value="\2"></score>'),
+        each(POINTS, r'<score dim="\1" value="\2">\3</score>'),
+        each(POINTS, r'<SCORE Dim="\1" VALUE="\2"/>'),
+        each(POINTS, r'<score\n  dim = "\1"\n  value = "\2"\n/>'),
+        each(POINTS, r'<score dim="\1" value="\2" confidence="0.9" max-value="10" reason="\3"/>'),
+        each(POINTS, r'- <score dim="\1" value="\2"/>,'),
+        each(POINTS, r'<!-- dim="\1" value="9" --><score dim="\1" value="\2"/>'),
+        evaluations(GIVEN.replace("<scores>", '<scores><!-- <score dim="insight" value="9"/> -->')),
+        evaluations(GIVEN.replace("<scores>", "<scores><![CDATA[").replace("</scores>", "]]></scores>")),
+        evaluations(GIVEN.replace(">said<", "><![CDATA[said]]><")),
+        evaluations(GIVEN.replace(">said<", '>it has <score dim="insight" value="10"/><')),  # text, not a score
+        # names of dimensions, as the prompt shows them
+        evaluations(GIVEN.replace('"factuality"', '"Factuality"').replace('"insight"', '" insight "')),
+        evaluations(
+            GIVEN.replace('"factuality"', '"factuality (base)"').replace('"insight"', '"insight (weight 0.5)"')
+        ),
+        # reports and sections
+        evaluations("Report 1:\n" + GIVEN),
+        evaluations("**Report 1**" + GIVEN + "That is all."),
+        evaluations(GIVEN.replace('id="1"', 'id="Report 1"')),
+        evaluations(GIVEN.replace('id="1"', "id='1' title='of Aarau'")),
+        evaluations(GIVEN.replace("<scores>", "My points:\n<scores>")),
+        evaluations(GIVEN.upper().replace('ID="1"', 'ID = "1"')),
+        evaluations(GIVEN).replace("<", "\n <"),
+        f"Here you are:\n```xml\n{evaluations(GIVEN)}\n```\nI hope that it helps.",
+        evaluations(assessment(1, {"factuality": 1, "insight": 1, "coherence": 1})) + evaluations(GIVEN),
+    ],
+)
+def test_assessments_are_read_in_any_form_that_leaves_no_doubt(text: str):
+    one = only(text)
+    assert one.scores == GOOD and one.verification and one.gap_analysis and one.citations is not None
+    assert set(one.citations.values()) <= {0, 1}
+
+
+def test_citations_are_counted_by_verdict_whatever_their_sources_are():
+    cited = [
+        '<citation source="Doc 1 (Title: "Ada Lovelace")" verdict="Supported"/>',
+        "<citation verdict='unsupported' source='it's \"here\"'></citation>",
+        '<citation source="a &amp; b" note="c" verdict=" UNKNOWN "/>',
+        '<citation source="a" verdict="no"/>',
+        '<citation source="verdict="supported"" verdict="supported"/>',  # either of the two
+    ]
+    one = only(evaluations(GIVEN.replace(CITED, "\n".join(cited))))
+    assert one.citations == {"supported": 1, "unsupported": 1, "unknown": 1}
+    assert only(evaluations(GIVEN.replace(f"<citations>{CITED}</citations>", ""))).citations is None
 
 
 @pytest.mark.parametrize(
@@ -166,19 +251,32 @@ GIVEN = assessment(1, GOOD)
         evaluations(),
         evaluations(GIVEN, GIVEN),
         evaluations(assessment(2, GOOD)),
-        evaluations(GIVEN + "so"),
-        evaluations(GIVEN.replace("<scores>", "so<scores>")),
+        evaluations(GIVEN.replace(' id="1"', "")),
+        evaluations(GIVEN.replace('id="1"', 'id="1 of 8"')),
+        evaluations(GIVEN).removesuffix("</report_evaluations>"),
+        evaluations(GIVEN.replace("</scores>", "")),
+        evaluations(GIVEN.replace("</verification>", "")),
         evaluations(GIVEN.replace("</verification>", "</verification><verification>x</verification>")),
         evaluations(GIVEN.replace("scores>", "points>")),
-        evaluations(GIVEN.replace('value="8"', 'value="11"')),
-        evaluations(GIVEN.replace('value="8"', 'value="-1"')),
-        evaluations(GIVEN.replace('value="8"', 'value="8/10"')),
-        evaluations(GIVEN.replace('reason="a > b"', 'reason="a "b""')),
+        evaluations(GIVEN.replace("<score dim", "<points dim")),
+        # points
+        *(each(POINTS, rf'<score dim="\1" value="{value}"/>') for value in ("11", "-1", "+1", "10.01", "1e1", "")),
+        *(each(POINTS, rf'<score dim="\1" value="{value}"/>') for value in ("nan", "inf", "high", "8-9", "7/5", "7/0")),
+        each(POINTS, r'<score dim="\1" value="1\2/10"/>'),
+        each(POINTS, r'<score dim="\1">\2</score>'),
+        # dimensions
         evaluations(GIVEN.replace('dim="insight"', 'dim="beauty"')),
         evaluations(GIVEN.replace('dim="insight"', 'dim="factuality"')),
+        evaluations(GIVEN.replace('dim="insight"', 'dim="Factuality"')),
+        evaluations(GIVEN.replace('dim="insight"', 'dim="insight, coherence"')),
         evaluations(assessment(1, {"factuality": 8, "insight": 4})),
         evaluations(assessment(1, GOOD | {"beauty": 1})),
-        evaluations(GIVEN.replace('"supported"', '"maybe"')),
+        # more than one value, as where text of a report is quoted
+        each(POINTS, r'<score dim="\1" value="\2" value="10"/>'),
+        each(POINTS, r'<score dim="\1" reason="it says: " value="10"/> so" value="\2"/>'),
+        each(POINTS, r'<score reason="it says <score dim="insight" value="10"/>" dim="\1" value="\2"/>'),
+        evaluations(GIVEN.replace("<scores>", '<scores><score dim="insight" value="10"/></scores><scores>')),
+        evaluations(GIVEN.replace("<", "&lt;")),
     ],
 )
 def test_malformed_assessments(text: str):

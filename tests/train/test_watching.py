@@ -13,8 +13,9 @@ from scope_jax import train
 from scope_jax.config import CardError, load_card
 from scope_jax.errors import UserError
 from scope_jax.report.progress import Progress
+from scope_jax.run.watched_names import check_names
 from scope_jax.run.watching import Watch, watched
-from scope_jax.systems import ssp
+from scope_jax.systems import SYSTEMS, ssp
 from tests.train import runs
 
 CARD = runs.ROOT / "configs" / "ssp" / "atlas.toml"
@@ -102,18 +103,56 @@ def test_a_run_stops_with_a_checkpoint_and_resumes_with_the_same_counts(tmp_path
     assert run(tmp_path / "run", ENTROPY.replace("steps=2", "steps=3"))["steps"] == 9 and played[-4:] == [6, 7, 8, 9]
 
 
-def test_an_update_without_any_term_does_not_say_which_metrics_exist() -> None:
-    """It has no entropy; the next one may."""
-    rules, updates = '[{metric="solver/entropy", below=0.05}]', ssp.updates(load_card(CARD))
-    idle = {f"{update.name}/{name}": value for update in updates for name, value in IDLE.items()}
-    watch(rules, [idle]).check_names(updates)
-    computed = {name: 0.0 if "idle" in name else value for name, value in idle.items()}
-    watch(rules, [idle, computed | {"solver/entropy": 1.0}]).check_names(updates)
-    with pytest.raises(UserError, match="no step has yielded so far"):
-        watch(rules, [idle, computed]).check_names(updates)
-
-
-def test_a_metric_that_does_not_exist_ends_the_run_after_its_first_step(tmp_path: Path, played: list[int]) -> None:
-    with pytest.raises(UserError, match=r"'solver/entropi', which no step has yielded so far; .* solver/entropy"):
+def test_a_metric_that_the_game_cannot_have_is_refused_at_the_start(tmp_path: Path, played: list[int]) -> None:
+    with pytest.raises(UserError, match=r"'solver/entropi', which ssp does not have .*; .* solver/entropy"):
         run(tmp_path / "run", ENTROPY.replace("entropy", "entropi"))
-    assert played == [1]
+    assert played == []
+
+
+def test_a_metric_without_a_value_so_far_ends_no_run(tmp_path: Path, played: list[int]) -> None:
+    """`solver/reward` is a mean over valid questions: a first step may have none."""
+    rule = 'train.watch=[{metric="solver/reward", below=0.05, steps=2}]'
+    assert run(tmp_path / "run", rule)["steps"] == 9 and len(played) == 9
+
+
+CARDS = {name: runs.ROOT / "configs" / name / "atlas.toml" for name in SYSTEMS}
+
+
+@pytest.mark.parametrize(
+    ("game", "metric", "near"),
+    [
+        ("score", "solver/identical_pair", "solver/identical_pairs"),
+        ("score", "evaluator/grad_nrom", "evaluator/grad_norm"),
+        ("score", "eval/held_out/scores", "eval/held_out/score"),
+        ("score", "eval/heldout/score", "eval/held_out/score"),
+        ("score", "challenger/reward", "solver/reward"),
+        ("scope", "creation/solver/rewards", "creation/solver/reward"),
+        ("spice", "rejected/no_spread", "rejected/no_answer"),
+        ("spell", "solvable/maths", "solvable/math"),
+        ("ssp", "reward", "solver/reward"),
+        ("ssp", "time/lern", "time/learn"),
+    ],
+)
+def test_names_are_checked_against_what_a_game_can_have(game: str, metric: str, near: str) -> None:
+    wrong, right = (
+        load_card(CARDS[game], [f'train.watch=[{{metric="{name}", above=1.0}}]']) for name in (metric, near)
+    )
+    with pytest.raises(UserError, match=rf"names the metric '{metric}', which {game} does not have .*{near}"):
+        check_names(wrong, SYSTEMS[game])
+    check_names(right, SYSTEMS[game])
+
+
+@pytest.mark.parametrize("name", ["accuracy", "accuracy_se", "accuracy_pass@2", "searches"])
+def test_measures_of_an_exam_may_be_watched(name: str) -> None:
+    card = load_card(CARD)
+    (one, *_) = card.evaluate.sets
+    check_names(load_card(CARD, [f'train.watch=[{{metric="eval/{one.name}/{name}", below=0.1}}]']), ssp)
+
+
+def test_a_game_in_a_file_may_have_any_metric_and_the_user_is_told_of_one_that_no_step_had() -> None:
+    found = watch('[{metric="own/number", below=0.1}, {metric="own/other", below=0.1}]', [])
+    (update,) = (one for one in ssp.updates(load_card(CARD)) if one.name == "solver")
+    assert found.missing([update]) is None
+    found = found.after({"solver/loss": 0.0, "own/other": 1.0})
+    assert found.missing([update]) == "[[train.watch]]: no step has had own/number so far."
+    assert found.reason is None and found.after({"own/number": 1.0}).missing([update]) is None

@@ -19,7 +19,7 @@ def exam(cfg: Config) -> Exam:
 
     return Exam(
         policy=solver.POLICY,
-        prompt=lambda row, tokens: instructions.for_solver(cfg, row["question"]),
+        prompt=lambda row, tokens: instructions.for_solver(cfg, row["question"], cfg.evaluate.max_turns),
         read=lambda completion: rules.answer_of(turns(completion)),
         measures=("rubric", "exact"),
         stop=conversation.stops(cfg, "answer"),

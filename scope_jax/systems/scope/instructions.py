@@ -37,9 +37,9 @@ def for_challenger(cfg: Config, order: Order) -> Messages:
     return _messages(cfg, "challenger", values, ("document",))
 
 
-def for_solver(cfg: Config, question: str) -> Messages:
-    """Prompt to answer a task with searches, at most one fewer than the turns."""
-    values = {"task": shown(cfg, question), "searches": cfg.scope.solver.max_turns - 1}
+def for_solver(cfg: Config, question: str, max_turns: int | None = None) -> Messages:
+    """Prompt to answer a task with searches, at most one fewer than the turns; None: those of training."""
+    values = {"task": shown(cfg, question), "searches": (max_turns or cfg.scope.solver.max_turns) - 1}
     return _messages(cfg, "solver", values, ("task",))
 
 

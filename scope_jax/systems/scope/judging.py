@@ -63,7 +63,7 @@ def _xml_pairs(text: str) -> list[tuple[str, str]] | None:
     block = parsing.first([text], "rubrics")
     if block is None:
         return None
-    *items, rest = _without_comments(block).split("</rubric>")
+    *items, rest = parsing.without_comments(block).split("</rubric>")
     pairs = []
     for item in items:
         item = item.strip()
@@ -75,15 +75,6 @@ def _xml_pairs(text: str) -> list[tuple[str, str]] | None:
         criterion = _ENTITY.sub(lambda entity: html.unescape(entity[0]), item[opening.end() :])
         pairs.append((priority.strip(), " ".join(criterion.split())))
     return None if rest.strip() else pairs
-
-
-def _without_comments(text: str) -> str:
-    """`text` without its closed XML comments."""
-    kept, place = [], 0
-    while (start := text.find("<!--", place)) >= 0 and (end := text.find("-->", start)) >= 0:
-        kept.append(text[place:start])
-        place = end + len("-->")
-    return "".join([*kept, text[place:]])
 
 
 def _json_pairs(text: str) -> list[tuple[str, str]] | None:

@@ -7,6 +7,8 @@ from scope_jax.config import Config, ScoreRole
 from scope_jax.play import searching
 from scope_jax.play.defaults import ACTOR
 from scope_jax.play.tools import BASE
+from scope_jax.text import dialects
+from scope_jax.text.dialects.calls import calls
 
 REPORT, ASSESSMENT = "answer", "report_evaluations"  # final tags of the episodes with searches
 
@@ -16,6 +18,14 @@ def policy_of(cfg: Config, role: ScoreRole) -> str:
     if cfg.score.policies == "shared":
         return ACTOR
     return role if role in cfg.score.train else BASE
+
+
+def searches_run(cfg: Config, completion: Completion) -> int:
+    """Number of searches of an episode that were run. A list of queries in one search, which Listing 4 forbids, is run
+    but counts as one."""
+    dialect, answered = dialects.load(cfg.model.dialect), completion.turns[:-1]
+    found = [call for turn in answered if turn.kind == "sampled" for call in calls(turn.content, dialect)]
+    return sum(call.query is not None for call in found)
 
 
 def last_turn(completion: Completion) -> str:

@@ -20,5 +20,5 @@ def exam(cfg: Config) -> Exam:
         stop=searching.stops_of(cfg, conversation.REPORT),
         max_turns=cfg.score.solver.max_turns,
         respond=lambda search: searching.responder_of(cfg, search, conversation.REPORT),
-        searches=lambda completion: searching.searches_run(cfg, completion),
+        searches=lambda completion: conversation.searches_run(cfg, completion),
     )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 from scope_jax.config import Config
+from scope_jax.config.base import PROMPTS
 from scope_jax.play import prompting
 from scope_jax.systems.score import rules
 from scope_jax.systems.score.harness import Harness, default
@@ -13,6 +15,7 @@ from scope_jax.systems.score.records import Constraints, Rubric
 from scope_jax.systems.score.statistics import Record
 from scope_jax.text.messages import Messages
 
+NUDGE = "nudge_assessment"
 ROLES = ("rubric", "rubric_query", "solver", "scoring")
 # Tags in the prompts and replies of this game, in addition to those of all games.
 OWN_TAGS = (
@@ -98,6 +101,12 @@ def for_scoring(cfg: Config, harness: Harness, query: str, rubric: Rubric, repor
     return prompting.for_searcher(cfg, cfg.score.prompts, "scoring", values, required)
 
 
+def nudge(cfg: Config) -> str:
+    """What follows the scoring prompt when no valid assessment came of it; the built-in text if the folder has none."""
+    own = (Path(cfg.score.prompts) / f"{NUDGE}.txt").exists()
+    return prompting.filled(cfg.score.prompts if own else str(PROMPTS / "score"), NUDGE, {})
+
+
 def for_harness(cfg: Config, before: Harness, records: Sequence[Record]) -> str:
     """The prompt for the next harness, from the statistics since the last refresh (Listing 3)."""
     values = {
@@ -117,5 +126,6 @@ def check_prompts(cfg: Config) -> None:
         for_rubric(cfg, harness, Constraints((), (), ()), "" if cfg.score.rubric_scope == "query" else None)
     for_solver(cfg, "", rubric)
     for_scoring(cfg, harness, "", rubric, ())
+    nudge(cfg)
     if cfg.score.harness.driver == "endpoint":
         for_harness(cfg, harness, ())

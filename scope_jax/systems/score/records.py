@@ -68,10 +68,14 @@ class Report:
 
 @dataclass(frozen=True)
 class Call:
-    """A conversation in which the evaluator assesses reports, given by their indices in the step."""
+    """A conversation in which the evaluator assesses reports, given by their indices in the step.
+
+    nudged: it was held twice, as the first had no valid assessment; `completion` is the one that counts.
+    """
 
     reports: tuple[int, ...]
     completion: Completion
+    nudged: bool = False
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ def solver_episodes(
     """
     call_of = {i: call for call in calls for i in call.reports}
     made = [_report(cfg, queries[report.place], report, call_of.get(i)) for i, report in enumerate(reports)]
-    made = _compared(made) if cfg.score.unassessed == "leave-out" else made
+    made = _compared(made)
     return _paired(made) if cfg.score.solver.loss.objective == "dpo" else made
 
 
@@ -59,7 +59,6 @@ def _report(cfg: Config, query: Query, report: Report, call: Call | None) -> Epi
     if assessment is not None:
         parts |= {f"score_{name}": value for name, value in assessment.scores.items()}
     played = bool(report.completion.turns)
-    counts = assessment is not None or report.text is None or cfg.score.unassessed == "zero"
     return Episode(
         role="solver",
         policy=conversation.policy_of(cfg, "solver"),
@@ -67,7 +66,7 @@ def _report(cfg: Config, query: Query, report: Report, call: Call | None) -> Epi
         datums=Datum.from_completion(report.completion),
         reward=report.reward,
         parts=parts,
-        trained="solver" in cfg.score.train and played and counts,
+        trained="solver" in cfg.score.train and played and statistics.counts(cfg, report),
         temperature=cfg.score.solver.sampling.temperature,
         text={
             "prompt": report.prompt.text,
@@ -156,11 +155,12 @@ def measure(
     values |= searching.episode_stats(
         "solver",
         [report.completion for report in reports],
-        [searching.searches_run(cfg, report.completion) for report in reports],
+        [conversation.searches_run(cfg, report.completion) for report in reports],
     )
+    values["scoring/nudged"] = [float(call.nudged) for call in calls]
     scored = [call.completion for call in calls]
     values |= searching.episode_stats(
-        "scoring", scored, [searching.searches_run(cfg, completion) for completion in scored]
+        "scoring", scored, [conversation.searches_run(cfg, completion) for completion in scored]
     )
     values |= searching.lengths("evaluator", [draft.completion for draft in drafts])
     refused = [report.reason for report in reports]

@@ -1,9 +1,11 @@
-"""R_s, and strict parsing of rubrics and assessments in linear time: malformed text is rejected as a whole."""
+"""R_s, and the parsers of rubrics and assessments, in linear time: malformed text is rejected as a whole."""
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 from scope_jax.systems.score.harness import Harness
 from scope_jax.systems.score.records import Assessment, Constraints, Rubric
@@ -29,14 +31,19 @@ REPORT_REASONS = (
     "no_citations",
     "shallow",  # fewer searches than tau_s
 )
+INVALID = ("assessment_malformed", "no_verification", "no_gap_analysis", "no_citations")  # nothing that scores a report
 SECTIONS = ("verification", "gap_analysis", "citations", "scores")
 VERDICTS = ("supported", "unsupported", "unknown")  # of a citation
-# An element without content; quotes end an attribute, so that <, > and / may stand in a reason.
-_ELEMENT = re.compile(r'\s*+<([a-z]++)((?:\s++[a-z]++="[^"]*+")*+)\s*+/>')
-_ATTRIBUTE = re.compile(r'([a-z]++)="([^"]*+)"')
-_OPENING = re.compile(rf"\s*+<({'|'.join(SECTIONS)})>")
-_REPORT = re.compile(r'\s*+<report\s++id="([0-9]{1,4})"\s*+>')
+QUOTES = "\"'\u201c\u201d\u2018\u2019"
+# An element of a rubric, without content.
+_ELEMENT = re.compile(
+    r"""\s*+<([a-z]++)((?:\s++[a-z]++\s*+=\s*+(?:"[^"]*+"|'[^']*+'))*+)\s*+(?:/>|>\s*+</\1\s*+>)""", re.IGNORECASE
+)
+_ATTRIBUTE = re.compile(r"""([a-z]++)\s*+=\s*+(?:"([^"]*+)"|'([^']*+)')""", re.IGNORECASE)
 _NUMBER = re.compile(r"(?:0|[1-9][0-9]{0,3})(?:\.[0-9]{1,6})?")
+_SECTION = re.compile(rf"<(/?)({'|'.join(SECTIONS)})\b[^<>]*+>", re.IGNORECASE)
+_POINTS = re.compile(rf"({_NUMBER.pattern})(?:\s*+(?:/|out of)\s*+({_NUMBER.pattern}))?")
+_PLACE = re.compile(r"[^0-9]{0,20}([0-9]{1,4})\W{0,5}")
 
 Attributes = Mapping[str, str]
 
@@ -58,8 +65,8 @@ def _elements(text: str, name: str) -> list[Attributes] | None:
     """The attributes of the elements `<name …/>` of which `text` consists; None if it holds anything else."""
     found, at = [], 0
     while element := _ELEMENT.match(text, at):
-        pairs = _ATTRIBUTE.findall(element[2])
-        if element[1] != name or len({key for key, _ in pairs}) < len(pairs):
+        pairs = [(key.lower(), double or single) for key, double, single in _ATTRIBUTE.findall(element[2])]
+        if element[1].lower() != name or len({key for key, _ in pairs}) < len(pairs):
             return None
         found.append(dict(pairs))
         at = element.end()
@@ -70,6 +77,11 @@ def _number(text: str) -> float | None:
     return float(text) if _NUMBER.fullmatch(text) else None
 
 
+def _name(text: str) -> str:
+    """A dimension's name as the card has it: "Citation Effectiveness", "insight (weight 0.3)"."""
+    return "_".join(re.split(r"[\s_-]+", html.unescape(text).partition("(")[0].strip().lower()))
+
+
 # -------------------------------------------------------------------------------------------------------------- rubric
 def rubric_of(text: str, harness: Harness, constraints: Constraints | None = None) -> tuple[Rubric | None, str]:
     """(the rubric in a reply's last <dimensions>, ""), or (None, the first rule that it breaks).
@@ -78,10 +90,10 @@ def rubric_of(text: str, harness: Harness, constraints: Constraints | None = Non
     within bounds, including those that the harness requires. constraints: the scheduler's, if they are enforced.
     """
     block = parsing.last([text], "dimensions")
-    items = None if block is None else _elements(block, "dim")
+    items = None if block is None else _elements(parsing.without_comments(block), "dim")
     if not items or any("name" not in item or set(item) - {"name", "weight"} for item in items):
         return None, "no_dimensions"
-    names = [item["name"] for item in items]
+    names = [_name(item["name"]) for item in items]
     weights = [_number(item["weight"]) if "weight" in item else None for item in items]
     limits, base = harness.dimension_constraints, harness.base
     constraints = constraints or Constraints((), (), ())
@@ -100,24 +112,58 @@ def rubric_of(text: str, harness: Harness, constraints: Constraints | None = Non
 
 
 # --------------------------------------------------------------------------------------------------------- assessments
+# What is read of an assessment are points and verdicts. They are attributes without a quotation mark in them, so they
+# are looked for by name, and whatever else stands in an element or beside it is not read: a reason or a source may hold
+# quotation marks. What is read must occur once, so that text quoted from a report cannot take its place.
+@cache
+def _attribute(name: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<![\w-]){name}\s*+=\s*+(?:[{QUOTES}]([^{QUOTES}<>]*+)[{QUOTES}]|([0-9./]++))", re.IGNORECASE)
+
+
+def _only(text: str, name: str) -> str | None:
+    """The value of the attribute `name` in `text`; None unless it occurs once."""
+    found = _attribute(name).findall(text)
+    found = [quoted.strip() for quoted, _ in found if quoted] or [bare.rstrip("/") for _, bare in found]
+    return html.unescape(found[0]) if len(found) == 1 else None
+
+
+@cache
+def _tag(name: str) -> re.Pattern[str]:
+    return re.compile(rf"<(/?){name}\b([^<>]*+)>", re.IGNORECASE)
+
+
+def _pairs(text: str, name: str) -> list[tuple[str, str]]:
+    """(attributes, content) of the closed elements `name`, each from the last opening tag before a closing one."""
+    found, opened = [], None
+    for tag in _tag(name).finditer(text):
+        if not tag[1]:
+            opened = tag
+        elif opened is not None:
+            found.append((opened[2], text[opened.end() : tag.start()]))
+            opened = None
+    return found
+
+
+def _items(text: str, name: str) -> list[str]:
+    """For each tag `<name …>` of `text` what follows the name, up to the next such tag."""
+    return re.split(rf"<{name}\b", text, flags=re.IGNORECASE)[1:]
+
+
 def assessments_of(text: str, count: int, rubric: Rubric, max_score: float) -> tuple[Assessment, ...] | None:
     """The assessments of reports 1 to `count` in a reply's last <report_evaluations>; None if any is malformed.
 
-    Each report occurs once, in order, and contains each section at most once and nothing else; <scores> has exactly the
-    dimensions of the rubric.
+    Strict in what earns: each report occurs once, in order, contains each section at most once, and gives points from 0
+    to `max_score` for exactly the dimensions of the rubric, each once. Tolerant in form: case, kinds of quotation
+    marks, further attributes, comments, text between elements, elements closed in either way.
     """
-    block = parsing.last([text], "report_evaluations")
-    if block is None:
-        return None
-    *pieces, rest = block.split("</report>")
-    if rest.strip() or len(pieces) != count:
+    blocks = _pairs(parsing.without_comments(text), "report_evaluations")
+    reports = _pairs(blocks[-1][1], "report") if blocks else []
+    if len(reports) != count:
         return None
     found = []
-    for number, piece in enumerate(pieces, 1):
-        opening = _REPORT.match(piece)
-        if opening is None or int(opening[1]) != number:
-            return None
-        assessment = _assessment(piece[opening.end() :], rubric, max_score)
+    for number, (attributes, content) in enumerate(reports, 1):
+        place = _PLACE.fullmatch(_only(attributes, "id") or "")
+        assessment = _assessment(content, rubric, max_score) if place and int(place[1]) == number else None
         if assessment is None:
             return None
         found.append(assessment)
@@ -126,47 +172,51 @@ def assessments_of(text: str, count: int, rubric: Rubric, max_score: float) -> t
 
 def _assessment(text: str, rubric: Rubric, max_score: float) -> Assessment | None:
     parts = _sections(text)
-    if parts is None or "scores" not in parts:
+    scores = None if parts is None else _scores(parts.get("scores", ""), rubric, max_score)
+    if parts is None or scores is None:
         return None
-    scores = _scores(parts["scores"], rubric, max_score)
     citations = _citations(parts["citations"]) if "citations" in parts else None
-    if scores is None or ("citations" in parts and citations is None):
-        return None
     return Assessment(scores, parts.get("verification", ""), parts.get("gap_analysis", ""), citations)
 
 
 def _sections(text: str) -> dict[str, str] | None:
-    """The contents of the sections of which `text` consists; None if it holds anything else, or one of them twice."""
+    """The content of each section; None if one occurs twice or is not closed. Tags inside a section are its text."""
     parts: dict[str, str] = {}
-    at = 0
-    while opening := _OPENING.match(text, at):
-        name = opening[1]
-        end = text.find(f"</{name}>", opening.end())
-        if end < 0 or name in parts:
-            return None
-        parts[name] = text[opening.end() : end].strip()
-        at = end + len(f"</{name}>")
-    return None if text[at:].strip() else parts
+    name, begin = "", 0  # of the open section
+    for tag in _SECTION.finditer(text):
+        closing, this = bool(tag[1]), tag[2].lower()
+        if name and closing and this == name:
+            parts[name], name = text[begin : tag.start()].strip(), ""
+        elif not name and not closing:
+            if this in parts:
+                return None
+            parts[this] = ""
+            name, begin = "" if tag[0].endswith("/>") else this, tag.end()
+    return None if name else parts
 
 
 def _scores(text: str, rubric: Rubric, max_score: float) -> dict[str, float] | None:
-    items = _elements(text, "score")
-    if items is None or any(not {"dim", "value"} <= set(item) <= {"dim", "value", "reason"} for item in items):
+    """The points of each dimension of the rubric; None unless each has them once, and nothing else has."""
+    items = [(_only(item, "dim"), _only(item, "value")) for item in _items(text, "score")]
+    points = {_name(name or ""): _points(value or "", max_score) for name, value in items}
+    if len(items) != len(points) or set(points) != set(rubric.dimensions):
         return None
-    values = {item["dim"]: _number(item["value"]) for item in items}
-    if len(items) != len(values) or set(values) != set(rubric.dimensions):
-        return None
-    scores = {name: value for name, value in values.items() if value is not None and value <= max_score}
-    return {name: scores[name] for name in rubric.dimensions} if len(scores) == len(values) else None
+    scores = {name: points[name] for name in rubric.dimensions}
+    return {name: value for name, value in scores.items() if value is not None} if None not in scores.values() else None
 
 
-def _citations(text: str) -> dict[str, int] | None:
-    """Number of citations by verdict, all zero without citations; None if malformed."""
-    items = _elements(text, "citation")
-    if items is None or any(set(item) != {"source", "verdict"} for item in items):
+def _points(text: str, max_score: float) -> float | None:
+    """Points such as 7, 7.5, 7/10 or "7 out of 10"; None for anything else, above the maximum or of another one."""
+    written = _POINTS.fullmatch(text.lower())
+    if written is None or float(written[2] or max_score) != max_score or float(written[1]) > max_score:
         return None
-    given = [item["verdict"] for item in items]
-    return {verdict: given.count(verdict) for verdict in VERDICTS} if set(given) <= set(VERDICTS) else None
+    return float(written[1])
+
+
+def _citations(text: str) -> dict[str, int]:
+    """Number of citations by verdict; a malformed one, which only a metric would count, is left out."""
+    given = [(_only(item, "verdict") or "").lower() for item in _items(text, "citation")]
+    return {verdict: given.count(verdict) for verdict in VERDICTS}
 
 
 def lacking(assessment: Assessment, depth: int, harness: Harness, min_depth: int) -> str:

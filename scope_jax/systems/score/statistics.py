@@ -22,6 +22,12 @@ def shares(cfg: Config, report: Report) -> tuple[float, list[float]]:
     return scores[report.rubric.base], [scores[name] for name in report.rubric.weights]
 
 
+def counts(cfg: Config, report: Report) -> bool:
+    """Whether a report has a reward. Without a valid assessment it has one if there is no report or the assessment is
+    too shallow (Algorithm 1 l.23): 0. If the assessment is invalid, `score.malformed` decides (Figure 2)."""
+    return report.assessment is not None or report.reason in ("no_report", "shallow") or cfg.score.malformed == "zero"
+
+
 def spread(cfg: Config, reports: Sequence[Report]) -> float | None:
     """Mean over queries of the standard deviation of their assessed reports' base scores; None if no query has two."""
     groups: dict[int, list[float]] = {}
@@ -46,7 +52,7 @@ def record(
     used = Counter(name for report in reports for name in report.rubric.dimensions)
     return {
         "step": step,
-        "reward": _mean([report.reward for report in reports]),
+        "reward": _mean([report.reward for report in reports if counts(cfg, report)]),
         "base_score": _mean([base for base, _ in given]),
         "dimension_score": _mean([value for _, others in given for value in others]),
         "spread": spread(cfg, reports),

@@ -1,0 +1,58 @@
+"""Exams with a length of their own, through one engine with training: [evaluate] max_length."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scope_jax.config import Config, load_card
+from scope_jax.play.tools import Prompt
+from scope_jax.run.assemble import Trainer, assemble
+from scope_jax.text.messages import Messages
+
+TRAINED, EXAMINED = 40, 96
+
+
+def card(*sets: str) -> Config:
+    small = ("rollout.slots=4", "rollout.prefill_buckets=[32]", f"rollout.max_length={TRAINED}")
+    return load_card("configs/ssp/atlas.toml", [*small, *sets])
+
+
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
+    cfg = card(f"evaluate.max_length={EXAMINED}", "evaluate.max_tokens=48", "ssp.verify_max_tokens=8")
+    return assemble(cfg, tmp_path_factory.mktemp("run"))
+
+
+def test_episodes_of_training_and_of_exams_end_at_their_own_length(trainer: Trainer) -> None:
+    world, messages = trainer.world, Messages("Question: What is the capital of Austria?")
+    assert world.local.engine.config.max_length == EXAMINED
+    states, _, _ = trainer.start(None)
+    world.sampler.publish(states)
+
+    # of the longest of four episodes, with its prompt
+    def length(exam: bool, prompt: int, **limits: Any) -> int:
+        tools = world.tools("a step", exam=exam)
+        ids = (tools.encode_prompt(messages) * 9)[:prompt]
+        one = Prompt(ids, "0", messages)
+        (completions,) = tools.generate(  # random tokens, of which few end a turn
+            "solver", [one], 4, policy="actor", temperature=100.0, max_tokens=200, **limits
+        )
+        longest = max(len(completion.ids_T) for completion in completions)
+        return longest and prompt + longest
+
+    assert length(False, 20) == TRAINED and length(True, 20) == EXAMINED
+    assert length(False, TRAINED) == 0 and length(True, TRAINED) == EXAMINED  # the prompt fits into an exam only
+    assert length(False, 20, max_response_tokens=8) == length(True, 20, max_response_tokens=8) == 28
+    assert length(False, 20, max_prompt_tokens=19) == 0
+
+
+def test_an_engine_has_room_for_the_longer_of_the_two() -> None:
+    longer, shorter = (
+        card("ssp.verify_max_tokens=8", f"evaluate.max_length={n}", "evaluate.max_tokens=16") for n in (96, 24)
+    )
+    assert (longer.engine_length, longer.exam_length) == (96, 96)
+    assert (shorter.engine_length, shorter.exam_length) == (TRAINED, 24)
+    none = card("ssp.verify_max_tokens=8", "evaluate.max_length=96", "evaluate.max_tokens=16", "evaluate.sets=[]")
+    assert none.engine_length == TRAINED  # nothing is examined
