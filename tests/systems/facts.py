@@ -451,7 +451,7 @@ def spell(card: str) -> Facts:
         "section 4.1": {"spell.grounding_filter": True, "spell.verify": True},
         "section 4.2": {
             "spell.rule": "match",
-            "spell.rule_reads": "response",
+            "spell.rule_reads": "response",  # our cards: the released code's
             "spell.target": 0.5,
             "spell.width": 0.5 / 3,
         },
