@@ -482,13 +482,14 @@ def spell(card: str) -> Facts:
         "C.2": {
             **{f"evaluate.{key}": value for key, value in sampling.items()},
             "evaluate.sets.samples": 8,
-            "evaluate.sets.measures": OneOf((["choice"], ["numeric"])),
+            "evaluate.sets.measures": OneOf((["choice"], ["accuracy", "numeric"])),
+            "evaluate.judge.model": "openai/gpt-oss-120b",
             "spell.exam_prompt_tokens": OneOf((16384, 100_000)),
         },
         "C.3": {"spell.loss.aggregation": "token-mean", "spell.loss.kl": "none", "spell.loss.mini_batches": 1},
         "D.1": {"train.steps": Between(60, 75)},  # 8 hours at 7 minutes per step
         "App. E": {"spell.max_answer_tokens": 20},
-        "Table 6": {"model.checkpoint": Named(MODELS_SPELL_6[card])},
+        "Table 6": {"model.checkpoint": Named(MODELS_SPELL_6[card]), "evaluate.judge.model": "openai/gpt-oss-120b"},
         "veRL": VERL,
         "released code": {
             "optimizer.weight_decay": 0.01,
