@@ -33,7 +33,7 @@ from retrieval.embed import HashedLexical
 from retrieval.search import format_documents
 from rollouts.types import Completion, Row, Turn
 from scope_jax.config import parse_config
-from scope_jax.play import documents, grading, measures, pairwise, rewards, searching
+from scope_jax.play import documents, grading, measures, pairwise, rewards, searching, words
 from scope_jax.play.rubrics import score_of
 from scope_jax.systems.scope import conversation, judging
 from scope_jax.systems.scope import rules as scope_rules
@@ -257,7 +257,7 @@ PARSERS: dict[str, tuple[Callable[[str], Any], Wraps]] = {
     "same_text": (lambda text: measures.same_text(text, ("Rome",)), BOX),
     "exact_match": (lambda text: rewards.exact_match(text, ("Rome",)), ()),
     "numeric": (lambda text: measures.numeric(text, ("5",)), ()),
-    "contains_words": (lambda text: rewards.contains_words(text, "a b"), ()),
+    "contains": (lambda text: words.contains(text, "a b"), BOX),
     "score_of": (score_of, (("<score>", "</score>"),)),
     "rubric_of": (lambda text: judging.rubric_of(text, WEIGHTS, 1, 1 << 30), RUBRIC),
     "SPELL question": (
@@ -266,7 +266,8 @@ PARSERS: dict[str, tuple[Callable[[str], Any], Wraps]] = {
     ),
     "SPELL conclusion, rule": (
         lambda text: [
-            spell_rules.matches(task, text, spell_rules.conclusion_of(text), "5", "response")
+            spell_rules.matches(task, text, spell_rules.conclusion_of(text), "5", reads)
+            for reads in ("answer", "response")
             for task in ("qa", "math", "choice")
         ],
         LABEL,

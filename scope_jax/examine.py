@@ -15,7 +15,7 @@ import datasets
 
 from models import peft
 from models.tokenizer import Tokenizer
-from scope_jax.config import Config, EvalSet, JudgeSection
+from scope_jax.config import Config, EvalSet, JudgeSection, parse_section
 from scope_jax.config.exams import EvalSection
 from scope_jax.config.suites import SuiteCard, plain_card
 from scope_jax.data import sources
@@ -62,17 +62,24 @@ class Sitting:
         return exams.take(self.cfg, self.exam, tools, self.rows, self.card)
 
 
-def sittings(cfg: Config, wanted: Sequence[SuiteCard], as_game: bool) -> list[Sitting]:
+def sittings(
+    cfg: Config, wanted: Sequence[SuiteCard], as_game: bool, overrides: Sequence[str], given: frozenset[str], tell: Tell
+) -> list[Sitting]:
     """The suites with their rows and prompts, checked. as_game: the card's game may answer with its own prompt.
 
-    Raises ValueError or FileNotFoundError with one sentence for rows, prompts or judges that are missing or invalid.
+    overrides, given: see `examine`. Raises ValueError or FileNotFoundError with one sentence for rows, prompts or
+    judges that are missing or invalid.
     """
     found = []
-    for suite in wanted:
+    _tell_unjudged(cfg, wanted, tell)
+    for original in wanted:
+        suite = _raised(cfg, original, overrides, given)
         card = EvalSet(**{name: getattr(suite, name) for name in EvalSet.model_fields})
         own_cfg = cfg.model_copy(update={"evaluate": _evaluate(cfg, card)})
         game = game_of(cfg).exam(own_cfg)
         own = game if as_game and cfg.system in suite.games else None
+        if own is not None and own.prompt_tokens is not None and suite.prompt_tokens and "prompt_tokens" not in given:
+            suite = suite.model_copy(update={"prompt_tokens": max(suite.prompt_tokens, own.prompt_tokens)})
         exam = suites.exam(own_cfg, suite, own, game.policy)
         rows = sources.load(Source(card.path, exams.kind_of(exam, card), card))
         exams.check_prompts(own_cfg, exam, {card.name: rows})
@@ -81,11 +88,35 @@ def sittings(cfg: Config, wanted: Sequence[SuiteCard], as_game: bool) -> list[Si
     return found
 
 
+def _tell_unjudged(cfg: Config, wanted: Sequence[SuiteCard], tell: Tell) -> None:
+    """Says that the accuracy of documents is not the paper's without its judge (SPELL C.2)."""
+    names = [suite.name for suite in wanted if suite.form == "document" and "accuracy" in suite.measures]
+    if names and cfg.evaluate.judge is None:
+        tell(
+            f"{', '.join(names)}: without [evaluate.judge], accuracy is the rule's alone; SPELL's tables take the "
+            "larger of it and a judge's verdict. For figures beside them add --set "
+            """'evaluate.judge={url="…", model="…", max_tokens=4096}'."""
+        )
+
+
+def _raised(cfg: Config, suite: SuiteCard, overrides: Sequence[str], given: frozenset[str]) -> SuiteCard:
+    """The suite with the sampling that --set gives, and at least as many tokens of an answer as the card allows: SPELL
+    C.2 gives 4K to models that do not think, 20K to those that do, whose cards say so."""
+    keys = {override.partition("=")[0].strip() for override in overrides}
+    sampled = {"max_tokens", "temperature", "top_p", "top_k"} - given
+    changes = {key: getattr(cfg.evaluate, key) for key in sampled if f"evaluate.{key}" in keys}
+    if suite.max_tokens and "max_tokens" in sampled - changes.keys() & cfg.evaluate.model_fields_set:
+        changes["max_tokens"] = max(suite.max_tokens, cfg.evaluate.max_tokens)
+    return suite.model_copy(update=changes)
+
+
 def _evaluate(cfg: Config, card: EvalSet) -> EvalSection:
     """[evaluate] of the card with this one set; a reply may be as long as the set allows."""
     table = {name: getattr(cfg.evaluate, name) for name in EvalSection.model_fields}
     longest = max(cfg.evaluate.max_response_tokens, card.max_tokens or 0)
-    return EvalSection(**table | {"sets": (card,), "max_response_tokens": longest})
+    return parse_section(
+        EvalSection, table | {"sets": (card,), "max_response_tokens": longest}, f"the exam {card.name}"
+    )
 
 
 def _judges(taken: Sequence[Sitting]) -> dict[str, JudgeSection]:
@@ -100,10 +131,12 @@ def examine(
     overrides: Sequence[str],
     keep: Keep,
     tell: Tell,
+    given: frozenset[str] = frozenset(),
 ) -> dict[str, Any]:
     """The results of the weights of a run (its newest checkpoint), a checkpoint or a model folder.
 
-    card: as for `evaluate_target`; a model folder without one is examined with `plain_card`. Returns {"target", "step",
+    card: as for `evaluate_target`; a model folder without one is examined with `plain_card`. given: keys of the suites
+    that the command sets, over which nothing in the card has a say. Returns {"target", "step",
     "base", "metrics"} and keeps answers as `evaluate_target`.
     """
     alone = card is None and run_of(target) is None
@@ -111,7 +144,7 @@ def examine(
     cfg = plain_card(plain, overrides) if alone else exam_card(target, card, overrides)
     examined = find(target, cfg)
     cfg = fitted(cfg, examined)
-    taken = sittings(cfg, wanted, as_game=not alone)
+    taken = sittings(cfg, wanted, not alone, overrides, given, tell)
     judge = base_folder(cfg, base, any(exams.uses_base(one.cfg, one.exam) for one in taken))
     others = [judge] if judge else []
     # one world for all suites, without the card's own sets; without the index if no suite searches
@@ -140,7 +173,12 @@ def examine(
 
 
 def examine_endpoint(
-    endpoint: JudgeSection, wanted: Sequence[SuiteCard], overrides: Sequence[str], keep: Keep, tell: Tell
+    endpoint: JudgeSection,
+    wanted: Sequence[SuiteCard],
+    overrides: Sequence[str],
+    keep: Keep,
+    tell: Tell,
+    given: frozenset[str] = frozenset(),
 ) -> dict[str, Any]:
     """The results of a model behind an OpenAI-compatible endpoint, in the form of `examine`.
 
@@ -148,7 +186,7 @@ def examine_endpoint(
     """
     datasets.disable_progress_bars()
     cfg = plain_card(endpoint.model, overrides)
-    taken = sittings(cfg, wanted, as_game=False)
+    taken = sittings(cfg, wanted, False, overrides, given, tell)
     if any(exams.uses_base(one.cfg, one.exam) for one in taken):
         raise UserError("an endpoint has no base model that could grade; give evaluate.grader an endpoint.")
     client = JudgeClient(endpoint, tell, "the model")

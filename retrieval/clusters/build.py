@@ -40,6 +40,7 @@ from retrieval.embed import Encoder, HashedLexical
 from retrieval.rows import DataError
 
 NOT_CHOSEN = "cluster_not_chosen"  # drop reason of documents in clusters beyond per_family
+TOO_LONG = "cluster_too_long"  # of documents that clusters of at most `sizes.tokens` have no room for
 
 
 def prepare(wanted: Preparation, path: Path, *, chunk: int, tell: Tell, rebuild: bool = False) -> dict[str, Any]:
@@ -169,15 +170,34 @@ def _encoder(wanted: Preparation, folder: Folder, kept: Kept, tell: Tell) -> Enc
 def _cluster(wanted: Preparation, folder: Folder, state: State, vectors_NE: np.ndarray, tell: Tell) -> dict[str, Any]:
     """Writes clusters.jsonl, records it in `state` and returns the report."""
     chosen: list[tuple[str, np.ndarray]] = []
-    not_chosen = 0
+    not_chosen = too_long = 0
+    tokens_N = _tokens(wanted, Kept(folder, state), tell)
     for number, (families, rows, count) in enumerate(_groups(wanted, state)):
         found = clusters(vectors_NE, rows, wanted.sizes, (wanted.seed, number),
-                         lambda done, total: tell("documents clustered", done, total))  # fmt: skip
+                         lambda done, total: tell("documents clustered", done, total), tokens_N)  # fmt: skip
         taken = _some(found, wanted.per_family, len(families), (wanted.seed, number))
-        not_chosen += count - sum(map(len, taken))
+        too_long += count - sum(map(len, found))
+        not_chosen += sum(map(len, found)) - sum(map(len, taken))
         chosen += [(families[place % len(families)], members) for place, members in enumerate(taken)]
+    if not chosen:
+        raise DataError(
+            f"no {wanted.sizes.least} documents of a cluster have at most {wanted.sizes.tokens} tokens together; raise "
+            "clusters.max_tokens, or lower clusters.max_characters or clusters.min_documents."
+        )
     state.result = _write(folder, Kept(folder, state), chosen, tell)
-    return _report(wanted, state, chosen, not_chosen)
+    return _report(wanted, state, chosen, {TOO_LONG: too_long, NOT_CHOSEN: not_chosen})
+
+
+def _tokens(wanted: Preparation, kept: Kept, tell: Tell) -> np.ndarray | None:
+    """The tokens of each document with its title; None if nothing bounds them."""
+    if wanted.tokens is None or wanted.sizes.tokens is None:
+        return None
+    counts = np.zeros(len(kept), np.int64)
+    for number in range(len(kept)):
+        counts[number] = wanted.tokens.count(kept[number].contents)
+        if (number + 1) % 1000 == 0 or number + 1 == len(kept):
+            tell("documents measured", number + 1, len(kept))
+    return counts
 
 
 def _some(found: list[np.ndarray], per_family: int | None, families: int, seed: tuple[int, ...]) -> list[np.ndarray]:
@@ -217,9 +237,11 @@ def _apart(documents: list[dict[str, str]]) -> list[dict[str, str]]:
     return documents
 
 
-def _report(wanted: Preparation, state: State, chosen: list[tuple[str, np.ndarray]], not_chosen: int) -> dict[str, Any]:
+def _report(
+    wanted: Preparation, state: State, chosen: list[tuple[str, np.ndarray]], left_out: dict[str, int]
+) -> dict[str, Any]:
     sizes = [len(members) for _, members in chosen]
-    dropped = {reason: sum(counts[reason] for counts in state.counts) for reason in REASONS} | {NOT_CHOSEN: not_chosen}
+    dropped = {reason: sum(counts[reason] for counts in state.counts) for reason in REASONS} | left_out
     return {
         "read": state.read,
         "dropped": dropped,

@@ -7,6 +7,8 @@ Splitting ends with clusters of `least` to `most` vectors, and every vector is i
     a child with fewer than `least` is merged: its vectors go to the nearest of the other centres;
     if that leaves one child with nearly all of them, the node is split into two equal halves instead.
 
+A bound on the tokens of a cluster's documents is kept in the same way, and is the one reason to leave vectors out.
+
 All computation is numpy in a fixed order: the same vectors and seed give the same clusters on the same machine.
 """
 
@@ -27,12 +29,14 @@ LOPSIDED = 0.9  # a split whose largest child has at least this share is no prog
 
 @dataclass(frozen=True)
 class Sizes:
-    """Vectors per cluster: about `mean`, at least `least`, at most `most`; `branching`: most children of one split."""
+    """Vectors per cluster: about `mean`, at least `least`, at most `most`; `branching`: most children of one split;
+    `tokens`: most tokens of a cluster's documents together, None: any number."""
 
     mean: int
     least: int
     most: int
     branching: int
+    tokens: int | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.least <= self.mean <= self.most or 2 * self.least > self.most or self.branching < 2:
@@ -45,10 +49,13 @@ def clusters(
     sizes: Sizes,
     seed: tuple[int, ...],
     tell: Callable[[int, int], None],
+    tokens_N: Int[np.ndarray, "N"] | None = None,
 ) -> list[Int[np.ndarray, "_"]]:
     """The rows of each cluster, ascending; neighbouring clusters in the list are similar.
 
-    rows: which of the vectors (possibly memory-mapped) to cluster. tell(done, total) counts rows.
+    rows: which of the vectors (possibly memory-mapped) to cluster. tell(done, total) counts rows. tokens_N: of each
+    vector's document, if `sizes.tokens` bounds them: a cluster with more is split as one with too many vectors is, and
+    one that is too small for that loses its longest documents, or is left out if fewer than `least` fit.
     Raises ValueError for fewer rows than `sizes.least`.
     """
     if len(rows) < sizes.least:
@@ -58,15 +65,25 @@ def clusters(
     done = 0
     while nodes:
         node, path = nodes.pop()
-        if len(node) > sizes.most:
+        heavy = tokens_N is not None and sizes.tokens is not None and int(tokens_N[node].sum()) > sizes.tokens
+        if len(node) > sizes.most or (heavy and len(node) >= 2 * sizes.least):
             # children are numbered from 1: a seed sequence does not distinguish (s,) from (s, 0)
             parts = _split(vectors_NE, node, sizes, np.random.default_rng([*(1 + s for s in seed), 0, *path]))
             nodes += reversed([(part, (*path, place)) for place, part in enumerate(parts, start=1)])
             continue
-        found.append(node)
         done += len(node)
+        if heavy and tokens_N is not None and sizes.tokens is not None:
+            node = _lightest(node, tokens_N[node], sizes.tokens)
+        if len(node) >= sizes.least:
+            found.append(node)
         tell(done, len(rows))
     return found
+
+
+def _lightest(rows: np.ndarray, tokens: np.ndarray, most: int) -> np.ndarray:
+    """As many of the rows, the shortest, as have at most `most` tokens together, ascending."""
+    order = np.argsort(tokens, kind="stable")
+    return np.sort(rows[order[np.cumsum(tokens[order]) <= most]])
 
 
 def _split(vectors_NE: np.ndarray, rows: np.ndarray, sizes: Sizes, rng: np.random.Generator) -> list[np.ndarray]:

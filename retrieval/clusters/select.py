@@ -88,10 +88,12 @@ class Sieve:
         self._filters = filters
         self._near = NearDuplicates(filters.similarity, filters.permutations, filters.shingle)
         self._phrases = HeldOutPhrases(filters.phrase, filters.shortest_phrase)
+        self._names: list[str] = []  # of the texts in `_near`; held-out texts come first
         for source in wanted.held_out_questions:
             for where, row in read(source.path, source.split, source.hub_config):
                 self._phrases.add(source.texts(row, where, source.columns))
-        self._names: list[str] = []  # of the texts in `_near`; held-out texts come first
+                for signature_W in self._near.signatures(source.documents(row, where, source.columns)):
+                    self._remember(where, signature_W)
         for source in wanted.held_out_documents:
             check_columns(source.path, source.columns, DOCUMENT)
             for where, row in read(source.path, source.split, source.hub_config):

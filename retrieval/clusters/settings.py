@@ -35,9 +35,11 @@ class Corpus(Source):
 
 @dataclass(frozen=True)
 class Questions(Source):
-    """Evaluation questions that no document may contain; texts(row, where, columns) returns questions and answers."""
+    """Evaluation questions that no document may contain; texts(row, where, columns) returns questions and answers, and
+    documents(row, where, columns) the texts that a question is about, of which no document may be a near-duplicate."""
 
     texts: Callable[[Row, str, Mapping[str, str]], list[str]]
+    documents: Callable[[Row, str, Mapping[str, str]], list[str]]
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,14 @@ class Neural:
 
 
 @dataclass(frozen=True)
+class Tokens:
+    """Counts the tokens of texts; `identity` names the tokenizer."""
+
+    identity: str
+    count: Callable[[str], int]
+
+
+@dataclass(frozen=True)
 class Preparation:
     """All settings that determine the clusters."""
 
@@ -76,11 +86,13 @@ class Preparation:
     sizes: Sizes
     per_family: int | None  # clusters kept for each family; None: all
     seed: int
+    tokens: Tokens | None = None  # for `sizes.tokens`
 
     def plain(self) -> dict[str, Any]:
         """All settings as flat plain JSON, under names that a message can use."""
         plain: dict[str, Any] = {**vars(self.filters), **vars(self.sizes)}
         plain |= {"per_family": self.per_family, "seed": self.seed}
+        plain["tokenizer"] = self.tokens.identity if self.tokens else None
         plain["encoder"] = self.encoder.identity if isinstance(self.encoder, Neural) else f"lexical-{self.encoder}"
         for name in ("corpora", "held_out_documents", "held_out_questions"):
             plain[name] = [

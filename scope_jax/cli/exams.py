@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -52,6 +52,22 @@ def evaluate(
     measure: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Measure for the exams, instead of their own. Repeatable.")
     ] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Answers to each question of the exams.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Most tokens of an answer (thinking models need more).")
+    ] = None,
+    prompt_tokens: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Most tokens of a prompt with a document, which is cut.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, metavar="T", help="Sampling temperature of the exams.")
+    ] = None,
+    top_p: Annotated[float | None, typer.Option(max=1, metavar="P", help="Nucleus sampling of the exams.")] = None,
+    top_k: Annotated[
+        int | None, typer.Option(min=0, metavar="K", help="Sample from this many tokens; 0: from all.")
+    ] = None,
     model: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the model at an endpoint.")] = None,
     api_key_env: Annotated[
         str | None, typer.Option(metavar="NAME", help="Environment variable with the endpoint's key.")
@@ -65,7 +81,10 @@ def evaluate(
     """Answer a card's evaluation sets, or benchmarks, with the weights of a run, a checkpoint or a Hugging Face folder,
     or with a model behind an endpoint."""
     overrides = set_ or []
-    suites = _suites(exam or [], paper, data, limit, measure or [])
+    limits = {"samples": samples, "max_tokens": max_tokens, "prompt_tokens": prompt_tokens, "temperature": temperature}
+    limits |= {"top_p": top_p, "top_k": top_k}
+    given = {name: value for name, value in limits.items() if value is not None}
+    suites = _suites(exam or [], paper, data, limit, measure or [], given)
     _check_target(target, bool(suites), card, base, model, api_key_env)
     _check_rows(suites)
     if records is not None:
@@ -78,11 +97,11 @@ def evaluate(
 
             table = {"url": target, "model": model, "api_key_env": api_key_env, "timeout": 600.0}
             endpoint = parse_section(JudgeSection, table, "the options of this command")
-            return examine_endpoint(endpoint, suites, overrides, keep, tell)
+            return examine_endpoint(endpoint, suites, overrides, keep, tell, frozenset(given))
         if suites:
             from scope_jax.examine import examine
 
-            return examine(Path(target), suites, card, base, overrides, keep, tell)
+            return examine(Path(target), suites, card, base, overrides, keep, tell, frozenset(given))
         from scope_jax.evaluate import evaluate_target
 
         return evaluate_target(Path(target), card, base, overrides, keep, tell)
@@ -116,23 +135,34 @@ def _check_target(
 
 
 def _suites(
-    names: Sequence[str], paper: str | None, data: Path | None, limit: int | None, measures: Sequence[str]
+    names: Sequence[str],
+    paper: str | None,
+    data: Path | None,
+    limit: int | None,
+    measures: Sequence[str],
+    given: Mapping[str, Any],
 ) -> list[SuiteCard]:
-    """The wanted suites, with the options applied to them. Raises CardError or UserError."""
+    """The wanted suites, with the options applied to them; given: options that replace a key of the same name.
+
+    Raises CardError or UserError.
+    """
     from scope_jax.config import parse_section
     from scope_jax.config.suites import SuiteCard, load_suite, suites_of
 
     chosen = _paper(paper)
     if not names and chosen is None:
-        if data is not None or limit is not None or measures:
-            raise UserError("--data, --limit and --measure are for benchmarks; name some with --exam or --paper.")
+        used = {"data": data, "limit": limit, "measure": measures or None} | dict(given)
+        if option := next((name for name, value in used.items() if value is not None), None):
+            raise UserError(f"--{option.replace('_', '-')} is for benchmarks; name some with --exam or --paper.")
         return []
     if len(set(names)) < len(names):
         raise UserError(f"--exam {max(names, key=list(names).count)} is there twice; give each exam once.")
     found = [load_suite(name, chosen) for name in names] if names else list(suites_of(chosen)) if chosen else []
+    if "prompt_tokens" in given and not any(suite.form == "document" for suite in found):
+        raise UserError("--prompt-tokens cuts documents, which none of these exams has; remove it.")
     changed = []
     for suite in found:
-        changes: dict[str, Any] = {}
+        changes = {key: value for key, value in given.items() if key != "prompt_tokens" or suite.form == "document"}
         if data is not None:
             changes["path"] = str(data / Path(suite.path).name)
         if limit is not None:

@@ -27,6 +27,7 @@ class ClustersSection(Section):
     folder: LocalPath | None = None  # output of `scope-jax index CARD --clusters`: clusters.jsonl and its report
     sources: tuple[ClusterSource, ...] = Field(default=(), strict=False)
     held_out: tuple[HeldOutSource, ...] = Field(default=(), strict=False)  # in addition to those of evaluate.sets
+    benchmarks: tuple[str, ...] = Field(default=(), strict=False)  # exams of configs/exams that no document may repeat
     seed: Seed = 0  # for centres and the choice of clusters; independent of `seed`, so that runs share the folder
     # filters
     min_characters: Count = 100
@@ -45,6 +46,7 @@ class ClustersSection(Section):
     documents: Count = 20  # per cluster on average
     min_documents: Count = 5  # number a questioner reads at a time
     max_documents: Count = 40
+    max_tokens: Count | None = None  # of a cluster's documents together, in tokens of the model; SPELL C.1: 16K
     branching: int = Field(default=64, ge=2, le=MOST)  # parts per split
     per_family: Count | None = 2150  # clusters of each family, drawn at random
 

@@ -65,7 +65,7 @@ class SpellSection(GameSection):
     responder: SpellGroupSection = SpellGroupSection()
     # the rule-based reward of Eq. (6)
     rule: Literal["match", "judge"] = "match"  # judge: the external model of [judge] instead, Table 4
-    rule_reads: RuleText = "response"  # where cover exact match searches, section 4.2; released code: answer
+    rule_reads: RuleText = "answer"  # where the answer is searched: released code; response: section 4.2 as printed
     # the verifier
     verify: bool = True  # False: only the rule, an ablation of Table 2
     vote: Vote = "majority"  # Eq. (4); single: the first judgment decides, an ablation of Table 2

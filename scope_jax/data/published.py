@@ -297,6 +297,20 @@ def document(row: Row, where: str) -> Row:
     return {name: value for name, value in made.items() if name != "id" or given is not None}
 
 
+def spell_clusters(row: Row, where: str) -> Row:
+    """SPELL's published training sets: `paragraphs` of a report, for math, or of related pages, which the code divides
+    between qa and choice at random, and this by a hash of the id."""
+    source, key = str(_of(row, where, "family", "data_source")), str(_of(row, where, "id", "question_id"))
+    even = hashlib.sha256(key.encode()).digest()[0] % 2 == 0
+    family = "math" if source.startswith("docmath") else ("qa" if even else "choice")
+    paragraphs = _of(row, where, "documents", "paragraphs")
+    if not isinstance(paragraphs, list):
+        raise DataError(f"{where}: `paragraphs` is {kind_of(paragraphs)}, not a list; fix or remove the row.")
+    texts = [text for text in _texts(paragraphs, where, "paragraph") if text.strip()]
+    documents = [{"id": str(place), "text": text} for place, text in enumerate(texts)]
+    return {"id": f"{source}-{key}", "family": family, "documents": documents}
+
+
 def query(row: Row, where: str) -> Row:
     """Any requests of users: a question, or a Reddit post's title and text."""
     asked = row.get("question") or row.get("query") or row.get("prompt")
@@ -366,6 +380,7 @@ RECIPES: Mapping[str, Recipe] = {
     ),
     "documents": Recipe("any corpus: text, or contents; title", "documents", document),
     "ssp-answers": Recipe("SSP: ground_truth, search_turns", "answers", ssp_answers, "Quark-LLM/SSP", None, "train"),
+    "spell-clusters": Recipe("SPELL's training sets: paragraphs, question_id, data_source", "clusters", spell_clusters),
     "verl": Recipe("rows prepared for veRL", "questions", verl),
     "queries": Recipe("requests: question, or title and selftext", "queries", query),
     "prompts": Recipe("prompts with rubrics", "tasks", prompts),

@@ -44,10 +44,11 @@ class Exam:
 
     policy: the policy that answers. prompt(row, tokens): the prompt for a row; `tokens` counts tokens, for prompts that
     truncate what they quote. within(limit): the same with at most `limit` tokens, for benchmarks that set their own
-    limit; None: the game truncates nothing. read: parses the answer of an episode, or None. measures: default measures
-    of a set. accuracy: an answer is correct if one of these measures accepts it; they are tried in order, a judge only
-    for answers that the others did not accept. kind: the kind of rows with correct answers; rows graded by rubrics are
-    always `tasks`. stop, max_turns, respond: settings of an episode; respond(search) is the responder of its turns.
+    limit; prompt_tokens: the card's own; None for both: the game truncates nothing. read: parses the answer of an
+    episode, or None. measures: default measures of a set. accuracy: an answer is correct if one of these measures
+    accepts it; they are tried in order, a judge only for answers that the others did not accept. by_task: the same for
+    rows with this `task`. kind: the kind of rows with correct answers; rows graded by rubrics are always `tasks`. stop,
+    max_turns, respond: settings of an episode; respond(search) is the responder of its turns.
     searches: counts the searches of an episode, None in a game that does not search. prompts: the folder with the
     game's own judge.txt, None: `evaluate.prompts`. grader: the game's rubric grader, None: as set in `evaluate.grader`.
     """
@@ -57,6 +58,7 @@ class Exam:
     read: Callable[[Completion], str | None]
     measures: tuple[Measure, ...]
     accuracy: tuple[Measure, ...] = ("exact-match",)
+    by_task: Mapping[str, tuple[Measure, ...]] = field(default_factory=dict)
     kind: Kind = "questions"
     stop: tuple[str, ...] = ()
     max_turns: int = 1
@@ -65,6 +67,7 @@ class Exam:
     prompts: str | None = None
     grader: Grader | None = None
     within: Callable[[int], Callable[[Row, Callable[[str], int]], Messages]] | None = None
+    prompt_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,7 @@ def kind_of(exam: Exam, card: EvalSet) -> Kind:
 def _used_measures(cfg: Config, exam: Exam) -> set[str]:
     """The measures of all sets of the card, including those that `accuracy` consists of."""
     names = {name for card in cfg.evaluate.sets for name in measures_of(exam, card)}
-    return names | set(exam.accuracy) if "accuracy" in names else names
+    return names.union(exam.accuracy, *exam.by_task.values()) if "accuracy" in names else names
 
 
 def metric_names(cfg: Config, exam: Exam) -> set[str]:
@@ -298,12 +301,15 @@ class Marks:
         self._judged: dict[int, bool] = {}  # by index in `answers`
 
     def accuracy(self) -> list[bool]:
-        """For each answer, whether one of the measures in `Exam.accuracy` accepts it."""
+        """For each answer, whether one of the measures in `Exam.accuracy`, or in `by_task`, accepts it."""
         right = [False] * len(self._answers)
-        for name in self._exam.accuracy:
-            open_places = [place for place, done in enumerate(right) if not done]
-            for place, value in zip(open_places, self.of(name, open_places), strict=True):
-                right[place] = value == 1.0
+        exam = self._exam
+        tried = [exam.by_task.get(answer.row.get("task") or "", exam.accuracy) for answer in self._answers]
+        for turn in range(max(map(len, tried), default=0)):
+            for name in dict.fromkeys(names[turn] for names in tried if turn < len(names)):
+                open_places = [p for p, names in enumerate(tried) if not right[p] and name in names[turn : turn + 1]]
+                for place, value in zip(open_places, self.of(name, open_places), strict=True):
+                    right[place] = value == 1.0
         return right
 
     def of(self, name: Measure, places: Sequence[int]) -> list[float]:

@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 from itertools import islice, product
 from typing import Any
 
-from scope_jax.play.rewards import contains_words, exact_match, mean, normalise
+from scope_jax.play.letters import letter
+from scope_jax.play.rewards import exact_match, mean, normalise
+from scope_jax.play.words import contains
 
 TOLERANCE = 0.0015  # relative, for numbers (SPELL App. E: 0.15 %)
 _SCALES = {"hundred": 1e2} | {
@@ -33,16 +35,10 @@ _NUMBER = re.compile(
     re.IGNORECASE,
 )
 _LATEX = re.compile(r"\\([%$ ])|\\[,;!:]|\{,\}|~")  # of numbers: an escaped sign, spaces, a comma between thousands
-# a lower-case option letter counts only at the end: "the answer is a river" names no option
-_LABELLED_CHOICE = re.compile(
-    r"\b(?i:answer|choice|option)\b(?i:\s++is\b)?+\s*+[:：]?+\s*+\(?+(?:([A-Z])\b|([a-z])(?=\W*+$))"
-)
 _DRESS = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathsf|mbox)\s*+\{([^{}]*+)\}")
 _QUOTES = " \"'`“”‘"
-_BARE_CHOICE = re.compile(r"\W*+([a-z])\W*+")  # nothing but a lower-case letter
-_LEADING_CHOICE = re.compile(r"^\W*+([A-Z])(?:\s*+(?:$|[).:,;\]])|[\"'`”’](?!\w)|\s++[-–—]\s)")
-_BOX = re.compile(r"\\boxed\s*+\{([^{}]*+)\}")
-_SEVERAL_CHOICES = re.compile(r"^\W*+[A-Z]\W{0,3}(?:[,/&+]|\b(?:and|or)\b)\W{0,3}[A-Z](?!\w)")
+_BOX = re.compile(r"\\f?box(?:ed)?\s*+\{([^{}]*+)\}")
+_FRACTION = re.compile(r"\\[dt]?frac\s*+\{(\d++)\}\s*+\{(\d++)\}")
 
 
 def undressed(text: str) -> str:
@@ -67,13 +63,17 @@ def _bare(text: str) -> str:
 
 
 def cover_exact_match(prediction: str, golds: Sequence[str]) -> bool:
-    """True if `prediction` contains one of the accepted answers, as whole words after `normalise` (SPELL §4.2).
+    r"""True if `prediction` contains one of the accepted answers, as whole words (SPELL §4.2; `words.contains`).
 
-    LaTeX boxes and font commands around words are ignored: `normalise` alone makes \\boxed{Paris} one word. An answer
-    that is only an article, such as the letter A, has to be the whole prediction.
+    LaTeX is read as it looks: \boxed{Paris} contains Paris, \frac{3}{4} does not contain 4.
     """
-    text, *words = (_BOX.sub(r" \1 ", undressed(each)) for each in (prediction, *golds))
-    return any(contains_words(text, each) or exact_match(text, [each]) for each in words)
+    return any(contains(as_printed(prediction), as_printed(gold)) for gold in golds)
+
+
+def as_printed(text: str) -> str:
+    """`text` without LaTeX boxes, font commands and spaces; fractions of numbers as 3/4."""
+    text = _BOX.sub(r" \1 ", _DRESS.sub(r"\1", _FRACTION.sub(r" \1/\2 ", text)))
+    return _LATEX.sub(lambda mark: mark[1] or ("," if mark[0] == "{,}" else "\N{THIN SPACE}"), text)
 
 
 def f1(prediction: str, golds: Sequence[str]) -> float:
@@ -137,19 +137,6 @@ def numeric(prediction: str, golds: Sequence[str], tolerance: float = TOLERANCE)
 
 
 # ------------------------------------------------------------------------------------------------------------ choices
-def letter(text: str) -> str | None:
-    r"""The option an answer chooses: "B", "(b)", "**B**.", "\text{B}", "B. Paris", "\boxed{B}", "the answer is (B)";
-    None if it names none or two."""
-    text = _BOX.sub(r"\1", undressed(text)).replace("\\(", "").replace("\\)", "").replace("*", "")
-    if _SEVERAL_CHOICES.match(text):
-        return None
-    leading = _LEADING_CHOICE.match(text) or _BARE_CHOICE.fullmatch(text)
-    if leading:
-        return leading[1].upper()
-    labelled = {(high or low).upper() for high, low in _LABELLED_CHOICE.findall(text)}
-    return labelled.pop() if len(labelled) == 1 else None
-
-
 def choice(prediction: str, golds: Sequence[str]) -> bool:
     """True if `prediction` chooses the letter of an accepted answer."""
     chosen = letter(prediction)

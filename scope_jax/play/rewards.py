@@ -29,12 +29,6 @@ def _rest(text: str) -> str:
     return " ".join(_PUNCTUATION.sub("", text.lower()).split()) or text.strip().lower()
 
 
-def contains_words(text: str, words: str) -> bool:
-    """True if the normalised words of `words` occur consecutively in `text`."""
-    needle = normalise(words)
-    return bool(needle) and f" {needle} " in f" {normalise(text)} "
-
-
 def mean(values: Sequence[float]) -> float:
     """Arithmetic mean; raises ValueError for no values."""
     if not values:

@@ -75,20 +75,27 @@ def exam(cfg: Config, suite: SuiteCard, own: Exam | None, policy: str) -> Exam:
         read=lambda completion: read(suite, completion),
         measures=suite.measures,
         accuracy=accuracy(cfg, suite.form),
+        by_task=readings(cfg)[1] if suite.form == "document" else {},
         kind=KINDS[suite.form],
         stop=suite.stop,
     )
 
 
 def accuracy(cfg: Config, form: Form) -> tuple[Measure, ...]:
-    """The measures one of which must accept a right answer: SPICE App. 7 for mathematics; for documents SPELL App. C.2,
-    the judge only if there is one."""
+    """The measures one of which must accept a right answer: SPICE App. 7 for mathematics, `readings` for documents."""
     if form == "math":
         return ("same-text", "math")
-    if form == "document":
-        judged = cfg.judge is not None or cfg.evaluate.judge is not None
-        return ("cover-exact-match", "judge") if judged else ("cover-exact-match",)
-    return ("exact-match",)
+    return readings(cfg)[0] if form == "document" else ("exact-match",)
+
+
+def readings(cfg: Config) -> tuple[tuple[Measure, ...], dict[str, tuple[Measure, ...]]]:
+    """(measures one of which must accept a right answer about a document; those of the tasks math and choice), SPELL
+    App. C.2: the rule or [evaluate.judge], if there is one; for multiple choice the letter alone.
+
+    A judge that only grades in training is not asked: it would change the exam of cards that are to be compared.
+    """
+    judged: tuple[Measure, ...] = ("judge",) if cfg.evaluate.judge is not None else ()
+    return ("cover-exact-match", *judged), {"math": ("numeric", *judged), "choice": ("choice",)}
 
 
 def read(suite: SuiteCard, completion: Completion) -> str | None:

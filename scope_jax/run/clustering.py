@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,18 @@ from typing import Any
 from jax.sharding import Mesh
 
 from models import encoder
+from models.tokenizer import Tokenizer
 from retrieval.clusters.build import prepare
 from retrieval.clusters.kmeans import Sizes
-from retrieval.clusters.settings import Corpus, Filters, Neural, Preparation, Questions, Source
+from retrieval.clusters.settings import Corpus, Filters, Neural, Preparation, Questions, Source, Tokens
 from retrieval.rows import Row, optional, required
 from scope_jax.config import Config, EncoderSection
-from scope_jax.data.schemas import ALIASES, ANSWERS, TASK
+from scope_jax.config.suites import load_suite
+from scope_jax.data.schemas import ALIASES, ANSWERS, CONTEXT, TASK
 from scope_jax.errors import UserError, writing
 from scope_jax.run.indexing import EMBED_CHUNK, Part, neural
 
+_PASSAGE = re.compile(r"^Passage \d+:$", re.MULTILINE)
 CHUNK = EMBED_CHUNK  # rows read, or documents embedded, between two progress reports
 
 
@@ -41,14 +45,17 @@ def prepare_clusters(cfg: Config, mesh: Mesh | None, part: Part, rebuild: bool =
 
 def _preparation(cfg: Config, mesh: Mesh | None) -> Preparation:
     card = cfg.clusters
-    questions = [*(s for s in card.held_out if s.kind == "questions"), *cfg.evaluate.sets]
+    benchmarks = [load_suite(name) for name in card.benchmarks]
+    questions = [*(s for s in card.held_out if s.kind == "questions"), *cfg.evaluate.sets, *benchmarks]
+    by_path = {(s.path, s.split, s.hub_config): s for s in questions}  # a set of the card may be one of the benchmarks
     return Preparation(
         corpora=tuple(Corpus(s.path, {**s.columns}, s.split, s.hub_config, s.families) for s in card.sources),
         held_out_documents=tuple(
             Source(s.path, {**s.columns}, s.split, s.hub_config) for s in card.held_out if s.kind == "documents"
         ),
         held_out_questions=tuple(
-            Questions(s.path, {**s.columns}, s.split, s.hub_config, exam_texts) for s in questions
+            Questions(s.path, {**s.columns}, s.split, s.hub_config, exam_texts, exam_documents)
+            for s in by_path.values()
         ),
         filters=Filters(
             min_characters=card.min_characters,
@@ -62,10 +69,17 @@ def _preparation(cfg: Config, mesh: Mesh | None) -> Preparation:
             shortest_phrase=card.shortest_phrase,
         ),
         encoder=card.dim if card.encoder.checkpoint is None else _neural(card.encoder, mesh),
-        sizes=Sizes(card.documents, card.min_documents, card.max_documents, card.branching),
+        sizes=Sizes(card.documents, card.min_documents, card.max_documents, card.branching, card.max_tokens),
         per_family=card.per_family,
         seed=card.seed,
+        tokens=None if card.max_tokens is None else _tokens(cfg.model.tokenizer or cfg.model.checkpoint),
     )
+
+
+def _tokens(folder: str) -> Tokens:
+    """Counts tokens as the model does. Raises UserError for a folder without a tokenizer."""
+    tokenizer = Tokenizer.load(folder)
+    return Tokens(folder, lambda text: len(tokenizer.encode(text)))
 
 
 def _neural(card: EncoderSection, mesh: Mesh | None) -> Neural:
@@ -89,6 +103,16 @@ def exam_texts(row: Row, where: str, columns: Mapping[str, str]) -> list[str]:
     _, answers = optional(row, where, "answers", ANSWERS, columns)
     _, aliases = optional(row, where, "aliases", ALIASES, columns)
     return _texts([question, answers, aliases])
+
+
+def exam_documents(row: Row, where: str, columns: Mapping[str, str]) -> list[str]:
+    """The texts of the documents in the context of an exam row, [] without a context; LongBench writes several into one
+    text, under the headings "Passage 1:" and so on."""
+    _, context = optional(row, where, "context", CONTEXT, columns)
+    parts = context if isinstance(context, list) else [context]
+    found = [part.get("text") or part.get("contents") if isinstance(part, dict) else part for part in parts]
+    texts = [text for part in found if isinstance(part, str) for text in _PASSAGE.split(part)]
+    return [text.strip() for text in texts if text.strip()]
 
 
 def _texts(value: Any) -> list[str]:

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from models.tokenizer import Tokenizer
 from scope_jax.cli import app
 from scope_jax.config import RowsSection, load_card
+from scope_jax.config.suites import load_suite
 from scope_jax.data.sources import Source, load
-from scope_jax.run.clustering import exam_texts
+from scope_jax.run.clustering import exam_documents, exam_texts
 from tests.retrieval import tiny_encoders
 from tests.retrieval.clustering import bytes_of, documents, rows_of, sentence, write
 
@@ -116,6 +118,84 @@ def test_a_change_of_embedding_model_is_detected(card: Path, tmp_path: Path) -> 
     assert index(card, *words, f"clusters.encoder.checkpoint={first}").exit_code == 0
     other = index(card, *words, f"clusters.encoder.checkpoint={second}")
     assert other.exit_code == 2 and "were built with another value of encoder" in other.stderr
+
+
+def test_clusters_are_bounded_by_tokens_of_the_cards_model(card: Path, tmp_path: Path) -> None:
+    cfg = load_card(card)
+    tokenizer = Tokenizer.load(cfg.model.checkpoint)
+    for most in (None, 900):
+        words = () if most is None else ("--set", f"clusters.max_tokens={most}")
+        done = index(card, "--json", "--rebuild", *words)
+        assert done.exit_code == 0, done.output
+        sizes = [
+            sum(len(tokenizer.encode(f"{one['title']}\n{one['text']}")) for one in row["documents"])
+            for row in rows_of(tmp_path / "out")
+        ]
+        assert (max(sizes) > 900) is (most is None)
+    assert json.loads(done.stdout.splitlines()[-1])["kept"] == 60  # smaller clusters, nothing left out
+    done = index(card, "--rebuild", "--set", "clusters.max_tokens=50")
+    assert done.exit_code == 2 and "no 3 documents of a cluster have at most 50 tokens together" in done.stderr
+
+
+def test_no_document_repeats_a_benchmark_of_the_paper(
+    card: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MuSiQue is no set of this card; its question, and the documents of its context, are held out all the same."""
+    (tmp_path / "data/exams").mkdir(parents=True)
+    title = documents(15)[0]
+    asked = "so how many rivers meet in the delta below the old bridge of the northern valley"
+    context = f"Passage 1:\n{title['title']}\n{title['text']}\n\nPassage 2:\nOther\nSomething else."
+    exam = {"question": asked, "answers": ["two"], "context": context}
+    write(tmp_path / "data/exams/musique-long.jsonl", [exam])
+    corpus = write(
+        tmp_path / "more.jsonl", [*documents(15), {"id": "asked", "text": f"{sentence('music', 80)} {asked}"}]
+    )
+    monkeypatch.chdir(tmp_path)
+    words = ("--json", "--set", f'clusters.sources=[{{path="{corpus}"}}]', "--rebuild")
+    before = json.loads(index(card, *words).stdout.splitlines()[-1])["dropped"]
+    done = index(card, *words, "--set", 'clusters.benchmarks=["musique-long"]')
+    assert done.exit_code == 0, done.output
+    after = json.loads(done.stdout.splitlines()[-1])["dropped"]
+    assert (before["evaluation_question"], before["evaluation_document"]) == (0, 0)
+    assert (after["evaluation_question"], after["evaluation_document"]) == (1, 1)
+    done = index(card, *words, "--set", 'clusters.benchmarks=["musiqe"]')
+    assert done.exit_code == 2 and "there is no exam 'musiqe'" in done.stderr
+
+
+def test_documents_of_a_context_in_any_form() -> None:
+    assert exam_documents({"context": "Passage 1:\na b\n\nPassage 2:\nc"}, "x", {}) == ["a b", "c"]
+    assert exam_documents({"context": ["a", {"title": "t", "text": "b"}, {"contents": "c"}]}, "x", {}) == [
+        "a",
+        "b",
+        "c",
+    ]
+    assert exam_documents({"question": "What?"}, "x", {}) == []
+
+
+def test_the_real_card_builds_its_clusters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a small file in the place of the hub's, small exams and models, and no other change."""
+    cfg = load_card(ROOT / "configs/spell/qwen2.5-7b-instruct.toml")
+    for one in cfg.evaluate.sets:
+        (tmp_path / one.path).parent.mkdir(parents=True, exist_ok=True)
+        write(tmp_path / one.path, [{"question": "Who?", "answers": ["Ada"], "context": "Nothing."}])
+    for name in {*cfg.clusters.benchmarks}:
+        path = tmp_path / load_suite(name).path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(path, [{"question": "Who?", "answers": ["Ada"], "context": "Nothing."}])
+    pages = write(tmp_path / "pages.jsonl", [{"content": one["text"], "score": 1.0} for one in documents(15)])
+    columns = 'columns={text="content", quality="score"}'  # those of the card, as is the rest
+    assert cfg.clusters.sources[0].columns == {"text": "content", "quality": "score"}
+    assert cfg.clusters.encoder.checkpoint is not None
+    tiny_encoders.write_bert(tmp_path / cfg.clusters.encoder.checkpoint, 0)
+    (tmp_path / cfg.model.checkpoint).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / cfg.model.checkpoint).symlink_to(ROOT / "assets/atlas/spell/base")
+    monkeypatch.chdir(tmp_path)
+    words = ("--set", "clusters.encoder.max_tokens=16", "--set", f'clusters.sources=[{{path="{pages}", {columns}}}]')
+    done = index(ROOT / "configs/spell/qwen2.5-7b-instruct.toml", "--json", *words)
+    assert done.exit_code == 0, done.output
+    assert cfg.clusters.folder is not None
+    assert {row["family"] for row in rows_of(tmp_path / cfg.clusters.folder)} == {"qa", "choice"}
+    assert json.loads(done.stdout.splitlines()[-1])["kept"] == 60
 
 
 def test_questions_and_answers_of_an_exam_in_any_form() -> None:

@@ -192,7 +192,7 @@ def test_the_scale_is_part_of_a_parsed_number():
         ("(b).", "B"),
         ("b and c", None),
         ("B. Paris", "B"),
-        ("B) Paris or A) Rome", "B"),
+        ("B) Paris or A) Rome", None),
         ("The answer is (C).", "C"),
         ("the correct answer is C", "C"),
         ("Option: d", "D"),

@@ -59,6 +59,10 @@ def question_of(row: Mapping[str, Any], where: str, columns: Mapping[str, str]) 
     return [row["question"]]
 
 
+def contexts_of(row: Mapping[str, Any], where: str, columns: Mapping[str, str]) -> list[str]:
+    return row.get("context", [])
+
+
 def corpus(path: str, families: tuple[str, ...] = ("qa", "choice"), **columns: str) -> Corpus:
     return Corpus(path, columns, None, None, families)
 
@@ -67,7 +71,7 @@ def wanted(*corpora: Corpus, documents: str | None = None, questions: str | None
     asked: dict[str, Any] = {
         "corpora": corpora,
         "held_out_documents": (Source(documents, {}, None, None),) if documents else (),
-        "held_out_questions": (Questions(questions, {}, None, None, question_of),) if questions else (),
+        "held_out_questions": (Questions(questions, {}, None, None, question_of, contexts_of),) if questions else (),
         "filters": FILTERS,
         "encoder": 128,
         "sizes": SIZES,

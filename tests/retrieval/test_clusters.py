@@ -97,7 +97,8 @@ def test_every_drop_is_counted_with_its_reason(tmp_path: Path) -> None:
     report = make(with_every_fault(tmp_path), tmp_path / "out")
     assert report["dropped"] == {
         "low_quality": 1, "too_short": 2, "too_long": 1, "not_prose": 0, "evaluation_question": 1,
-        "evaluation_document": 1, "duplicate": 1, "cluster_not_chosen": 0,
+        "evaluation_document": 1, "duplicate": 1, "cluster_too_long": 0,
+        "cluster_not_chosen": 0,
     }  # fmt: skip
     assert (report["read"], report["kept"]) == (29, 22)
     first, second = report["sources"]

@@ -63,6 +63,27 @@ def test_sizes_are_kept_and_nothing_is_lost(least: int, more: int, branching: in
     assert all(cluster == sorted(cluster) and least <= len(cluster) <= sizes.most for cluster in members)
 
 
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 5), st.integers(2, 6), st.integers(10, 400), st.integers(5, 90))
+def test_a_bound_on_tokens_is_kept_and_leaves_out_only_what_does_not_fit(
+    least: int, branching: int, most: int, count: int
+) -> None:
+    rng = np.random.default_rng(count)
+    vectors_NE = rng.standard_normal((count, 3)).astype(np.float32)
+    tokens_N = rng.integers(1, 60, count)
+    sizes = Sizes(mean=2 * least, least=least, most=4 * least, branching=branching, tokens=most)
+    told: list[tuple[int, int]] = []
+    members = clusters(vectors_NE, np.arange(count), sizes, (0,), lambda *one: told.append(one), tokens_N)
+    assert told[-1] == (count, count)
+    rows = [int(row) for cluster in members for row in cluster]
+    assert len(set(rows)) == len(rows)
+    assert all(least <= len(cluster) <= sizes.most and tokens_N[cluster].sum() <= most for cluster in members)
+    loose = clusters(vectors_NE, np.arange(count), sizes, (0,), lambda *one: None, np.zeros(count, int))
+    assert sorted(int(row) for cluster in loose for row in cluster) == list(range(count))
+    if tokens_N.max() * (2 * least - 1) <= most:  # any cluster that cannot be split fits
+        assert sorted(rows) == list(range(count))
+
+
 def test_only_the_rows_that_take_part() -> None:
     vectors_NE = blobs(groups=2, each=20)
     rows = np.arange(0, 40, 2)[::-1]  # all of one group

@@ -16,9 +16,11 @@ from typer.testing import CliRunner, Result
 
 from retrieval.rows import attempts
 from scope_jax.cli import app
+from scope_jax.config import RowsSection
 from scope_jax.config.suites import load_suite, suite_names
 from scope_jax.data.published import RECIPES
 from scope_jax.data.schemas import SCHEMAS
+from scope_jax.data.sources import Source, load
 from scope_jax.play.suites import KINDS
 
 TALK = [{"role": "user", "content": "hi"}]
@@ -123,6 +125,14 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"question": "q", "answers": ["a"], "context": [{"title": "t", "text": "one"}, {"title": "u", "text": "two"}]},
     ),
     "wiki-18": ({"id": "5", "contents": '"Title"\ntext'}, {"id": "5", "title": "Title", "text": "text"}),
+    "spell-clusters": (
+        {"question_id": 7, "data_source": "docmath_complong", "paragraphs": ["Sales rose.", " ", "Costs fell."]},
+        {
+            "id": "docmath_complong-7",
+            "family": "math",
+            "documents": [{"id": "0", "text": "Sales rose."}, {"id": "1", "text": "Costs fell."}],
+        },
+    ),
     "ssp-answers": ({"ground_truth": "a", "search_turns": 3}, {"answers": ["a"], "search_turns": 3}),
     "verl": (
         {"prompt": TALK, "reward_model": {"ground_truth": {"target": ["a"]}}},
@@ -213,6 +223,25 @@ def test_a_row_of_another_shape_is_refused_and_said_so(tmp_path: Path) -> None:
     assert result.exit_code == 0, (result.output, result.exception)
     reasons = [each["reason"] for each in lines(tmp_path / "w.jsonl.refused.jsonl")]
     assert "row 2: is not in the format of WildBench v2" in reasons[0] and "surrogate" in reasons[1]
+
+
+def test_spells_training_sets_become_clusters(tmp_path: Path) -> None:
+    """Two files of the columns that the authors publish: reports for math, pages for the other two tasks alike."""
+    report, page = {"data_source": "docmath", "paragraphs": ["Sales.", "Costs."]}, {"data_source": "ultrafineweb"}
+    sets = {
+        "docmath": [report | {"question_id": str(number)} for number in range(3)],
+        "web": [page | {"question_id": str(number), "paragraphs": [f"Page {number}."]} for number in range(400)],
+    }
+    for name, rows in sets.items():
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / f"{name}.parquet")
+    words = [word for name in sets for word in ("--source", tmp_path / f"{name}.parquet")]
+    done = run("data", "spell-clusters", tmp_path / "clusters.jsonl", *words)
+    assert done.exit_code == 0, done.output
+    rows = list(load(Source(str(tmp_path / "clusters.jsonl"), "clusters", RowsSection())))  # as the game does
+    families = [row["family"] for row in rows]
+    assert len({row["id"] for row in rows}) == 403 and families[:3] == ["math"] * 3
+    assert set(families[3:]) == {"qa", "choice"} and 160 < families.count("qa") < 240
+    assert [document["text"] for document in rows[0]["documents"]] == ["Sales.", "Costs."]
 
 
 def test_parquet_and_several_sources(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any, get_args
 import pytest
 from typer.testing import CliRunner, Result
 
+from scope_jax import examine
 from scope_jax.cli import app
 from scope_jax.config import load_card
 from scope_jax.config.base import CardError
@@ -123,7 +124,7 @@ def test_our_results_beside_the_papers() -> None:
     wanted = suites_of("spell")
     names = ["docmath", "frames-long", "2wikimultihopqa-long", "hotpotqa-long", "musique-long", "longbench-v2"]
     metrics = {f"eval/{name}/accuracy": 0.1 * place for place, name in enumerate(names)}
-    metrics |= {"eval/docmath/numeric": 0.4, "eval/docmath/numeric_se": 0.02, "eval/longbench-v2/choice": 0.3}
+    metrics |= {"eval/docmath/accuracy": 0.4, "eval/docmath/accuracy_se": 0.02, "eval/longbench-v2/choice": 0.3}
     metrics |= {f"eval/{name}/accuracy_se": 0.03 for name in names[2:5]}
     table, _, short = papers.tables(load_figures("spell"), wanted, metrics)
     ours = table["ours"]
@@ -306,12 +307,82 @@ def test_a_papers_table_from_the_command_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "asked"),
+    [
+        ((), {"max_tokens": 4096, "temperature": 0.7, "top_p": 0.95}),
+        (("--max-tokens", 20480), {"max_tokens": 20480}),
+        (("--set", "evaluate.max_tokens=20480"), {"max_tokens": 20480}),
+        (("--set", "evaluate.max_tokens=9"), {"max_tokens": 9}),  # what the command says counts
+        (("--max-tokens", 9, "--set", "evaluate.max_tokens=20480"), {"max_tokens": 9}),
+        (("--set", "evaluate.temperature=0.5", "--top-p", 0.9), {"temperature": 0.5, "top_p": 0.9}),
+        (("--temperature", 0.6), {"temperature": 0.6}),
+    ],
+)
+def test_the_command_sets_the_limits_of_an_exam(
+    options: tuple[str, ...], asked: dict[str, Any], tmp_path: Path
+) -> None:
+    """Thinking models need 20,480 tokens (SPELL C.2); the exam's file says 4,096."""
+    (tmp_path / "gsm8k.jsonl").write_text(json.dumps(ROWS["gsm8k"][0]))
+    with endpoint(model) as (url, seen):
+        words = ("--paper", "spell", "--exam", "gsm8k", "--samples", 2, "--data", tmp_path)
+        result = run("eval", url, "--model", "m", *words, *options)
+    assert result.exit_code == 0, (result.output, result.exception)
+    sampled = [body for body in seen if "1 + 1" in json.dumps(body)]
+    assert len(sampled) == 2 and [{key: body[key] for key in asked} for body in sampled] == [asked] * 2
+
+
+def test_a_document_is_cut_to_the_prompt_tokens_of_the_command_and_a_missing_judge_is_told(tmp_path: Path) -> None:
+    row = ROWS["longbench-v2"][0] | {"context": "word " * 60_000, "answers": ["x"], "question": "Who?"}
+    (tmp_path / "musique-long.jsonl").write_text(json.dumps(row))
+    lengths = []
+    for options in ((), ("--prompt-tokens", 40_000)):
+        with endpoint(model) as (url, seen):
+            words = ("--paper", "spell", "--exam", "musique-long", "--samples", 1, "--data", tmp_path)
+            result = run("eval", url, "--model", "m", *words, *options)
+        assert result.exit_code == 0, (result.output, result.exception)
+        assert "musique-long: without [evaluate.judge], accuracy is the rule's alone" in " ".join(result.stderr.split())
+        lengths.append(max(len(json.dumps(body)) for body in seen) / 4)  # about four bytes a token
+    assert 15_000 < lengths[0] < 17_000 and 38_000 < lengths[1] < 41_000
+
+
+def test_the_card_of_a_thinking_model_raises_the_limits_of_the_papers_exams() -> None:
+    for name, tokens in (("qwen3-4b-thinking", 20_480), ("r1-distill-qwen-14b", 20_480), ("qwen2.5-7b", 4096)):
+        cfg = load_card(ROOT / f"configs/spell/{name}.toml")
+        raised = [examine._raised(cfg, suite, (), frozenset()) for suite in suites_of("spell")]
+        assert {suite.max_tokens for suite in raised} == {tokens}
+        assert {suite.temperature for suite in raised} == {0.7}
+    cfg = load_card(ROOT / "configs/spell/atlas.toml")  # 56 tokens
+    assert examine._raised(cfg, load_suite("docmath", "spell"), (), frozenset()).max_tokens == 4096
+
+
+def test_the_card_raises_the_length_of_documents(tmp_path: Path) -> None:
+    """`--set spell.exam_prompt_tokens=100000`, the paper's other column."""
+    row = {"question": "Who?", "context": "w " * 500, "answers": ["x"]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    changes = {"path": str(tmp_path / "rows.jsonl"), "prompt_tokens": 200}
+    suite = load_suite("musique-long").model_copy(update=changes)
+    more = ("spell.exam_prompt_tokens=400",)
+    found = []
+    for override, given in (((), ()), (more, ()), (more, ("prompt_tokens",))):
+        cfg = load_card(ROOT / "configs/spell/atlas.toml", ["spell.exam_prompt_tokens=100", *override])
+        (one,) = examine.sittings(cfg, [suite], True, override, frozenset(given), lambda sentence: None)
+        found.append(len(one.exam.prompt(one.rows[0], lambda text: len(text.split())).text.split()))
+    assert all(limit - 10 < length <= limit for length, limit in zip(found, (200, 400, 200), strict=True))
+
+
+@pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (("http://127.0.0.1:1/v1", "--exam", "nq"), "give the name of its model with --model"),
         (("http://127.0.0.1:1/v1", "--model", "m"), "name benchmarks with --exam or --paper"),
         (("tests", "--model", "m"), "--model and --api-key-env are for endpoints"),
-        (("tests", "--limit", "3"), "--data, --limit and --measure are for benchmarks"),
+        (("tests", "--limit", "3"), "--limit is for benchmarks"),
+        (("tests", "--max-tokens", "3"), "--max-tokens is for benchmarks"),
+        (("tests", "--exam", "nq", "--prompt-tokens", "3"), "--prompt-tokens cuts documents, which none"),
+        (
+            ("http://127.0.0.1:1/v1", "--model", "m", "--exam", "simpleqa", "--data", "{rows}", "--samples", "3"),
+            "asks for 3 samples at temperature 0",
+        ),
         (("tests", "--paper", "dpo"), "--paper is 'dpo'; give one of scope, score, ssp, spice, spell"),
         (("tests", "--exam", "nq", "--exam", "nq"), "--exam nq is there twice"),
         (("tests", "--exam", "nq", "--measure", "bleu"), "the exam nq: `measures.0` must be"),

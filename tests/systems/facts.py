@@ -453,7 +453,7 @@ def spell(card: str) -> Facts:
         "section 4.1": {"spell.grounding_filter": True, "spell.verify": True},
         "section 4.2": {
             "spell.rule": "match",
-            "spell.rule_reads": "response",
+            "spell.rule_reads": "response",  # our cards: the released code's
             "spell.target": 0.5,
             "spell.width": 0.5 / 3,
         },
@@ -479,18 +479,36 @@ def spell(card: str) -> Facts:
         "Eq. (9)": {"spell.questioner_advantage.advantage": "batch-zscore"},
         "C.1": {
             "data.clusters": Named("clusters"),
+            "clusters.benchmarks": [f"{name}-long" for name in ("frames", "hotpotqa", "2wikimultihopqa", "musique")]
+            + ["docmath", "longbench-v2"],
+            "clusters.sources.split": "en",
+            "clusters.sources.families": ["qa", "choice"],
+            "clusters.min_characters": 100,
+            "clusters.max_characters": 32_768,
+            "clusters.min_quality": 1.0,
+            "clusters.similarity": 0.8,
+            "clusters.permutations": 128,
+            "clusters.documents": 20,
+            "clusters.per_family": 2150,
+            "clusters.encoder.checkpoint": Named("Qwen3-Embedding-8B"),
             **{f"spell.tasks.{task}": 1.0 for task in ("qa", "math", "choice")},
         },
         "C.2": {
             **{f"evaluate.{key}": value for key, value in sampling.items()},
             "evaluate.sets.samples": 8,
-            "evaluate.sets.measures": OneOf((["choice"], ["numeric"])),
+            "evaluate.sets.measures": OneOf((["choice"], ["accuracy", "numeric"])),
+            "evaluate.judge.model": "openai/gpt-oss-120b",
             "spell.exam_prompt_tokens": OneOf((16384, 100_000)),
         },
         "C.3": {"spell.loss.aggregation": "token-mean", "spell.loss.kl": "none", "spell.loss.mini_batches": 1},
         "D.1": {"train.steps": Between(60, 75)},  # 8 hours at 7 minutes per step
         "App. E": {"spell.max_answer_tokens": 20},
-        "Table 6": {"model.checkpoint": Named(MODELS_SPELL_6[card])},
+        "Table 6": {
+            "model.checkpoint": Named(MODELS_SPELL_6[card]),
+            "evaluate.judge.model": "openai/gpt-oss-120b",
+            "clusters.sources.path": "openbmb/Ultra-FineWeb",
+            "clusters.encoder.checkpoint": Named("Qwen3-Embedding-8B"),
+        },
         "veRL": VERL,
         "released code": {
             "optimizer.weight_decay": 0.01,

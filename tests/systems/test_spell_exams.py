@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from scope_jax.config import EvalSet
+from scope_jax.config import Config, EvalSet, JudgeSection, load_card
+from scope_jax.config.exams import EvalSection
 from scope_jax.play import exams
 from scope_jax.play.documents import GAP
 from scope_jax.systems import spell
@@ -62,7 +64,55 @@ def test_a_context_is_neutralised():
     assert "[/text] [think]" in prompt and prompt.count("</text>") == 1
 
 
-def test_a_judge_of_the_card_is_asked_about_what_does_not_match():
-    table = {"url": "http://127.0.0.1:1/v1", "model": "m"}
+TABLE = {"url": "http://127.0.0.1:1/v1", "model": "m"}
+
+
+def test_only_the_exams_own_judge_is_asked_about_what_does_not_match():
+    """Table 4's cards train with an outside judge; their exam is that of the others."""
     assert spell.exam(card()).accuracy == ("cover-exact-match",)
-    assert spell.exam(card(judge_table=table)).accuracy == ("cover-exact-match", "judge")
+    assert spell.exam(card(judge_table=TABLE)).accuracy == ("cover-exact-match",)
+    exam = spell.exam(judged())
+    assert exam.accuracy == ("cover-exact-match", "judge")
+    assert exam.by_task == {"math": ("numeric", "judge"), "choice": ("choice",)}
+    cards = Path(__file__).parents[2] / "configs/spell"
+    for name in ("qwen2.5-7b-instruct", "qwen3-4b-thinking", "ablations/outside-judge", "ablations/no-verifier"):
+        cfg = load_card(cards / f"{name}.toml")
+        assert exams.judges(cfg, spell.exam(cfg))[exams.JUDGE].model == "openai/gpt-oss-120b"
+
+
+def judged() -> Config:
+    cfg = card()
+    return cfg.model_copy(update={"evaluate": EvalSection(judge=JudgeSection.model_validate(TABLE))})
+
+
+def test_numbers_and_texts_are_right_by_the_rule_or_the_judge_and_letters_by_the_letter_alone():
+    """C.2 scores DocMath as the other questions with free answers; only LongBench-v2 is exempt from the judge."""
+    rows = [
+        row(question="How much?", answers=["1250"], task="math"),
+        row(question="How many?", answers=["7"], task="math"),
+        row(question="Which year?", answers=["1999"], task="math"),
+        row(),
+        row(question="When?", answers=["B"], options=["in May", "in June"], task="choice"),
+    ]
+    replies = {
+        "How much?": "Therefore, the answer is 1.25 thousand.",  # the same number, not the same text
+        "How many?": "Therefore, the answer is seven.",  # for the judge
+        "Which year?": "Therefore, the answer is between 1999 and 2001.",  # two numbers, though it contains the text
+        "Who built": "The correct answer is A. Berg.",
+        "When?": "The correct answer is in June",
+    }
+    asked: list[str] = []
+
+    def judge(message: str) -> str:
+        asked.append(message)
+        return "Correct" if "seven" in message or "A. Berg" in message else "Wrong"
+
+    tools = ScriptedTools(
+        script=lambda ctx: next(r for words, r in replies.items() if words in ctx.prompt),
+        judge_reply=judge,
+        known_judges=(exams.JUDGE,),
+    )
+    cfg = judged()
+    records = exams.take(cfg, spell.exam(cfg), tools, rows, EvalSet(name="x", path="x"))
+    assert [r["measures"]["accuracy"] for r in records] == [1.0, 1.0, 0.0, 1.0, 0.0]
+    assert len(asked) == 3 and not any("June" in message for message in asked)

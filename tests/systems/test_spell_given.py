@@ -28,7 +28,12 @@ ROWS = [
 PLAN = Plan(
     {},
     answers={
-        "Who built it?": ("It was Ada Berg.", "The correct answer is A. Berg.", "The correct answer is Olaf", "?"),
+        "Who built it?": (
+            "The answer is Ada Berg.",
+            "The correct answer is A. Berg.",
+            "The correct answer is Olaf",
+            "?",
+        ),
         "How much?": ("Therefore, the answer is 12.5",) * 4,
         "When?": ("The correct answer is (B)", "The correct answer is A", "in June", "The correct answer is B or A"),
     },

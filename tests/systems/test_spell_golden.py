@@ -249,11 +249,33 @@ def test_documents_cannot_contain_the_prompts_markers():
 
 def test_prompts_that_do_not_fit_are_not_played():
     tools = world()
-    episodes, memory, metrics = spell.play(card(questioner={"max_prompt_tokens": 10}), tools, spell.start(card()), 0)
+    episodes, _, metrics = spell.play(card(questioner={"max_prompt_tokens": 10}), tools, spell.start(card()), 0)
     assert metrics["rejected/prompt_too_long"] == 1.0 and not any(e.trained for e in episodes)
     assert "questioner/reward" not in metrics and {role for role, *_ in tools.asked} == {"questioner"}
-    longer = [cluster(c["id"], c["family"], 60) for c in CLUSTERS]
-    cfg = card(responder={"max_prompt_tokens": 1500})
-    episodes, memory, metrics = spell.play(cfg, world(PLAN, longer), spell.start(cfg), 0)
+
+
+def test_nothing_is_asked_about_documents_that_do_not_fit():
+    longer = [cluster(c["id"], c["family"], 60) for c in CLUSTERS[:2]]
+    cfg = card(responder={"max_prompt_tokens": 1500}, max_rounds=1)
+    tools = world(PLAN, [*longer, *CLUSTERS[2:]])
+    episodes, _, metrics = spell.play(cfg, tools, spell.start(cfg), 0)
+    assert metrics["rejected/documents_too_long"] == 0.5 and metrics["questioner/prompt_too_long"] == 0.0
+    asked = {name for role, name, _ in tools.asked if role in ("questioner", "grounding")}
+    assert asked == {"2", "3"}  # neither the questioner nor the filter got the others
+    unasked = [e for e in episodes if e.text.get("rejected") == "documents_too_long"]
+    assert len(unasked) == 2 and not any(e.trained for e in unasked)
+    tools = world(PLAN, longer * 2)
+    with pytest.raises(ValueError, match=r"none of the 4 clusters .* spell.responder.max_prompt_tokens = 1500"):
+        spell.play(cfg, tools, spell.start(cfg), 0)
+    assert tools.asked == []
+
+
+def test_documents_that_do_not_fit_with_the_question_get_no_answers():
+    plain = card(max_rounds=1)
+    tools = world()
+    spell.play(plain, tools, spell.start(plain), 0)
+    shortest = min(len(tools.prompts["responder", name]) for role, name, _ in tools.asked if role == "responder")
+    cfg = card(responder={"max_prompt_tokens": shortest - 1}, max_rounds=1)
+    episodes, memory, metrics = spell.play(cfg, world(), spell.start(cfg), 0)
     assert metrics["rejected/documents_too_long"] > 0 and memory["history"] == {}
-    assert not any(e.trained for e in episodes)
+    assert {e.role for e in episodes} == {"questioner"}

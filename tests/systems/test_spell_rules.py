@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scope_jax.config import AdvantageCard, LossCard
+from scope_jax.config.spell import SpellSection
 from scope_jax.learner.advantages import compute
 from scope_jax.systems.spell import rules
 from scope_jax.systems.spell.records import Question
@@ -51,6 +53,8 @@ def test_a_question_is_text_with_a_short_answer():
         ("qa", asked("Who?", ["Ada"]), "no_text"),
         ("qa", asked("Who?", {"name": "Ada"}), "no_text"),
         ("qa", asked("Who?", None), "no_text"),
+        ("qa", asked("Who?", "..."), "no_text"),
+        ("qa", asked("…", "Ada"), "no_text"),
         ("qa", asked("Who?", 7), "no_text"),
         ("math", asked("How much?", True), "no_text"),
         ("math", asked("How much?", "a lot"), "no_number"),
@@ -121,6 +125,10 @@ def test_the_mappings_of_figure_5(success: float, absolute_zero: float, r_zero: 
         ("My answer isn't here.", None),
         ("the answer is", None),
         ("the answer is .", None),
+        ("The correct answer is ...", None),  # the prompt's placeholder
+        ("Therefore, the answer is **…**.", None),
+        ("The correct answer is [...]", None),
+        ("The correct answer is ... Paris", "... Paris"),
         ("12.5", None),
         ("", None),
     ],
@@ -155,6 +163,57 @@ def test_conclusions(text: str, found: str | None):
 )
 def test_the_rule(task: str, response: str, reference: str, right: bool):
     assert rules.matches(task, response, rules.conclusion_of(response), [reference], "response") is right
+    if "A. Berg" not in response:  # contained in the reasoning only
+        assert rules.matches(task, response, rules.conclusion_of(response), [reference], "answer") is right
+
+
+@pytest.mark.parametrize(
+    ("concluded", "reference", "right"),
+    [
+        ("Paris", "Paris", True),
+        ("**“Paris”**", "Paris", True),
+        ("Paris, the capital of France", "Paris", True),
+        ("Paris (the capital)", "Paris", True),
+        ("Mount Everest", "Everest", True),
+        ("42 people", "42", True),
+        ("May 1914", "May 1914", True),
+        ("Trinidad and Tobago", "Trinidad and Tobago", True),  # one answer of several words
+        ("AC/DC", "AC/DC", True),
+        ("1914–1918", "1914-1918", True),
+        ("No, it is the first", "No", True),
+        ("Paris or London", "Paris", False),
+        ("either Paris, or London", "London", False),
+        ("Paris, London", "Paris", False),
+        ("Paris, London and Rome", "Rome", False),
+        ("Paris; London", "London", False),
+        ("Paris/London", "Paris", False),
+        ("Paris and London", "Paris", False),
+        ("Paris (London)", "Paris", False),
+        ("Paris — London", "London", False),
+        ("Paris. It could be London", "Paris", False),
+        ("1. Paris 2. London", "Paris", False),
+        ("A) Paris B) London C) Rome D) Berlin", "Rome", False),
+        ("not Paris", "Paris", False),
+        ("Step 2: London", "2", False),
+        ("found in step 2", "2", False),
+        ("2, 3 and 4", "2", False),
+        ("2 3 4", "3", False),
+        ("There is no text", "No", False),
+        ("No text was given", "No", False),
+        ("Yes and no", "Yes", False),
+    ],
+)
+def test_a_conclusion_that_names_several_candidates_is_not_paid(concluded: str, reference: str, right: bool):
+    said = f"Let us see. The correct answer is {concluded}."
+    assert rules.matches("qa", said, rules.conclusion_of(said), [reference], SpellSection().rule_reads) is right
+
+
+def test_what_stands_for_the_text_that_is_withheld_answers_no_question():
+    folder = Path(SpellSection().prompts)
+    said = f"The correct answer is {(folder / 'nothing.txt').read_text()}"
+    for gold in ("No", "Yes", "none", "this", "time", "nothing"):
+        assert not rules.matches("qa", said, rules.conclusion_of(said), [gold], "answer")
+    assert not rules.matches("qa", said, None, ["No"], "response")
 
 
 def test_cover_exact_match_may_look_in_the_conclusion_alone():

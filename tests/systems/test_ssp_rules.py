@@ -99,6 +99,22 @@ def test_white_space_does_not_hide_the_answer_in_a_question():
     assert not rules.reveals("Which river is it?", ("Hudson ", "the East River"))
 
 
+@pytest.mark.parametrize(
+    ("question", "golds"),
+    [
+        ("Who wrote ‘Emma’?", ("Emma (novel)", "Emma")),
+        ("Who wrote “The Great Gatsby”?", ("F. Scott Fitzgerald's novel", "The Great Gatsby")),
+        ("Which bridge of Kraków/Poland is it?", ("Cracow", "Kraków")),
+        ("Which war lasted 1914–1918?", ("the first", "1914")),
+        ("Who was O’Brien?", ("O'Brien",)),  # the first answer too
+        ("What is Zürich's river?", ("Zu\u0308rich",)),
+    ],
+)
+def test_punctuation_does_not_hide_the_answer_in_a_question(question: str, golds: tuple[str, ...]):
+    assert rules.reveals(question, golds)
+    assert not rules.reveals("Who wrote Emmanuel in 19145?", golds)
+
+
 def test_no_question_before_the_turn_limit():
     turns = [*search("Tiber", "Nile"), f"<question>{GOOD}</question>"]
     assert rejected(turns, proposer={"max_turns": 3}) == ""

@@ -123,7 +123,7 @@ def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Epi
 
     Pure: all randomness is derived from the seed and the position in the stream of clusters, or the step, and `memory`
     is not modified. In the mode "rlvr" the step is that of `given`. Raises ValueError if no cluster of the step suits a
-    task of the card.
+    task of the card, or none fits into the responder's prompt.
     """
     if cfg.spell.mode == "rlvr":
         return given.play(cfg, tools, memory, step)
@@ -145,6 +145,12 @@ def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Epi
         raise ValueError(
             f"none of the {position - memory['position']} clusters drawn in this step is for a task with a share in "
             "spell.tasks; give their tasks a share, or set the tasks of their families in spell.families."
+        )
+    if all(one.reason == "documents_too_long" for one in asked):
+        raise ValueError(
+            f"the documents of none of the {len(asked)} clusters drawn in this step fit into "
+            f"spell.responder.max_prompt_tokens = {cfg.spell.responder.max_prompt_tokens}; build clusters with fewer "
+            "clusters.max_tokens, or raise it."
         )
     rows, metrics = settle(cfg, asked, groups, grades, step)
     return rows, {"position": position, "history": history}, metrics | {"groups/rounds": float(rounds)}

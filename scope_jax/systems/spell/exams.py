@@ -7,6 +7,7 @@ from typing import Any
 
 from rollouts.types import Completion
 from scope_jax.config import Config
+from scope_jax.play import suites
 from scope_jax.play.defaults import ACTOR
 from scope_jax.play.documents import without_middle
 from scope_jax.play.exams import Exam
@@ -17,17 +18,18 @@ from scope_jax.text.messages import Messages
 
 
 def exam(cfg: Config) -> Exam:
-    """Rows with a long context, whose middle is cut out if the prompt is too long. `accuracy` is cover exact match or,
-    if the card has a judge, the larger of cover exact match and the judge's verdict."""
-    judged = cfg.judge is not None or cfg.evaluate.judge is not None
+    """Rows with a long context, whose middle is cut out if the prompt is too long; `accuracy` by `suites.readings`."""
+    accuracy, by_task = suites.readings(cfg)
     return Exam(
         policy=ACTOR,
         prompt=lambda row, tokens: prompt(cfg, row, tokens, cfg.spell.exam_prompt_tokens),
         read=conclusion,
         measures=("accuracy",),
-        accuracy=("cover-exact-match", "judge") if judged else ("cover-exact-match",),
+        accuracy=accuracy,
+        by_task=by_task,
         kind="readings",
         prompts=cfg.spell.prompts,
+        prompt_tokens=cfg.spell.exam_prompt_tokens,
         within=lambda limit: lambda row, tokens: prompt(cfg, row, tokens, limit),
     )
 

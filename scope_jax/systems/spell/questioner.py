@@ -5,25 +5,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
+from rollouts.types import Completion, Row
 from scope_jax.config import Config
 from scope_jax.play.searching import reply_text
 from scope_jax.play.tools import Prompt, Tools
-from scope_jax.systems.spell import instructions, rules
+from scope_jax.systems.spell import instructions, responder, rules
 from scope_jax.systems.spell.conversation import generate
 from scope_jax.systems.spell.records import Asked, Group, Order
 
+_NONE = np.zeros(0, np.int32)
+NOT_ASKED = Completion((Row(_NONE, _NONE, _NONE.astype(bool), _NONE.astype(np.float32)),), (), "overflow", "")
+
 
 def ask(cfg: Config, tools: Tools, orders: Sequence[Order]) -> list[Asked]:
-    """(q, a) ~ π^que(· | X^que) for each order, with a reason if it is malformed or its prompt was too long."""
+    """(q, a) ~ π^que(· | X^que) for each order, with a reason if it is malformed or its prompt was too long.
+
+    No question is asked about a cluster whose documents alone exceed the responder's prompt.
+    """
     conversations = [instructions.for_questioner(cfg, order) for order in orders]
+    fit = [responder.fits(cfg, tools, order) for order in orders]
     prompts = [
         Prompt(tools.encode_prompt(messages), f"{order.place}", messages)
-        for messages, order in zip(conversations, orders, strict=True)
+        for messages, order, fitting in zip(conversations, orders, fit, strict=True)
+        if fitting
     ]
-    groups = generate(cfg, tools, "questioner", cfg.spell.questioner, prompts, 1)
+    replies = iter(generate(cfg, tools, "questioner", cfg.spell.questioner, prompts, 1))
     found = []
-    for order, messages, (completion,) in zip(orders, conversations, groups, strict=True):
-        question, reason = None, "prompt_too_long"
+    for order, messages, fitting in zip(orders, conversations, fit, strict=True):
+        (completion,) = next(replies) if fitting else (NOT_ASKED,)
+        question, reason = None, "prompt_too_long" if fitting else "documents_too_long"
         if completion.turns:
             limit = cfg.spell.max_answer_tokens
             question, reason = rules.question_of(reply_text(completion), order.task, tools.tokens, limit)

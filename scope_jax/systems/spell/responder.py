@@ -12,7 +12,7 @@ from scope_jax.play.searching import reply_text
 from scope_jax.play.tools import Prompt, Tools
 from scope_jax.systems.spell import instructions, rules
 from scope_jax.systems.spell.conversation import generate
-from scope_jax.systems.spell.records import Asked, Group, Question, Response
+from scope_jax.systems.spell.records import Asked, Group, Order, Question, Response
 from scope_jax.systems.spell.rules import UNGROUNDED
 
 
@@ -51,6 +51,13 @@ def check(cfg: Config, tools: Tools, cases: Sequence[Case]) -> grading.Grades:
     return grading.grade("judge", cfg.spell.prompts, tools.judge, to_grade)
 
 
+def fits(cfg: Config, tools: Tools, order: Order) -> bool:
+    """True if the cluster's documents, with an empty question, fit into the responder's prompt."""
+    documents = instructions.documents_of(cfg, order.cluster["documents"])
+    messages = instructions.for_responder(cfg, order.task, Question("", ""), documents)
+    return len(tools.encode_prompt(messages)) <= cfg.spell.responder.max_prompt_tokens
+
+
 def filter_grounded(cfg: Config, tools: Tools, asked: Sequence[Asked]) -> tuple[list[Asked], grading.Grades]:
     """(`asked`, with a reason on each question that is answered correctly without documents, Alg. 1 l.11, l.12; the
     grades of these answers)."""
@@ -73,7 +80,8 @@ def respond(cfg: Config, tools: Tools, asked: Sequence[Asked]) -> tuple[list[Gro
     """({y_i} ~ π^res(· | C, q), i = 1…G, for each question without a reason, checked by the rule; the updated `asked`;
     the grades of the answers).
 
-    A question whose documents do not fit into the responder's prompt gets no answers, and a reason that says so.
+    A question that does not fit into the responder's prompt with the documents gets no answers, and a reason that says
+    so.
     """
     places = [place for place, one in enumerate(asked) if not one.reason]
     readings = [

@@ -11,6 +11,7 @@ from scope_jax.play.defaults import ACTOR
 from scope_jax.play.rewards import mean, shares
 from scope_jax.systems.spell import rules
 from scope_jax.systems.spell.instructions import TASKS
+from scope_jax.systems.spell.questioner import NOT_ASKED
 from scope_jax.systems.spell.records import Asked, Group
 from scope_jax.systems.spell.sampling import Chosen, judgment_rewards
 
@@ -146,7 +147,7 @@ def measure(
         "verifier/conflicting": [float(rules.spread(judgment_rewards(cfg, response))) for response in judged],
         "verifier/malformed": [float(j.verdict is None) for j in judgments],
         **{f"difficulty/{task}": [1.0 - group.mean for group in groups if group.task == task] for task in TASKS},
-        **searching.lengths("questioner", [one.completion for one in asked]),
+        **searching.lengths("questioner", [one.completion for one in asked if one.completion is not NOT_ASKED]),
         **searching.lengths("responder", [response.completion for response in responses]),
         **searching.lengths("verifier", [j.completion for j in judgments]),
     }

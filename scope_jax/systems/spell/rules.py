@@ -11,6 +11,7 @@ from typing import Any
 from scope_jax.config import QuestionerReward, RuleText, SpellTask, Vote, one_of
 from scope_jax.play import measures
 from scope_jax.play.rewards import absolute_zero, r_zero
+from scope_jax.systems.spell.candidates import concludes
 from scope_jax.systems.spell.records import LETTERS, Question
 from scope_jax.text.objects import has_control, last_object
 
@@ -31,6 +32,7 @@ UNPLAYED = ("prompt_too_long", "documents_too_long")
 REASONS = (*MALFORMED, UNGROUNDED, *UNPLAYED)
 
 _CONCLUSION = re.compile(r"\banswer\s++is\b\s*+[:：]?", re.IGNORECASE)
+_DOTS = re.compile(r"[\W_]*[.…][\W_]*")  # the placeholder of our prompts, copied
 _VERDICT = re.compile(r"\[\[\s{0,8}(YES|NO)\s{0,8}\]\]", re.IGNORECASE)
 
 
@@ -66,10 +68,10 @@ def question_of(
 
 
 def _text(value: Any, numbers: bool = False) -> str | None:
-    """A text value, stripped; None if it is blank or not text. numbers: JSON numbers are accepted as text."""
+    """A text value, stripped; None if it is blank, dots or not text. numbers: JSON numbers are accepted as text."""
     if numbers and isinstance(value, int | float) and not isinstance(value, bool):
         value = repr(value)
-    return value.strip() or None if isinstance(value, str) else None
+    return value.strip() or None if isinstance(value, str) and not _DOTS.fullmatch(value) else None
 
 
 def _choice(question: str, answer: str, options: Any) -> tuple[Question | None, str]:
@@ -86,12 +88,15 @@ def _choice(question: str, answer: str, options: Any) -> tuple[Question | None, 
 def conclusion_of(text: str) -> str | None:
     """A responder's conclusion: the rest of the line after its last "answer is"; None if it has none.
 
-    Surrounding asterisks and a final full stop are removed. Brackets are kept: (1,234) may be a negative number.
+    Surrounding asterisks and a final full stop are removed. Brackets are kept: (1,234) may be a negative number. The
+    dots that stand for the answer in our prompts are none.
     """
     marks = deque(_CONCLUSION.finditer(text), maxlen=1)
     if not marks:
         return None
     line = text[marks[0].end() :].lstrip(" \t\n*").partition("\n")[0].strip().strip("*").strip()
+    if _DOTS.fullmatch(line):
+        return None
     return line.removesuffix(".").rstrip().rstrip("*").rstrip() or None
 
 
@@ -106,16 +111,17 @@ def matches(task: str, response: str, conclusion: str | None, references: Sequen
     """R_rule(y, a), by task: cover exact match (qa), a number within 0.15 % (math), or an option's letter (choice).
     True if the response matches one of the references.
 
-    Numbers and letters are read from the conclusion only. reads: where cover exact match searches, "response" for the
-    whole response (section 4.2) or "answer" for its conclusion. Raises ValueError for unknown values.
+    Numbers and letters are read from the conclusion. reads: "answer" for a conclusion that contains the answer to a
+    document question and no other (`candidates.concludes`), or "response" for cover exact match of the whole response,
+    which naming every candidate also passes (section 4.2 as printed). Raises ValueError for unknown values.
     """
     one_of("task", task, SpellTask)
     one_of("reads", reads, RuleText)
-    if task == "qa":
-        return measures.cover_exact_match(response if reads == "response" else conclusion or "", references)
+    if task == "qa" and reads == "response":
+        return measures.cover_exact_match(response, references)
     if conclusion is None:
         return False
-    return (measures.numeric if task == "math" else measures.choice)(conclusion, references)
+    return {"qa": concludes, "math": measures.numeric, "choice": measures.choice}[task](conclusion, references)
 
 
 def vote(verdicts: Sequence[bool | None], rule: str) -> bool:

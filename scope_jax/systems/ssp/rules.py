@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rollouts.types import Completion
 from scope_jax.config import Config
 from scope_jax.play import rewards, searching
+from scope_jax.play.words import contains
 from scope_jax.text import dialects, parsing
 
 REASONS = (
@@ -50,14 +51,14 @@ def _broken(cfg: Config, question: str, completion: Completion, golds: Sequence[
         ("contains_answer", reveals(question, golds)),
         ("too_few_searches", len(set(queries)) < ssp.min_distinct_searches),
         ("repeated_search", ssp.reject_repeated_search and len(set(queries)) < len(queries)),
-        ("answer_in_search", ssp.reject_answer_in_search and any(_within(golds[0], q) for q in queries)),
+        ("answer_in_search", ssp.reject_answer_in_search and any(reveals(q, golds[:1]) for q in queries)),
     )
     return next((reason for reason, broken in checks if broken), "")
 
 
-def reveals(question: str, golds: Sequence[str]) -> bool:
-    """True if the question contains the answer (as a substring) or one of its aliases (as whole words)."""
-    return _within(golds[0], question) or any(rewards.contains_words(question, gold) for gold in golds[1:])
+def reveals(text: str, golds: Sequence[str]) -> bool:
+    """True if the text contains an answer as whole words, or the first one as a substring."""
+    return _within(golds[0], text) or any(contains(text, gold) for gold in golds)
 
 
 def _within(part: str, text: str) -> bool:
