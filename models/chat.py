@@ -115,6 +115,28 @@ class ChatTemplate:
             )
         return self._split(tail, masked)
 
+    def reply_ends(self) -> tuple[list[Stretch] | None, list[Stretch] | None]:
+        """What follows the content of an assistant's message that is the last one, and of one before a user's.
+
+        None where the template has no such message, or rejects the conversation.
+        """
+        ask = {"role": "user", "content": "?"}
+        try:
+            masked = _MaskedChat(self, [ask], None, (), (), {})
+        except ValueError:  # no template, or several and none of them for plain conversations
+            return None, None
+        blank = masked.masker.spare
+
+        def after(later: Sequence[Mapping[str, Any]]) -> list[Stretch] | None:
+            try:
+                text = masked.render([ask, {"role": "assistant", "content": blank}, *later], False)
+            except ValueError:
+                return None
+            _, found, tail = text.rpartition(blank)
+            return self._split(tail, masked) if found else None
+
+        return after([]), after([ask])
+
     def _split(self, rendered: str, masked: _MaskedChat) -> list[Stretch]:
         stretches: list[Stretch] = []
         position = 0
