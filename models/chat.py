@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -137,14 +137,21 @@ class ChatTemplate:
 
         return after([]), after([ask])
 
+    def marked(self, text: str) -> list[Stretch]:
+        """A text as a template may have rendered it: every name of a special token is the token."""
+        return self._stretches(text, lambda piece: Stretch(piece, False))
+
     def _split(self, rendered: str, masked: _MaskedChat) -> list[Stretch]:
+        return self._stretches(rendered, masked.plain)
+
+    def _stretches(self, text: str, plain: Callable[[str], Stretch]) -> list[Stretch]:
         stretches: list[Stretch] = []
         position = 0
-        for marker in self._marker.finditer(rendered):
-            stretches.append(masked.plain(rendered[position : marker.start()]))
+        for marker in self._marker.finditer(text):
+            stretches.append(plain(text[position : marker.start()]))
             stretches.append(Stretch(marker.group().strip(), True))
             position = marker.end()
-        stretches.append(masked.plain(rendered[position:]))
+        stretches.append(plain(text[position:]))
         return [stretch for stretch in stretches if stretch.text]
 
 

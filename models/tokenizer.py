@@ -147,6 +147,14 @@ class Tokenizer:
             ids += self._encode_piece(piece, ban, self._first if start and i == 0 else self._plain)
         return ids
 
+    def special_names(self, text: str) -> list[str]:
+        """The names of special tokens that `text` holds, in order."""
+        return [stretch.text for stretch in self._chat.marked(without_surrogates(text)) if stretch.marker]
+
+    def encode_marked(self, text: str) -> list[int]:
+        """Ids of a text that a chat template rendered: names of special tokens are those tokens; nothing is added."""
+        return self._join(self._chat.marked(without_surrogates(text)), start=True)
+
     def normalise(self, text: str) -> str:
         """The text that `decode(encode(text))` returns: composed (NFC) if the tokenizer normalises so (Qwen), without
         lone surrogates, and otherwise unchanged. For exact tokenizers.

@@ -284,8 +284,17 @@ class Orchestrator(proto_grpc.OrchestratorServicer):
     many RESOURCE_EXHAUSTED; a cancelled one frees its slot.
     """
 
-    def __init__(self, rollouts: OnlineRollouts, *, max_tokens: int, ends: tuple[str, ...], key: str | None) -> None:
+    def __init__(
+        self,
+        rollouts: OnlineRollouts,
+        *,
+        max_tokens: int,
+        ends: tuple[str, ...],
+        key: str | None,
+        special_names: Callable[[str], Sequence[str]],
+    ) -> None:
         self._rollouts = rollouts
+        self._special_names = special_names
         self._ends = ends
         self._max_tokens = max_tokens
         self._key = key
@@ -329,7 +338,10 @@ class Orchestrator(proto_grpc.OrchestratorServicer):
             raise ValueError("session_cache is not supported; leave it empty.")
         kind = request.WhichOneof("content")
         if kind == "text_content":
-            ids = self._rollouts.tokenizer.encode(request.text_content.text)
+            text = request.text_content.text
+            if names := self._special_names(text):
+                raise ValueError(f"The text holds {names[0]}, the name of a special token; give token_content instead.")
+            ids = self._rollouts.tokenizer.encode(text)
         elif kind == "token_content":
             ids = list(request.token_content.token_ids)
         else:

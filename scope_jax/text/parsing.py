@@ -135,6 +135,11 @@ def opens_with_thought(text: str) -> bool:
     return bool(opening and closing and inside.strip() and not head.strip())
 
 
+def finished_lines(text: str) -> str:
+    """`text` up to its last line break: of a reply that was cut, the lines that it finished."""
+    return text[: text.rfind("\n") + 1]
+
+
 def labelled_answer(text: str) -> str | None:
     """The text after the last `Answer:` of a reply, up to the end of its line; None without the label or the text."""
     labels = deque(_ANSWER_LABEL.finditer(text), maxlen=1)
