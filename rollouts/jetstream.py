@@ -18,7 +18,7 @@ import hmac
 import logging
 import sys
 import types
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -280,7 +280,8 @@ class Orchestrator(proto_grpc.OrchestratorServicer):
     """JetStream's service: greedy decoding of one prompt, given as text or as token ids.
 
     max_tokens: most tokens of a reply. ends: strings that end a reply as an end token does. key: what "authorization"
-    of a call's metadata must hold, after "Bearer "; None: anyone may call. A bad request gets INVALID_ARGUMENT, one too
+    of a call's metadata must hold, after "Bearer "; None: anyone may call. special_names: of the special tokens that a
+    text holds, which is refused, since it would be encoded as characters. A bad request gets INVALID_ARGUMENT, one too
     many RESOURCE_EXHAUSTED; a cancelled one frees its slot.
     """
 
