@@ -168,7 +168,7 @@ def _job(
         stop, thought = (joiner.dialect.close,), parsing.THOUGHT
     params = SamplingParams(
         temperature=1.0 if body.temperature is None else body.temperature,
-        top_k=body.top_k or 0,
+        top_k=max(body.top_k or 0, 0),
         top_p=1.0 if body.top_p is None else body.top_p,
         max_tokens=min(max_tokens or limits.max_tokens, limits.max_tokens),
         stop=stop,
