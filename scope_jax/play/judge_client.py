@@ -147,5 +147,5 @@ def _reply(response: Response) -> Reply | None:
         return None
     if not isinstance(content, str | None) or not isinstance(finish, str | None):
         return None
-    ended = not finish or finish.lower() in ENDED
-    return Reply(whole(content or ""), cut="" if ended else whole(finish))
+    cut = "" if finish is None or finish.lower() in ENDED else whole(finish)
+    return Reply(whole(content or ""), cut=cut)
