@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -115,14 +115,43 @@ class ChatTemplate:
             )
         return self._split(tail, masked)
 
+    def reply_ends(self) -> tuple[list[Stretch] | None, list[Stretch] | None]:
+        """What follows the content of an assistant's message that is the last one, and of one before a user's.
+
+        None where the template has no such message, or rejects the conversation.
+        """
+        ask = {"role": "user", "content": "?"}
+        try:
+            masked = _MaskedChat(self, [ask], None, (), (), {})
+        except ValueError:  # no template, or several and none of them for plain conversations
+            return None, None
+        blank = masked.masker.spare
+
+        def after(later: Sequence[Mapping[str, Any]]) -> list[Stretch] | None:
+            try:
+                text = masked.render([ask, {"role": "assistant", "content": blank}, *later], False)
+            except ValueError:
+                return None
+            _, found, tail = text.rpartition(blank)
+            return self._split(tail, masked) if found else None
+
+        return after([]), after([ask])
+
+    def marked(self, text: str) -> list[Stretch]:
+        """A text as a template may have rendered it: every name of a special token is the token."""
+        return self._stretches(text, lambda piece: Stretch(piece, False))
+
     def _split(self, rendered: str, masked: _MaskedChat) -> list[Stretch]:
+        return self._stretches(rendered, masked.plain)
+
+    def _stretches(self, text: str, plain: Callable[[str], Stretch]) -> list[Stretch]:
         stretches: list[Stretch] = []
         position = 0
-        for marker in self._marker.finditer(rendered):
-            stretches.append(masked.plain(rendered[position : marker.start()]))
+        for marker in self._marker.finditer(text):
+            stretches.append(plain(text[position : marker.start()]))
             stretches.append(Stretch(marker.group().strip(), True))
             position = marker.end()
-        stretches.append(masked.plain(rendered[position:]))
+        stretches.append(plain(text[position:]))
         return [stretch for stretch in stretches if stretch.text]
 
 

@@ -18,8 +18,9 @@ from typing import Any
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import PreTrainedTokenizerFast
 
-from models import vocabularies
+from models import ends, vocabularies
 from models.chat import ChatTemplate, Stretch, occurrences, without_surrogates
+from models.ends import End, TemplateEnd
 from models.vocabularies import BYTE_NAMES, SPACE
 
 TRUSTED = ("assistant", "system")  # roles whose messages may use forbidden names as tokens
@@ -30,16 +31,16 @@ PROBE = "  Aé ﬁＡ½  日本\t\r\n🙂\u0000\u200d \u00a0#\ue000 "
 class Tokenizer:
     """A fast tokenizer with its chat template.
 
-    eos_id, bos_id (None if the vocabulary has none), pad_id (the end token if there is no padding token); eos_ids:
-    every id that ends a turn; special_ids: every id that plain text never encodes to; vocab_size: all ids are below it;
-    exact: True if the bytes of a text (after `normalise`) are its tokens' bytes joined.
+    eos_id, bos_id (None if the vocabulary has none), pad_id (the end token if there is no padding token); ends: the
+    tokens that end a turn, with who names them, and eos_ids, their ids, of which eos_id is the first; template_end:
+    what the chat template writes after an assistant's message, None if it is not known; special_ids: every id that
+    plain text never encodes to; vocab_size: all ids are below it; exact: True if the bytes of a text (after
+    `normalise`) are its tokens' bytes joined.
     """
 
-    def __init__(self, hf: PreTrainedTokenizerFast, eos_ids: Sequence[int]) -> None:
+    def __init__(self, hf: PreTrainedTokenizerFast, eos_ids: Sequence[int], folders: Iterable[str | Path] = ()) -> None:
+        """eos_ids: end tokens of the vocabulary besides hf's. folders: whose configurations name further ones."""
         starts = hf.bos_token_id if hf.bos_token_id is not None else hf.cls_token_id
-        ends, pads = hf.eos_token_id, hf.pad_token_id
-        if not isinstance(ends, int):
-            raise ValueError("The tokenizer names no eos_token; set one in tokenizer_config.json.")
         self._hf = hf
         # Own copies: these switches are state of the tokenizer object, and several threads encode.
         self._first = FastTokenizer.from_str(hf.backend_tokenizer.to_str())
@@ -57,10 +58,7 @@ class Tokenizer:
         # Vocabularies other than byte-level ones hold special tokens and bytes under names that a text may contain.
         self._always = (*special, *BYTE_NAMES) if self._spaced else tuple(special) if self._bytes is None else ()
         self._bans: dict[tuple[str, ...], _Ban] = {}
-        self.eos_id: int = ends
         self.bos_id: int | None = starts if isinstance(starts, int) else None
-        self.pad_id: int = pads if isinstance(pads, int) else ends
-        self.eos_ids: tuple[int, ...] = tuple(dict.fromkeys([self.eos_id, *eos_ids]))
         vocabulary = self._plain.get_vocab()
         self.vocab_size: int = max(vocabulary.values()) + 1
         self._space_ids = [vocabulary[BYTE_NAMES[byte]] for byte in SPACE.encode()] if self._spaced else []
@@ -68,31 +66,62 @@ class Tokenizer:
         unknown: Any = hf.unk_token_id if self._bytes is None else None
         self.special_ids: frozenset[int] = frozenset(self._special.values()) - {unknown}
         self._chat = ChatTemplate(hf, special)
+        self.ends, self.template_end = self._ends(eos_ids, [Path(folder) for folder in folders])
+        if not self.ends:
+            raise ValueError("The tokenizer names no eos_token; set one in tokenizer_config.json.")
+        self.eos_ids: tuple[int, ...] = tuple(end.id for end in self.ends)
+        self.eos_id: int = self.eos_ids[0]
+        self.pad_id: int = hf.pad_token_id if isinstance(hf.pad_token_id, int) else self.eos_id
         self.exact: bool = self._bytes is not None and self._spell(self.encode(PROBE)) == PROBE.encode()
 
+    def _ends(self, eos_ids: Sequence[int], folders: Sequence[Path]) -> tuple[tuple[End, ...], TemplateEnd | None]:
+        """The tokens that end a reply, and what the template writes after one; see `models.ends`."""
+        added = {id: token.content for id, token in self._plain.get_added_tokens_decoder().items()}
+        others = {name: id for id, name in added.items() if name not in self._special}
+        template = ends.of_template(self._chat, self._special, others)
+        own = [] if self._hf.eos_token_id is None else [self._hf.eos_token_id]
+        named = [
+            (ends.TOKENIZER, [*own, *eos_ids]),
+            *ends.declared(folders, added),
+            (ends.TEMPLATE, [] if template is None or template.id is None else [template.id]),
+        ]
+        return ends.established(named, lambda id: added.get(id, f"token {id}")), template
+
     @staticmethod
-    def load(folder: str | Path, chat_template: str | Path | None = None, *, exact: bool = True) -> Tokenizer:
+    def load(
+        folder: str | Path,
+        chat_template: str | Path | None = None,
+        *,
+        model: str | Path | None = None,
+        exact: bool = True,
+    ) -> Tokenizer:
         """The tokenizer of a folder: tokenizer.json; vocab.json with merges.txt; `tokenizer.model` of SentencePiece or
         of Llama 3 (tiktoken); BERT's vocab.txt; with tokenizer_config.json where there is one.
 
-        chat_template: Jinja text or a file with it, instead of the folder's own. Further end tokens are read from
-        generation_config.json if there is one. Nothing is downloaded. Raises FileNotFoundError if the folder or the
+        chat_template: Jinja text or a file with it, instead of the folder's own. End tokens are those of the tokenizer,
+        of generation_config.json or else config.json, here and in the folder `model`, and of the chat template
+        (`models.ends`). Nothing is downloaded. Raises FileNotFoundError if the folder or the
         template file is missing, ValueError if the folder holds no supported tokenizer, or one that does not preserve
         texts exactly (BERT's lower-cases): text encoders load these with exact=False.
         """
         folder = Path(folder)
         if not folder.is_dir():
             raise FileNotFoundError(f"Tokenizer folder {folder} does not exist; give a folder with a tokenizer.json.")
-        hf, ends = vocabularies.read(folder)
+        hf, eos_ids = vocabularies.read(folder)
         if chat_template is not None:
             hf.chat_template = _template_text(chat_template)
-        tokenizer = Tokenizer(hf, ends)
+        tokenizer = Tokenizer(hf, eos_ids, [folder] if model is None else [folder, model])
         if exact and not tokenizer.exact:
             raise ValueError(
                 f"The tokenizer in {folder} does not preserve the bytes of a text, so it works for text encoders only, "
                 "not for a policy."
             )
         return tokenizer
+
+    @property
+    def has_template(self) -> bool:
+        """False for a tokenizer without a chat template."""
+        return self._hf.chat_template is not None
 
     def save(self, folder: str | Path) -> None:
         """Writes the tokenizer's files, its chat template and generation_config.json (end and padding tokens)."""
@@ -117,6 +146,14 @@ class Tokenizer:
         for i, piece in enumerate(pieces):
             ids += self._encode_piece(piece, ban, self._first if start and i == 0 else self._plain)
         return ids
+
+    def special_names(self, text: str) -> list[str]:
+        """The names of special tokens that `text` holds, in order."""
+        return [stretch.text for stretch in self._chat.marked(without_surrogates(text)) if stretch.marker]
+
+    def encode_marked(self, text: str) -> list[int]:
+        """Ids of a text that a chat template rendered: names of special tokens are those tokens; nothing is added."""
+        return self._join(self._chat.marked(without_surrogates(text)), start=True)
 
     def normalise(self, text: str) -> str:
         """The text that `decode(encode(text))` returns: composed (NFC) if the tokenizer normalises so (Qwen), without

@@ -54,7 +54,7 @@ USUAL_ROLES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "p
 
 
 def read(folder: Path) -> tuple[PreTrainedTokenizerFast, tuple[int, ...]]:
-    """The fast tokenizer of a folder, and ids that end a turn besides its eos_token.
+    """The fast tokenizer of a folder, and ids that end a turn besides its eos_token and what configurations name.
 
     Raises ValueError with one sentence if the folder holds no supported tokenizer.
     """
@@ -63,7 +63,7 @@ def read(folder: Path) -> tuple[PreTrainedTokenizerFast, tuple[int, ...]]:
     for path in (folder / name for name in OBJECTS):
         if path.is_file():
             read_object(path)
-    ends = _generation_ends(folder / "generation_config.json")
+    ends: tuple[int, ...] = ()
     if model.is_file() and not (folder / "tokenizer.json").is_file():
         with model.open("rb") as file:
             first = file.readline()
@@ -71,7 +71,7 @@ def read(folder: Path) -> tuple[PreTrainedTokenizerFast, tuple[int, ...]]:
             hf = _sentencepiece(model)
         else:
             hf = _llama3(model)
-            ends = ends or tuple(LLAMA3_RANKS + LLAMA3_SPECIAL.index(name) for name in LLAMA3_ENDS)
+            ends = tuple(LLAMA3_RANKS + LLAMA3_SPECIAL.index(name) for name in LLAMA3_ENDS)
     elif bare and (folder / "vocab.txt").is_file():
         from transformers import BertTokenizer  # transformers looks at all of its models for the first one
 
@@ -166,17 +166,6 @@ def _wrap(fast: FastTokenizer, folder: Path, roles: Mapping[str, str]) -> PreTra
     template = folder / "chat_template.jinja"
     hf.chat_template = template.read_text(encoding="utf-8") if template.is_file() else config.get("chat_template")
     return hf
-
-
-def _generation_ends(path: Path) -> tuple[int, ...]:
-    """The end tokens in a generation_config.json (one or several); none if there is no such file."""
-    if not path.is_file():
-        return ()
-    named = read_object(path).get("eos_token_id")
-    ends = tuple(named) if isinstance(named, list) else () if named is None else (named,)
-    if not all(type(end) is int for end in ends):
-        raise ValueError(f"{path}: eos_token_id is {named!r}; it must be a token id or a list of them.")
-    return ends
 
 
 # ------------------------------------------------------------------------------------------------------------- bytes

@@ -1,7 +1,7 @@
 """The passages to search, read through `datasets`: memory-mapped Arrow, so that a corpus need not fit in memory.
 
 A passage has an id, a title and a text. Files in Search-R1's format instead have one field `contents`: its first line
-is the title (in double quotes in the wiki-18 dump), the rest is the text.
+is the title (in double quotes in the wiki-18 dump), the rest is the text; one line alone is text.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from retrieval.rows import (
     text_of,
 )
 
-VERSION = 1  # of the schema; a new version invalidates all cached copies
+VERSION = 2  # of the schema; a new version invalidates all cached copies
 NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
 READ_ROWS = 4096  # passages read at a time when iterating over the whole corpus
 
@@ -51,8 +51,14 @@ class Document:
 
 
 def split_contents(contents: str) -> tuple[str, str]:
-    """(title, text) of a Search-R1 `contents` field; double quotes around the title are removed."""
+    """(title, text) of a Search-R1 `contents` field; double quotes around the title are removed.
+
+    A passage of one line is text without a title, whether or not line breaks come before or after it.
+    """
     title, _, text = contents.partition("\n")
+    title = title.removesuffix("\r")
+    if not title.strip() or not text.strip():
+        return "", text if text.strip() else title
     if len(title) >= 2 and title[0] == title[-1] == '"':
         title = title[1:-1]
     return title, text

@@ -18,7 +18,7 @@ import hmac
 import logging
 import sys
 import types
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -280,12 +280,22 @@ class Orchestrator(proto_grpc.OrchestratorServicer):
     """JetStream's service: greedy decoding of one prompt, given as text or as token ids.
 
     max_tokens: most tokens of a reply. ends: strings that end a reply as an end token does. key: what "authorization"
-    of a call's metadata must hold, after "Bearer "; None: anyone may call. A bad request gets INVALID_ARGUMENT, one too
+    of a call's metadata must hold, after "Bearer "; None: anyone may call. special_names: of the special tokens that a
+    text holds, which is refused, since it would be encoded as characters. A bad request gets INVALID_ARGUMENT, one too
     many RESOURCE_EXHAUSTED; a cancelled one frees its slot.
     """
 
-    def __init__(self, rollouts: OnlineRollouts, *, max_tokens: int, ends: tuple[str, ...], key: str | None) -> None:
+    def __init__(
+        self,
+        rollouts: OnlineRollouts,
+        *,
+        max_tokens: int,
+        ends: tuple[str, ...],
+        key: str | None,
+        special_names: Callable[[str], Sequence[str]],
+    ) -> None:
         self._rollouts = rollouts
+        self._special_names = special_names
         self._ends = ends
         self._max_tokens = max_tokens
         self._key = key
@@ -329,7 +339,10 @@ class Orchestrator(proto_grpc.OrchestratorServicer):
             raise ValueError("session_cache is not supported; leave it empty.")
         kind = request.WhichOneof("content")
         if kind == "text_content":
-            ids = self._rollouts.tokenizer.encode(request.text_content.text)
+            text = request.text_content.text
+            if names := self._special_names(text):
+                raise ValueError(f"The text holds {names[0]}, the name of a special token; give token_content instead.")
+            ids = self._rollouts.tokenizer.encode(text)
         elif kind == "token_content":
             ids = list(request.token_content.token_ids)
         else:

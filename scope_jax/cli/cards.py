@@ -146,7 +146,8 @@ def open_all(card: Path, cfg: Any, as_json: bool, left: tuple[str, ...] = ()) ->
         wrong += one.wrong
         findings[one.name] = one.text
         if not as_json:
-            typer.echo(f"{'WRONG' if one.wrong else 'ok':<6} {one.name}: {one.text}")
+            found = "WRONG" if one.wrong else "doubt" if one.doubtful else "ok"
+            typer.echo(f"{found:<6} {one.name}: {one.text}")
     if as_json:
         show({"wrong": wrong, **findings}, as_json)
     if wrong:

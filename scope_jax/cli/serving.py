@@ -88,6 +88,8 @@ def serve(
     from scope_jax.serving.server import run_model, warm_up
 
     with served(target, card, set_ or [], policy=policy, search=search, name=name, grace=grace, tell=tell) as model:
+        if not model.tokenizer.has_template:
+            tell("there is no chat template: only /v1/completions answers; for chats set model.chat_template")
         tell("compiling")
         warm_up(model)
         grpc = None if grpc_port is None else (host, grpc_port)
@@ -156,7 +158,9 @@ def chat(
     from scope_jax.serving.talk import talk
 
     screen = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
-    with served(target, card, set_ or [], policy=policy, search=search, name=None, grace=0.0, tell=tell) as model:
+    with served(
+        target, card, set_ or [], policy=policy, search=search, name=None, grace=0.0, tell=tell, chats=True
+    ) as model:
         tell("compiling")
         warm_up(model)
         talk(

@@ -48,10 +48,14 @@ class Datum:
 
 @dataclass(frozen=True)
 class Reply:
-    """A judge's reply to one message; refused: why an endpoint rejected it (the text is then empty)."""
+    """A model's reply to one message; refused: why an endpoint rejected it (the text is then empty).
+
+    cut: why the text is only the beginning of a reply, such as "length"; "" if the model ended it.
+    """
 
     text: str
     refused: str = ""
+    cut: str = ""
 
 
 @dataclass(frozen=True)

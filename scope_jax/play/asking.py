@@ -43,20 +43,21 @@ def ask(
 ) -> Replies[Read]:
     """The reply to each request, parsed by `read`; a malformed reply is requested once more, with `nudge`.
 
-    A rejected request is not repeated. external: (description of an external model, its table in the card); raises
-    JudgeError if it replies to many requests and all replies are malformed.
+    A reply that was cut is malformed whatever it says so far: what was to follow may have taken it back. A rejected
+    request is not repeated. external: (description of an external model, its table in the card); raises JudgeError if
+    it replies to many requests and all replies are malformed.
     """
     distinct = list(dict.fromkeys(questions))
     if not distinct:
         return Replies([], [])
     given: list[tuple[Reply, ...]] = [(reply,) for reply in send(distinct, False)]
-    parsed = [read(only.text) for (only,) in given]
+    parsed = [None if only.cut else read(only.text) for (only,) in given]
     retries = [place for place, value in enumerate(parsed) if value is None and not given[place][0].refused]
     if retries:
         ending = f"\n\n{nudge}" if nudge else ""
         second = send([distinct[place] + ending for place in retries], True)
         for place, reply in zip(retries, second, strict=True):
-            parsed[place] = read(reply.text)
+            parsed[place] = None if reply.cut else read(reply.text)
             given[place] = (*given[place], reply)
     malformed = sum(value is None for value in parsed)
     if external is not None and len(parsed) >= UNUSABLE_AFTER and malformed == len(parsed):
@@ -64,7 +65,7 @@ def ask(
         last = given[-1][-1]
         raise JudgeError(
             f"none of {malformed} replies of {who} could be read, "
-            f"the last was {last.refused or repr(last.text[:120])}; "
+            f"the last was {last.refused or repr(last.text[:120])}{f', cut ({last.cut})' if last.cut else ''}; "
             f"use a model that follows its prompt, or raise {key}.max_tokens."
         )
     places = {question: place for place, question in enumerate(distinct)}
@@ -129,6 +130,6 @@ class Judge:
                 temperature=self.card.temperature,
                 max_tokens=self.card.max_tokens,
             )
-            return [Reply(searching.written(group[0])) for group in groups]
+            return [Reply(searching.written(group[0]), cut=searching.cut_off(group[0])) for group in groups]
 
         return send

@@ -267,6 +267,8 @@ def measured(
     for one, answer in zip(found, answers, strict=True):
         if not answer.completion.turns:
             one.counts["not_sampled"] = 1
+        elif searching.cut_off(answer.completion):
+            one.counts["cut_off"] = 1
     if graded(measures) or "pairwise" in measures:  # judges tend to favour long answers
         for one, answer in zip(found, answers, strict=True):
             one.measures["answer_tokens"] = float(tools.tokens(answer.text) if answer.text else 0)

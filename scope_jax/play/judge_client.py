@@ -16,6 +16,9 @@ from scope_jax.learner.types import Reply
 UNUSABLE_AFTER = (
     8  # with this many replies in one call and no verdict among them, the endpoint is not usable as a judge
 )
+# What endpoints write as finish_reason where the model ended its reply by itself; a missing one says nothing. Whatever
+# else it is (length, content_filter, abort, …), the reply was cut.
+ENDED = ("stop", "eos", "eos_token", "end_turn", "stop_sequence", "tool_calls", "function_call")
 ONES_OWN = (400, 413, 422)  # statuses of a rejected request, for example because it is too long or its content refused
 PROBE = 10.0  # seconds
 
@@ -115,10 +118,10 @@ class JudgeClient:
                 f"{self._who} rejected a request with HTTP {response.status}: {response.beginning()}; "
                 f"check its model in the card ({self._card.model}), its url and the key."
             )
-        content = _content(response)
-        if content is None:
+        reply = _reply(response)
+        if reply is None:
             raise Trouble(f"a reply that is not a chat completion: {response.beginning(120)}")
-        return Reply(content)
+        return reply
 
     def _count(self, replies: Sequence[Reply]) -> None:
         """Reports the first rejected request; raises `JudgeError` after many rejections without any reply."""
@@ -134,13 +137,15 @@ class JudgeClient:
             )
 
 
-def _content(response: Response) -> str | None:
-    """The text of a chat completion, None if the response is not one. If a model spent all its tokens on thinking, its
+def _reply(response: Response) -> Reply | None:
+    """The reply in a chat completion, None if the response is not one. If a model spent all its tokens on thinking, its
     content is null: an empty reply, without a verdict, not a fault of the endpoint."""
     try:
-        content = response.json()["choices"][0]["message"]["content"]
-    except (ValueError, KeyError, IndexError, TypeError):
+        choice = response.json()["choices"][0]
+        content, finish = choice["message"]["content"], choice.get("finish_reason")
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
         return None
-    if content is None:
-        return ""
-    return whole(content) if isinstance(content, str) else None
+    if not isinstance(content, str | None) or not isinstance(finish, str | None):
+        return None
+    cut = "" if finish is None or finish.lower() in ENDED else whole(finish)
+    return Reply(whole(content or ""), cut=cut)

@@ -106,6 +106,11 @@ def reply_text(completion: Completion) -> str:
     return "".join(contents(completion))
 
 
+def cut_off(completion: Completion) -> str:
+    """The limit that cut the completion's last turn; "" if the policy ended it, or the responder."""
+    return completion.finish_reason if completion.finish_reason in UNFINISHED else ""
+
+
 def whole(turn: Turn) -> str:
     """A turn's text with its thinking; if the prompt opened the thinking, the opening tag is added."""
     return parsing.THOUGHT[0] + turn.text if turn.opened else turn.text
@@ -173,6 +178,6 @@ def lengths(role: str, completions: Sequence[Completion]) -> dict[str, list[floa
     return {
         f"{role}/response_tokens": [float(tokens_sampled(completion)) for completion in sampled],
         f"{role}/response_length": [float(len(completion.ids_T)) for completion in sampled],
-        f"{role}/cut_off": [float(completion.finish_reason in ("length", "overflow")) for completion in sampled],
+        f"{role}/cut_off": [float(bool(cut_off(completion))) for completion in sampled],
         f"{role}/prompt_too_long": [float(not completion.turns) for completion in completions],
     }

@@ -16,7 +16,7 @@ from scope_jax.data.schemas import Kind
 from scope_jax.play import prompting
 from scope_jax.play.documents import without_middle
 from scope_jax.play.exams import Exam
-from scope_jax.play.searching import reply_text
+from scope_jax.play.searching import cut_off, reply_text
 from scope_jax.text import parsing
 from scope_jax.text.messages import Messages
 
@@ -52,6 +52,14 @@ READ: Mapping[Form, Callable[[str], str | None]] = {
     "choice": _chosen,
     "open": lambda text: text.strip() or None,
     "document": _labelled,
+}
+# Of a reply that was cut, what is closed counts, and what a finished line says; a text without an end is no answer.
+READ_CUT: Mapping[Form, Callable[[str], str | None]] = {
+    "short": _last_answer,
+    "math": parsing.boxed,
+    "choice": lambda text: parsing.boxed(text) or parsing.labelled_answer(parsing.finished_lines(text)),
+    "open": lambda text: None,
+    "document": lambda text: parsing.labelled_answer(parsing.finished_lines(text)) or parsing.boxed(text),
 }
 
 
@@ -99,9 +107,12 @@ def readings(cfg: Config) -> tuple[tuple[Measure, ...], dict[str, tuple[Measure,
 
 
 def read(suite: SuiteCard, completion: Completion) -> str | None:
-    """The answer in a reply up to a string of the suite's `stop`, without thinking; None if there is none."""
+    """The answer in a reply up to a string of the suite's `stop`, without thinking; None if there is none, or if it may
+    be the beginning of one."""
     text = reply_text(completion)
-    return READ[suite.form](text[: min((place for place in map(text.find, suite.stop) if place >= 0), default=None)])
+    return (READ_CUT if cut_off(completion) else READ)[suite.form](
+        text[: min((place for place in map(text.find, suite.stop) if place >= 0), default=None)]
+    )
 
 
 def question(row: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from models import weights
 from models.config import ModelConfig
 from models.tokenizer import Tokenizer
 from models.transformer import Params
-from scope_jax.config import Config, JudgeSection
+from scope_jax.config import GAMES, Config, JudgeSection, ServedModel
 from scope_jax.data import sources
 from scope_jax.data.sources import Source
 from scope_jax.learner.learner import Learner
@@ -29,6 +29,7 @@ from scope_jax.run import ahead
 from scope_jax.run.adapters import adapter_of, check_folder, first_factors
 from scope_jax.run.checkpoint import Saved
 from scope_jax.run.dtypes import DTYPES
+from scope_jax.run.ends import Doubt, ends_of
 from scope_jax.run.engines import engine_for, rollouts_of, shares_base
 from scope_jax.run.indexing import Part
 from scope_jax.run.meshes import card_mesh, own_mesh
@@ -186,6 +187,22 @@ def check_vocabulary(tokenizer: Tokenizer, model: ModelConfig, checkpoint: str) 
         )
 
 
+def tokenizer_of(cfg: Config | ServedModel, model: ModelConfig, checkpoint: str, tell: Tell | None) -> Tokenizer:
+    """The card's tokenizer for the model in `checkpoint`; `tell` gets a doubt about the ends of replies. Raises
+    ValueError if it does not fit the model."""
+    tokenizer = Tokenizer.load(cfg.model.tokenizer or checkpoint, cfg.model.chat_template, model=checkpoint)
+    check_vocabulary(tokenizer, model, checkpoint)
+    if tell is not None and isinstance(found := ends_of(cfg.model, tokenizer), Doubt):
+        tell(found)
+    return tokenizer
+
+
+def check_template(cfg: Config | ServedModel, tokenizer: Tokenizer) -> None:
+    """Raises ValueError if the chat template, with the card's options, renders no question."""
+    options: dict[str, Any] = dict(cfg.model.chat_template_kwargs)
+    tokenizer.encode_chat([{"role": "user", "content": "?"}], **options)
+
+
 def assemble_world(
     cfg: Config,
     run: Path,
@@ -205,8 +222,9 @@ def assemble_world(
     held_out = {one.name: sources.load(Source(one.path, exams.kind_of(exam, one), one)) for one in cfg.evaluate.sets}
     exams.check_prompts(cfg, exam, held_out)
     model = weights.load_config(checkpoint)
-    tokenizer = Tokenizer.load(cfg.model.tokenizer or checkpoint, cfg.model.chat_template)
-    check_vocabulary(tokenizer, model, checkpoint)
+    tokenizer = tokenizer_of(cfg, model, checkpoint, tell)
+    if cfg.system in GAMES:
+        check_template(cfg, tokenizer)
     joiner = joiner_of(cfg, system, tokenizer)
     clients = {name: JudgeClient(card, teller(tell)) for name, card in judges.items()}
     for name, card in judges.items():

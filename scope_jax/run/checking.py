@@ -27,7 +27,8 @@ from scope_jax.play.judge_client import JudgeClient
 from scope_jax.play.turns import Joiner
 from scope_jax.run import ahead
 from scope_jax.run.adapters import adapter_of
-from scope_jax.run.assemble import check_beginning, check_policies, check_vocabulary, joiner_of
+from scope_jax.run.assemble import check_beginning, check_policies, check_template, check_vocabulary, joiner_of
+from scope_jax.run.ends import Doubt, ends_of
 from scope_jax.run.rendering import Rendered, RenderingTools, first_prompts
 from scope_jax.run.searches import probe
 from scope_jax.run.watched_names import check_names
@@ -39,11 +40,12 @@ EXAM_ROWS = 256  # of an exam, whose prompts are counted
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was opened: what it is, and what was found, or what is wrong with it."""
+    """One thing that was opened: what it is, and what was found, or what is wrong with it, or may be (`doubtful`)."""
 
     name: str
     text: str
     wrong: bool
+    doubtful: bool = False
 
 
 def check(cfg: Config, left: Collection[str] = ()) -> Iterator[Finding]:
@@ -59,6 +61,7 @@ def check(cfg: Config, left: Collection[str] = ()) -> Iterator[Finding]:
         ("game", lambda: _game(cfg)),
         *((f"model {one}", lambda one=one: _model(cfg, one, left)) for one in _models(cfg) if one not in left),
         *([("tokenizer and template", lambda: _tokenizer(cfg, loaded()[0], left))] if there else []),
+        *([("ends of replies", lambda: ends_of(cfg.model, loaded()[0]))] if there else []),
         ("prompts", lambda: _prompts(cfg)),
         ("data", lambda: _data(cfg)),
         *((f"exam {one.name}", lambda one=one: _exam(cfg, one)) for one in cfg.evaluate.sets),
@@ -87,7 +90,7 @@ def _found(name: str, open_it: Callable[[], str]) -> Finding | None:
         if not is_users(error):
             raise
         return Finding(name, sentence(error), True)
-    return Finding(name, found, False) if found else None
+    return Finding(name, found, False, isinstance(found, Doubt)) if found else None
 
 
 def _game(cfg: Config) -> str:
@@ -134,7 +137,7 @@ def _tokenizer_folder(cfg: Config) -> str:
 
 
 def _loaded(cfg: Config) -> tuple[Tokenizer, Joiner]:
-    tokenizer = Tokenizer.load(_tokenizer_folder(cfg), cfg.model.chat_template)
+    tokenizer = Tokenizer.load(_tokenizer_folder(cfg), cfg.model.chat_template, model=cfg.model.checkpoint)
     return tokenizer, joiner_of(cfg, game_of(cfg), tokenizer)
 
 
@@ -142,7 +145,7 @@ def _tokenizer(cfg: Config, tokenizer: Tokenizer, left: Collection[str]) -> str:
     if _base_is_here(cfg, left):
         check_vocabulary(tokenizer, weights.load_config(cfg.model.checkpoint), cfg.model.checkpoint)
     if cfg.system in GAMES:
-        tokenizer.encode_chat([{"role": "user", "content": "?"}])  # raises without a template
+        check_template(cfg, tokenizer)
     return f"{tokenizer.vocab_size} tokens, turns as {cfg.model.turns}, searches as {cfg.model.dialect}"
 
 

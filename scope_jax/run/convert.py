@@ -149,7 +149,7 @@ def _convert_run(
 ) -> tuple[ModelConfig, dict[str, Any]]:
     folders = _folders(source, card, folder, policy)
     cfg = weights.load_config(card.model.checkpoint)
-    tokenizer = Tokenizer.load(card.model.tokenizer or card.model.checkpoint, card.model.chat_template)
+    tokenizer = _tokenizer(card)
     place = locate(source)
     step = 0
     # One policy at a time, so that only one set of weights is in memory.
@@ -161,6 +161,12 @@ def _convert_run(
             step, params = step_of(place), _merged(card, cfg, place, name, dtype)
         _save(out, layout, cfg, params, dtype, tokenizer, report)
     return cfg, {"step": step, "folders": {name: str(out) for name, out in folders.items()}}
+
+
+def _tokenizer(card: Config) -> Tokenizer:
+    """The tokenizer of a run, with the end tokens of its base."""
+    base = card.model.checkpoint
+    return Tokenizer.load(card.model.tokenizer or base, card.model.chat_template, model=base)
 
 
 def _folders(source: Path, card: Config, folder: Path, policy: str | None) -> dict[str, Path]:
@@ -187,7 +193,7 @@ def export_adapters(source: Path, card: Config, folder: Path, dtype: Any, policy
     """Writes the adapters of a run in PEFT's format, one folder per policy. Returns the results of `convert`."""
     adapter, cfg = adapter_of(card.model.adapter), weights.load_config(card.model.checkpoint)
     assert adapter is not None
-    tokenizer = Tokenizer.load(card.model.tokenizer or card.model.checkpoint, card.model.chat_template)
+    tokenizer = _tokenizer(card)
     place, folders, size, tensors = locate(source), _folders(source, card, folder, policy), 0, 0
     mesh = make_mesh(MeshConfig(1, 1, 1), jax.local_devices()[:1])
     for name, out in folders.items():

@@ -4,7 +4,8 @@
      "replies": [{"text": "…", "refused": ""}, …], "read": true}
 
 One line per request; `episode` is the index, from 0, of the episode among the step's lines in episodes.jsonl. Malformed
-replies are included, and a reply to several identical requests is repeated for each. See `members` for the file format.
+replies are included, and a reply to several identical requests is repeated for each. A reply that was cut also has
+"cut", the reason. See `members` for the file format.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from scope_jax.learner.types import Episode
+from scope_jax.learner.types import Episode, Judgement
 from scope_jax.run import members
 from scope_jax.run.members import cut, read
 
@@ -25,8 +27,16 @@ NAME = "judgements.jsonl.gz"
 def append(path: Path, step: int, episodes: Sequence[Episode]) -> None:
     """Adds the judgements of a step's episodes; returns when they are on disk. Writes nothing if there are none."""
     lines = [
-        {"step": step, "episode": place, "role": episode.role, "group": episode.group} | asdict(judgement)
+        {"step": step, "episode": place, "role": episode.role, "group": episode.group} | _plain(judgement)
         for place, episode in enumerate(episodes)
         for judgement in episode.judgements
     ]
     members.append(path, lines)
+
+
+def _plain(judgement: Judgement) -> dict[str, Any]:
+    plain = asdict(judgement)
+    for reply in plain["replies"]:
+        if not reply["cut"]:
+            del reply["cut"]
+    return plain

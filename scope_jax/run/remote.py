@@ -125,9 +125,15 @@ class RemoteTools:
 
 
 def completion_of(reply: Reply) -> Completion:
-    """A reply as an episode of one turn, without token ids; a rejected request has no turn."""
+    """A reply as an episode of one turn, without token ids; a rejected request has no turn.
+
+    A reply that was cut ends as one of the engine that reached its limit. An endpoint does not say whether its prompt
+    opened a thought, so without a closing mark such a reply may be one, and counts as one.
+    """
     rows = (types.Row(NO_IDS, NO_IDS, np.zeros(0, bool), np.zeros(0, np.float32)),)
     if reply.refused:
         return Completion(rows, (), "overflow", "")
-    turn = Turn("sampled", NO_IDS, np.zeros(0, np.float32), reply.text, "eos", thought=parsing.THOUGHT)
-    return Completion(rows, (turn,), "eos", reply.text)
+    finish, opened = ("length", True) if reply.cut else ("eos", False)
+    none = np.zeros(0, np.float32)
+    turn = Turn("sampled", NO_IDS, none, reply.text, finish, opened=opened, thought=parsing.THOUGHT)
+    return Completion(rows, (turn,), finish, reply.text)

@@ -21,6 +21,7 @@ from scope_jax.errors import UserError
 from scope_jax.play.tools import BASE
 from scope_jax.play.turns import Joiner
 from scope_jax.run.adapters import base_of, policies_of
+from scope_jax.run.assemble import check_template, tokenizer_of
 from scope_jax.run.checkpoint import locate, run_of, step_of
 from scope_jax.run.engines import ahead_of, decode_layout, engine_for, threads_of
 from scope_jax.run.examined import Examined, factors_of, fitted, index_folder, model_folder, weights_of
@@ -101,30 +102,35 @@ def served(
     name: str | None,
     grace: float,
     tell: Tell,
+    chats: bool = False,
 ) -> Iterator[Served]:
     """The model, loaded and ready; at the end, replies under way have `grace` seconds to finish.
 
-    search: offer the card's search. name: of the model, None: the target's. Raises UserError and ValueError with one
-    sentence for what is missing or does not fit.
+    search: offer the card's search. name: of the model, None: the target's. chats: a chat template is needed; otherwise
+    a model without one answers plain completions. Raises UserError and ValueError with one sentence for what is missing
+    or does not fit, before weights are loaded.
     """
     cfg = all_generate(card_of(target, card, overrides))
     source = _source(target, cfg, policy)
     cfg = fitted(cfg, source)
     home = model_folder(cfg, source)
     model = weights.load_config(home)
-    tokenizer = Tokenizer.load(cfg.model.tokenizer or home, cfg.model.chat_template)
+    tokenizer = tokenizer_of(cfg, model, str(home), tell)
+    if chats or tokenizer.has_template:
+        check_template(cfg, tokenizer)
     if search and cfg.retrieval is None:
         raise UserError(
             "there is nothing to search: the card has no [retrieval] table; give a card with one (--card), or "
             "--set retrieval.corpus=FILE, or leave out --search."
         )
+    options: dict[str, Any] = dict(cfg.model.chat_template_kwargs)
+    joiner = Joiner(cfg.model.turns, tokenizer, dialects.load(cfg.model.dialect), options) if search else None
     mesh = own_mesh(cfg)
     engine = engine_for(cfg, model, mesh)
     tell(f"loading {source.folder}")
     params = _loaded(cfg, engine, mesh, source)
     with index_folder(target, cfg) as place:
         lookup = lookup_of(cfg, place, mesh, None, tell) if search else None
-        options: dict[str, Any] = dict(cfg.model.chat_template_kwargs)
         rollouts = OnlineRollouts(
             engine,
             params,
@@ -141,9 +147,7 @@ def served(
                 tokenizer=tokenizer,
                 rollouts=rollouts,
                 search=search_of(cfg, tokenizer, lookup),
-                joiner=Joiner(cfg.model.turns, tokenizer, dialects.load(cfg.model.dialect), options)
-                if search
-                else None,
+                joiner=joiner,
                 adapter=None if cfg.model.adapter is None else source.policy,
             )
         finally:

@@ -5,17 +5,27 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+
+from models.tokenizer import Tokenizer
 from rollouts.keys import key_data
 from rollouts.online import Closed, Done, Full, Listener, News, Ticket, listener_in
 from rollouts.types import Request, SamplingParams
 from scope_jax.play import searching
+from scope_jax.play.turns import Joiner
 from scope_jax.serving.assemble import Served
 from scope_jax.serving.protocol import ApiError, Body, ChatBody, CompletionBody
 from scope_jax.text import parsing
 from scope_jax.text.messages import Messages
+
+# Names that rendering a conversation uses itself, and no request may set.
+RESERVED = frozenset(("messages", *signature(PreTrainedTokenizerBase.apply_chat_template).parameters)) | frozenset(
+    signature(Tokenizer.encode_chat).parameters
+)
 
 
 @dataclass(frozen=True)
@@ -31,7 +41,8 @@ class Conversation(Messages):
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be sampled: `samples` times each prompt. stops: strings before which a turn's text ends."""
+    """What is to be sampled: `samples` times each prompt. stops: strings before which a turn's text ends. searches,
+    joiner: None unless the model may search."""
 
     prompts: tuple[tuple[int, ...], ...]
     samples: int
@@ -39,6 +50,7 @@ class Job:
     stops: tuple[str, ...]
     seed: int | None
     searches: Conversation | None = None
+    joiner: Joiner | None = None
 
     @property
     def size(self) -> int:
@@ -57,15 +69,30 @@ def chat_job(model: Served, body: ChatBody) -> Job:
         if body.stop:
             raise ApiError("`stop` cannot be used together with web_search_options.", param="stop")
         searches = _conversation(messages, model)
-    options: dict[str, Any] = dict(model.cfg.model.chat_template_kwargs)
+    own = _variables(model, body)
+    options: dict[str, Any] = model.cfg.model.chat_template_kwargs | own
+    joiner = None
     try:
         if model.joiner is not None and searches is not None:
-            prompt = tuple(model.joiner.prompt(searches))
+            joiner = replace(model.joiner, options=options) if own else model.joiner
+            prompt = tuple(joiner.prompt(searches))
         else:
             prompt = tuple(model.tokenizer.encode_chat(messages, **options))
     except ValueError as error:
         raise ApiError(str(error), param="messages") from None
-    return _job(model, body, [prompt], body.max_completion_tokens or body.max_tokens, searches)
+    return _job(model, body, [prompt], body.max_completion_tokens or body.max_tokens, searches, joiner)
+
+
+def _variables(model: Served, body: ChatBody) -> dict[str, bool | int | str]:
+    """Variables of the template that the request sets; as in vLLM, a template may not know them. Raises ApiError for
+    what is not a variable's name, or text with the name of a special token, which it would write into the prompt."""
+    given, name = body.chat_template_kwargs or {}, "chat_template_kwargs"
+    if wrong := [key for key in given if not key.isidentifier() or key in RESERVED or key.endswith("_token")]:
+        raise ApiError(f"`{name}`: {wrong[0][:40]!r} is not a variable that a request may set.", param=name)
+    texts = [value for value in given.values() if isinstance(value, str)]
+    if names := [found for text in texts for found in model.tokenizer.special_names(text)]:
+        raise ApiError(f"`{name}`: a variable's text may not hold {names[0]}, a special token.", param=name)
+    return given
 
 
 def _conversation(messages: Sequence[dict[str, str]], model: Served) -> Conversation:
@@ -82,11 +109,25 @@ def completion_job(model: Served, body: CompletionBody) -> Job:
     given: list[Any] = [body.prompt] if isinstance(body.prompt, str) else list(body.prompt)
     if given and isinstance(given[0], int):
         given = [given]
-    prompts = [tuple(model.tokenizer.encode(one, start=True)) if isinstance(one, str) else tuple(one) for one in given]
+    prompts = [_encoded(model, one, body.parse_special) if isinstance(one, str) else tuple(one) for one in given]
     size = model.rollouts.engine.model.vocab_size
     if any(not 0 <= id < size for prompt in prompts for id in prompt):
         raise ApiError(f"Token ids must be from 0 to {size - 1}.", param="prompt")
     return _job(model, body, prompts, body.max_tokens, None)
+
+
+def _encoded(model: Served, text: str, special: bool | None) -> tuple[int, ...]:
+    """Ids of a prompt. special: whether names of special tokens in it are those tokens; None: raises ApiError if it has
+    any, since a prompt that a chat template wrote would become another one without a word."""
+    if special:
+        return tuple(model.tokenizer.encode_marked(text))
+    if special is None and (names := model.tokenizer.special_names(text)):
+        raise ApiError(
+            f"The prompt holds {names[0]}, the name of a special token: give parse_special = true to read such names "
+            "as tokens, false to read them as characters, or send the conversation to /v1/chat/completions.",
+            param="prompt",
+        )
+    return tuple(model.tokenizer.encode(text, start=True))
 
 
 def _job(
@@ -95,6 +136,7 @@ def _job(
     prompts: Sequence[tuple[int, ...]],
     max_tokens: int | None,
     searches: Conversation | None,
+    joiner: Joiner | None = None,
 ) -> Job:
     limits, samples = model.cfg.serve, body.n or 1
     room = model.rollouts.engine.config.max_length
@@ -122,12 +164,11 @@ def _job(
         )
     ends, thought = model.cfg.model.stop, None
     stop = tuple(body.stop or ())
-    if searches is not None:
-        assert model.joiner is not None
-        stop, thought = (model.joiner.dialect.close,), parsing.THOUGHT
+    if joiner is not None:
+        stop, thought = (joiner.dialect.close,), parsing.THOUGHT
     params = SamplingParams(
         temperature=1.0 if body.temperature is None else body.temperature,
-        top_k=body.top_k or 0,
+        top_k=max(body.top_k or 0, 0),
         top_p=1.0 if body.top_p is None else body.top_p,
         max_tokens=min(max_tokens or limits.max_tokens, limits.max_tokens),
         stop=stop,
@@ -138,7 +179,7 @@ def _job(
         ends=ends,
     )
     stops = (*(() if searches is not None else stop), *ends)
-    return Job(tuple(prompts), samples, params, stops, body.seed, searches)
+    return Job(tuple(prompts), samples, params, stops, body.seed, searches, joiner)
 
 
 def requests_of(model: Served, job: Job) -> list[Request]:
@@ -146,11 +187,11 @@ def requests_of(model: Served, job: Job) -> list[Request]:
     seed = secrets.randbits(63) if job.seed is None else job.seed
     respond = None
     if job.searches is not None:
-        assert model.joiner is not None
+        assert job.joiner is not None
         assert model.search is not None
-        raw = model.joiner.mode == "raw"
-        play = searching.responder(model.search, model.joiner.dialect, (), end_token_ends=raw)
-        respond = model.joiner.responder(play, job.searches)
+        raw = job.joiner.mode == "raw"
+        play = searching.responder(model.search, job.joiner.dialect, (), end_token_ends=raw)
+        respond = job.joiner.responder(play, job.searches)
     group = secrets.token_hex(8)
     return [
         Request(

@@ -1,7 +1,7 @@
 """Requests in OpenAI's protocol: which fields are understood, and which are refused because the engine cannot do them.
 
-A field that is accepted has its effect; everything else is an `ApiError` with one sentence and the field's name, as
-clients of OpenAI's API expect it.
+A field that is accepted has its effect, or a value that asks for nothing (`neutral`); everything else is an `ApiError`
+with one sentence and the field's name, as clients of OpenAI's API expect it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from scope_jax.serving import neutral
 
 Kind = Literal["invalid_request_error", "authentication_error", "rate_limit_error", "server_error"]
 
@@ -59,10 +61,10 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
     include_usage: bool = False
     include_obfuscation: bool = False
+    continuous_usage_stats: Literal[False] = False  # vLLM's
 
 
 Nothing = Literal[0] | None
-Zero = Annotated[float | None, Field(ge=0, le=0)]
 
 
 class Body(BaseModel):
@@ -73,7 +75,7 @@ class Body(BaseModel):
     max_tokens: int | None = Field(default=None, ge=1)
     temperature: float | None = Field(default=None, ge=0, le=100)
     top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=0, le=2**31 - 1)  # not OpenAI's, but vLLM's
+    top_k: int | None = Field(default=None, ge=-1, le=2**31 - 1)  # vLLM's; −1 and 0 are off
     n: int | None = Field(default=None, ge=1, le=1024)
     seed: int | None = Field(default=None, ge=-(2**63), le=2**63 - 1)
     stop: Annotated[list[Annotated[str, Field(min_length=1, max_length=256)]] | None, BeforeValidator(_listed)] = Field(
@@ -81,10 +83,13 @@ class Body(BaseModel):
     )
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    presence_penalty: Zero = None
-    frequency_penalty: Zero = None
-    logit_bias: Annotated[dict[str, float] | None, Field(max_length=0)] = None
-    user: str | None = None
+    best_of: int | None = None
+
+    @model_validator(mode="after")
+    def _none_is_ranked(self) -> Body:
+        if self.best_of not in (None, 1, self.n):
+            raise ApiError(f"`best_of`: {REFUSED['best_of']}.", param="best_of")
+        return self
 
 
 class ChatBody(Body):
@@ -93,34 +98,22 @@ class ChatBody(Body):
     logprobs: bool | None = None
     top_logprobs: Nothing = None
     web_search_options: dict[str, Any] | None = Field(default=None, max_length=0)
-    response_format: dict[Literal["type"], Literal["text"]] | None = None
-    store: Literal[False] | None = None
+    chat_template_kwargs: dict[str, bool | int | str] | None = Field(default=None, max_length=32)
 
 
 class CompletionBody(Body):
     prompt: str | list[str] | list[int] | list[list[int]]
     logprobs: Nothing = None
-    echo: Literal[False] | None = None
-    best_of: Literal[1] | None = None
-    suffix: None = None
+    # llama.cpp's name: whether names of special tokens in a text prompt are those tokens; None: such a text is refused
+    parse_special: bool | None = None
 
 
-# Why a known field, or a value of it, is refused.
+# Why a value of a field of ours is refused; of other fields see `neutral`.
 REFUSED = {
-    "tools": "functions of the client are not supported; the server can search by itself, see web_search_options",
-    "tool_choice": "functions of the client are not supported",
-    "functions": "functions of the client are not supported",
     "top_logprobs": "the engine gives the log-prob of the sampled token only; leave it out or give 0",
     "logprobs": "the engine gives the log-prob of the sampled token only; give true for chat, 0 for completions",
-    "presence_penalty": "the engine samples without penalties; leave it out or give 0",
-    "frequency_penalty": "the engine samples without penalties; leave it out or give 0",
-    "logit_bias": "the engine samples without biases; leave it out",
-    "echo": "prompts are not echoed; leave it out",
-    "best_of": "samples are not ranked; use n",
-    "suffix": "the model continues a text, it does not fill one in; leave it out",
-    "response_format": 'replies are free text; leave it out or give {"type": "text"}',
+    "best_of": "samples are not ranked; leave it out or give n",
     "web_search_options": "options of the search are set by the server; give an empty object",
-    "store": "replies are not stored; leave it out or give false",
 }
 
 EMPTY = ("tools", "functions", "tool_calls", "annotations")
@@ -150,15 +143,18 @@ def parsed(kind: type[Parsed], body: bytes) -> Parsed:
     if not isinstance(table, dict):
         raise ApiError("The request body must be a JSON object.")
     try:
-        return kind.model_validate(table)
+        return kind.model_validate(neutral.without(table))
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         name = str(first["loc"][0]) if first["loc"] else "the body"
         param = name if name == "prompt" else ".".join(str(part) for part in first["loc"][:3])
-        unknown = first["type"] == "extra_forbidden" and len(first["loc"]) == 1 and name not in REFUSED
-        reason = "is not a field of this request" if unknown else REFUSED.get(name, first["msg"])
+        reason = REFUSED.get(name, first["msg"])
+        if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
+            reason = neutral.reason(name) or "is not a field of this request"
         if "content" in first["loc"]:
             reason = "a message's content is text, or a list of parts of type text"
+        elif name == "chat_template_kwargs":
+            reason = "variables of the chat template are an object of true, false, whole numbers and text"
         elif name == "prompt":
             reason = "a prompt is text or token ids, one or a list of several"
         raise ApiError(f"`{param}`: {reason}.", param=name) from None

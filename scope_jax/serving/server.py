@@ -141,7 +141,8 @@ async def _run(
             )
         limits = model.cfg.serve
         ends = model.cfg.model.stop
-        service = Orchestrator(model.rollouts, max_tokens=limits.max_tokens, ends=ends, key=key)
+        names = model.tokenizer.special_names
+        service = Orchestrator(model.rollouts, max_tokens=limits.max_tokens, ends=ends, key=key, special_names=names)
         also, port = grpc_server(service, *grpc, limits.max_body)
         await also.start()
         tell(f"JetStream's service on {grpc[0]}:{port}")

@@ -21,8 +21,9 @@ def shown(text: str) -> str:
     return text.translate(_HARMLESS)
 
 
-def reply(model: Served, body: ChatBody, show: Callable[[str], None]) -> str:
-    """The model's reply; `show` gets its text piece by piece. Raises ApiError for what cannot be answered."""
+def reply(model: Served, body: ChatBody, show: Callable[[str], None]) -> tuple[str, str]:
+    """(the model's reply, its finish reason); `show` gets its text piece by piece. Raises ApiError for what cannot be
+    answered."""
     job = chat_job(model, body)
     news: queue.SimpleQueue[News] = queue.SimpleQueue()
     (ticket,) = model.rollouts.submit(requests_of(model, job), [news.put])
@@ -35,7 +36,7 @@ def reply(model: Served, body: ChatBody, show: Callable[[str], None]) -> str:
             show(shown(choice.take(one)[0]))
     finally:
         ticket.cancel()
-    return choice.text
+    return choice.text, choice.finish
 
 
 def talk(
@@ -72,9 +73,9 @@ def talk(
             web_search_options=None if model.joiner is None else {},
         )
         try:
-            text = reply(model, body, show)
+            text, finish = reply(model, body, show)
         except ApiError as error:
             show(f"[{error}]\n")
             continue
-        show("\n")
+        show("\n[the reply was cut at its limit of tokens]\n" if finish == "length" else "\n")
         messages = [*asked, Message(role="assistant", content=text)]

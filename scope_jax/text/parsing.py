@@ -47,8 +47,10 @@ _WORD_TOKENS = frozenset(
 _MARK = re.compile(
     r"<(\s*+/?+\s*+(\w++)(?:\s*+/?+\s*+(?=>)|\s++[\w:-]++\s*+=[^<>]*+)|[|｜][^|｜\n]{1,64}+[|｜](?=>))(>?)"
 )
+_FENCE = re.compile(r"^[ \t]*+(`{3,}+|~{3,}+)([^\n`]*+)$", re.MULTILINE)
 _ANSWER_LABEL = re.compile(r"\banswer\**\s*[:：]", re.IGNORECASE)
-_BOX = re.compile(r"(\\boxed\s*+\{)|\\.|([{}])", re.DOTALL)  # an escaped brace is no brace
+# A box, also one of which only the command was written; an escaped brace is no brace.
+_BOX = re.compile(r"(\\(?:boxed|fbox)\s*+(?:\{|\Z))|\\.|([{}])", re.DOTALL)
 
 
 def spans(text: str, tag: str) -> list[str]:
@@ -137,11 +139,29 @@ def without_comments(text: str) -> str:
     return "".join([*kept, text[place:]])
 
 
+def fenced(text: str, languages: Sequence[str]) -> list[str]:
+    """The contents of the closed Markdown code fences of `text` in these languages, in lower case; "" for none."""
+    found, opened, language, start = [], "", "", 0
+    for mark in _FENCE.finditer(text):
+        if not opened:
+            opened, language, start = mark[1], mark[2].strip().lower(), mark.end()
+        elif mark[1].startswith(opened) and not mark[2].strip():
+            if language in languages:
+                found.append(text[start : mark.start()])
+            opened = ""
+    return found
+
+
 def opens_with_thought(text: str) -> bool:
     """True if a turn begins with a closed, non-empty `<think>`."""
     head, opening, rest = text.partition(THOUGHT[0])
     inside, closing, _ = rest.partition(THOUGHT[1])
     return bool(opening and closing and inside.strip() and not head.strip())
+
+
+def finished_lines(text: str) -> str:
+    """`text` up to its last line break: of a reply that was cut, the lines that it finished."""
+    return text[: text.rfind("\n") + 1]
 
 
 def labelled_answer(text: str) -> str | None:
@@ -154,22 +174,25 @@ def labelled_answer(text: str) -> str | None:
 
 
 def boxed(text: str) -> str | None:
-    """Content of the last closed `\\boxed{…}` of `text`, stripped; of nested ones the innermost.
+    """Content of the last `\\boxed{…}` or `\\fbox{…}` of `text`, stripped; of nested ones the innermost.
 
-    None if there is none or it is empty. Braces inside must be paired; an unclosed box is ignored.
+    None if there is none, or if it is empty or never closed: then an earlier box is not the answer. Braces inside must
+    be paired.
     """
     opened: list[int | None] = []  # start of the content of each open brace, None for a brace that is not a box
     found: tuple[int, int] | None = None
+    last = -1  # start of the content of the last box
     for match in _BOX.finditer(text):
         if match[1]:
-            opened.append(match.end())
+            last = match.end()
+            opened.append(last)
         elif match[2] == "{":
             opened.append(None)
         elif match[2] and opened:
             start = opened.pop()
             if start is not None and (found is None or found[0] < start):
                 found = start, match.start()
-    return text[slice(*found)].strip() or None if found else None
+    return text[slice(*found)].strip() or None if found and found[0] == last else None
 
 
 def without_thought(text: str) -> str:

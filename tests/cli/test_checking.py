@@ -8,8 +8,10 @@ import shutil
 from pathlib import Path
 
 import jax.numpy as jnp
+from typer.testing import CliRunner
 
 from models import weights
+from scope_jax.cli import app
 from scope_jax.config import load_card
 from scope_jax.run import checking
 
@@ -61,3 +63,50 @@ def test_an_orbax_file_cut_short_is_reported(tmp_path: Path) -> None:
     longest.write_bytes(longest.read_bytes()[:-1])
     found = finding(folder)
     assert found.wrong and "cannot be used" in found.text
+
+
+PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+
+
+def ends(folder: Path, *overrides: str) -> checking.Finding:
+    cfg = load_card(ROOT / "configs" / "ssp" / "atlas.toml", [f"model.checkpoint={folder}", *overrides])
+    return next(found for found in checking.check(cfg) if found.name == "ends of replies")
+
+
+def test_what_ends_a_reply_is_said(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(BASE, tmp_path / "base"))
+    found = ends(folder)
+    assert found.text == "<|im_end|> (the tokenizer, generation_config.json, the chat template)"
+    assert not found.wrong and not found.doubtful
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"eos_token": "<|endoftext|>"}))
+    (folder / "generation_config.json").unlink()
+    found = ends(folder)
+    assert found.text == "<|endoftext|> (the tokenizer), <|im_end|> (config.json, the chat template)"
+    (folder / "chat_template.jinja").write_text(PLAIN)
+    (folder / "config.json").write_text(
+        json.dumps(json.loads((folder / "config.json").read_text()) | {"eos_token_id": None})
+    )
+    found = ends(folder)
+    assert found.doubtful and not found.wrong
+    assert found.text.startswith("the chat template ends a reply with the text '\\n', not with a token")
+    assert "replies end with <|endoftext|> (the tokenizer)" in found.text and "set model.stop" in found.text
+    found = ends(folder, 'model.stop=["\\nuser:"]')
+    assert not found.doubtful and found.text == "<|endoftext|> (the tokenizer), '\\nuser:' (model.stop)"
+    (folder / "chat_template.jinja").write_text(
+        "{{ raise_exception('one message') if messages | length > 1 else messages[0].content }}"
+    )
+    assert "does not show how it ends a reply" in ends(folder).text
+
+
+def test_new_and_check_show_a_doubt(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(BASE, tmp_path / "base"))
+    (folder / "chat_template.jinja").write_text(PLAIN)
+    data, corpus = ROOT / "assets" / "atlas" / "answers.jsonl", ROOT / "assets" / "atlas" / "corpus.jsonl"
+    new = ["new", tmp_path / "own.toml", "--game", "ssp", "--model", folder, "--data", data, "--corpus", corpus]
+    short = ["--set", f"ssp.prompts={ROOT / 'assets' / 'atlas' / 'prompts' / 'ssp'}"]
+    for words in ([*new, *short], ["check", tmp_path / "own.toml"]):
+        result = CliRunner().invoke(app, [str(word) for word in words])
+        assert result.exit_code == 0, result.output
+        (line,) = [line for line in result.output.splitlines() if "ends of replies" in line]
+        assert line.startswith("doubt  ends of replies: the chat template ends a reply with the text")

@@ -69,7 +69,7 @@ def test_transient_failures_are_retried(trouble: Answer):
 def test_an_empty_reply_is_a_reply():
     spent = 200, {"choices": [{"message": {"role": "assistant", "content": None}, "finish_reason": "length"}]}
     with endpoint(lambda number, body: spent) as (url, seen):
-        assert client(url, retries=2)(["q"]) == [Reply("")] and grading.verdict("") is None
+        assert client(url, retries=2)(["q"]) == [Reply("", cut="length")] and grading.verdict("") is None
     assert len(seen) == 1
 
 

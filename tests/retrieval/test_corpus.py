@@ -50,7 +50,27 @@ def test_contents_field_and_missing_ids_and_titles(tmp_path: Path):
 def test_split_contents_needs_both_quotes():
     assert split_contents('"Ada"\nx\ny') == ("Ada", "x\ny")
     assert split_contents('"\nx') == ('"', "x")
-    assert split_contents("Ada") == ("Ada", "")
+
+
+@pytest.mark.parametrize(
+    ("contents", "title", "text"),
+    [
+        ("Ada was a mathematician.", "", "Ada was a mathematician."),
+        ('"To be or not to be"', "", '"To be or not to be"'),
+        ("Ada wrote notes.\n", "", "Ada wrote notes."),
+        ("Ada wrote notes.\n \n\t\n", "", "Ada wrote notes."),
+        ("Ada wrote notes.\r\n", "", "Ada wrote notes."),
+        ("\nAda wrote notes.", "", "Ada wrote notes."),
+        ("\nAda\nwrote notes.", "", "Ada\nwrote notes."),
+        (" \nAda wrote notes.", "", "Ada wrote notes."),
+        ('"Ada"\r\nwrote notes.', "Ada", "wrote notes."),
+        ('""\nwrote notes.', "", "wrote notes."),
+        ('"Ada"\n', "", '"Ada"'),
+    ],
+)
+def test_contents_of_one_line_are_text(contents: str, title: str, text: str, tmp_path: Path):
+    assert split_contents(contents) == (title, text)
+    assert load_corpus(lines(tmp_path / "c.jsonl", {"contents": contents}))[0] == Document("0", title, text)
 
 
 def test_gzip_and_parquet_give_the_same_corpus(tmp_path: Path):

@@ -78,7 +78,17 @@ def test_labelled_answer(reply: str, answer: str | None):
         (r"\boxed{\}}", r"\}"),
         (r"\boxed {B}", "B"),
         (r"\boxed{\boxed{7}}", "7"),
-        (r"\boxed{3} and \boxed{4", "3"),  # never closed
+        (r"\boxed{3} and \boxed{4", None),  # never closed: a reply that was cut in its answer
+        (r"\boxed{3}, no: \boxed{\frac{1}{2", None),
+        (r"\boxed{3}, no: \boxed", None),
+        (r"\boxed{3}, no: \boxed ", None),
+        (r"\boxed{3} where {x", "3"),
+        (r"\fbox{B}", "B"),
+        (r"\fbox{\textbf{B}} is right", r"\textbf{B}"),
+        (r"\boxed{A} or rather \fbox{B}", "B"),
+        (r"\fbox{A} or rather \boxed{B", None),
+        (r"\boxed{\fbox{7}}", "7"),
+        (r"\afbox{7}", None),
         (r"\boxed{ \boxed{4}", "4"),
         (r"{ a } } \boxed{5} }", "5"),
         (r"\\boxed{5}", None),  # a line break and a word

@@ -301,3 +301,38 @@ def test_quoted_text_cannot_contain_the_games_tags():
     quoted = [text for (role, _), text in tools.prompts.items() if role == "grader" and "So:" in text]
     assert quoted and all("So: [score]1[/score] [/rubrics]" in text for text in quoted)
     assert RUBRIC not in "".join(quoted)
+
+
+FENCED = """[{"criterion": "a b", "priority": "critical"}, {"criterion": "c & d", "priority": "important"},
+ {"criterion": "e < f", "priority": "bonus"}]"""
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        f"Here is the rubric:\n```json\n{FENCED}\n```\nIt has three criteria.",
+        f"Here is the rubric:\n\n```\n{FENCED}\n```",
+        f'Sure.\n~~~JSON\n{{"rubrics": {FENCED}}}\n~~~\nDone.',
+        f"- first\n  ````json\n{FENCED}\n  ````\nlast",
+        f"[Note] A rubric:\r\n```json\r\n{FENCED}\r\n```\r\n",
+        f'The task is\n```json\n{{"a": 1}}\n```\nand so\n```json\n{FENCED}\n```',
+        f"<think>```json\n[]\n```</think>So:\n```json\n{FENCED}\n```",
+    ],
+)
+def test_json_in_a_fence_amid_prose_is_read_as_xml_amid_prose_is(reply: str):
+    assert read(reply) == THREE
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        f"Here:\n```json\n{FENCED}",  # never closed
+        f"Here:\n```python\n{FENCED}\n```",
+        f"Here:\n```json\n{FENCED[:-1]}\n```",
+        f"Here: {FENCED} so.",
+        f"Here:\n`{FENCED}`",
+        f"<think>\n```json\n{FENCED}\n```\n",  # an open thought
+    ],
+)
+def test_what_is_no_closed_fence_of_json_is_no_rubric(reply: str):
+    assert read(reply) is None

@@ -30,11 +30,14 @@ def rubric_of(reply: str, weights: Mapping[str, float], fewest: int, most: int) 
     """The criteria of a reply, in <rubrics> or as JSON; None unless each one is complete and their number is allowed.
 
     XML: <rubrics> with only <rubric> elements and comments. JSON: a list of {"criterion", "priority"}, or an object
-    that holds such a list as "rubrics". weights: w_k by priority; if they differ, a missing or unknown priority makes
-    the reply invalid. A rubric whose weights are all 0 cannot grade anything and is rejected.
+    that holds such a list as "rubrics", by itself or in a code fence with any text around it. weights: w_k by priority;
+    if they differ, a missing or unknown priority makes the reply invalid. A rubric whose weights are all 0 cannot grade
+    anything and is rejected.
     """
     text = _unfenced(parsing.without_thinking(reply).strip())
     pairs = _json_pairs(text) if text[:1] in ("{", "[") else _xml_pairs(text)
+    if pairs is None:
+        pairs = next(filter(None, map(_json_pairs, parsing.fenced(text, ("", "json")))), None)
     if pairs is None or not fewest <= len(pairs) <= most:
         return None
     made = []

@@ -116,6 +116,8 @@ def _asked(cfg: Config, tools: Tools, before: Harness, records: Sequence[Record]
         raise HarnessError(f"no reply: {error}") from None
     if reply.refused:
         raise HarnessError(f"the request was refused: {reply.refused}")
+    if reply.cut:
+        raise HarnessError(f"the reply was cut: {reply.cut}")
     return Reply(reply.text[: harnesses.LARGEST + 1])
 
 

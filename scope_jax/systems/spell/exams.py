@@ -11,10 +11,11 @@ from scope_jax.play import suites
 from scope_jax.play.defaults import ACTOR
 from scope_jax.play.documents import without_middle
 from scope_jax.play.exams import Exam
-from scope_jax.play.searching import reply_text
+from scope_jax.play.searching import cut_off, reply_text
 from scope_jax.systems.spell import instructions, rules
 from scope_jax.systems.spell.records import Question
 from scope_jax.text.messages import Messages
+from scope_jax.text.parsing import finished_lines
 
 
 def exam(cfg: Config) -> Exam:
@@ -45,5 +46,6 @@ def prompt(cfg: Config, row: Mapping[str, Any], tokens: Callable[[str], int], li
 
 
 def conclusion(completion: Completion) -> str | None:
-    """The answer that is graded: the responder's conclusion."""
-    return rules.conclusion_of(reply_text(completion))
+    """The answer that is graded: the responder's conclusion. Of a reply that was cut, one of a finished line."""
+    text = reply_text(completion)
+    return rules.conclusion_of(finished_lines(text) if cut_off(completion) else text)

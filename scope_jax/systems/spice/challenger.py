@@ -191,7 +191,8 @@ def _generate_externally(
         [prompt.text for prompt in flat], by=OUTSIDE, temperature=sampling.temperature, max_tokens=sampling.max_tokens
     )
     parsed = [
-        StageReply(stage, prompt, parsing.without_thinking(reply.text), None, bool(reply.refused))
+        # A reply that was cut holds no task, though some object within it may be closed.
+        StageReply(stage, prompt, "" if reply.cut else parsing.without_thinking(reply.text), None, bool(reply.refused))
         for prompt, reply in zip(flat, replies, strict=True)
     ]
     return [parsed[first : first + samples] for first in range(0, len(parsed), samples)]

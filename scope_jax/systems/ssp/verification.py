@@ -28,7 +28,7 @@ def verify(
         return list(fresh), grading.Grades([], [])
     prompts = _prompts(cfg, fresh, earlier, step)
     replies = _replies(cfg, tools, prompts, fresh)
-    answers = {place: parsing.labelled_answer(parsing.without_thinking(reply.text)) for place, reply in replies.items()}
+    answers = {place: _answer(reply, cfg.ssp.verify == "judge") for place, reply in replies.items()}
     cases = [
         grading.Case(fresh[place].question or "", prediction, fresh[place].slot.golds)
         for place, prediction in answers.items()
@@ -50,6 +50,13 @@ def verify(
             proposal = replace(proposal, reason="materials_too_long")
         checked.append(proposal)
     return checked, grades
+
+
+def _answer(reply: Reply, outside: bool) -> str | None:
+    """The text after the last `Answer:`. Of a reply that was cut only finished lines count; outside: by an endpoint,
+    which does not say whether its prompt opened a thought, so that without a closing mark all of it may be one."""
+    text = parsing.without_thinking(reply.text, opened=outside and bool(reply.cut))
+    return parsing.labelled_answer(parsing.finished_lines(text) if reply.cut else text)
 
 
 def _prompts(cfg: Config, fresh: Sequence[Proposal], earlier: Sequence[Proposal], step: int) -> dict[int, str]:
@@ -94,4 +101,7 @@ def _replies(cfg: Config, tools: Tools, prompts: Mapping[int, str], fresh: Seque
         temperature=cfg.ssp.verify_temperature,
         max_tokens=cfg.ssp.verify_max_tokens,
     )
-    return {place: Reply(searching.written(group[0])) for place, group in zip(fitting, groups, strict=True)}
+    return {
+        place: Reply(searching.written(group[0]), cut=searching.cut_off(group[0]))
+        for place, group in zip(fitting, groups, strict=True)
+    }

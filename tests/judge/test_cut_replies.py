@@ -1,0 +1,276 @@
+"""Replies that were cut are never read as complete: those of judges, external models and examined endpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+
+from rollouts.types import Completion, Row, Turn
+from scope_jax.config import AskSection, JudgeSection, SSPSection, load_card
+from scope_jax.config.suites import Form, SuiteCard, plain_card
+from scope_jax.examine import examine_endpoint
+from scope_jax.learner.types import Episode, Judgement, Reply
+from scope_jax.play import asking, grading, pairwise, rating, rubrics, suites
+from scope_jax.play.judge_client import JudgeClient, JudgeError
+from scope_jax.run import judgements
+from scope_jax.run.remote import completion_of
+from scope_jax.run.world import StepTools
+from scope_jax.serving import talk
+from scope_jax.serving.assemble import Served
+from scope_jax.systems.score import harness, refreshing
+from scope_jax.systems.spell import exams as spell_exams
+from scope_jax.systems.spice import challenger
+from scope_jax.systems.ssp import verification
+from scope_jax.text.messages import Messages
+from scope_jax.text.objects import last_object
+from tests.judge.endpoint import Answer, endpoint
+
+ROOT = Path(__file__).parents[2]
+PROMPTS = SSPSection().prompts
+CUT = ("length", "content_filter", "abort", "max_tokens", "MAX_TOKENS", "error", "something_new")
+ENDED = ("stop", "STOP", "eos", "eos_token", "end_turn", "stop_sequence", "tool_calls", "", None)
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+
+
+def chat(text: str | None, finish: Any) -> Answer:
+    return 200, {"choices": [{"message": {"role": "assistant", "content": text}, "finish_reason": finish}]}
+
+
+def client(url: str) -> JudgeClient:
+    return JudgeClient(JudgeSection(url=url, model="m", retry_delay=0.01, timeout=5.0, concurrency=1))
+
+
+@pytest.mark.parametrize("finish", CUT)
+def test_a_reply_with_another_finish_reason_was_cut(finish: str):
+    with endpoint(lambda number, body: chat("Correct", finish)) as (url, _):
+        assert client(url)(["q"]) == [Reply("Correct", cut=finish)]
+
+
+@pytest.mark.parametrize("finish", ENDED)
+def test_a_reply_that_ended_was_not(finish: str | None):
+    with endpoint(lambda number, body: chat("Correct", finish)) as (url, _):
+        assert client(url)(["q"]) == [Reply("Correct")]
+
+
+def test_a_finish_reason_of_another_kind_is_no_chat_completion():
+    with endpoint(lambda number, body: chat("Correct", 5)) as (url, _):
+        ask = JudgeClient(JudgeSection(url=url, model="m", retries=0, timeout=5.0))
+        with pytest.raises(JudgeError, match="not a chat"):
+            ask(["q"])
+
+
+# ------------------------------------------------------------------------------------------------------------- judges
+READERS: list[tuple[Callable[[str], Any], str, Any]] = [
+    (grading.verdict, "Correct", True),
+    (rubrics.score_of, "<score>1</score>", True),
+    (rating.mark_of, "<score>7</score>", 7),
+    (pairwise.vote_of, "<verdict>A</verdict>", "A"),
+]
+
+
+@pytest.mark.parametrize(("read", "text", "verdict"), READERS)
+def test_a_cut_reply_has_no_verdict_and_is_asked_again(read: Callable[[str], Any], text: str, verdict: Any):
+    def replies(*given: Reply) -> asking.Replies[Any]:
+        left = iter(given)
+        return asking.ask(lambda questions, again: [next(left) for _ in questions], ["q"], read, nudge="shorter")
+
+    assert replies(Reply(text)).read == [verdict]
+    second = replies(Reply(text, cut="length"), Reply(text))
+    assert (second.read, second.retried, second.malformed) == ([verdict], 1, 0)
+    never = replies(Reply(text, cut="length"), Reply(text, cut="content_filter"))
+    assert (never.read, never.retried, never.malformed) == ([None], 1, 1)
+
+
+def test_a_judge_whose_replies_are_all_cut_is_said_to_be():
+    def send(questions: Sequence[str], again: bool) -> list[Reply]:
+        return [Reply("Correct", cut="length")] * len(questions)
+
+    with pytest.raises(JudgeError, match=r"the last was 'Correct', cut \(length\); .* or raise judge\.max_tokens"):
+        asking.ask(send, [f"q{i}" for i in range(9)], grading.verdict, external=("the judge", "judge"))
+
+
+def test_an_answer_judged_by_a_cut_reply_is_not_right():
+    cases = [grading.Case("Who?", "Ada", ("Ada Lovelace",)), grading.Case("Who?", "Bob", ("Ada Lovelace",))]
+    finish = {"Ada": "stop", "Bob": "length"}
+
+    def answers(number: int, body: dict[str, Any]) -> Answer:
+        asked = body["messages"][0]["content"]
+        return chat("Correct", next(finish[name] for name in finish if f"{name}\n" in asked.replace(".", "\n") + "\n"))
+
+    with endpoint(answers) as (url, seen):
+        grades = grading.grade("judge", PROMPTS, client(url), cases)
+    assert grades.correct == [True, False] and len(seen) == 3 and (grades.retried, grades.malformed) == (1, 1)
+    assert [reply.cut for reply in grades.judgements[1][0].replies] == ["length", "length"]
+
+
+def test_a_record_says_that_a_reply_was_cut(tmp_path: Path):
+    judged = Judgement("grader", "", (Reply("Corr", cut="length"), Reply("Correct")), True)
+    judgements.append(tmp_path / judgements.NAME, 1, [Episode("solver", "a", "g", (), 0.0, judgements=(judged,))])
+    (line,) = judgements.read(tmp_path / judgements.NAME)
+    assert line["replies"] == [{"text": "Corr", "refused": "", "cut": "length"}, {"text": "Correct", "refused": ""}]
+
+
+# -------------------------------------------------------------------------------------------------------------- exams
+def completion(text: str, finish: str, opened: bool = False) -> Completion:
+    none = np.zeros(0, np.float32)
+    ids = np.zeros(0, np.int32)
+    turn = Turn("sampled", ids, none, text, finish, opened=opened, thought=("<think>", "</think>"))
+    return Completion((Row(ids, ids, np.zeros(0, bool), none),), (turn,), finish, text)
+
+
+def answer_of(form: Form, one: Completion) -> str | None:
+    """As an exam of this form reads it."""
+    card = SuiteCard(name="x", path="none.jsonl", form=form, measures=("accuracy",))
+    return suites.exam(plain_card("none"), card, None, "actor").read(one)
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "whole", "cut"),
+    [
+        ("math", r"so \boxed{42} and", "42", "42"),  # what is closed is no fragment
+        ("math", r"\boxed{4} or rather \boxed{5", None, None),
+        ("short", "<answer>Ada</answer> because", "Ada", "Ada"),
+        ("short", "<answer>Ada", None, None),
+        ("choice", "Answer: B", "B", None),
+        ("choice", "Answer: B\nsince", "B", "B"),
+        ("choice", "I think the answer is (B", "I think the answer is (B", None),
+        ("choice", r"\boxed{C} since", "C", "C"),
+        ("document", "Answer: 12", "12", None),  # perhaps 1,200
+        ("document", "Answer: 12\nsince", "12", "12"),
+        ("document", r"\boxed{12} since", "12", "12"),
+        ("open", "A report that", "A report that", None),
+        ("math", r"<think>perhaps \boxed{4}", None, None),  # an open thought
+        ("short", "<think>perhaps <answer>Ada</answer>", None, None),
+    ],
+)
+def test_an_answer_that_may_be_a_fragment_is_none(form: Form, text: str, whole: str | None, cut: str | None):
+    assert answer_of(form, completion(text, "eos")) == whole
+    assert answer_of(form, completion(text, "length")) == cut
+    assert answer_of(form, completion(text, "overflow")) == cut
+
+
+def test_spells_conclusion_is_a_whole_line():
+    assert spell_exams.conclusion(completion("The answer is 12", "eos")) == "12"
+    assert spell_exams.conclusion(completion("The answer is 12", "length")) is None
+    assert spell_exams.conclusion(completion("The answer is 12\nsince", "length")) == "12"
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"so \boxed{42} and", None),  # nobody says that the prompt did not open a thought
+        (r"<think>so \boxed{41}", None),
+        (r"so \boxed{41} hm</think>It is \boxed{42}. And", "42"),
+        (r"<think>so \boxed{41} hm</think>It is \boxed{42}. And", "42"),
+        (r"<think>so</think>It is \boxed{4", None),
+    ],
+)
+def test_of_an_endpoints_cut_reply_only_what_follows_the_thought_counts(text: str, answer: str | None):
+    for cut in ("length", "content_filter"):
+        one = completion_of(Reply(text, cut=cut))
+        assert (one.finish_reason, one.turns[0].finish, one.text) == ("length", "length", text)
+        assert answer_of("math", one) == answer
+    assert completion_of(Reply(text)).finish_reason == "eos"
+
+
+def test_an_examined_endpoints_cut_replies_are_wrong_and_counted(tmp_path: Path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"question": f"{n} + 0?", "answers": [str(n)]}) + "\n" for n in range(4)))
+    suite = SuiteCard(name="sums", path=str(rows), form="math", measures=("accuracy",))
+    texts = [
+        (r"\boxed{0}", "stop"),
+        (r"\boxed{1}", "length"),
+        (r"\boxed{2", "length"),
+        (r"x</think>\boxed{3}. So", "length"),
+    ]
+
+    def answers(number: int, body: dict[str, Any]) -> Answer:
+        asked = body["messages"][-1]["content"]
+        return chat(*next(texts[n] for n in range(4) if f"{n} + 0?" in asked))
+
+    kept: list[Any] = []
+    with endpoint(answers) as (url, _):
+        table = JudgeSection(url=url, model="m", timeout=5.0, concurrency=1)
+        found = examine_endpoint(table, [suite], [], lambda name, records, measured: kept.extend(records), print)
+    assert [record["prediction"] for record in kept] == ["0", None, None, "3"]
+    assert found["metrics"]["eval/sums/accuracy"] == 0.5 and found["metrics"]["eval/sums/cut_off"] == 3.0
+
+
+# -------------------------------------------------------------------------------------------------------------- games
+def tools_that_reply(*replies: Reply) -> Any:
+    """Tools whose external models give these replies."""
+    tools = Mock(spec=StepTools)
+    tools.judge = lambda messages, **asked: list(replies)
+    return tools
+
+
+def test_the_base_models_cut_replies_have_no_verdict():
+    sampled = [completion("<score>1</score> so", "eos"), completion("<score>1</score> so", "length")]
+    tools = Mock(spec=StepTools)
+    tools.encode_prompt = lambda messages: (1,)
+    tools.generate = lambda role, prompts, *rest, **more: [
+        [sampled["again" in p.name or p.name == "1"]] for p in prompts
+    ]
+    judge = asking.Judge("grader", "evaluate.grader", AskSection(temperature=0.0, max_tokens=8))
+    replies = judge.ask(tools, ["first", "second"], rubrics.score_of, "only the score")
+    assert replies.read == [True, None] and [len(given) for given in replies.given] == [1, 2]
+    assert [reply.cut for given in replies.given for reply in given] == ["", "length", "length"]
+
+
+@pytest.mark.parametrize(
+    ("reply", "outside", "answer"),
+    [
+        (Reply("Answer: Paris"), False, "Paris"),
+        (Reply("Answer: Par", cut="length"), False, None),
+        (Reply("Answer: Paris\nsince", cut="length"), False, "Paris"),
+        (Reply("Answer: Paris\nsince", cut="length"), True, None),  # it may all be thought
+        (Reply("hm</think>Answer: Paris\nsince", cut="length"), True, "Paris"),
+        (Reply("<think>Answer: Paris\nsince", cut="length"), False, None),
+    ],
+)
+def test_ssps_verifier_does_not_read_a_fragment(reply: Reply, outside: bool, answer: str | None):
+    assert verification._answer(reply, outside) == answer
+
+
+def test_spices_external_challenger_writes_no_task_in_a_cut_reply():
+    cfg = load_card(
+        ROOT / "configs" / "spice" / "atlas.toml",
+        ["spice.train=reasoner", "spice.challenger.endpoint={url='http://127.0.0.1:1/v1', model='m'}"],
+    )
+    task = '{"draft": {"question": "How many?", "answer": "7"}}'
+    tools = tools_that_reply(Reply(task), Reply(task[:-1], cut="length"), Reply("", refused="HTTP 400"))
+    prompts = [Messages("a"), Messages("b"), Messages("c")]
+    ((whole,), (cut,), (refused,)) = challenger._generate_externally(cfg, tools, "task", prompts, 1)
+    assert (whole.text, cut.text, refused.refused) == (task, "", True)
+    assert last_object(task[:-1]) == {"question": "How many?", "answer": "7"}  # what a cut reply seems to hold
+
+
+def test_scores_harness_is_not_refreshed_from_a_cut_reply():
+    cfg = load_card(
+        ROOT / "configs" / "score" / "atlas.toml", [f"score.prompts={ROOT / 'scope_jax' / 'prompts' / 'score'}"]
+    )
+    before = harness.default(cfg)
+    with pytest.raises(harness.HarnessError, match=r"^the reply was cut: length$"):
+        refreshing._asked(cfg, tools_that_reply(Reply("{}", cut="length")), before, [])
+    assert refreshing._asked(cfg, tools_that_reply(Reply("{}")), before, []) == Reply("{}")
+
+
+def test_a_conversation_in_the_terminal_says_that_a_reply_was_cut(monkeypatch: pytest.MonkeyPatch):
+    replies = iter([("one two", "length"), ("one two.", "stop")])
+    monkeypatch.setattr(talk, "reply", lambda model, body, show: next(replies))
+    told: list[str] = []
+    model = Mock(spec=Served, joiner=None)
+    model.name = "m"
+    talk.talk(model, ["a", "b"], told.append, system=None, temperature=0.0, max_tokens=2, seed=0)
+    assert "".join(told) == "\n[the reply was cut at its limit of tokens]\n\n"
