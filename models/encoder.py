@@ -6,12 +6,14 @@ Pure functions of a config and a tree of weights; `models/texts.py` adds tokeniz
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
@@ -22,6 +24,7 @@ from models.config import from_hf as decoder_config
 from models.fields import WeightsError, read_json, read_object, texts, within
 from models.hf import HfTensor
 from models.hf import hf_tensor as decoder_tensor
+from models.redundant import HEAD, Redundant, of_decoder
 from sharding.collectives import LOCAL
 from sharding.rules import TRAIN, Rules
 
@@ -169,30 +172,36 @@ def load(folder: str | Path, mesh: Mesh | None, dtype: Any) -> tuple[EncoderConf
     Raises FileNotFoundError or WeightsError with one sentence.
     """
     cfg = load_config(folder)
-    tensor_of, spare = _names(cfg, weights.tensor_names(folder))
-    return cfg, weights.load_tree(folder, declare(cfg), tensor_of, spare, mesh, WHOLE, dtype)
+    tensor_of, extra = _names(cfg, weights.tensor_names(folder))
+    return cfg, weights.load_tree(folder, declare(cfg), tensor_of, extra, mesh, WHOLE, dtype)
 
 
-def _names(cfg: EncoderConfig, stored: frozenset[str]) -> tuple[Callable[[str], HfTensor], frozenset[str]]:
-    """(checkpoint name of each weight, tensors to ignore). Names of a model saved within another one have a prefix."""
+def _names(cfg: EncoderConfig, stored: frozenset[str]) -> tuple[Callable[[str], HfTensor], Redundant]:
+    """(checkpoint name of each weight, what may be stored besides). Names of a model saved within another one have a
+    prefix. What predicts tokens or classes (a pooler, heads of pre-training, an output table) has no part in a vector.
+    """
     model = cfg.model
     if isinstance(model, BertConfig):
         prefix = "bert." if any(name.startswith("bert.") for name in stored) else ""
-        buffers = {"embeddings.position_ids", "pooler.dense.weight", "pooler.dense.bias"}
-        heads = {name for name in stored if prefix and not name.startswith(prefix)}
+        heads = r"|cls\.(predictions|seq_relationship)\..+" if prefix else ""
+        positions = np.arange(model.max_positions)
+        buffers = {"position_ids": positions, "token_type_ids": np.zeros_like(positions)}
+        named = {re.compile(re.escape(f"{prefix}embeddings.{name}")): (values,) for name, values in buffers.items()}
+        unused = re.compile(rf"{re.escape(prefix)}pooler\.dense\.(weight|bias){heads}")
 
         def bert_tensor(path: str) -> HfTensor:
             tensor = bert.hf_tensor(path)
             return HfTensor(prefix + tensor.name, tensor.transposed)
 
-        return bert_tensor, frozenset({prefix + name for name in buffers} | heads)
+        return bert_tensor, Redundant({}, tuple(named.items()), unused)
     bare = not any(name.startswith("model.") for name in stored)
 
     def qwen_tensor(path: str) -> HfTensor:
         tensor = decoder_tensor(model, path)
         return HfTensor(tensor.name.removeprefix("model."), tensor.transposed) if bare else tensor
 
-    return qwen_tensor, frozenset({"lm_head.weight"})
+    extra = of_decoder(model, "" if bare else "model.")
+    return qwen_tensor, extra if model.tie_embeddings else replace(extra, unused=re.compile(re.escape(HEAD)))
 
 
 # ------------------------------------------------------------------------------------------------------------- forward

@@ -14,8 +14,7 @@ import json
 import math
 import mmap
 import os
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +30,9 @@ MAX_SHARD_BYTES = 5 * 10**9  # largest safetensors file, as in transformers
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 READABLE = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(jnp.bfloat16)}
 CODES = {dtype: code for code, dtype in READABLE.items()}
-BUFFER = re.compile(r"\.rotary_emb\.inv_freq$")  # saved by transformers up to 4.31; config.json determines it
+NUMBERS = READABLE | {"F64": np.dtype(np.float64), "I64": np.dtype(np.int64), "I32": np.dtype(np.int32)}
+# Weights in formats that are not read: pickles, which may run code, and files of other programs.
+OTHERS = ("pytorch_model*.bin", "consolidated*.pth", "*.pt", "tf_model*.h5", "flax_model*.msgpack", "*.gguf")
 
 Shapes = Mapping[str, tuple[int, ...]]
 Blocks = Callable[[str], Iterable[Any]]  # tensor name -> its rows in order, in pieces (numpy or jax arrays)
@@ -72,18 +73,33 @@ def _header(path: Path) -> dict[str, _Stored]:
     }
 
 
+def _dtype(name: str, stored: _Stored, known: Mapping[str, np.dtype]) -> np.dtype:
+    """A tensor's dtype. Raises WeightsError if it is none of the known ones."""
+    if stored.dtype not in known:
+        raise WeightsError(f"{stored.path}: {name} is {stored.dtype}; supported are {', '.join(sorted(known))}.")
+    return known[stored.dtype]
+
+
 class Checkpoint:
-    """The tensors of a folder's safetensors files, open for reading slices. bytes_read counts the bytes read so far."""
+    """The tensors of a folder's safetensors files, open for reading slices.
+
+    bytes_read counts the bytes read so far. repeated: a name of the second tensor -> its name, where two files hold it.
+    """
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder = folder
         self.bytes_read = 0
         self._stored: dict[str, _Stored] = {}
         self._maps: dict[Path, mmap.mmap] = {}
+        self.repeated: dict[str, str] = {}
         for path in self._paths():
             if not path.is_file():
-                raise FileNotFoundError(f"{path} is missing; copy the model folder again.")
-            self._stored |= _header(path)
+                raise FileNotFoundError(self._missing(path))
+            for name, stored in _header(path).items():
+                again = f"{name} in {path.name}"
+                if name in self._stored:
+                    self.repeated[again] = name
+                self._stored[again if name in self._stored else name] = stored
             with path.open("rb") as file:
                 self._maps[path] = stack.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
@@ -97,10 +113,24 @@ class Checkpoint:
             raise WeightsError(f"{index} has no weight_map; copy the file again.")
         return sorted({within(self.folder, name, index) for name in where.values()})
 
+    def _missing(self, path: Path) -> str:
+        """Why there is no file at `path`, and what to do."""
+        other = next((file for kind in OTHERS for file in sorted(self.folder.glob(kind))), None)
+        if other is None or any(self.folder.glob("*.safetensors")):
+            return f"{path} is missing; copy the model folder again."
+        return (
+            f"{self.folder} has its weights in {other.name}, and only safetensors are read; load the folder with "
+            "transformers and save it with save_pretrained, or copy one that has safetensors."
+        )
+
     @property
     def names(self) -> frozenset[str]:
         """Names of all tensors."""
-        return frozenset(self._stored)
+        return frozenset(self._stored) - set(self.repeated)
+
+    def rename(self, name: str, new: str) -> None:
+        """Lets a tensor be read under another name, instead of its own."""
+        self._stored[new] = self._stored.pop(name)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """A tensor's shape in the file."""
@@ -110,12 +140,19 @@ class Checkpoint:
         """A tensor's dtype in the file."""
         return READABLE[self._stored[name].dtype]
 
-    def check(self, shapes: Shapes, spare: frozenset[str]) -> None:
-        """Raises WeightsError unless the files hold exactly these tensors in these shapes; tensors in `spare` and
-        rotary frequencies, which old checkpoints contain, are allowed in addition.
+    def values(self, name: str) -> np.ndarray:
+        """A whole small tensor in its own dtype. Raises WeightsError for a dtype that is none of numbers."""
+        stored = self._stored[name]
+        dtype = _dtype(name, stored, NUMBERS)
+        end = stored.start + math.prod(stored.shape) * dtype.itemsize
+        return np.frombuffer(self._maps[stored.path][stored.start : end], dtype).reshape(stored.shape)
+
+    def check(self, shapes: Shapes, spare: Collection[str]) -> None:
+        """Raises WeightsError unless the files hold exactly these tensors in these shapes; those in `spare` may be
+        there besides.
         """
-        found = {name for name in self._stored if not BUFFER.search(name)}
-        for names, what in ((set(shapes) - found, "lacks"), (found - set(shapes) - spare, "has unexpected")):
+        found = self.names
+        for names, what in ((set(shapes) - found, "lacks"), (found - set(shapes) - set(spare), "has unexpected")):
             if names:
                 some = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
                 raise WeightsError(
@@ -125,18 +162,15 @@ class Checkpoint:
             stored = self._stored[name]
             if stored.shape != shape:
                 raise WeightsError(f"{stored.path}: {name} has shape {stored.shape}, but config.json requires {shape}.")
-            if stored.dtype not in READABLE:
-                raise WeightsError(
-                    f"{stored.path}: {name} is {stored.dtype}; supported are {', '.join(sorted(READABLE))}."
-                )
+            _dtype(name, stored, READABLE)
 
     def read(self, name: str, index: tuple[slice, ...], out: np.ndarray) -> None:
         """Copies the slice `index` of a tensor, in the file's layout, into `out`, cast to its dtype.
 
-        Raises WeightsError if a copied value is not finite.
+        Raises WeightsError if a copied value is not finite, or the tensor is not of floating-point numbers.
         """
         stored = self._stored[name]
-        mapped, dtype = self._maps[stored.path], READABLE[stored.dtype]
+        mapped, dtype = self._maps[stored.path], _dtype(name, stored, READABLE)
         # All views must be gone before the map is closed, so none may leave this function, not even in a traceback.
         whole = np.frombuffer(mapped, dtype, math.prod(stored.shape), stored.start).reshape(stored.shape)
         part = whole[index]

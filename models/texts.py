@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerFast
 from models import encoder
 from models.bert import BertConfig
 from models.encoder import EncoderConfig, Params
-from models.vocabularies import by_transformers
+from models.vocabularies import of_folder
 
 END_OF_TEXT = "<|endoftext|>"  # the token whose hidden state is Qwen3-Embedding's vector
 SHORTEST = 16  # length of the shortest program
@@ -66,7 +66,7 @@ class TextTokenizer:
 
         Raises ValueError if none can be read.
         """
-        hf = by_transformers(Path(folder))
+        hf = of_folder(Path(folder))
         return TextTokenizer(hf, max_tokens, ends_with)
 
     def __call__(self, texts: Sequence[str]) -> list[list[int]]:

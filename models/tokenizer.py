@@ -21,9 +21,12 @@ from transformers import PreTrainedTokenizerFast
 from models import ends, vocabularies
 from models.chat import ChatTemplate, Stretch, occurrences, without_surrogates
 from models.ends import End, TemplateEnd
+from models.fields import read_object
 from models.vocabularies import BYTE_NAMES, SPACE
 
 TRUSTED = ("assistant", "system")  # roles whose messages may use forbidden names as tokens
+# The class that a saved folder names: transformers 4 and 5 know it, and read tokenizer.json as it is.
+SAVED_CLASS = "PreTrainedTokenizerFast"
 # A tokenizer is exact if it preserves this text: case, accents, width, ligatures, white space, any byte.
 PROBE = "  Aé ﬁＡ½  日本\t\r\n🙂\u0000\u200d \u00a0#\ue000 "
 
@@ -63,8 +66,8 @@ class Tokenizer:
         self.vocab_size: int = max(vocabulary.values()) + 1
         self._space_ids = [vocabulary[BYTE_NAMES[byte]] for byte in SPACE.encode()] if self._spaced else []
         # A vocabulary without byte fallback maps characters it lacks to its unknown token.
-        unknown: Any = hf.unk_token_id if self._bytes is None else None
-        self.special_ids: frozenset[int] = frozenset(self._special.values()) - {unknown}
+        unknown = {hf.unk_token_id, vocabularies.unknown_id(self._plain)} if self._bytes is None else set()
+        self.special_ids: frozenset[int] = frozenset(self._special.values()) - unknown
         self._chat = ChatTemplate(hf, special)
         self.ends, self.template_end = self._ends(eos_ids, [Path(folder) for folder in folders])
         if not self.ends:
@@ -126,6 +129,9 @@ class Tokenizer:
     def save(self, folder: str | Path) -> None:
         """Writes the tokenizer's files, its chat template and generation_config.json (end and padding tokens)."""
         self._hf.save_pretrained(folder)
+        path = Path(folder) / "tokenizer_config.json"
+        config = {**read_object(path), "tokenizer_class": SAVED_CLASS}
+        path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         ids = {"bos_token_id": self.bos_id, "eos_token_id": list(self.eos_ids), "pad_token_id": self.pad_id}
         known = {name: value for name, value in ids.items() if value is not None}
         (Path(folder) / "generation_config.json").write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")

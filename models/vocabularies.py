@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from google.protobuf.message import DecodeError
 from huggingface_hub.errors import StrictDataclassError
-from tokenizers import AddedToken, Regex, decoders, normalizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import (
@@ -24,6 +24,7 @@ from transformers.convert_slow_tokenizer import (
     generate_merges,
 )
 
+from models import specials
 from models.fields import read_object
 
 SPACE = "\u2581"  # how SentencePiece writes a space
@@ -34,7 +35,6 @@ OBJECTS = (
     "added_tokens.json",
 )  # transformers' files
 KINDS = ("BPE", "Unigram", "WordPiece")
-AS_IT_IS = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes of folders whose tokenizer.json says everything
 
 # Llama 3's ranks file holds no special tokens. Names and order as from Llama 3.1 on: 256 ids from 128000.
 LLAMA3_RANKS = 128_000
@@ -77,7 +77,7 @@ def read(folder: Path) -> tuple[PreTrainedTokenizerFast, tuple[int, ...]]:
 
         hf = BertTokenizer(vocab=str(folder / "vocab.txt"))
     else:
-        hf = by_transformers(folder)
+        hf = of_folder(folder)
     kind = type(hf.backend_tokenizer.model).__name__
     if kind not in KINDS:
         raise ValueError(f"{folder} has a tokenizer of type {kind}; supported are BPE, Unigram and WordPiece.")
@@ -87,24 +87,47 @@ def read(folder: Path) -> tuple[PreTrainedTokenizerFast, tuple[int, ...]]:
     return hf, ends
 
 
-def by_transformers(folder: Path) -> PreTrainedTokenizerFast:
-    """The fast tokenizer that transformers makes of a folder. Raises ValueError if it makes none."""
+def of_folder(folder: Path) -> PreTrainedTokenizerFast:
+    """The fast tokenizer of a folder with tokenizer.json, which then is the whole pipeline, whatever class or option
+    another file names; or with a class's own vocabulary files. Raises ValueError with one sentence if there is none.
+    """
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        return _by_class(folder)
     try:
-        config = folder / "tokenizer_config.json"
-        if config.is_file() and read_object(config).get("tokenizer_class") in AS_IT_IS:
-            hf = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-        else:
-            from transformers import AutoTokenizer  # it imports torch where that is installed: seconds
+        fast = FastTokenizer.from_file(str(file))
+    except Exception as error:  # noqa: BLE001 - the library raises no narrower class
+        raise ValueError(f"{folder} has no readable tokenizer ({_first_line(error)}).") from None
+    return specials.wrap(fast, folder, specials.class_roles(folder), whole=True)
 
-            hf = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+def _by_class(folder: Path) -> PreTrainedTokenizerFast:
+    """The fast tokenizer that transformers makes of vocabulary files that do not say how text is divided: the class
+    that tokenizer_config.json or config.json names decides.
+    """
+    if (folder / "vocab.json").is_file() and specials.class_of(folder) is None:
+        raise ValueError(
+            f"{folder} has no readable tokenizer (vocab.json and merges.txt do not say how text is divided, and no "
+            "tokenizer class is named; add tokenizer.json, or tokenizer_class in tokenizer_config.json)."
+        )
+    try:
+        from transformers import AutoTokenizer  # it imports torch where that is installed: seconds
+
+        hf = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, fix_mistral_regex=False
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = _first_line(error)
         if "instantiate the backend tokenizer" in reason:  # transformers' list of what it looks for is cut off here
             reason = "it needs tokenizer.json, or vocab.json and merges.txt, or tokenizer.model"
         raise ValueError(f"{folder} has no readable tokenizer ({reason}).") from None
     if not isinstance(hf, PreTrainedTokenizerFast):
         raise ValueError(f"{folder} has no fast tokenizer; it needs a tokenizer.json or a vocab.txt.")
     return hf
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _llama3(model: Path) -> PreTrainedTokenizerFast:
@@ -117,7 +140,7 @@ def _llama3(model: Path) -> PreTrainedTokenizerFast:
         )
     fast.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in LLAMA3_SPECIAL])
     roles = {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>", "pad_token": "<|finetune_right_pad_id|>"}
-    return _wrap(fast, model.parent, roles)
+    return specials.wrap(fast, model.parent, roles, whole=False)
 
 
 def _sentencepiece(model: Path) -> PreTrainedTokenizerFast:
@@ -149,23 +172,8 @@ def _sentencepiece(model: Path) -> PreTrainedTokenizerFast:
         [AddedToken(p.piece, normalized=False, special=p.type != 4) for p in proto.pieces if p.type in (2, 3, 4)]
     )
     special = {piece.piece for piece in proto.pieces if piece.type in (2, 3)}
-    return _wrap(fast, model.parent, {role: name for role, name in USUAL_ROLES.items() if name in special})
-
-
-def _wrap(fast: FastTokenizer, folder: Path, roles: Mapping[str, str]) -> PreTrainedTokenizerFast:
-    """Adds the roles, added tokens and chat template that the folder's tokenizer_config.json names."""
-    path = folder / "tokenizer_config.json"
-    config = read_object(path) if path.is_file() else {}
-    for id, token in sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0])):
-        fast.add_tokens([AddedToken(**{key: value for key, value in token.items() if key != "__type"})])
-        if fast.token_to_id(token["content"]) != int(id):
-            raise ValueError(f"{path} gives {token['content']!r} the id {id}, which the vocabulary cannot assign.")
-    named = {role: config[role] for role in USUAL_ROLES if config.get(role)}
-    roles = dict(roles) | {role: name["content"] if isinstance(name, dict) else name for role, name in named.items()}
-    hf = PreTrainedTokenizerFast(tokenizer_object=fast, clean_up_tokenization_spaces=False, **roles)
-    template = folder / "chat_template.jinja"
-    hf.chat_template = template.read_text(encoding="utf-8") if template.is_file() else config.get("chat_template")
-    return hf
+    roles = {role: name for role, name in USUAL_ROLES.items() if name in special}
+    return specials.wrap(fast, model.parent, roles, whole=False)
 
 
 # ------------------------------------------------------------------------------------------------------------- bytes
@@ -201,6 +209,13 @@ def falls_back_to_bytes(fast: FastTokenizer) -> bool:
     """True if the vocabulary writes spaces as U+2581 and characters it lacks as bytes (SentencePiece)."""
     kinds = {part["type"] for part in _parts(_state(fast.decoder))}
     return "ByteFallback" in kinds and all(fast.token_to_id(name) is not None for name in BYTE_NAMES)
+
+
+def unknown_id(fast: FastTokenizer) -> int | None:
+    """The id that the vocabulary itself gives to what it lacks; None if it names no such token."""
+    model = fast.model
+    named = model.unk_token if isinstance(model, (models.BPE, models.WordPiece)) else None
+    return None if named is None else fast.token_to_id(named)
 
 
 def byte_table(fast: FastTokenizer) -> dict[int, bytes] | None:

@@ -24,10 +24,11 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, SingleDeviceSharding
 
-from models import streaming, tensorfile
+from models import redundant, streaming, tensorfile
 from models.config import ModelConfig, from_hf, to_hf
 from models.fields import WeightsError, read_object
 from models.hf import HfTensor, hf_shapes, hf_tensor, tree_shapes
+from models.redundant import Redundant
 from models.seal import SEAL, fault, seal
 from models.tensorfile import Checkpoint
 from models.tokenizer import Tokenizer
@@ -132,14 +133,8 @@ def load_hf(
     """
     folder = Path(folder)
     cfg = load_config(folder)
-    return cfg, load_tree(
-        folder, declare(cfg), lambda path: hf_tensor(cfg, path), _spare(cfg), mesh, rules, dtype, report
-    )
-
-
-def _spare(cfg: ModelConfig) -> frozenset[str]:
-    """Tensors that may be present but are not used: some writers store a tied model's output table separately."""
-    return frozenset({"lm_head.weight"}) if cfg.tie_embeddings else frozenset()
+    tree, extra = declare(cfg), redundant.of_decoder(cfg)
+    return cfg, load_tree(folder, tree, lambda path: hf_tensor(cfg, path), extra, mesh, rules, dtype, report)
 
 
 def tensor_names(folder: str | Path) -> frozenset[str]:
@@ -159,7 +154,7 @@ def stored_dtypes(folder: str | Path) -> set[str]:
     with ExitStack() as stack:
         checkpoint = Checkpoint(folder, stack)
         cfg = load_config(folder)
-        checkpoint.check(hf_shapes(cfg), _spare(cfg))
+        redundant.open_checked(checkpoint, hf_shapes(cfg), redundant.of_decoder(cfg))
         return {checkpoint.dtype(name).name for name in hf_shapes(cfg)}
 
 
@@ -167,21 +162,22 @@ def load_tree(
     folder: str | Path,
     tree: Params,
     tensor_of: Callable[[str], HfTensor],
-    spare: frozenset[str],
+    extra: Redundant,
     mesh: Mesh | None,
     rules: Rules,
     dtype: Any,
     report: Report = quiet,
 ) -> Params:
     """The weights of a tree of Param, for models with other tensor names: tensor_of("layers.q_D_Hh") returns the
-    checkpoint tensor of a weight; `spare` tensors may be present too. Otherwise like load_hf.
+    checkpoint tensor of a weight; extra: what may be stored besides. Otherwise like load_hf.
     """
     shardings = _shardings(tree, mesh, rules)
     shapes = tree_shapes(tree, tensor_of)
     done = 0
     with ExitStack() as stack:
         checkpoint = Checkpoint(Path(folder), stack)
-        checkpoint.check(shapes, spare)
+        redundant.open_checked(checkpoint, shapes, extra)
+        redundant.compare(checkpoint, extra)
 
         def one(path: tuple[Any, ...], param: Param, sharding: Any) -> jax.Array:
             nonlocal done
@@ -340,15 +336,16 @@ def save_hf(
 def recast_hf(source: str | Path, folder: str | Path, dtype: Any, report: Report = quiet) -> None:
     """Copies a Hugging Face folder with its weights cast to another dtype, file to file: no device is involved.
 
-    Tensors that the model does not use (see `_spare`) are left out. Raises as load_hf and save_hf do.
+    Redundant tensors (models/redundant.py) are left out. Raises as load_hf and save_hf do.
     """
     source = Path(source)
     cfg = load_config(source)
-    shapes = hf_shapes(cfg)
+    shapes, extra = hf_shapes(cfg), redundant.of_decoder(cfg)
     done = 0
     with ExitStack() as stack:
         checkpoint = Checkpoint(source, stack)
-        checkpoint.check(shapes, _spare(cfg))
+        redundant.open_checked(checkpoint, shapes, extra)
+        redundant.compare(checkpoint, extra)
 
         def blocks(name: str) -> Iterator[np.ndarray]:
             nonlocal done

@@ -329,19 +329,24 @@ def test_a_saved_folder_reads_the_same(load, tmp_path, name, config):
     assert again.special_ids == tokenizer.special_ids and again.vocab_size == tokenizer.vocab_size
 
 
-def test_a_plain_folder_needs_no_model_classes(byte_level, tmp_path, monkeypatch):
-    """AutoTokenizer imports torch where that is installed."""
+def test_only_vocabularies_without_a_pipeline_need_model_classes(byte_level, tmp_path, monkeypatch):
+    """AutoTokenizer imports torch where that is installed, and rebuilds what tokenizer.json says."""
     byte_level(tmp_path)
+    asked: list[dict[str, Any]] = []
 
-    def refuse(*_: Any, **__: Any) -> None:
-        raise AssertionError("AutoTokenizer was asked")
+    def refuse(*_: Any, **options: Any) -> None:
+        asked.append(options)
+        raise ValueError("AutoTokenizer was asked")
 
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", refuse)
     assert Tokenizer.load(tmp_path).encode("the cat")
     config = tmp_path / "tokenizer_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"tokenizer_class": "Qwen2Tokenizer"}))
-    with pytest.raises(AssertionError, match="AutoTokenizer"):
+    assert Tokenizer.load(tmp_path).encode("the cat") and not asked
+    (tmp_path / "tokenizer.json").rename(tmp_path / "vocab.json")
+    with pytest.raises(ValueError, match="AutoTokenizer was asked"):
         Tokenizer.load(tmp_path)
+    assert asked[0]["trust_remote_code"] is False  # a folder's own code is never run
 
 
 @pytest.mark.parametrize("end", ["<|end|>", "<｜end▁of▁text｜>", "<end of text>"])

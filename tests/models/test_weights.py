@@ -115,20 +115,6 @@ def test_blocks_of_any_size_give_the_same_bits(folder, tmp_path, tiny, params, m
     assert (tmp_path / "again" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
 
 
-def test_tied_checkpoint_may_store_the_head_twice(tmp_path, tiny, params):
-    tied = replace(tiny, tie_embeddings=True)
-    trunk = {name: value for name, value in params.items() if name != "head"}
-    save_hf(tmp_path / "m", tied, trunk, jnp.float32, None)
-    rewrite(tmp_path / "m", lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"]}))
-    assert same(load_hf(tmp_path / "m")[1], trunk)
-
-
-def test_rotary_frequencies_in_old_checkpoints_are_ignored(folder, params):
-    frequencies = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(6, np.float32)}
-    rewrite(folder, lambda t: t.update(frequencies))
-    assert same(load_hf(folder)[1], params)
-
-
 @pytest.mark.parametrize("block", [1024, 4 * 2**20])
 def test_every_16_bit_value_is_cast_exactly(tmp_path, tiny, params, monkeypatch, block):
     """All finite float16 and bfloat16 values, both on the devices (small blocks) and on the host: exact in float32,

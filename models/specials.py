@@ -1,0 +1,212 @@
+"""What a tokenizer folder's JSON files say beside its vocabulary: added tokens, special tokens by role, chat template.
+
+The ids come from the vocabulary alone. A token that these files name under another id, or without one, is an error.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as FastTokenizer
+from transformers import PreTrainedTokenizerFast
+
+from models.fields import read_object
+
+CONFIG = "tokenizer_config.json"
+ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+NEEDED = ("bos_token", "eos_token")  # roles that texts are built from; any other may lack a token
+FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
+KEPT = ("model_max_length", "clean_up_tokenization_spaces")  # what other readers of an export go by
+GENERIC = ("PreTrainedTokenizer", "PreTrainedTokenizerFast", "PythonBackend", "TokenizersBackend")
+
+
+@dataclass(frozen=True)
+class _Said:
+    """A token that a file of the folder names: its id there (None: the file gives none), and its flags."""
+
+    file: str
+    content: str
+    id: int | None
+    flags: Mapping[str, bool]
+
+
+def wrap(fast: FastTokenizer, folder: Path, roles: Mapping[str, str], *, whole: bool) -> PreTrainedTokenizerFast:
+    """`fast` with the added tokens, roles and chat template that the folder's JSON files name.
+
+    roles: token by role, where the files say nothing. whole: `fast` is all of a tokenizer.json, so that its tokens keep
+    their flags, and no file may add one that ordinary text could become. Raises ValueError with one sentence where the
+    files contradict the vocabulary.
+    """
+    config = _object(folder / CONFIG)
+    said = sorted(_said(folder, config), key=lambda token: (token.id is None, token.id or 0))
+    ids = {token.content for token in said if token.id is not None} | set(fast.get_vocab())
+    named = _roles(folder, config, ids, roles)
+    special = {token.content for token in said if token.flags.get("special")} | set(named.values())
+    for token in said:
+        _add(fast, token, special, folder, whole)
+    listed = {token.content: token for token in fast.get_added_tokens_decoder().values()}
+    for content in sorted(special):
+        if content not in listed or not listed[content].special:
+            flags = _flags(listed[content]) if content in listed else {"normalized": False}
+            fast.add_special_tokens([AddedToken(content, special=True, **flags)])
+    kept = {"clean_up_tokenization_spaces": False} | {name: config[name] for name in KEPT if name in config}
+    hf = PreTrainedTokenizerFast(tokenizer_object=fast, **kept, **named)
+    hf.chat_template = _chat_template(folder, config)
+    return hf
+
+
+def _flags(token: AddedToken) -> dict[str, bool]:
+    """How an added token is matched."""
+    return {
+        "lstrip": token.lstrip,
+        "rstrip": token.rstrip,
+        "single_word": token.single_word,
+        "normalized": token.normalized,
+    }
+
+
+def class_of(folder: Path) -> str | None:
+    """The tokenizer class that a folder's files name, without "Fast": in tokenizer_config.json, or through the model
+    type in config.json; None if neither names one. Raises ValueError if they name two.
+    """
+    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES  # it imports much: seconds
+
+    named = _object(folder / CONFIG).get("tokenizer_class")
+    config = _object(folder / "config.json")
+    usual = TOKENIZER_MAPPING_NAMES.get(str(config.get("model_type"))) or config.get("tokenizer_class")
+    found = {str(name).removesuffix("Fast") for name in (named, usual) if name and name not in GENERIC}
+    if len(found) > 1:
+        raise ValueError(
+            f"{folder}: {CONFIG} names {named} and config.json means {usual}, which may divide a text differently, and "
+            "there is no tokenizer.json that decides; add it, or correct the class."
+        )
+    return found.pop() if found else None
+
+
+# ------------------------------------------------------------------------------------------------------------ reading
+def _object(path: Path) -> Mapping[str, Any]:
+    return read_object(path) if path.is_file() else {}
+
+
+def _content(value: Any, said_by: str) -> str:
+    """The text of a token, which files give as such or as an object."""
+    content = value.get("content") if isinstance(value, Mapping) else value
+    if not isinstance(content, str) or not content:
+        raise ValueError(f"{said_by}: {value!r} is not a token; correct or remove it.")
+    return content
+
+
+def _said(folder: Path, config: Mapping[str, Any]) -> Iterator[_Said]:
+    """Every token that a file names beside the vocabulary and the roles."""
+    path = str(folder / CONFIG)
+    decoder = config.get("added_tokens_decoder") or {}
+    if not isinstance(decoder, Mapping) or not all(str(id).isdecimal() for id in decoder):
+        raise ValueError(f"{path}: added_tokens_decoder is not an object of tokens by id; correct or remove it.")
+    for id, token in decoder.items():
+        flags = {flag: token[flag] is True for flag in FLAGS if isinstance(token, Mapping) and flag in token}
+        yield _Said(path, _content(token, path), int(id), flags)
+    contents = {_content(token, path) for token in decoder.values()}
+    path = str(folder / "added_tokens.json")
+    for content, id in _object(folder / "added_tokens.json").items():
+        if type(id) is not int:
+            raise ValueError(f"{path}: the id of {content!r} is {id!r}; it must be a whole number.")
+        if content not in contents:
+            yield _Said(path, content, id, {})
+        elif int(next(key for key, token in decoder.items() if _content(token, path) == content)) != id:
+            raise ValueError(f"{path} gives {content!r} the id {id}, but {CONFIG} another; correct one of them.")
+    maps = {CONFIG: config} | (
+        {} if decoder else {"special_tokens_map.json": _object(folder / "special_tokens_map.json")}
+    )
+    for file, contents_of in maps.items():
+        for key in ("additional_special_tokens", "extra_special_tokens"):
+            extra = contents_of.get(key) or []
+            for token in extra.values() if isinstance(extra, Mapping) else extra:
+                yield _Said(str(folder / file), _content(token, str(folder / file)), None, {"special": True})
+
+
+def _roles(folder: Path, config: Mapping[str, Any], ids: Collection[str], usual: Mapping[str, str]) -> dict[str, str]:
+    """The token of each role that has one in the vocabulary, and of roles of a model's own ("image_token").
+
+    Raises ValueError if a file names a token for a role in NEEDED that has no id.
+    """
+    said = {role: (CONFIG, value) for role, value in config.items()}
+    if "added_tokens_decoder" not in config:  # as transformers reads them
+        file = "special_tokens_map.json"
+        said |= {role: (file, value) for role, value in _object(folder / file).items()}
+    named = {role: name for role, name in usual.items() if role not in said and name in ids}
+    for role, (file, value) in said.items():
+        if value is None or isinstance(value, bool) or not role.endswith("_token"):
+            continue
+        content = _content(value, f"{folder / file}: {role}")
+        if content in ids:
+            named[role] = content
+        elif role in NEEDED:
+            raise ValueError(f"{folder / file} names {content!r} as {role}, but no file gives it an id; correct it.")
+    return named
+
+
+def class_roles(folder: Path) -> dict[str, str]:
+    """The tokens by role of the tokenizer class that a folder names, for roles that its files leave out."""
+    config = _object(folder / CONFIG)
+    named = {*config, *_object(folder / "special_tokens_map.json")}
+    if config.get("tokenizer_class") in GENERIC or named.issuperset(NEEDED + ("unk_token", "pad_token")):
+        return {}
+    if "tokenizer_class" not in config and not (folder / "config.json").is_file():
+        return {}
+    from transformers.models.auto import tokenization_auto  # it imports much: seconds
+
+    model = str(_object(folder / "config.json").get("model_type"))
+    name = config.get("tokenizer_class") or tokenization_auto.TOKENIZER_MAPPING_NAMES.get(model)
+    kind = tokenization_auto.tokenizer_class_from_name(str(name).removesuffix("Fast"))
+    known = {} if kind is None else inspect.signature(kind.__init__).parameters
+    defaults = {role: known[role].default for role in ROLES if role in known}
+    return {role: str(value) for role, value in defaults.items() if isinstance(value, (str, AddedToken))}
+
+
+def _add(fast: FastTokenizer, token: _Said, special: set[str], folder: Path, whole: bool) -> None:
+    """Adds a token that a file names, unless the vocabulary lists it."""
+    listed = {added.content for added in fast.get_added_tokens_decoder().values()}
+    have = fast.token_to_id(token.content)
+    if token.id is None and have is None:
+        raise ValueError(
+            f"{token.file} names {token.content!r} as a special token, but no file gives it an id; remove it, or save "
+            "the tokenizer again."
+        )
+    if whole and token.content not in listed and token.content not in special:
+        raise ValueError(
+            f"{token.file} adds {token.content!r}, which {folder / 'tokenizer.json'} does not list as an added token, "
+            "so that texts would get other ids; save the tokenizer again."
+        )
+    if token.id is not None and not (whole and token.content in listed):
+        marked = token.content in special
+        flags = token.flags or {"special": marked, "normalized": not marked}  # as transformers adds added_tokens.json's
+        fast.add_tokens([AddedToken(token.content, **flags)])
+        have = fast.token_to_id(token.content)
+    if token.id is not None and have != token.id:
+        raise ValueError(
+            f"{token.file} gives {token.content!r} the id {token.id}, which the vocabulary cannot assign (there it is "
+            f"{have}); copy the folder again, or save the tokenizer again."
+        )
+
+
+def _chat_template(folder: Path, config: Mapping[str, Any]) -> Any:
+    """The folder's chat template, or several by name; None if there is none. Files count before the config."""
+    paths = {"default": folder / "chat_template.jinja"}
+    paths |= {path.stem: path for path in sorted(folder.glob("additional_chat_templates/*.jinja"))}
+    files = {name: path.read_text(encoding="utf-8") for name, path in paths.items() if path.is_file()}
+    if files:
+        return files["default"] if set(files) == {"default"} else files
+    stated = config.get("chat_template")
+    if not isinstance(stated, list):
+        return stated
+    try:
+        return {template["name"]: template["template"] for template in stated}
+    except (KeyError, TypeError):
+        raise ValueError(
+            f"{folder / CONFIG}: chat_template is a list of something else than names and templates."
+        ) from None
