@@ -279,7 +279,9 @@ class Marks:
         """For each answer, whether one of the measures in `Exam.accuracy`, or in `by_task`, accepts it."""
         right = [False] * len(self._answers)
         exam = self._exam
-        tried = [exam.by_task.get(answer.row.get("task") or "", exam.accuracy) for answer in self._answers]
+        tried: list[tuple[Measure, ...]] = [
+            exam.by_task.get(answer.row.get("task") or "", exam.accuracy) for answer in self._answers
+        ]
         for turn in range(max(map(len, tried), default=0)):
             for name in dict.fromkeys(names[turn] for names in tried if turn < len(names)):
                 open_places = [p for p, names in enumerate(tried) if not right[p] and name in names[turn : turn + 1]]
