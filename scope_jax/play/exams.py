@@ -306,9 +306,12 @@ class Marks:
         """For each answer, whether one of the measures in `Exam.accuracy`, or in `by_task`, accepts it."""
         right = [False] * len(self._answers)
         exam = self._exam
-        tried = [exam.by_task.get(answer.row.get("task") or "", exam.accuracy) for answer in self._answers]
+        tried: list[tuple[Measure, ...]] = [
+            exam.by_task.get(answer.row.get("task") or "", exam.accuracy) for answer in self._answers
+        ]
         for turn in range(max(map(len, tried), default=0)):
-            for name in dict.fromkeys(names[turn] for names in tried if turn < len(names)):
+            at_turn: list[Measure] = [names[turn] for names in tried if turn < len(names)]
+            for name in dict.fromkeys(at_turn):
                 open_places = [p for p, names in enumerate(tried) if not right[p] and name in names[turn : turn + 1]]
                 for place, value in zip(open_places, self.of(name, open_places), strict=True):
                     right[place] = value == 1.0

@@ -88,8 +88,13 @@ def spans(text: str, answer: str) -> Iterator[tuple[int, int]]:
         elif [a.text for a in wanted] == [a.text for a in given] if wanted else bare == whole.strip() != "":
             yield 0, len(whole)
         return
-    yield from _occurrences(_joined(wanted), _joined(given))
-    yield from _occurrences(_joined(_without_articles(wanted)), _joined(_without_articles(given)))
+    first = set()
+    for span in _occurrences(_joined(wanted), _joined(given)):
+        first.add(span)
+        yield span
+    for span in _occurrences(_joined(_without_articles(wanted)), _joined(_without_articles(given))):
+        if span not in first:
+            yield span
 
 
 def plain(text: str) -> str:
