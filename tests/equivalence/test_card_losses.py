@@ -249,12 +249,17 @@ def check(learner, weights, episodes, update, equation, mini_batches, whole):
         ratio_N = (leaf - old_N).detach().exp()
         clipped.append(((ratio_N > 1.285) | (ratio_N < 0.8)).double().mean().item())
 
-        now_MN, old_MN, ref_MN = (laid_out(batch, logprob_N) for logprob_N in logprobs)
+        # Ours leaves out the tokens of episodes without a term; the equation sums over all.
+        termed = {id(e.datums): batching.has_term(e, update.card) for e in rated}
+        sizes = [(termed[id(e.datums)], batching.sampled_tokens(e)) for group in members for e in group]
+        in_row_N = np.repeat(*map(np.array, zip(*sizes, strict=True)))
+        assert not slope_N[~in_row_N].any()
+        now_MN, old_MN, ref_MN = (laid_out(batch, logprob_N[in_row_N]) for logprob_N in logprobs)
         tokens = jax.tree.map(jnp.ravel, learner._tokens(batch, scores := Scores(old_MN, ref_MN)))
         counts = tokens.mask_N.sum() + batch.padding_tokens, tokens.first_N.sum() + batch.padding_sequences
         ours, ours_N = by_logprob(now_MN.ravel(), tokens, counts, update.card)
         assert abs(float(ours) - loss) <= TOLERANCE * size
-        assert max_difference(batching.unpack(batch, ours_N.reshape(now_MN.shape)), slope_N) <= TOLERANCE
+        assert max_difference(batching.unpack(batch, ours_N.reshape(now_MN.shape)), slope_N[in_row_N]) <= TOLERANCE
     if whole:
         now, _, ref = weights
         state = learner.init_state(now).replace(ref_params=jax.tree.map(jnp.asarray, ref))

@@ -40,7 +40,7 @@ IDLE_CARD = LossCard(kl="none", aggregation="constant", constant_length=8, mini_
 
 
 def run(sizes: tuple[int, ...], params, compute_dtype, micro_batch_rows=4, card=CARD, model=TINY, **options):
-    """(gradient of the first step from Adam's moment, weights after one update of two mini-batches, metrics)."""
+    """(gradient of the first step from Adam's moment, weights after one update, metrics of its mini-batches)."""
     devices = jax.devices()[: int(np.prod(sizes))]
     several = len(sizes) == len(AXES)  # stages of fsdp, as on a TPU
     mesh = Mesh(np.array(devices).reshape(sizes), AXES) if several else make_mesh(MeshConfig(*sizes), devices)
@@ -49,7 +49,8 @@ def run(sizes: tuple[int, ...], params, compute_dtype, micro_batch_rows=4, card=
     learner = Learner(model, mesh, optimizer, section, param_dtype=jnp.float32, compute_dtype=compute_dtype)
     state = learner.init_state(params)
     state = state.replace(ref_params=jax.tree.map(lambda w: w * 1.1, state.ref_params))
-    episodes = EPISODES[card](random_episodes(24, 6))
+    change = list if card is CARD else partly_idle if card is IDLE_CARD else split_in_two
+    episodes = change(random_episodes(24, 6))
     grads, state, measured = stepped(learner, state, episodes, card)
     table = state.params["layers"]["o_Hh_D"]
     return grads, jax.device_get(state.params), measured, table.addressable_shards[0].data.size / table.size
@@ -76,9 +77,6 @@ def split_in_two(episodes):
 def partly_idle(episodes):
     """Of six groups, the first and the last two have advantages of 0."""
     return [e.with_advantage(0.0) if e.group in ("g0", "g4", "g5") else e for e in episodes]
-
-
-EPISODES = {CARD: list, SEQUENCE_CARD: split_in_two, IDLE_CARD: partly_idle}
 
 
 def worst(measured, base) -> float:
