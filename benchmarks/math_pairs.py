@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from scope_jax.play.math_answers import Comparison, MathAnswers
 
 SETS = ("math500", "gsm8k", "aime", "amc23")
-SCIENTIFIC = 300  # numbers in scientific notation
+SCIENTIFIC = 400  # numbers in scientific notation
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
