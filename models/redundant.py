@@ -102,7 +102,7 @@ def _equal(checkpoint: Checkpoint, one: str, other: str) -> bool:
         parts = [np.empty((cut[1] - cut[0], *shape[1:]) if shape else (), np.float32) for _ in range(2)]
         for name, part in zip((one, other), parts, strict=True):
             checkpoint.read(name, (slice(*cut),) if shape else (), part)
-        if not np.array_equal(*parts):
+        if not np.array_equal(parts[0], parts[1]):
             return False
     return True
 

@@ -70,7 +70,7 @@ class MathAnswers:
                 self._started.append(_Worker())
                 self._idle.put(self._started[-1])
             if threads == 1:
-                found = [self._verdict(one, seconds) for one in distinct]
+                found: list[Verdict] = [self._verdict(one, seconds) for one in distinct]
             else:
                 with ThreadPoolExecutor(threads, "grader") as pool:
                     found = list(pool.map(lambda one: self._verdict(one, seconds), distinct))

@@ -14,7 +14,7 @@ from scope_jax.atlas.facts import ASSETS, World, load_numbers
 from scope_jax.atlas.problems import KINDS_OF, LEAST_PREMISES
 from scope_jax.atlas.rows import Script
 from scope_jax.atlas.spice_roles import HABITS, KINDS, ProblemHabits, SPICEDemonstrations
-from scope_jax.play.math_answers import MathAnswers
+from scope_jax.play.math_answers import Comparison, MathAnswers
 from scope_jax.systems import spice
 from scope_jax.systems.spice import contracts, rules
 from scope_jax.systems.spice.records import Task
@@ -43,6 +43,11 @@ def answers():
 
 def _said(script: Script) -> str:
     return "".join(text for text, _ in script.parts)
+
+
+def _right(task: Task, prediction: str | None, answers: MathAnswers) -> bool:
+    (verdict,) = answers.verdicts([Comparison(prediction or "", (task.answer,))])
+    return rules.right(task, prediction, verdict if rules.needs_mathematics(task, prediction) else None)
 
 
 def _habit(**share: float) -> ProblemHabits:
@@ -113,11 +118,10 @@ def test_good_reasoners_are_right_and_bad_habits_are_wrong(
     demos: SPICEDemonstrations, answers: MathAnswers, kind: str
 ) -> None:
     cfg_kind = {"number": "integer", "difference": "expression"}.get(kind, "string")
-    compare = answers.equal
 
     def rewarded(script: Script) -> bool:
         question = script.message.removeprefix("Solve: ")
-        return rules.right(Task(cfg_kind, question, _solved(question)), parsing.boxed(_said(script)), compare)
+        return _right(Task(cfg_kind, question, _solved(question)), parsing.boxed(_said(script)), answers)
 
     assert all(rewarded(demos.solve(kind)) for _ in range(DRAWS))
     bad = {"two hops": "half_way", "three hops": "half_way", "difference": "reversed"}.get(kind, "unboxed")
@@ -131,7 +135,7 @@ def test_good_reasoners_are_right_and_bad_habits_are_wrong(
 def test_differences_are_graded_by_value_including_the_sign(answers: MathAnswers) -> None:
     task = Task("expression", "What is the length of Nile minus the length of Seine?", "6650 - 777")
     said = {"6650 - 777": True, "5873": True, "777 - 6650": False, "6650": False, "-5873": False}
-    assert {answer: rules.right(task, answer, answers.equal) for answer in said} == said
+    assert {answer: _right(task, answer, answers) for answer in said} == said
 
 
 # --------------------------------------------------------------------------------------------------------------- worlds

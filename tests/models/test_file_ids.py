@@ -230,7 +230,8 @@ def _write(source: Path, folder: Path, files: Files) -> Path:
 def _reference(folder: Path) -> tuple[list[list[int]], list[list[int]]]:
     """The file's own ids of TEXTS, without and with its special tokens."""
     fast = FastTokenizer.from_file(str(folder / "tokenizer.json"))
-    return [[fast.encode(text, add_special_tokens=marks).ids for text in TEXTS] for marks in (False, True)]
+    bare, marked = ([fast.encode(text, add_special_tokens=marks).ids for text in TEXTS] for marks in (False, True))
+    return bare, marked
 
 
 def _verdict(folder: Path, name: str) -> str:

@@ -41,9 +41,15 @@ def shape(architecture: str, **changes: Any) -> ModelConfig:
     fields: dict[str, Any] = experts | post | changes
     rope = Rope(1e6)
     fixed = ("vocab_size", "num_layers", "width", "num_heads", "num_kv_heads", "head_dim", "ffn_width")
-    sizes = dict(zip(fixed, (64, 2, 32, 4, 2, 8, 48), strict=True))
+    sizes: dict[str, Any] = dict(zip(fixed, (64, 2, 32, 4, 2, 8, 48), strict=True))
     bias = {"qkv_bias": False, "output_bias": False, "max_positions": 128}
-    plain = {"architecture": architecture, "rope": rope, "norm_eps": 1e-6, "tie_embeddings": True, "qk_norm": qk}
+    plain: dict[str, Any] = {
+        "architecture": architecture,
+        "rope": rope,
+        "norm_eps": 1e-6,
+        "tie_embeddings": True,
+        "qk_norm": qk,
+    }
     return ModelConfig(**(sizes | bias | plain | fields))
 
 
@@ -70,7 +76,10 @@ def put(**tensors: Any) -> Change:
 
 
 def add(name: str, value: Any) -> Change:
-    return lambda stored: stored.update({name: value(stored) if callable(value) else value})
+    def change(stored: Tensors) -> None:
+        stored[name] = value(stored) if callable(value) else value
+
+    return change
 
 
 def changed(name: str, at: tuple[int, ...]) -> Callable[[Tensors], np.ndarray]:

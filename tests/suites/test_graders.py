@@ -1,7 +1,7 @@
 """Our graders against the reference implementations' rules, on every real row whose answer is given.
 
 The references are re-derived here from their published definitions: SQuAD's and TriviaQA's normalisation, and
-lm-evaluation-harness's filters for GSM8K and MMLU-Pro. Math-Verify is called directly.
+lm-evaluation-harness's filters for GSM8K and MMLU-Pro. Mathematics has its pairs in tests/play/test_mathematics.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import pytest
 from scope_jax.config.exams import EvalSet
 from scope_jax.data.published import RECIPES
 from scope_jax.data.sources import Source, load
-from scope_jax.play.math_answers import MathAnswers
 from scope_jax.play.measures import choice, f1, same_text
 from scope_jax.play.rewards import exact_match
 
@@ -127,24 +126,3 @@ def test_mmlu_pro_agrees_with_lm_evaluation_harness(shared_data: Path) -> None:
                 assert choice(reply, golds) == (found is not None and found[1] == golds[0])
                 count += 1
     assert count >= 20 * 300
-
-
-@pytest.mark.slow  # minutes: SymPy simplifies
-@pytest.mark.parametrize("name", ["math500", "gsm8k", "aime", "amc23"])
-def test_mathematics_agrees_with_math_verify(shared_data: Path, name: str) -> None:
-    """Our verdicts on each answer, also as it may be written otherwise, and on the next row's, are Math-Verify's."""
-    from math_verify import parse, verify  # type: ignore[import-untyped]
-
-    def reference(prediction: str, gold: str) -> bool:
-        return bool(verify(parse(f"${gold}$"), parse(f"${prediction}$")))
-
-    found, ours = rows(shared_data, name), MathAnswers()
-    wrong = []
-    for row, other in pairwise([*found, found[0]]):
-        gold = row["answers"][0]
-        for prediction in (gold, f"{{{gold}}}".replace(r"\frac", r"\dfrac"), other["answers"][0]):
-            verdict = same_text(prediction, [gold]) or ours.equal(prediction, [gold])
-            if verdict != (reference(prediction, gold) or prediction == gold):
-                wrong.append((prediction, gold, verdict))
-    ours.close()
-    assert wrong == [] and ours.given_up == 0

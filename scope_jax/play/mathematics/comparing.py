@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import sympy
 from sympy import Expr, Rational
@@ -32,8 +33,10 @@ def equal(said: Answer, gold: Answer) -> bool:
     said, gold = _as_list(said), _as_list(gold)
     if isinstance(said, Relation) or isinstance(gold, Relation) or not _same_name(said, gold):
         said, gold = _equation(said), _equation(gold)
-    if isinstance(said, Relation) != isinstance(gold, Relation):
-        return _interval_or_side(said, gold) if isinstance(said, Relation) else _interval_or_side(gold, said)
+    if isinstance(said, Relation) and not isinstance(gold, Relation):
+        return _interval_or_side(said, gold)
+    if isinstance(gold, Relation) and not isinstance(said, Relation):
+        return _interval_or_side(gold, said)
     if not _same_name(said, gold):
         return False
     match said, gold:
@@ -116,7 +119,7 @@ def _approximates(decimal: Scalar, exact: Scalar) -> bool:
     return bool(written in (cut, sympy.floor(scaled + Rational(1, 2)), sympy.ceiling(scaled - Rational(1, 2))))
 
 
-def _endless(value: Rational) -> bool:
+def _endless(value: Any) -> bool:
     """True if the decimal notation of a fraction does not end."""
     rest = value.q
     for prime in (2, 5):
@@ -145,7 +148,7 @@ def same(one: Expr, other: Expr) -> bool:
     return compared >= 2
 
 
-def _points(variables: Sequence[Expr]) -> list[dict[Expr, Rational]]:
+def _points(variables: Sequence[Any]) -> list[dict[Any, Any]]:
     values = itertools.cycle(_VALUES)
     return [{variable: next(values) for variable in variables} for _ in range(POINTS)]
 
@@ -223,7 +226,7 @@ def _factor(one: Expr, other: Expr) -> Expr | None:
     return None
 
 
-def _proportional(one: Expr, other: Expr, here: Expr, there: Expr, variables: Sequence[Expr]) -> bool:
+def _proportional(one: Expr, other: Expr, here: Expr, there: Expr, variables: Sequence[Any]) -> bool:
     return same(one * there, other * here) if variables else True
 
 

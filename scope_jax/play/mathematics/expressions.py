@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import sympy
 from sympy import Expr, Integer, Rational
@@ -222,7 +223,7 @@ class Parser:
             return self.repeating(token.text)
         return self.mixed(value) if value.is_Integer else value
 
-    def mixed(self, whole: Rational) -> Expr:
+    def mixed(self, whole: Any) -> Expr:
         r"""3\frac{1}{2} and 3 1/2 are sums if the fraction is proper."""
         rest = self._tokens[self._place : self._place + 7]
         texts = [token.text for token in rest]

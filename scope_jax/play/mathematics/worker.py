@@ -12,6 +12,7 @@ import resource
 import signal
 import sys
 from collections.abc import Sequence
+from typing import Literal
 
 from scope_jax.play.mathematics.comparing import equal
 from scope_jax.play.mathematics.expressions import Unreadable
@@ -36,7 +37,7 @@ def work() -> None:
         print(json.dumps({"verdict": verdict}), flush=True)
 
 
-def compare(prediction: str, golds: Sequence[str]) -> str:
+def compare(prediction: str, golds: Sequence[str]) -> Literal["equal", "unequal", "unreadable"]:
     """ "equal" if the prediction is one of the golds; "unreadable" if it, or every gold, is not understood; else
     "unequal"."""
     written = _written(plain(prediction))
