@@ -16,7 +16,7 @@ from scope_jax.play import searching
 from scope_jax.play.judge_client import UNUSABLE_AFTER, JudgeError
 from scope_jax.play.tools import BASE, Prompt, Tools
 from scope_jax.text.messages import Messages
-from scope_jax.text.parsing import without_thinking
+from scope_jax.text.parsing import THOUGHT
 
 Read = TypeVar("Read")
 Send = Callable[[Sequence[str], bool], list[Reply]]  # sends requests and returns the replies; True: these are retries
@@ -53,9 +53,9 @@ def ask(
     """
 
     def parse(reply: Reply) -> Read | None:
-        if not reply.cut:
-            return read(reply.text)
-        return read(without_thinking(reply.text, opened=external is not None)) if closed else None
+        if reply.cut and not closed:
+            return None
+        return read(THOUGHT[0] + reply.text if reply.cut and external is not None else reply.text)
 
     distinct = list(dict.fromkeys(questions))
     if not distinct:

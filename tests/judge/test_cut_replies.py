@@ -89,6 +89,8 @@ def test_the_first_closed_tag_stands_whatever_was_cut_after_it(read: Callable[[s
         return asking.ask(send, ["q"], read, external=external, closed=True).read[0]
 
     assert read_of(text) == read_of(f"<think>hm</think>{text}") == verdict
+    stray = f"<think>hm</think>{text} </think><score>0</score><verdict>B</verdict>"  # as Atlas's base goes on
+    assert read_of(stray) == read_of(stray, URL) == verdict
     assert read_of(f"<think>{text}") is None and read_of(text[:-8]) is None
     assert read_of(text, URL) is None and read_of(f"<think>{text}", URL) is None
     assert read_of(f"hm</think>{text}", URL) == read_of(f"<think>hm</think>{text}", URL) == verdict
