@@ -16,6 +16,7 @@ from scope_jax.play import searching
 from scope_jax.play.judge_client import UNUSABLE_AFTER, JudgeError
 from scope_jax.play.tools import BASE, Prompt, Tools
 from scope_jax.text.messages import Messages
+from scope_jax.text.parsing import THOUGHT
 
 Read = TypeVar("Read")
 Send = Callable[[Sequence[str], bool], list[Reply]]  # sends requests and returns the replies; True: these are retries
@@ -40,24 +41,33 @@ def ask(
     *,
     nudge: str = "",
     external: tuple[str, str] | None = None,
+    closed: bool = False,
 ) -> Replies[Read]:
     """The reply to each request, parsed by `read`; a malformed reply is requested once more, with `nudge`.
 
-    A reply that was cut is malformed whatever it says so far: what was to follow may have taken it back. A rejected
-    request is not repeated. external: (description of an external model, its table in the card); raises JudgeError if
-    it replies to many requests and all replies are malformed.
+    A reply that was cut is malformed, since what was to follow may have taken it back. closed: `read` takes the first
+    closed pair of tags, so that what follows does not matter, and reads such a reply, too; an endpoint's only after a
+    closing mark of thinking, since nobody says whether its prompt opened a thought. A rejected request is not repeated.
+    external: (description of an external model, its table in the card); raises JudgeError if it replies to many
+    requests and all replies are malformed.
     """
+
+    def parse(reply: Reply) -> Read | None:
+        if reply.cut and not closed:
+            return None
+        return read(THOUGHT[0] + reply.text if reply.cut and external is not None else reply.text)
+
     distinct = list(dict.fromkeys(questions))
     if not distinct:
         return Replies([], [])
     given: list[tuple[Reply, ...]] = [(reply,) for reply in send(distinct, False)]
-    parsed = [None if only.cut else read(only.text) for (only,) in given]
+    parsed = [parse(only) for (only,) in given]
     retries = [place for place, value in enumerate(parsed) if value is None and not given[place][0].refused]
     if retries:
         ending = f"\n\n{nudge}" if nudge else ""
         second = send([distinct[place] + ending for place in retries], True)
         for place, reply in zip(retries, second, strict=True):
-            parsed[place] = None if reply.cut else read(reply.text)
+            parsed[place] = parse(reply)
             given[place] = (*given[place], reply)
     malformed = sum(value is None for value in parsed)
     if external is not None and len(parsed) >= UNUSABLE_AFTER and malformed == len(parsed):
@@ -102,10 +112,10 @@ class Judge:
     def ask(
         self, tools: Tools, questions: Sequence[str], read: Callable[[str], Read | None], nudge: str
     ) -> Replies[Read]:
-        """`ask` with this judge."""
+        """`ask` with this judge, for a `read` that takes the first closed pair of tags."""
         endpoint = self.card.endpoint
         if endpoint is None:
-            return ask(self._in_engine(tools), questions, read, nudge=nudge)
+            return ask(self._in_engine(tools), questions, read, nudge=nudge, closed=True)
 
         def send(requests: Sequence[str], again: bool) -> list[Reply]:
             return tools.judge(
@@ -113,7 +123,7 @@ class Judge:
             )
 
         external = (f"the {self.name} at {shown(endpoint.url)}", self.key)
-        return ask(send, questions, read, nudge=nudge, external=external)
+        return ask(send, questions, read, nudge=nudge, external=external, closed=True)
 
     def _in_engine(self, tools: Tools) -> Send:
         def send(questions: Sequence[str], again: bool) -> list[Reply]:

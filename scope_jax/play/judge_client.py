@@ -147,5 +147,5 @@ def _reply(response: Response) -> Reply | None:
         return None
     if not isinstance(content, str | None) or not isinstance(finish, str | None):
         return None
-    cut = "" if finish is None or finish.lower() in ENDED else whole(finish)
+    cut = whole(finish) if finish and finish.lower() not in ENDED else ""
     return Reply(whole(content or ""), cut=cut)

@@ -58,7 +58,7 @@ def compare(
         for order in [(pair.answer, pair.reference), (pair.reference, pair.answer)]
     ]
     nudge = prompting.filled(prompts, "nudge_pairwise", {}) if questions else ""
-    replies = ask(send, questions, vote_of, nudge=nudge, external=("the judge", key))
+    replies = ask(send, questions, vote_of, nudge=nudge, external=("the judge", key), closed=True)
     votes = iter(replies.read)
     return [None if pair.answer is None else (next(votes), next(votes)) for pair in pairs]
 

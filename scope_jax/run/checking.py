@@ -35,6 +35,7 @@ from scope_jax.run.watched_names import check_names
 from scope_jax.systems import game_of
 from scope_jax.text import templates
 
+TOKENIZER = "tokenizer and template"  # a finding
 EXAM_ROWS = 256  # of an exam, whose prompts are counted
 
 
@@ -57,23 +58,27 @@ def check(cfg: Config, left: Collection[str] = ()) -> Iterator[Finding]:
     datasets.disable_progress_bars()
     loaded = cache(partial(_loaded, cfg))
     there = _tokenizer_folder(cfg) not in left
+    wrong: set[str] = set()
     checks: list[tuple[str, Callable[[], str]]] = [
         ("game", lambda: _game(cfg)),
         *((f"model {one}", lambda one=one: _model(cfg, one, left)) for one in _models(cfg) if one not in left),
-        *([("tokenizer and template", lambda: _tokenizer(cfg, loaded()[0], left))] if there else []),
-        *([("ends of replies", lambda: ends_of(cfg.model, loaded()[0]))] if there else []),
+        *([(TOKENIZER, lambda: _tokenizer(cfg, loaded()[0], left))] if there else []),
+        *(
+            [("ends of replies", lambda: "" if TOKENIZER in wrong else ends_of(cfg.model, loaded()[0]))]
+            if there
+            else []
+        ),
         ("prompts", lambda: _prompts(cfg)),
         ("data", lambda: _data(cfg)),
         *((f"exam {one.name}", lambda one=one: _exam(cfg, one)) for one in cfg.evaluate.sets),
         ("search", lambda: _search(cfg, left)),
         *((f"model behind {name}", lambda name=name: _judge(cfg, name)) for name in _judges(cfg)),
     ]
-    wrong: set[str] = set()
     for finding in filter(None, (_found(*one) for one in checks)):
         yield finding
         if finding.wrong:
             wrong.add(finding.name)
-    if not there or not wrong.isdisjoint(("game", "tokenizer and template", "prompts", "data")):
+    if not there or not wrong.isdisjoint(("game", TOKENIZER, "prompts", "data")):
         return
     sampled: list[tuple[str, Callable[[], str]]] = [("first prompts", lambda: _first_prompts(cfg, loaded()[1]))]
     for one in cfg.evaluate.sets:

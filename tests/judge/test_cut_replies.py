@@ -71,15 +71,32 @@ def test_a_finish_reason_of_another_kind_is_no_chat_completion():
 
 
 # ------------------------------------------------------------------------------------------------------------- judges
-READERS: list[tuple[Callable[[str], Any], str, Any]] = [
-    (grading.verdict, "Correct", True),
-    (rubrics.score_of, "<score>1</score>", True),
-    (rating.mark_of, "<score>7</score>", 7),
-    (pairwise.vote_of, "<verdict>A</verdict>", "A"),
+CLOSED: list[tuple[Callable[[str], Any], str, Any]] = [
+    (rubrics.score_of, "<score>1</score> so", True),
+    (rating.mark_of, "<score>7</score> so", 7),
+    (pairwise.vote_of, "<verdict>A</verdict> so", "A"),
 ]
+URL = ("the judge", "judge")
 
 
-@pytest.mark.parametrize(("read", "text", "verdict"), READERS)
+@pytest.mark.parametrize(("read", "text", "verdict"), CLOSED)
+def test_the_first_closed_tag_stands_whatever_was_cut_after_it(read: Callable[[str], Any], text: str, verdict: Any):
+    """The base's: it is known whether its prompt opened a thought. An endpoint's only after a closed thought."""
+
+    def read_of(text: str, external: tuple[str, str] | None = None) -> Any:
+        given = Reply(text, cut="length")
+        send = lambda questions, again: [given] * len(questions)  # noqa: E731
+        return asking.ask(send, ["q"], read, external=external, closed=True).read[0]
+
+    assert read_of(text) == read_of(f"<think>hm</think>{text}") == verdict
+    stray = f"<think>hm</think>{text} </think><score>0</score><verdict>B</verdict>"  # as Atlas's base goes on
+    assert read_of(stray) == read_of(stray, URL) == verdict
+    assert read_of(f"<think>{text}") is None and read_of(text[:-8]) is None
+    assert read_of(text, URL) is None and read_of(f"<think>{text}", URL) is None
+    assert read_of(f"hm</think>{text}", URL) == read_of(f"<think>hm</think>{text}", URL) == verdict
+
+
+@pytest.mark.parametrize(("read", "text", "verdict"), [(grading.verdict, "Correct", True), *CLOSED])
 def test_a_cut_reply_has_no_verdict_and_is_asked_again(read: Callable[[str], Any], text: str, verdict: Any):
     def replies(*given: Reply) -> asking.Replies[Any]:
         left = iter(given)
@@ -216,7 +233,7 @@ def tools_that_reply(*replies: Reply) -> Any:
 
 
 def test_the_base_models_cut_replies_have_no_verdict():
-    sampled = [completion("<score>1</score> so", "eos"), completion("<score>1</score> so", "length")]
+    sampled = [completion("<score>1</score> so", "eos"), completion("so <score>1", "length")]
     tools = Mock(spec=StepTools)
     tools.encode_prompt = lambda messages: (1,)
     tools.generate = lambda role, prompts, *rest, **more: [
