@@ -76,7 +76,7 @@ def class_of(folder: Path) -> str | None:
     """
     from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES  # it imports much: seconds
 
-    named = _object(folder / CONFIG).get("tokenizer_class")
+    named = _class_named(folder, _object(folder / CONFIG))
     config = _object(folder / "config.json")
     usual = TOKENIZER_MAPPING_NAMES.get(str(config.get("model_type"))) or config.get("tokenizer_class")
     found = {str(name).removesuffix("Fast") for name in (named, usual) if name and name not in GENERIC}
@@ -89,6 +89,14 @@ def class_of(folder: Path) -> str | None:
 
 
 # ------------------------------------------------------------------------------------------------------------ reading
+def _class_named(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """The tokenizer class in tokenizer_config.json. Raises ValueError for anything but a name."""
+    named = config.get("tokenizer_class")
+    if named is not None and not isinstance(named, str):
+        raise ValueError(f"{folder / CONFIG}: tokenizer_class is {named!r}, not a name; correct or remove it.")
+    return named
+
+
 def _object(path: Path) -> Mapping[str, Any]:
     return read_object(path) if path.is_file() else {}
 
@@ -104,7 +112,8 @@ def _content(value: Any, said_by: str) -> str:
 def _said(folder: Path, config: Mapping[str, Any]) -> Iterator[_Said]:
     """Every token that a file names beside the vocabulary and the roles."""
     path = str(folder / CONFIG)
-    decoder = config.get("added_tokens_decoder") or {}
+    decoder = config.get("added_tokens_decoder")
+    decoder = {} if decoder is None else decoder
     if not isinstance(decoder, Mapping) or not all(str(id).isdecimal() for id in decoder):
         raise ValueError(f"{path}: added_tokens_decoder is not an object of tokens by id; correct or remove it.")
     for id, token in decoder.items():
@@ -124,7 +133,10 @@ def _said(folder: Path, config: Mapping[str, Any]) -> Iterator[_Said]:
     )
     for file, contents_of in maps.items():
         for key in ("additional_special_tokens", "extra_special_tokens"):
-            extra = contents_of.get(key) or []
+            extra = contents_of.get(key)
+            extra = [] if extra is None else extra
+            if not isinstance(extra, Mapping | list):
+                raise ValueError(f"{folder / file}: {key} is {extra!r}, not a list of tokens; correct or remove it.")
             for token in extra.values() if isinstance(extra, Mapping) else extra:
                 yield _Said(str(folder / file), _content(token, str(folder / file)), None, {"special": True})
 
@@ -154,14 +166,15 @@ def class_roles(folder: Path) -> dict[str, str]:
     """The tokens by role of the tokenizer class that a folder names, for roles that its files leave out."""
     config = _object(folder / CONFIG)
     named = {*config, *_object(folder / "special_tokens_map.json")}
-    if config.get("tokenizer_class") in GENERIC or named.issuperset(NEEDED + ("unk_token", "pad_token")):
+    kind_named = _class_named(folder, config)
+    if kind_named in GENERIC or named.issuperset(NEEDED + ("unk_token", "pad_token")):
         return {}
     if "tokenizer_class" not in config and not (folder / "config.json").is_file():
         return {}
     from transformers.models.auto import tokenization_auto  # it imports much: seconds
 
     model = str(_object(folder / "config.json").get("model_type"))
-    name = config.get("tokenizer_class") or tokenization_auto.TOKENIZER_MAPPING_NAMES.get(model)
+    name = kind_named or tokenization_auto.TOKENIZER_MAPPING_NAMES.get(model)
     kind = tokenization_auto.tokenizer_class_from_name(str(name).removesuffix("Fast"))
     known = {} if kind is None else inspect.signature(kind.__init__).parameters
     defaults = {role: known[role].default for role in ROLES if role in known}

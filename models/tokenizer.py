@@ -66,8 +66,8 @@ class Tokenizer:
         self.vocab_size: int = max(vocabulary.values()) + 1
         self._space_ids = [vocabulary[BYTE_NAMES[byte]] for byte in SPACE.encode()] if self._spaced else []
         # A vocabulary without byte fallback maps characters it lacks to its unknown token.
-        unknown: set[Any] = {hf.unk_token_id, vocabularies.unknown_id(self._plain)} if self._bytes is None else set()
-        self.special_ids: frozenset[int] = frozenset(self._special.values()) - unknown
+        unknown: list[Any] = [hf.unk_token_id, vocabularies.unknown_id(self._plain)] if self._bytes is None else []
+        self.special_ids: frozenset[int] = frozenset(self._special.values()).difference(unknown)
         self._chat = ChatTemplate(hf, special)
         self.ends, self.template_end = self._ends(eos_ids, [Path(folder) for folder in folders])
         if not self.ends:

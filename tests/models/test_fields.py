@@ -137,6 +137,9 @@ def test_a_file_without_a_json_object(folder: Path, name: str, text: str) -> Non
                 load(folder)
 
 
+SAID = "Which river flows through Bern in 2023?"
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -146,6 +149,7 @@ def test_a_file_without_a_json_object(folder: Path, name: str, text: str) -> Non
         ("tokenizer_config.json", '{"added_tokens_decoder": {"a": 1}}'),
         ("tokenizer_config.json", '{"eos_token": 3}'),
         ("tokenizer_config.json", '{"tokenizer_class": 3}'),
+        ("tokenizer_config.json", '{"extra_special_tokens": "<x>"}'),
         ("added_tokens.json", '{"a": "b"}'),
         ("config.json", json.dumps(QWEN3 | {"num_hidden_layers": -1})),
         ("config.json", json.dumps(QWEN3 | {"hidden_size": "128"})),
@@ -154,7 +158,7 @@ def test_a_file_without_a_json_object(folder: Path, name: str, text: str) -> Non
     ],
 )
 def test_tokenizer_files_of_wrong_types(folder: Path, name: str, text: str) -> None:
-    """A model's config.json matters to its tokenizer only where transformers looks for the tokenizer's class."""
+    """A model's config.json does not matter to a tokenizer that tokenizer.json describes."""
     (folder / name).write_text(text)
     with pytest.raises(ValueError, match=str(folder)) as caught:
         (weights.load_config if name == "config.json" else Tokenizer.load)(folder)
@@ -162,9 +166,7 @@ def test_tokenizer_files_of_wrong_types(folder: Path, name: str, text: str) -> N
     if name == "config.json":
         place = folder / "tokenizer_config.json"
         place.write_text(json.dumps(json.loads(place.read_text()) | {"tokenizer_class": "Qwen2Tokenizer"}))
-        with pytest.raises(ValueError, match=str(folder)) as caught:
-            Tokenizer.load(folder)
-        assert "\n" not in str(caught.value)
+        assert Tokenizer.load(folder).encode(SAID) == Tokenizer.load(BASE).encode(SAID)
 
 
 @pytest.mark.parametrize("named", ["../model.safetensors", "/etc/passwd", "a/../../b", "", ".", 3, None, ["x"], "a\0b"])

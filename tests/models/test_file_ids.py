@@ -389,5 +389,7 @@ def test_llama_2_with_the_class_of_another_model(folders):
 
 # -------------------------------------------------------------------------------------------------------------- docs
 def test_the_docs_have_the_table():
-    rows = re.findall(r"^\| ([^|]+) \| (\d+) \| ([^|]+) \|$", DOCS.read_text(encoding="utf-8"), re.M)
+    text = DOCS.read_text(encoding="utf-8")
+    table = text[text.index("| what another file says |") :].partition("\n\n")[0]  # tests of ends have another
+    rows = re.findall(r"^\| ([^|]+) \| (\d+) \| ([^|]+) \|$", table, re.M)
     assert {kind: (int(count), verdict) for kind, count, verdict in rows} == _table()

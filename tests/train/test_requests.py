@@ -26,7 +26,7 @@ def test_prompts_of_equal_ids_share_a_prefill_and_no_random_numbers():
         sampler=SimpleNamespace(use=lambda policy: engine, named=lambda policy: None, count=counted.extend),
     )
     prompts = [Prompt(ids, name, Messages(name)) for ids, name in (((1, 2), "a"), ((1, 3), "b"), ((1, 2), "c"))]
-    tools: Any = SimpleNamespace(world=world, step=0)
+    tools: Any = SimpleNamespace(world=world, step=0, _shorter=lambda limit, used: limit)
     StepTools.generate(tools, "writer", prompts, 2, policy="actor", temperature=1.0, max_tokens=4)
     assert len(counted) == 6
     assert [request.group for request in asked] == ["a", "a", "b", "b", "a", "a"]
