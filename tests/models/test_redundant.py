@@ -77,7 +77,7 @@ def put(**tensors: Any) -> Change:
 
 def add(name: str, value: Any) -> Change:
     def change(stored: Tensors) -> None:
-        stored.update({name: value(stored) if callable(value) else value})
+        stored[name] = np.asarray(value(stored) if callable(value) else value)
 
     return change
 
