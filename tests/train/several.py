@@ -1,8 +1,9 @@
 """Runs of one or more processes for test_processes.py, started together so that modules are imported only once.
 
 python several.py SPEC.json, with a list of runs [{"processes", "devices" (of each), "arguments" (of scope-jax), "log"
-(a path; process N writes to <log>.N), "variables" (of the environment), "delays" (of search and judge)}]; they run one
-after the other. Prints the exit codes as JSON, one list per run.
+(a path; process N writes to <log>.N), "variables" (of the environment), "delays" (of search and judge), "graders" (the
+one verdict of each process's grader of mathematical answers; what the game is told is written to <log>.N.verdicts)}];
+they run one after the other. Prints the exit codes as JSON, one list per run.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from typing import Any
 from retrieval.search import LocalRetriever
 from scope_jax import cli, train
 from scope_jax.play.judge_client import JudgeClient
+from scope_jax.play.math_answers import MathAnswers
 from scope_jax.report import page
+from scope_jax.run.verdicts import Verdicts
 from tests.flags import fake_devices
 
 IMPORTED = (train, page)  # by the command, too
@@ -44,6 +47,18 @@ def delayed(work: Callable[..., Any], seed: int) -> Callable[..., Any]:
     return late
 
 
+def noted(compare: Callable[..., Any], path: Path) -> Callable[..., Any]:
+    """`compare`, whose verdicts are written to a file, one line for each call."""
+
+    def noting(*args: Any) -> Any:
+        verdicts = compare(*args)
+        with path.open("a") as file:
+            file.write(json.dumps(verdicts) + "\n")
+        return verdicts
+
+    return noting
+
+
 def child(run: dict[str, Any], process: int, port: int) -> None:
     """One process of a run; never returns."""
     log = os.open(f"{run['log']}.{process}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -57,6 +72,11 @@ def child(run: dict[str, Any], process: int, port: int) -> None:
     if run.get("delays"):
         LocalRetriever.__call__ = delayed(LocalRetriever.__call__, process)
         JudgeClient.__call__ = delayed(JudgeClient.__call__, process)
+    if graders := run.get("graders"):
+        MathAnswers.verdicts = lambda _, comparisons, seconds: [graders[process]] * len(comparisons)
+        path = Path(f"{run['log']}.{process}.verdicts")
+        path.unlink(missing_ok=True)
+        Verdicts.compare = noted(Verdicts.compare, path)
     Path(f"{run['log']}.{process}.pid").write_text(str(os.getpid()))
     sys.argv = ["scope-jax", *run["arguments"]]
     code = 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scope_jax.run import members, verdicts
 from tests.train import runs
 
 COMMON = ("train.save_every=1", "evaluate.sets=[]", "rollout.slots=8", "learner.micro_batch_rows=4")
@@ -102,6 +104,27 @@ def test_two_processes_play_and_learn_as_one(tmp_path: Path) -> None:
     same_step(one, two)
     assert {line["step"] for line in runs.lines(two, "metrics.jsonl")} == {1}  # one writer
     assert (two / "report" / "index.html").is_file()
+
+
+def test_a_grader_that_runs_out_of_time_on_one_process_gives_all_the_same_rewards_also_when_resumed(
+    tmp_path: Path,
+) -> None:
+    """Process 0 calls every mathematical answer equal, process 1 has no time for any: what the two are told is the same,
+    and what a resumed run is told is what was recorded, though both of its graders say something else."""
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    sets = ("train.steps=2", "spice.reasoner.samples=4")
+    first = spec("spice/atlas.toml", whole, 2, *sets, graders=["equal", "timeout"])
+    do(tmp_path, first)
+    told = [Path(f"{first['log']}.{n}.verdicts").read_text() for n in range(2)]
+    assert told[0] == told[1] and '"equal"' in told[0] and '"timeout"' in told[0]
+    recorded = list(members.read(whole / verdicts.NAME))
+    assert {line["verdict"] for line in recorded if line["step"] == 2} == {"equal", "timeout"}
+
+    shutil.copytree(whole, resumed)
+    shutil.rmtree(runs.saved_at(resumed, 2))  # as after a kill in step 2
+    do(tmp_path, spec("spice/atlas.toml", resumed, 2, *sets, graders=["unequal", "unequal"]))
+    runs.same(whole, resumed)  # bit for bit
+    assert list(members.read(resumed / verdicts.NAME)) == recorded
 
 
 @pytest.mark.slow
