@@ -109,8 +109,8 @@ def test_two_processes_play_and_learn_as_one(tmp_path: Path) -> None:
 def test_a_grader_that_runs_out_of_time_on_one_process_gives_all_the_same_rewards_also_when_resumed(
     tmp_path: Path,
 ) -> None:
-    """Process 0 calls every mathematical answer equal, process 1 has no time for any: what the two are told is the same,
-    and what a resumed run is told is what was recorded, though both of its graders say something else."""
+    """Process 0 calls every mathematical answer equal, process 1 has no time for any: what the two are told is the
+    same, and what a resumed run is told is what was recorded, though both of its graders say something else."""
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     sets = ("train.steps=2", "spice.reasoner.samples=4")
     first = spec("spice/atlas.toml", whole, 2, *sets, graders=["equal", "timeout"])
