@@ -167,13 +167,13 @@ def start(
 
 
 def _serve(place: Place) -> None:
-    """Starts `sharding.coordinator`; returns when its port is open."""
+    """Starts `scope_jax.sharding.coordinator`; returns when its port is open."""
     global _service
     port = place.coordinator.rpartition(":")[2]
-    root = str(Path(__file__).parents[1])
+    root = str(Path(__file__).parents[2])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     _service = subprocess.Popen(
-        [sys.executable, "-m", "sharding.coordinator", port, str(place.count), str(HEARTBEAT)],
+        [sys.executable, "-m", "scope_jax.sharding.coordinator", port, str(place.count), str(HEARTBEAT)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

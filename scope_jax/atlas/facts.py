@@ -16,7 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-ASSETS = Path(__file__).resolve().parents[2] / "assets" / "atlas"
+from scope_jax.config.base import HOME
+
+ASSETS = HOME / "assets" / "atlas"
 TABLES = {"countries": "country", "cities": "city", "rivers": "river", "mountains": "mountain", "people": "person"}
 KINDS = {
     "capital": "city",
@@ -32,7 +34,7 @@ KINDS = {
 }  # kind of an attribute's values, if no table lists them
 HELD_OUT_SHARE = 0.25  # of the countries, with everything that belongs to them
 SPLIT_SEED = 2026
-HOME = {"capital", "country", "birthplace"}  # attributes that link an entity to its country
+HOMES = {"capital", "country", "birthplace"}  # attributes that link an entity to its country
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ def _held_out(facts: tuple[Fact, ...], countries: list[str]) -> frozenset[str]:
     held = {countries[i] for i in picked}
     while True:
         reached = {fact.value for fact in facts if fact.attribute == "capital" and fact.entity in held}
-        reached |= {fact.entity for fact in facts if fact.attribute in HOME and fact.value in held}
+        reached |= {fact.entity for fact in facts if fact.attribute in HOMES and fact.value in held}
         if reached <= held:
             return frozenset(held)
         held |= reached

@@ -15,9 +15,10 @@ import typer
 from scope_jax.cli.options import Card, Json, Sets, load
 from scope_jax.cli.output import show, tell
 from scope_jax.cli.program import app
+from scope_jax.config.base import HOME
 from scope_jax.errors import UserError
 
-CONFIGS = Path(__file__).parents[2] / "configs"
+CONFIGS = HOME / "configs"
 ITEMS = ("About", "Reproduces", "Hardware")  # of a card's header; About: its first line, without an item Reproduces
 
 

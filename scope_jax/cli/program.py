@@ -119,8 +119,8 @@ def run() -> None:
         leave(error)
         raise
     finally:
-        if "retrieval.exchange" in sys.modules:
-            from retrieval.exchange import abandon
+        if "scope_jax.retrieval.exchange" in sys.modules:
+            from scope_jax.retrieval.exchange import abandon
 
             abandon()  # threads waiting for a server would keep the process alive
 

@@ -12,8 +12,9 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-CHECKOUT = Path(__file__).parents[2]
-PROMPTS = CHECKOUT / "scope_jax" / "prompts"  # default prompts, one folder per game
+PACKAGE = Path(__file__).parents[1]
+HOME = (PACKAGE / "configs").resolve().parent  # of configs/ and assets/: the checkout, or the installed package
+PROMPTS = PACKAGE / "prompts"  # default prompts, one folder per game
 
 
 class CardError(ValueError):
@@ -37,12 +38,12 @@ def _expand(path: str, info: Any) -> str:  # pydantic's ValidationInfo, a protoc
 
 def _found(path: str, folder: Path | None) -> str:
     """The path as it is if it is absolute or exists in the current folder; otherwise in the nearest folder above the
-    card that has it, or in the checkout; as it is if none has. A name without a slash or suffix may be something other
+    card that has it, or in `HOME`; as it is if none has. A name without a slash or suffix may be something other
     than a path."""
     if folder is None or Path(path).is_absolute() or not ("/" in path or Path(path).suffix) or Path(path).exists():
         return path
     above = folder.resolve()
-    places = (above, *above.parents, CHECKOUT)
+    places = (above, *above.parents, HOME)
     return next((str(place / path) for place in places if (place / path).exists()), path)
 
 

@@ -14,11 +14,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from scope_jax.config import Config, overridden, parse_section
-from scope_jax.config.base import CardError, Count, Section, Temperature, Whole
+from scope_jax.config.base import HOME, CardError, Count, Section, Temperature, Whole
 from scope_jax.config.exams import EvalSet, Measure
 from scope_jax.config.tables import TopP
 
-SUITES = Path(__file__).parents[2] / "configs" / "exams"
+SUITES = HOME / "configs" / "exams"
 Form = Literal["short", "math", "choice", "open", "document"]  # the prompt, and where the answer is in the reply
 Stop = tuple[Annotated[str, Field(min_length=1)], ...]
 Paper = Literal["scope", "score", "ssp", "spice", "spell"]

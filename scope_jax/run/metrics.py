@@ -71,16 +71,16 @@ def flattened(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _movable(cfg: Config, relative: Callable[[Path], bool]) -> dict[str, Any]:
-    """The config as plain data that stays true when the checkout is moved: without prompts of games that are the
-    defaults, and with those paths inside the checkout relative to it for which `relative` holds."""
+    """The config as plain data that stays true when `base.HOME` is moved: without prompts of games that are the
+    defaults, and with those paths inside it relative to it for which `relative` holds."""
 
     def moved(value: Any) -> Any:
         if isinstance(value, dict):
             return {key: moved(item) for key, item in value.items()}
         if isinstance(value, list):
             return [moved(item) for item in value]
-        inside = isinstance(value, str) and value.startswith(f"{base.CHECKOUT}/") and relative(Path(value))
-        return value.removeprefix(f"{base.CHECKOUT}/") if inside else value
+        inside = isinstance(value, str) and value.startswith(f"{base.HOME}/") and relative(Path(value))
+        return value.removeprefix(f"{base.HOME}/") if inside else value
 
     table = moved(cfg.model_dump(mode="json"))
     for game in GAMES:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from rollouts.jetstream import JetStreamEngine, engine_api
+from scope_jax.rollouts.jetstream import JetStreamEngine, engine_api
 from tests.rollouts.world import EOS, PAD, ByteTokenizer, request, sampling
 
 
@@ -100,7 +100,7 @@ def test_properties_of_the_interface(adapter, engine):
 def test_importing_jetstream_has_no_side_effects():
     program = (
         "import logging, sys; before = list(logging.getLogger().handlers)\n"
-        "import rollouts.jetstream\n"
+        "import scope_jax.rollouts.jetstream\n"
         "assert 'seqio' not in sys.modules and 'tensorflow' not in sys.modules\n"
         "assert logging.getLogger().level == logging.WARNING and logging.getLogger().handlers == before\n"
     )

@@ -19,11 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from retrieval.search import LocalRetriever
 from scope_jax import cli, train
 from scope_jax.play.judge_client import JudgeClient
 from scope_jax.play.math_answers import MathAnswers
 from scope_jax.report import page
+from scope_jax.retrieval.search import LocalRetriever
 from scope_jax.run.verdicts import Verdicts
 from tests.flags import fake_devices
 
@@ -73,7 +73,7 @@ def child(run: dict[str, Any], process: int, port: int) -> None:
         LocalRetriever.__call__ = delayed(LocalRetriever.__call__, process)
         JudgeClient.__call__ = delayed(JudgeClient.__call__, process)
     if graders := run.get("graders"):
-        MathAnswers.verdicts = lambda _, comparisons, seconds: [graders[process]] * len(comparisons)
+        MathAnswers.verdicts = lambda self, comparisons, seconds=0.0: [graders[process]] * len(comparisons)
         path = Path(f"{run['log']}.{process}.verdicts")
         path.unlink(missing_ok=True)
         Verdicts.compare = noted(Verdicts.compare, path)
