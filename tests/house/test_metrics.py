@@ -139,14 +139,14 @@ def test_a_run_goes_on_when_the_checkout_is_moved(tmp_path: Path, monkeypatch: p
     (old / "assets").mkdir(parents=True)
     (old / "assets" / "answers.jsonl").touch()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(base, "CHECKOUT", old)
+    monkeypatch.setattr(base, "HOME", old)
     cfg = override(data={"answers": str(old / "assets/answers.jsonl")})
     RunLog(run, cfg).metrics(1, {"solver/reward": 0.5})
     before = fingerprint(cfg)
     assert load_card(run / "config.toml") == cfg
     assert not [line for line in (run / "config.toml").read_text().splitlines() if str(base.PROMPTS) in line]
     old.rename(new)
-    monkeypatch.setattr(base, "CHECKOUT", new)
+    monkeypatch.setattr(base, "HOME", new)
     moved = override(data={"answers": str(new / "assets/answers.jsonl")})
     assert load_card(run / "config.toml") == moved and fingerprint(moved) == before
     RunLog(run, moved)

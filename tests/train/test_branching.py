@@ -217,7 +217,7 @@ def test_an_origin_in_the_checkout_stays_the_same_while_its_run_goes_on(
 ) -> None:
     """There the recorded config has a relative path."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(base, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(base, "HOME", tmp_path)
     other = fabricated(tmp_path / "runs" / "other", "ssp/atlas.toml")
     cfg = load_card(CARDS / "ssp" / "atlas.toml", ["train.origin=runs/other"])
     branch = tmp_path / "runs" / "branch"
