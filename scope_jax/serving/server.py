@@ -132,7 +132,15 @@ async def _run(
     server = _server(api.app(), grace + FAREWELL)
     also = None
     if grpc is not None:
-        from scope_jax.rollouts.jetstream import Orchestrator, grpc_server
+        try:
+            from scope_jax.rollouts.jetstream import Orchestrator, grpc_server
+        except ModuleNotFoundError as error:
+            if error.name not in ("grpc", "jetstream"):
+                raise
+            raise UserError(
+                "--grpc-port needs JetStream, which is not installed; run pip install 'scope-jax[jetstream]', or, without "
+                "TensorFlow, pip install grpcio and pip install --no-deps google-jetstream==0.2.2."
+            ) from None
 
         if model.adapter is not None:
             raise UserError(

@@ -69,7 +69,7 @@ def test_files_that_are_copied_exist_and_reach_the_builder(path: Path) -> None:
     assert {source.split("/")[0] for source in copied} <= set(sent) and rules[0] == "*"
     assert all((ROOT / source).exists() for source in copied)
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
-    assert set(packages["packages"]) <= set(copied)
+    assert set(packages["only-include"]) <= set(copied)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
