@@ -120,8 +120,11 @@ def _progress(metrics: Path) -> tuple[int, str]:
 
 
 def _shown(path: Path) -> str:
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+    """The path from the current folder; of a shipped card elsewhere, its name."""
+    for folder, shown in ((Path.cwd(), path), (CONFIGS, path.with_suffix(""))):
+        if path.is_relative_to(folder):
+            return str(shown.relative_to(folder))
+    return str(path)
 
 
 @app.command()

@@ -11,7 +11,10 @@ if TYPE_CHECKING:
     from scope_jax.config import Config
 
 Card = Annotated[
-    Path, typer.Argument(metavar="CARD", help="Experiment card, a TOML file such as configs/ssp/atlas.toml.")
+    Path,
+    typer.Argument(
+        metavar="CARD", help="Experiment card: a TOML file, or the name of a shipped card, such as ssp/atlas."
+    ),
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")]
 RunPlace = Annotated[

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from scope_jax.config.base import CardError, Section, merge_tables
+from scope_jax.config.base import HOME, CardError, Section, merge_tables
 from scope_jax.config.experiment import Config
 from scope_jax.config.serving import ServedModel
 from scope_jax.config.tables import RolloutSection
@@ -106,7 +106,7 @@ def _table(path: Path, extended_by: tuple[Path, ...]) -> dict[str, Any]:
         raise CardError(
             f"{extended_by[-1]}: extends {path}, which does not exist; give a path relative to the card's folder."
             if extended_by
-            else f"{path}: no such card; give the path of a TOML file, for example configs/ssp/atlas.toml."
+            else f"{path}: no such card; give a name that `scope-jax cards` lists, such as ssp/atlas, or a TOML file."
         )
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -128,8 +128,16 @@ def _table(path: Path, extended_by: tuple[Path, ...]) -> dict[str, Any]:
 
 
 def load_card(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """The config of a card file with `a.b=value` overrides applied (values in TOML syntax, bare text allowed)."""
-    return overridden(_table(Path(path), ()), overrides, str(Path(path)), Path(path).parent)
+    """The config of a card with `a.b=value` overrides applied (values in TOML syntax, bare text allowed); path: as for
+    `card_file`."""
+    file = card_file(path)
+    return overridden(_table(file, ()), overrides, str(file), file.parent)
+
+
+def card_file(path: str | Path) -> Path:
+    """The file of a card: `path`, or else the shipped card of that name, "ssp/atlas" or "configs/ssp/atlas.toml"."""
+    shipped = (HOME / "configs" / f"{path}.toml", HOME / path)
+    return Path(path) if Path(path).exists() else next(filter(Path.is_file, shipped), Path(path))
 
 
 def overridden(table: dict[str, Any], overrides: Sequence[str], where: str, folder: Path | None = None) -> Config:

@@ -138,8 +138,8 @@ async def _run(
             if error.name not in ("grpc", "jetstream"):
                 raise
             raise UserError(
-                "--grpc-port needs JetStream, which is not installed; run pip install 'scope-jax[jetstream]', or, without "
-                "TensorFlow, pip install grpcio and pip install --no-deps google-jetstream==0.2.2."
+                "--grpc-port needs JetStream, which is not installed; run pip install 'scope-jax[jetstream]', or, "
+                "without TensorFlow, pip install grpcio and pip install --no-deps google-jetstream==0.2.2."
             ) from None
 
         if model.adapter is not None:

@@ -164,7 +164,8 @@ def test_a_process_prints_no_traceback(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines() == [
-        "scope-jax: none.toml: no such card; give the path of a TOML file, for example configs/ssp/atlas.toml."
+        "scope-jax: none.toml: no such card; give a name that `scope-jax cards` lists, such as ssp/atlas, "
+        "or a TOML file."
     ]
     debug = [*command[:3], "--debug", *command[3:]]
     done = subprocess.run(debug, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)

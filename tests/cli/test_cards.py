@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from scope_jax.cli import app
 from scope_jax.cli.new import DATA
 from scope_jax.cli.output import console
-from scope_jax.config import load_card
+from scope_jax.config import CardError, load_card
 from scope_jax.run.metrics import RunLog
 from scope_jax.version import __version__
 
@@ -39,7 +39,7 @@ def test_cards_says_what_each_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert any(need.startswith("retrieval.corpus: ") for need in paper["needs"])
     monkeypatch.chdir(tmp_path)  # the files of Atlas's cards are found from anywhere
     text = invoke("cards").stdout
-    assert f"{ROOT / 'configs/ssp/atlas.toml'}  (ssp)\n" in text and "needs nothing: everything is here" in text
+    assert "\nssp/atlas  (ssp)\n" in text and "needs nothing: everything is here" in text
     assert invoke("cards", tmp_path).exit_code == 2
 
 
@@ -272,3 +272,13 @@ def test_export_imports_nothing_that_it_does_not_need() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_a_shipped_card_is_found_by_its_name_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    named, path = load_card("ssp/atlas"), load_card("configs/ssp/atlas.toml")
+    assert named == path == load_card(ROOT / "configs" / "ssp" / "atlas.toml") and named.system == "ssp"
+    (tmp_path / "ssp").mkdir()
+    (tmp_path / "ssp" / "atlas").write_text('extends = "nothing.toml"\n')
+    with pytest.raises(CardError, match=r"nothing\.toml"):  # a file of that name comes first
+        load_card("ssp/atlas")
