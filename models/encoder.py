@@ -17,16 +17,16 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from models import bert, transformer, weights
-from models.bert import BertConfig
-from models.config import ModelConfig
-from models.config import from_hf as decoder_config
-from models.fields import WeightsError, read_json, read_object, texts, within
-from models.hf import HfTensor
-from models.hf import hf_tensor as decoder_tensor
-from models.redundant import HEAD, Redundant, of_decoder
-from sharding.collectives import LOCAL
-from sharding.rules import TRAIN, Rules
+from scope_jax.models import bert, transformer, weights
+from scope_jax.models.bert import BertConfig
+from scope_jax.models.config import ModelConfig
+from scope_jax.models.config import from_hf as decoder_config
+from scope_jax.models.fields import WeightsError, read_json, read_object, texts, within
+from scope_jax.models.hf import HfTensor
+from scope_jax.models.hf import hf_tensor as decoder_tensor
+from scope_jax.models.redundant import HEAD, Redundant, of_decoder
+from scope_jax.sharding.collectives import LOCAL
+from scope_jax.sharding.rules import TRAIN, Rules
 
 Params = dict[str, Any]
 Pooling = Literal["mean", "cls", "last"]
