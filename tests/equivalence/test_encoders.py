@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,54 @@ def test_vectors(pair, encoder):
         assert np.abs(got - torch_vectors(kind, model, rows, "left")).max() <= 1e-5
     assert np.abs(want[:, None] - want).max(-1)[~np.eye(len(TEXTS), dtype=bool)].min() > 1e-2  # texts really differ
     np.testing.assert_allclose(np.linalg.norm(got, axis=1), 1, atol=1e-6)
+
+
+def torch_pooled(hidden: Any, mask: Any, mode: str) -> Any:
+    """sentence-transformers' Pooling, by its formulas."""
+    real = mask[..., None].float()
+    if mode == "cls":
+        return hidden[:, 0]
+    if mode == "lasttoken":
+        return hidden[torch.arange(len(hidden)), mask.sum(1) - 1]
+    if mode == "max":
+        return hidden.masked_fill(real == 0, -torch.inf).max(1).values
+    if mode == "weightedmean":
+        real = real * torch.arange(1, hidden.shape[1] + 1)[:, None]
+    total = (hidden * real).sum(1)
+    return total / (real.sum(1).sqrt() if mode == "mean_sqrt_len_tokens" else real.sum(1))
+
+
+MODES = ("cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+LAYERS = [("Tanh", True), ("GELU", False), ("Identity", True), ("ReLU", True), ("Sigmoid", False)]  # activation, bias
+
+
+@pytest.mark.parametrize(
+    ("mode", "layers", "normalize"),
+    [*((mode, None, False) for mode in MODES), *(("mean", layer, True) for layer in LAYERS), ("max", LAYERS[0], False)],
+)
+def test_modules(e5, tmp_path, mode, layers, normalize):
+    """Poolings, dense layers and normalisation, as sentence-transformers 5 computes them."""
+    model, source = e5
+    folder = tmp_path / "m"
+    shutil.copytree(source, folder)
+    tiny_encoders.write_modules(folder, {"pooling_mode": mode}, normalize)
+    rows = [torch_ids(folder, text) for text in TEXTS]
+    pad = max(map(len, rows))
+    ids = torch.tensor([row + [0] * (pad - len(row)) for row in rows])
+    mask = torch.tensor([[1] * len(row) + [0] * (pad - len(row)) for row in rows])
+    with torch.no_grad():
+        want = torch_pooled(model(input_ids=ids, attention_mask=mask).last_hidden_state, mask, mode)
+    if layers is not None:
+        name, bias = layers
+        kind = f"torch.nn.modules.{'linear' if name == 'Identity' else 'activation'}.{name}"
+        tensors = tiny_encoders.write_dense(folder, 20, kind, bias, normalize)
+        linear = {part.removeprefix("linear."): torch.from_numpy(values) for part, values in tensors.items()}
+        want = getattr(torch.nn, name)()(torch.nn.functional.linear(want, **linear))
+    if normalize:
+        want = torch.nn.functional.normalize(want, dim=1)
+    got = TextEncoder.load(folder, max_tokens=MAX_TOKENS, rows=len(TEXTS))(TEXTS)
+    assert got.shape == want.shape == (len(TEXTS), 32 if layers is None else 20)
+    assert np.abs(got - want.numpy()).max() <= 1e-5 * max(1, want.abs().max())
 
 
 def test_prefixes(pair, encoder):
