@@ -1,4 +1,4 @@
-"""Embedding models: a text's tokens in, one vector out, for BERT encoders (E5) and Qwen3 decoders (Qwen3-Embedding).
+"""Embedding models: a text's tokens in, one vector out, for BERT and RoBERTa (E5) and Qwen3 decoders (Qwen3-Embedding).
 
 `models/sentence_files.py` reads how a folder makes a vector of hidden states.
 
@@ -45,7 +45,15 @@ ACTIVATIONS: dict[Activation, Callable[[Array], Array]] = {
     "GELU": partial(jax.nn.gelu, approximate=False),
     "Sigmoid": jax.nn.sigmoid,
 }
-ARCHITECTURES = {"BertModel": "bert", "Qwen3ForCausalLM": "qwen3", "Qwen3Model": "qwen3"}
+ARCHITECTURES = {
+    "BertModel": "bert",
+    "RobertaModel": "roberta",
+    "XLMRobertaModel": "roberta",
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen3Model": "qwen3",
+}
+# Prefix of a BERT saved within another model -> what that one may store besides.
+HEADS = {"bert.": r"|cls\.(predictions|seq_relationship)\..+", "roberta.": r"|lm_head\..+"}
 # Files of a folder, besides the weights, that affect a text's vector.
 NAMED_FILES = (
     "config.json",
@@ -100,7 +108,8 @@ class EncoderConfig:
 def load_config(folder: str | Path) -> EncoderConfig:
     """EncoderConfig of a Hugging Face folder, with what its sentence-transformers files specify.
 
-    Without modules.json the architecture decides: mean for BERT (E5), the last token for Qwen3, normalised for both.
+    Without modules.json the architecture decides: mean for BERT and RoBERTa (E5), the last token for Qwen3, normalised
+    for all.
     Raises FileNotFoundError if folder or config.json is missing, WeightsError for anything not supported.
     """
     folder = Path(folder)
@@ -114,12 +123,12 @@ def load_config(folder: str | Path) -> EncoderConfig:
             raise ValueError(
                 f"architectures {names} is not a supported encoder; supported are {', '.join(ARCHITECTURES)}."
             )
-        if kind == "bert":
-            model = bert.from_hf(contents)
-        else:
+        if kind == "qwen3":
             model = decoder_config({**contents, "architectures": ["Qwen3ForCausalLM"]})
+        else:
+            model = bert.from_hf(contents, roberta=kind == "roberta")
         modules, said = sentence_files.modules(folder, model.width), sentence_files.said(folder)
-        usual = Modules("mean" if kind == "bert" else "last", (), normalize=True)
+        usual = Modules("last" if kind == "qwen3" else "mean", (), normalize=True)
         cfg = EncoderConfig(model, modules or usual, said, modules is not None)
         if said.similarity == "euclidean" and not cfg.normalize:
             raise ValueError("its vectors are compared by distance, which is supported only for normalised vectors.")
@@ -195,9 +204,9 @@ def _names(cfg: EncoderConfig, stored: frozenset[str]) -> tuple[Callable[[str], 
     """
     model = cfg.model
     if isinstance(model, BertConfig):
-        prefix = "bert." if any(name.startswith("bert.") for name in stored) else ""
-        heads = r"|cls\.(predictions|seq_relationship)\..+" if prefix else ""
-        positions = np.arange(model.max_positions)
+        prefix = next((one for one in HEADS if any(name.startswith(one) for name in stored)), "")
+        heads = HEADS.get(prefix, "")
+        positions = np.arange(model.first_position + model.max_positions)
         buffers = {"position_ids": positions, "token_type_ids": np.zeros_like(positions)}
         named = {re.compile(re.escape(f"{prefix}embeddings.{name}")): (values,) for name, values in buffers.items()}
         unused = re.compile(rf"{re.escape(prefix)}pooler\.dense\.(weight|bias){heads}")

@@ -246,6 +246,45 @@ def test_names_with_and_without_the_models_prefix(pair, encoder, tmp_path):
     np.testing.assert_array_equal(TextEncoder.load(tmp_path, max_tokens=MAX_TOKENS, rows=4)(TEXTS), encoder(TEXTS))
 
 
+@pytest.mark.parametrize("name", ["XLMRoberta", "Roberta"])
+@pytest.mark.parametrize("pad", [1, 0])
+@pytest.mark.parametrize("headed", [False, True])
+def test_robertas(tmp_path, name, pad, headed):
+    """Multilingual E5: positions from the padding token's id plus one, up to the end of the table."""
+    pieces = ["<s>", "<pad>", "</s>", "<unk>", "\u2581", *"abcdefghijklmnopqrstuvwxyz.,"]
+    fast = FastTokenizer(models.Unigram([(piece, -float(i)) for i, piece in enumerate(pieces)], unk_id=3))
+    fast.pre_tokenizer = pre_tokenizers.Metaspace()
+    fast.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)])
+    PreTrainedTokenizerFast(tokenizer_object=fast, eos_token="</s>", pad_token="<pad>").save_pretrained(tmp_path)
+    fields = {key: value for key, value in tiny_encoders.BERT.items() if key not in ("architectures", "model_type")}
+    fields |= {"pad_token_id": pad, "max_position_embeddings": MAX_TOKENS + pad + 1, "type_vocab_size": 1}
+    config = getattr(transformers, f"{name}Config")(attn_implementation="eager", **fields)
+    made = getattr(transformers, f"{name}{'ForMaskedLM' if headed else 'Model'}")(config).eval()
+    with torch.no_grad():
+        for weight in made.parameters():
+            weight.add_(0.2 * torch.randn(weight.shape))
+    made.save_pretrained(tmp_path)
+    if headed:
+        saved_config = json.loads((tmp_path / "config.json").read_text()) | {"architectures": [f"{name}Model"]}
+        (tmp_path / "config.json").write_text(json.dumps(saved_config))
+    encoder = TextEncoder.load(tmp_path, max_tokens=MAX_TOKENS, rows=2)
+    rows = encoder._tokenizer(["the river flows", "abc. " * 30])
+    assert max(map(len, rows)) == MAX_TOKENS and rows[0][0] == 0 and rows[0][-1] == 2
+    model = getattr(made, "roberta", made)
+    with torch.no_grad():
+        want = [
+            model(position_ids=torch.arange(pad + 1, pad + 1 + len(row))[None], input_ids=torch.tensor([row]))
+            for row in rows
+        ]
+        theirs = [model(input_ids=torch.tensor([row])) for row in rows] if pad == 1 else want  # 0 is <s> in these texts
+    for found in (want, theirs):
+        means = torch.cat([out.last_hidden_state.mean(1) for out in found])
+        got = encoder(["the river flows", "abc. " * 30])
+        assert np.abs(got - torch.nn.functional.normalize(means, dim=1).numpy()).max() <= 1e-5
+    with pytest.raises(ValueError, match=f"has {MAX_TOKENS} positions"):
+        TextEncoder.load(tmp_path, max_tokens=MAX_TOKENS + 1, rows=2)
+
+
 def test_end_of_text_is_added_where_the_tokenizer_does_not(tmp_path):
     for name, appends in (("with", True), ("without", False)):
         write_bytes_tokenizer(tmp_path / name, appends)

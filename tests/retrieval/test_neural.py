@@ -192,7 +192,7 @@ def test_encoders_that_do_not_fit_give_one_clear_error(folder: Path, tmp_path: P
     for changes, words in (
         ({"hidden_act": "relu"}, "hidden_act"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
-        ({"architectures": ["RobertaModel"]}, "RobertaModel"),
+        ({"architectures": ["MPNetModel"]}, "MPNetModel"),
     ):
         odd = write_bert(tmp_path / "odd")
         (odd / "config.json").write_text(json.dumps(json.loads((odd / "config.json").read_text()) | changes))
