@@ -26,11 +26,11 @@ import numpy as np
 
 from benchmarks.peers import cases, ours
 from benchmarks.peers.machine import LIMIT, cores, others_share, usage
-from models.pages import PAGE
-from rollouts.local import LocalRollouts
-from rollouts.paged import PagedEngine
-from rollouts.slots import EngineConfig
-from rollouts.types import Completion, Request, SamplingParams
+from scope_jax.models.pages import PAGE
+from scope_jax.rollouts.local import LocalRollouts
+from scope_jax.rollouts.paged import PagedEngine
+from scope_jax.rollouts.slots import EngineConfig
+from scope_jax.rollouts.types import Completion, Request, SamplingParams
 
 ANSWER = 64  # sampled tokens
 

@@ -26,10 +26,10 @@ from tokenizers.implementations import BertWordPieceTokenizer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from models import bert
-from models.texts import TextEncoder
-from retrieval.corpus import load_corpus
-from sharding.spec import init_params, path_name
+from scope_jax.models import bert
+from scope_jax.models.texts import TextEncoder
+from scope_jax.retrieval.corpus import load_corpus
+from scope_jax.sharding.spec import init_params, path_name
 
 MAX_TOKENS = 256
 

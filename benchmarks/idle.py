@@ -27,12 +27,12 @@ from unittest import mock
 import jax
 import numpy as np
 
-from models import flops
-from models.config import ModelConfig
 from scope_jax.config import LossCard, load_card
 from scope_jax.learner import batching
 from scope_jax.learner.batching import Batch
 from scope_jax.learner.types import Episode
+from scope_jax.models import flops
+from scope_jax.models.config import ModelConfig
 from scope_jax.plan.programs import scored
 from scope_jax.run.assemble import Trainer, assemble
 from scope_jax.train import learn

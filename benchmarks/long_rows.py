@@ -32,13 +32,13 @@ os.environ |= ABSENT
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from models.config import from_hf
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection, load_card
 from scope_jax.learner.learner import Learner, Scores
+from scope_jax.models.config import from_hf
 from scope_jax.plan.architectures import QWEN3_8B, QWEN25, QWEN25_7B, model_of
 from scope_jax.plan.programs import abstract_batch
+from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from scope_jax.systems import SYSTEMS
-from sharding.mesh import MeshConfig, make_mesh
 
 PROMPT, SAMPLED = 16384, 4096
 WHOLE = 10**6  # a chunk that covers all sampled positions of a row

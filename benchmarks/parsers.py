@@ -28,13 +28,13 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from retrieval.corpus import Corpus, Document, split_contents
-from retrieval.embed import HashedLexical
-from retrieval.search import format_documents
-from rollouts.types import Completion, Row, Turn
 from scope_jax.config import parse_config
 from scope_jax.play import documents, grading, measures, pairwise, rewards, searching, words
 from scope_jax.play.rubrics import score_of
+from scope_jax.retrieval.corpus import Corpus, Document, split_contents
+from scope_jax.retrieval.embed import HashedLexical
+from scope_jax.retrieval.search import format_documents
+from scope_jax.rollouts.types import Completion, Row, Turn
 from scope_jax.systems.scope import conversation, judging
 from scope_jax.systems.scope import rules as scope_rules
 from scope_jax.systems.score import consistency

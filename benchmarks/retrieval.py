@@ -23,11 +23,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from retrieval.build import build_index, open_index
-from retrieval.corpus import Corpus, load_corpus
-from retrieval.embed import HashedLexical
-from retrieval.index import Index
-from retrieval.scann import ScannConfig
+from scope_jax.retrieval.build import build_index, open_index
+from scope_jax.retrieval.corpus import Corpus, load_corpus
+from scope_jax.retrieval.embed import HashedLexical
+from scope_jax.retrieval.index import Index
+from scope_jax.retrieval.scann import ScannConfig
 
 CHUNK = 4096  # passages
 BATCH = 64  # queries of one timed search

@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from models.config import ModelConfig
-from models.lowrank import LowRank, factors_of, is_low_rank, merged
-from models.transformer import Params, declare
-from sharding.spec import Param, normal
+from scope_jax.models.config import ModelConfig
+from scope_jax.models.lowrank import LowRank, factors_of, is_low_rank, merged
+from scope_jax.models.transformer import Params, declare
+from scope_jax.sharding.spec import Param, normal
 
 ATTENTION = {"q_proj": "q_D_Hh", "k_proj": "k_D_Kh", "v_proj": "v_D_Kh", "o_proj": "o_Hh_D"}
 FFN = {"gate_proj": "gate_DF", "up_proj": "up_DF", "down_proj": "down_FD"}

@@ -85,7 +85,7 @@ def make_attend(
     if window is not None and window < 1:
         raise ValueError(f"The attention window is {window}; a token sees at least itself, so it must be 1 or more.")
     if backend == "splash":
-        from models import splash  # Pallas takes a second to import and is needed on TPUs only
+        from scope_jax.models import splash  # Pallas takes a second to import and is needed on TPUs only
 
         return partial(splash.attend, segments_BT=segments_BT, window=window, causal=causal)
     if backend in ("reference", "cudnn"):

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from models.attention import Attend, make_attend
-from models.fields import count, number
-from models.hf import HfTensor
-from sharding.spec import Param, normal, ones, zeros
+from scope_jax.models.attention import Attend, make_attend
+from scope_jax.models.fields import count, number
+from scope_jax.models.hf import HfTensor
+from scope_jax.sharding.spec import Param, normal, ones, zeros
 
 Params = dict[str, Any]
 

@@ -22,10 +22,10 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from models.config import ModelConfig
-from models.moe import block_matmul
-from models.transformer import Params, block, embed, final_norm
-from sharding.collectives import LOCAL
+from scope_jax.models.config import ModelConfig
+from scope_jax.models.moe import block_matmul
+from scope_jax.models.transformer import Params, block, embed, final_norm
+from scope_jax.sharding.collectives import LOCAL
 
 BLOCK = 64  # columns of one block; capacities are multiples of it
 MASKED = -1e30  # finite, so that a row of masked scores stays free of NaN

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from models.fields import MOST, count, flag, number, table, texts
-from models.rope import Rope
+from scope_jax.models.fields import MOST, count, flag, number, table, texts
+from scope_jax.models.rope import Rope
 
 QkNorm = Literal["none", "head", "width"]
 TABLE_MULTIPLE = 512  # 8 rows, the tile of a TPU, on each of 64 devices

@@ -26,7 +26,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from models.attention import MASKED, Attend, make_attend
+from scope_jax.models.attention import MASKED, Attend, make_attend
 
 How = Literal["auto", "ulysses", "ring"]
 QUERIES = 512  # of a block of the ring: its scores are [B, H, 512, chunk]

@@ -21,18 +21,18 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from models import bert, sentence_files, transformer, weights
-from models.bert import BertConfig
-from models.config import ModelConfig
-from models.config import from_hf as decoder_config
-from models.fields import WeightsError, read_object, texts
-from models.hf import HfTensor
-from models.hf import hf_tensor as decoder_tensor
-from models.redundant import HEAD, Redundant, of_decoder
-from models.sentence_files import Activation, Dense, Modules, Pooling, Said
-from sharding.collectives import LOCAL
-from sharding.rules import TRAIN, Rules
-from sharding.spec import Param, zeros
+from scope_jax.models import bert, sentence_files, transformer, weights
+from scope_jax.models.bert import BertConfig
+from scope_jax.models.config import ModelConfig
+from scope_jax.models.config import from_hf as decoder_config
+from scope_jax.models.fields import WeightsError, read_object, texts
+from scope_jax.models.hf import HfTensor
+from scope_jax.models.hf import hf_tensor as decoder_tensor
+from scope_jax.models.redundant import HEAD, Redundant, of_decoder
+from scope_jax.models.sentence_files import Activation, Dense, Modules, Pooling, Said
+from scope_jax.sharding.collectives import LOCAL
+from scope_jax.sharding.rules import TRAIN, Rules
+from scope_jax.sharding.spec import Param, zeros
 
 Params = dict[str, Any]
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from models.chat import ChatTemplate, Stretch
-from models.fields import read_object
+from scope_jax.models.chat import ChatTemplate, Stretch
+from scope_jax.models.fields import read_object
 
 TEMPLATE, TOKENIZER = "the chat template", "the tokenizer"
 GENERATION, CONFIG = "generation_config.json", "config.json"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from models.config import ModelConfig
+from scope_jax.models.config import ModelConfig
 
 
 def weights_per_token(model: ModelConfig) -> int:

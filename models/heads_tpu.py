@@ -16,7 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
-from models.rope import Rope, cos_sin
+from scope_jax.models.rope import Rope, cos_sin
 
 ROWS = 64  # most tokens at a time
 

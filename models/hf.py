@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from models.config import ModelConfig
-from models.transformer import declare
-from sharding.spec import path_name
+from scope_jax.models.config import ModelConfig
+from scope_jax.models.transformer import declare
+from scope_jax.sharding.spec import path_name
 
 
 @dataclass(frozen=True)

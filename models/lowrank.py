@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from sharding.collectives import Shards, mesh_axes
-from sharding.spec import Initializer, Param, zeros
+from scope_jax.sharding.collectives import Shards, mesh_axes
+from scope_jax.sharding.spec import Initializer, Param, zeros
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=("weight", "a", "b", "gate"), meta_fields=("scale",))

@@ -18,10 +18,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from models.config import ModelConfig
-from models.lowrank import LowRank
-from sharding.chips import LANES
-from sharding.collectives import Shards
+from scope_jax.models.config import ModelConfig
+from scope_jax.models.lowrank import LowRank
+from scope_jax.sharding.chips import LANES
+from scope_jax.sharding.collectives import Shards
 
 EXPERTS = ("gate_XDF", "up_XDF", "down_XFD")  # names of their matrices in a layer's weights
 
@@ -109,13 +109,13 @@ def _multiply(
 
 
 def _triton_matmul(x_JI: jax.Array, w_XIO: jax.Array, sizes_X: jax.Array, transposed: bool) -> jax.Array:
-    from models.moe_gpu import triton_matmul  # Pallas takes a second to import
+    from scope_jax.models.moe_gpu import triton_matmul  # Pallas takes a second to import
 
     return triton_matmul(x_JI, w_XIO, sizes_X, transposed)
 
 
 def _triton_outer(x_JI: jax.Array, y_JO: jax.Array, sizes_X: jax.Array) -> jax.Array:
-    from models.moe_gpu import triton_outer
+    from scope_jax.models.moe_gpu import triton_outer
 
     return triton_outer(x_JI, y_JO, sizes_X)
 
@@ -331,7 +331,7 @@ def _few(x_ND: jax.Array, matrices: list[Any]) -> bool:
 
 def _own_few(cfg: ModelConfig, w: dict[str, jax.Array], x_ND: jax.Array, first: jax.Array) -> jax.Array:
     """The part of the own experts, from `first` on, by two kernels for TPUs."""
-    from models.moe_tpu import few_tokens, route_few  # Pallas takes a second to import
+    from scope_jax.models.moe_tpu import few_tokens, route_few  # Pallas takes a second to import
 
     gate_XDF, up_XDF, down_XFD = (w[name] for name in EXPERTS)
     routed = route_few(x_ND, w["router_DX"], first, len(gate_XDF), cfg.experts_per_token, cfg.norm_topk_prob)

@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
-from sharding.chips import LANES
+from scope_jax.sharding.chips import LANES
 
 ROWS = 64  # tokens of an expert that are multiplied together
 PLAIN, FIRST = (((1,), (0,)), ((), ())), (((0,), (0,)), ((), ()))  # products a b, and aᵀ b

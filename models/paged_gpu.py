@@ -17,8 +17,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from models.cascade import MASKED, Carry
-from models.pages import PAGE, Before, Loop, LoopPages, Where
+from scope_jax.models.cascade import MASKED, Carry
+from scope_jax.models.pages import PAGE, Before, Loop, LoopPages, Where
 
 QUERIES = 64  # most rows of a block: queries times query heads of a kv head
 FEWEST = 16  # rows of a Triton product

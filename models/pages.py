@@ -23,12 +23,12 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from models.cascade import MASKED, Carry, Tiles, begin
-from models.config import ModelConfig
-from models.rope import Rope
-from models.transformer import Heads, Params, block, embed, final_norm, plain_heads
-from sharding.chips import LANES
-from sharding.collectives import Shards
+from scope_jax.models.cascade import MASKED, Carry, Tiles, begin
+from scope_jax.models.config import ModelConfig
+from scope_jax.models.rope import Rope
+from scope_jax.models.transformer import Heads, Params, block, embed, final_norm, plain_heads
+from scope_jax.sharding.chips import LANES
+from scope_jax.sharding.collectives import Shards
 
 PAGE = 64  # tokens
 KERNEL_BYTES = 2**20  # keys and values that the TPU kernel reads at a time, twice: while it computes, the next arrive
@@ -226,7 +226,7 @@ class Ragged:
         positions_BT: Array,
     ) -> tuple[Array, Array]:
         """`plain_heads`, while rows decode by a kernel."""
-        from models.heads_tpu import norm_and_rotate
+        from scope_jax.models.heads_tpu import norm_and_rotate
 
         if q_BTn.shape[1] > 1 or cfg.head_dim % LANES:
             return plain_heads(cfg, rope, scales, q_BTn, k_BTn, positions_BT)

@@ -19,15 +19,15 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
-from models.adapter import ATTENTION, EXPERTS, FFN, Adapter, declare_factors
-from models.config import ModelConfig
-from models.fields import WeightsError, read_object
-from models.hf import hf_tensor
-from models.tensorfile import READABLE, finite
-from models.tokenizer import Tokenizer
-from models.transformer import Params
-from models.weights import whole_folder
-from sharding.spec import path_name
+from scope_jax.models.adapter import ATTENTION, EXPERTS, FFN, Adapter, declare_factors
+from scope_jax.models.config import ModelConfig
+from scope_jax.models.fields import WeightsError, read_object
+from scope_jax.models.hf import hf_tensor
+from scope_jax.models.tensorfile import READABLE, finite
+from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.transformer import Params
+from scope_jax.models.weights import whole_folder
+from scope_jax.sharding.spec import path_name
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."

@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from models import streaming
-from models.config import ModelConfig
-from models.fields import WeightsError
-from models.rope import Rope, frequencies
-from models.tensorfile import READABLE, Checkpoint
+from scope_jax.models import streaming
+from scope_jax.models.config import ModelConfig
+from scope_jax.models.fields import WeightsError
+from scope_jax.models.rope import Rope, frequencies
+from scope_jax.models.tensorfile import READABLE, Checkpoint
 
 TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 FREQUENCIES = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")  # saved up to transformers 4.31

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from models.fields import MOST, count, flag, read_json, read_object, table, within
+from scope_jax.models.fields import MOST, count, flag, read_json, read_object, table, within
 
 MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
 NAMES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")  # of the first file found

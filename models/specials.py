@@ -15,7 +15,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import PreTrainedTokenizerFast
 
-from models.fields import read_object
+from scope_jax.models.fields import read_object
 
 CONFIG = "tokenizer_config.json"
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

@@ -16,7 +16,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jaxtyping import Array, Float, Int
 
-from sharding.chips import LANES
+from scope_jax.sharding.chips import LANES
 
 BLOCK = 512  # queries and keys of one tile; 1,024 is no faster, 2,048 exceeds the vector memory of v5e and v5p
 NO_SEGMENT = -1  # segment id of the tokens that pad the last block; no real token has it

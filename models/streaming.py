@@ -18,8 +18,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
-from models.hf import HfTensor
-from models.tensorfile import Checkpoint
+from scope_jax.models.hf import HfTensor
+from scope_jax.models.tensorfile import Checkpoint
 
 BLOCK_BYTES = 4 * 2**20  # total size of the blocks that a process moves at one time; at most three such sets exist
 

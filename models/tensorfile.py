@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from models.fields import WeightsError, read_object, within
+from scope_jax.models.fields import WeightsError, read_object, within
 
 MAX_SHARD_BYTES = 5 * 10**9  # largest safetensors file, as in transformers
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -20,10 +20,10 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import normalizers
 from transformers import PreTrainedTokenizerFast
 
-from models import encoder
-from models.bert import BertConfig
-from models.encoder import EncoderConfig, Params
-from models.vocabularies import of_folder
+from scope_jax.models import encoder
+from scope_jax.models.bert import BertConfig
+from scope_jax.models.encoder import EncoderConfig, Params
+from scope_jax.models.vocabularies import of_folder
 
 END_OF_TEXT = "<|endoftext|>"  # the token whose hidden state is Qwen3-Embedding's vector
 SHORTEST = 16  # length of the shortest program

@@ -18,11 +18,11 @@ from typing import Any
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import PreTrainedTokenizerFast
 
-from models import ends, vocabularies
-from models.chat import ChatTemplate, Stretch, occurrences, without_surrogates
-from models.ends import End, TemplateEnd
-from models.fields import read_object
-from models.vocabularies import BYTE_NAMES, SPACE
+from scope_jax.models import ends, vocabularies
+from scope_jax.models.chat import ChatTemplate, Stretch, occurrences, without_surrogates
+from scope_jax.models.ends import End, TemplateEnd
+from scope_jax.models.fields import read_object
+from scope_jax.models.vocabularies import BYTE_NAMES, SPACE
 
 TRUSTED = ("assistant", "system")  # roles whose messages may use forbidden names as tokens
 # The class that a saved folder names: transformers 4 and 5 know it, and read tokenizer.json as it is.

@@ -17,16 +17,16 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from models import context
-from models.attention import Attend, make_attend
-from models.config import ModelConfig
-from models.lowrank import LowRank, factors_of, gathered, product
-from models.moe import GroupedMatmul, grouped_matmul, moe_layer
-from models.rope import Rope, rotate
-from models.sums import rows_of, with_bias
-from sharding.collectives import LOCAL, Shards
-from sharding.rules import TRAIN
-from sharding.spec import Param, normal, ones, partition_specs, spec_for, zeros
+from scope_jax.models import context
+from scope_jax.models.attention import Attend, make_attend
+from scope_jax.models.config import ModelConfig
+from scope_jax.models.lowrank import LowRank, factors_of, gathered, product
+from scope_jax.models.moe import GroupedMatmul, grouped_matmul, moe_layer
+from scope_jax.models.rope import Rope, rotate
+from scope_jax.models.sums import rows_of, with_bias
+from scope_jax.sharding.collectives import LOCAL, Shards
+from scope_jax.sharding.rules import TRAIN
+from scope_jax.sharding.spec import Param, normal, ones, partition_specs, spec_for, zeros
 
 Params = dict[str, Any]
 

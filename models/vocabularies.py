@@ -24,8 +24,8 @@ from transformers.convert_slow_tokenizer import (
     generate_merges,
 )
 
-from models import specials
-from models.fields import read_object
+from scope_jax.models import specials
+from scope_jax.models.fields import read_object
 
 SPACE = "\u2581"  # how SentencePiece writes a space
 OBJECTS = (

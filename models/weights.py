@@ -24,17 +24,17 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, SingleDeviceSharding
 
-from models import redundant, streaming, tensorfile
-from models.config import ModelConfig, from_hf, to_hf
-from models.fields import WeightsError, read_object
-from models.hf import HfTensor, hf_shapes, hf_tensor, tree_shapes
-from models.redundant import Redundant
-from models.seal import SEAL, fault, seal
-from models.tensorfile import Checkpoint
-from models.tokenizer import Tokenizer
-from models.transformer import Params, declare
-from sharding.rules import Rules
-from sharding.spec import Param, param_shardings, path_name
+from scope_jax.models import redundant, streaming, tensorfile
+from scope_jax.models.config import ModelConfig, from_hf, to_hf
+from scope_jax.models.fields import WeightsError, read_object
+from scope_jax.models.hf import HfTensor, hf_shapes, hf_tensor, tree_shapes
+from scope_jax.models.redundant import Redundant
+from scope_jax.models.seal import SEAL, fault, seal
+from scope_jax.models.tensorfile import Checkpoint
+from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.transformer import Params, declare
+from scope_jax.sharding.rules import Rules
+from scope_jax.sharding.spec import Param, param_shardings, path_name
 
 ORBAX = "weights"  # folder of the tree in our own layout
 CHUNK_BYTES = 64 * 2**20  # chunk size of arrays in an orbax folder, the smallest amount that can be read

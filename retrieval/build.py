@@ -27,11 +27,11 @@ import numpy as np
 import tensorstore as ts
 from jax.sharding import Mesh
 
-from retrieval.corpus import Corpus
-from retrieval.embed import Embedder, HashedLexical, Progress
-from retrieval.exact import ExactIndex
-from retrieval.index import Index
-from retrieval.scann import ScannConfig, ScannIndex
+from scope_jax.retrieval.corpus import Corpus
+from scope_jax.retrieval.embed import Embedder, HashedLexical, Progress
+from scope_jax.retrieval.exact import ExactIndex
+from scope_jax.retrieval.index import Index
+from scope_jax.retrieval.scann import ScannConfig, ScannIndex
 
 VERSION = 1
 MANIFEST, CORPUS, EMBEDDER, EMBEDDINGS, SCANN = "manifest.json", "corpus", "embedder.npz", "embeddings.zarr", "scann"

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from retrieval.corpus import Document, split_contents
-from retrieval.exchange import BadAddress, Exchange, Response, Unanswered, shown, whole
-from retrieval.search import Hit
+from scope_jax.retrieval.corpus import Document, split_contents
+from scope_jax.retrieval.exchange import BadAddress, Exchange, Response, Unanswered, shown, whole
+from scope_jax.retrieval.search import Hit
 
 QUERIES = 128  # most queries of one request
 

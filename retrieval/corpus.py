@@ -17,7 +17,7 @@ import datasets
 import pyarrow as pa
 from datasets.exceptions import DatasetGenerationError
 
-from retrieval.rows import (
+from scope_jax.retrieval.rows import (
     DataError,
     Row,
     check_columns,

@@ -20,7 +20,7 @@ import numpy as np
 import scipy.sparse as sp
 from jaxtyping import Float
 
-from retrieval.corpus import READ_ROWS, Document
+from scope_jax.retrieval.corpus import READ_ROWS, Document
 
 Encoder = Callable[[Sequence[str]], np.ndarray]  # texts -> float32 [N, E]
 Progress = Callable[[int, int], None]  # (passages done, passages in all)

@@ -15,7 +15,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Float, Int
 
-from retrieval.index import checked_k
+from scope_jax.retrieval.index import checked_k
 
 CHUNK = 16384  # vectors scored at a time; limits the score matrix to 64 × 16,384 floats
 BLOCKS = (8, 64)  # queries per program, so that two programs handle any number of queries

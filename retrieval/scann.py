@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from retrieval.index import checked_k
+from scope_jax.retrieval.index import checked_k
 
 ANISOTROPIC_THRESHOLD = 0.2  # ScaNN's own recommendation for inner products of unit vectors
 SOAR_LAMBDA = 1.5  # a second leaf for every passage (Sun et al. 2023); ScaNN's own recommendation

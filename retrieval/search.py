@@ -16,9 +16,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from retrieval.corpus import Corpus, Document
-from retrieval.embed import Embedder
-from retrieval.index import Index
+from scope_jax.retrieval.corpus import Corpus, Document
+from scope_jax.retrieval.embed import Embedder
+from scope_jax.retrieval.index import Index
 
 EMPTY_QUERY = "The search query was empty. Write the words to look for."
 NOTHING_FOUND = "No passage was found for this query."

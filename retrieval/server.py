@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from retrieval.search import LONGEST_QUERY, Hit, Retriever
+from scope_jax.retrieval.search import LONGEST_QUERY, Hit, Retriever
 
 PATH = "/retrieve"
 TOPK_LIMIT = 1000  # passages per query

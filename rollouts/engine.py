@@ -19,11 +19,11 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from models import cache as kv
-from models.config import ModelConfig
-from models.transformer import Params, output_table
-from rollouts.sampling import Sampling, draw
-from rollouts.slots import (
+from scope_jax.models import cache as kv
+from scope_jax.models.config import ModelConfig
+from scope_jax.models.transformer import Params, output_table
+from scope_jax.rollouts.sampling import Sampling, draw
+from scope_jax.rollouts.slots import (
     DecodeState,
     EngineConfig,
     Extension,
@@ -35,8 +35,8 @@ from rollouts.slots import (
     sample_tokens,
     started,
 )
-from rollouts.weights import EngineWeights
-from sharding.mesh import ROWS, row_shards
+from scope_jax.rollouts.weights import EngineWeights
+from scope_jax.sharding.mesh import ROWS, row_shards
 
 
 class Prefix(NamedTuple):

@@ -7,8 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from rollouts.thoughts import StopStrings
-from rollouts.types import Completion, Continuation, Request, Restart, RolloutError, Row, TextCodec, Turn
+from scope_jax.rollouts.thoughts import StopStrings
+from scope_jax.rollouts.types import Completion, Continuation, Request, Restart, RolloutError, Row, TextCodec, Turn
 
 _LOOK_BACK = 64  # tokens at the end of a prompt searched for the opening mark of thinking
 

@@ -28,11 +28,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from rollouts.engine import Engine, Prefix
-from rollouts.online import Done, Full, News, OnlineRollouts, Sampled, listener_in
-from rollouts.slots import DecodeState, Placement
-from rollouts.texts import TextStream
-from rollouts.types import Request, RolloutError, SamplingParams, TextCodec
+from scope_jax.rollouts.engine import Engine, Prefix
+from scope_jax.rollouts.online import Done, Full, News, OnlineRollouts, Sampled, listener_in
+from scope_jax.rollouts.slots import DecodeState, Placement
+from scope_jax.rollouts.texts import TextStream
+from scope_jax.rollouts.types import Request, RolloutError, SamplingParams, TextCodec
 
 
 @contextlib.contextmanager

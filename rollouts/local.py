@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rollouts.engine import Engine
-from rollouts.episodes import Episode
-from rollouts.keys import key_data
-from rollouts.loop import DecodeLoop
-from rollouts.paged import PagedEngine
-from rollouts.slots import stop_row
-from rollouts.tools import BatchedTool
-from rollouts.types import Completion, Request, RolloutError, TextCodec
+from scope_jax.rollouts.engine import Engine
+from scope_jax.rollouts.episodes import Episode
+from scope_jax.rollouts.keys import key_data
+from scope_jax.rollouts.loop import DecodeLoop
+from scope_jax.rollouts.paged import PagedEngine
+from scope_jax.rollouts.slots import stop_row
+from scope_jax.rollouts.tools import BatchedTool
+from scope_jax.rollouts.types import Completion, Request, RolloutError, TextCodec
 
 
 class LocalRollouts:

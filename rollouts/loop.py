@@ -23,14 +23,14 @@ from typing import Any
 
 import numpy as np
 
-from rollouts.engine import Engine
-from rollouts.episodes import Episode
-from rollouts.keys import stretch_key
-from rollouts.paged import Aside, PagedEngine
-from rollouts.pages import OutOfPages
-from rollouts.scheduler import Queue
-from rollouts.slots import Extension, Placement, Result
-from rollouts.tools import BatchedTool
+from scope_jax.rollouts.engine import Engine
+from scope_jax.rollouts.episodes import Episode
+from scope_jax.rollouts.keys import stretch_key
+from scope_jax.rollouts.paged import Aside, PagedEngine
+from scope_jax.rollouts.pages import OutOfPages
+from scope_jax.rollouts.scheduler import Queue
+from scope_jax.rollouts.slots import Extension, Placement, Result
+from scope_jax.rollouts.tools import BatchedTool
 
 REFILL = 8  # while episodes wait, a dispatch ends once slots / REFILL of its slots have finished
 SETTLE = 0.01  # seconds, at most, that responders get to call a tool or to reply before the next dispatch

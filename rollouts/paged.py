@@ -20,13 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from models.config import ModelConfig
-from models.pages import PAGE, Implementation, Where, layer_groups, pages_for, pages_touched
-from models.transformer import Params
-from rollouts.pages import Chunk, OutOfPages, PagedState, Pool, Unfinished, parts_of
-from rollouts.programs import PagedPrograms
-from rollouts.slots import EngineConfig, Extension, Placement, Result, rows_of, stop_row
-from sharding.mesh import row_shards
+from scope_jax.models.config import ModelConfig
+from scope_jax.models.pages import PAGE, Implementation, Where, layer_groups, pages_for, pages_touched
+from scope_jax.models.transformer import Params
+from scope_jax.rollouts.pages import Chunk, OutOfPages, PagedState, Pool, Unfinished, parts_of
+from scope_jax.rollouts.programs import PagedPrograms
+from scope_jax.rollouts.slots import EngineConfig, Extension, Placement, Result, rows_of, stop_row
+from scope_jax.sharding.mesh import row_shards
 
 CHUNK = 32  # tokens of one row that are computed together; divides PAGE, so that shared pages have the same bits
 MOVED = 8  # pages per dispatch when an episode is moved to the host or back

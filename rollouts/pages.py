@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from models.cascade import Tiles, tiles_of
-from models.pages import PAGE, Tables, pages_for
-from rollouts.slots import Extension, Placement
+from scope_jax.models.cascade import Tiles, tiles_of
+from scope_jax.models.pages import PAGE, Tables, pages_for
+from scope_jax.rollouts.slots import Extension, Placement
 
 Windows = tuple[int | None, ...]  # of the groups of layers: how many positions a query sees; None: all
 Key = tuple[int, bytes]  # (serial of the entry before, or minus the policy's number; the page's token ids)

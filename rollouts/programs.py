@@ -12,12 +12,12 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from models.cascade import Tiles, tile_count
-from models.config import ModelConfig
-from models.pages import Implementation, Loop, Pages, Tables, Where, feed, init_pages, layer_groups, pages_for
-from models.transformer import Params, output_table, with_wide_norms
-from rollouts.sampling import Sampling, draw
-from rollouts.slots import (
+from scope_jax.models.cascade import Tiles, tile_count
+from scope_jax.models.config import ModelConfig
+from scope_jax.models.pages import Implementation, Loop, Pages, Tables, Where, feed, init_pages, layer_groups, pages_for
+from scope_jax.models.transformer import Params, output_table, with_wide_norms
+from scope_jax.rollouts.sampling import Sampling, draw
+from scope_jax.rollouts.slots import (
     DecodeState,
     EngineConfig,
     Result,
@@ -26,11 +26,11 @@ from rollouts.slots import (
     sample_tokens,
     started,
 )
-from rollouts.weights import EngineWeights
-from sharding.collectives import Shards
-from sharding.mesh import ROWS, row_shards
-from sharding.rules import decode_rules, expert_axes
-from sharding.spec import partition_specs
+from scope_jax.rollouts.weights import EngineWeights
+from scope_jax.sharding.collectives import Shards
+from scope_jax.sharding.mesh import ROWS, row_shards
+from scope_jax.sharding.rules import decode_rules, expert_axes
+from scope_jax.sharding.spec import partition_specs
 
 
 class PagedPrograms(EngineWeights):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rollouts.episodes import Episode
+from scope_jax.rollouts.episodes import Episode
 
 
 @dataclass

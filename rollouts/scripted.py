@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from rollouts.episodes import Episode
-from rollouts.types import Completion, Request, TextCodec, Turn
+from scope_jax.rollouts.episodes import Episode
+from scope_jax.rollouts.types import Completion, Request, TextCodec, Turn
 
 Script = Callable[[str, tuple[Turn, ...]], str]
 

@@ -17,10 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from models import cache as kv
-from models.adapter import Adapter
-from rollouts.sampling import Sampling, init_sampling
-from rollouts.types import SamplingParams
+from scope_jax.models import cache as kv
+from scope_jax.models.adapter import Adapter
+from scope_jax.rollouts.sampling import Sampling, init_sampling
+from scope_jax.rollouts.types import SamplingParams
 
 STOP_IDS = 16  # most stop ids of one request
 

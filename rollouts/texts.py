@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable, Sequence
 
-from rollouts.types import TextCodec
+from scope_jax.rollouts.types import TextCodec
 
 
 class TextStream:

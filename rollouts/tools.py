@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from rollouts.types import RolloutError
+from scope_jax.rollouts.types import RolloutError
 
 Answer = TypeVar("Answer")
 

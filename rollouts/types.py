@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from rollouts.thoughts import Marks, blanked, thoughts
+from scope_jax.rollouts.thoughts import Marks, blanked, thoughts
 
 Finish = Literal["stop", "eos", "length", "overflow", "cut", "turns"]
 

@@ -16,15 +16,15 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
 
-from models.adapter import declare_adapted, declare_factors
-from models.config import ModelConfig
-from models.lowrank import LowRank, gate_rows, is_low_rank
-from models.transformer import Params, check_mesh, declare, unstack_layers
-from rollouts.slots import EngineConfig
-from sharding.mesh import row_shards
-from sharding.reshard import reshard
-from sharding.rules import DECODE, Rules
-from sharding.spec import abstract_params, param_shardings
+from scope_jax.models.adapter import declare_adapted, declare_factors
+from scope_jax.models.config import ModelConfig
+from scope_jax.models.lowrank import LowRank, gate_rows, is_low_rank
+from scope_jax.models.transformer import Params, check_mesh, declare, unstack_layers
+from scope_jax.rollouts.slots import EngineConfig
+from scope_jax.sharding.mesh import row_shards
+from scope_jax.sharding.reshard import reshard
+from scope_jax.sharding.rules import DECODE, Rules
+from scope_jax.sharding.spec import abstract_params, param_shardings
 
 
 class EngineWeights:

@@ -13,8 +13,6 @@ from typing import Any
 
 import datasets
 
-from models import peft
-from models.tokenizer import Tokenizer
 from scope_jax.config import Config, EvalSet, JudgeSection, parse_section
 from scope_jax.config.exams import EvalSection
 from scope_jax.config.suites import SuiteCard, plain_card
@@ -23,6 +21,8 @@ from scope_jax.data.sources import Source
 from scope_jax.errors import UserError
 from scope_jax.evaluate import Keep, Records, scores
 from scope_jax.learner.types import Metrics
+from scope_jax.models import peft
+from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.play import exams, suites
 from scope_jax.play.exams import Exam
 from scope_jax.play.judge_client import JudgeClient

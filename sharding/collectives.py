@@ -32,7 +32,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from sharding.mesh import SHARDED
+from scope_jax.sharding.mesh import SHARDED
 
 ALL_REDUCE = 2**20  # bytes of the largest all-reduce of a step with fsdp; all else is gathered and scattered
 # Options for several devices, by platform. All-reduces are combined up to ALL_REDUCE bytes; on TPUs gathers of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from sharding.mesh import SHARDED
+from scope_jax.sharding.mesh import SHARDED
 
 Rules = tuple[tuple[str, tuple[str, ...]], ...]
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from sharding.rules import Rules
+from scope_jax.sharding.rules import Rules
 
 Initializer = Callable[[jax.Array, tuple[int, ...], Any], jax.Array]
 Tree = Any  # nested dicts with one kind of leaf

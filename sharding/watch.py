@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from sharding import distributed
+from scope_jax.sharding import distributed
 
 BEAT = 2.0  # seconds between two signs of life
 LOST = 25.0  # seconds without one, after which a process is gone

@@ -15,19 +15,19 @@ from jax.sharding import Mesh
 
 from benchmarks.peers import cases
 from benchmarks.peers.worker import Cannot, Work
-from models import transformer, weights
-from models.config import from_hf
-from rollouts.engine import Engine
-from rollouts.local import LocalRollouts
-from rollouts.slots import EngineConfig
-from rollouts.types import Completion, Request, SamplingParams
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner import advantages
 from scope_jax.learner.batching import unpack
 from scope_jax.learner.learner import Learner
 from scope_jax.learner.types import Datum, Episode
-from sharding.mesh import MeshConfig, make_mesh
-from sharding.spec import init_params
+from scope_jax.models import transformer, weights
+from scope_jax.models.config import from_hf
+from scope_jax.rollouts.engine import Engine
+from scope_jax.rollouts.local import LocalRollouts
+from scope_jax.rollouts.slots import EngineConfig
+from scope_jax.rollouts.types import Completion, Request, SamplingParams
+from scope_jax.sharding.mesh import MeshConfig, make_mesh
+from scope_jax.sharding.spec import init_params
 
 MODEL = from_hf(cases.CONFIG)
 CARD = LossCard(

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from retrieval.clusters.folder import (
+from scope_jax.retrieval.clusters.folder import (
     BLOCK,
     CLUSTERS,
     EMBEDDER,
@@ -33,11 +33,11 @@ from retrieval.clusters.folder import (
     Tell,
     input_of,
 )
-from retrieval.clusters.kmeans import clusters
-from retrieval.clusters.select import REASONS, select
-from retrieval.clusters.settings import Corpus, Neural, Preparation
-from retrieval.embed import Encoder, HashedLexical
-from retrieval.rows import DataError
+from scope_jax.retrieval.clusters.kmeans import clusters
+from scope_jax.retrieval.clusters.select import REASONS, select
+from scope_jax.retrieval.clusters.settings import Corpus, Neural, Preparation
+from scope_jax.retrieval.embed import Encoder, HashedLexical
+from scope_jax.retrieval.rows import DataError
 
 NOT_CHOSEN = "cluster_not_chosen"  # drop reason of documents in clusters beyond per_family
 TOO_LONG = "cluster_too_long"  # of documents that clusters of at most `sizes.tokens` have no room for

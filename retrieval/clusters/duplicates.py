@@ -9,7 +9,7 @@ import numpy as np
 from datasketch import MinHash, MinHashLSH
 from jaxtyping import UInt32
 
-from retrieval.clusters.words import words
+from scope_jax.retrieval.clusters.words import words
 
 SCHEME = "affine32"  # of datasketch 2; fixed here, because saved signatures are read back
 SEED = 1

@@ -31,8 +31,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from retrieval.corpus import Document
-from retrieval.rows import DataError, hub_table, is_file
+from scope_jax.retrieval.corpus import Document
+from scope_jax.retrieval.rows import DataError, hub_table, is_file
 
 VERSION = 1
 CLUSTERS, REPORT, MANIFEST, WORK, LOCK = "clusters.jsonl", "report.json", "manifest.json", "work", ".lock"

@@ -22,12 +22,12 @@ from itertools import chain, islice
 
 import numpy as np
 
-from retrieval.clusters.duplicates import NearDuplicates
-from retrieval.clusters.folder import DOCUMENTS, OFFSETS, SIGNATURES, Folder, Kept, State, Tell
-from retrieval.clusters.settings import Filters, Preparation, Source
-from retrieval.clusters.words import HeldOutPhrases, is_prose
-from retrieval.corpus import DOCUMENT, passage
-from retrieval.rows import DataError, Row, check_columns, kind_of, optional, read, required
+from scope_jax.retrieval.clusters.duplicates import NearDuplicates
+from scope_jax.retrieval.clusters.folder import DOCUMENTS, OFFSETS, SIGNATURES, Folder, Kept, State, Tell
+from scope_jax.retrieval.clusters.settings import Filters, Preparation, Source
+from scope_jax.retrieval.clusters.words import HeldOutPhrases, is_prose
+from scope_jax.retrieval.corpus import DOCUMENT, passage
+from scope_jax.retrieval.rows import DataError, Row, check_columns, kind_of, optional, read, required
 
 QUALITY = "quality"  # the column of a document's score
 FIELDS = (*DOCUMENT, QUALITY)

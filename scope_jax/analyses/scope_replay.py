@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from rollouts.types import Completion
 from scope_jax.config import Config, EvalSet
 from scope_jax.errors import UserError
 from scope_jax.evaluate import scores
@@ -17,6 +16,7 @@ from scope_jax.learner.types import Metrics
 from scope_jax.play import exams
 from scope_jax.play.exams import Answer, Exam
 from scope_jax.play.tools import Prompt, Tools, sample
+from scope_jax.rollouts.types import Completion
 from scope_jax.run.adapters import kind_of
 from scope_jax.run.examined import assemble_exam, exam_card, find, find_base, fitted, index_folder, load_into
 from scope_jax.run.world import Tell

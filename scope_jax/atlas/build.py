@@ -17,17 +17,17 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from models.tokenizer import Tokenizer
-from models.weights import save_hf
-from retrieval.corpus import Corpus, load_corpus
-from retrieval.embed import HashedLexical
-from retrieval.exact import ExactIndex
-from retrieval.search import LocalRetriever, SearchTool
 from scope_jax.atlas import corpus, vocabulary, warmup
 from scope_jax.atlas.facts import ASSETS, World, load_world
 from scope_jax.atlas.games import GAMES, Roles
 from scope_jax.atlas.rows import Show
 from scope_jax.config import load_card
+from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.weights import save_hf
+from scope_jax.retrieval.corpus import Corpus, load_corpus
+from scope_jax.retrieval.embed import HashedLexical
+from scope_jax.retrieval.exact import ExactIndex
+from scope_jax.retrieval.search import LocalRetriever, SearchTool
 from scope_jax.text.parsing import neutralise
 
 SAMPLE_SCRIPTS = 150  # of each kind, for the tokenizer's word list

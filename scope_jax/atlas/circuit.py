@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from models.config import ModelConfig
-from models.rope import Rope
+from scope_jax.models.config import ModelConfig
+from scope_jax.models.rope import Rope
 
 FAST, SLOW = 0.06, 0.02  # radians per token: planes above carry position, planes below carry content
 EMBED_STD = 0.1

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from models import transformer
-from models.config import ModelConfig
 from scope_jax.learner.types import Datum
-from sharding.collectives import LOCAL
+from scope_jax.models import transformer
+from scope_jax.models.config import ModelConfig
+from scope_jax.sharding.collectives import LOCAL
 
 LENGTH, ROWS = 512, 8  # one compiled shape for all
 

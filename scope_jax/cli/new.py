@@ -15,7 +15,7 @@ from scope_jax.cli.program import app
 from scope_jax.errors import UserError
 
 if TYPE_CHECKING:
-    from models.config import ModelConfig
+    from scope_jax.models.config import ModelConfig
 
 DATA = {"ssp": "answers", "scope": "documents", "spice": "documents", "spell": "clusters", "score": "queries"}
 SEARCHING = ("ssp", "scope", "score")
@@ -91,7 +91,7 @@ def _shape(model: str) -> tuple[ModelConfig | None, str]:
 
     Of a model of the hub only config.json is downloaded.
     """
-    from models.weights import load_config
+    from scope_jax.models.weights import load_config
     from scope_jax.run import hub
 
     if not hub.is_name(model):
@@ -120,7 +120,7 @@ def _conversation(game: str, shape: ModelConfig | None, folder: str | None) -> d
 
 def _renders(folder: str, dialect: str, turns: Any) -> bool:
     """True if the chat template can render searches and turns like this."""
-    from models.tokenizer import Tokenizer
+    from scope_jax.models.tokenizer import Tokenizer
     from scope_jax.play.turns import Joiner
     from scope_jax.text import dialects
 

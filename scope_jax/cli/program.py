@@ -120,7 +120,7 @@ def run() -> None:
         raise
     finally:
         if "retrieval.exchange" in sys.modules:
-            from retrieval.exchange import abandon
+            from scope_jax.retrieval.exchange import abandon
 
             abandon()  # threads waiting for a server would keep the process alive
 

@@ -114,8 +114,8 @@ def search_server(
     folder = index or (Path(retrieval.index) if retrieval.index else None)
     if folder is None:
         raise UserError(f"{card} has no index folder; give one with --index DIR, where the index is kept or built.")
-    from retrieval.server import make_app
     from scope_jax.report.progress import Progress
+    from scope_jax.retrieval.server import make_app
     from scope_jax.run.fetching import fetched
     from scope_jax.run.indexing import index_mesh, open_or_build_index
     from scope_jax.serving.server import bound, one_at_a_time, run_http

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from retrieval.corpus import passage
-from retrieval.rows import DataError, Row, attempts, is_file, is_text, short
 from scope_jax.data.published import RECIPES, Make, Recipe, joined
 from scope_jax.data.schemas import SCHEMAS
+from scope_jax.retrieval.corpus import passage
+from scope_jax.retrieval.rows import DataError, Row, attempts, is_file, is_text, short
 
 BLOCK = 1 << 20  # bytes hashed at a time
 

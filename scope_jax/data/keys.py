@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from rollouts.keys import key_data
+from scope_jax.rollouts.keys import key_data
 
 Item = TypeVar("Item")
 

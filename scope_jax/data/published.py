@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from retrieval.corpus import DOCUMENT, passage
-from retrieval.rows import DataError, Row, kind_of, optional, required
 from scope_jax.data.schemas import Kind
+from scope_jax.retrieval.corpus import DOCUMENT, passage
+from scope_jax.retrieval.rows import DataError, Row, kind_of, optional, required
 
 Make = Callable[[Row, str], Row]
 

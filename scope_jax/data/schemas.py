@@ -22,8 +22,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from retrieval.corpus import DOCUMENT, passage
-from retrieval.rows import DataError, Row, kind_of, optional, required, text_of
+from scope_jax.retrieval.corpus import DOCUMENT, passage
+from scope_jax.retrieval.rows import DataError, Row, kind_of, optional, required, text_of
 
 Kind = Literal["answers", "questions", "choices", "tasks", "marked", "readings", "queries", "documents", "clusters"]
 Columns = Mapping[str, str]  # field → column, as set in the card

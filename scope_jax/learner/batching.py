@@ -24,10 +24,10 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Float
 
-from models.context import token_order
 from scope_jax.config import LearnerSection, LossCard
 from scope_jax.learner.advantages import sampled_tokens
 from scope_jax.learner.types import Datum, Episode
+from scope_jax.models.context import token_order
 
 FEW_MICRO_BATCHES = 16  # their places cost memory only
 FEW_SEQUENCES = 256

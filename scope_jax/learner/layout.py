@@ -16,14 +16,14 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from models import adapter as adapters
-from models import transformer
-from models.adapter import Adapter
-from models.config import ModelConfig
 from scope_jax.config import OptimizerSection
 from scope_jax.learner.state import TrainState, fresh, specs_like
-from sharding.rules import TRAIN
-from sharding.spec import abstract_params, init_params, param_shardings, partition_specs
+from scope_jax.models import adapter as adapters
+from scope_jax.models import transformer
+from scope_jax.models.adapter import Adapter
+from scope_jax.models.config import ModelConfig
+from scope_jax.sharding.rules import TRAIN
+from scope_jax.sharding.spec import abstract_params, init_params, param_shardings, partition_specs
 
 
 class Layout:

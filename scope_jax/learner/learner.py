@@ -32,9 +32,6 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
-from models import attention, context, transformer
-from models.adapter import Adapter
-from models.config import ModelConfig
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner import batching, losses
 from scope_jax.learner.batching import Batch
@@ -42,8 +39,11 @@ from scope_jax.learner.layout import Layout
 from scope_jax.learner.logprobs import token_logprobs_and_entropy
 from scope_jax.learner.state import TrainState, advance, check_sound, global_norm
 from scope_jax.learner.types import Episode, Metrics
-from sharding.collectives import COMPILER_OPTIONS, Shards
-from sharding.mesh import ROWS, TOKENS, row_shards
+from scope_jax.models import attention, context, transformer
+from scope_jax.models.adapter import Adapter
+from scope_jax.models.config import ModelConfig
+from scope_jax.sharding.collectives import COMPILER_OPTIONS, Shards
+from scope_jax.sharding.mesh import ROWS, TOKENS, row_shards
 
 # Metrics that are summed over mini-batches; those ending in _max take the maximum.
 ADDED = ("tokens", "sequences", "idle_sequences", "skipped")

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from sharding.chips import LANES
-from sharding.collectives import Shards
+from scope_jax.sharding.chips import LANES
+from scope_jax.sharding.collectives import Shards
 
 LOWEST = -1e30  # below any logit, and finite
 

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from scope_jax.config import OptimizerSection
 from scope_jax.errors import UserError
-from sharding.collectives import mesh_axes
+from scope_jax.sharding.collectives import mesh_axes
 
 Tree = Any
 

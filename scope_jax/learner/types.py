@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from rollouts.types import Completion
 from scope_jax.config import AdvantageCard, LossCard
+from scope_jax.rollouts.types import Completion
 
 Metrics = dict[str, float]
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from models.config import ModelConfig, from_hf
-from models.fields import read_object
-from models.weights import load_config
 from scope_jax.errors import UserError
+from scope_jax.models.config import ModelConfig, from_hf
+from scope_jax.models.fields import read_object
+from scope_jax.models.weights import load_config
 from scope_jax.run import hub
 
 COMMON: dict[str, Any] = {"rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False}

@@ -18,9 +18,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from models import flops
 from scope_jax.learner.batching import rows_per_shard
 from scope_jax.learner.learner import Learner
+from scope_jax.models import flops
 from scope_jax.plan import theory
 from scope_jax.plan.costs import Costs
 from scope_jax.plan.hardware import Chip, Hardware

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from scope_jax.errors import UserError
-from sharding.chips import CHIPS, GIB, Chip, chip_of
+from scope_jax.sharding.chips import CHIPS, GIB, Chip, chip_of
 
 __all__ = ["ABSENT", "CHIPS", "GIB", "Absent", "Chip", "Hardware", "gpu_devices", "hardware", "prepare", "tpu_devices"]
 

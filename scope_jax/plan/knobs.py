@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from models.transformer import Remat
-from rollouts.paged import PagedEngine
 from scope_jax.config import load_card
 from scope_jax.errors import is_users
 from scope_jax.learner.batching import rows_per_shard
+from scope_jax.models.transformer import Remat
 from scope_jax.plan import memory
 from scope_jax.plan.hardware import GIB
 from scope_jax.plan.planning import Needs, Planner, figures, gib
+from scope_jax.rollouts.paged import PagedEngine
 
 Change = str  # KEY=VALUE, as --set takes it
 

@@ -23,12 +23,12 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from models.pages import pages_for
-from rollouts.engine import Engine
-from rollouts.paged import PagedEngine, page_bytes
 from scope_jax.learner.learner import Learner
+from scope_jax.models.pages import pages_for
 from scope_jax.plan.programs import Compiled, abstract_state
-from sharding.mesh import row_shards
+from scope_jax.rollouts.engine import Engine
+from scope_jax.rollouts.paged import PagedEngine, page_bytes
+from scope_jax.sharding.mesh import row_shards
 
 PHASES = ("publish", "generate", "learn")
 

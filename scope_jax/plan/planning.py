@@ -9,17 +9,17 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from models.config import ModelConfig
-from models.transformer import layer_stages
-from rollouts.engine import Engine
-from rollouts.paged import PagedEngine
 from scope_jax.config import Config
 from scope_jax.learner.learner import Learner
+from scope_jax.models.config import ModelConfig
+from scope_jax.models.transformer import layer_stages
 from scope_jax.plan import estimates, memory, programs
 from scope_jax.plan.costs import Costs
 from scope_jax.plan.hardware import GIB, Hardware
 from scope_jax.plan.memory import PHASES, Peak, Residents
 from scope_jax.plan.programs import Compiled
+from scope_jax.rollouts.engine import Engine
+from scope_jax.rollouts.paged import PagedEngine
 from scope_jax.run.assemble import assemble_learner, keeps_reference
 from scope_jax.run.engines import engine_for
 from scope_jax.run.meshes import card_mesh, rollout_mesh

@@ -16,17 +16,17 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from models.pages import Where
-from rollouts.engine import Engine
-from rollouts.paged import CHUNK, PagedEngine
 from scope_jax.config import LossCard
 from scope_jax.learner import batching, losses
 from scope_jax.learner.batching import Batch
 from scope_jax.learner.learner import Learner, Scores
 from scope_jax.learner.types import Update
+from scope_jax.models.pages import Where
 from scope_jax.plan.costs import Costs
 from scope_jax.plan.hlo import KERNEL, Program
-from sharding.mesh import ROWS
+from scope_jax.rollouts.engine import Engine
+from scope_jax.rollouts.paged import CHUNK, PagedEngine
+from scope_jax.sharding.mesh import ROWS
 
 MICRO_BATCHES = 2  # of a planned step: with more than one, gradients are accumulated
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}

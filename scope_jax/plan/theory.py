@@ -5,11 +5,11 @@ from __future__ import annotations
 import jax
 from jax.sharding import PartitionSpec
 
-from models.config import ModelConfig
-from models.transformer import declare
-from sharding.collectives import mesh_axes
-from sharding.rules import TRAIN
-from sharding.spec import partition_specs
+from scope_jax.models.config import ModelConfig
+from scope_jax.models.transformer import declare
+from scope_jax.sharding.collectives import mesh_axes
+from scope_jax.sharding.rules import TRAIN
+from scope_jax.sharding.spec import partition_specs
 
 
 def step_collectives(

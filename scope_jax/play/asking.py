@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from retrieval.exchange import shown
 from scope_jax.config import AskSection, JudgeSection
 from scope_jax.learner.types import Reply
 from scope_jax.play import searching
 from scope_jax.play.judge_client import UNUSABLE_AFTER, JudgeError
 from scope_jax.play.tools import BASE, Prompt, Tools
+from scope_jax.retrieval.exchange import shown
 from scope_jax.text.messages import Messages
 from scope_jax.text.parsing import THOUGHT
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from rollouts.types import Completion
 from scope_jax.config import BY_RUBRIC, Config, EvalSet, JudgeSection, Measure
 from scope_jax.data.schemas import Kind
 from scope_jax.play import grading, pairwise, rating, rubrics, searching
@@ -22,6 +21,7 @@ from scope_jax.play.rubrics import Grader
 from scope_jax.play.searching import Search
 from scope_jax.play.tools import Prompt, Tools, sample
 from scope_jax.play.turns import Respond
+from scope_jax.rollouts.types import Completion
 from scope_jax.text.messages import Messages
 
 Row = Mapping[str, Any]

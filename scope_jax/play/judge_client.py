@@ -9,9 +9,9 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from retrieval.exchange import BadAddress, Exchange, Response, Trouble, Unanswered, shown, whole
 from scope_jax.config import JudgeSection
 from scope_jax.learner.types import Reply
+from scope_jax.retrieval.exchange import BadAddress, Exchange, Response, Trouble, Unanswered, shown, whole
 
 UNUSABLE_AFTER = (
     8  # with this many replies in one call and no verdict among them, the endpoint is not usable as a judge

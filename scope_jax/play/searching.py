@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from retrieval.search import EMPTY_QUERY, NOTHING_FOUND
-from rollouts.types import Completion, Turn
 from scope_jax.config import Config, FormatRule, one_of
 from scope_jax.play.turns import Cut, Respond
+from scope_jax.retrieval.search import EMPTY_QUERY, NOTHING_FOUND
+from scope_jax.rollouts.types import Completion, Turn
 from scope_jax.text import dialects, parsing
 from scope_jax.text.dialects import Dialect
 from scope_jax.text.dialects.calls import Call, calls

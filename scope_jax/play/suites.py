@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from rollouts.types import Completion
 from scope_jax.config import Config, Measure
 from scope_jax.config.suites import Form, SuiteCard
 from scope_jax.data.schemas import Kind
@@ -17,6 +16,7 @@ from scope_jax.play import prompting
 from scope_jax.play.documents import without_middle
 from scope_jax.play.exams import Exam
 from scope_jax.play.searching import cut_off, reply_text
+from scope_jax.rollouts.types import Completion
 from scope_jax.text import parsing
 from scope_jax.text.messages import Messages
 

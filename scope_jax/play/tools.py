@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from retrieval.rows import Row
-from rollouts.types import Completion
 from scope_jax.config import RoleSection, SamplingSection
 from scope_jax.learner.types import Reply
 from scope_jax.play.math_answers import SECONDS, Comparison, Verdict
 from scope_jax.play.turns import Respond
+from scope_jax.retrieval.rows import Row
+from scope_jax.rollouts.types import Completion
 from scope_jax.text.messages import Messages
 
 BASE = "base"  # the policy with the initial weights of the run, never trained

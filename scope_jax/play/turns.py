@@ -25,8 +25,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from models.chat import HistoryRewritten
-from rollouts.types import Continuation, Reply, Restart, Turn
+from scope_jax.models.chat import HistoryRewritten
+from scope_jax.rollouts.types import Continuation, Reply, Restart, Turn
 from scope_jax.text import parsing
 from scope_jax.text.dialects import Dialect
 from scope_jax.text.messages import Messages

@@ -23,7 +23,7 @@ from scope_jax.config import Config
 from scope_jax.errors import UserError
 from scope_jax.learner.types import Datum, Episode, Judgement, Metrics, Reply
 from scope_jax.play.system import Memory, System
-from sharding import distributed
+from scope_jax.sharding import distributed
 
 
 class Played(NamedTuple):

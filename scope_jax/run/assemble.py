@@ -11,15 +11,15 @@ import datasets
 import jax
 from jax.sharding import Mesh
 
-from models import weights
-from models.config import ModelConfig
-from models.tokenizer import Tokenizer
-from models.transformer import Params
 from scope_jax.config import GAMES, Config, JudgeSection, ServedModel
 from scope_jax.data import sources
 from scope_jax.data.sources import Source
 from scope_jax.learner.learner import Learner
 from scope_jax.learner.state import TrainState
+from scope_jax.models import weights
+from scope_jax.models.config import ModelConfig
+from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.transformer import Params
 from scope_jax.play import exams
 from scope_jax.play.judge_client import JudgeClient
 from scope_jax.play.math_answers import MathAnswers
@@ -48,10 +48,10 @@ from scope_jax.run.searches import lookup_of, search_of
 from scope_jax.run.verdicts import Verdicts
 from scope_jax.run.watched_names import check_names
 from scope_jax.run.world import Tell, World
+from scope_jax.sharding import distributed
+from scope_jax.sharding.rules import TRAIN
 from scope_jax.systems import game_of
 from scope_jax.text import dialects
-from sharding import distributed
-from sharding.rules import TRAIN
 
 
 @dataclass(frozen=True)

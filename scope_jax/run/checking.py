@@ -10,21 +10,21 @@ from pathlib import Path
 
 import datasets
 
-from models import peft, weights
-from models.config import ModelConfig
-from models.seal import fault
-from models.tensorfile import Checkpoint
-from models.tokenizer import Tokenizer
-from retrieval.corpus import load_corpus
-from retrieval.rows import Row
 from scope_jax.config import GAMES, Config, EvalSet
 from scope_jax.data import sources
 from scope_jax.data.sources import Source
 from scope_jax.errors import UserError, is_users, sentence
+from scope_jax.models import peft, weights
+from scope_jax.models.config import ModelConfig
+from scope_jax.models.seal import fault
+from scope_jax.models.tensorfile import Checkpoint
+from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.play import exams
 from scope_jax.play.exams import Exam
 from scope_jax.play.judge_client import JudgeClient
 from scope_jax.play.turns import Joiner
+from scope_jax.retrieval.corpus import load_corpus
+from scope_jax.retrieval.rows import Row
 from scope_jax.run import ahead
 from scope_jax.run.adapters import adapter_of
 from scope_jax.run.assemble import check_beginning, check_policies, check_template, check_vocabulary, joiner_of

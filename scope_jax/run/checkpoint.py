@@ -28,14 +28,14 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint._src.serialization.types import DefaultSerializationStatusCallback, TransferPriority
 from orbax.checkpoint.type_handlers import ArrayHandler, create_type_handler_registry
 
-from models.seal import SEAL, fault, seal
 from scope_jax.config import Config
 from scope_jax.errors import UserError, disk_fault, unwritten
+from scope_jax.models.seal import SEAL, fault, seal
 from scope_jax.play.system import Memory
 from scope_jax.run.metrics import fingerprint
 from scope_jax.run.mirror import Mirror
 from scope_jax.run.processes import by_one, writes
-from sharding.spec import path_name
+from scope_jax.sharding.spec import path_name
 
 LAYOUT = 3  # version of the saved data; 2: memory of game and moving baselines; 3: states count updates
 _FOLDER = re.compile(r"(\d+)(?:-([a-z]+-\d+))?")  # 45, 45-iteration-1

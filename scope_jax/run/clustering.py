@@ -15,16 +15,16 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from models import encoder
-from models.tokenizer import Tokenizer
-from retrieval.clusters.build import prepare
-from retrieval.clusters.kmeans import Sizes
-from retrieval.clusters.settings import Corpus, Filters, Neural, Preparation, Questions, Source, Tokens
-from retrieval.rows import Row, optional, required
 from scope_jax.config import Config, EncoderSection
 from scope_jax.config.suites import load_suite
 from scope_jax.data.schemas import ALIASES, ANSWERS, CONTEXT, TASK
 from scope_jax.errors import UserError, writing
+from scope_jax.models import encoder
+from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.retrieval.clusters.build import prepare
+from scope_jax.retrieval.clusters.kmeans import Sizes
+from scope_jax.retrieval.clusters.settings import Corpus, Filters, Neural, Preparation, Questions, Source, Tokens
+from scope_jax.retrieval.rows import Row, optional, required
 from scope_jax.run.indexing import EMBED_CHUNK, Part, announce, neural, reading
 
 _PASSAGE = re.compile(r"^Passage \d+:$", re.MULTILINE)

@@ -11,21 +11,21 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from models import peft, weights
-from models.adapter import merge as merge_factors
-from models.config import ModelConfig
-from models.hf import hf_shapes
-from models.tokenizer import Tokenizer
-from models.transformer import Params
 from scope_jax.config import Config, load_card
 from scope_jax.errors import UserError
+from scope_jax.models import peft, weights
+from scope_jax.models.adapter import merge as merge_factors
+from scope_jax.models.config import ModelConfig
+from scope_jax.models.hf import hf_shapes
+from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.transformer import Params
 from scope_jax.run.adapters import adapter_of, saved_factors
 from scope_jax.run.checkpoint import load, locate, run_of, step_of
 from scope_jax.run.dtypes import DTYPES
 from scope_jax.run.fetching import fetched
+from scope_jax.sharding.mesh import MeshConfig, make_mesh
+from scope_jax.sharding.rules import TRAIN
 from scope_jax.systems import game_of
-from sharding.mesh import MeshConfig, make_mesh
-from sharding.rules import TRAIN
 
 Layout = Literal["hf", "orbax"]
 Report = Callable[[str, int, int], None]  # name of the work, pieces done, pieces in total

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from models.tokenizer import Tokenizer
 from scope_jax.config.model import ModelSection
+from scope_jax.models.tokenizer import Tokenizer
 
 
 class Doubt(str):

@@ -7,22 +7,22 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from models.config import ModelConfig
-from models.pages import Implementation, Loop, Ragged
-from models.tokenizer import Tokenizer
-from models.transformer import check_mesh, declare
-from rollouts.engine import Engine
-from rollouts.local import LocalRollouts
-from rollouts.paged import PagedEngine, page_bytes
-from rollouts.slots import EngineConfig
-from rollouts.tools import BatchedTool
 from scope_jax.config import Config, ServedModel
+from scope_jax.models.config import ModelConfig
+from scope_jax.models.pages import Implementation, Loop, Ragged
+from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.transformer import check_mesh, declare
+from scope_jax.rollouts.engine import Engine
+from scope_jax.rollouts.local import LocalRollouts
+from scope_jax.rollouts.paged import PagedEngine, page_bytes
+from scope_jax.rollouts.slots import EngineConfig
+from scope_jax.rollouts.tools import BatchedTool
 from scope_jax.run.adapters import adapter_of, policies_of
 from scope_jax.run.dtypes import DTYPES
-from sharding import distributed
-from sharding.mesh import MeshConfig, make_mesh, without_context
-from sharding.rules import DECODE, TRAIN, Rules, decode_rules
-from sharding.spec import param_shardings
+from scope_jax.sharding import distributed
+from scope_jax.sharding.mesh import MeshConfig, make_mesh, without_context
+from scope_jax.sharding.rules import DECODE, TRAIN, Rules, decode_rules
+from scope_jax.sharding.spec import param_shardings
 
 THREADS = 256  # most responders at a time, unless the card says otherwise
 
@@ -129,7 +129,7 @@ def attention_over_pages(platform: str, head_dim: int) -> Implementation:
     if platform == "tpu" and head_dim % 128 == 0:
         return Ragged()
     if platform == "gpu" and head_dim >= 16 and head_dim.bit_count() == 1:
-        from models.paged_gpu import Triton  # Pallas takes a second to import
+        from scope_jax.models.paged_gpu import Triton  # Pallas takes a second to import
 
         return Triton()
     return Loop()

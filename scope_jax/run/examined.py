@@ -19,13 +19,13 @@ from typing import Any, TypeVar
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from models import peft, weights
-from models.adapter import declare_factors
-from models.config import ModelConfig
-from models.tokenizer import Tokenizer
-from models.transformer import Params
 from scope_jax.config import Config, ServedModel, load_card
 from scope_jax.errors import UserError
+from scope_jax.models import peft, weights
+from scope_jax.models.adapter import declare_factors
+from scope_jax.models.config import ModelConfig
+from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.transformer import Params
 from scope_jax.play import exams
 from scope_jax.play.tools import BASE
 from scope_jax.run.adapters import adapter_of, saved_factors, section_of
@@ -36,9 +36,9 @@ from scope_jax.run.engines import decode_layout
 from scope_jax.run.fetching import fetched
 from scope_jax.run.meshes import all_generate
 from scope_jax.run.world import Tell, World
+from scope_jax.sharding.rules import Rules
+from scope_jax.sharding.spec import param_shardings
 from scope_jax.systems import game_of
-from sharding.rules import Rules
-from sharding.spec import param_shardings
 
 Card = TypeVar("Card", bound=Config | ServedModel)
 SAMPLE = "Which of the two?\n\n<answer> é, 3.5 or 日本 </answer>"  # text for comparing tokenizers and templates

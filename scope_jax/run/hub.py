@@ -15,7 +15,7 @@ from httpx2 import TransportError
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
-from models import sentence_files
+from scope_jax.models import sentence_files
 
 LOCAL = ("checkpoints", "models", "runs", "data", "assets")  # folders of cards, never taken for owners on the hub
 NAME = re.compile(r"[A-Za-z0-9_][\w.-]*/[\w.-]+")

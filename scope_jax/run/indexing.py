@@ -16,19 +16,19 @@ import datasets
 import jax
 from jax.sharding import Mesh
 
-from models import encoder
-from models.encoder import EncoderConfig
-from models.texts import TextEncoder
-from retrieval.build import build_index, open_index, saved_lexical
-from retrieval.corpus import Corpus, load_corpus
-from retrieval.embed import Embedder, HashedLexical, PrefixedEncoder
-from retrieval.scann import ScannConfig
-from retrieval.search import LocalRetriever
 from scope_jax.config import EncoderSection, RetrievalSection
 from scope_jax.errors import writing
+from scope_jax.models import encoder
+from scope_jax.models.encoder import EncoderConfig
+from scope_jax.models.texts import TextEncoder
+from scope_jax.retrieval.build import build_index, open_index, saved_lexical
+from scope_jax.retrieval.corpus import Corpus, load_corpus
+from scope_jax.retrieval.embed import Embedder, HashedLexical, PrefixedEncoder
+from scope_jax.retrieval.scann import ScannConfig
+from scope_jax.retrieval.search import LocalRetriever
 from scope_jax.run.dtypes import DTYPES
 from scope_jax.run.processes import one_first
-from sharding.mesh import ROWS, MeshConfig, make_mesh
+from scope_jax.sharding.mesh import ROWS, MeshConfig, make_mesh
 
 EMBED_CHUNK = 4096  # passages embedded and written at a time
 QUERY_ROWS = 8  # queries per embedding program; constant, so that a query's vector does not depend on the batch

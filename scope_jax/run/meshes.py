@@ -14,8 +14,8 @@ import jax
 from jax.sharding import Mesh
 
 from scope_jax.config import Config, ServedModel
-from sharding import distributed
-from sharding.mesh import MeshConfig, make_mesh, resolve_sizes, torus, without_context
+from scope_jax.sharding import distributed
+from scope_jax.sharding.mesh import MeshConfig, make_mesh, resolve_sizes, torus, without_context
 
 C = TypeVar("C", bound=Config | ServedModel)
 

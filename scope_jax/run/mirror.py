@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from models.seal import SEAL, fault
+from scope_jax.models.seal import SEAL, fault
 from scope_jax.run.metrics import RunError
 from scope_jax.run.objects import Store, is_object, local_place
 from scope_jax.run.processes import by_one, together

@@ -13,17 +13,17 @@ from pathlib import Path
 
 import jax
 
-from models import flops
-from models.config import ModelConfig
 from scope_jax.learner.batching import has_term
 from scope_jax.learner.types import Episode, Metrics
+from scope_jax.models import flops
+from scope_jax.models.config import ModelConfig
 from scope_jax.run.compiling import programs
 from scope_jax.run.meshes import divided_devices
 from scope_jax.run.phases import Phases
 from scope_jax.run.profiling import Traced
 from scope_jax.run.watchdog import Watchdog
 from scope_jax.run.world import World
-from sharding.chips import GIB, chip_of
+from scope_jax.sharding.chips import GIB, chip_of
 
 PHASES = ("play", "learn", "wait", "evaluate", "checkpoint")
 # Every name but those of the phases; of a game without searches, an unknown device or a CPU, some are missing.

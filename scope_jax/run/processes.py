@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
-from rollouts.types import Completion, Request, Rollouts
 from scope_jax.errors import UserError, sentence
+from scope_jax.rollouts.types import Completion, Request, Rollouts
 from scope_jax.run.stopping import Stopped, StopRequest, end
-from sharding import distributed
-from sharding.watch import Watch
+from scope_jax.sharding import distributed
+from scope_jax.sharding.watch import Watch
 
 T = TypeVar("T")
 Item = TypeVar("Item")

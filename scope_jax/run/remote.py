@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from models.tokenizer import Tokenizer
-from retrieval.rows import Row
-from rollouts import types
-from rollouts.types import Completion, Turn
 from scope_jax.learner.types import Reply
+from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.play.judge_client import JudgeClient, JudgeError
 from scope_jax.play.math_answers import SECONDS, Comparison, MathAnswers, Verdict
 from scope_jax.play.tools import BASE, Prompt
 from scope_jax.play.turns import Respond
+from scope_jax.retrieval.rows import Row
+from scope_jax.rollouts import types
+from scope_jax.rollouts.types import Completion, Turn
 from scope_jax.text import parsing
 from scope_jax.text.messages import Messages
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from retrieval.rows import Row
 from scope_jax.config import Config
 from scope_jax.data import sources
 from scope_jax.learner.types import Reply
 from scope_jax.play.math_answers import SECONDS, Comparison
 from scope_jax.play.tools import Prompt
 from scope_jax.play.turns import Joiner
+from scope_jax.retrieval.rows import Row
 from scope_jax.text.messages import Messages
 
 

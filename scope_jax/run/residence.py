@@ -9,10 +9,10 @@ from typing import Any
 
 import jax
 
-from rollouts.types import Completion, Rollouts
-from rollouts.weights import without_adapters
 from scope_jax.learner.state import TrainState
 from scope_jax.play.tools import BASE
+from scope_jax.rollouts.types import Completion, Rollouts
+from scope_jax.rollouts.weights import without_adapters
 
 ACCELERATOR, HOST = "device", "pinned_host"  # JAX's memory kinds
 States = dict[str, TrainState]

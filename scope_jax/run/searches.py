@@ -8,11 +8,11 @@ from pathlib import Path
 
 from jax.sharding import Mesh
 
-from models.tokenizer import Tokenizer
-from retrieval.client import RemoteRetriever
-from retrieval.search import Hit, SearchTool
-from rollouts.tools import BatchedTool
 from scope_jax.config import Config, ServedModel
+from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.retrieval.client import RemoteRetriever
+from scope_jax.retrieval.search import Hit, SearchTool
+from scope_jax.rollouts.tools import BatchedTool
 from scope_jax.run.indexing import Part, open_or_build_index
 from scope_jax.text import dialects, parsing
 

@@ -10,21 +10,21 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from models.config import ModelConfig
-from models.tokenizer import Tokenizer
-from retrieval.search import SearchTool
-from rollouts.keys import key_data
-from rollouts.local import LocalRollouts
-from rollouts.tools import BatchedTool
-from rollouts.types import Completion, Request, SamplingParams
 from scope_jax.config import Config
 from scope_jax.data import sources
 from scope_jax.learner.types import Reply
+from scope_jax.models.config import ModelConfig
+from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.play.judge_client import JudgeClient, JudgeError, Unreachable
 from scope_jax.play.math_answers import SECONDS, Comparison, Verdict
 from scope_jax.play.system import System
 from scope_jax.play.tools import Prompt
 from scope_jax.play.turns import Joiner, Respond
+from scope_jax.retrieval.search import SearchTool
+from scope_jax.rollouts.keys import key_data
+from scope_jax.rollouts.local import LocalRollouts
+from scope_jax.rollouts.tools import BatchedTool
+from scope_jax.rollouts.types import Completion, Request, SamplingParams
 from scope_jax.run.processes import divided, together
 from scope_jax.run.residence import Sampler
 from scope_jax.run.verdicts import Verdicts

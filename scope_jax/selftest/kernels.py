@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from models import attention, moe
-from models.config import ModelConfig
-from models.pages import PAGE, Implementation, Loop, Where, pages_for
-from models.rope import Rope
-from models.transformer import plain_heads
+from scope_jax.models import attention, moe
+from scope_jax.models.config import ModelConfig
+from scope_jax.models.pages import PAGE, Implementation, Loop, Where, pages_for
+from scope_jax.models.rope import Rope
+from scope_jax.models.transformer import plain_heads
 from scope_jax.run.engines import attention_over_pages
 from scope_jax.selftest.check import ROUNDING, Check, apart
 from scope_jax.selftest.programs import EXPERTS
@@ -154,8 +154,8 @@ def grouped_products(dtype: str) -> float:
 
 def few_tokens(dtype: str) -> float:
     """70 tokens and all experts of a layer; the experts are picked in the kernel, and for the reference by `route`."""
-    from models.moe_tpu import few_tokens as kernel
-    from models.moe_tpu import route_few
+    from scope_jax.models.moe_tpu import few_tokens as kernel
+    from scope_jax.models.moe_tpu import route_few
 
     cfg = EXPERTS
     shape = (cfg.num_experts, cfg.width, cfg.ffn_width)

@@ -14,21 +14,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from models import transformer
-from models.config import ModelConfig
-from models.rope import Rope
-from rollouts.local import LocalRollouts
-from rollouts.paged import PagedEngine
-from rollouts.slots import EngineConfig
-from rollouts.types import Completion, Request, SamplingParams
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner.batching import unpack
 from scope_jax.learner.learner import Learner
 from scope_jax.learner.types import Datum, Episode
+from scope_jax.models import transformer
+from scope_jax.models.config import ModelConfig
+from scope_jax.models.rope import Rope
+from scope_jax.rollouts.local import LocalRollouts
+from scope_jax.rollouts.paged import PagedEngine
+from scope_jax.rollouts.slots import EngineConfig
+from scope_jax.rollouts.types import Completion, Request, SamplingParams
 from scope_jax.run.engines import attention_over_pages
 from scope_jax.selftest.check import Check
-from sharding.mesh import MeshConfig, make_mesh
-from sharding.spec import init_params
+from scope_jax.sharding.mesh import MeshConfig, make_mesh
+from scope_jax.sharding.spec import init_params
 
 DENSE = ModelConfig("qwen3", 512, 2, 256, 8, 2, 128, 512, Rope(1e6), 1e-6, False, "head", False, False, 1024)
 WINDOWS = replace(

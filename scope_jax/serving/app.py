@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from retrieval.server import GONE, Refusal, read_body
+from scope_jax.retrieval.server import GONE, Refusal, read_body
 from scope_jax.serving import generating
 from scope_jax.serving.assemble import Served
 from scope_jax.serving.counters import Counters

@@ -10,16 +10,16 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from models import peft, weights
-from models.tokenizer import Tokenizer
-from retrieval.search import SearchTool
-from rollouts.engine import Engine
-from rollouts.online import OnlineRollouts
-from rollouts.paged import PagedEngine
 from scope_jax.config import Config, ServedModel, load_card, load_served
 from scope_jax.errors import UserError
+from scope_jax.models import peft, weights
+from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.play.tools import BASE
 from scope_jax.play.turns import Joiner
+from scope_jax.retrieval.search import SearchTool
+from scope_jax.rollouts.engine import Engine
+from scope_jax.rollouts.online import OnlineRollouts
+from scope_jax.rollouts.paged import PagedEngine
 from scope_jax.run.adapters import base_of, policies_of
 from scope_jax.run.assemble import check_template, tokenizer_of
 from scope_jax.run.checkpoint import locate, run_of, step_of

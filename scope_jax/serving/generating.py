@@ -11,12 +11,12 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from models.tokenizer import Tokenizer
-from rollouts.keys import key_data
-from rollouts.online import Closed, Done, Full, Listener, News, Ticket, listener_in
-from rollouts.types import Request, SamplingParams
+from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.play import searching
 from scope_jax.play.turns import Joiner
+from scope_jax.rollouts.keys import key_data
+from scope_jax.rollouts.online import Closed, Done, Full, Listener, News, Ticket, listener_in
+from scope_jax.rollouts.types import Request, SamplingParams
 from scope_jax.serving.assemble import Served
 from scope_jax.serving.protocol import ApiError, Body, ChatBody, CompletionBody
 from scope_jax.text import parsing

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollouts.online import Done, News, Sampled
-from rollouts.texts import TextStream
-from rollouts.types import Completion
+from scope_jax.rollouts.online import Done, News, Sampled
+from scope_jax.rollouts.texts import TextStream
+from scope_jax.rollouts.types import Completion
 from scope_jax.serving.assemble import Served
 from scope_jax.serving.generating import Job, Stream
 from scope_jax.serving.protocol import ApiError

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.applications import Starlette
 
-from retrieval.search import Hit, Retriever
-from rollouts.online import Done
-from rollouts.types import Request, SamplingParams
 from scope_jax.errors import UserError
+from scope_jax.retrieval.search import Hit, Retriever
+from scope_jax.rollouts.online import Done
+from scope_jax.rollouts.types import Request, SamplingParams
 from scope_jax.serving.app import Api
 from scope_jax.serving.assemble import Served
 
@@ -132,7 +132,7 @@ async def _run(
     server = _server(api.app(), grace + FAREWELL)
     also = None
     if grpc is not None:
-        from rollouts.jetstream import Orchestrator, grpc_server
+        from scope_jax.rollouts.jetstream import Orchestrator, grpc_server
 
         if model.adapter is not None:
             raise UserError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable, Iterable
 
-from rollouts.online import Done, News
+from scope_jax.rollouts.online import Done, News
 from scope_jax.serving.assemble import Served
 from scope_jax.serving.generating import chat_job, requests_of
 from scope_jax.serving.protocol import ApiError, ChatBody, Message

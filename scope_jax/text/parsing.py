@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import cache
 
-from rollouts.thoughts import blanked, thoughts
+from scope_jax.rollouts.thoughts import blanked, thoughts
 
 THOUGHT = ("<think>", "</think>")
 TAGS = ("think", "search", "information", "question", "answer")

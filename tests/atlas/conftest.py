@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from models.tokenizer import Tokenizer
-from retrieval.corpus import load_corpus
 from scope_jax.atlas import build
 from scope_jax.atlas.facts import ASSETS, World, load_world
 from scope_jax.atlas.games import GAMES
 from scope_jax.atlas.rows import Show
 from scope_jax.atlas.scope_roles import SCOPEDemonstrations
 from scope_jax.atlas.ssp_roles import SSPDemonstrations
+from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.retrieval.corpus import load_corpus
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ import re
 import numpy as np
 import pytest
 
-from rollouts.types import Turn
 from scope_jax.atlas import scope_scripts, tasks
 from scope_jax.atlas.rows import Script, name_ids, token_row
 from scope_jax.atlas.scope_roles import HABITS, ReportHabits, SCOPEDemonstrations, makers
@@ -15,6 +14,7 @@ from scope_jax.atlas.tasks import TOLD, Entity
 from scope_jax.config import load_card
 from scope_jax.play.rubrics import rubric_score, score_of
 from scope_jax.play.turns import Cut, raw
+from scope_jax.rollouts.types import Turn
 from scope_jax.systems.scope import conversation, instructions, judging, rules
 from scope_jax.systems.scope.records import Order
 from tests.systems.harness import ScriptedTools, sampled_turn

@@ -8,7 +8,6 @@ import re
 import numpy as np
 import pytest
 
-from models.tokenizer import Tokenizer
 from scope_jax.atlas import score_scripts
 from scope_jax.atlas.facts import ASSETS, World
 from scope_jax.atlas.queries import NUMBERS, SET_SIZES, Asked
@@ -17,6 +16,7 @@ from scope_jax.atlas.score_roles import Habits, SCOREDemonstrations, makers
 from scope_jax.atlas.score_scripts import Claim, Written
 from scope_jax.config import load_card
 from scope_jax.data.sources import load
+from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.play import measures
 from scope_jax.play.rubrics import score_of
 from scope_jax.systems import score

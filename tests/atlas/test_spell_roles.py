@@ -8,7 +8,6 @@ import re
 import numpy as np
 import pytest
 
-from models.tokenizer import Tokenizer
 from scope_jax.atlas import clusters, spell_scripts
 from scope_jax.atlas.clusters import TASKS, Task
 from scope_jax.atlas.facts import ASSETS, World
@@ -16,6 +15,7 @@ from scope_jax.atlas.rows import Script, name_ids, token_row
 from scope_jax.atlas.spell_roles import Habits, SPELLDemonstrations, makers
 from scope_jax.config import load_card
 from scope_jax.data.sources import load
+from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.systems.spell import rules, source
 from scope_jax.systems.spell.exams import exam
 from scope_jax.systems.spell.history import order

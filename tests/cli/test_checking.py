@@ -10,9 +10,9 @@ from pathlib import Path
 import jax.numpy as jnp
 from typer.testing import CliRunner
 
-from models import weights
 from scope_jax.cli import app
 from scope_jax.config import load_card
+from scope_jax.models import weights
 from scope_jax.run import checking
 
 ROOT = Path(__file__).parents[2]

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from models.tokenizer import Tokenizer
 from scope_jax.cli import app
 from scope_jax.config import RowsSection, load_card
 from scope_jax.config.suites import load_suite
 from scope_jax.data.sources import Source, load
+from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.run.clustering import exam_documents, exam_texts
 from tests.retrieval import tiny_encoders
 from tests.retrieval.clustering import bytes_of, documents, rows_of, sentence, write

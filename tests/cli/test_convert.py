@@ -15,14 +15,14 @@ import pytest
 from safetensors.numpy import load_file
 from typer.testing import CliRunner, Result
 
-from models import weights
-from models.tokenizer import Tokenizer
 from scope_jax.cli import app
 from scope_jax.config import load_card
+from scope_jax.models import weights
+from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.run.assemble import assemble_learner
 from scope_jax.run.checkpoint import Checkpoints
 from scope_jax.run.metrics import RunLog
-from sharding.rules import TRAIN
+from scope_jax.sharding.rules import TRAIN
 
 BASE = Path("assets/atlas/ssp/base")  # stored in bfloat16
 

@@ -25,7 +25,7 @@ from scope_jax.run import stopping
 def wait(how: str) -> None:
     if how in ("searching", "failing", "done"):
         from concurrent.futures import ThreadPoolExecutor
-        from retrieval.client import RemoteRetriever
+        from scope_jax.retrieval.client import RemoteRetriever
         retrieve = RemoteRetriever("http://127.0.0.1:9/retrieve", timeout=600, retries=99, first_delay=30)
         ThreadPoolExecutor(1).submit(retrieve, ["q"], 1)
     elif how == "computing":

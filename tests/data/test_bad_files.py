@@ -20,10 +20,10 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from retrieval.corpus import load_corpus
 from scope_jax import errors
 from scope_jax.cli import app
 from scope_jax.data import sources
+from scope_jax.retrieval.corpus import load_corpus
 from scope_jax.text import templates
 from tests.data.files import source
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from retrieval.corpus import load_corpus
-from retrieval.rows import DataError
 from scope_jax.config import CardError, load_card
 from scope_jax.data import sources
 from scope_jax.data.schemas import Kind
+from scope_jax.retrieval.corpus import load_corpus
+from scope_jax.retrieval.rows import DataError
 from scope_jax.run.metrics import to_toml
 from tests.data.files import every_format, hub, jsonl, source
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from retrieval.rows import DataError
 from scope_jax.data import sources
 from scope_jax.data.schemas import answers, clusters, queries, questions, readings, tasks
+from scope_jax.retrieval.rows import DataError
 from scope_jax.systems import ssp
 from tests.data.files import jsonl, source
 from tests.systems.harness import card

@@ -20,13 +20,13 @@ import numpy as np
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from models import weights  # noqa: E402
-from models.tokenizer import Tokenizer  # noqa: E402
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection  # noqa: E402
 from scope_jax.learner.learner import Learner  # noqa: E402
 from scope_jax.learner.types import Datum, Episode  # noqa: E402
+from scope_jax.models import weights  # noqa: E402
+from scope_jax.models.tokenizer import Tokenizer  # noqa: E402
+from scope_jax.sharding.mesh import MeshConfig, make_mesh  # noqa: E402
 from scope_jax.text import templates  # noqa: E402
-from sharding.mesh import MeshConfig, make_mesh  # noqa: E402
 
 PROMPTS = ROOT / "scope_jax" / "prompts" / "ssp"
 QUERIES = (

@@ -15,16 +15,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import adapter as adapters
-from models import peft as ours_in_peft
-from models.adapter import Adapter
-from models.weights import load_hf
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner.learner import Learner
 from scope_jax.learner.types import Datum, Episode
+from scope_jax.models import adapter as adapters
+from scope_jax.models import peft as ours_in_peft
+from scope_jax.models.adapter import Adapter
+from scope_jax.models.weights import load_hf
 from scope_jax.run.convert import convert
-from sharding.mesh import MeshConfig, make_mesh
-from sharding.spec import path_name
+from scope_jax.sharding.mesh import MeshConfig, make_mesh
+from scope_jax.sharding.spec import path_name
 from tests.equivalence.test_families import CASES, our_logits, torch_logits, torch_model
 from tests.train.test_adapter_targets import write_run
 

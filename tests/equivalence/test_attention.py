@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import masking_utils
 
-from models.attention import make_attend, visible_mask
+from scope_jax.models.attention import make_attend, visible_mask
 
 T, HEADS, KV_HEADS, HEAD_DIM = 40, 4, 2, 8
 SEGMENTS_BT = np.asarray([[1] * 25 + [2] * 15, [3] * 33 + [0] * 7], np.int32)

@@ -24,14 +24,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import transformer
 from scope_jax.config import LearnerSection, OptimizerSection, load_card
 from scope_jax.config.base import PROMPTS
 from scope_jax.learner import advantages, batching, losses
 from scope_jax.learner.learner import Learner, Scores
+from scope_jax.models import transformer
+from scope_jax.sharding.collectives import LOCAL
+from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from scope_jax.systems import scope, ssp
-from sharding.collectives import LOCAL
-from sharding.mesh import MeshConfig, make_mesh
 from tests.learner.conftest import TINY, weights_of
 from tests.systems import harness, scope_world
 from tests.systems.harness import play_step

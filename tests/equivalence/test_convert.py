@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from models.weights import load, load_config
 from scope_jax.config import load_card
+from scope_jax.models.weights import load, load_config
 from scope_jax.run.checkpoint import Checkpoints
 from scope_jax.run.convert import convert
 from scope_jax.run.metrics import RunLog

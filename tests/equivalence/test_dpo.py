@@ -10,7 +10,7 @@ import pytest
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner import losses
 from scope_jax.learner.learner import Learner
-from sharding.mesh import MeshConfig, make_mesh
+from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from tests.equivalence import test_learner as qwen3
 
 torch = pytest.importorskip("torch")

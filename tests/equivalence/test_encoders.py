@@ -13,11 +13,11 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from models.texts import END_OF_TEXT, TextEncoder, TextTokenizer
-from retrieval.build import build_index, open_index
-from retrieval.corpus import Corpus, Document
-from retrieval.embed import PrefixedEncoder
-from retrieval.scann import ScannConfig
+from scope_jax.models.texts import END_OF_TEXT, TextEncoder, TextTokenizer
+from scope_jax.retrieval.build import build_index, open_index
+from scope_jax.retrieval.corpus import Corpus, Document
+from scope_jax.retrieval.embed import PrefixedEncoder
+from scope_jax.retrieval.scann import ScannConfig
 from tests.retrieval import tiny_encoders
 
 torch = pytest.importorskip("torch")

@@ -17,19 +17,19 @@ import numpy as np
 import pytest
 
 from benchmarks.peers.cases import Numbers
-from models import cache as kv
-from models import transformer
-from models.attention import make_attend
-from models.hf import hf_tensor
-from models.rope import frequencies
-from models.weights import load_hf, save_hf
-from rollouts.engine import Engine
-from rollouts.local import LocalRollouts
-from rollouts.slots import EngineConfig
-from rollouts.types import Request, SamplingParams
-from sharding.collectives import LOCAL
-from sharding.mesh import MeshConfig, make_mesh
-from sharding.spec import path_name
+from scope_jax.models import cache as kv
+from scope_jax.models import transformer
+from scope_jax.models.attention import make_attend
+from scope_jax.models.hf import hf_tensor
+from scope_jax.models.rope import frequencies
+from scope_jax.models.weights import load_hf, save_hf
+from scope_jax.rollouts.engine import Engine
+from scope_jax.rollouts.local import LocalRollouts
+from scope_jax.rollouts.slots import EngineConfig
+from scope_jax.rollouts.types import Request, SamplingParams
+from scope_jax.sharding.collectives import LOCAL
+from scope_jax.sharding.mesh import MeshConfig, make_mesh
+from scope_jax.sharding.spec import path_name
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

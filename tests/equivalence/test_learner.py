@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.weights import load_hf
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner.learner import Learner
 from scope_jax.learner.types import Datum, Episode
-from sharding.mesh import MeshConfig, make_mesh
+from scope_jax.models.weights import load_hf
+from scope_jax.sharding.mesh import MeshConfig, make_mesh
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

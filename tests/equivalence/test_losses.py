@@ -14,7 +14,7 @@ import pytest
 from scope_jax.config import LossCard
 from scope_jax.learner import losses
 from scope_jax.learner.logprobs import token_logprobs_and_entropy
-from sharding.collectives import LOCAL
+from scope_jax.sharding.collectives import LOCAL
 
 torch = pytest.importorskip("torch")
 

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import transformer
-from models.config import ModelConfig
-from models.rope import Rope
-from models.weights import load_hf
-from sharding.collectives import LOCAL
+from scope_jax.models import transformer
+from scope_jax.models.config import ModelConfig
+from scope_jax.models.rope import Rope
+from scope_jax.models.weights import load_hf
+from scope_jax.sharding.collectives import LOCAL
 
 
 def half_split(rows: np.ndarray, head_dim: int) -> np.ndarray:

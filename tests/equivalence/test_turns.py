@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models.chat import DATE_STRING
-from models.tokenizer import Tokenizer
-from rollouts.types import Continuation, Restart, Turn
+from scope_jax.models.chat import DATE_STRING
+from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.play.turns import Cut, Joiner
+from scope_jax.rollouts.types import Continuation, Restart, Turn
 from scope_jax.text import dialects, parsing
 from scope_jax.text.messages import Messages
 

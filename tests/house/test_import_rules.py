@@ -35,15 +35,15 @@ KEPT = {
     "sharding/mesh.py": "import jax\n",
 }
 BROKEN = {
-    "Layers": ("rollouts/engine.py", "import retrieval.search"),
-    "retrieval does not know models": ("retrieval/search.py", "import models.transformer"),
+    "Layers": ("rollouts/engine.py", "import scope_jax.retrieval.search"),
+    "retrieval does not know models": ("retrieval/search.py", "import scope_jax.models.transformer"),
     "sharding knows jax only": ("sharding/mesh.py", "import flax.struct"),
     "Rooms of scope_jax": ("scope_jax/learner/losses.py", "import scope_jax.play.tools"),
     "The games never import each other": ("scope_jax/systems/ssp/rules.py", "import scope_jax.systems.spice"),
     "No torch and no TensorFlow in any room": ("models/transformer.py", "import torch.nn"),
     "JetStream only in rollouts.jetstream": ("scope_jax/train.py", "import jetstream"),
     "ScaNN only in retrieval.scann": ("retrieval/search.py", "from scann import scann_ops_pybind"),
-    "No import cycles": ("retrieval/scann.py", "import retrieval.search"),
+    "No import cycles": ("retrieval/scann.py", "import scope_jax.retrieval.search"),
 }
 
 

@@ -19,8 +19,8 @@ from scope_jax.report.panels import COLLAPSE, PANELS, SPEED, Panel, series
 from scope_jax.report.progress import headline
 from scope_jax.run.metric_names import metric_names
 from scope_jax.run.performance import NAMES, PHASES
+from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from scope_jax.systems import SYSTEMS, scope, score, spell, spice, ssp
-from sharding.mesh import MeshConfig, make_mesh
 from tests.learner.conftest import TINY, random_episodes
 from tests.systems import harness, scope_world, score_world, spell_world, spice_world
 from tests.systems.harness import play_step

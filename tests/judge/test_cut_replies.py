@@ -11,13 +11,13 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from rollouts.types import Completion, Row, Turn
 from scope_jax.config import AskSection, JudgeSection, SSPSection, load_card
 from scope_jax.config.suites import Form, SuiteCard, plain_card
 from scope_jax.examine import examine_endpoint
 from scope_jax.learner.types import Episode, Judgement, Reply
 from scope_jax.play import asking, grading, pairwise, rating, rubrics, suites
 from scope_jax.play.judge_client import JudgeClient, JudgeError
+from scope_jax.rollouts.types import Completion, Row, Turn
 from scope_jax.run import judgements
 from scope_jax.run.remote import completion_of
 from scope_jax.run.world import StepTools

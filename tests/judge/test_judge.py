@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from retrieval import exchange
 from scope_jax.config import EndpointSection, JudgeSection, SSPSection
 from scope_jax.learner.types import Reply
 from scope_jax.play import grading, judge_client
+from scope_jax.retrieval import exchange
 from tests.judge.endpoint import Answer, chat, endpoint
 
 PROMPTS = SSPSection().prompts

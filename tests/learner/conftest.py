@@ -4,11 +4,11 @@ import jax
 import numpy as np
 import pytest
 
-from models import transformer
-from models.config import ModelConfig
-from models.rope import Rope
 from scope_jax.learner.types import Datum, Episode
-from sharding.spec import init_params
+from scope_jax.models import transformer
+from scope_jax.models.config import ModelConfig
+from scope_jax.models.rope import Rope
+from scope_jax.sharding.spec import init_params
 
 TINY = ModelConfig(
     architecture="qwen3",

@@ -11,14 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from models.adapter import Adapter, combined, declare_factors
-from rollouts.local import LocalRollouts
-from rollouts.paged import PagedEngine
-from rollouts.slots import EngineConfig
 from scope_jax.config import LearnerSection, OptimizerSection
 from scope_jax.learner.learner import Learner
-from sharding.mesh import AXES, MeshConfig, make_mesh
-from sharding.spec import init_params
+from scope_jax.models.adapter import Adapter, combined, declare_factors
+from scope_jax.rollouts.local import LocalRollouts
+from scope_jax.rollouts.paged import PagedEngine
+from scope_jax.rollouts.slots import EngineConfig
+from scope_jax.sharding.mesh import AXES, MeshConfig, make_mesh
+from scope_jax.sharding.spec import init_params
 from tests.learner.conftest import random_episodes, weights_of
 from tests.rollouts.world import ByteTokenizer, request, trainer_logprobs
 from tests.sharding.eight_devices import EXPERTS

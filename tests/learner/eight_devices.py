@@ -18,8 +18,8 @@ from jax.sharding import Mesh, PartitionSpec
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner.learner import Learner
 from scope_jax.learner.logprobs import token_logprobs_and_entropy, vocabulary_block
-from sharding.collectives import LOCAL, Shards
-from sharding.mesh import AXES, MeshConfig, make_mesh
+from scope_jax.sharding.collectives import LOCAL, Shards
+from scope_jax.sharding.mesh import AXES, MeshConfig, make_mesh
 from tests.learner.conftest import TINY, random_episodes, weights_of
 
 MESHES = {"fsdp4_tensor2": (1, 4, 2), "data2_fsdp2_tensor2": (2, 2, 2), "fsdp2x2_tensor2": (1, 2, 2, 1, 2)}

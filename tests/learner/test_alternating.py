@@ -15,7 +15,7 @@ import pytest
 from scope_jax.config import LossCard
 from scope_jax.learner import advantages, losses
 from scope_jax.learner.logprobs import token_logprobs
-from sharding.collectives import LOCAL
+from scope_jax.sharding.collectives import LOCAL
 
 WORDS, WIDTH, GROUP = 4, 3, 3
 ALPHA, BASELINE, KL_COEF = 0.5, 0.35, 0.05

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models.context import token_order
 from scope_jax.config import LearnerSection
 from scope_jax.learner import batching
+from scope_jax.models.context import token_order
 
 ROOT = Path(__file__).resolve().parents[2]
 

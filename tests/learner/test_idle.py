@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.adapter import Adapter
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner import batching
 from scope_jax.learner.learner import Learner
-from sharding.mesh import MeshConfig, make_mesh
+from scope_jax.models.adapter import Adapter
+from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from tests.learner.conftest import TINY, datum_of, episode_of, random_episodes
 
 OPTIMIZER = OptimizerSection(learning_rate=1e-2, warmup_steps=0, max_grad_norm=1e9, weight_decay=0.1)

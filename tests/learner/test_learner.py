@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import transformer
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner import batching
 from scope_jax.learner.learner import Learner, Scores
 from scope_jax.learner.logprobs import token_logprobs
 from scope_jax.learner.state import DivergedError
-from sharding.collectives import LOCAL
-from sharding.mesh import MeshConfig, make_mesh
+from scope_jax.models import transformer
+from scope_jax.sharding.collectives import LOCAL
+from scope_jax.sharding.mesh import MeshConfig, make_mesh
 
 # Nearly all tests share two batch sizes: that of `episodes`, and a few tokens in one micro-batch.
 OPTIMIZER = OptimizerSection(learning_rate=1e-2, warmup_steps=1, max_grad_norm=1e9, weight_decay=0.0)

@@ -8,7 +8,7 @@ import pytest
 
 from scope_jax.config import LearnerSection
 from scope_jax.learner.logprobs import LANES, token_logprobs, token_logprobs_and_entropy, vocabulary_block
-from sharding.collectives import LOCAL
+from scope_jax.sharding.collectives import LOCAL
 
 N, D, V = 37, 16, 211
 

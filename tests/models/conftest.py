@@ -8,10 +8,10 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import PreTrainedTokenizerFast
 
-from models.config import ModelConfig
-from models.rope import Rope
-from models.transformer import declare
-from sharding.spec import init_params
+from scope_jax.models.config import ModelConfig
+from scope_jax.models.rope import Rope
+from scope_jax.models.transformer import declare
+from scope_jax.sharding.spec import init_params
 
 SPECIAL = ["<|pad|>", "<|im_start|>", "<|im_end|>"]
 TEMPLATE = (

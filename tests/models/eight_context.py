@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from models import context
-from models.attention import make_attend
+from scope_jax.models import context
+from scope_jax.models.attention import make_attend
 
 LENGTH = 64
 SEGMENTS = ((1,) * 25 + (2,) * 6 + (3,) * 30 + (0,) * 3, (4,) * 64)

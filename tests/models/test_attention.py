@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import splash
-from models.attention import Attend, make_attend, resolve, visible_mask
+from scope_jax.models import splash
+from scope_jax.models.attention import Attend, make_attend, resolve, visible_mask
 
 ROOT = Path(__file__).parents[2]
 SEGMENTS = ((1,) * 70 + (2,) * 50 + (3,) * 60 + (0,) * 20, (7,) * 200)  # T = 200: not a multiple of any block

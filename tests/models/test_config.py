@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.config import ModelConfig, from_hf, to_hf
-from models.rope import Rope, frequencies
-from models.transformer import layer_stages
+from scope_jax.models.config import ModelConfig, from_hf, to_hf
+from scope_jax.models.rope import Rope, frequencies
+from scope_jax.models.transformer import layer_stages
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

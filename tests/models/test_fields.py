@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models import bert, config, encoder, seal, weights
-from models.fields import WeightsError
-from models.tensorfile import INDEX, Checkpoint
-from models.tokenizer import Tokenizer
+from scope_jax.models import bert, config, encoder, seal, weights
+from scope_jax.models.fields import WeightsError
+from scope_jax.models.tensorfile import INDEX, Checkpoint
+from scope_jax.models.tokenizer import Tokenizer
 
 BASE = Path("assets/atlas/ssp/base")
 QWEN3 = json.loads((BASE / "config.json").read_text(encoding="utf-8"))

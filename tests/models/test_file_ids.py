@@ -18,8 +18,8 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import GPT2Tokenizer, Qwen2Tokenizer
 
-from models.texts import TextTokenizer
-from models.tokenizer import Tokenizer
+from scope_jax.models.texts import TextTokenizer
+from scope_jax.models.tokenizer import Tokenizer
 
 DOCS = Path(__file__).parents[2] / "docs" / "tokenizers.md"
 END, START = "<|endoftext|>", "<|im_start|>"

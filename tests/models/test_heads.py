@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import heads_tpu, pages
-from models.rope import Rope
-from models.transformer import plain_heads
+from scope_jax.models import heads_tpu, pages
+from scope_jax.models.rope import Rope
+from scope_jax.models.transformer import plain_heads
 
 YARN = Rope(1e4, "yarn", factor=4.0, original_positions=1024, attention_factor=1.2)
 

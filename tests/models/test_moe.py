@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import moe, moe_tpu
-from models.moe_gpu import triton_matmul, triton_outer
-from sharding.collectives import LOCAL
+from scope_jax.models import moe, moe_tpu
+from scope_jax.models.moe_gpu import triton_matmul, triton_outer
+from scope_jax.sharding.collectives import LOCAL
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS, EXPERTS, IN, OUT = 32, 4, 12, 20

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from models import streaming
-from models.hf import hf_shapes
-from models.transformer import declare
-from models.weights import load_hf, save_hf
-from sharding.mesh import MeshConfig, make_mesh
-from sharding.rules import TRAIN
-from sharding.spec import init_params
+from scope_jax.models import streaming
+from scope_jax.models.hf import hf_shapes
+from scope_jax.models.transformer import declare
+from scope_jax.models.weights import load_hf, save_hf
+from scope_jax.sharding.mesh import MeshConfig, make_mesh
+from scope_jax.sharding.rules import TRAIN
+from scope_jax.sharding.spec import init_params
 
 
 @pytest.fixture

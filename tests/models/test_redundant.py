@@ -20,12 +20,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from models import encoder, streaming
-from models.config import ModelConfig, to_hf
-from models.rope import Rope, frequencies
-from models.transformer import declare
-from models.weights import WeightsError, load_hf, recast_hf, save_hf, stored_dtypes
-from sharding.spec import init_params
+from scope_jax.models import encoder, streaming
+from scope_jax.models.config import ModelConfig, to_hf
+from scope_jax.models.rope import Rope, frequencies
+from scope_jax.models.transformer import declare
+from scope_jax.models.weights import WeightsError, load_hf, recast_hf, save_hf, stored_dtypes
+from scope_jax.sharding.spec import init_params
 from tests.retrieval import tiny_encoders
 
 DOCS = Path(__file__).parents[2] / "docs" / "models.md"

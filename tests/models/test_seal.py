@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from models import seal
+from scope_jax.models import seal
 
 
 @pytest.fixture

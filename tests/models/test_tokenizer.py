@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from models.tokenizer import Tokenizer
+from scope_jax.models.tokenizer import Tokenizer
 
 TEXTS = [
     "plain words, 12 numbers\n\n  and   spaces ",

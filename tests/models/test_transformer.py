@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import transformer
-from models.attention import attention, visible_mask
-from models.rope import Rope, rotate
-from models.sums import with_bias
-from models.transformer import Remat
+from scope_jax.models import transformer
+from scope_jax.models.attention import attention, visible_mask
+from scope_jax.models.rope import Rope, rotate
+from scope_jax.models.sums import with_bias
+from scope_jax.models.transformer import Remat
 from scope_jax.plan.hlo import Program
-from sharding.collectives import LOCAL
-from sharding.spec import abstract_params, init_params
+from scope_jax.sharding.collectives import LOCAL
+from scope_jax.sharding.spec import abstract_params, init_params
 
 PAD_ID = 0
 

@@ -12,14 +12,14 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from models import streaming, tensorfile
-from models.hf import hf_shapes
-from models.tokenizer import Tokenizer
-from models.transformer import declare
-from models.weights import Checkpoint, WeightsError, load_config, load_hf, save_hf, save_orbax
-from sharding.mesh import MeshConfig, make_mesh
-from sharding.rules import TRAIN
-from sharding.spec import init_params
+from scope_jax.models import streaming, tensorfile
+from scope_jax.models.hf import hf_shapes
+from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.models.transformer import declare
+from scope_jax.models.weights import Checkpoint, WeightsError, load_config, load_hf, save_hf, save_orbax
+from scope_jax.sharding.mesh import MeshConfig, make_mesh
+from scope_jax.sharding.rules import TRAIN
+from scope_jax.sharding.spec import init_params
 
 
 def same(a, b) -> bool:

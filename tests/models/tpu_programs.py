@@ -14,18 +14,18 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from models.attention import make_attend
-from models.config import from_hf
-from models.heads_tpu import norm_and_rotate
-from models.moe import FEW, FEW_BYTES
-from models.moe_tpu import few_tokens, route_few
-from models.rope import Rope
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner.learner import Learner
+from scope_jax.models.attention import make_attend
+from scope_jax.models.config import from_hf
+from scope_jax.models.heads_tpu import norm_and_rotate
+from scope_jax.models.moe import FEW, FEW_BYTES
+from scope_jax.models.moe_tpu import few_tokens, route_few
+from scope_jax.models.rope import Rope
 from scope_jax.plan.hardware import tpu_devices
 from scope_jax.plan.programs import abstract_batch, lower_step
-from sharding.chips import LANES
-from sharding.mesh import MeshConfig, make_mesh
+from scope_jax.sharding.chips import LANES
+from scope_jax.sharding.mesh import MeshConfig, make_mesh
 
 GIB = 2**30
 T, HEADS, KV_HEADS, HEAD_DIM = 10240, 32, 8, 128  # Qwen3-8B at the length of the papers' longest rows

@@ -14,14 +14,14 @@ import numpy as np
 from jax.experimental import multihost_utils
 from safetensors.numpy import load_file, save_file
 
-from models import streaming, tensorfile, weights
-from models.config import from_hf
-from models.hf import hf_shapes, hf_tensor
-from models.transformer import declare
-from sharding import distributed
-from sharding.mesh import MeshConfig, make_mesh
-from sharding.rules import TRAIN
-from sharding.spec import path_name
+from scope_jax.models import streaming, tensorfile, weights
+from scope_jax.models.config import from_hf
+from scope_jax.models.hf import hf_shapes, hf_tensor
+from scope_jax.models.transformer import declare
+from scope_jax.sharding import distributed
+from scope_jax.sharding.mesh import MeshConfig, make_mesh
+from scope_jax.sharding.rules import TRAIN
+from scope_jax.sharding.spec import path_name
 
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],

@@ -27,14 +27,14 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors import safe_open
 
-from models import tensorfile
-from models.config import from_hf
-from models.hf import hf_tensor
-from models.transformer import declare
-from models.weights import load_hf, recast_hf, save_hf
-from sharding.mesh import MeshConfig, make_mesh
-from sharding.rules import TRAIN
-from sharding.spec import path_name
+from scope_jax.models import tensorfile
+from scope_jax.models.config import from_hf
+from scope_jax.models.hf import hf_tensor
+from scope_jax.models.transformer import declare
+from scope_jax.models.weights import load_hf, recast_hf, save_hf
+from scope_jax.sharding.mesh import MeshConfig, make_mesh
+from scope_jax.sharding.rules import TRAIN
+from scope_jax.sharding.spec import path_name
 
 DEVICES = len(jax.devices())
 VOCAB, WIDTH, LAYERS, FFN = 65536, 256, 20, 1024  # float32: table 64 MiB, 76 MiB in layers, 1 MiB a matrix of the ffn

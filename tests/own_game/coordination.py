@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rollouts.types import Completion
 from scope_jax.config import Config, LossCard, Section
 from scope_jax.data.sources import Source
 from scope_jax.learner.types import Datum, Episode, Metrics, RoleShare, Update
@@ -17,6 +16,7 @@ from scope_jax.play.exams import Exam
 from scope_jax.play.rewards import mean
 from scope_jax.play.system import Memory, game_options
 from scope_jax.play.tools import Prompt, Tools
+from scope_jax.rollouts.types import Completion
 from scope_jax.text.messages import Messages
 
 Row = Mapping[str, Any]

@@ -16,14 +16,14 @@ from rich.console import Console
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from models.transformer import declare
-from models.weights import save_hf
 from scope_jax import train
 from scope_jax.config import CardError, load_card
+from scope_jax.models.transformer import declare
+from scope_jax.models.weights import save_hf
 from scope_jax.report.page import write_report
 from scope_jax.report.progress import Progress
+from scope_jax.sharding.spec import init_params
 from scope_jax.systems import game_of
-from sharding.spec import init_params
 from tests.learner.conftest import TINY
 from tests.systems.harness import ScriptedTools
 from tests.train import runs

@@ -12,14 +12,14 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from models.config import from_hf
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner.learner import Learner
+from scope_jax.models.config import from_hf
 from scope_jax.plan import theory
 from scope_jax.plan.hardware import hardware
 from scope_jax.plan.hlo import Program
 from scope_jax.plan.programs import abstract_batch, lower_step
-from sharding.mesh import MeshConfig, make_mesh
+from scope_jax.sharding.mesh import MeshConfig, make_mesh
 
 MODEL = {
     "vocab_size": 20_000,  # not divisible by the number of devices

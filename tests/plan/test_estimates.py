@@ -6,7 +6,7 @@ from scope_jax.plan.costs import Costs, Kernel, Transfers
 from scope_jax.plan.estimates import LAUNCH, Reads, _seconds, decode_figures
 from scope_jax.plan.hardware import CHIPS, Hardware
 from scope_jax.plan.hlo import Program
-from sharding.chips import Chip
+from scope_jax.sharding.chips import Chip
 
 # 60 FLOP/s in products and 50 in kernels, 80 bytes/s of memory, 8 bytes/s between devices
 GPU = Chip("G", 1.0, 100.0, 100.0, None, 10.0)

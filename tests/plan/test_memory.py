@@ -7,14 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models import flops
-from models.config import from_hf
-from models.hf import hf_shapes
-from rollouts.paged import PagedEngine
 from scope_jax.config import LearnerSection, load_card
 from scope_jax.config.base import CardError
 from scope_jax.learner import batching
 from scope_jax.learner.types import Datum, Episode
+from scope_jax.models import flops
+from scope_jax.models.config import from_hf
+from scope_jax.models.hf import hf_shapes
 from scope_jax.plan.architectures import SHAPES
 from scope_jax.plan.command import plan
 from scope_jax.plan.costs import Costs
@@ -24,6 +23,7 @@ from scope_jax.plan.memory import Residents, resident_arguments
 from scope_jax.plan.page import lines
 from scope_jax.plan.planning import RESERVE, Planner, index_vectors
 from scope_jax.plan.programs import Compiled, Job
+from scope_jax.rollouts.paged import PagedEngine
 from tests.plan.world import CARD, LAYER, MODEL, SMALL, WEIGHTS, absent
 
 # Weights that the hub states for each model (its safetensors metadata).

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from retrieval.clusters.kmeans import Sizes
-from retrieval.clusters.settings import Corpus, Filters, Preparation, Questions, Source
+from scope_jax.retrieval.clusters.kmeans import Sizes
+from scope_jax.retrieval.clusters.settings import Corpus, Filters, Preparation, Questions, Source
 
 WORDS = {
     "rivers": "river valley delta spring lake bridge water flood ferry basin stream bank",

@@ -13,9 +13,9 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import jax
 import numpy as np
 
-from models.texts import TextEncoder
-from retrieval.exact import ExactIndex
-from sharding.mesh import MeshConfig, make_mesh
+from scope_jax.models.texts import TextEncoder
+from scope_jax.retrieval.exact import ExactIndex
+from scope_jax.sharding.mesh import MeshConfig, make_mesh
 
 
 def main() -> None:

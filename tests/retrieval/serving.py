@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 import uvicorn
 
-from retrieval.search import Retriever
-from retrieval.server import make_app
+from scope_jax.retrieval.search import Retriever
+from scope_jax.retrieval.server import make_app
 
 
 @contextmanager

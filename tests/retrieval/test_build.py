@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retrieval.build import IndexFolderError, build_index, open_index
-from retrieval.corpus import Corpus, Document
-from retrieval.embed import HashedLexical, PrefixedEncoder
-from retrieval.exact import ExactIndex
-from retrieval.scann import ScannConfig, ScannIndex
+from scope_jax.retrieval.build import IndexFolderError, build_index, open_index
+from scope_jax.retrieval.corpus import Corpus, Document
+from scope_jax.retrieval.embed import HashedLexical, PrefixedEncoder
+from scope_jax.retrieval.exact import ExactIndex
+from scope_jax.retrieval.scann import ScannConfig, ScannIndex
 
 ROOT = Path(__file__).parents[2]
 NUMBERS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
@@ -126,9 +126,9 @@ def test_a_killed_process_leaves_nothing_that_opens(corpus: Corpus, embedder: Ha
     program = """
 import os, signal, sys
 from pathlib import Path
-from retrieval.build import build_index
-from retrieval.corpus import Corpus
-from retrieval.embed import HashedLexical
+from scope_jax.retrieval.build import build_index
+from scope_jax.retrieval.corpus import Corpus
+from scope_jax.retrieval.embed import HashedLexical
 corpus = Corpus.load(Path(sys.argv[1]))
 kill = lambda done, total: os.kill(os.getpid(), signal.SIGKILL) if done >= 64 else None
 build_index(corpus, HashedLexical.fit(corpus, 64), Path(sys.argv[2]), kind="exact", scann=None, chunk=32, progress=kill)

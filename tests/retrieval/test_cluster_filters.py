@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrieval.clusters.duplicates import NearDuplicates, shingles
-from retrieval.clusters.words import HeldOutPhrases, is_prose, words
+from scope_jax.retrieval.clusters.duplicates import NearDuplicates, shingles
+from scope_jax.retrieval.clusters.words import HeldOutPhrases, is_prose, words
 
 PLAIN = " ".join(["The ferry to the island leaves at noon and has room for nine cars and forty people."] * 4)
 

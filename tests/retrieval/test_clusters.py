@@ -17,11 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from retrieval.clusters import build
-from retrieval.clusters.build import prepare
-from retrieval.clusters.folder import ClustersFolderError
-from retrieval.clusters.settings import Neural, Preparation
-from retrieval.rows import DataError
+from scope_jax.retrieval.clusters import build
+from scope_jax.retrieval.clusters.build import prepare
+from scope_jax.retrieval.clusters.folder import ClustersFolderError
+from scope_jax.retrieval.clusters.settings import Neural, Preparation
+from scope_jax.retrieval.rows import DataError
 from tests.retrieval.clustering import (
     FILTERS,
     QUESTION,
@@ -166,8 +166,8 @@ def test_sigkill(tmp_path: Path) -> None:
     program = """
 import os, signal, sys
 from pathlib import Path
-from retrieval.clusters import build
-from retrieval.clusters.build import prepare
+from scope_jax.retrieval.clusters import build
+from scope_jax.retrieval.clusters.build import prepare
 from tests.retrieval.test_clusters import with_every_fault
 def kill(name, done, total):
     if done == 16:

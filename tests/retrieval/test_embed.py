@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retrieval import embed
-from retrieval.corpus import Corpus, Document
-from retrieval.embed import HashedLexical, PrefixedEncoder
+from scope_jax.retrieval import embed
+from scope_jax.retrieval.corpus import Corpus, Document
+from scope_jax.retrieval.embed import HashedLexical, PrefixedEncoder
 
 TEXTS = {
     "Danube": "The Danube is a river of Europe. It begins in the Black Forest and ends in the Black Sea.",

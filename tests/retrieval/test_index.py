@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retrieval import exact
-from retrieval.exact import ExactIndex
-from retrieval.scann import ScannConfig, ScannIndex
+from scope_jax.retrieval import exact
+from scope_jax.retrieval.exact import ExactIndex
+from scope_jax.retrieval.scann import ScannConfig, ScannIndex
 from tests.flags import fake_devices
 
 ROOT = Path(__file__).parents[2]
@@ -72,7 +72,7 @@ def test_sharded_equals_unsharded():
     program = """
 import jax, numpy as np
 from jax.sharding import Mesh
-from retrieval.exact import ExactIndex
+from scope_jax.retrieval.exact import ExactIndex
 rng = np.random.default_rng(0)
 x = rng.standard_normal((1003, 32)).astype(np.float32)  # not divisible by eight
 x[500:900] = x[:400]  # ties across shards
@@ -188,7 +188,7 @@ def test_scann_damaged_folder(built: ScannIndex, tmp_path: Path):
 def test_scann_import_leaves_tensorflow_alone(built: ScannIndex):
     program = (
         "import sys; marker = type(sys)('tensorflow'); sys.modules['tensorflow'] = marker\n"
-        "from retrieval.scann import _scann; _scann()\n"
+        "from scope_jax.retrieval.scann import _scann; _scann()\n"
         "assert sys.modules['tensorflow'] is marker; print('kept')"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)

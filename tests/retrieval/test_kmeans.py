@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrieval.clusters.kmeans import Sizes, clusters, lloyd
+from scope_jax.retrieval.clusters.kmeans import Sizes, clusters, lloyd
 
 
 def found(vectors_NE: np.ndarray, sizes: Sizes, seed: int = 0) -> list[list[int]]:

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from models import encoder
-from models.texts import TextEncoder, program_length
-from models.weights import WeightsError
-from retrieval.build import IndexFolderError, build_index, open_index
-from retrieval.corpus import Corpus, Document
-from retrieval.embed import HashedLexical, PrefixedEncoder
 from scope_jax.cli import app
 from scope_jax.config import Config, RetrievalSection, load_card
+from scope_jax.models import encoder
+from scope_jax.models.texts import TextEncoder, program_length
+from scope_jax.models.weights import WeightsError
+from scope_jax.retrieval.build import IndexFolderError, build_index, open_index
+from scope_jax.retrieval.corpus import Corpus, Document
+from scope_jax.retrieval.embed import HashedLexical, PrefixedEncoder
 from scope_jax.run import indexing
 from tests.retrieval.tiny_encoders import WORDS, write_bert, write_modules
 

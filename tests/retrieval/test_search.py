@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retrieval.corpus import Corpus, Document
-from retrieval.embed import HashedLexical
-from retrieval.exact import ExactIndex
-from retrieval.search import EMPTY_QUERY, NOTHING_FOUND, Hit, LocalRetriever, SearchTool, format_documents
+from scope_jax.retrieval.corpus import Corpus, Document
+from scope_jax.retrieval.embed import HashedLexical
+from scope_jax.retrieval.exact import ExactIndex
+from scope_jax.retrieval.search import EMPTY_QUERY, NOTHING_FOUND, Hit, LocalRetriever, SearchTool, format_documents
 
 DOCUMENTS = [
     Document("0", "Danube", "The Danube is a river of Europe.\nIt ends in the Black Sea."),

@@ -11,10 +11,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import httpx
 import pytest
 
-from retrieval import exchange
-from retrieval.client import RemoteRetriever, SearchServerError
-from retrieval.corpus import Document
-from retrieval.search import Hit, Retriever, SearchTool, format_documents
+from scope_jax.retrieval import exchange
+from scope_jax.retrieval.client import RemoteRetriever, SearchServerError
+from scope_jax.retrieval.corpus import Document
+from scope_jax.retrieval.search import Hit, Retriever, SearchTool, format_documents
 from tests.retrieval.serving import serving
 
 

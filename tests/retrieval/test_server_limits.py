@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 import httpx
 import pytest
 
-from retrieval import server
-from retrieval.corpus import Document
-from retrieval.search import LONGEST_QUERY, Hit, SearchTool
+from scope_jax.retrieval import server
+from scope_jax.retrieval.corpus import Document
+from scope_jax.retrieval.search import LONGEST_QUERY, Hit, SearchTool
 from tests.retrieval.serving import serving
 
 asked: list[list[str]] = []

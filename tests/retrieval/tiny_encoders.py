@@ -12,8 +12,8 @@ import jax
 import numpy as np
 from safetensors.numpy import save_file
 
-from models import bert
-from sharding.spec import path_name
+from scope_jax.models import bert
+from scope_jax.sharding.spec import path_name
 
 MARKS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = [

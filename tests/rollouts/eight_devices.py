@@ -18,15 +18,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from models.pages import Where
-from models.transformer import declare
-from rollouts.engine import Engine
-from rollouts.paged import CHUNK, PagedEngine
-from rollouts.types import Request
+from scope_jax.models.pages import Where
+from scope_jax.models.transformer import declare
 from scope_jax.plan.programs import abstract_state, lower_decode
-from sharding.mesh import MeshConfig, make_mesh
-from sharding.rules import TRAIN
-from sharding.spec import param_shardings
+from scope_jax.rollouts.engine import Engine
+from scope_jax.rollouts.paged import CHUNK, PagedEngine
+from scope_jax.rollouts.types import Request
+from scope_jax.sharding.mesh import MeshConfig, make_mesh
+from scope_jax.sharding.rules import TRAIN
+from scope_jax.sharding.spec import param_shardings
 from tests.rollouts.world import CFG, ENGINE, make_params, make_rollouts, request
 
 EXPERTS = dataclasses.replace(

@@ -6,10 +6,10 @@ import jax
 import numpy as np
 import pytest
 
-from models.adapter import Adapter, combined, declare_factors
-from rollouts.local import LocalRollouts
-from rollouts.types import RolloutError
-from sharding.spec import init_params
+from scope_jax.models.adapter import Adapter, combined, declare_factors
+from scope_jax.rollouts.local import LocalRollouts
+from scope_jax.rollouts.types import RolloutError
+from scope_jax.sharding.spec import init_params
 from tests.rollouts.world import (
     CFG,
     ENGINE,

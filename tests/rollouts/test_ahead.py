@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from rollouts.engine import Engine
-from rollouts.paged import PagedEngine
-from rollouts.types import Continuation, Restart
+from scope_jax.rollouts.engine import Engine
+from scope_jax.rollouts.paged import PagedEngine
+from scope_jax.rollouts.types import Continuation, Restart
 from tests.rollouts.test_pages import conversations
 from tests.rollouts.world import bits, make_paged, make_rollouts, mixed, request
 

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import cache as kv
-from models import transformer
-from models.rope import Rope
-from sharding.collectives import LOCAL
+from scope_jax.models import cache as kv
+from scope_jax.models import transformer
+from scope_jax.models.rope import Rope
+from scope_jax.sharding.collectives import LOCAL
 from tests.rollouts.world import CFG, make_params
 
 ROWS, CAPACITY = 4, 320

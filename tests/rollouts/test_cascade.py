@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.cascade import Tiles, tile_count, tiles_of
-from models.paged_gpu import Triton
-from models.pages import PAGE, Loop, Ragged, Where
-from rollouts.paged import PagedEngine
-from rollouts.types import Request, Restart
+from scope_jax.models.cascade import Tiles, tile_count, tiles_of
+from scope_jax.models.paged_gpu import Triton
+from scope_jax.models.pages import PAGE, Loop, Ragged, Where
+from scope_jax.rollouts.paged import PagedEngine
+from scope_jax.rollouts.types import Request, Restart
 from tests.rollouts.test_cache import MIXED
 from tests.rollouts.world import CFG, ENGINE, bits, make_paged, make_params, make_rollouts, request
 from tests.rollouts.world import trainer_logprobs as learner_logprobs

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from rollouts.scripted import ScriptedRollouts
-from rollouts.types import Continuation, Restart, RolloutError
+from scope_jax.rollouts.scripted import ScriptedRollouts
+from scope_jax.rollouts.types import Continuation, Restart, RolloutError
 from tests.rollouts.world import ENGINE, ByteTokenizer, bits, request, trainer_logprobs
 
 SEEN = list(b" seen. ")

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from rollouts.sampling import entropy
+from scope_jax.rollouts.sampling import entropy
 from tests.rollouts.test_ahead import episodes
 from tests.rollouts.test_sampling import how
 from tests.rollouts.world import ENGINE, bits, make_engine, make_paged, make_rollouts, mixed, trainer_entropies

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from rollouts.jetstream import JetStreamEngine, engine_api
+from scope_jax.rollouts.jetstream import JetStreamEngine, engine_api
 from tests.rollouts.world import EOS, PAD, ByteTokenizer, request, sampling
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from rollouts.scripted import ScriptedRollouts
-from rollouts.types import Completion, Continuation, Request, Restart
+from scope_jax.rollouts.scripted import ScriptedRollouts
+from scope_jax.rollouts.types import Completion, Continuation, Request, Restart
 from tests.rollouts.world import ENGINE, ByteTokenizer, bits, request
 
 SAID = "ask? and more"  # a turn ends at its fifth character

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from rollouts.online import Closed, Done, Full, OnlineRollouts, Sampled, Ticket, _OnlineLoop, listener_in
-from rollouts.tools import BatchedTool
-from rollouts.types import Completion, Request, RolloutError, Turn
+from scope_jax.rollouts.online import Closed, Done, Full, OnlineRollouts, Sampled, Ticket, _OnlineLoop, listener_in
+from scope_jax.rollouts.tools import BatchedTool
+from scope_jax.rollouts.types import Completion, Request, RolloutError, Turn
 from tests.rollouts import world
 from tests.rollouts.world import ByteTokenizer, bits, mixed, request
 

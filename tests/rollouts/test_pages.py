@@ -11,16 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import transformer
-from models.paged_gpu import Triton
-from models.pages import PAGE, Loop, Ragged, Where, feed, init_pages, layer_groups, pages_for
-from rollouts.loop import DecodeLoop
-from rollouts.paged import CHUNK, PagedEngine
-from rollouts.pages import Found, OutOfPages, Pool, parts_of
-from rollouts.slots import Extension, Placement
-from rollouts.types import Continuation, Restart
-from sharding.collectives import LOCAL
-from sharding.mesh import MeshConfig, make_mesh
+from scope_jax.models import transformer
+from scope_jax.models.paged_gpu import Triton
+from scope_jax.models.pages import PAGE, Loop, Ragged, Where, feed, init_pages, layer_groups, pages_for
+from scope_jax.rollouts.loop import DecodeLoop
+from scope_jax.rollouts.paged import CHUNK, PagedEngine
+from scope_jax.rollouts.pages import Found, OutOfPages, Pool, parts_of
+from scope_jax.rollouts.slots import Extension, Placement
+from scope_jax.rollouts.types import Continuation, Restart
+from scope_jax.sharding.collectives import LOCAL
+from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from tests.rollouts.test_cache import MIXED
 from tests.rollouts.world import CFG, ENGINE, bits, make_paged, make_params, make_rollouts, mixed, request
 from tests.rollouts.world import trainer_logprobs as learner_logprobs

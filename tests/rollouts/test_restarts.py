@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from rollouts.keys import stretch_key
-from rollouts.scripted import ScriptedRollouts
-from rollouts.types import Continuation, Request, Restart, RolloutError
+from scope_jax.rollouts.keys import stretch_key
+from scope_jax.rollouts.scripted import ScriptedRollouts
+from scope_jax.rollouts.types import Continuation, Request, Restart, RolloutError
 from tests.rollouts.world import ENGINE, EOS, ByteTokenizer, bits, make_rollouts, request, trainer_logprobs
 
 

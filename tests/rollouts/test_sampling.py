@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rollouts import sampling
-from rollouts.sampling import Sampling, sample
+from scope_jax.rollouts import sampling
+from scope_jax.rollouts.sampling import Sampling, sample
 
 draw = jax.jit(sample, static_argnames="vocab")
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from rollouts.scripted import ScriptedRollouts
-from rollouts.types import Rollouts
+from scope_jax.rollouts.scripted import ScriptedRollouts
+from scope_jax.rollouts.types import Rollouts
 from tests.rollouts.world import EOS, ByteTokenizer, request
 
 

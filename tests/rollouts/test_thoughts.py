@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollouts.episodes import Episode
-from rollouts.thoughts import StopStrings, blanked, thoughts
-from rollouts.types import Continuation, Reply, Restart
+from scope_jax.rollouts.episodes import Episode
+from scope_jax.rollouts.thoughts import StopStrings, blanked, thoughts
+from scope_jax.rollouts.types import Continuation, Reply, Restart
 from tests.rollouts.world import ByteTokenizer, request
 
 MARKS = ("<t>", "</t>")

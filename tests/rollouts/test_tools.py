@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rollouts.tools import BatchedTool
-from rollouts.types import RolloutError
+from scope_jax.rollouts.tools import BatchedTool
+from scope_jax.rollouts.types import RolloutError
 from tests.rollouts.world import ByteTokenizer, LocalRollouts, bits, request
 
 ASKED = [[f"q{i}", f"q{i + 1}"] for i in range(8)]

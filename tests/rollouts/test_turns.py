@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from rollouts.types import RolloutError
+from scope_jax.rollouts.types import RolloutError
 from tests.rollouts.world import ENGINE, bits, make_rollouts, request, trainer_logprobs
 
 

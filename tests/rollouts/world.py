@@ -11,17 +11,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from models import transformer
-from models.config import ModelConfig
-from models.rope import Rope
-from rollouts.engine import Engine
-from rollouts.local import LocalRollouts
-from rollouts.paged import PagedEngine
-from rollouts.slots import EngineConfig
-from rollouts.types import Completion, Request, SamplingParams
-from sharding.collectives import LOCAL
-from sharding.mesh import MeshConfig, make_mesh
-from sharding.spec import init_params
+from scope_jax.models import transformer
+from scope_jax.models.config import ModelConfig
+from scope_jax.models.rope import Rope
+from scope_jax.rollouts.engine import Engine
+from scope_jax.rollouts.local import LocalRollouts
+from scope_jax.rollouts.paged import PagedEngine
+from scope_jax.rollouts.slots import EngineConfig
+from scope_jax.rollouts.types import Completion, Request, SamplingParams
+from scope_jax.sharding.collectives import LOCAL
+from scope_jax.sharding.mesh import MeshConfig, make_mesh
+from scope_jax.sharding.spec import init_params
 
 EOS = 256
 PAD = 0  # also the byte 0: a real token

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import pytest
 from typer.testing import CliRunner
 
-from models import heads_tpu, moe_tpu
-from models.paged_gpu import Triton
-from models.pages import Loop, Ragged
 from scope_jax.cli import app
+from scope_jax.models import heads_tpu, moe_tpu
+from scope_jax.models.paged_gpu import Triton
+from scope_jax.models.pages import Loop, Ragged
 from scope_jax.selftest import kernels, programs
 from scope_jax.selftest.check import ROUNDING, Check, apart, outcome
 

@@ -14,9 +14,9 @@ import httpx2
 import openai
 import pytest
 
-from models.tokenizer import Tokenizer
-from retrieval.search import Hit, SearchTool
-from rollouts.types import Completion, Request, SamplingParams
+from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.retrieval.search import Hit, SearchTool
+from scope_jax.rollouts.types import Completion, Request, SamplingParams
 from scope_jax.serving.assemble import Served
 from scope_jax.serving.generating import chat_job
 from scope_jax.serving.protocol import ApiError, ChatBody, CompletionBody, parsed

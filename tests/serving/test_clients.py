@@ -11,8 +11,8 @@ import grpc
 import httpx
 import pytest
 
-from models.tokenizer import Tokenizer
-from rollouts.jetstream import proto, proto_grpc
+from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.rollouts.jetstream import proto, proto_grpc
 from scope_jax.serving import neutral
 from scope_jax.serving.assemble import Served
 from scope_jax.serving.generating import chat_job, completion_job

@@ -20,8 +20,8 @@ import httpx2
 import pytest
 from typer.testing import CliRunner
 
-from rollouts.jetstream import proto, proto_grpc
 from scope_jax.cli import app
+from scope_jax.rollouts.jetstream import proto, proto_grpc
 from scope_jax.serving.assemble import Served
 from scope_jax.serving.talk import shown, talk
 from tests.serving import world

@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 import pytest
 
-from rollouts.jetstream import proto as pb
-from rollouts.jetstream import proto_grpc
+from scope_jax.rollouts.jetstream import proto as pb
+from scope_jax.rollouts.jetstream import proto_grpc
 from scope_jax.serving.assemble import Served
 from tests.serving.test_api import greedy, said
 from tests.serving.world import questions, serving, wait_until_idle

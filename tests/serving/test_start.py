@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from models.tokenizer import Tokenizer
 from scope_jax.cli import app
+from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.serving.assemble import served
 from scope_jax.serving.generating import chat_job, requests_of
 from scope_jax.serving.protocol import ChatBody, parsed

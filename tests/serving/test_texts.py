@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollouts.texts import TextStream
+from scope_jax.rollouts.texts import TextStream
 from tests.rollouts.world import EOS, ByteTokenizer
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rollouts.local import LocalRollouts
+from scope_jax.rollouts.local import LocalRollouts
 from scope_jax.serving.assemble import Served, served
 from scope_jax.serving.server import bound, run_model
 

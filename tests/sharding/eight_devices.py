@@ -22,16 +22,16 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from models import streaming, transformer
-from models.config import ModelConfig
-from models.rope import Rope
-from models.weights import load_hf, save_hf
-from sharding import collectives
-from sharding.collectives import LOCAL, Shards
-from sharding.mesh import AXES, FSDP, ROWS, MeshConfig, make_mesh
-from sharding.reshard import reshard
-from sharding.rules import DECODE, TRAIN
-from sharding.spec import init_params, param_shardings, partition_specs
+from scope_jax.models import streaming, transformer
+from scope_jax.models.config import ModelConfig
+from scope_jax.models.rope import Rope
+from scope_jax.models.weights import load_hf, save_hf
+from scope_jax.sharding import collectives
+from scope_jax.sharding.collectives import LOCAL, Shards
+from scope_jax.sharding.mesh import AXES, FSDP, ROWS, MeshConfig, make_mesh
+from scope_jax.sharding.reshard import reshard
+from scope_jax.sharding.rules import DECODE, TRAIN
+from scope_jax.sharding.spec import init_params, param_shardings, partition_specs
 
 CFG = ModelConfig(
     architecture="qwen3",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sharding import distributed
-from sharding.distributed import Place, detect
+from scope_jax.sharding import distributed
+from scope_jax.sharding.distributed import Place, detect
 
 SLURM = {
     "SLURM_JOB_ID": "4096",

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from sharding import distributed
-from sharding.collectives import LOCAL, Shards
-from sharding.mesh import AXES, SHARDED, MeshConfig, make_mesh, resolve_sizes, stages, torus
-from sharding.reshard import reshard
-from sharding.rules import DECODE, TRAIN, decode_rules, expert_axes
-from sharding.spec import Param, abstract_params, init_params, normal, ones, param_shardings, spec_for, zeros
+from scope_jax.sharding import distributed
+from scope_jax.sharding.collectives import LOCAL, Shards
+from scope_jax.sharding.mesh import AXES, SHARDED, MeshConfig, make_mesh, resolve_sizes, stages, torus
+from scope_jax.sharding.reshard import reshard
+from scope_jax.sharding.rules import DECODE, TRAIN, decode_rules, expert_axes
+from scope_jax.sharding.spec import Param, abstract_params, init_params, normal, ones, param_shardings, spec_for, zeros
 
 
 def matrix(*axes: str | None, shape=(4, 6)) -> Param:

@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner, Result
 
-from retrieval.rows import attempts
 from scope_jax.cli import app
 from scope_jax.config import RowsSection
 from scope_jax.config.suites import load_suite, suite_names
@@ -22,6 +21,7 @@ from scope_jax.data.published import RECIPES
 from scope_jax.data.schemas import SCHEMAS
 from scope_jax.data.sources import Source, load
 from scope_jax.play.suites import KINDS
+from scope_jax.retrieval.rows import attempts
 
 TALK = [{"role": "user", "content": "hi"}]
 # name: (published row, our row)

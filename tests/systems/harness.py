@@ -9,10 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from retrieval.rows import Row
-from retrieval.search import NOTHING_FOUND
-from rollouts.scripted import ScriptedRollouts
-from rollouts.types import Completion, Request, SamplingParams, Turn
 from scope_jax.config import Config, EvalSet, parse_config
 from scope_jax.learner.types import Episode, Metrics, Reply
 from scope_jax.play import exams
@@ -21,6 +17,10 @@ from scope_jax.play.mathematics.worker import compare
 from scope_jax.play.system import Memory, System
 from scope_jax.play.tools import Prompt, Tools
 from scope_jax.play.turns import Joiner, Mode, Respond
+from scope_jax.retrieval.rows import Row
+from scope_jax.retrieval.search import NOTHING_FOUND
+from scope_jax.rollouts.scripted import ScriptedRollouts
+from scope_jax.rollouts.types import Completion, Request, SamplingParams, Turn
 from scope_jax.text import dialects, parsing
 from scope_jax.text.messages import Messages
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollouts.types import Completion
 from scope_jax.config import Config, parse_config
 from scope_jax.learner.types import Reply
 from scope_jax.play.tools import Prompt
 from scope_jax.play.turns import Mode
+from scope_jax.rollouts.types import Completion
 from scope_jax.text import dialects
 from tests.systems.harness import LONG, ScriptedTools, TurnContext, result
 

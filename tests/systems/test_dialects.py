@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollouts.types import Turn
 from scope_jax.config import CardError, parse_config
 from scope_jax.play import searching
 from scope_jax.play.turns import Cut
+from scope_jax.rollouts.types import Turn
 from scope_jax.text import dialects, parsing
 from scope_jax.text.dialects import DialectError
 from scope_jax.text.dialects.calls import Call, calls

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models.tokenizer import Tokenizer
-from rollouts.types import Continuation, Restart, Turn
 from scope_jax.config import Config, load_card
+from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.play import rubrics
 from scope_jax.play.turns import Joiner
+from scope_jax.rollouts.types import Continuation, Restart, Turn
 from scope_jax.run.assemble import assemble
 from scope_jax.systems import SYSTEMS, scope, ssp
 from scope_jax.systems.scope import instructions as of_scope

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from models.tokenizer import Tokenizer
 from scope_jax.config import load_card
+from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.systems.spice import instructions
 from scope_jax.systems.spice.records import Document
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from models.tokenizer import Tokenizer
+from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.systems.spice import instructions
 from scope_jax.systems.spice.records import MULTIPLE_CHOICE, Document
 from tests.systems.spice_world import card

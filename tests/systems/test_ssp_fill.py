@@ -17,10 +17,10 @@ from scope_jax.learner import advantages
 from scope_jax.learner.learner import Learner
 from scope_jax.learner.types import Episode, Metrics
 from scope_jax.play.system import Memory
+from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from scope_jax.systems import ssp
 from scope_jax.systems.ssp import pool
 from scope_jax.systems.ssp.solver import DUMMY
-from sharding.mesh import MeshConfig, make_mesh
 from tests.learner.conftest import TINY, weights_of
 from tests.systems.harness import (
     ITEMS,

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollouts.types import Turn
 from scope_jax.play import searching
+from scope_jax.rollouts.types import Turn
 from scope_jax.systems import ssp
 from scope_jax.systems.ssp import rules
 from scope_jax.text import dialects

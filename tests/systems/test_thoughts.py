@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from models.tokenizer import Tokenizer
-from rollouts.episodes import Episode
-from rollouts.types import Completion, Request, SamplingParams
+from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.play import searching
 from scope_jax.play.rubrics import score_of
 from scope_jax.play.turns import Joiner
+from scope_jax.rollouts.episodes import Episode
+from scope_jax.rollouts.types import Completion, Request, SamplingParams
 from scope_jax.systems import scope, ssp
 from scope_jax.systems.scope import conversation, rules
 from scope_jax.text import dialects, parsing

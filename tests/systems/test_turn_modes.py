@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rollouts.scripted import ScriptedRollouts
-from rollouts.types import Continuation, Request, Restart, SamplingParams, Turn
 from scope_jax.play import searching
 from scope_jax.play.turns import Cut, Joiner
+from scope_jax.rollouts.scripted import ScriptedRollouts
+from scope_jax.rollouts.types import Continuation, Request, Restart, SamplingParams, Turn
 from scope_jax.systems import ssp
 from scope_jax.text import dialects, parsing
 from scope_jax.text.messages import Messages

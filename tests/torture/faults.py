@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
-from models.seal import SEAL
+from scope_jax.models.seal import SEAL
 from tests.torture import lives
 from tests.train import runs
 

@@ -18,10 +18,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from retrieval.search import LocalRetriever
 from scope_jax import cli, train
 from scope_jax.play.judge_client import JudgeClient
 from scope_jax.report import page
+from scope_jax.retrieval.search import LocalRetriever
 from tests.flags import fake_devices
 
 IMPORTED = (train, page)  # by the command, too

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from models import peft, weights
 from scope_jax.cli.program import app
 from scope_jax.config import CardError, load_card
 from scope_jax.learner.state import TrainState
+from scope_jax.models import peft, weights
 from scope_jax.play.tools import BASE
 from scope_jax.run.residence import Sampler
 from tests.train import runs

@@ -18,8 +18,8 @@ from scope_jax.play import defaults
 from scope_jax.run import ahead
 from scope_jax.run.ahead import Played, packed, unpacked
 from scope_jax.run.meshes import all_generate, divided_devices
+from scope_jax.sharding import distributed
 from scope_jax.systems import SYSTEMS, game_of, scope
-from sharding import distributed
 
 ROOT = Path(__file__).parents[2]
 DEVICES = "rollout.devices=4"

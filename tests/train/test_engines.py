@@ -4,14 +4,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from models.pages import Loop
-from rollouts.engine import Engine
-from rollouts.paged import PagedEngine, page_bytes
 from scope_jax.config import load_card
 from scope_jax.config.base import CardError
+from scope_jax.models.pages import Loop
+from scope_jax.rollouts.engine import Engine
+from scope_jax.rollouts.paged import PagedEngine, page_bytes
 from scope_jax.run import engines
 from scope_jax.run.engines import attention_over_pages, engine_for
-from sharding.mesh import MeshConfig, make_mesh
+from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from tests.rollouts.world import CFG
 
 SMALL = ("rollout.max_length=160", "rollout.prefill_buckets=[160]", "rollout.slots=8")

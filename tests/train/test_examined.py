@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from models import weights
-from models.transformer import unstack_layers
-from rollouts import weights as engine_weights
-from rollouts.engine import Engine
-from rollouts.types import Rollouts
 from scope_jax.cli import app
 from scope_jax.config import Config, load_card
+from scope_jax.models import weights
+from scope_jax.models.transformer import unstack_layers
 from scope_jax.play.tools import BASE
+from scope_jax.rollouts import weights as engine_weights
+from scope_jax.rollouts.engine import Engine
+from scope_jax.rollouts.types import Rollouts
 from scope_jax.run import evaluations, examined, members
 from scope_jax.run.assemble import assemble, assemble_learner
 from scope_jax.run.checkpoint import Checkpoints

@@ -11,15 +11,15 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from models import flops
-from models.config import ModelConfig
 from scope_jax.errors import UserError
+from scope_jax.models import flops
+from scope_jax.models.config import ModelConfig
 from scope_jax.run import watchdog
 from scope_jax.run.compiling import programs
 from scope_jax.run.performance import trained_flops
 from scope_jax.run.phases import Phases
 from scope_jax.run.profiling import Traced
-from sharding.chips import CHIPS, chip_of
+from scope_jax.sharding.chips import CHIPS, chip_of
 from tests.learner.conftest import TINY
 
 

@@ -11,12 +11,12 @@ import jax
 import numpy as np
 import pytest
 
-from models import weights
-from rollouts.types import Completion
 from scope_jax.config import load_card
 from scope_jax.learner.state import TrainState
 from scope_jax.learner.types import Datum, Episode
+from scope_jax.models import weights
 from scope_jax.play.tools import BASE
+from scope_jax.rollouts.types import Completion
 from scope_jax.run.assemble import Trainer, assemble
 from scope_jax.run.checkpoint import Checkpoints
 from scope_jax.run.residence import (

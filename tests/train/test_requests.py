@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rollouts.scripted import ScriptedRollouts
 from scope_jax.config import CardError, load_card
 from scope_jax.play.tools import Prompt
+from scope_jax.rollouts.scripted import ScriptedRollouts
 from scope_jax.run.world import StepTools
 from scope_jax.text.messages import Messages
 from tests.systems.harness import Characters

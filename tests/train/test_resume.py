@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from models.seal import fault, seal
 from scope_jax import train
 from scope_jax.config import load_card
+from scope_jax.models.seal import fault, seal
 from scope_jax.play import judge_client
 from scope_jax.report.progress import Progress
 from scope_jax.run import checkpoint, stopping

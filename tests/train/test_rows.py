@@ -16,17 +16,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rollouts.engine import Engine
-from rollouts.local import LocalRollouts
-from rollouts.types import Completion, Request
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner import batching
 from scope_jax.learner.learner import Learner
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.play.turns import Cut, Joiner, Mode
+from scope_jax.rollouts.engine import Engine
+from scope_jax.rollouts.local import LocalRollouts
+from scope_jax.rollouts.types import Completion, Request
+from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from scope_jax.text import dialects
 from scope_jax.text.messages import Messages
-from sharding.mesh import MeshConfig, make_mesh
 from tests.rollouts.world import CFG, ENGINE, EOS, ByteTokenizer, make_engine, make_params, sampling
 
 ROLES = {"user": 257, "assistant": 258, "tool": 259, "environment": 259}

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollouts.types import Completion, Request, SamplingParams
+from scope_jax.rollouts.types import Completion, Request, SamplingParams
 from scope_jax.run.processes import DividedRollouts, PeerError, by_one, divided, one_first, shares, together
-from sharding import distributed
+from scope_jax.sharding import distributed
 
 
 def test_the_costliest_come_first_and_go_where_there_is_least() -> None:

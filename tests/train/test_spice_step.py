@@ -12,8 +12,8 @@ import jax
 import numpy as np
 import pytest
 
-from rollouts.scripted import ScriptedRollouts
 from scope_jax.config import load_card
+from scope_jax.rollouts.scripted import ScriptedRollouts
 from scope_jax.run.assemble import assemble
 from scope_jax.run.residence import Sampler
 from scope_jax.train import learn

@@ -52,13 +52,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from retrieval.rows import Row
 from scope_jax.config import Config, JudgeSection
 from scope_jax.data.sources import Source
 from scope_jax.learner.types import Episode, Metrics, RoleShare, Update
 from scope_jax.play.rewards import mean
 from scope_jax.play.system import Memory
 from scope_jax.play.tools import Tools
+from scope_jax.retrieval.rows import Row
 from scope_jax.systems.scope import challenger, drawing, instructions, judging, phases, rules, solver
 from scope_jax.systems.scope.challenger import Tally, propose
 from scope_jax.systems.scope.exams import exam

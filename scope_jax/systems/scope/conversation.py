@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from rollouts.types import Completion, Turn
 from scope_jax.config import Config
 from scope_jax.play import searching
 from scope_jax.play.searching import Search
 from scope_jax.play.turns import Cut
+from scope_jax.rollouts.types import Completion, Turn
 from scope_jax.systems.scope import instructions
 from scope_jax.systems.scope.rules import ParsedTurn
 from scope_jax.text import dialects

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rollouts.types import Completion
 from scope_jax.config import Config
 from scope_jax.play.exams import Exam
+from scope_jax.rollouts.types import Completion
 from scope_jax.systems.scope import conversation, instructions, rules, solver
 from scope_jax.systems.scope.rules import ParsedTurn
 

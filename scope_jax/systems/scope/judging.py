@@ -11,11 +11,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from retrieval.rows import is_text
 from scope_jax.config import AskSection, Config
 from scope_jax.play.asking import Judge, Replies
 from scope_jax.play.rubrics import Criterion, score_of
 from scope_jax.play.tools import Tools
+from scope_jax.retrieval.rows import is_text
 from scope_jax.systems.scope import instructions
 from scope_jax.text import parsing
 

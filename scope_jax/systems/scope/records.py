@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollouts.types import Completion
 from scope_jax.learner.types import Judgement
 from scope_jax.play.rubrics import Criterion, rubric_of
+from scope_jax.rollouts.types import Completion
 from scope_jax.systems.scope.rules import Format, ParsedTurn
 from scope_jax.text.messages import Messages
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from rollouts.types import Completion
 from scope_jax.config import Config, ScoreRole
 from scope_jax.play import searching
 from scope_jax.play.defaults import ACTOR
 from scope_jax.play.tools import BASE
+from scope_jax.rollouts.types import Completion
 from scope_jax.text import dialects
 from scope_jax.text.dialects.calls import calls
 

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from retrieval.rows import is_text
 from scope_jax.config import CardError, Config
 from scope_jax.play.system import Memory
+from scope_jax.retrieval.rows import is_text
 from scope_jax.text import objects, parsing
 
 LARGEST = 1 << 16  # characters of a reply with a harness

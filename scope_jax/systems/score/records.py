@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rollouts.types import Completion
+from scope_jax.rollouts.types import Completion
 from scope_jax.text.messages import Messages
 
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from retrieval.rows import STRICT_JSON
 from scope_jax.config import CardError, Config
 from scope_jax.learner.types import Reply
 from scope_jax.play.judge_client import JudgeError
 from scope_jax.play.tools import Tools
+from scope_jax.retrieval.rows import STRICT_JSON
 from scope_jax.systems.score import harness as harnesses
 from scope_jax.systems.score import instructions
 from scope_jax.systems.score.harness import Harness, HarnessError

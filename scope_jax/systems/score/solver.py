@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rollouts.types import Completion
 from scope_jax.config import Config
 from scope_jax.play import searching
 from scope_jax.play.tools import Prompt, Tools, sample_role
+from scope_jax.rollouts.types import Completion
 from scope_jax.systems.score import conversation, instructions
 from scope_jax.systems.score.consistency import conclusion_of
 from scope_jax.systems.score.evaluator import Query

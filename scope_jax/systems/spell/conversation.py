@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rollouts.types import Completion
 from scope_jax.config import Config, SpellRoleSection
 from scope_jax.play.defaults import ACTOR
 from scope_jax.play.tools import Prompt, Tools, sample
+from scope_jax.rollouts.types import Completion
 
 
 def generate(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rollouts.types import Completion
 from scope_jax.config import Config
 from scope_jax.play import suites
 from scope_jax.play.defaults import ACTOR
 from scope_jax.play.documents import without_middle
 from scope_jax.play.exams import Exam
 from scope_jax.play.searching import cut_off, reply_text
+from scope_jax.rollouts.types import Completion
 from scope_jax.systems.spell import instructions, rules
 from scope_jax.systems.spell.records import Question
 from scope_jax.text.messages import Messages

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from rollouts.types import Completion, Row
 from scope_jax.config import Config
 from scope_jax.play.searching import reply_text
 from scope_jax.play.tools import Prompt, Tools
+from scope_jax.rollouts.types import Completion, Row
 from scope_jax.systems.spell import instructions, responder, rules
 from scope_jax.systems.spell.conversation import generate
 from scope_jax.systems.spell.records import Asked, Group, Order

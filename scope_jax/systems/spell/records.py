@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from string import ascii_uppercase
 from typing import Any
 
-from rollouts.types import Completion
 from scope_jax.learner.types import Judgement, Reply
 from scope_jax.play.rewards import mean
+from scope_jax.rollouts.types import Completion
 from scope_jax.text.messages import Messages
 
 LETTERS = ("A", "B", "C", "D")  # labels of a questioner's options

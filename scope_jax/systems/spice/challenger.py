@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from retrieval.rows import Row
 from scope_jax.config import Config
 from scope_jax.data.keys import rng
 from scope_jax.play import searching
@@ -13,6 +12,7 @@ from scope_jax.play.defaults import ACTOR
 from scope_jax.play.documents import document_of, segments
 from scope_jax.play.prompting import shown
 from scope_jax.play.tools import BASE, Prompt, Tools, sample
+from scope_jax.retrieval.rows import Row
 from scope_jax.systems.spice import contracts, instructions, rules
 from scope_jax.systems.spice.records import MULTIPLE_CHOICE, Attempt, Document, Stage, StageReply
 from scope_jax.text import parsing

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rollouts.types import Completion
 from scope_jax.config import Config
 from scope_jax.learner.types import Metrics
 from scope_jax.play import searching
 from scope_jax.play.defaults import ACTOR
 from scope_jax.play.math_answers import Comparison
 from scope_jax.play.tools import Prompt, Tools, sample
+from scope_jax.rollouts.types import Completion
 from scope_jax.systems.spice import instructions, rules
 from scope_jax.systems.spice.records import Attempt, Tried
 from scope_jax.text import parsing

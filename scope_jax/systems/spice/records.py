@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from rollouts.types import Completion
 from scope_jax.play.rewards import mean
+from scope_jax.rollouts.types import Completion
 from scope_jax.text.messages import Messages
 
 Stage = Literal["format", "task"]

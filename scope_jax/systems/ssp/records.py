@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rollouts.types import Completion
 from scope_jax.learner.types import Judgement
+from scope_jax.rollouts.types import Completion
 from scope_jax.text.messages import Messages
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rollouts.types import Completion
 from scope_jax.config import Config
 from scope_jax.play import rewards, searching
 from scope_jax.play.words import contains
+from scope_jax.rollouts.types import Completion
 from scope_jax.text import dialects, parsing
 
 REASONS = (

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rollouts.types import Completion
 from scope_jax.config import Config
 from scope_jax.data.keys import drawn, rng
 from scope_jax.play import grading, searching
 from scope_jax.play.defaults import ACTOR
 from scope_jax.play.tools import Prompt, Tools, sample_role
+from scope_jax.rollouts.types import Completion
 from scope_jax.systems.ssp import instructions, pool
 from scope_jax.systems.ssp.records import Problem, Proposal, Solved
 from scope_jax.text import dialects, parsing

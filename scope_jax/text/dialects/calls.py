@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
-from retrieval.rows import is_text
+from scope_jax.retrieval.rows import is_text
 from scope_jax.text.dialects import Dialect
 
 _QUOTED = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|\'[^\'\\]*+(?:\\.[^\'\\]*+)*+\''
