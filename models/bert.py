@@ -1,6 +1,7 @@
 """The BERT encoder (Devlin et al. 2019) as pure functions; layers are stacked over L and scanned, as in the decoder.
 
-E5, BGE, GTE and most sentence encoders of similar size are this model with different weights.
+E5, BGE, GTE and most sentence encoders of similar size are this model with different weights; those of many languages
+(multilingual E5) are RoBERTas, which count positions from the id of the padding token plus one.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ INIT_STD = 0.02  # BERT's initializer_range
 class BertConfig:
     """Shape of one BERT encoder: learned positions, post-norm layers, biases everywhere, exact GELU.
 
-    max_positions: rows of its position table, the longest text including special tokens.
+    max_positions: the longest text including special tokens. first_position: row of the position table for the first
+    token, which the table has in addition.
     """
 
     vocab_size: int  # V
@@ -39,18 +41,21 @@ class BertConfig:
     norm_eps: float
     max_positions: int
     token_types: int
+    first_position: int = 0
 
     def __post_init__(self) -> None:
         if self.width % self.num_heads:
             raise ValueError(f"BertConfig.width ({self.width}) must be a multiple of num_heads ({self.num_heads}).")
 
 
-def from_hf(config: Mapping[str, Any]) -> BertConfig:
-    """BertConfig from a Hugging Face config.json. Raises ValueError naming a missing or unsupported field."""
+def from_hf(config: Mapping[str, Any], roberta: bool = False) -> BertConfig:
+    """BertConfig from a Hugging Face config.json, of a BERT or a RoBERTa. Raises ValueError naming a missing or
+    unsupported field."""
     wanted = {"hidden_act": "gelu", "position_embedding_type": "absolute", "is_decoder": False}
     for name, value in wanted.items():
         if config.get(name, value) != value:
             raise ValueError(f"config.json: field {name!r} is {config[name]!r}; only {value!r} is supported.")
+    first = count(config, "pad_token_id", 1, least=0) + 1 if roberta else 0
     return BertConfig(
         vocab_size=count(config, "vocab_size"),
         num_layers=count(config, "num_hidden_layers", most=10_000),
@@ -58,8 +63,9 @@ def from_hf(config: Mapping[str, Any]) -> BertConfig:
         num_heads=count(config, "num_attention_heads"),
         ffn_width=count(config, "intermediate_size"),
         norm_eps=number(config, "layer_norm_eps"),
-        max_positions=count(config, "max_position_embeddings"),
+        max_positions=count(config, "max_position_embeddings", least=first + 1) - first,
         token_types=count(config, "type_vocab_size"),
+        first_position=first,
     )
 
 
@@ -125,7 +131,7 @@ def declare(cfg: BertConfig) -> Params:
         layers[f"{name}_bias_D"] = weight((D,), None, init=zeros)
     embed = {
         "table_VD": table(cfg.vocab_size, "vocab"),
-        "positions_TD": table(cfg.max_positions, None),
+        "positions_TD": table(cfg.first_position + cfg.max_positions, None),
         "types_D": table(cfg.token_types, None),
         "norm_scale_D": Param((D,), (None,), ones, jnp.float32),
         "norm_bias_D": Param((D,), (None,), zeros, jnp.float32),
@@ -169,7 +175,8 @@ def hidden(
     are meaningless. All tokens have type 0, as in single texts.
     """
     embed = params["embed"]
-    x_BTD = embed["table_VD"][ids_BT] + embed["positions_TD"][: ids_BT.shape[1]] + embed["types_D"][0]
+    positions_TD = embed["positions_TD"][cfg.first_position :][: ids_BT.shape[1]]
+    x_BTD = embed["table_VD"][ids_BT] + positions_TD + embed["types_D"][0]
     x_BTD = layer_norm(x_BTD.astype(compute_dtype), embed["norm_scale_D"], embed["norm_bias_D"], cfg.norm_eps)
     attend = make_attend("reference", segments_BT, causal=False)
 

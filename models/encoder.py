@@ -1,4 +1,6 @@
-"""Embedding models: a text's tokens in, one vector out, for BERT encoders (E5) and Qwen3 decoders (Qwen3-Embedding).
+"""Embedding models: a text's tokens in, one vector out, for BERT and RoBERTa (E5) and Qwen3 decoders (Qwen3-Embedding).
+
+`models/sentence_files.py` reads how a folder makes a vector of hidden states.
 
 Pure functions of a config and a tree of weights; `models/texts.py` adds tokenizer, batching and devices.
 """
@@ -7,33 +9,51 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from scope_jax.models import bert, transformer, weights
+from scope_jax.models import bert, sentence_files, transformer, weights
 from scope_jax.models.bert import BertConfig
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.config import from_hf as decoder_config
-from scope_jax.models.fields import WeightsError, read_json, read_object, texts, within
+from scope_jax.models.fields import WeightsError, read_object, texts
 from scope_jax.models.hf import HfTensor
 from scope_jax.models.hf import hf_tensor as decoder_tensor
 from scope_jax.models.redundant import HEAD, Redundant, of_decoder
+from scope_jax.models.sentence_files import Activation, Dense, Modules, Pooling, Said
 from scope_jax.sharding.collectives import LOCAL
 from scope_jax.sharding.rules import TRAIN, Rules
+from scope_jax.sharding.spec import Param, zeros
 
 Params = dict[str, Any]
-Pooling = Literal["mean", "cls", "last"]
 
 # An encoder is small compared to the policy: it is replicated on every device, and texts are split over the mesh.
 WHOLE: Rules = tuple((axis, ()) for axis, _ in TRAIN)
-ARCHITECTURES = {"BertModel": "bert", "Qwen3ForCausalLM": "qwen3", "Qwen3Model": "qwen3"}
+ACTIVATIONS: dict[Activation, Callable[[Array], Array]] = {
+    "Identity": lambda x: x,
+    "Tanh": jnp.tanh,
+    "ReLU": jax.nn.relu,
+    "GELU": partial(jax.nn.gelu, approximate=False),
+    "Sigmoid": jax.nn.sigmoid,
+}
+ARCHITECTURES = {
+    "BertModel": "bert",
+    "RobertaModel": "roberta",
+    "XLMRobertaModel": "roberta",
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen3Model": "qwen3",
+}
+# Prefix of a BERT saved within another model -> what that one may store besides.
+HEADS = {"bert.": r"|cls\.(predictions|seq_relationship)\..+", "roberta.": r"|lm_head\..+"}
 # Files of a folder, besides the weights, that affect a text's vector.
 NAMED_FILES = (
     "config.json",
@@ -51,14 +71,33 @@ SAMPLES, SAMPLE_BYTES = 64, 4096  # samples of a weight file that enter its fing
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """An embedding model: its transformer, its pooling, and whether vectors are L2-normalised.
+    """An embedding model: its transformer, how hidden states become a vector, and what its folder says about texts.
 
-    pooling: the "mean" over the text's tokens, its first token ("cls") or its last one.
+    described: False if the folder has no modules.json, so that the architecture decides pooling and normalisation.
     """
 
     model: BertConfig | ModelConfig
-    pooling: Pooling
-    normalize: bool
+    modules: Modules
+    said: Said
+    described: bool
+
+    @property
+    def pooling(self) -> Pooling:
+        return self.modules.pooling
+
+    @property
+    def normalize(self) -> bool:
+        return self.modules.normalize
+
+    @property
+    def width(self) -> int:
+        """Numbers of one vector."""
+        return self.modules.dense[-1].outputs if self.modules.dense else self.model.width
+
+    @property
+    def unit(self) -> bool:
+        """True if vectors are compared at length one, False for the inner product of vectors as they are."""
+        return self.normalize or self.said.similarity != "dot"
 
     @property
     def kind(self) -> Literal["bert", "qwen3"]:
@@ -67,9 +106,10 @@ class EncoderConfig:
 
 # -------------------------------------------------------------------------------------------------------------- folder
 def load_config(folder: str | Path) -> EncoderConfig:
-    """EncoderConfig of a Hugging Face folder, with the pooling that its sentence-transformers files specify.
+    """EncoderConfig of a Hugging Face folder, with what its sentence-transformers files specify.
 
-    Without modules.json the architecture decides: mean for BERT (E5), the last token for Qwen3, normalised for both.
+    Without modules.json the architecture decides: mean for BERT and RoBERTa (E5), the last token for Qwen3, normalised
+    for all.
     Raises FileNotFoundError if folder or config.json is missing, WeightsError for anything not supported.
     """
     folder = Path(folder)
@@ -83,56 +123,23 @@ def load_config(folder: str | Path) -> EncoderConfig:
             raise ValueError(
                 f"architectures {names} is not a supported encoder; supported are {', '.join(ARCHITECTURES)}."
             )
-        if kind == "bert":
-            model = bert.from_hf(contents)
-        else:
+        if kind == "qwen3":
             model = decoder_config({**contents, "architectures": ["Qwen3ForCausalLM"]})
-        pooling, normalize = _pooling(folder, "mean" if kind == "bert" else "last")
+        else:
+            model = bert.from_hf(contents, roberta=kind == "roberta")
+        modules, said = sentence_files.modules(folder, model.width), sentence_files.said(folder)
+        usual = Modules("last" if kind == "qwen3" else "mean", (), normalize=True)
+        cfg = EncoderConfig(model, modules or usual, said, modules is not None)
+        if said.similarity == "euclidean" and not cfg.normalize:
+            raise ValueError("its vectors are compared by distance, which is supported only for normalised vectors.")
     except ValueError as error:
         raise WeightsError(f"{folder}: {error}") from None
-    return EncoderConfig(model, pooling, normalize)
-
-
-def _pooling(folder: Path, default: Pooling) -> tuple[Pooling, bool]:
-    """(pooling, normalize) from modules.json and the pooling module's config.json; (default, True) without them."""
-    path = folder / "modules.json"
-    if not path.is_file():
-        return default, True
-    listed = read_json(path)
-    if not isinstance(listed, list) or not all(isinstance(module, Mapping) for module in listed):
-        raise ValueError("modules.json is not a list of modules.")
-    modules = {str(module.get("type", "")).rsplit(".", 1)[-1]: module for module in listed}
-    if unknown := set(modules) - {"Transformer", "Pooling", "Normalize"}:
-        raise ValueError(
-            f"modules.json has a module {min(unknown)}; only Transformer, Pooling and Normalize are supported."
-        )
-    pooling = default
-    if "Pooling" in modules:
-        config = read_object(within(folder, modules["Pooling"].get("path", "1_Pooling"), path) / "config.json")
-        pooling = _pooling_mode(config)
-    return pooling, "Normalize" in modules
-
-
-def _pooling_mode(config: Mapping[str, Any]) -> Pooling:
-    flags: dict[str, Pooling] = {
-        "pooling_mode_mean_tokens": "mean",
-        "pooling_mode_cls_token": "cls",
-        "pooling_mode_lasttoken": "last",
-    }
-    modes = [name for name, value in config.items() if name.startswith("pooling_mode_") and value is True]
-    if "pooling_mode" in config:  # newer files name the mode itself
-        named = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"}
-        modes = [named.get(config["pooling_mode"], f"pooling_mode_{config['pooling_mode']}")]
-    if len(modes) != 1 or modes[0] not in flags:
-        raise ValueError(f"the pooling {modes} is not supported; use mean, cls or lasttoken.")
-    if config.get("include_prompt", True) is not True:
-        raise ValueError("pooling without the prompt (include_prompt) is not supported.")
-    return flags[modes[0]]
+    return cfg
 
 
 def fingerprint(folder: str | Path) -> str:
-    """32 hex digits that change with the folder's model: a hash over its config, pooling and tokenizer files, and over
-    the size, the header and 64 evenly spread samples of 4 KiB of each weight file.
+    """32 hex digits that change with the folder's model: a hash over its config, modules and tokenizer files, and over
+    the size, the header and 64 evenly spread samples of 4 KiB of each weight file. Prefixes and lengths are not in it.
 
     Only samples, because hashing an 8-billion-parameter model at every start takes a minute, and training changes all
     weights: two checkpoints that differ in only a few weights may get the same fingerprint.
@@ -145,9 +152,13 @@ def fingerprint(folder: str | Path) -> str:
             data = (folder / name).read_bytes()
             digest.update(f"{name} {len(data)}\n".encode())
             digest.update(data)
-    for path in sorted(folder.glob("*.safetensors")):
+    cfg = load_config(folder)
+    if cfg.said.lower_case:
+        digest.update(b"lower case\n")
+    layers = [path for layer in cfg.modules.dense for path in sorted((folder / layer.folder).glob("*.safetensors"))]
+    for path in (*sorted(folder.glob("*.safetensors")), *layers):
         size = path.stat().st_size
-        digest.update(f"{path.name} {size}\n".encode())
+        digest.update(f"{path.relative_to(folder).as_posix()} {size}\n".encode())
         with open(path, "rb") as file:
             header = int.from_bytes(file.read(8), "little")
             digest.update(file.read(min(header, size)))
@@ -173,7 +184,18 @@ def load(folder: str | Path, mesh: Mesh | None, dtype: Any) -> tuple[EncoderConf
     """
     cfg = load_config(folder)
     tensor_of, extra = _names(cfg, weights.tensor_names(folder))
-    return cfg, weights.load_tree(folder, declare(cfg), tensor_of, extra, mesh, WHOLE, dtype)
+    params = weights.load_tree(folder, declare(cfg), tensor_of, extra, mesh, WHOLE, dtype)
+    if cfg.modules.dense:
+        params["dense"] = tuple(_dense(Path(folder), layer, mesh) for layer in cfg.modules.dense)
+    return cfg, params
+
+
+def _dense(folder: Path, layer: Dense, mesh: Mesh | None) -> Params:
+    """weight_DE and, if the layer has one, bias_E, in float32."""
+    shapes = {"weight_DE": (layer.inputs, layer.outputs)} | ({"bias_E": (layer.outputs,)} if layer.bias else {})
+    tree = {name: Param(shape, (None,) * len(shape), zeros, jnp.float32) for name, shape in shapes.items()}
+    names = {"weight_DE": HfTensor("linear.weight", True), "bias_E": HfTensor("linear.bias", False)}
+    return weights.load_tree(folder / layer.folder, tree, names.__getitem__, Redundant(), mesh, WHOLE, jnp.float32)
 
 
 def _names(cfg: EncoderConfig, stored: frozenset[str]) -> tuple[Callable[[str], HfTensor], Redundant]:
@@ -182,9 +204,9 @@ def _names(cfg: EncoderConfig, stored: frozenset[str]) -> tuple[Callable[[str], 
     """
     model = cfg.model
     if isinstance(model, BertConfig):
-        prefix = "bert." if any(name.startswith("bert.") for name in stored) else ""
-        heads = r"|cls\.(predictions|seq_relationship)\..+" if prefix else ""
-        positions = np.arange(model.max_positions)
+        prefix = next((one for one in HEADS if any(name.startswith(one) for name in stored)), "")
+        heads = HEADS.get(prefix, "")
+        positions = np.arange(model.first_position + model.max_positions)
         buffers = {"position_ids": positions, "token_type_ids": np.zeros_like(positions)}
         named = {re.compile(re.escape(f"{prefix}embeddings.{name}")): (values,) for name, values in buffers.items()}
         unused = re.compile(rf"{re.escape(prefix)}pooler\.dense\.(weight|bias){heads}")
@@ -206,19 +228,29 @@ def _names(cfg: EncoderConfig, stored: frozenset[str]) -> tuple[Callable[[str], 
 
 # ------------------------------------------------------------------------------------------------------------- forward
 def pool(hidden_BTD: Float[Array, "B T D"], lengths_B: Int[Array, " B"], pooling: Pooling) -> Float[Array, "B D"]:
-    """One float32 vector per row, pooled over its first lengths_B tokens (at least one)."""
+    """One float32 vector per row, pooled over its first lengths_B tokens (at least one).
+
+    weightedmean: the mean with weights 1, 2, 3, … (Muennighoff 2022); mean_sqrt_len: the sum over √length.
+    """
     hidden_BTD = hidden_BTD.astype(jnp.float32)
     if pooling == "cls":
         return hidden_BTD[:, 0]
     if pooling == "last":
         return jnp.take_along_axis(hidden_BTD, (lengths_B - 1)[:, None, None], axis=1)[:, 0]
-    real_BT = jnp.arange(hidden_BTD.shape[1]) < lengths_B[:, None]
-    return jnp.where(real_BT[..., None], hidden_BTD, 0).sum(1) / lengths_B[:, None]
+    places_T = jnp.arange(hidden_BTD.shape[1])
+    real_BT1 = (places_T < lengths_B[:, None])[..., None]
+    if pooling == "max":
+        return jnp.where(real_BT1, hidden_BTD, -jnp.inf).max(1)
+    weights_BT1 = jnp.where(real_BT1, places_T[:, None] + 1.0 if pooling == "weightedmean" else 1.0, 0)
+    # Outputs of padding are not multiplied by 0, as they may be anything.
+    total_BD = (jnp.where(real_BT1, hidden_BTD, 0) * weights_BT1).sum(1)
+    weight_B1 = weights_BT1.sum(1)
+    return total_BD / (jnp.sqrt(weight_B1) if pooling == "mean_sqrt_len" else weight_B1)
 
 
 def embed(
     cfg: EncoderConfig, params: Params, ids_BT: Int[Array, "B T"], lengths_B: Int[Array, " B"], compute_dtype: Any
-) -> Float[Array, "B D"]:
+) -> Float[Array, "B E"]:
     """One float32 vector per row for its first lengths_B tokens (at least one), L2-normalised if cfg.normalize.
 
     Tokens after them affect rounding only.
@@ -238,7 +270,9 @@ def embed(
             remat="none",
             compute_dtype=compute_dtype,
         )
-    vectors_BD = pool(hidden_BTD, lengths_B, cfg.pooling)
+    vectors_BE = pool(hidden_BTD, lengths_B, cfg.pooling)
+    for layer, weights_ in zip(cfg.modules.dense, params.get("dense", ()), strict=True):
+        vectors_BE = ACTIVATIONS[layer.activation](vectors_BE @ weights_["weight_DE"] + weights_.get("bias_E", 0))
     if not cfg.normalize:
-        return vectors_BD
-    return vectors_BD / jnp.maximum(jnp.linalg.norm(vectors_BD, axis=1, keepdims=True), 1e-12)
+        return vectors_BE
+    return vectors_BE / jnp.maximum(jnp.linalg.norm(vectors_BE, axis=1, keepdims=True), 1e-12)

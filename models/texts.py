@@ -17,6 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Float
 from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import normalizers
 from transformers import PreTrainedTokenizerFast
 
 from scope_jax.models import encoder
@@ -34,12 +35,19 @@ class TextTokenizer:
     A special token's name in a text ("[SEP]") is encoded as text. Safe to call from several threads.
     """
 
-    def __init__(self, hf: PreTrainedTokenizerFast, max_tokens: int, ends_with: str | None) -> None:
-        """ends_with: a token that ends every text, for tokenizers whose post-processor adds none."""
+    def __init__(
+        self, hf: PreTrainedTokenizerFast, max_tokens: int, ends_with: str | None, lower_case: bool = False
+    ) -> None:
+        """ends_with: a token that ends every text, for tokenizers whose post-processor adds none. lower_case: texts are
+        put into lower case, whatever the tokenizer itself does."""
         self._plain = FastTokenizer.from_str(hf.backend_tokenizer.to_str())
         self._plain.encode_special_tokens = True
         self._plain.no_truncation()
         self._plain.no_padding()
+        if lower_case:
+            own = self._plain.normalizer
+            steps = [normalizers.Lowercase(), *([] if own is None else [own])]
+            self._plain.normalizer = normalizers.Sequence(steps)  # type: ignore[assignment]
         # A text whose ids are known shows what the tokenizer's post-processor adds.
         bare = self._plain.encode("a", add_special_tokens=False).ids
         marked = self._plain.encode("a").ids
@@ -61,13 +69,13 @@ class TextTokenizer:
             )
 
     @staticmethod
-    def load(folder: str | Path, max_tokens: int, ends_with: str | None) -> TextTokenizer:
+    def load(folder: str | Path, max_tokens: int, ends_with: str | None, lower_case: bool = False) -> TextTokenizer:
         """The tokenizer of a folder: tokenizer.json, vocab.txt (BERT), or vocab.json and merges.txt (Qwen).
 
         Raises ValueError if none can be read.
         """
         hf = of_folder(Path(folder))
-        return TextTokenizer(hf, max_tokens, ends_with)
+        return TextTokenizer(hf, max_tokens, ends_with, lower_case)
 
     def __call__(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, from 1 to max_tokens including special tokens; longer texts are truncated at the end."""
@@ -111,7 +119,7 @@ class TextEncoder:
                 f"The encoder has {model.max_positions} positions, fewer than max_tokens = {max_tokens}; "
                 "lower max_tokens."
             )
-        self.cfg, self.width = cfg, model.width
+        self.cfg, self.width = cfg, cfg.width
         self._params, self._tokenizer = params, tokenizer
         self._max_tokens, self._rows = max_tokens, rows
         self._mesh = mesh
@@ -127,7 +135,7 @@ class TextEncoder:
         """
         cfg, params = encoder.load(folder, mesh, compute_dtype)
         ends_with = None if isinstance(cfg.model, BertConfig) else END_OF_TEXT
-        tokenizer = TextTokenizer.load(folder, max_tokens, ends_with)
+        tokenizer = TextTokenizer.load(folder, max_tokens, ends_with, cfg.said.lower_case)
         return TextEncoder(
             cfg, params, tokenizer, max_tokens=max_tokens, rows=rows, mesh=mesh, compute_dtype=compute_dtype
         )

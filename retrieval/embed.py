@@ -39,7 +39,8 @@ class Passages(Protocol):
 
 @runtime_checkable
 class Embedder(Protocol):
-    """Maps passages and queries to unit vectors; their inner product is the score.
+    """Maps passages and queries to vectors, of length one unless the model is made otherwise; their inner product is
+    the score.
 
     `identity` changes whenever the vectors would: an index built with one identity cannot be searched with another.
     """
@@ -60,8 +61,9 @@ class Embedder(Protocol):
 class PrefixedEncoder:
     """Any encoder plus the prefixes it expects before queries and passages ("query: ", "passage: " for E5).
 
-    `identity` names the model and its version. Vectors are L2-normalised here, whether or not the encoder did so.
-    encode_queries: the same model in a form suited to a few short texts; None: `encode`.
+    `identity` names the model and its version. encode_queries: the same model in a form suited to a few short texts;
+    None: `encode`. unit: vectors are L2-normalised here, whether or not the encoder did so; False for models whose
+    score is the inner product of vectors of any length.
     """
 
     encode: Encoder
@@ -69,22 +71,28 @@ class PrefixedEncoder:
     query_prefix: str
     passage_prefix: str
     encode_queries: Encoder | None = None
+    unit: bool = True
 
     def passages(self, contents: Sequence[str]) -> Float[np.ndarray, "N E"]:
-        return self._unit(self.encode, [self.passage_prefix + c for c in contents])
+        return self._vectors(self.encode, [self.passage_prefix + c for c in contents])
 
     def queries(self, texts: Sequence[str]) -> Float[np.ndarray, "Q E"]:
-        return self._unit(self.encode_queries or self.encode, [self.query_prefix + t for t in texts])
+        return self._vectors(self.encode_queries or self.encode, [self.query_prefix + t for t in texts])
 
-    def _unit(self, encode: Encoder, texts: list[str]) -> np.ndarray:
+    def _vectors(self, encode: Encoder, texts: list[str]) -> np.ndarray:
         vectors_NE = np.asarray(encode(texts), np.float32)
         if vectors_NE.ndim != 2 or len(vectors_NE) != len(texts):
             raise ValueError(
                 f"The encoder {self.identity} returned shape {vectors_NE.shape} for {len(texts)} texts; "
                 "it must return one row per text."
             )
-        norms_N1 = np.linalg.norm(vectors_NE, axis=1, keepdims=True)
-        return vectors_NE / np.where(norms_N1 > 0, norms_N1, 1)
+        return normalised(vectors_NE) if self.unit else vectors_NE
+
+
+def normalised(vectors_NE: Float[np.ndarray, "N E"]) -> Float[np.ndarray, "N E"]:
+    """Each vector divided by its length; zeros stay zeros."""
+    norms_N1 = np.linalg.norm(vectors_NE, axis=1, keepdims=True)
+    return vectors_NE / np.where(norms_N1 > 0, norms_N1, 1)
 
 
 # ----------------------------------------------------------------------------------------------- the lexical encoder
@@ -162,9 +170,7 @@ class HashedLexical:
             idf_F = self._idf(counts.features_F, unseen=0.0)
             power_F = np.where(idf_F > 0, idf_F, 1) ** (1 - PASSAGE_SHARE) * (idf_F > 0)
             parts.append(_scale(counts.table_NF, power_F * np.float32(weight**0.5)) @ self._sketch(counts.features_F))
-        vectors_QE = np.asarray((parts[0] + parts[1]).toarray(), np.float32)
-        norms_Q1 = np.linalg.norm(vectors_QE, axis=1, keepdims=True)
-        return vectors_QE / np.where(norms_Q1 > 0, norms_Q1, 1)
+        return normalised(np.asarray((parts[0] + parts[1]).toarray(), np.float32))
 
     def _raw_passages(self, contents: Sequence[str]) -> np.ndarray:
         words, grams = _count(contents, TITLE_COUNT)

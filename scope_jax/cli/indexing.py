@@ -45,7 +45,9 @@ def index(
     began = time.monotonic()
     with Progress(console()) as progress:
         progress.say(f"indexing {retrieval.corpus} in {retrieval.index}")
-        retriever = open_or_build_index(retrieval, Path(retrieval.index), index_mesh(), progress.part, rebuild)
+        retriever = open_or_build_index(
+            retrieval, Path(retrieval.index), index_mesh(), progress.part, rebuild, progress.say
+        )
     seconds = time.monotonic() - began
     results = {"index": retrieval.index, "passages": len(retriever.corpus), "seconds": seconds}
     show(results, as_json)
@@ -65,7 +67,7 @@ def _prepare_clusters(cfg: Config, rebuild: bool, as_json: bool) -> None:
         progress.part(name, done, total)
 
     with Progress(console()) as progress:
-        found = prepare_clusters(cfg, index_mesh(), part, rebuild)
+        found = prepare_clusters(cfg, index_mesh(), part, rebuild, progress.say)
         if not worked:
             progress.say(f"the clusters in {cfg.clusters.folder} are complete; nothing to do")
     shown = {key: value for key, value in found.items() if key not in ("sources", "examples")}

@@ -125,7 +125,7 @@ def search_server(
         assert retrieval is not None
         with Progress(console()) as progress:
             where = retrieval.model_copy(update={"index": str(folder)})
-            retriever = open_or_build_index(where, folder, index_mesh(), progress.part)
+            retriever = open_or_build_index(where, folder, index_mesh(), progress.part, say=progress.say)
         passages = len(retriever.corpus)
         service = make_app(one_at_a_time(retriever), top_k=retrieval.top_k)
         run_http(service, sock, 10.0, lambda address: tell(f"searching {passages} passages on {address}/retrieve"))

@@ -95,7 +95,7 @@ class ScannSection(Section):
 
 class EncoderSection(Section):
     checkpoint: CardPath | None = None  # Hugging Face folder of a BERT (E5) or Qwen3-Embedding; none = hashed lexical
-    query_prefix: str | None = None  # None: E5's or Qwen3-Embedding's, by the folder's architecture
+    query_prefix: str | None = None  # None: the folder's prompt, else E5's or Qwen3-Embedding's by its architecture
     passage_prefix: str | None = None
     max_tokens: int = Field(default=256, gt=2, le=MOST)  # per text, with prefix and special tokens; Search-R1's for E5
     batch: Count = 64  # passages per program, over all devices

@@ -14,7 +14,7 @@ from scope_jax.config import GAMES, Config, EvalSet
 from scope_jax.data import sources
 from scope_jax.data.sources import Source
 from scope_jax.errors import UserError, is_users, sentence
-from scope_jax.models import encoder, peft, weights
+from scope_jax.models import peft, weights
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.seal import fault
 from scope_jax.models.tensorfile import Checkpoint
@@ -29,6 +29,7 @@ from scope_jax.run import ahead
 from scope_jax.run.adapters import adapter_of
 from scope_jax.run.assemble import check_beginning, check_policies, check_template, check_vocabulary, joiner_of
 from scope_jax.run.ends import Doubt, ends_of
+from scope_jax.run.indexing import described
 from scope_jax.run.rendering import Rendered, RenderingTools, first_prompts
 from scope_jax.run.searches import probe
 from scope_jax.run.watched_names import check_names
@@ -71,7 +72,8 @@ def check(cfg: Config, left: Collection[str] = ()) -> Iterator[Finding]:
         ("prompts", lambda: _prompts(cfg)),
         ("data", lambda: _data(cfg)),
         *((f"exam {one.name}", lambda one=one: _exam(cfg, one)) for one in cfg.evaluate.sets),
-        ("search", lambda: _search(cfg, left)),
+        ("encoder", lambda: _encoder(cfg, left)),
+        ("search", lambda: _search(cfg)),
         *((f"model behind {name}", lambda name=name: _judge(cfg, name)) for name in _judges(cfg)),
     ]
     for finding in filter(None, (_found(*one) for one in checks)):
@@ -208,16 +210,23 @@ def _rows(exam: Exam, card: EvalSet) -> Sequence[Row]:
     return sources.load(Source(card.path, exams.kind_of(exam, card), card))
 
 
-def _search(cfg: Config, left: Collection[str]) -> str:
+def _encoder(cfg: Config, left: Collection[str]) -> str:
+    """The embedding model of the search; with a doubt where card and folder differ, or neither says something."""
+    card = cfg.retrieval
+    if card is None or card.encoder.checkpoint is None or card.encoder.checkpoint in left or card.url is not None:
+        return ""
+    found, notes = described(card.encoder)
+    Tokenizer.load(card.encoder.checkpoint, exact=False)
+    return Doubt(f"{found}; {' '.join(notes)}") if notes else found
+
+
+def _search(cfg: Config) -> str:
     card = cfg.retrieval
     if card is None:
         return ""
     if card.url is not None:
         probe(card.url, card.timeout)
         return f"the server {card.url} answers"
-    if card.encoder.checkpoint is not None and card.encoder.checkpoint not in left:
-        encoder.load_config(card.encoder.checkpoint)
-        Tokenizer.load(card.encoder.checkpoint, exact=False)
     corpus = load_corpus(card.corpus or "", {**card.columns}, card.split, card.hub_config)
     there = card.index is not None and Path(card.index).exists()
     return f"{len(corpus)} passages in {card.corpus}; the index is {'there' if there else 'built when it is needed'}"

@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +25,28 @@ from scope_jax.retrieval.clusters.build import prepare
 from scope_jax.retrieval.clusters.kmeans import Sizes
 from scope_jax.retrieval.clusters.settings import Corpus, Filters, Neural, Preparation, Questions, Source, Tokens
 from scope_jax.retrieval.rows import Row, optional, required
-from scope_jax.run.indexing import EMBED_CHUNK, Part, neural
+from scope_jax.run.indexing import EMBED_CHUNK, Part, announce, neural, reading
 
 _PASSAGE = re.compile(r"^Passage \d+:$", re.MULTILINE)
 CHUNK = EMBED_CHUNK  # rows read, or documents embedded, between two progress reports
 
 
-def prepare_clusters(cfg: Config, mesh: Mesh | None, part: Part, rebuild: bool = False) -> dict[str, Any]:
+def prepare_clusters(
+    cfg: Config,
+    mesh: Mesh | None,
+    part: Part,
+    rebuild: bool = False,
+    say: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
     """The report of the card's clusters, which are first built, or completed, if necessary.
 
-    Raises UserError if the card has no folder or no sources.
+    say(text) is told what was assumed about the encoder. Raises UserError if the card has no folder or no sources.
     """
     card = cfg.clusters
     if card.folder is None or not card.sources:
         key = "folder" if card.folder is None else "sources"
         raise UserError(f"the card has no clusters.{key}; add it, or pass --set clusters.{key}=… (docs/clusters.md).")
+    announce(card.encoder, say)
     with writing(Path(card.folder)):
         return prepare(_preparation(cfg, mesh), Path(card.folder), chunk=CHUNK, tell=part, rebuild=rebuild)
 
@@ -86,13 +94,13 @@ def _neural(card: EncoderSection, mesh: Mesh | None) -> Neural:
     """The card's embedding model. Its identity does not need the weights, which are loaded when the first document is
     embedded; a folder without an embedding model is rejected immediately."""
     assert card.checkpoint is not None
-    encoder.load_config(card.checkpoint)
-    parts = json.dumps([encoder.fingerprint(card.checkpoint), card.passage_prefix, card.max_tokens])
+    how = reading(card, encoder.load_config(card.checkpoint))
+    parts = json.dumps([encoder.fingerprint(card.checkpoint), how.passage, how.max_tokens])
 
     def load():
         embedder = neural(card, mesh)
         assert embedder is not None
-        return embedder.passages
+        return replace(embedder, unit=True).passages
 
     return Neural(hashlib.blake2b(parts.encode(), digest_size=16).hexdigest(), load)
 

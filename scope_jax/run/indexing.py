@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from jax.sharding import Mesh
 from scope_jax.config import EncoderSection, RetrievalSection
 from scope_jax.errors import writing
 from scope_jax.models import encoder
+from scope_jax.models.encoder import EncoderConfig
 from scope_jax.models.texts import TextEncoder
 from scope_jax.retrieval.build import build_index, open_index, saved_lexical
 from scope_jax.retrieval.corpus import Corpus, load_corpus
@@ -30,7 +32,8 @@ from scope_jax.sharding.mesh import ROWS, MeshConfig, make_mesh
 
 EMBED_CHUNK = 4096  # passages embedded and written at a time
 QUERY_ROWS = 8  # queries per embedding program; constant, so that a query's vector does not depend on the batch
-# Prefixes of queries and passages, by kind of encoder (the model cards of E5 and of Qwen3-Embedding).
+# Prefixes of queries and passages, by kind of encoder (the model cards of E5 and of Qwen3-Embedding), for folders that
+# say nothing about them.
 PREFIXES = {
     "bert": ("query: ", "passage: "),
     "qwen3": (
@@ -38,6 +41,7 @@ PREFIXES = {
         "",
     ),
 }
+FAMILIES = {"bert": "E5", "qwen3": "Qwen3-Embedding"}
 Part = Callable[[str, int, int], None]  # name of the work, pieces done, pieces in total
 
 
@@ -48,12 +52,17 @@ def index_mesh() -> Mesh | None:
 
 
 def open_or_build_index(
-    card: RetrievalSection, run: Path, mesh: Mesh | None, part: Part | None = None, rebuild: bool = False
+    card: RetrievalSection,
+    run: Path,
+    mesh: Mesh | None,
+    part: Part | None = None,
+    rebuild: bool = False,
+    say: Callable[[str], None] | None = None,
 ) -> LocalRetriever:
     """The retriever over the card's corpus, whose index is first built, or completed, if necessary.
 
     Of several processes, the first one builds it; each has its own copy in memory. part(name, done, total) reports
-    progress. rebuild: delete an existing index first.
+    progress; say(text) what was assumed about the encoder. rebuild: delete an existing index first.
     """
     if card.corpus is None:
         raise ValueError("retrieval.corpus is not set, so there is nothing to index; set it to a corpus.")
@@ -64,6 +73,7 @@ def open_or_build_index(
     def built() -> Embedder:
         corpus = load_corpus(card.corpus or "", {**card.columns}, card.split, card.hub_config)
         embedder = neural(card.encoder, mesh) or _lexical(card, corpus, folder, tell)
+        announce(card.encoder, say)
         build = partial(build_index, corpus, embedder, folder, chunk=EMBED_CHUNK)
         with writing(folder):
             build(kind="exact", scann=None, progress=partial(tell, "passages embedded"), rebuild=rebuild)
@@ -83,7 +93,70 @@ def _lexical(card: RetrievalSection, corpus: Corpus, folder: Path, tell: Part) -
     return saved or HashedLexical.fit(corpus, card.dim, partial(tell, "passages counted"))
 
 
-def neural(card: EncoderSection, mesh: Mesh | None) -> Embedder | None:
+@dataclass(frozen=True)
+class Reading:
+    """How an encoder reads texts: prefixes of queries and passages, and tokens of the longest text. notes: a sentence
+    for each thing that card and folder say differently, or that neither says."""
+
+    query: str
+    passage: str
+    max_tokens: int
+    notes: tuple[str, ...]
+
+
+def reading(card: EncoderSection, cfg: EncoderConfig) -> Reading:
+    """What the card says comes first, then what the model's folder says, then the usual prefixes of the model's kind;
+    but no text is longer than the folder allows."""
+    said, family, folder = cfg.said, FAMILIES[cfg.kind], card.checkpoint
+    notes: list[str] = []
+    if not cfg.described:
+        notes.append(
+            f"{folder} has no modules.json, so pooling ({cfg.pooling}) and vectors of length one are {family}'s."
+        )
+    given = {"query": (card.query_prefix, said.query), "passage": (card.passage_prefix, said.passage)}
+    prefixes: dict[str, str] = {}
+    for (name, (own, folders)), usual in zip(given.items(), PREFIXES[cfg.kind], strict=True):
+        prefixes[name] = next(prefix for prefix in (own, folders, usual) if prefix is not None)
+        if own is not None and folders is not None and own != folders:
+            notes.append(f"the card's {name}_prefix {own!r} is used, not {folders!r} of {folder}.")
+    silent = [name for name, (own, _) in given.items() if own is None]
+    if silent and said.query is None:
+        shown = " and ".join(f"{prefixes[name]!r} for a {name}" for name in silent)
+        names = " and ".join(f"{name}_prefix" for name in silent)
+        notes.append(f"{folder} names no prompts, so {family}'s are used, {shown}; set {names} for another model.")
+    elif "query" in silent and not said.query and "query" not in said.prompts:
+        known = ", ".join(said.prompts)
+        others = f"its prompts ({known}) are none of a query" if known else "it names no prompts"
+        notes.append(f"{folder}: {others}, so queries get no prefix; set query_prefix if its model card names one.")
+    longest = card.max_tokens if said.max_tokens is None else min(card.max_tokens, said.max_tokens)
+    if longest < card.max_tokens:
+        notes.append(f"texts are cut to {longest} tokens as {folder} says, not to the card's {card.max_tokens}.")
+    return Reading(prefixes["query"], prefixes["passage"], longest, tuple(notes))
+
+
+def announce(card: EncoderSection, say: Callable[[str], None] | None) -> None:
+    """Says what was assumed about the card's embedding model, if it has one."""
+    if card.checkpoint is not None and say is not None:
+        for note in reading(card, encoder.load_config(card.checkpoint)).notes:
+            say(f"encoder: {note}")
+
+
+def described(card: EncoderSection) -> tuple[str, tuple[str, ...]]:
+    """The card's embedding model and how it reads texts, in words, and the notes on it (Reading). Raises as
+    encoder.load_config does."""
+    assert card.checkpoint is not None
+    cfg = encoder.load_config(card.checkpoint)
+    how = reading(card, cfg)
+    layers = f", {len(cfg.modules.dense)} dense" if cfg.modules.dense else ""
+    score = "cosine" if cfg.unit else "inner product"
+    found = (
+        f"{cfg.kind}, pooling {cfg.pooling}{layers}, {cfg.width} numbers, {score}; queries begin with {how.query!r}, "
+        f"passages with {how.passage!r}; up to {how.max_tokens} tokens"
+    )
+    return found, how.notes
+
+
+def neural(card: EncoderSection, mesh: Mesh | None) -> PrefixedEncoder | None:
     """The card's embedding model with its prefixes; None if the card has none.
 
     Its identity is a hash of model, prefixes and text length. The compute dtype is not included: like the hardware, it
@@ -94,12 +167,13 @@ def neural(card: EncoderSection, mesh: Mesh | None) -> Embedder | None:
     dtype = card.compute_dtype
     if dtype == "auto":
         dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+    cfg = encoder.load_config(card.checkpoint)
+    how = reading(card, cfg)
     texts = TextEncoder.load(
-        card.checkpoint, max_tokens=card.max_tokens, rows=card.batch, mesh=mesh, compute_dtype=DTYPES[dtype]
+        card.checkpoint, max_tokens=how.max_tokens, rows=card.batch, mesh=mesh, compute_dtype=DTYPES[dtype]
     )
-    query, passage = PREFIXES[texts.cfg.kind]
-    query = query if card.query_prefix is None else card.query_prefix
-    passage = passage if card.passage_prefix is None else card.passage_prefix
-    parts = json.dumps([encoder.fingerprint(card.checkpoint), query, passage, card.max_tokens])
-    identity = f"{texts.cfg.kind}-{hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()}"
-    return PrefixedEncoder(texts, identity, query, passage, encode_queries=partial(texts, rows=QUERY_ROWS))
+    facts = [encoder.fingerprint(card.checkpoint), how.query, how.passage, how.max_tokens]
+    parts = json.dumps(facts if cfg.unit else [*facts, "inner product"])
+    identity = f"{cfg.kind}-{hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()}"
+    queries = partial(texts, rows=QUERY_ROWS)
+    return PrefixedEncoder(texts, identity, how.query, how.passage, encode_queries=queries, unit=cfg.unit)

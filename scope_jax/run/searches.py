@@ -36,7 +36,7 @@ def lookup_of(
     if card is None:
         return None
     if card.url is None:
-        retrieve = open_or_build_index(card, run, mesh if mesh.size > 1 else None, part)
+        retrieve = open_or_build_index(card, run, mesh if mesh.size > 1 else None, part, say=tell)
     else:
         retrieve = RemoteRetriever(
             card.url, timeout=card.timeout, retries=card.retries, first_delay=FIRST_DELAY, tell=tell

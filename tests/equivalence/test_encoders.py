@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,54 @@ def test_vectors(pair, encoder):
     np.testing.assert_allclose(np.linalg.norm(got, axis=1), 1, atol=1e-6)
 
 
+def torch_pooled(hidden: Any, mask: Any, mode: str) -> Any:
+    """sentence-transformers' Pooling, by its formulas."""
+    real = mask[..., None].float()
+    if mode == "cls":
+        return hidden[:, 0]
+    if mode == "lasttoken":
+        return hidden[torch.arange(len(hidden)), mask.sum(1) - 1]
+    if mode == "max":
+        return hidden.masked_fill(real == 0, -torch.inf).max(1).values
+    if mode == "weightedmean":
+        real = real * torch.arange(1, hidden.shape[1] + 1)[:, None]
+    total = (hidden * real).sum(1)
+    return total / (real.sum(1).sqrt() if mode == "mean_sqrt_len_tokens" else real.sum(1))
+
+
+MODES = ("cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+LAYERS = [("Tanh", True), ("GELU", False), ("Identity", True), ("ReLU", True), ("Sigmoid", False)]  # activation, bias
+
+
+@pytest.mark.parametrize(
+    ("mode", "layers", "normalize"),
+    [*((mode, None, False) for mode in MODES), *(("mean", layer, True) for layer in LAYERS), ("max", LAYERS[0], False)],
+)
+def test_modules(e5, tmp_path, mode, layers, normalize):
+    """Poolings, dense layers and normalisation, as sentence-transformers 5 computes them."""
+    model, source = e5
+    folder = tmp_path / "m"
+    shutil.copytree(source, folder)
+    tiny_encoders.write_modules(folder, {"pooling_mode": mode}, normalize)
+    rows = [torch_ids(folder, text) for text in TEXTS]
+    pad = max(map(len, rows))
+    ids = torch.tensor([row + [0] * (pad - len(row)) for row in rows])
+    mask = torch.tensor([[1] * len(row) + [0] * (pad - len(row)) for row in rows])
+    with torch.no_grad():
+        want = torch_pooled(model(input_ids=ids, attention_mask=mask).last_hidden_state, mask, mode)
+    if layers is not None:
+        name, bias = layers
+        kind = f"torch.nn.modules.{'linear' if name == 'Identity' else 'activation'}.{name}"
+        tensors = tiny_encoders.write_dense(folder, 20, kind, bias, normalize)
+        linear = {part.removeprefix("linear."): torch.from_numpy(values) for part, values in tensors.items()}
+        want = getattr(torch.nn, name)()(torch.nn.functional.linear(want, **linear))
+    if normalize:
+        want = torch.nn.functional.normalize(want, dim=1)
+    got = TextEncoder.load(folder, max_tokens=MAX_TOKENS, rows=len(TEXTS))(TEXTS)
+    assert got.shape == want.shape == (len(TEXTS), 32 if layers is None else 20)
+    assert np.abs(got - want.numpy()).max() <= 1e-5 * max(1, want.abs().max())
+
+
 def test_prefixes(pair, encoder):
     kind, model, folder = pair
     query, passage = PREFIXES[kind]
@@ -195,6 +244,45 @@ def test_names_with_and_without_the_models_prefix(pair, encoder, tmp_path):
         if (folder / name).is_file():
             (tmp_path / name).write_bytes((folder / name).read_bytes())
     np.testing.assert_array_equal(TextEncoder.load(tmp_path, max_tokens=MAX_TOKENS, rows=4)(TEXTS), encoder(TEXTS))
+
+
+@pytest.mark.parametrize("name", ["XLMRoberta", "Roberta"])
+@pytest.mark.parametrize("pad", [1, 0])
+@pytest.mark.parametrize("headed", [False, True])
+def test_robertas(tmp_path, name, pad, headed):
+    """Multilingual E5: positions from the padding token's id plus one, up to the end of the table."""
+    pieces = ["<s>", "<pad>", "</s>", "<unk>", "\u2581", *"abcdefghijklmnopqrstuvwxyz.,"]
+    fast = FastTokenizer(models.Unigram([(piece, -float(i)) for i, piece in enumerate(pieces)], unk_id=3))
+    fast.pre_tokenizer = pre_tokenizers.Metaspace()
+    fast.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)])
+    PreTrainedTokenizerFast(tokenizer_object=fast, eos_token="</s>", pad_token="<pad>").save_pretrained(tmp_path)
+    fields = {key: value for key, value in tiny_encoders.BERT.items() if key not in ("architectures", "model_type")}
+    fields |= {"pad_token_id": pad, "max_position_embeddings": MAX_TOKENS + pad + 1, "type_vocab_size": 1}
+    config = getattr(transformers, f"{name}Config")(attn_implementation="eager", **fields)
+    made = getattr(transformers, f"{name}{'ForMaskedLM' if headed else 'Model'}")(config).eval()
+    with torch.no_grad():
+        for weight in made.parameters():
+            weight.add_(0.2 * torch.randn(weight.shape))
+    made.save_pretrained(tmp_path)
+    if headed:
+        saved_config = json.loads((tmp_path / "config.json").read_text()) | {"architectures": [f"{name}Model"]}
+        (tmp_path / "config.json").write_text(json.dumps(saved_config))
+    encoder = TextEncoder.load(tmp_path, max_tokens=MAX_TOKENS, rows=2)
+    rows = encoder._tokenizer(["the river flows", "abc. " * 30])
+    assert max(map(len, rows)) == MAX_TOKENS and rows[0][0] == 0 and rows[0][-1] == 2
+    model = getattr(made, "roberta", made)
+    with torch.no_grad():
+        want = [
+            model(position_ids=torch.arange(pad + 1, pad + 1 + len(row))[None], input_ids=torch.tensor([row]))
+            for row in rows
+        ]
+        theirs = [model(input_ids=torch.tensor([row])) for row in rows] if pad == 1 else want  # 0 is <s> in these texts
+    for found in (want, theirs):
+        means = torch.cat([out.last_hidden_state.mean(1) for out in found])
+        got = encoder(["the river flows", "abc. " * 30])
+        assert np.abs(got - torch.nn.functional.normalize(means, dim=1).numpy()).max() <= 1e-5
+    with pytest.raises(ValueError, match=f"has {MAX_TOKENS} positions"):
+        TextEncoder.load(tmp_path, max_tokens=MAX_TOKENS + 1, rows=2)
 
 
 def test_end_of_text_is_added_where_the_tokenizer_does_not(tmp_path):

@@ -73,3 +73,23 @@ def write_modules(folder: Path, pooling: Mapping[str, Any], normalize: bool = Tr
     (folder / "modules.json").write_text(json.dumps(MODULES if normalize else MODULES[:2]))
     (folder / "1_Pooling").mkdir(exist_ok=True)
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32, **pooling}))
+
+
+def write_dense(
+    folder: Path, outputs: int, activation: str, bias: bool = True, normalize: bool = True, **changes: Any
+) -> dict[str, np.ndarray]:
+    """A dense layer between pooling and normalisation, after write_modules; returns its tensors."""
+    inputs = changes.get("in_features", 32)
+    place = folder / "2_Dense"
+    place.mkdir(exist_ok=True)
+    config = {"in_features": inputs, "out_features": outputs, "bias": bias, "activation_function": activation}
+    (place / "config.json").write_text(json.dumps(config | changes))
+    rng = np.random.default_rng(3)
+    tensors = {"linear.weight": rng.normal(size=(outputs, inputs)).astype(np.float32)}
+    if bias:
+        tensors["linear.bias"] = rng.normal(size=outputs).astype(np.float32)
+    save_file(tensors, place / "model.safetensors")
+    dense = {"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.models.Dense"}
+    last = [MODULES[2] | {"idx": 3, "name": "3", "path": "3_Normalize"}] if normalize else []
+    (folder / "modules.json").write_text(json.dumps([*MODULES[:2], dense, *last]))
+    return tensors

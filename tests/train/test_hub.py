@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import pytest
 from huggingface_hub import constants
 from typer.testing import CliRunner, Result
@@ -17,10 +18,11 @@ from typer.testing import CliRunner, Result
 from scope_jax.cli import app
 from scope_jax.config import EncoderSection, load_card
 from scope_jax.errors import UserError
-from scope_jax.models.weights import load_config
+from scope_jax.models.weights import WeightsError, load_config
 from scope_jax.plan.architectures import model_of
 from scope_jax.run import hub, indexing
 from scope_jax.run.fetching import fetched
+from tests.retrieval import tiny_encoders
 
 ROOT = Path(__file__).parents[2]
 BASE = ROOT / "assets" / "atlas" / "ssp" / "base"
@@ -30,6 +32,7 @@ COMMIT = "0" * 39 + "1"
 class Hub(BaseHTTPRequestHandler):
     """One model, someone/tiny, with Atlas's files, beside files that are not to be downloaded; one that is gated."""
 
+    models: ClassVar[dict[str, dict[str, bytes]]] = {}
     asked: ClassVar[list[str]] = []
     down: ClassVar[bool] = False
 
@@ -47,19 +50,18 @@ class Hub(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         type(self).asked.append(path)
-        files = {file.name: file.read_bytes() for file in BASE.iterdir() if file.is_file()}
-        files |= {"original/weights.safetensors": b"x", "picture.png": b"x"}
+        owner, model, rest = (path.removeprefix("/api/models").removeprefix("/") + "//").split("/", 2)
+        name, rest = f"{owner}/{model}", rest.rstrip("/")
+        files = self.models.get(name)
         if self.down:
             self._answer(503, b"")
-        elif path.startswith("/api/models/someone/tiny/tree/"):
-            self._json(
-                [{"type": "file", "path": name, "size": len(own), "oid": _oid(own)} for name, own in files.items()]
-            )
-        elif path.startswith("/api/models/someone/tiny"):
-            self._json({"id": "someone/tiny", "sha": COMMIT, "siblings": [{"rfilename": name} for name in files]})
-        elif path.startswith(f"/someone/tiny/resolve/{COMMIT}/"):
-            own = files[path.removeprefix(f"/someone/tiny/resolve/{COMMIT}/")]
+        elif files is not None and rest.startswith("tree/"):
+            self._json([{"type": "file", "path": at, "size": len(own), "oid": _oid(own)} for at, own in files.items()])
+        elif files is not None and rest.startswith(f"resolve/{COMMIT}/"):
+            own = files[rest.removeprefix(f"resolve/{COMMIT}/")]
             self._answer(200, own, ETag=f'"{_oid(own)}"')
+        elif files is not None:
+            self._json({"id": name, "sha": COMMIT, "siblings": [{"rfilename": at} for at in files]})
         elif "/locked" in path:
             self._answer(403, b"", X_Error_Code="GatedRepo")
         else:
@@ -77,6 +79,9 @@ def _oid(contents: bytes) -> str:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[type[Hub]]:
+    files = {file.name: file.read_bytes() for file in BASE.iterdir() if file.is_file()}
+    files |= {"original/weights.safetensors": b"x", "picture.png": b"x"}
+    monkeypatch.setattr(Hub, "models", {"someone/tiny": files})
     monkeypatch.setattr(Hub, "asked", [])
     monkeypatch.setattr(Hub, "down", False)
     with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as listening:
@@ -126,6 +131,50 @@ def test_an_index_and_its_server_need_the_encoder_and_not_the_policy(
         assert found.exit_code == 2 and "enough" in found.stderr, found.stderr
     assert opened == [str(hub.snapshot("someone/tiny"))] * 2
     assert not any("someone/none" in path for path in server.asked)
+
+
+OTHERS = (
+    *("pytorch_model.bin", "handler.py", "onnx/model.onnx", "onnx/config.json", "openvino/openvino_model.xml"),
+    *("openvino/model.safetensors", "1_Pooling/own.py", "2_Dense/pytorch_model.bin", "2_Dense/onnx/model.safetensors"),
+    *("0_Transformer/model.safetensors", "2_Other/config.json", "original/modules.json"),
+)
+
+
+def test_an_encoder_comes_with_its_modules(server: type[Hub], tmp_path: Path) -> None:
+    """And with nothing else of folders inside it; its vectors are those of the folder that was put on the hub."""
+    made = tiny_encoders.write_bert(tmp_path / "made")
+    tiny_encoders.write_modules(made, {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False})
+    tiny_encoders.write_dense(made, 24, "torch.nn.modules.activation.Tanh")
+    (made / "3_Normalize").mkdir()
+    (made / "3_Normalize" / "config.json").write_text("{}")
+    (made / "sentence_bert_config.json").write_text('{"max_seq_length": 24, "do_lower_case": false}')
+    (made / "config_sentence_transformers.json").write_text('{"prompts": {"query": "q: ", "document": "d: "}}')
+    files = {path.relative_to(made).as_posix(): path.read_bytes() for path in made.rglob("*") if path.is_file()}
+    assert len(files) == 10
+    server.models["someone/encoder"] = files | dict.fromkeys(OTHERS, b"x")
+    sets = ["retrieval.encoder.checkpoint=someone/encoder"]
+    card = load_card(ROOT / "configs" / "ssp" / "atlas.toml", sets)
+    section = fetched(card, only=("retrieval",)).retrieval
+    assert section is not None and section.encoder.checkpoint is not None
+    folder = Path(section.encoder.checkpoint)
+    assert {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} == set(files)
+    embedder, local = (
+        indexing.neural(section.encoder.model_copy(update={"checkpoint": str(place)}), None) for place in (folder, made)
+    )
+    assert embedder is not None and local is not None and embedder.identity == local.identity
+    assert (embedder.query_prefix, embedder.passage_prefix) == ("q: ", "d: ")
+    assert embedder.passages(["the river"]).shape == (1, 24)
+    np.testing.assert_array_equal(embedder.passages(["the river"]), local.passages(["the river"]))
+    server.down = True  # the cache is enough
+    assert hub.snapshot("someone/encoder") == folder
+
+
+@pytest.mark.parametrize("place", ["../x", "/etc", "a/../../b", 3])
+def test_modules_outside_the_model_are_not_asked_for(server: type[Hub], place: object) -> None:
+    modules = [{"type": "a.Transformer", "path": ""}, {"type": "a.Pooling", "path": place}]
+    server.models["someone/odd"] = {"config.json": b"{}", "modules.json": json.dumps(modules).encode()}
+    with pytest.raises(WeightsError, match=r"modules\.json names .*, which is not a file in the same folder"):
+        hub.snapshot("someone/odd")
 
 
 def test_a_tokenizer_is_had_without_weights(server: type[Hub]) -> None:
