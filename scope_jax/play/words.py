@@ -135,10 +135,9 @@ def _without_articles(atoms: list[_Atom]) -> list[_Atom]:
 
 
 def _joined(atoms: list[_Atom]) -> _Words:
-    words = _Words()
-    before = None
+    words = _Words("".join(atom.text for atom in atoms))
+    before, place = None, 0
     for atom in atoms:
-        place = len(words.text)
         joins = atom.suffix or (before is not None and _may_join(before, atom))
         words.joins[place] = joins
         bound = atom.suffix or (
@@ -150,8 +149,8 @@ def _joined(atoms: list[_Atom]) -> _Words:
             words.starts[place] = atom.begin
         if atom.unit:
             words.units[place] = (atom.unit, atom.spelled)
-        words.text += atom.text
-        words.ends[len(words.text)] = atom.end
+        place += len(atom.text)
+        words.ends[place] = atom.end
         before = atom
     return words
 
