@@ -18,7 +18,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from scope_jax.config import load_card
+from scope_jax.games import load_card
 from scope_jax.learner.state import TrainState
 from scope_jax.run import checkpoint
 

@@ -27,7 +27,8 @@ from unittest import mock
 import jax
 import numpy as np
 
-from scope_jax.config import LossCard, load_card
+from scope_jax.config import LossCard
+from scope_jax.games import load_card
 from scope_jax.learner import batching
 from scope_jax.learner.batching import Batch
 from scope_jax.learner.types import Episode
@@ -117,9 +118,9 @@ def main() -> None:
         for step in range(args.steps):
             trainer.world.sampler.publish(states)
             before = jax.device_get(states)
-            episodes, memory, _ = trainer.world.system.play(cfg, trainer.world.tools(step), memory, step)
+            episodes, memory, _ = trainer.world.game.play(cfg, trainer.world.tools(step), memory, step)
             states, rated, baselines, _ = learn(trainer, states, episodes, baselines)
-            for update in trainer.world.system.updates(cfg):
+            for update in trainer.world.game.updates(cfg):
                 roles = {share.role for share in update.roles}
                 own = [e for e in rated if e.policy == update.policy and e.role in roles]
                 if any(e.trained for e in own):

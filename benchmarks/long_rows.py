@@ -25,6 +25,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from scope_jax.games.spell.options import SpellSection
+from scope_jax.games.spice.options import SpiceSection
 from scope_jax.plan.hardware import ABSENT, GIB, tpu_devices
 
 os.environ |= ABSENT
@@ -32,13 +34,13 @@ os.environ |= ABSENT
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from scope_jax.config import LearnerSection, LossCard, OptimizerSection, load_card
+from scope_jax.config import LearnerSection, LossCard, OptimizerSection
+from scope_jax.games import GAMES, load_card
 from scope_jax.learner.learner import Learner, Scores
 from scope_jax.models.config import from_hf
 from scope_jax.plan.architectures import QWEN3_8B, QWEN25, QWEN25_7B, model_of
 from scope_jax.plan.programs import abstract_batch
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
-from scope_jax.systems import SYSTEMS
 
 PROMPT, SAMPLED = 16384, 4096
 WHOLE = 10**6  # a chunk that covers all sampled positions of a row
@@ -59,7 +61,7 @@ def mesh_of(topology: str) -> Mesh:
 def of_card(path: str, topology: str) -> dict[str, float]:
     """GiB per chip of one optimiser step of a card, and the compilation time in seconds."""
     cfg, mesh = load_card(path), mesh_of(topology)
-    (update,) = SYSTEMS[cfg.system].updates(cfg)
+    (update,) = GAMES[cfg.system].updates(cfg)
     learner = Learner(
         model_of(cfg.model.checkpoint, None)[0],
         mesh,
@@ -68,7 +70,7 @@ def of_card(path: str, topology: str) -> dict[str, float]:
         param_dtype=jnp.dtype(cfg.model.param_dtype),
         compute_dtype=jnp.dtype(cfg.model.compute_dtype),
     )
-    role = cfg.spice.reasoner if cfg.system == "spice" else cfg.spell.responder
+    role = cfg.options(SpiceSection).reasoner if cfg.system == "spice" else cfg.options(SpellSection).responder
     sampled = role.sampling.max_tokens
     prompt = cfg.learner.buckets[-1] - sampled
     batch = abstract_batch(learner, prompt + sampled, sampled)

@@ -28,23 +28,23 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scope_jax.config import parse_config
+from scope_jax.games import parse_config
+from scope_jax.games.scope import conversation, judging
+from scope_jax.games.scope import rules as scope_rules
+from scope_jax.games.score import consistency
+from scope_jax.games.score import harness as score_harness
+from scope_jax.games.score import rules as score_rules
+from scope_jax.games.score.records import Rubric
+from scope_jax.games.spell import rules as spell_rules
+from scope_jax.games.spice import contracts
+from scope_jax.games.ssp import materials
+from scope_jax.games.ssp import rules as ssp_rules
 from scope_jax.play import documents, grading, measures, pairwise, rewards, searching, words
 from scope_jax.play.rubrics import score_of
 from scope_jax.retrieval.corpus import Corpus, Document, split_contents
 from scope_jax.retrieval.embed import HashedLexical
 from scope_jax.retrieval.search import format_documents
 from scope_jax.rollouts.types import Completion, Row, Turn
-from scope_jax.systems.scope import conversation, judging
-from scope_jax.systems.scope import rules as scope_rules
-from scope_jax.systems.score import consistency
-from scope_jax.systems.score import harness as score_harness
-from scope_jax.systems.score import rules as score_rules
-from scope_jax.systems.score.records import Rubric
-from scope_jax.systems.spell import rules as spell_rules
-from scope_jax.systems.spice import contracts
-from scope_jax.systems.ssp import materials
-from scope_jax.systems.ssp import rules as ssp_rules
 from scope_jax.text import dialects, parsing, templates
 from scope_jax.text.dialects.calls import calls
 from scope_jax.text.objects import last_object

@@ -22,7 +22,16 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 
-from scope_jax.config import load_card
+from scope_jax.games import game_of, load_card
+from scope_jax.games.score import evaluator, harness
+from scope_jax.games.score.records import Report
+from scope_jax.games.spell import instructions as spell_instructions
+from scope_jax.games.spell import rules as spell_rules
+from scope_jax.games.spell.options import SpellSection
+from scope_jax.games.spell.records import Question
+from scope_jax.games.ssp import instructions as ssp_instructions
+from scope_jax.games.ssp import materials
+from scope_jax.games.ssp.options import SSPSection
 from scope_jax.learner.types import Reply
 from scope_jax.play import exams
 from scope_jax.play.rubrics import Case, Criterion, grade
@@ -30,14 +39,6 @@ from scope_jax.play.tools import BASE, Prompt
 from scope_jax.run.assemble import assemble_world
 from scope_jax.run.examined import Examined, take
 from scope_jax.run.remote import completion_of
-from scope_jax.systems import game_of
-from scope_jax.systems.score import evaluator, harness
-from scope_jax.systems.score.records import Report
-from scope_jax.systems.spell import instructions as spell_instructions
-from scope_jax.systems.spell import rules as spell_rules
-from scope_jax.systems.spell.records import Question
-from scope_jax.systems.ssp import instructions as ssp_instructions
-from scope_jax.systems.ssp import materials
 from scope_jax.text import parsing
 from scope_jax.text.messages import Messages
 
@@ -109,7 +110,7 @@ def graded(game: str, name: str, folder: Path, limit: int) -> Accepts:
 def verified(folder: Path, limit: int) -> Accepts:
     """SPELL's verifier, four samples and a vote, on another row's answer."""
     played, given = Played("spell", folder), rows("spell/questions_held_out_qa.jsonl", limit)
-    card = played.cfg.spell.verifier
+    card = played.cfg.options(SpellSection).verifier
 
     def accepts(attack: str) -> list[bool | None]:
         prompts = []
@@ -120,7 +121,7 @@ def verified(folder: Path, limit: int) -> Accepts:
                 prompts.append(spell_instructions.for_verifier(played.cfg, question, wrong, question.answer).user)
         groups = played.replies("verifier", prompts, card.sampling.temperature, card.sampling.max_tokens, card.samples)
         votes = [[spell_rules.verdict_of(text) for text in group] for group in groups]
-        return [spell_rules.vote(group, played.cfg.spell.vote) for group in votes]
+        return [spell_rules.vote(group, played.cfg.options(SpellSection).vote) for group in votes]
 
     return accepts
 
@@ -140,7 +141,7 @@ def answered(folder: Path, limit: int) -> Accepts:
             texts = [f'(Title: "{right["title"]}")\n{right["text"]}', *([hostile] if hostile else [])]
             shown = materials.render(texts, "document")
             prompts.append(ssp_instructions.for_verification(played.cfg, row["question"], shown))
-        card = played.cfg.ssp
+        card = played.cfg.options(SSPSection)
         replies = played.replies("verify", prompts, card.verify_temperature, card.verify_max_tokens)
         found = [parsing.labelled_answer(parsing.without_thinking(text)) for (text,) in replies]
         return [None if answer is None else WRONG.lower() in answer.lower() for answer in found]

@@ -16,7 +16,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from launch import gke_jobset, gpu_node, local, slurm, tpu_pod
 from launch.command import Job, Launch
-from scope_jax.config import CardError, LaunchSection, load_card
+from scope_jax.config import CardError, LaunchSection
+from scope_jax.games import load_card
 
 KINDS: dict[str, Callable[[Job, LaunchSection], Launch]] = {
     "local": local.launch,

@@ -27,7 +27,7 @@ def evaluate(world: World) -> tuple[Metrics, dict[str, Records]]:
 
 def answered(world: World) -> Iterator[tuple[str, Records]]:
     """(name, records) of each evaluation set of the card, one after the other; see `exams.take`."""
-    cfg, exam = world.cfg, world.system.exam(world.cfg)
+    cfg, exam = world.cfg, world.game.exam(world.cfg)
     for card in cfg.evaluate.sets:
         yield (
             card.name,

@@ -15,11 +15,12 @@ import datasets
 
 from scope_jax.config import Config, EvalSet, JudgeSection, parse_section
 from scope_jax.config.exams import EvalSection
-from scope_jax.config.suites import SuiteCard, plain_card
+from scope_jax.config.suites import SuiteCard
 from scope_jax.data import sources
 from scope_jax.data.sources import Source
 from scope_jax.errors import UserError
 from scope_jax.evaluate import Keep, Records, scores
+from scope_jax.games import game_of, overridden
 from scope_jax.learner.types import Metrics
 from scope_jax.models import peft
 from scope_jax.models.tokenizer import Tokenizer
@@ -45,7 +46,6 @@ from scope_jax.run.examined import (
 from scope_jax.run.meshes import all_generate
 from scope_jax.run.remote import RemoteTools
 from scope_jax.run.world import Tell
-from scope_jax.systems import game_of
 
 
 @dataclass(frozen=True)
@@ -218,3 +218,17 @@ def _measured(taken: Sequence[Sitting], tools: Callable[[str], Tools]) -> Iterat
         records = one.answered(tools(one.card.name))
         questions = {f"eval/{one.card.name}/questions": float(len(one.rows))}
         yield one.card.name, records, scores("eval", one.card.name, records) | questions
+
+
+def plain_card(checkpoint: str, overrides: Sequence[str] = ()) -> Config:
+    """A card for a model that comes without one: it answers the prompts of suites, without a game and without searches.
+
+    It is SPICE's, whose exam needs nothing but the model; the training data it names are never opened.
+    """
+    table = {
+        "system": "spice",
+        "model": {"checkpoint": checkpoint},
+        "data": {"documents": "none"},
+        "train": {"steps": 1},
+    }
+    return overridden(table, overrides, "the options of this command")

@@ -26,7 +26,7 @@ from scope_jax.errors import UserError
 from scope_jax.evaluate import evaluate
 from scope_jax.learner import advantages
 from scope_jax.learner.types import Episode, Metrics
-from scope_jax.play.system import Memory
+from scope_jax.play.game import Memory
 from scope_jax.report.progress import Progress
 from scope_jax.run import ahead, branching, unlearned
 from scope_jax.run.adapters import base_digest
@@ -85,7 +85,7 @@ def train(
     world.verdicts.record(run, done)
     watch = by_one(lambda: watched(cfg, records(run / "metrics.jsonl")))
     over = over or watch.reason is not None
-    last = done if over else world.system.total_steps(cfg)
+    last = done if over else world.game.total_steps(cfg)
     progress.say(_beginning(cfg, run, done, over, resumed))
     instruments = Instruments(world, run, profile, first=done + 1, last=last)
     world.sampler.publish(states)
@@ -102,7 +102,7 @@ def train(
     with orderly(cfg.train.stop_grace, give_up) as request:
         try:
             while not over and not signal:
-                step, passed = done, world.system.iterations(cfg, memory)
+                step, passed = done, world.game.iterations_done(cfg, memory)
                 done = step + 1
                 world.verdicts.begin(done)
                 with instruments.step(done), _alive(world, progress, f"step {done}"):
@@ -116,18 +116,18 @@ def train(
 
                 over = finished(world, memory, done) or watch.after(metrics).reason is not None
                 name = ""
-                if cfg.train.keep_iterations and world.system.iterations(cfg, memory) > passed:
+                if cfg.train.keep_iterations and world.game.iterations_done(cfg, memory) > passed:
                     name = f"iteration-{passed + 1}"
                 if cfg.evaluate.sets and (over or name or (cfg.evaluate.every and done % cfg.evaluate.every == 0)):
                     progress.say("evaluating")
                     metrics |= _evaluated(world, progress, log, instruments, done)
                 log.episodes(done, episodes)
                 log.metrics(done, metrics)
-                progress.step(done, world.system.total_steps(cfg), metrics)
+                progress.step(done, world.game.total_steps(cfg), metrics)
                 for sentence in (*unlearned.sentences(episodes), *unlearned.at_rest(metrics)):
                     progress.say(sentence)
                 watch = watch.after(metrics)
-                if done == begun and (sentence := watch.missing(world.system.updates(cfg))):
+                if done == begun and (sentence := watch.missing(world.game.updates(cfg))):
                     progress.say(sentence)
                 over = over or watch.reason is not None  # by an evaluation
                 signal = signalled(request)
@@ -196,12 +196,12 @@ def _devices() -> str:
 def finished(world: World, memory: Memory, step: int) -> bool:
     """True if the card or the game ends the run after `step` steps."""
     limit = world.cfg.train.steps
-    return (limit is not None and step >= limit) or world.system.finished(world.cfg, memory, step)
+    return (limit is not None and step >= limit) or world.game.finished(world.cfg, memory, step)
 
 
 def _played(world: World, memory: Memory, step: int, lacking: int = 0) -> Played:
     """The step after `step` steps, with the weights that are published. lacking: updates before it that these lack."""
-    episodes, memory, metrics = world.system.play(world.cfg, world.tools(step), memory, step)
+    episodes, memory, metrics = world.game.play(world.cfg, world.tools(step), memory, step)
     staleness = {"staleness": float(lacking)} if world.cfg.train.one_step_off_policy else {}
     return Played(episodes, memory, metrics | staleness)
 
@@ -222,8 +222,8 @@ def _learned(
     buffers of the states, waits until the last checkpoint is written.
     """
     world = trainer.world
-    cfg, system = world.cfg, world.system
-    if not cfg.train.one_step_off_policy or finished(world, played.memory, done) or system.waits(cfg, played.memory):
+    cfg, game = world.cfg, world.game
+    if not cfg.train.one_step_off_policy or finished(world, played.memory, done) or game.waits(cfg, played.memory):
         with instruments.phase("checkpoint"):
             checkpoints.wait()
         with instruments.phase("learn"):
@@ -238,7 +238,7 @@ def _learned(
 
     with ThreadPoolExecutor(1, "learner") as thread:
         with instruments.phase("play"):
-            world.sampler.use(system.policies(cfg)[0])  # copied before the update frees what it is copied from
+            world.sampler.use(game.policies(cfg)[0])  # copied before the update frees what it is copied from
             learning = thread.submit(update)
             coming = _played(world, played.memory, done, lacking=1)
         with instruments.phase("wait"):
@@ -252,7 +252,7 @@ def learn(trainer: Trainer, states: States, episodes: list[Episode], baselines: 
     policy is on the accelerator while it is trained, and otherwise in the memory of idle policies.
     """
     states, episodes, baselines, metrics = dict(states), list(episodes), dict(baselines), {}
-    for update in trainer.world.system.updates(trainer.world.cfg):
+    for update in trainer.world.game.updates(trainer.world.cfg):
         chosen: list[int] = []
         for share in update.roles:
             name = f"{update.policy}/{share.role}"

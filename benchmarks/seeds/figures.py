@@ -14,7 +14,8 @@ from typing import Any
 
 from scope_jax.atlas.facts import load_world
 from scope_jax.atlas.tasks import Entity, entities
-from scope_jax.config import load_card
+from scope_jax.games import load_card
+from scope_jax.games.scope.options import options
 from scope_jax.play.rewards import mean
 from scope_jax.run.metrics import read_lines
 
@@ -53,7 +54,7 @@ def step_seconds(run: Path, records: Sequence[Mapping[str, Any]]) -> Values:
 
 def off_target(run: Path, records: Sequence[Mapping[str, Any]]) -> Values:
     """For each iteration of SCOPE: distance of the solver's mean rubric score from the challenger's target."""
-    target = load_card(run / "config.toml").scope.challenger_reward.target
+    target = options(load_card(run / "config.toml")).challenger_reward.target
     return [abs(record["iteration/task_score"] - target) for record in records if "iteration/task_score" in record]
 
 

@@ -21,8 +21,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from scope_jax.config import load_card
 from scope_jax.errors import UserError
+from scope_jax.games import load_card
 from scope_jax.run.metrics import to_toml
 
 TRAIN = (sys.executable, "-m", "scope_jax", "train")

@@ -12,6 +12,7 @@ import numpy as np
 from scope_jax.config import Config, EvalSet
 from scope_jax.errors import UserError
 from scope_jax.evaluate import scores
+from scope_jax.games import scope
 from scope_jax.learner.types import Metrics
 from scope_jax.play import exams
 from scope_jax.play.exams import Answer, Exam
@@ -20,7 +21,6 @@ from scope_jax.rollouts.types import Completion
 from scope_jax.run.adapters import kind_of
 from scope_jax.run.examined import assemble_exam, exam_card, find, find_base, fitted, index_folder, load_into
 from scope_jax.run.world import Tell
-from scope_jax.systems import scope
 
 
 def replay(

@@ -21,7 +21,7 @@ from scope_jax.atlas import corpus, vocabulary, warmup
 from scope_jax.atlas.facts import ASSETS, World, load_world
 from scope_jax.atlas.games import GAMES, Roles
 from scope_jax.atlas.rows import Show
-from scope_jax.config import load_card
+from scope_jax.games import load_card
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.models.weights import save_hf
 from scope_jax.retrieval.corpus import Corpus, load_corpus

@@ -13,12 +13,14 @@ from functools import cache
 from scope_jax.atlas.facts import ASSETS
 from scope_jax.atlas.rows import Script, Show
 from scope_jax.atlas.tasks import PROMPTS, SENTENCE, Entity, fact_of, listed, report, rubric, task
-from scope_jax.config import Config, load_card
+from scope_jax.config import Config
+from scope_jax.games import load_card
+from scope_jax.games.scope import instructions
+from scope_jax.games.scope.options import options
+from scope_jax.games.scope.records import Order
 from scope_jax.play import rubrics
 from scope_jax.play.documents import document_of
 from scope_jax.play.turns import raw
-from scope_jax.systems.scope import instructions
-from scope_jax.systems.scope.records import Order
 from scope_jax.text import dialects
 
 CARD = ASSETS.parents[1] / "configs" / "scope" / "atlas.toml"
@@ -139,5 +141,5 @@ def grader(text: str, answer: str, criterion: str) -> Script:
     attribute, entity, wanted = SENTENCE.findall(sentence)[0]
     value = found(answer, sentence)
     verdict = {wanted: f"{value} here", None: "missing"}.get(value, f"{value} missing")
-    message = rubrics.question(card(), card().scope.prompts, text, answer, criterion)
+    message = rubrics.question(card(), options(card()).prompts, text, answer, criterion)
     return _verdict(message, f"The {attribute} of {entity} is {verdict}.", value == wanted)

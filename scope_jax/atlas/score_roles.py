@@ -14,7 +14,8 @@ from scope_jax.atlas.queries import NUMBERS, Asked
 from scope_jax.atlas.rows import Makers, Script, Show, Split, pick, some
 from scope_jax.atlas.score_scripts import CARD as CARD
 from scope_jax.atlas.score_scripts import Claim, Written
-from scope_jax.systems.score.records import Constraints, Rubric
+from scope_jax.games.score.options import options
+from scope_jax.games.score.records import Constraints, Rubric
 
 WEIGHTS = ("0.1", "0.2", "0.3", "0.4", "0.5")  # within the bounds of the card's harness
 TOO_HEAVY = ("0.7", "0.9")  # and out of them
@@ -70,7 +71,7 @@ class SCOREDemonstrations:
     def __init__(self, world: World, show: Show, split: Split, seed: int) -> None:
         self.show = show
         self.rng = np.random.default_rng(seed)
-        self.pool = score_scripts.card().score.pool[1:]  # without the base
+        self.pool = options(score_scripts.card()).pool[1:]  # without the base
         about = queries.askable(world, split)
         self.about = {name: facts for name, facts in about.items() if all(f.sentence in show(name) for f in facts)}
         values: dict[str, set[str]] = {}

@@ -15,11 +15,13 @@ from functools import cache
 from scope_jax.atlas.facts import ASSETS, Fact
 from scope_jax.atlas.queries import NUMBERS, Asked, criterion, statement
 from scope_jax.atlas.rows import Script, Show
-from scope_jax.config import Config, load_card
+from scope_jax.config import Config
+from scope_jax.games import load_card
+from scope_jax.games.score import harness, instructions
+from scope_jax.games.score.options import options
+from scope_jax.games.score.records import Constraints, Rubric
 from scope_jax.play import rubrics
 from scope_jax.play.turns import raw
-from scope_jax.systems.score import harness, instructions
-from scope_jax.systems.score.records import Constraints, Rubric
 from scope_jax.text import dialects
 
 CARD = ASSETS.parents[1] / "configs" / "score" / "atlas.toml"
@@ -124,7 +126,7 @@ def assessor(written: Written, rubric: Rubric, least: int, show: Show) -> Script
     counts = {"factuality": right, "citation_effectiveness": cited, "completeness": claimed}
     points = {**counts, "coherence": len(asked.facts) * written.concludes}
     scores = "".join(
-        f'<score dim="{name}" value="{points[name]}"/>' for name in card().score.pool if name in rubric.dimensions
+        f'<score dim="{name}" value="{points[name]}"/>' for name in options(card()).pool if name in rubric.dimensions
     )
     output = (
         f'<report_evaluations><report id="1"><verification> {verified} </verification>'
@@ -184,4 +186,4 @@ def grader(written: Written, place: int) -> Script:
 
 def rubric_of(weights: Mapping[str, float]) -> Rubric:
     """The card's base dimension and others, as prompts show them."""
-    return Rubric(card().score.harness.must_include[0], weights)
+    return Rubric(options(card()).harness.must_include[0], weights)

@@ -14,7 +14,8 @@ from scope_jax.atlas.facts import Fact, World
 from scope_jax.atlas.questions import Chain, chain_question
 from scope_jax.atlas.rows import Makers, Script, Show, Split, pick
 from scope_jax.atlas.spell_scripts import CARD as CARD
-from scope_jax.systems.spell.records import Entry
+from scope_jax.games.spell.options import options
+from scope_jax.games.spell.records import Entry
 
 TRIES = 8  # values drawn for a wrong answer
 REMEMBERED = 0.4  # share of questioners who have a history
@@ -125,7 +126,7 @@ class SPELLDemonstrations:
         while True:
             cluster = self.sampler.cluster(task)
             shuffled = [cluster.documents[int(place)] for place in self.rng.permutation(clusters.DOCUMENTS)]
-            own = spell_scripts.card().spell.documents
+            own = options(spell_scripts.card()).documents
             new, old = shuffled[:own], shuffled[own:]
             history, least = self._history(task, old) if self._chance(REMEMBERED) else ([], 0)
             order = spell_scripts.order(cluster, task, new, history)
@@ -154,9 +155,9 @@ class SPELLDemonstrations:
 
     def _history(self, task: Task, old: Sequence[Document]) -> tuple[list[Entry], int]:
         """What a questioner asked before, from the documents that are not new, and the hops of the last question."""
-        own = spell_scripts.card().spell.documents
+        own = options(spell_scripts.card()).documents
         entries, least = [], 0
-        for place in range(int(self.rng.integers(1, spell_scripts.card().spell.history + 1))):
+        for place in range(int(self.rng.integers(1, options(spell_scripts.card()).history + 1))):
             read = old[place * own : (place + 1) * own]
             chain = self._drawn(read, task, self._any_length()) if read else None
             if chain is not None:

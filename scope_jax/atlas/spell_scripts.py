@@ -13,9 +13,10 @@ from scope_jax.atlas.clusters import Cluster, Document, Task
 from scope_jax.atlas.facts import ASSETS, Fact
 from scope_jax.atlas.questions import Chain, chain_question
 from scope_jax.atlas.rows import Script
-from scope_jax.config import Config, load_card
-from scope_jax.systems.spell import instructions
-from scope_jax.systems.spell.records import Entry, Order, Question
+from scope_jax.config import Config
+from scope_jax.games import load_card
+from scope_jax.games.spell import instructions
+from scope_jax.games.spell.records import Entry, Order, Question
 
 CARD = ASSETS.parents[1] / "configs" / "spell" / "atlas.toml"
 PROMPTS = ASSETS / "prompts" / "spell"

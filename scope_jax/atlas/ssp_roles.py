@@ -14,7 +14,7 @@ from scope_jax.atlas import ssp_scripts
 from scope_jax.atlas.facts import ASSETS, Fact, World
 from scope_jax.atlas.questions import KINDS, Chain, Choice, alike, answer_set, chains, choice, question_sets
 from scope_jax.atlas.rows import Makers, Script, Show, Split, pick
-from scope_jax.systems.ssp import materials
+from scope_jax.games.ssp import materials
 
 CARD = ASSETS.parents[1] / "configs" / "ssp" / "atlas.toml"
 NOISE = 4  # most noise documents added to a reader's own

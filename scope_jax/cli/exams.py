@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,7 +15,7 @@ from scope_jax.cli.output import check_local, check_place, show, tell
 from scope_jax.errors import UserError
 
 if TYPE_CHECKING:
-    from scope_jax.config.suites import Paper, SuiteCard
+    from scope_jax.config.suites import SuiteCard
 
 Records = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write every question and its episode to this file, as JSON Lines.")
@@ -40,7 +40,8 @@ def evaluate(
     paper: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="scope, score, ssp, spice or spell: its benchmarks as it used them, and its tables."
+            metavar="NAME",
+            help="A game of configs/exams/papers: its paper's benchmarks as it used them, and its tables.",
         ),
     ] = None,
     data: Annotated[
@@ -184,15 +185,12 @@ def _check_rows(suites: Sequence[SuiteCard]) -> None:
             )
 
 
-def _paper(name: str | None) -> Paper | None:
-    from scope_jax.config.suites import Paper
+def _paper(name: str | None) -> str | None:
+    from scope_jax.config.suites import papers
 
-    known = get_args(Paper)
-    if name is None:
-        return None
-    if name not in known:
-        raise UserError(f"--paper is {name!r}; give one of {', '.join(known)}.")
-    return next(each for each in known if each == name)
+    if name is not None and name not in papers():
+        raise UserError(f"--paper is {name!r}; give one of {', '.join(papers())}.")
+    return name
 
 
 def _with_records(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,22 +16,15 @@ from scope_jax.errors import UserError
 
 if TYPE_CHECKING:
     from scope_jax.models.config import ModelConfig
-
-DATA = {"ssp": "answers", "scope": "documents", "spice": "documents", "spell": "clusters", "score": "queries"}
-SEARCHING = ("ssp", "scope", "score")
-CONVERSATIONS = {"scope": "xml", "score": "observation"}  # dialects of the papers' (other) models, which use chat turns
-FAMILIES = {  # SCOPE Table 11, App. E: dialect and turns by architecture
-    "qwen3": ("hermes", "chat-trimmed"),
-    "qwen3_moe": ("hermes", "chat-trimmed"),
-    "olmo3": ("function", "chat"),
-}
-Game = Literal["ssp", "scope", "spice", "spell", "score"]
+    from scope_jax.play.game import Game
 
 
 @app.command()
 def new(
     card: Annotated[Path, typer.Argument(metavar="CARD", help="Card to write, a .toml file.")],
-    game: Annotated[Game, typer.Option(help="The game.")],
+    game: Annotated[
+        str, typer.Option(metavar="NAME", help="The game: ssp, scope, spice, spell, score, or a Python file with one.")
+    ],
     model: Annotated[
         str, typer.Option(metavar="DIR_OR_HUB", help="Hugging Face folder of your model, or its name on the hub.")
     ],
@@ -39,13 +32,14 @@ def new(
         str,
         typer.Option(
             metavar="FILE",
-            help="Your data: answers (ssp), documents (scope, spice), clusters (spell) or queries (score).",
+            help="Your data, as the game's page says: answers, documents, clusters or queries.",
         ),
     ],
     corpus: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", help="Corpus to search, for ssp, score and scope [default for scope: the documents]."
+            metavar="FILE",
+            help="Corpus to search, for games that search [default for one that reads documents: these].",
         ),
     ] = None,
     exam: Annotated[str | None, typer.Option(metavar="FILE", help="Held-out questions, or tasks with rubrics.")] = None,
@@ -62,23 +56,34 @@ def new(
     if card.exists():
         raise UserError(f"{card} exists; remove it or give another name.")
     check_place(card)
-    searched = corpus or (data if game == "scope" else None)
-    if game in SEARCHING and searched is None:
+    from scope_jax.games import find, overridden
+
+    played = find(game)
+    searched = corpus or (data if played.data[0] == "documents" and played.searches else None)
+    if played.searches and searched is None:
         raise UserError(f"{game} searches a corpus; give one with --corpus FILE.")
-    if game not in SEARCHING and corpus is not None:
+    if not played.searches and corpus is not None:
         raise UserError(f"{game} does not search; remove --corpus.")
     shape, unseen = _shape(model)
     wanted = max_length or 4096
     length = min(wanted, (shape and shape.max_positions) or wanted)
     searched, exam = searched and _kept(searched, card), exam and _kept(exam, card)
-    conversation = _conversation(game, shape, None if unseen else model)
-    table = _table(game, _kept(model, card), conversation, _kept(data, card), searched, exam, steps, length)
-    from scope_jax.config import overridden
+    conversation = _conversation(played, shape, None if unseen else model)
+    system, checkpoint, rows = (_kept(path, card) for path in (game, model, data))
+    table: dict[str, Any] = {"system": system, "model": {"checkpoint": checkpoint, **conversation}}
+    table["data"] = {played.data[0]: rows}
+    table |= _limits(length) | {"train": {"steps": steps}}
+    if searched is not None:
+        table["retrieval"] = {"corpus": searched}
+    if exam is not None:
+        table["evaluate"] = {"sets": [{"name": "held_out", "path": exam}]}
+    if played.starter.options:
+        table[played.name] = dict(played.starter.options)
     from scope_jax.run.metrics import as_toml
 
     overridden(table, set_ or (), str(card))  # a card that cannot be loaded is not written
     partial = card.with_name(card.name + ".partial")
-    partial.write_text(f"{_header_of(card, game)}\n{as_toml(table)}", encoding="utf-8")
+    partial.write_text(f"{_header_of(card, played)}\n{as_toml(table)}", encoding="utf-8")
     partial.replace(card)
     tell(f"{card} is written; scope-jax plan {shlex.quote(str(card))} tells whether it fits your hardware")
     if unseen:
@@ -105,14 +110,16 @@ def _shape(model: str) -> tuple[ModelConfig | None, str]:
         return public(model), f"not checked: config.json, {rest}. {error}"
 
 
-def _conversation(game: str, shape: ModelConfig | None, folder: str | None) -> dict[str, str]:
-    """`model.dialect` and `model.turns` of a game whose paper has others than the defaults: those of the model's
-    family, or the first that its chat template can render. folder: of the tokenizer, None if it is not here."""
-    if game not in CONVERSATIONS:
+def _conversation(game: Game, shape: ModelConfig | None, folder: str | None) -> dict[str, str]:
+    """`model.dialect` and `model.turns` of a game that has others than the defaults: those of the model's architecture,
+    or the first that its chat template can render. folder: of the tokenizer, None if it is not here."""
+    known = game.starter.conversations
+    if not known:
         return {}
-    choices = [(CONVERSATIONS[game], turns) for turns in ("chat", "chat-trimmed", "raw")]
-    if game == "scope" and shape is not None and shape.architecture in FAMILIES:
-        choices.insert(0, FAMILIES[shape.architecture])
+    dialect, first = known[""]
+    choices = [(dialect, turns) for turns in dict.fromkeys((first, "chat", "chat-trimmed", "raw"))]
+    if shape is not None and shape.architecture in known:
+        choices.insert(0, known[shape.architecture])
     rendered = choices if folder is None else [choice for choice in choices if _renders(folder, *choice)]
     dialect, turns = (rendered or choices)[0]  # if there is none, `check` says why
     return {"dialect": dialect, "turns": turns}
@@ -142,37 +149,17 @@ def _kept(path: str, card: Path) -> str:
     return path if looked_for and first is not None and first.resolve() == file else str(file)
 
 
-def _header_of(card: Path, game: str) -> str:
+def _header_of(card: Path, game: Game) -> str:
     path = shlex.quote(str(card))
     return f"""\
-# {game.upper()} on your own model and data; docs/{game}.md explains it, docs/configuration.md every key.
+# {game.name.upper()} on your own model and data; docs/configuration.md has every key.
 #
 # Command:    scope-jax train {path} --run {shlex.quote(f"runs/{card.stem}")}
 # Hardware:   see scope-jax plan {path}
 # Expect:     nothing has been measured with this card"""
 
 
-def _table(
-    game: str,
-    model: str,
-    conversation: dict[str, str],
-    data: str,
-    corpus: str | None,
-    exam: str | None,
-    steps: int,
-    length: int,
-) -> dict[str, Any]:
-    """The card: what differs between models and data is set, everything else keeps the paper's defaults."""
+def _limits(length: int) -> dict[str, Any]:
+    """The tables that bound episodes to `length` tokens."""
     buckets = [bucket for bucket in (64, 256, 1024, 4096) if bucket <= length] or [length]
-    table: dict[str, Any] = {"system": game, "model": {"checkpoint": model, **conversation}}
-    if corpus is not None:
-        table["retrieval"] = {"corpus": corpus}
-    table["rollout"] = {"max_length": length, "prefill_buckets": buckets}
-    table["learner"] = {"buckets": [length]}
-    table["data"] = {DATA[game]: data}
-    table["train"] = {"steps": steps}
-    if exam is not None:
-        table["evaluate"] = {"sets": [{"name": "held_out", "path": exam}]}
-    if game == "ssp":
-        table["ssp"] = {"grader": "exact-match", "verify": "policy"}  # no external judge
-    return table
+    return {"rollout": {"max_length": length, "prefill_buckets": buckets}, "learner": {"buckets": [length]}}

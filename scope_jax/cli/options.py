@@ -42,6 +42,6 @@ Json = Annotated[bool, typer.Option("--json", help="Print the results as JSON on
 
 
 def load(path: Path, overrides: list[str] | None) -> Config:
-    from scope_jax.config import load_card
+    from scope_jax.games import load_card
 
     return load_card(path, overrides or ())

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import ClassVar, TypeVar
 
-from pydantic import AfterValidator, JsonValue, model_validator
+from pydantic import model_validator
 
 from scope_jax.config.base import CardPath, Section, Seed
 from scope_jax.config.clusters import ClustersSection
@@ -13,40 +13,19 @@ from scope_jax.config.launch import LaunchSection
 from scope_jax.config.learner import LearnerSection, OptimizerSection
 from scope_jax.config.log import LogSection
 from scope_jax.config.model import ModelSection
-from scope_jax.config.scope import ScopeSection
-from scope_jax.config.score import ScoreSection
 from scope_jax.config.serving import ServeSection
-from scope_jax.config.spell import SpellSection
-from scope_jax.config.spice import SpiceSection
-from scope_jax.config.ssp import SSPSection
 from scope_jax.config.tables import DataSection, JudgeSection, MeshSection, RetrievalSection, RolloutSection
 from scope_jax.config.training import TrainSection
 
-GAMES = ("ssp", "scope", "spice", "spell", "score")
-READ = {  # by game, the keys of [data] that it reads, apart from those of every source
-    "ssp": ("answers", "min_searches", "max_searches"),
-    "scope": ("documents", "prompts"),
-    "spice": ("documents",),
-    "spell": ("clusters", "questions"),
-    "score": ("queries",),
-}
-
-
-def _a_game(name: str) -> str:
-    if name not in GAMES and not name.endswith(".py"):
-        raise ValueError(
-            f"unknown game {name!r}; give one of {', '.join(map(repr, GAMES))}, or the path of a Python file (.py)"
-        )
-    return name
-
-
-GameName = Annotated[CardPath, AfterValidator(_a_game)]  # docs/configuration.md
+Options = TypeVar("Options", bound=Section)
 
 
 class Config(Section):
-    """One experiment."""
+    """One experiment. The table of its game is in the subclass that `games.cards` builds for each game."""
 
-    system: GameName
+    game_table: ClassVar[str] = ""  # the field with the game's options
+
+    system: CardPath  # a game's name, or the path of a Python file, see `games.find`
     seed: Seed = 0
     model: ModelSection
     mesh: MeshSection = MeshSection()
@@ -62,12 +41,12 @@ class Config(Section):
     judge: JudgeSection | None = None
     launch: LaunchSection = LaunchSection()
     serve: ServeSection = ServeSection()
-    ssp: SSPSection = SSPSection()
-    scope: ScopeSection = ScopeSection()
-    spice: SpiceSection = SpiceSection()
-    spell: SpellSection = SpellSection()
-    score: ScoreSection = ScoreSection()
-    game: dict[str, JsonValue] = {}  # the options of a game defined in a file
+
+    def options(self, section: type[Options]) -> Options:
+        """The table of the card's game, which is a `section`."""
+        table = getattr(self, self.game_table)
+        assert isinstance(table, section)
+        return table
 
     @property
     def exam_length(self) -> int:
@@ -141,134 +120,4 @@ class Config(Section):
                 f"rollout.max_length is {self.rollout.max_length} but the largest of learner.buckets is "
                 f"{self.learner.buckets[-1]}; an episode must fit into a row: add a larger bucket or lower it"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _options_have_a_game(self) -> Config:
-        if self.game and self.system in GAMES:
-            raise ValueError(
-                f"[game] is for games defined in a file; put the options of {self.system} into [{self.system}]"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _what_is_set_is_read(self) -> Config:
-        if self.system not in GAMES:  # a game in a file may read any table
-            return self
-        if others := self.changed(*(name for name in GAMES if name != self.system)):
-            raise ValueError(
-                f"[{others[0]}] has values of its own, but system is {self.system!r}, which does not read that table; "
-                "remove it, or correct one of the two"
-            )
-        names = [name for keys in READ.values() for name in keys if name not in READ[self.system]]
-        if unread := self.data.changed(*names):
-            raise ValueError(f"data.{unread[0]} is set, but {self.system.upper()} does not read it; remove it")
-        return self
-
-    @model_validator(mode="after")
-    def _ssp_is_complete(self) -> Config:
-        if self.system != "ssp":
-            return self
-        if self.data.answers is None:
-            raise ValueError("data.answers is missing; SSP needs a file of ground-truth answers")
-        if self.data.max_searches >= self.ssp.proposer.max_turns:
-            raise ValueError(
-                f"data.max_searches is {self.data.max_searches}, which with the question takes "
-                f"{self.data.max_searches + 1} turns; lower it or raise ssp.proposer.max_turns"
-            )
-        if self.ssp.verify == "policy" and self.ssp.verify_max_tokens >= self.rollout.max_length:
-            raise ValueError(
-                f"ssp.verify_max_tokens is {self.ssp.verify_max_tokens}, which leaves nothing of rollout.max_length = "
-                f"{self.rollout.max_length} for the question and its documents; lower it"
-            )
-        if self.judge is None and ("judge" in self.ssp.grader or self.ssp.verify == "judge"):
-            raise ValueError(
-                "the card uses a judge (ssp.grader or ssp.verify) but has no [judge] table: "
-                'add one, or set ssp.grader = "exact-match" and ssp.verify = "policy"'
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _scope_is_complete(self) -> Config:
-        if self.system != "scope":
-            return self
-        if self.judge is not None:
-            raise ValueError(
-                "SCOPE does not use [judge]; set an endpoint for each job of its judge: "
-                "[scope.gates.endpoint], [scope.rubric_writer.endpoint], [scope.grader.endpoint]"
-            )
-        if len(self.scope.search_turns) >= self.scope.challenger.max_turns:
-            raise ValueError(
-                f"scope.search_turns allows up to {len(self.scope.search_turns)} searches, which with the task take "
-                f"{len(self.scope.search_turns) + 1} turns; shorten it or raise scope.challenger.max_turns"
-            )
-        if self.scope.mode == "curated" and self.data.prompts is None:
-            raise ValueError('data.prompts is missing; scope.mode = "curated" needs a file of prompts with rubrics')
-        if self.scope.mode == "self-play" and self.data.documents is None:
-            if self.retrieval is None or self.retrieval.corpus is None:
-                raise ValueError("data.documents is missing; without retrieval.corpus SCOPE needs a file of documents")
-            if self.data.columns or self.data.split or self.data.hub_config:
-                raise ValueError(
-                    "data.columns, data.split and data.hub_config apply to data.documents, which is missing; "
-                    "set those of the corpus in [retrieval]"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _the_run_has_a_length(self) -> Config:
-        if self.system not in GAMES or self.system == "scope":  # its iterations end it; a game in a file says itself
-            return self
-        game = self.system.upper()
-        if self.train.steps is None:
-            raise ValueError(f"train.steps is missing; {game} needs the number of steps")
-        if self.train.keep_iterations:
-            raise ValueError(f"train.keep_iterations is set, but {game} has no iterations; use train.keep instead")
-        return self
-
-    @model_validator(mode="after")
-    def _the_batch_size_is_used(self) -> Config:
-        used = {"scope": "scope.challenger_batch and scope.solver_batch", "spell": "spell.groups"}.get(self.system)
-        if used is not None and self.train.batch_size != TrainSection.model_fields["batch_size"].default:
-            raise ValueError(
-                f"train.batch_size is {self.train.batch_size}, but {self.system.upper()} does not use it; set {used}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _spice_is_complete(self) -> Config:
-        if self.system != "spice":
-            return self
-        if self.spice.corpus and self.data.documents is None:
-            raise ValueError(
-                "data.documents is missing; SPICE needs a file of documents, or spice.corpus = false to do without"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _spell_is_complete(self) -> Config:
-        if self.system != "spell":
-            return self
-        rlvr = self.spell.mode == "rlvr"
-        if not rlvr and self.data.clusters is None:
-            raise ValueError("data.clusters is missing; SPELL needs a file of clusters of documents (docs/data.md)")
-        if rlvr and self.data.questions is None:
-            raise ValueError(
-                'data.questions is missing; spell.mode = "rlvr" needs a file of questions with answers and context '
-                "(docs/data.md)"
-            )
-        if self.judge is None and self.spell.rule == "judge":
-            raise ValueError(
-                'spell.rule = "judge" needs an external model, but the card has no [judge] table; add one, or set '
-                'spell.rule = "match"'
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _score_is_complete(self) -> Config:
-        if self.system != "score":
-            return self
-        if self.data.queries is None:
-            raise ValueError("data.queries is missing; SCORE needs a file of questions to report on")
-        if self.judge is not None:
-            raise ValueError("SCORE does not use [judge]; set the model of its harness in [score.harness.endpoint]")
         return self

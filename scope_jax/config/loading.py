@@ -13,14 +13,14 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from scope_jax.config.base import HOME, CardError, Section, merge_tables
-from scope_jax.config.experiment import Config
 from scope_jax.config.serving import ServedModel
 from scope_jax.config.tables import RolloutSection
 
 Parsed = TypeVar("Parsed", bound=Section)
 
 
-def _set(table: dict[str, Any], override: str, where: str) -> None:
+def set_value(table: dict[str, Any], override: str, where: str) -> None:
+    """Applies an override `a.b=value` to plain data; raises CardError."""
     shown = where + ": --set " + re.sub(r"//[^/@]*@", "//…@", ascii(override))  # a password is not repeated
     key, sep, text = override.partition("=")
     if not sep or not key.strip():
@@ -95,12 +95,7 @@ def parse_section(section: type[Parsed], table: dict[str, Any], where: str, fold
         raise CardError(_sentence(where, error)) from None
 
 
-def parse_config(table: dict[str, Any], where: str, folder: Path | None = None) -> Config:
-    """A `Config` from plain data; arguments and errors as in `parse_section`."""
-    return parse_section(Config, table, where, folder)
-
-
-def _table(path: Path, extended_by: tuple[Path, ...]) -> dict[str, Any]:
+def read_table(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:
     """The plain data of a card, merged with that of the card it extends."""
     if not path.is_file():
         raise CardError(
@@ -124,29 +119,13 @@ def _table(path: Path, extended_by: tuple[Path, ...]) -> dict[str, Any]:
     above = (path.parent / parent).resolve()
     if above in chain:
         raise CardError(f"{path}: extends {parent}, which extends it in turn; remove one of the two.")
-    return merge_tables(_table(above, chain), table)
-
-
-def load_card(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """The config of a card with `a.b=value` overrides applied (values in TOML syntax, bare text allowed); path: as for
-    `card_file`."""
-    file = card_file(path)
-    return overridden(_table(file, ()), overrides, str(file), file.parent)
+    return merge_tables(read_table(above, chain), table)
 
 
 def card_file(path: str | Path) -> Path:
     """The file of a card: `path`, or else the shipped card of that name, "ssp/atlas" or "configs/ssp/atlas.toml"."""
     shipped = (HOME / "configs" / f"{path}.toml", HOME / path)
     return Path(path) if Path(path).exists() else next(filter(Path.is_file, shipped), Path(path))
-
-
-def overridden(table: dict[str, Any], overrides: Sequence[str], where: str, folder: Path | None = None) -> Config:
-    """The config of a card's plain data with `a.b=value` overrides applied; where: the source, for messages; folder: as
-    in `parse_section`."""
-    for override in overrides:
-        _set(table, override, where)
-    keys = " and ".join(override.partition("=")[0].strip() for override in overrides)
-    return parse_config(table, f"{where} with --set {keys}" if overrides else where, folder)
 
 
 def load_served(folder: Path, positions: int, overrides: Sequence[str]) -> ServedModel:
@@ -159,5 +138,5 @@ def load_served(folder: Path, positions: int, overrides: Sequence[str]) -> Serve
         "rollout": {"max_length": longest, "prefill_buckets": buckets},
     }
     for override in overrides:
-        _set(table, override, str(folder))
+        set_value(table, override, str(folder))
     return parse_section(ServedModel, table, str(folder))

@@ -7,22 +7,20 @@ paper used it: the keys of `[papers.NAME]` replace those above them.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from scope_jax.config import Config, overridden, parse_section
 from scope_jax.config.base import HOME, CardError, Count, Section, Temperature, Whole
 from scope_jax.config.exams import EvalSet, Measure
+from scope_jax.config.loading import parse_section
 from scope_jax.config.tables import TopP
 
+FIGURES = HOME / "configs" / "exams" / "papers"  # one file per paper, by the name of its game
 SUITES = HOME / "configs" / "exams"
 Form = Literal["short", "math", "choice", "open", "document"]  # the prompt, and where the answer is in the reply
 Stop = tuple[Annotated[str, Field(min_length=1)], ...]
-Paper = Literal["scope", "score", "ssp", "spice", "spell"]
-PAPERS: tuple[Paper, ...] = ("scope", "score", "ssp", "spice", "spell")
 
 
 class ProtocolSection(Section):
@@ -44,11 +42,11 @@ class SuiteCard(EvalSet):
 
     form: Form
     # games whose own prompt, turns and searches answer it; every other model gets the prompt of the form
-    games: tuple[Paper, ...] = Field(default=(), strict=False)
+    games: tuple[str, ...] = Field(default=(), strict=False)
     prompt_tokens: Count | None = None  # form "document": the middle of longer texts is cut out
     # strings that end a reply and are no part of it: what follows is another conversation, of a model without an end
     stop: Stop = Field(default=(), strict=False)
-    papers: dict[Paper, ProtocolSection] = {}
+    papers: dict[str, ProtocolSection] = {}
 
     @model_validator(mode="after")
     def _complete(self) -> SuiteCard:
@@ -104,7 +102,12 @@ def suite_names(folder: Path = SUITES) -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in folder.glob("*.toml")))
 
 
-def load_suite(name: str, paper: Paper | None = None, folder: Path = SUITES) -> SuiteCard:
+def papers() -> tuple[str, ...]:
+    """The names of all papers whose figures are here."""
+    return tuple(sorted(path.stem for path in FIGURES.glob("*.toml")))
+
+
+def load_suite(name: str, paper: str | None = None, folder: Path = SUITES) -> SuiteCard:
     """A suite, as `paper` used it; None: as its file says without the tables of papers.
 
     Raises CardError for an unknown name, an invalid file, or a paper that does not use the suite.
@@ -121,30 +124,16 @@ def load_suite(name: str, paper: Paper | None = None, folder: Path = SUITES) -> 
     return parse_section(SuiteCard, suite.model_dump(exclude_unset=True) | changes, str(path))
 
 
-def suites_of(paper: Paper, folder: Path = SUITES) -> tuple[SuiteCard, ...]:
+def suites_of(paper: str, folder: Path = SUITES) -> tuple[SuiteCard, ...]:
     """All suites of a paper, as it used them."""
     names = [name for name in suite_names(folder) if paper in load_suite(name, folder=folder).papers]
     return tuple(load_suite(name, paper, folder) for name in names)
 
 
-def load_figures(paper: Paper, folder: Path = SUITES / "papers") -> Figures:
+def load_figures(paper: str, folder: Path = FIGURES) -> Figures:
     """The tables of a paper."""
     path = folder / f"{paper}.toml"
     return parse_section(Figures, _read(path), str(path))
-
-
-def plain_card(checkpoint: str, overrides: Sequence[str] = ()) -> Config:
-    """A card for a model that comes without one: it answers the prompts of suites, without a game and without searches.
-
-    It is SPICE's, whose exam needs nothing but the model; the training data it names are never opened.
-    """
-    table = {
-        "system": "spice",
-        "model": {"checkpoint": checkpoint},
-        "data": {"documents": "none"},
-        "train": {"steps": 1},
-    }
-    return overridden(table, overrides, "the options of this command")
 
 
 def _listed(suite: SuiteCard) -> str:

@@ -265,6 +265,8 @@ class AskSection(Section):
     endpoint: EndpointSection | None = None
 
 
+FormatRule = Literal["well-formed", "think", "lenient"]  # of the tags of an episode, see `play.searching.keeps_format`
+GradingRule = Literal["exact-match", "judge", "exact-match-then-judge"]
 Ungraded = Literal["leave-out", "zero"]  # treatment of a criterion without a verdict
 
 

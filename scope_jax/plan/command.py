@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from scope_jax.config import load_card
 from scope_jax.errors import UserError
+from scope_jax.games import load_card
 from scope_jax.plan import knobs, page, planning
 from scope_jax.plan.architectures import model_of
 from scope_jax.plan.hardware import Hardware

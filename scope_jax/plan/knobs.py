@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from scope_jax.config import load_card
 from scope_jax.errors import is_users
+from scope_jax.games import load_card
 from scope_jax.learner.batching import rows_per_shard
 from scope_jax.models.transformer import Remat
 from scope_jax.plan import memory

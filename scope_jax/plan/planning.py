@@ -10,6 +10,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from scope_jax.config import Config
+from scope_jax.games import game_of
 from scope_jax.learner.learner import Learner
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.transformer import layer_stages
@@ -23,7 +24,6 @@ from scope_jax.rollouts.paged import PagedEngine
 from scope_jax.run.assemble import assemble_learner, keeps_reference
 from scope_jax.run.engines import engine_for
 from scope_jax.run.meshes import card_mesh, rollout_mesh
-from scope_jax.systems import game_of
 
 RESERVE = 0.05  # share of the memory that is left to the runtime and to gaps between buffers
 Tell = Callable[[str], None]
@@ -69,16 +69,16 @@ class Planner:
 
     def needs(self, cfg: Config) -> Needs:
         """Raises ValueError with one sentence if mesh, slots or budget of the card do not fit each other."""
-        system = game_of(cfg)
+        game = game_of(cfg)
         searching = rollout_mesh(cfg, self.on.devices)
         learner = assemble_learner(cfg, self.model, card_mesh(cfg, self.on.devices))
         engine = engine_for(cfg, self.model, searching)
-        policies, reference = len(system.policies(cfg)), keeps_reference(cfg, system)
+        policies, reference = len(game.policies(cfg)), keeps_reference(cfg, game)
         held = memory.residents(learner, engine, policies, reference, cfg.train.offload, self.vectors, searching)
         buckets = cfg.learner.buckets if self.whole else cfg.learner.buckets[-1:]
         compiled: list[Compiled] = []
         if self.on.compiles:
-            updates = system.updates(cfg)
+            updates = game.updates(cfg)
             dtypes = (cfg.model.param_dtype, cfg.model.compute_dtype, cfg.model.adapter)
             mesh, cards = (cfg.mesh, cfg.rollout.devices), tuple(update.card for update in updates)
             key = ("learn", cfg.learner, mesh, dtypes, cfg.optimizer, cards)

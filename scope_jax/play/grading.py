@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from scope_jax.config import Grader, one_of
+from scope_jax.config import GradingRule, one_of
 from scope_jax.learner.types import Judgement, Metrics, Reply
 from scope_jax.play import asking, rewards
 from scope_jax.text import templates
@@ -64,7 +64,7 @@ def grade(grader: str, prompts: str, ask: Ask, cases: Sequence[Case]) -> Grades:
     requests are sent once. Raises `JudgeError` if the judge replies to many requests without a single verdict, and
     ValueError for an unknown `grader`.
     """
-    one_of("grader", grader, Grader)
+    one_of("grader", grader, GradingRule)
     correct = [
         grader != "judge" and bool(case.prediction) and rewards.exact_match(case.prediction or "", case.golds)
         for case in cases

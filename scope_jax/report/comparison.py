@@ -16,7 +16,7 @@ from scope_jax.play.measures import standard_error
 from scope_jax.play.rewards import mean
 from scope_jax.report.curves import COLOURS, draw_together
 from scope_jax.report.page import environment, inline, opened, policy, replace_page
-from scope_jax.report.panels import LEARNING, OWN_GAME, panels_of, series
+from scope_jax.report.panels import GENERAL, LEARNING, panels_of, series
 from scope_jax.run import answers, evaluations
 from scope_jax.run.metrics import flattened
 
@@ -137,7 +137,7 @@ def write_comparison(runs: Sequence[Path], path: Path) -> Path:
         raise UserError(f"{len(runs)} runs are too many for one page; give at most {MOST}.")
     names = titles(runs)
     cards, lines = zip(*map(opened, runs), strict=True)
-    panels = panels_of(cards[0]) if len({card.system for card in cards}) == 1 else OWN_GAME
+    panels = panels_of(runs[0], cards[0].system) if len({card.system for card in cards}) == 1 else GENERAL
     picture, style = path.with_suffix(".png"), inline("page.css")
     path.parent.mkdir(parents=True, exist_ok=True)
     learning = [panel for panel in LEARNING if any(series(own, panel) for own in lines)]

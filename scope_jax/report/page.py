@@ -11,12 +11,13 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from scope_jax.config import Config, load_card
+from scope_jax.config import Config
+from scope_jax.games import load_data
 from scope_jax.report import browsing
 from scope_jax.report.collapse import signs
 from scope_jax.report.curves import draw
 from scope_jax.report.files import replaced
-from scope_jax.report.panels import LEARNING, SPEED, collapse_panels, panels_of, series
+from scope_jax.report.panels import LEARNING, SPEED, Panel, collapse_panels, panels_of, series
 from scope_jax.report.settings import Settings
 from scope_jax.run.metrics import read_lines, records, torn
 from scope_jax.run.unlearned import Unlearned
@@ -70,11 +71,11 @@ def facts(cfg: Config) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value is not None}
 
 
-def _scores(cfg: Config, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _scores(panel: Panel, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """First and last score of each evaluation set."""
     return [
         {"set": name, "before": values[0], "before_step": steps[0], "after": values[-1], "after_step": steps[-1]}
-        for name, (steps, values) in sorted(series(lines, panels_of(cfg)[0]).items())
+        for name, (steps, values) in sorted(series(lines, panel).items())
     ]
 
 
@@ -124,6 +125,7 @@ def write_report(run: Path, live: bool = False, to: Path | None = None) -> Path:
     run, or a run without a finished step.
     """
     cfg, lines = opened(run)
+    panels = panels_of(run, cfg.system)
     folder, collapse, settings = to or run / "report", collapse_panels(lines), Settings()
     unlearned = Unlearned()
     browser = browsing.Episodes(folder, browsing.stamp(run))
@@ -132,9 +134,9 @@ def write_report(run: Path, live: bool = False, to: Path | None = None) -> Path:
     episodes, (evaluated, answers) = len(browser), browsing.answered(run)
     for _ in browser.collect(answers):
         pass
-    draw(lines, panels_of(cfg), folder / "curves.png")
+    draw(lines, panels, folder / "curves.png")
     if learning := [panel for panel in LEARNING if series(lines, panel)]:
-        draw(lines, learning, folder / "learning.png", columns=len(learning), before=panels_of(cfg))
+        draw(lines, learning, folder / "learning.png", columns=len(learning), before=panels)
     if collapse:
         draw(lines, collapse, folder / "collapse.png", columns=len(collapse))
     timed = any("time/play" in line for line in lines)
@@ -162,8 +164,8 @@ def write_report(run: Path, live: bool = False, to: Path | None = None) -> Path:
             steps=lines[-1]["step"],
             planned=cfg.train.steps,
             facts=facts(cfg),
-            panels=[panel.title for panel in panels_of(cfg)],
-            scores=_scores(cfg, lines),
+            panels=[panel.title for panel in panels],
+            scores=_scores(panels[0], lines),
             last=lines[-1],
             told=[*torn(run), *filter(None, [watched(cfg, lines).reason]), *unlearned.sentences],
             examples=chosen,
@@ -185,4 +187,4 @@ def opened(run: Path) -> tuple[Config, list[dict[str, Any]]]:
     lines = read_lines(run / "metrics.jsonl")
     if not lines:
         raise FileNotFoundError(f"{run} has no metrics.jsonl with a finished step; give a run folder.")
-    return load_card(run / "config.toml"), lines
+    return load_data(run / "config.toml"), lines

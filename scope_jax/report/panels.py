@@ -1,82 +1,17 @@
-"""The charts of a run's report, by game, and the metrics that each shows."""
+"""The charts that the reports of all games have, and the metrics that a chart shows."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from scope_jax.config import Config
+from scope_jax.games import GAMES
+from scope_jax.play.game import ACCURACY, GRADIENT, REWARD, Panel
+from scope_jax.run.metrics import PANELS
 
-
-@dataclass(frozen=True)
-class Panel:
-    """One chart of the metrics with these names; a name that begins with a slash is a suffix. share: values in 0..1.
-
-    of_exams: matches evaluation metrics only; otherwise training metrics only. log: logarithmic scale.
-    """
-
-    title: str
-    names: tuple[str, ...]
-    share: bool
-    of_exams: bool = False
-    log: bool = False
-
-
-PANELS: dict[str, tuple[Panel, ...]] = {  # by game; the first panel shows the measure of its exams
-    "ssp": (
-        Panel("Held-out accuracy", ("/accuracy",), True, of_exams=True),
-        Panel("Mean reward", ("/reward",), False),
-        Panel("Valid questions", ("/valid",), True),
-        Panel("Searches per episode", ("/searches",), False),
-        Panel("Gradient norm before the clip", ("/grad_norm",), False, log=True),
-    ),
-    "scope": (
-        Panel("Held-out rubric score", ("/score", "/exact"), True, of_exams=True),
-        Panel(
-            "Mean rubric score of tasks",
-            ("estimate/task_score", "creation/solver/task_score", "solver/task_score"),
-            True,
-        ),
-        Panel("Mean reward", ("challenger/reward", "solver/reward"), False),
-        Panel("Searches per rollout", ("challenger/searches", "solver/searches"), False),
-        Panel("Drafts: gates passed, accepted, kept", ("gates/passed", "challenger/valid", "tasks/yield"), True),
-        Panel("Tokens of an answer", ("estimate/answer_tokens", "solver/answer_tokens"), False),
-        Panel("Gradient norm before the clip", ("challenger/grad_norm", "solver/grad_norm"), False, log=True),
-    ),
-    "spice": (
-        Panel("Held-out accuracy", ("/accuracy",), True, of_exams=True),
-        Panel("Pass rate of tasks", ("challenger/pass_rate", "reasoner/reward"), True),
-        Panel("Challenger's reward", ("challenger/reward",), False),
-        Panel("Valid attempts, documents with a task", ("challenger/valid", "challenger/documents"), True),
-        Panel("Attempts at a document", ("challenger/attempts",), False),
-        Panel("Gradient norm before the clip", ("/grad_norm",), False, log=True),
-    ),
-    "spell": (
-        Panel("Held-out accuracy", ("/accuracy", "/numeric"), True, of_exams=True),
-        Panel("Mean reward", ("questioner/reward", "responder/reward"), False),
-        Panel("Valid questions, answers with a conclusion", ("questioner/valid", "responder/concluded"), True),
-        Panel(
-            "Difficulty (1 - share of right answers)", ("difficulty/qa", "difficulty/math", "difficulty/choice"), True
-        ),
-        Panel("Verifier: yes, disagreement with the rule", ("verifier/yes", "verifier/disagreement"), True),
-        Panel("Gradient norm before the clip", ("/grad_norm",), False, log=True),
-    ),
-    "score": (
-        Panel("Held-out rubric score", ("/score", "/exact"), True, of_exams=True),
-        Panel("Mean reward of reports", ("solver/reward",), False),
-        Panel("Scores of reports", ("solver/base_score", "solver/dimension_score"), True),
-        Panel("Reports, assessments, valid rubrics", ("solver/report", "solver/assessed", "evaluator/valid"), True),
-        Panel("Searches per episode", ("/searches",), False),
-        Panel("Gradient norm before the clip", ("/grad_norm",), False, log=True),
-    ),
-}
-
-OWN_GAME = (  # for a game defined in a file
-    Panel("Held-out accuracy", ("/accuracy",), True, of_exams=True),
-    Panel("Mean reward", ("/reward",), False),
-    Panel("Gradient norm before the clip", ("/grad_norm",), False, log=True),
-)
+GENERAL = (ACCURACY, REWARD, GRADIENT)
 IDENTICAL = "/identical_pairs"
 # A reward for agreement is highest where all answers are identical, so both are in one chart.
 COLLAPSE = (
@@ -101,9 +36,14 @@ SPEED = (
 )
 
 
-def panels_of(cfg: Config) -> tuple[Panel, ...]:
-    """The panels for a run with this card."""
-    return PANELS.get(cfg.system, OWN_GAME)
+def panels_of(run: Path, system: str) -> Sequence[Panel]:
+    """The panels of a run's game; of one in a file those that the run has recorded."""
+    if system in GAMES:
+        return GAMES[system].panels
+    file = run / PANELS
+    if not file.is_file():
+        return GENERAL
+    return [Panel(**{**panel, "names": tuple(panel["names"])}) for panel in json.loads(file.read_text("utf-8"))]
 
 
 def collapse_panels(lines: Sequence[dict[str, Any]]) -> tuple[Panel, ...]:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from scope_jax.config import AdapterSection, Config, ServedModel
 from scope_jax.errors import UserError
+from scope_jax.games import game_of
 from scope_jax.models import peft, weights
 from scope_jax.models.adapter import Adapter, adapted, declare_factors
 from scope_jax.models.config import ModelConfig
@@ -19,7 +20,6 @@ from scope_jax.rollouts.keys import key_data
 from scope_jax.run.checkpoint import check_base, load
 from scope_jax.run.dtypes import DTYPES
 from scope_jax.sharding.spec import param_shardings
-from scope_jax.systems import game_of
 
 if TYPE_CHECKING:
     from scope_jax.learner.learner import Learner  # export does not need it, and it imports for a second

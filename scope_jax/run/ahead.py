@@ -22,7 +22,7 @@ import numpy as np
 from scope_jax.config import Config
 from scope_jax.errors import UserError
 from scope_jax.learner.types import Datum, Episode, Judgement, Metrics, Reply
-from scope_jax.play.system import Memory, System
+from scope_jax.play.game import Game, Memory
 from scope_jax.sharding import distributed
 
 
@@ -34,7 +34,7 @@ class Played(NamedTuple):
     metrics: Metrics
 
 
-def check(cfg: Config, system: System) -> None:
+def check(cfg: Config, game: Game) -> None:
     """Raises UserError if the card asks for steps played ahead, but its game or its losses do not allow them."""
     if not cfg.train.one_step_off_policy:
         return
@@ -43,13 +43,13 @@ def check(cfg: Config, system: System) -> None:
             "train.one_step_off_policy works in a run of one process, as several exchange completions over the devices "
             "that learn meanwhile; start one process, or set it to false."
         )
-    sampled = len(system.policies(cfg)) + system.uses_base(cfg)
+    sampled = len(game.policies(cfg)) + game.uses_base(cfg)
     if cfg.model.adapter is None and sampled > 1:
         raise UserError(
             "train.one_step_off_policy needs all weights that a step samples with in the engine at once, and a step of "
             f"{cfg.system} samples with {sampled} models under this card; add [model.adapter], or set it to false."
         )
-    for update in system.updates(cfg):
+    for update in game.updates(cfg):
         card = update.card
         if card.objective == "policy" and not card.rollout_cap and card.old_logprobs == "learner":
             raise UserError(

@@ -11,9 +11,10 @@ import datasets
 import jax
 from jax.sharding import Mesh
 
-from scope_jax.config import GAMES, Config, JudgeSection, ServedModel
+from scope_jax.config import Config, JudgeSection, ServedModel
 from scope_jax.data import sources
 from scope_jax.data.sources import Source
+from scope_jax.games import game_of
 from scope_jax.learner.learner import Learner
 from scope_jax.learner.state import TrainState
 from scope_jax.models import weights
@@ -21,9 +22,9 @@ from scope_jax.models.config import ModelConfig
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.models.transformer import Params
 from scope_jax.play import exams
+from scope_jax.play.game import Game, Memory
 from scope_jax.play.judge_client import JudgeClient
 from scope_jax.play.math_answers import MathAnswers
-from scope_jax.play.system import Memory, System
 from scope_jax.play.turns import Joiner
 from scope_jax.run import ahead
 from scope_jax.run.adapters import adapter_of, check_folder, first_factors
@@ -50,7 +51,6 @@ from scope_jax.run.watched_names import check_names
 from scope_jax.run.world import Tell, World
 from scope_jax.sharding import distributed
 from scope_jax.sharding.rules import TRAIN
-from scope_jax.systems import game_of
 from scope_jax.text import dialects
 
 
@@ -64,7 +64,7 @@ class Trainer:
     @property
     def keeps_reference(self) -> bool:
         """True if states have a reference."""
-        return keeps_reference(self.world.cfg, self.world.system)
+        return keeps_reference(self.world.cfg, self.world.game)
 
     @property
     def saves_reference(self) -> bool:
@@ -79,7 +79,7 @@ class Trainer:
     def targets(self) -> dict[str, TrainState]:
         """Shapes, dtypes and shardings of every policy's saved state, for loading a checkpoint."""
         abstract = in_memory(self.learner.abstract_state(self.saves_reference), self.idle_memory)
-        return with_one_reference(dict.fromkeys(self.world.system.policies(self.world.cfg), abstract))
+        return with_one_reference(dict.fromkeys(self.world.game.policies(self.world.cfg), abstract))
 
     def saved(self, states: States) -> States:
         """The states as a checkpoint holds them, with the reference once or not at all."""
@@ -96,13 +96,13 @@ class Trainer:
         if saved is not None:
             states = with_shared_reference(saved.states) if self.saves_reference else self.referring(saved.states)
             return states, saved.memory, saved.step
-        cfg, system = self.world.cfg, self.world.system
+        cfg, game = self.world.cfg, self.world.game
         base = self._weights(cfg.model.checkpoint)
         states = {
             name: moved(self.learner.init_state(self._first(name, base), reference=False), self.idle_memory)
-            for name in system.policies(cfg)
+            for name in game.policies(cfg)
         }
-        return self.referring(states, base), {"game": system.start(cfg), "baselines": {}}, 0
+        return self.referring(states, base), {"game": game.start(cfg), "baselines": {}}, 0
 
     def referring(self, states: States, base: Params | None = None) -> States:
         """The states with the base model as their shared reference, if an update or a judge needs it.
@@ -142,24 +142,24 @@ def assemble(cfg: Config, run: Path, part: Part | None = None, tell: Tell | None
     Raises ValueError, FileNotFoundError or ConnectionError subclasses with one sentence for anything that the card
     refers to and that is missing or invalid.
     """
-    system = game_of(cfg)
-    check_policies(cfg, system)
+    game = game_of(cfg)
+    check_policies(cfg, game)
     for name, folder in cfg.model.policies.items():
         check_beginning(cfg, name, folder)
-    ahead.check(cfg, system)
-    check_names(cfg, system)
-    system.check_prompts(cfg)
+    ahead.check(cfg, game)
+    check_names(cfg, game)
+    game.check_prompts(cfg)
     datasets.disable_progress_bars()  # a run shows its own progress
-    source = system.source(cfg)
+    source = game.source(cfg)
     rows = () if source is None else sources.load(source)
-    judges = {**system.judges(cfg), **exams.judges(cfg, system.exam(cfg))}
+    judges = {**game.judges(cfg), **exams.judges(cfg, game.exam(cfg))}
     world = assemble_world(cfg, run, cfg.model.checkpoint, judges, part, tell)
     return Trainer(replace(world, rows=rows), assemble_learner(cfg, world.model))
 
 
-def check_policies(cfg: Config, system: System) -> None:
+def check_policies(cfg: Config, game: Game) -> None:
     """Raises ValueError if `model.policies` names an unknown policy."""
-    trained = system.policies(cfg)
+    trained = game.policies(cfg)
     for name in cfg.model.policies:
         if name not in trained:
             raise ValueError(f"model.policies names {name!r}, but the card trains {', '.join(trained)}; correct it.")
@@ -217,15 +217,14 @@ def assemble_world(
     Otherwise as `assemble`.
     """
     datasets.disable_progress_bars()  # a run shows its own progress
-    system = game_of(cfg)
-    exam = system.exam(cfg)
+    game = game_of(cfg)
+    exam = game.exam(cfg)
     held_out = {one.name: sources.load(Source(one.path, exams.kind_of(exam, one), one)) for one in cfg.evaluate.sets}
     exams.check_prompts(cfg, exam, held_out)
     model = weights.load_config(checkpoint)
     tokenizer = tokenizer_of(cfg, model, checkpoint, tell)
-    if cfg.system in GAMES:
-        check_template(cfg, tokenizer)
-    joiner = joiner_of(cfg, system, tokenizer)
+    check_template(cfg, tokenizer)
+    joiner = joiner_of(cfg, game, tokenizer)
     clients = {name: JudgeClient(card, teller(tell)) for name, card in judges.items()}
     for name, card in judges.items():
         if card.required:
@@ -236,7 +235,7 @@ def assemble_world(
     local = rollouts_of(cfg, engine, tokenizer, lookup)
     return World(
         cfg=cfg,
-        system=system,
+        game=game,
         mesh=mesh,
         model=model,
         tokenizer=tokenizer,
@@ -253,12 +252,12 @@ def assemble_world(
     )
 
 
-def keeps_reference(cfg: Config, system: System) -> bool:
+def keeps_reference(cfg: Config, game: Game) -> bool:
     """True if a loss needs a reference, the game or an exam samples from the base model, or policies are adapters."""
     if cfg.model.adapter is not None:
         return True  # adapters are over it
-    samples = system.uses_base(cfg) or exams.uses_base(cfg, system.exam(cfg))
-    return samples or any(update.card.needs_reference for update in system.updates(cfg))
+    samples = game.uses_base(cfg) or exams.uses_base(cfg, game.exam(cfg))
+    return samples or any(update.card.needs_reference for update in game.updates(cfg))
 
 
 def assemble_learner(cfg: Config, model: ModelConfig, mesh: Mesh | None = None) -> Learner:
@@ -276,10 +275,10 @@ def assemble_learner(cfg: Config, model: ModelConfig, mesh: Mesh | None = None) 
     )
 
 
-def joiner_of(cfg: Config, system: System, tokenizer: Tokenizer) -> Joiner:
+def joiner_of(cfg: Config, game: Game, tokenizer: Tokenizer) -> Joiner:
     """How the card joins turns. Raises ValueError if the template does not fit its dialect, turns or prompts."""
     options: dict[str, Any] = dict(cfg.model.chat_template_kwargs)
     joiner = Joiner(cfg.model.turns, tokenizer, dialects.load(cfg.model.dialect), options)
-    for file in system.system_messages(cfg):
+    for file in game.system_messages(cfg):
         joiner.check_system(file)
     return joiner

@@ -15,16 +15,16 @@ import os
 import re
 from pathlib import Path
 
-from scope_jax.config import Config, load_card
+from scope_jax.config import Config
 from scope_jax.errors import UserError
-from scope_jax.play.system import Memory
+from scope_jax.games import game_of, load_card
+from scope_jax.play.game import Memory
 from scope_jax.run.adapters import base_digest
 from scope_jax.run.assemble import Trainer
 from scope_jax.run.checkpoint import LAYOUT, CheckpointError, check_base, found, load, locate
 from scope_jax.run.metrics import begun, differing
 from scope_jax.run.processes import by_one
 from scope_jax.run.residence import States
-from scope_jax.systems import game_of
 
 LOOSE = {"init": "kaiming", "base_dtype": "bfloat16"}  # keys of [model.adapter] in which two runs may differ
 _PLACE = re.compile(r"(.+)@(\d+|[a-z]+-\d+)")
@@ -120,7 +120,7 @@ def start(trainer: Trainer) -> tuple[States, Memory, int]:
 
     Raises CheckpointError for a checkpoint that is gone or damaged, or one of another model.
     """
-    cfg, system = trainer.world.cfg, trainer.world.system
+    cfg, game = trainer.world.cfg, trainer.world.game
     place = Path(cfg.train.origin or "")
     before = _check_game(cfg, place)
     if not by_one(place.is_dir):
@@ -133,5 +133,5 @@ def start(trainer: Trainer) -> tuple[States, Memory, int]:
     check_base(saved, by_one(lambda: base_digest(cfg)), cfg.model.checkpoint)
     if saved.meta.get("layout") != LAYOUT:
         raise OriginError(f"{place} was written by an incompatible version of scope-jax.")
-    game = system.adopt(cfg, saved.memory["game"], before)
-    return trainer.referring(saved.states), saved.memory | {"game": game}, saved.step
+    memory = saved.memory | {"game": game.adopt(cfg, saved.memory["game"], before)}
+    return trainer.referring(saved.states), memory, saved.step

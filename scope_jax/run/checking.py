@@ -10,10 +10,11 @@ from pathlib import Path
 
 import datasets
 
-from scope_jax.config import GAMES, Config, EvalSet
+from scope_jax.config import Config, EvalSet
 from scope_jax.data import sources
 from scope_jax.data.sources import Source
 from scope_jax.errors import UserError, is_users, sentence
+from scope_jax.games import game_of
 from scope_jax.models import peft, weights
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.seal import fault
@@ -33,7 +34,6 @@ from scope_jax.run.indexing import described
 from scope_jax.run.rendering import Rendered, RenderingTools, first_prompts
 from scope_jax.run.searches import probe
 from scope_jax.run.watched_names import check_names
-from scope_jax.systems import game_of
 from scope_jax.text import templates
 
 TOKENIZER = "tokenizer and template"  # a finding
@@ -151,19 +151,19 @@ def _loaded(cfg: Config) -> tuple[Tokenizer, Joiner]:
 def _tokenizer(cfg: Config, tokenizer: Tokenizer, left: Collection[str]) -> str:
     if _base_is_here(cfg, left):
         check_vocabulary(tokenizer, weights.load_config(cfg.model.checkpoint), cfg.model.checkpoint)
-    if cfg.system in GAMES:
-        check_template(cfg, tokenizer)
+    check_template(cfg, tokenizer)
     return f"{tokenizer.vocab_size} tokens, turns as {cfg.model.turns}, searches as {cfg.model.dialect}"
 
 
 def _prompts(cfg: Config) -> str:
     """The texts of the game's prompt folder, which are filled in; other files there are read."""
     game_of(cfg).check_prompts(cfg)
-    if cfg.system not in GAMES:
+    prompts = getattr(getattr(cfg, cfg.game_table), "prompts", None)
+    if prompts is None:
         return ""
-    folder = Path(getattr(cfg, cfg.system).prompts)
+    folder = Path(prompts)
     if not (files := sorted(folder.glob("*.txt"))):
-        raise FileNotFoundError(f"the prompt folder {folder} holds no .txt file; correct {cfg.system}.prompts.")
+        raise FileNotFoundError(f"the prompt folder {folder} holds no .txt file; correct {cfg.game_table}.prompts.")
     for file in files:
         text = file.read_bytes().decode("utf-8-sig", "replace")
         templates.load(folder, file.stem, known=sorted(templates.variables(text)), required=())

@@ -31,7 +31,7 @@ from orbax.checkpoint.type_handlers import ArrayHandler, create_type_handler_reg
 from scope_jax.config import Config
 from scope_jax.errors import UserError, disk_fault, unwritten
 from scope_jax.models.seal import SEAL, fault, seal
-from scope_jax.play.system import Memory
+from scope_jax.play.game import Memory
 from scope_jax.run.metrics import fingerprint
 from scope_jax.run.mirror import Mirror
 from scope_jax.run.processes import by_one, writes

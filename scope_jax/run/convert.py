@@ -11,8 +11,9 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from scope_jax.config import Config, load_card
+from scope_jax.config import Config
 from scope_jax.errors import UserError
+from scope_jax.games import game_of, load_data
 from scope_jax.models import peft, weights
 from scope_jax.models.adapter import merge as merge_factors
 from scope_jax.models.config import ModelConfig
@@ -25,7 +26,6 @@ from scope_jax.run.dtypes import DTYPES
 from scope_jax.run.fetching import fetched
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
 from scope_jax.sharding.rules import TRAIN
-from scope_jax.systems import game_of
 
 Layout = Literal["hf", "orbax"]
 Report = Callable[[str, int, int], None]  # name of the work, pieces done, pieces in total
@@ -67,7 +67,7 @@ def convert(
             raise UserError(
                 f"{source} is neither a run (it has no config.toml) nor a model folder (it has no config.json)."
             )
-        card = fetched(load_card(run / "config.toml"))
+        card = fetched(load_data(run / "config.toml"))
         for model in (card.model.checkpoint, card.model.tokenizer, *card.model.policies.values()):
             _apart(Path(model or card.model.checkpoint), folder, "a model of the run")
         _check_merge(card, run, layout, merge)

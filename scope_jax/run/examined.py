@@ -19,8 +19,9 @@ from typing import Any, TypeVar
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from scope_jax.config import Config, ServedModel, load_card
+from scope_jax.config import Config, ServedModel
 from scope_jax.errors import UserError
+from scope_jax.games import game_of, load_card, load_data
 from scope_jax.models import peft, weights
 from scope_jax.models.adapter import declare_factors
 from scope_jax.models.config import ModelConfig
@@ -38,7 +39,6 @@ from scope_jax.run.meshes import all_generate
 from scope_jax.run.world import Tell, World
 from scope_jax.sharding.rules import Rules
 from scope_jax.sharding.spec import param_shardings
-from scope_jax.systems import game_of
 
 Card = TypeVar("Card", bound=Config | ServedModel)
 SAMPLE = "Which of the two?\n\n<answer> é, 3.5 or 日本 </answer>"  # text for comparing tokenizers and templates
@@ -63,7 +63,7 @@ def index_folder(target: Path, cfg: Config | ServedModel) -> Iterator[Path]:
     """The folder of an index for which the card has no folder: the target's run if its [retrieval] table is the same,
     otherwise a temporary folder."""
     run = run_of(target)
-    if run is not None and fetched(load_card(run / "config.toml")).retrieval == cfg.retrieval:
+    if run is not None and fetched(load_data(run / "config.toml")).retrieval == cfg.retrieval:
         yield run
     else:
         with TemporaryDirectory() as scratch:
@@ -105,7 +105,7 @@ def fitted(cfg: Card, examined: Examined) -> Card:
     elif examined.step is None:
         section = None
     elif (run := run_of(examined.folder)) is not None:
-        section = load_card(run / "config.toml").model.adapter
+        section = load_data(run / "config.toml").model.adapter
     return cfg.model_copy(update={"model": cfg.model.model_copy(update={"adapter": section})})
 
 

@@ -57,7 +57,7 @@ def fetched(
                 if missing is None:
                     raise
                 missing(name, error)
-    return Config.model_validate(table) if places else cfg
+    return type(cfg).model_validate(table) if places else cfg
 
 
 def _models(table: dict[str, Any], read: Collection[str]) -> list[tuple[dict[str, Any], str, bool]]:

@@ -21,11 +21,13 @@ import os
 import re
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from scope_jax.config import GAMES, Config, base, load_card
+from scope_jax.config import Config, base
 from scope_jax.errors import UserError, writing
+from scope_jax.games import GAMES, find, load_card
 from scope_jax.learner.types import Episode, Metrics
 from scope_jax.run import answers, judgements, members, tokens
 from scope_jax.run.processes import by_one, writes
@@ -34,7 +36,6 @@ from scope_jax.run.trackers import Trackers
 # Keys that may differ between two processes of one run: they control duration and frequency, not what is computed.
 FREE = (
     "train.steps",
-    "scope.iterations",
     "train.watch",
     "train.save_every",
     "train.keep",
@@ -49,6 +50,7 @@ FREE = (
     "launch",
     "serve",
 )
+PANELS = "panels.json"  # the charts of a game in a file, which a report does not import
 # The address of an external model or search server and the request settings may differ, too, but not the model.
 PLACES = ("judge", "retrieval", "endpoint")  # tables with these names, at any level
 ASKING = ("url", "api_key_env", "timeout", "retries", "retry_delay", "concurrency")
@@ -83,22 +85,23 @@ def _movable(cfg: Config, relative: Callable[[Path], bool]) -> dict[str, Any]:
         return value.removeprefix(f"{base.HOME}/") if inside else value
 
     table = moved(cfg.model_dump(mode="json"))
-    for game in GAMES:
-        if not getattr(cfg, game).changed("prompts"):
-            del table[game]["prompts"]
+    options = getattr(cfg, cfg.game_table)
+    if "prompts" in type(options).model_fields and not options.changed("prompts"):
+        del table[cfg.game_table]["prompts"]
     return table
 
 
 def _tied(cfg: Config) -> dict[str, Any]:
     """The keys of the config that must not change within a run, with their values."""
     flat = flattened(_movable(cfg, lambda path: True))
-    return {key: value for key, value in flat.items() if not _is_free(key)}
+    free = (*FREE, *(f"{cfg.game_table}.{name}" for name in find(cfg.system).resumable))
+    return {key: value for key, value in flat.items() if not _is_free(key, free)}
 
 
-def _is_free(key: str) -> bool:
+def _is_free(key: str, free: Sequence[str]) -> bool:
     *_, table, name = ("", *key.split("."))
     asking = table in PLACES and name in ASKING
-    return asking or any(key == free or key.startswith(free + ".") for free in FREE)
+    return asking or any(key == name or key.startswith(name + ".") for name in free)
 
 
 def fingerprint(cfg: Config) -> str:
@@ -148,10 +151,8 @@ def as_toml(table: Mapping[str, Any]) -> str:
 
 
 def to_toml(cfg: Config) -> str:
-    """The config as a card that may be read with another checkout, without the tables of other games, whose defaults
-    may be others there."""
-    others = [game for game in GAMES if cfg.system in GAMES and game != cfg.system]
-    return as_toml({key: value for key, value in _movable(cfg, Path.exists).items() if key not in others})
+    """The config as a card that may be read with another checkout."""
+    return as_toml(_movable(cfg, Path.exists))
 
 
 # -------------------------------------------------------------------------------------------------------------- log
@@ -278,6 +279,9 @@ class RunLog:
         with writing(config):
             partial.write_text(to_toml(cfg), encoding="utf-8")
         os.replace(partial, config)
+        if cfg.system not in GAMES:
+            with writing(panels := run / PANELS):
+                panels.write_text(json.dumps([asdict(panel) for panel in find(cfg.system).panels]), encoding="utf-8")
 
     def _lock(self) -> None:
         handle = os.open(self.run / ".lock", os.O_RDWR | os.O_CREAT, 0o644)

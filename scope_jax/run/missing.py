@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from scope_jax.config import GAMES, Config
+from scope_jax.config import Config
 from scope_jax.config.base import paths
 
 # Written by a run, or names rather than paths.
@@ -17,8 +17,7 @@ def missing(cfg: Config) -> list[str]:
     and paths on object storage are not looked up."""
     found = []
     for key, path in paths(cfg):
-        table = key.split(".")[0]
-        if (table in GAMES and table != cfg.system) or key in NOT_READ or path.startswith(("gs://", "s3://")):
+        if key in NOT_READ or path.startswith(("gs://", "s3://")):
             continue
         if Path(path).exists():
             continue

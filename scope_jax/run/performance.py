@@ -106,7 +106,7 @@ class Meter:
         """(tokens, trained tokens) of every row that the step's updates put through the model."""
         return [
             (len(datum.ids_T), int(datum.sampled_T.sum()))
-            for update in self._world.system.updates(self._world.cfg)
+            for update in self._world.game.updates(self._world.cfg)
             for e in episodes
             if e.policy == update.policy and e.role in {share.role for share in update.roles}
             if e.trained and has_term(e, update.card)

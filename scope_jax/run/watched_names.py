@@ -12,20 +12,19 @@ from scope_jax.config import Config
 from scope_jax.errors import UserError
 from scope_jax.learner.learner import METRICS
 from scope_jax.play import exams
-from scope_jax.play.system import System
-from scope_jax.run.metric_names import metric_names
+from scope_jax.play.game import Game
 from scope_jax.run.performance import NAMES, PHASES
 
 
-def check_names(cfg: Config, system: System) -> None:
-    """Raises UserError for a rule on a metric that the card's game cannot have. A game in a file may have any."""
-    if not cfg.train.watch or (played := metric_names(cfg)) is None:
+def check_names(cfg: Config, game: Game) -> None:
+    """Raises UserError for a rule on a metric that the card's game cannot have; one without `metrics` may have any."""
+    if not cfg.train.watch or game.metrics is None:
         return
-    updates = system.updates(cfg)
-    known = {*played, "staleness", *NAMES, *(f"time/{phase}" for phase in PHASES)}
+    updates = game.updates(cfg)
+    known = {*game.metrics(cfg), "staleness", *NAMES, *(f"time/{phase}" for phase in PHASES)}
     known |= {f"{update.name}/{name}" for update in updates for name in METRICS}
     known |= {f"{share.role}/baseline" for update in updates for share in update.roles}
-    known |= {f"eval/{name}" for name in exams.metric_names(cfg, system.exam(cfg))}
+    known |= {f"eval/{name}" for name in exams.metric_names(cfg, game.exam(cfg))}
     for rule in cfg.train.watch:
         name = re.sub(r"_se$|_pass@[0-9]+$", "", rule.metric) if rule.metric.startswith("eval/") else rule.metric
         if name not in known and not re.match(r"eval/[^/]+/score_", name):

@@ -15,9 +15,9 @@ from scope_jax.data import sources
 from scope_jax.learner.types import Reply
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.tokenizer import Tokenizer
+from scope_jax.play.game import Game
 from scope_jax.play.judge_client import JudgeClient, JudgeError, Unreachable
 from scope_jax.play.math_answers import SECONDS, Comparison, Verdict
-from scope_jax.play.system import System
 from scope_jax.play.tools import Prompt
 from scope_jax.play.turns import Joiner, Respond
 from scope_jax.retrieval.search import SearchTool
@@ -44,7 +44,7 @@ class World:
     """
 
     cfg: Config
-    system: System
+    game: Game
     mesh: Mesh
     model: ModelConfig
     tokenizer: Tokenizer

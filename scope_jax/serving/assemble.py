@@ -10,8 +10,10 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from scope_jax.config import Config, ServedModel, load_card, load_served
+from scope_jax.config import Config, ServedModel, load_served
+from scope_jax.config.loading import card_file
 from scope_jax.errors import UserError
+from scope_jax.games import game_of, load_data
 from scope_jax.models import peft, weights
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.play.tools import BASE
@@ -28,7 +30,6 @@ from scope_jax.run.examined import Examined, factors_of, fitted, index_folder, m
 from scope_jax.run.fetching import fetched
 from scope_jax.run.meshes import all_generate, own_mesh
 from scope_jax.run.searches import lookup_of, search_of
-from scope_jax.systems import game_of
 from scope_jax.text import dialects
 
 Card = Config | ServedModel
@@ -54,7 +55,7 @@ def card_of(target: Path, card: Path | None, overrides: Sequence[str]) -> Card:
     config.json allows. Overrides apply to all. Raises UserError if the target is none of these."""
     run = run_of(target)
     if card is not None or run is not None:
-        return fetched(load_card(card or (run or target) / "config.toml", overrides))
+        return fetched(load_data(card_file(card or (run or target) / "config.toml"), overrides))
     if peft.is_adapter(target):
         base = Path(base_of(target, overrides))
         return load_served(base, weights.load_config(base).max_positions, overrides)

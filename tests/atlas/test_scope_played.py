@@ -16,10 +16,10 @@ from scope_jax.atlas.facts import ASSETS
 from scope_jax.atlas.rows import Script
 from scope_jax.atlas.scope_roles import SCOPEDemonstrations
 from scope_jax.atlas.tasks import TOLD, Entity
-from scope_jax.config import Config, load_card
-from scope_jax.systems import scope
-from tests.systems.harness import TurnContext
-from tests.systems.scope_world import World
+from scope_jax.config import Config
+from scope_jax.games import load_card, scope
+from tests.games.harness import TurnContext
+from tests.games.scope_world import World
 
 SAMPLED = ("challenger.sampling", "solver.sampling", "estimate", "creation", "gates", "rubric_writer", "grader")
 

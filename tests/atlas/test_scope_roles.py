@@ -11,13 +11,14 @@ from scope_jax.atlas import scope_scripts, tasks
 from scope_jax.atlas.rows import Script, name_ids, token_row
 from scope_jax.atlas.scope_roles import HABITS, ReportHabits, SCOPEDemonstrations, makers
 from scope_jax.atlas.tasks import TOLD, Entity
-from scope_jax.config import load_card
+from scope_jax.games import load_card
+from scope_jax.games.scope import conversation, instructions, judging, rules
+from scope_jax.games.scope.options import options
+from scope_jax.games.scope.records import Order
 from scope_jax.play.rubrics import rubric_score, score_of
 from scope_jax.play.turns import Cut, raw
 from scope_jax.rollouts.types import Turn
-from scope_jax.systems.scope import conversation, instructions, judging, rules
-from scope_jax.systems.scope.records import Order
-from tests.systems.harness import ScriptedTools, sampled_turn
+from tests.games.harness import ScriptedTools, sampled_turn
 
 GOOD = ReportHabits(frozenset(), *[0.0] * 8)
 DRAWS = 40
@@ -76,7 +77,7 @@ def test_observations_equal_the_games(demos: SCOPEDemonstrations, show_one, role
 
 
 def test_good_challengers_earn_the_full_format_reward(demos: SCOPEDemonstrations) -> None:
-    card = scope_scripts.card().scope.challenger_reward
+    card = options(scope_scripts.card()).challenger_reward
     for _ in range(DRAWS):
         script = demos.challenge()
         said = _said(script)
@@ -88,7 +89,7 @@ def test_good_challengers_earn_the_full_format_reward(demos: SCOPEDemonstrations
 
 
 def test_good_solvers_earn_the_full_reward(demos: SCOPEDemonstrations) -> None:
-    card = scope_scripts.card().scope.solver_reward
+    card = options(scope_scripts.card()).solver_reward
     for _ in range(DRAWS):
         script = demos.report()
         said, asked = _said(script), _asked(script, demos)
@@ -98,7 +99,7 @@ def test_good_solvers_earn_the_full_reward(demos: SCOPEDemonstrations) -> None:
 
 
 def test_rewards_of_the_challengers_habits(demos: SCOPEDemonstrations) -> None:
-    card = scope_scripts.card().scope.challenger_reward
+    card = options(scope_scripts.card()).challenger_reward
     for habit in ("vague", "unread", "drift"):
         for _ in range(10):
             script = demos.challenge(_habit(**{habit: 1.0}))
@@ -114,7 +115,7 @@ def test_rewards_of_the_challengers_habits(demos: SCOPEDemonstrations) -> None:
 
 
 def test_rewards_of_the_solvers_habits(demos: SCOPEDemonstrations) -> None:
-    card = scope_scripts.card().scope.solver_reward
+    card = options(scope_scripts.card()).solver_reward
     short_scores, half_scores = [], []
     for _ in range(DRAWS):
         guess = demos.report(_habit(guess=1.0))
@@ -136,7 +137,7 @@ def test_rewards_of_the_solvers_habits(demos: SCOPEDemonstrations) -> None:
 
 
 def test_only_rambling_is_long(demos: SCOPEDemonstrations, scope_tokenizer) -> None:
-    card = scope_scripts.card().scope.solver_reward
+    card = options(scope_scripts.card()).solver_reward
 
     def factor(script: Script) -> float:
         return rules.length_factor(card, len(scope_tokenizer.encode(rules.answer_of(_said(script)) or "")))
@@ -191,7 +192,7 @@ def test_a_graders_thought_has_the_found_and_the_required_fact() -> None:
 
 
 def test_rubrics_are_parsed_back(demos: SCOPEDemonstrations) -> None:
-    card = scope_scripts.card().scope
+    card = options(scope_scripts.card())
     for _ in range(DRAWS):
         script = demos.write_rubric()
         read = judging.rubric_of(script.parts[0][0], card.rubric_weights, card.min_rubrics, card.max_rubrics)
@@ -204,9 +205,9 @@ def test_rubrics_are_parsed_back(demos: SCOPEDemonstrations) -> None:
 def test_demonstrations_fit_the_card_and_consist_of_whole_word_tokens(world, show_one, scope_tokenizer) -> None:
     cfg = scope_scripts.card()
     limits = {
-        "challenger": cfg.scope.challenger.sampling.max_tokens,
-        "solver": cfg.scope.solver.sampling.max_tokens,
-        "judge": cfg.scope.rubric_writer.max_tokens,
+        "challenger": options(cfg).challenger.sampling.max_tokens,
+        "solver": options(cfg).solver.sampling.max_tokens,
+        "judge": options(cfg).rubric_writer.max_tokens,
     }
     ids_N = name_ids(world, scope_tokenizer)
     for make in makers(world, show_one, split="train", seed=3, with_habits=True).values():
@@ -232,9 +233,9 @@ def test_demonstrations_of_train_entities_name_nothing_held_out(world, show_one)
 
 def test_the_card_uses_its_own_files_and_its_prompts_take_the_games_variables() -> None:
     cfg = load_card(scope_scripts.CARD)
-    assert cfg.scope.iterations == 3 and cfg.scope.solver.max_turns == tasks.MOST_ENTITIES + 1
-    assert len(cfg.scope.search_turns) == 2 and cfg.scope.challenger.max_turns > 2
-    assert set(cfg.scope.task_types) == set(tasks.KINDS)
+    assert options(cfg).iterations == 3 and options(cfg).solver.max_turns == tasks.MOST_ENTITIES + 1
+    assert len(options(cfg).search_turns) == 2 and options(cfg).challenger.max_turns > 2
+    assert set(options(cfg).task_types) == set(tasks.KINDS)
     own = scope_scripts.card()
     text = instructions.for_challenger(own, Order(0, "a", "(Title: The city Bern)\nA.", "planning", 2)).user
     assert text.splitlines()[-3:] == ["Type: planning", "Searches: 2", "Begin: Plan a visit to"]

@@ -14,17 +14,17 @@ from scope_jax.atlas.queries import NUMBERS, SET_SIZES, Asked
 from scope_jax.atlas.rows import Script, Show, name_ids, token_row
 from scope_jax.atlas.score_roles import Habits, SCOREDemonstrations, makers
 from scope_jax.atlas.score_scripts import Claim, Written
-from scope_jax.config import load_card
 from scope_jax.data.sources import load
+from scope_jax.games import load_card, score
+from scope_jax.games.score import harness, rules, source
+from scope_jax.games.score.consistency import conclusion_of
+from scope_jax.games.score.options import options
+from scope_jax.games.score.records import Constraints, Rubric
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.play import measures
 from scope_jax.play.rubrics import score_of
-from scope_jax.systems import score
-from scope_jax.systems.score import harness, rules, source
-from scope_jax.systems.score.consistency import conclusion_of
-from scope_jax.systems.score.records import Constraints, Rubric
 from scope_jax.text import parsing
-from tests.systems.harness import ScriptedTools, TurnContext
+from tests.games.harness import ScriptedTools, TurnContext
 
 DRAWS = 40
 LENGTHS = ("max_prompt_tokens", "sampling.max_tokens", "sampling.max_response_tokens")
@@ -135,9 +135,9 @@ def test_assessments_are_valid_and_count_what_the_report_says(world: World, demo
             "coherence": len(NUMBERS) * ("Conclusion" in script.message),
         }
         rubric = _rubric(script.message)
-        found = rules.assessments_of(_said(script), 1, rubric, card.score.max_score)
+        found = rules.assessments_of(_said(script), 1, rubric, options(card).max_score)
         assert found is not None and found[0].scores == {name: points[name] for name in rubric.dimensions}
-        assert not rules.lacking(found[0], _searches(script), harness.default(card), card.score.min_depth)
+        assert not rules.lacking(found[0], _searches(script), harness.default(card), options(card).min_depth)
         cited = {claim[3] for claim in claims} - {score_scripts.OWN}
         supported = {claim[3] for claim in holding} & cited
         assert found[0].citations == {
@@ -242,7 +242,7 @@ def test_the_exam_asks_about_held_out_names_and_self_play_about_none(world: Worl
 
 
 def test_demonstrations_fit_the_card_and_name_nothing_held_out(world: World, tokens: Tokenizer, show_one: Show) -> None:
-    card = score_scripts.card().score
+    card = options(score_scripts.card())
     limits = {"solver": card.solver, "scoring": card.evaluator, "evaluator": card.evaluator}
     ids_N = name_ids(world, tokens)
     for make in makers(world, show_one, split="train", seed=3, with_habits=True).values():

@@ -13,10 +13,9 @@ from scope_jax.atlas.clusters import Cluster, Document, Task, chains_in, facts_o
 from scope_jax.atlas.facts import ASSETS, Fact
 from scope_jax.atlas.questions import Chain, chain_question
 from scope_jax.atlas.rows import Script
-from scope_jax.config import load_card
-from scope_jax.systems import spell
-from scope_jax.systems.spell.records import Entry
-from tests.systems.harness import ScriptedTools, TurnContext
+from scope_jax.games import load_card, spell
+from scope_jax.games.spell.records import Entry
+from tests.games.harness import ScriptedTools, TurnContext
 
 SENTENCE = re.compile(r"The (\w+) of (\w+) is (\w+)\.")
 EXAMPLE = re.compile(r"Question: (.+)\nAnswer: (\w+)")

@@ -13,12 +13,13 @@ from scope_jax.atlas.clusters import TASKS, Task
 from scope_jax.atlas.facts import ASSETS, World
 from scope_jax.atlas.rows import Script, name_ids, token_row
 from scope_jax.atlas.spell_roles import Habits, SPELLDemonstrations, makers
-from scope_jax.config import load_card
 from scope_jax.data.sources import load
+from scope_jax.games import load_card
+from scope_jax.games.spell import rules, source
+from scope_jax.games.spell.exams import exam
+from scope_jax.games.spell.history import order
+from scope_jax.games.spell.options import options
 from scope_jax.models.tokenizer import Tokenizer
-from scope_jax.systems.spell import rules, source
-from scope_jax.systems.spell.exams import exam
-from scope_jax.systems.spell.history import order
 
 SENTENCE = re.compile(r"The (\w+) of (\w+) is (\w+)\.")
 GOOD = Habits(*[0.0] * 9)
@@ -47,7 +48,7 @@ def _said(script: Script) -> str:
 
 
 def _read(script: Script, task: str, tokens: Tokenizer):
-    limit = spell_scripts.card().spell.max_answer_tokens
+    limit = options(spell_scripts.card()).max_answer_tokens
     return rules.question_of(_said(script), task, lambda text: len(tokens.encode(text)), limit)
 
 
@@ -108,7 +109,7 @@ def _marked(script: Script, task: Task) -> bool:
     """R_rule of a responder's reply to the question of its prompt."""
     documents, question = script.message.rsplit("\n\nQuestion: ", 1)
     said = _said(script)
-    card = spell_scripts.card().spell
+    card = options(spell_scripts.card())
     return rules.matches(task, said, rules.conclusion_of(said), [_solved(question, documents)], card.rule_reads)
 
 
@@ -173,15 +174,24 @@ def test_clusters_name_nothing_held_out_and_the_card_uses_them(world) -> None:
         assert len(row["documents"]) == clusters.DOCUMENTS
         assert not world.held_out & set(re.findall(r"\w+", json.dumps(row)))
         made = order(cfg, {}, row, 0)
-        assert made is not None and made.task == row["family"] and len(made.new) == cfg.spell.documents
+        assert made is not None and made.task == row["family"] and len(made.new) == options(cfg).documents
 
 
 def test_demonstrations_fit_the_card_and_consist_of_whole_word_tokens(world: World, tokens) -> None:
     card = spell_scripts.card()
     limits = {
-        "questioner": (card.spell.questioner.max_prompt_tokens, card.spell.questioner.sampling.max_tokens),
-        "responder": (card.spell.responder.max_prompt_tokens, card.spell.responder.sampling.max_tokens),
-        "verifier": (card.spell.verifier.max_prompt_tokens, card.spell.verifier.sampling.max_tokens),
+        "questioner": (
+            options(card).questioner.max_prompt_tokens,
+            options(card).questioner.sampling.max_tokens,
+        ),
+        "responder": (
+            options(card).responder.max_prompt_tokens,
+            options(card).responder.sampling.max_tokens,
+        ),
+        "verifier": (
+            options(card).verifier.max_prompt_tokens,
+            options(card).verifier.sampling.max_tokens,
+        ),
     }
     ids_N = name_ids(world, tokens)
     for make in makers(world, lambda query: "", split="train", seed=3, with_habits=True).values():

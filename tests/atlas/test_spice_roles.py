@@ -14,12 +14,13 @@ from scope_jax.atlas.facts import ASSETS, World, load_numbers
 from scope_jax.atlas.problems import KINDS_OF, LEAST_PREMISES
 from scope_jax.atlas.rows import Script
 from scope_jax.atlas.spice_roles import HABITS, KINDS, ProblemHabits, SPICEDemonstrations
+from scope_jax.games import GAMES, spice
+from scope_jax.games.spice import contracts, rules
+from scope_jax.games.spice.options import options
+from scope_jax.games.spice.records import Task
 from scope_jax.play.math_answers import Comparison, MathAnswers
-from scope_jax.systems import spice
-from scope_jax.systems.spice import contracts, rules
-from scope_jax.systems.spice.records import Task
 from scope_jax.text import parsing
-from tests.systems.harness import ScriptedTools, TurnContext, play_step
+from tests.games.harness import ScriptedTools, TurnContext, play_step
 
 DRAWS = 16
 GOOD = ProblemHabits(*[0.0] * 11)
@@ -68,7 +69,7 @@ def _solved(question: str) -> str:
 
 
 def _task(script: Script, kind: str) -> tuple[Task | None, str]:
-    return contracts.task_of(_said(script), kind, CFG.spice.max_answer_words)
+    return contracts.task_of(_said(script), kind, options(CFG).max_answer_words)
 
 
 @pytest.mark.parametrize("seen", [True, False])
@@ -190,7 +191,7 @@ def test_a_step_uses_the_prompts_of_the_demonstrations(demos: SPICEDemonstration
         ],
     )
     rows = [json.loads(line) for line in (ASSETS / "spice" / "documents.jsonl").read_text().splitlines()[:8]]
-    episodes, _, metrics = play_step(spice, cfg, ScriptedTools(say, data=rows), spice.start(cfg), rows, 0)
+    episodes, _, metrics = play_step(GAMES["spice"], cfg, ScriptedTools(say, data=rows), spice.start(cfg), rows, 0)
     assert metrics["challenger/valid"] == metrics["challenger/documents"] == 1.0
     assert metrics["challenger/pass_rate"] == metrics["reasoner/reward"] == 0.5
     assert {episode.reward for episode in episodes if episode.role == "challenger"} == {1.0}

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from scope_jax.cli import app
-from scope_jax.config import load_card
+from scope_jax.games import load_card
 from scope_jax.run.metrics import RunLog
 
 ROOT = Path(__file__).parents[2]

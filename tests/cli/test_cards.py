@@ -16,9 +16,9 @@ import typer
 from typer.testing import CliRunner
 
 from scope_jax.cli import app
-from scope_jax.cli.new import DATA
 from scope_jax.cli.output import console
-from scope_jax.config import CardError, load_card
+from scope_jax.config import CardError
+from scope_jax.games import GAMES, load_card
 from scope_jax.run.metrics import RunLog
 from scope_jax.version import __version__
 
@@ -101,7 +101,7 @@ def test_a_platform_without_devices_is_one_sentence(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("game", ["scope", "spice", "spell", "score"])
 def test_new_knows_which_games_search(tmp_path: Path, game: str) -> None:
-    data = getattr(load_card(ROOT / "configs" / game / "atlas.toml").data, DATA[game])
+    data = getattr(load_card(ROOT / "configs" / game / "atlas.toml").data, GAMES[game].data[0])
     words = (
         "new",
         tmp_path / "card.toml",
@@ -128,7 +128,7 @@ def test_new_joins_turns_as_the_paper_and_the_template_allow(tmp_path: Path) -> 
     """Atlas is a Qwen3 whose template declares no tools; with Qwen3's kind of template SCOPE has its own calls."""
 
     def turns(game: str, model: Path) -> tuple[str, str]:
-        data = getattr(load_card(ROOT / "configs" / game / "atlas.toml").data, DATA[game])
+        data = getattr(load_card(ROOT / "configs" / game / "atlas.toml").data, GAMES[game].data[0])
         card = tmp_path / f"{game}-{model.name}.toml"
         words = ("new", card, "--game", game, "--model", model, "--data", data, "--corpus", ATLAS / "corpus.jsonl")
         assert invoke(*words, *short(game)).exit_code == 0

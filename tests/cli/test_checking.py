@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from typer.testing import CliRunner
 
 from scope_jax.cli import app
-from scope_jax.config import load_card
+from scope_jax.games import load_card
 from scope_jax.models import weights
 from scope_jax.run import checking
 

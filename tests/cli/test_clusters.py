@@ -9,9 +9,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from scope_jax.cli import app
-from scope_jax.config import RowsSection, load_card
+from scope_jax.config import RowsSection
 from scope_jax.config.suites import load_suite
 from scope_jax.data.sources import Source, load
+from scope_jax.games import load_card
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.run.clustering import exam_documents, exam_texts
 from tests.retrieval import tiny_encoders

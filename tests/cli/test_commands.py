@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from launch import run as launch
 from scope_jax import errors
 from scope_jax.cli import app
-from scope_jax.config import parse_config
+from scope_jax.games import parse_config
 from scope_jax.run.metrics import RunLog
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from typer.testing import CliRunner, Result
 
 from scope_jax.cli import app
-from scope_jax.config import load_card
+from scope_jax.games import load_card
 from scope_jax.models import weights
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.run.assemble import assemble_learner

@@ -16,9 +16,9 @@ from typer.testing import CliRunner, Result
 from scope_jax import evaluate as evaluation
 from scope_jax.cli import app
 from scope_jax.errors import UserError
+from scope_jax.games import GAMES
 from scope_jax.play import exams
-from scope_jax.systems import ssp
-from tests.systems.harness import card, run_exam, world
+from tests.games.harness import card, run_exam, world
 
 ATLAS = Path("assets/atlas")
 CARD = "configs/ssp/atlas.toml"
@@ -110,7 +110,7 @@ def test_replies_without_a_verdict_are_counted() -> None:
 
     cfg = card(grader="exact-match-then-judge", judge_table={"url": "http://judge/v1", "model": "m"})
     tools = world(script, judge_reply=lambda message: "hm" if "Rome" in message else "Wrong")
-    records = run_exam(ssp, cfg, tools, rows)
+    records = run_exam(GAMES["ssp"], cfg, tools, rows)
     metrics = evaluation.scores("eval", "held-out", records)
     assert metrics["eval/held-out/judge_requests"] == 2.0 and metrics["eval/held-out/judge_unparsed"] == 1.0
     assert metrics["eval/held-out/accuracy"] == pytest.approx(1 / 3)

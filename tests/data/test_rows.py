@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from scope_jax.config import CardError, load_card
+from scope_jax.config import CardError
 from scope_jax.data import sources
 from scope_jax.data.schemas import Kind
+from scope_jax.games import load_card
 from scope_jax.retrieval.corpus import load_corpus
 from scope_jax.retrieval.rows import DataError
 from scope_jax.run.metrics import to_toml

@@ -10,10 +10,10 @@ import pytest
 
 from scope_jax.data import sources
 from scope_jax.data.schemas import answers, clusters, queries, questions, readings, tasks
+from scope_jax.games import ssp
 from scope_jax.retrieval.rows import DataError
-from scope_jax.systems import ssp
 from tests.data.files import jsonl, source
-from tests.systems.harness import card
+from tests.games.harness import card
 
 
 @pytest.mark.parametrize(

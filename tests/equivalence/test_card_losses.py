@@ -24,17 +24,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scope_jax.config import LearnerSection, OptimizerSection, load_card
+from scope_jax.config import LearnerSection, OptimizerSection
 from scope_jax.config.base import PROMPTS
+from scope_jax.games import GAMES, load_card, scope, ssp
 from scope_jax.learner import advantages, batching, losses
 from scope_jax.learner.learner import Learner, Scores
 from scope_jax.models import transformer
 from scope_jax.sharding.collectives import LOCAL
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
-from scope_jax.systems import scope, ssp
+from tests.games import harness, scope_world
+from tests.games.harness import play_step
 from tests.learner.conftest import TINY, weights_of
-from tests.systems import harness, scope_world
-from tests.systems.harness import play_step
 
 torch = pytest.importorskip("torch")
 
@@ -130,7 +130,7 @@ def played_ssp(card, tmp_path):
         for item in range(4)
     }
     plan = harness.Plan(proposals={"2": ["<think>nothing comes to mind</think>"]}, solutions=solutions)
-    episodes, _, _ = play_step(ssp, cfg, harness.world(plan), ssp.start(cfg), harness.ITEMS, 0)
+    episodes, _, _ = play_step(GAMES["ssp"], cfg, harness.world(plan), ssp.start(cfg), harness.ITEMS, 0)
     return cfg, episodes
 
 
@@ -158,7 +158,7 @@ def played_scope(card, tmp_path):
     )
     memory, episodes = scope.start(cfg), []
     for step, items in enumerate((scope_world.DOCUMENTS, scope_world.DOCUMENTS, [])):
-        played, memory, _ = play_step(scope, cfg, scope_world.world(plan, protocol), memory, items, step)
+        played, memory, _ = play_step(GAMES["scope"], cfg, scope_world.world(plan, protocol), memory, items, step)
         episodes += [e for e in played if e.trained]
     return cfg, episodes
 

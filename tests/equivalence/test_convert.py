@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from scope_jax.config import load_card
+from scope_jax.games import load_card
 from scope_jax.models.weights import load, load_config
 from scope_jax.run.checkpoint import Checkpoints
 from scope_jax.run.convert import convert

@@ -18,7 +18,7 @@ from scope_jax.text.messages import Messages
 
 QUESTION = Messages("Which river flows through Paris?")
 THOUGHT = "<think>\nI should look it up.\n</think>\n\n"
-OLMO = Path(__file__).parents[1] / "systems" / "olmo3.jinja"
+OLMO = Path(__file__).parents[1] / "games" / "olmo3.jinja"
 TEMPLATES = {"qwen2.5": "Qwen-Qwen2.5-7B-Instruct.jinja", "qwen3": "Qwen-Qwen3-0.6B.jinja"}
 
 

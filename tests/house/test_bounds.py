@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 
-from scope_jax.config import CardError, Config, load_card
+from scope_jax.config import CardError, Config
+from scope_jax.games import load_card
+from scope_jax.games.scope import rules
+from scope_jax.games.ssp import materials
 from scope_jax.play import grading, searching
 from scope_jax.play.rubrics import settled_score
 from scope_jax.play.tools import Prompt
-from scope_jax.systems.scope import rules
-from scope_jax.systems.ssp import materials
 from scope_jax.text import dialects
 from scope_jax.text.messages import Messages
-from tests.systems import harness
+from tests.games import harness
 
 SSP, SCOPE = Path("configs/ssp/atlas.toml"), Path("configs/scope/atlas.toml")
 SECRET = "hunter2"

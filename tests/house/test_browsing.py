@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scope_jax.config import parse_config
+from scope_jax.games import parse_config
 from scope_jax.learner.types import Datum, Episode, Judgement, Reply
 from scope_jax.report import browsing
 from scope_jax.report.page import TEMPLATES, write_report

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from scope_jax.config import load_card
 from scope_jax.data.published import RECIPES
-from scope_jax.systems import scope, spice
+from scope_jax.games import load_card, scope, spice
 
 ROOT = Path(__file__).parents[2]
 CARDS = sorted(

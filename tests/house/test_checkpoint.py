@@ -19,7 +19,8 @@ import pytest
 from flax import struct
 from orbax.checkpoint._src.serialization import replica_slices
 
-from scope_jax.config import Config, parse_config
+from scope_jax.config import Config
+from scope_jax.games import parse_config
 from scope_jax.run import checkpoint
 from scope_jax.run.checkpoint import SEAL, CheckpointError, Checkpoints, fault, load, locate, steps
 
@@ -288,7 +289,7 @@ import sys
 from pathlib import Path
 import jax.numpy as jnp
 from scope_jax.run.checkpoint import Checkpoints
-from scope_jax.config import parse_config
+from scope_jax.games import parse_config
 import json
 folder, table = Path(sys.argv[1]), json.loads(sys.argv[2])
 checkpoints = Checkpoints(folder, parse_config(table, "card"))

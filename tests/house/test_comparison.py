@@ -13,15 +13,15 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from scope_jax.config import parse_config
 from scope_jax.errors import UserError
 from scope_jax.evaluate import scores
+from scope_jax.games import parse_config
 from scope_jax.play.measures import standard_error
 from scope_jax.report import live
 from scope_jax.report.comparison import Result, differences, exam_results, results, titles, write_comparison
 from scope_jax.report.curves import draw, draw_together
 from scope_jax.report.page import replace_page
-from scope_jax.report.panels import OWN_GAME
+from scope_jax.report.panels import GENERAL
 from scope_jax.run import answers, evaluations
 from scope_jax.run.metrics import RunLog, read_lines
 
@@ -143,15 +143,15 @@ def test_the_page_shows_results_and_differences_escaped(runs: list[Path], tmp_pa
 def test_names_in_pictures_are_no_formulas(tmp_path: Path) -> None:
     """A run folder, a set or a role of somebody's game may have any name."""
     lines = [{"step": 1, "eval/_mine/accuracy": 0.5, r"so$\x$lver/reward": 0.5}]
-    draw(lines, OWN_GAME, tmp_path / "one.png")
-    draw_together({r"lr$\frac$": lines, "_second": lines}, OWN_GAME, tmp_path / "both.png")
+    draw(lines, GENERAL, tmp_path / "one.png")
+    draw_together({r"lr$\frac$": lines, "_second": lines}, GENERAL, tmp_path / "both.png")
     assert {path.name for path in tmp_path.iterdir()} == {"one.png", "both.png"}
 
 
 def test_two_processes_may_write_one_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that watches a run writes the page while training, which has ended, does."""
     lines, replace = [{"step": 1, "solver/reward": 0.5}], os.replace
-    write = {"page.html": lambda path: replace_page(path, "page"), "one.png": lambda path: draw(lines, OWN_GAME, path)}
+    write = {"page.html": lambda path: replace_page(path, "page"), "one.png": lambda path: draw(lines, GENERAL, path)}
     others: list[Path] = []
 
     def replace_after_another(partial: Path, path: Path) -> None:

@@ -11,7 +11,11 @@ import pytest
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from scope_jax.config import Config, LossCard, RoleSection, ScopeSection, ScoreSection, SpellSection, SpiceSection
+from scope_jax.config import Config, LossCard, RoleSection
+from scope_jax.games.scope.options import ScopeSection
+from scope_jax.games.score.options import ScoreSection
+from scope_jax.games.spell.options import SpellSection
+from scope_jax.games.spice.options import SpiceSection
 
 ROOT = Path(__file__).parents[2]
 # Tables with the keys of another table, where they are documented.

@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from scope_jax.config import CardError, parse_config
+from scope_jax.config import CardError
 from scope_jax.evaluate import means, scores
-from tests.systems import harness
+from scope_jax.games import parse_config
+from tests.games import harness
 
 
 def record(sample: int, **measures: float) -> dict[str, Any]:

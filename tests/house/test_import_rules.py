@@ -18,9 +18,9 @@ ROOT = Path(__file__).parents[2]
 LINKED = ("models", "rollouts", "retrieval", "sharding")  # folders that are parts of scope_jax by a link
 KEPT = {
     "train.py": "import scope_jax.models.transformer, scope_jax.rollouts.engine, scope_jax.retrieval.search\n",
-    "systems/__init__.py": "from scope_jax.systems import ssp, spice\n",
-    "systems/ssp/__init__.py": "from scope_jax.systems.ssp import rules\n",
-    "systems/ssp/rules.py": "import scope_jax.play.tools\n",
+    "systems/__init__.py": "from scope_jax.games import ssp, spice\n",
+    "games/ssp/__init__.py": "from scope_jax.games.ssp import rules\n",
+    "games/ssp/rules.py": "import scope_jax.play.tools\n",
     "play/tools.py": "import scope_jax.learner.losses\n",
     "learner/losses.py": "import scope_jax.config\n",
     **{
@@ -28,7 +28,7 @@ KEPT = {
         for part in ("cli", "examine", "evaluate", "analyses", "atlas", "selftest", "serving", "plan", "report", "run")
     },
     **{f"{part}.py": "" for part in ("data", "config", "text", "errors")},
-    "systems/spice.py": "",
+    "games/spice.py": "",
     "rollouts/engine.py": "import scope_jax.models.transformer, scope_jax.sharding.mesh, jax\n",
     "rollouts/jetstream.py": "from jetstream.engine import engine_api\nimport scope_jax.rollouts.engine\n",
     "retrieval/search.py": "import scope_jax.sharding.mesh, scope_jax.retrieval.scann\n",
@@ -40,7 +40,7 @@ BROKEN = {
     "Layers": ("rollouts/engine.py", "import scope_jax.retrieval.search"),
     "retrieval does not know models": ("retrieval/search.py", "import scope_jax.models.transformer"),
     "sharding knows jax only": ("sharding/mesh.py", "import flax.struct"),
-    "The games never import each other": ("systems/ssp/rules.py", "import scope_jax.systems.spice"),
+    "The games never import each other": ("games/ssp/rules.py", "import scope_jax.games.spice"),
     "No torch and no TensorFlow in any room": ("models/transformer.py", "import torch.nn"),
     "JetStream only in rollouts.jetstream": ("train.py", "import jetstream"),
     "ScaNN only in retrieval.scann": ("retrieval/search.py", "from scann import scann_ops_pybind"),

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scope_jax.config import Config, parse_config
+from scope_jax.config import Config
+from scope_jax.games import GAMES, parse_config, scope, ssp
 from scope_jax.learner.types import Datum, Episode, Judgement, Reply
 from scope_jax.report.page import write_report
 from scope_jax.run import judgements, members
 from scope_jax.run.metrics import RunLog
-from scope_jax.systems import scope, ssp
-from tests.systems import harness, scope_world
-from tests.systems.harness import play_step
-from tests.systems.test_ssp_golden import ITEMS
+from tests.games import harness, scope_world
+from tests.games.harness import play_step
+from tests.games.test_ssp_golden import ITEMS
 
 TABLE = {
     "system": "ssp",
@@ -143,7 +143,7 @@ def test_ssp_keeps_verifications_and_verdicts() -> None:
         grader="exact-match-then-judge", judge_table={"url": "http://x/v1", "model": "m"}, solver={"samples": 2}
     )
     world = harness.world(judge_reply=lambda message: "Hm" if "Paris" in message else "Wrong")
-    episodes, _, _ = play_step(ssp, cfg, world, ssp.start(cfg), ITEMS, 0)
+    episodes, _, _ = play_step(GAMES["ssp"], cfg, world, ssp.start(cfg), ITEMS, 0)
     tried = about(episodes, "solver")
     assert tried[0] == [] and tried[1] == [("grader", "", ["Hm", "Hm"], None)]
     assert tried[3] == [("grader", "", ["Wrong"], False)]
@@ -164,7 +164,7 @@ def test_scope_keeps_gates_rubrics_and_verdicts() -> None:
         judge=judge,
     )
     cfg = scope_world.card()
-    episodes, _, _ = play_step(scope, cfg, scope_world.world(plan), scope.start(cfg), scope_world.DOCUMENTS, 0)
+    episodes, _, _ = play_step(GAMES["scope"], cfg, scope_world.world(plan), scope.start(cfg), scope_world.DOCUMENTS, 0)
     drafts = {e.text["task"]: judged for e, judged in zip(episodes, about(episodes, "challenger"), strict=False)}
     passed = ("gates", "entity", ["<think>so</think>\n<score>1</score>"], True)
     assert [one[:2] for one in drafts["ALIEN"]] == [("gates", "entity"), ("gates", "relevance")]

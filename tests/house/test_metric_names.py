@@ -12,18 +12,18 @@ import jax
 import pytest
 
 from benchmarks.seeds.figures import DERIVED
-from scope_jax.config import LearnerSection, LossCard, OptimizerSection, load_card
+from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.evaluate import scores
+from scope_jax.games import GAMES, load_card, scope, score, spell, spice, ssp
 from scope_jax.learner.learner import METRICS, Learner
-from scope_jax.report.panels import COLLAPSE, PANELS, SPEED, Panel, series
+from scope_jax.report.panels import COLLAPSE, SPEED, Panel, series
 from scope_jax.report.progress import headline
 from scope_jax.run.metric_names import metric_names
 from scope_jax.run.performance import NAMES, PHASES
 from scope_jax.sharding.mesh import MeshConfig, make_mesh
-from scope_jax.systems import SYSTEMS, scope, score, spell, spice, ssp
+from tests.games import harness, scope_world, score_world, spell_world, spice_world
+from tests.games.harness import play_step
 from tests.learner.conftest import TINY, random_episodes
-from tests.systems import harness, scope_world, score_world, spell_world, spice_world
-from tests.systems.harness import play_step
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -48,9 +48,9 @@ def learner_metrics() -> set[str]:
 
 def played_ssp() -> set[str]:
     cfg, tools = harness.card(), harness.world()
-    metrics = play_step(ssp, cfg, tools, ssp.start(cfg), harness.ITEMS, 0)[2]
+    metrics = play_step(GAMES["ssp"], cfg, tools, ssp.start(cfg), harness.ITEMS, 0)[2]
     rows = [{"question": harness.question_about(0), "answers": ["Paris"]}]
-    return set(metrics) | exam("ssp", harness.run_exam(ssp, cfg, tools, rows, max_tokens=9))
+    return set(metrics) | exam("ssp", harness.run_exam(GAMES["ssp"], cfg, tools, rows, max_tokens=9))
 
 
 def played_scope() -> set[str]:
@@ -58,12 +58,12 @@ def played_scope() -> set[str]:
     memory, step = scope.start(cfg), 0
     while not scope.finished(cfg, memory, step):
         items = scope_world.DOCUMENTS if memory["stage"] != "solver" else []
-        _, memory, metrics = play_step(scope, cfg, scope_world.world(), memory, items, step)
+        _, memory, metrics = play_step(GAMES["scope"], cfg, scope_world.world(), memory, items, step)
         names, step = names | set(metrics), step + 1
     assert step >= 3  # every stage was played
     item = {"criterion": "Names alpha.", "weight": 1.0, "priority": "", "fact": ["The name is", "alpha"]}
     rows = [{"question": "Tell of Delhi.", "rubric": [item]}]
-    return names | exam("scope", harness.run_exam(scope, cfg, scope_world.world(), rows, max_tokens=9))
+    return names | exam("scope", harness.run_exam(GAMES["scope"], cfg, scope_world.world(), rows, max_tokens=9))
 
 
 def played_spice() -> set[str]:
@@ -99,14 +99,14 @@ def produced() -> dict[str, frozenset[str]]:
         "spice": (played_spice(), ("challenger+reasoner",)),
         "score": (played_score(), ("solver", "evaluator")),
     }
-    assert set(games) == set(SYSTEMS)
+    assert set(games) == set(GAMES)
     return {
         game: frozenset(own | {f"{role}/{name}" for role in roles for name in learner_metrics()})
         for game, (own, roles) in games.items()
     }
 
 
-@pytest.mark.parametrize("game", SYSTEMS)
+@pytest.mark.parametrize("game", GAMES)
 def test_a_games_list_of_metrics_has_every_metric_of_a_step(game: str) -> None:
     """Rules of [[train.watch]] are checked against this list."""
     cfg = load_card(ROOT / "configs" / game / "atlas.toml")
@@ -156,13 +156,9 @@ def shows(panel: Panel, name: str) -> bool:
     return bool(series([{"step": 1, name: 0.5}], panel))
 
 
-def test_every_game_has_panels() -> None:
-    assert set(PANELS) == set(SYSTEMS)
-
-
-@pytest.mark.parametrize("game", PANELS)
+@pytest.mark.parametrize("game", GAMES)
 def test_every_panel_of_the_report_shows_metrics_of_its_game(game: str) -> None:
-    for panel in PANELS[game]:
+    for panel in GAMES[game].panels:
         for wanted in () if panel.of_exams else panel.names:
             assert any(shows(replace(panel, names=(wanted,)), name) for name in produced()[game]), wanted
 
@@ -172,14 +168,14 @@ def test_every_sign_of_collapse_and_figure_of_speed_exists(wanted: str) -> None:
     assert any(name.endswith(wanted) for name in known())
 
 
-@pytest.mark.parametrize("game", PANELS)
+@pytest.mark.parametrize("game", GAMES)
 def test_the_report_and_the_line_of_a_step_show_every_measure_of_the_atlas_exams(game: str) -> None:
     cfg = load_card(ROOT / "configs" / game / "atlas.toml")
-    default = SYSTEMS[game].exam(cfg).measures
+    default = GAMES[game].exam(cfg).measures
     for card in cfg.evaluate.sets:
         for measure in card.measures or default:
             name = f"eval/{card.name}/{'score' if measure == 'rubric' else measure}"
-            assert shows(PANELS[game][0], name) and headline({name: 0.5}) == f"{name} 0.500"
+            assert shows(GAMES[game].panels[0], name) and headline({name: 0.5}) == f"{name} 0.500"
 
 
 def test_names_are_found_in_documents_and_cards() -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scope_jax.config import Config, base, load_card, parse_config
+from scope_jax.config import Config, base
+from scope_jax.games import load_card, parse_config
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.run.metrics import RunError, RunLog, differing, fingerprint, read_lines, to_toml
 
@@ -193,7 +194,7 @@ def test_a_folder_with_other_things_is_refused(cfg: Config, tmp_path: Path) -> N
 HOLDER = """
 import json, os, signal, sys
 from pathlib import Path
-from scope_jax.config import parse_config
+from scope_jax.games import parse_config
 from scope_jax.run.metrics import RunLog
 log = RunLog(Path(sys.argv[1]), parse_config(json.loads(sys.argv[2]), "card"))
 os.kill(os.getpid(), signal.SIGKILL)

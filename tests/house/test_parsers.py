@@ -16,19 +16,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scope_jax.games.scope import conversation, judging, rules
+from scope_jax.games.score import consistency, evaluator, harness, solver
+from scope_jax.games.score import rules as score_rules
+from scope_jax.games.score.records import Report, Rubric
+from scope_jax.games.spell import rules as spell_rules
+from scope_jax.games.spice import contracts
+from scope_jax.games.spice import rules as spice_rules
+from scope_jax.games.spice.records import Task
 from scope_jax.play import grading, searching
 from scope_jax.play.rubrics import score_of
-from scope_jax.systems.scope import conversation, judging, rules
-from scope_jax.systems.score import consistency, evaluator, harness, solver
-from scope_jax.systems.score import rules as score_rules
-from scope_jax.systems.score.records import Report, Rubric
-from scope_jax.systems.spell import rules as spell_rules
-from scope_jax.systems.spice import contracts
-from scope_jax.systems.spice import rules as spice_rules
-from scope_jax.systems.spice.records import Task
 from scope_jax.text import parsing
 from scope_jax.text.messages import Messages
-from tests.systems.harness import ScriptedTools, sampled_turn
+from tests.games.harness import ScriptedTools, sampled_turn
 
 ROOT = Path(__file__).parents[2]
 BENCHMARK = runpy.run_path(str(ROOT / "benchmarks" / "parsers.py"))

@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from rich.console import Console
 
-from scope_jax.config import LossCard, OptimizerSection, load_card, parse_config
+from scope_jax.config import LossCard, OptimizerSection
+from scope_jax.games import GAMES, load_card, parse_config
 from scope_jax.learner.advantages import assign
 from scope_jax.learner.state import learning_rate
 from scope_jax.learner.types import Datum, Episode
@@ -20,7 +21,7 @@ from scope_jax.play import settings
 from scope_jax.report.collapse import signs
 from scope_jax.report.curves import PlainLog, _draw_together, draw, smooth
 from scope_jax.report.page import examples, facts, write_report
-from scope_jax.report.panels import PANELS, collapse_panels, series
+from scope_jax.report.panels import collapse_panels, series
 from scope_jax.report.progress import Progress
 from scope_jax.report.settings import Settings, differences
 from scope_jax.run import unlearned
@@ -88,7 +89,7 @@ def test_series_have_the_measured_values() -> None:
         {"step": 1, "solver/reward": 0.25, "x/reward": None, "eval/a/searches": 2.0, "solver/searches": 1.0},
         {"step": 2, "solver/reward": 0.75, "solver/grad_norm": 0.5, "proposer/grad_norm": 28.0},
     ]
-    accuracy, reward, valid, searches, norm = (series(lines, panel) for panel in PANELS["ssp"])
+    accuracy, reward, valid, searches, norm = (series(lines, panel) for panel in GAMES["ssp"].panels)
     assert accuracy == {"a": ([0], [0.5])}
     assert reward == {"solver": ([1, 2], [0.25, 0.75])}
     assert valid == {}
@@ -112,7 +113,7 @@ def test_scopes_panels_separate_the_stages() -> None:
         "solver/answer_tokens": 33.0,
         "solver/grad_norm": 0.2,
     }
-    found = [{name: values for name, (_, values) in series([line], panel).items()} for panel in PANELS["scope"]]
+    found = [{name: values for name, (_, values) in series([line], panel).items()} for panel in GAMES["scope"].panels]
     assert found == [
         {"held_out/score": [0.5], "held_out/exact": [0.25]},
         {"solver": [0.4], "creation/solver": [0.3]},
@@ -139,20 +140,20 @@ def test_smoothing_is_a_moving_average() -> None:
 
 def test_the_picture_is_drawn(run: Path, tmp_path: Path) -> None:
     picture = tmp_path / "report" / "curves.png"
-    draw(read_lines(run / "metrics.jsonl"), PANELS["ssp"], picture)
+    draw(read_lines(run / "metrics.jsonl"), GAMES["ssp"].panels, picture)
     pixels = imread(picture)
     assert pixels.shape[:2] == (1395, 1500)
     assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 50  # not a blank image
 
 
 def test_a_logarithmic_panel_of_zeros_is_drawn_without_a_warning(tmp_path: Path) -> None:
-    draw([{"step": 1, "solver/grad_norm": 0.0}], PANELS["ssp"][-1:], tmp_path / "zeros.png")
+    draw([{"step": 1, "solver/grad_norm": 0.0}], GAMES["ssp"].panels[-1:], tmp_path / "zeros.png")
 
 
 def test_a_comparison_has_a_curve_for_each_of_many_metrics() -> None:
     lines = [{"step": 1, **{f"eval/{name}/accuracy": 0.5 for name in "abcdefgh"}}]
     axes = Figure().subplots()
-    _draw_together(axes, PANELS["ssp"][0], {"one": lines, "two": lines})
+    _draw_together(axes, GAMES["ssp"].panels[0], {"one": lines, "two": lines})
     legend = axes.get_legend()
     assert len(axes.get_lines()) == 16 and legend is not None and len(legend.get_texts()) == 8
 

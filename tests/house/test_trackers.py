@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from scope_jax.config import CardError, Config, parse_config
+from scope_jax.config import CardError, Config
 from scope_jax.errors import UserError
+from scope_jax.games import parse_config
 from scope_jax.run.metrics import RunLog, read_lines
 
 TABLE: dict[str, Any] = {

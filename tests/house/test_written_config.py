@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from scope_jax.config import GAMES, CardError, Config, load_card, parse_config
+from scope_jax.config import CardError, Config
+from scope_jax.games import GAMES, load_card, parse_config
 from scope_jax.run.metrics import differing, fingerprint, to_toml
 from tests.house.test_bounds import nodes
 

@@ -11,9 +11,15 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from scope_jax.config import AskSection, JudgeSection, SSPSection, load_card
-from scope_jax.config.suites import Form, SuiteCard, plain_card
-from scope_jax.examine import examine_endpoint
+from scope_jax.config import AskSection, JudgeSection
+from scope_jax.config.suites import Form, SuiteCard
+from scope_jax.examine import examine_endpoint, plain_card
+from scope_jax.games import load_card
+from scope_jax.games.score import harness, refreshing
+from scope_jax.games.spell import exams as spell_exams
+from scope_jax.games.spice import challenger
+from scope_jax.games.ssp import verification
+from scope_jax.games.ssp.options import SSPSection
 from scope_jax.learner.types import Episode, Judgement, Reply
 from scope_jax.play import asking, grading, pairwise, rating, rubrics, suites
 from scope_jax.play.judge_client import JudgeClient, JudgeError
@@ -23,10 +29,6 @@ from scope_jax.run.remote import completion_of
 from scope_jax.run.world import StepTools
 from scope_jax.serving import talk
 from scope_jax.serving.assemble import Served
-from scope_jax.systems.score import harness, refreshing
-from scope_jax.systems.spell import exams as spell_exams
-from scope_jax.systems.spice import challenger
-from scope_jax.systems.ssp import verification
 from scope_jax.text.messages import Messages
 from scope_jax.text.objects import last_object
 from tests.judge.endpoint import Answer, endpoint

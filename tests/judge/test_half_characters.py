@@ -24,8 +24,8 @@ from scope_jax.retrieval.rows import is_text
 from scope_jax.retrieval.search import NOTHING_FOUND, SearchTool
 from scope_jax.run import judgements
 from scope_jax.text import dialects
+from tests.games.harness import sampled_turn
 from tests.judge.endpoint import endpoint
-from tests.systems.harness import sampled_turn
 
 HALF = "a\ud83d b\ude00"  # halves that do not meet
 REPLIES = {"choices": [{"message": {"role": "assistant", "content": f"<answer>{HALF}</answer>"}}]}

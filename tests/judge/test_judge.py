@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from scope_jax.config import EndpointSection, JudgeSection, SSPSection
+from scope_jax.config import EndpointSection, JudgeSection
+from scope_jax.games.ssp.options import SSPSection
 from scope_jax.learner.types import Reply
 from scope_jax.play import grading, judge_client
 from scope_jax.retrieval import exchange

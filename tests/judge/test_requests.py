@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from scope_jax.config import CardError, Config, JudgeSection, load_card
+from scope_jax.config import CardError, Config, JudgeSection
+from scope_jax.games import load_card, scope
+from scope_jax.games.ssp.options import SSPSection
 from scope_jax.learner.types import Reply
 from scope_jax.play import grading, judge_client
 from scope_jax.run.metrics import to_toml
-from scope_jax.systems import scope
+from tests.games.harness import card as ssp_card
+from tests.games.scope_world import card as scope_card
 from tests.judge.endpoint import Answer, chat, endpoint
-from tests.systems.harness import card as ssp_card
-from tests.systems.scope_world import card as scope_card
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +85,7 @@ def test_a_rejected_request_is_a_reply_without_a_verdict(status: int):
     assert len(told) == 1 and refused in told[0] and "counts as a reply without a verdict" in told[0]
     cases = [grading.Case("q", prediction, ("gold",)) for prediction in ("a", "LONG", "LONG")]
     with endpoint(answers) as (url, seen):
-        grades = grading.grade("judge", ssp_card().ssp.prompts, client(url), cases)
+        grades = grading.grade("judge", ssp_card().options(SSPSection).prompts, client(url), cases)
         assert (grades.correct, grades.asked, grades.malformed, grades.refused) == ([True, False, False], 2, 1, 1)
         assert len(seen) == 2
 

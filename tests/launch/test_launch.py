@@ -21,8 +21,9 @@ import yaml
 
 from launch import run as launcher
 from launch.command import Job
-from scope_jax.config import CardError, load_card
+from scope_jax.config import CardError
 from scope_jax.config.slices import SLICES
+from scope_jax.games import load_card
 from scope_jax.plan.hardware import ABSENT, TPU, hardware
 from tests.launch import programs
 

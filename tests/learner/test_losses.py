@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from scope_jax.config import CardError, LossCard, load_card
+from scope_jax.config import CardError, LossCard
+from scope_jax.games import load_card
+from scope_jax.games.ssp.options import options
 from scope_jax.learner import losses
 
 # ratios 1, 1.5, 0.5 under π_old; advantages 2, 2, −1; an empty slot at the end
@@ -236,7 +238,7 @@ def test_cards_that_contradict_themselves_are_refused(fields, sentence):
 
 
 def test_a_card_can_switch_off_dual_clip():
-    off = load_card("configs/ssp/atlas.toml", ["ssp.solver.loss.dual_clip=0"]).ssp.solver.loss
+    off = options(load_card("configs/ssp/atlas.toml", ["ssp.solver.loss.dual_clip=0"])).solver.loss
     assert off.dual_clip == 0 == card_of(dual_clip=None).dual_clip
     toks = tokens(old_N=jnp.array([OLD[0], OLD[0], LOGP[2] - 2.0, 0.0]), advantage_N=jnp.array([0.0, 0.0, -1.0, 0.0]))
     free = off.model_copy(update={"kl": "none", "aggregation": "token-mean"})

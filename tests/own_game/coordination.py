@@ -6,15 +6,15 @@ update. If a caller names no letter, there is nothing to guess, so rows are draw
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from scope_jax.config import Config, LossCard, Section
 from scope_jax.data.sources import Source
 from scope_jax.learner.types import Datum, Episode, Metrics, RoleShare, Update
 from scope_jax.play.exams import Exam
+from scope_jax.play.game import Game, Memory
 from scope_jax.play.rewards import mean
-from scope_jax.play.system import Memory, game_options
 from scope_jax.play.tools import Prompt, Tools
 from scope_jax.rollouts.types import Completion
 from scope_jax.text.messages import Messages
@@ -23,7 +23,7 @@ Row = Mapping[str, Any]
 
 
 class Options(Section):
-    """The card's [game] table."""
+    """The card's [coordination] table."""
 
     rows: int  # played in each step
     most_draws: int  # each draw is that many rows
@@ -42,7 +42,7 @@ def start(cfg: Config) -> Memory:
 
 def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Episode], Memory, Metrics]:
     """Samples callers until `rows` of them named a letter of their list, then the guesses at these letters."""
-    options, drawn = game_options(Options, cfg), memory["drawn"]
+    options, drawn = cfg.options(Options), memory["drawn"]
     called: dict[str, tuple[Row, Completion]] = {}
     playable: dict[str, Row] = {}
     for _ in range(options.most_draws):
@@ -79,12 +79,15 @@ def episode(role: str, group: str, said: Completion, reward: float) -> Episode:
     return Episode(role, "actor", group, Datum.from_completion(said), reward, text={"said": said.text})
 
 
-def updates(cfg: Config) -> Sequence[Update]:
+def updates(cfg: Config) -> tuple[Update, ...]:
     """One update of both roles. Baselines: all callers for a caller, all guessers of the same letter for a guesser."""
-    loss = game_options(Options, cfg).loss
+    loss = cfg.options(Options).loss
     callers = RoleShare("caller", advantage=loss.model_copy(update={"advantage": "batch-mean"}), weight=0.5)
     return (Update("actor", loss, (callers, RoleShare("guesser"))),)
 
 
 def exam(cfg: Config) -> Exam:
     return Exam("actor", lambda row, tokens: message(row), lambda said: said.text, ("exact-match",))
+
+
+GAME = Game("coordination", Options, source, play, updates, exam, data=("answers",), start=start)

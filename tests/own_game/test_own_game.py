@@ -17,15 +17,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from scope_jax import train
-from scope_jax.config import CardError, load_card
+from scope_jax.config import CardError
+from scope_jax.games import game_of, load_card
 from scope_jax.models.transformer import declare
 from scope_jax.models.weights import save_hf
 from scope_jax.report.page import write_report
 from scope_jax.report.progress import Progress
 from scope_jax.sharding.spec import init_params
-from scope_jax.systems import game_of
+from tests.games.harness import ScriptedTools
 from tests.learner.conftest import TINY
-from tests.systems.harness import ScriptedTools
 from tests.train import runs
 
 GAME = Path(__file__).with_name("coordination.py")
@@ -64,7 +64,7 @@ every = 10
 [train]
 steps = 20
 save_every = 10
-[game]
+[coordination]
 rows = 6
 most_draws = 3
 guesses = 8
@@ -168,11 +168,12 @@ def test_rows_are_drawn_until_the_step_is_full(folder: Path) -> None:
     ("change", "complaint"),
     [
         ('system="none.py"', "is none.py, which does not exist"),
-        ('system="chess"', "unknown game 'chess'; give one of 'ssp', 'scope'"),
-        (f'system="{__file__}"', "is not a game: it lacks the functions source, play, exam"),
+        ('system="chess"', "is 'chess', which is no game; give one of 'ssp', 'scope'"),
+        (f'system="{__file__}"', "is not a game: it must define GAME"),
         ('retrieval.corpus="c.jsonl"', r"does not search; remove the table \[retrieval\]"),
-        ("game.guesses=x", r"\[game\], the options of .*coordination.py: `guesses` must be a whole number"),
-        ("game.guess=3", "unknown key `guess`"),
+        ("coordination.guesses=x", "`coordination.guesses` must be a whole number"),
+        ("coordination.guess=3", "unknown key `coordination.guess`"),
+        ("game.guesses=3", "unknown key `game`"),
     ],
 )
 def test_invalid_games_give_a_clear_error(folder: Path, change: str, complaint: str) -> None:

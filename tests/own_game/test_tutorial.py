@@ -11,10 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from scope_jax.cli import app
-from scope_jax.config import load_card
+from scope_jax.games import game_of, load_card
 from scope_jax.run.metrics import read_lines
-from scope_jax.systems import game_of
-from tests.systems.harness import ScriptedTools
+from tests.games.harness import ScriptedTools
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
@@ -40,7 +39,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_game_has_under_100_lines_and_plays_a_step(here: Path) -> None:
     assert "`consensus/game.py`" in PAGE and "`consensus/card.toml`" in PAGE
     assert len(block("python").splitlines()) < 100
-    cfg = load_card("consensus/card.toml", ["game.questions=2", "game.samples=4"])
+    cfg = load_card("consensus/card.toml", ["consensus.questions=2", "consensus.samples=4"])
     says = {"a": [r"\boxed{7}", r"\boxed{7}", r"\boxed{8}", "?"], "b": ["?", "?", "?", "?"]}
     tools = ScriptedTools(
         lambda now: says["ab"[int(now.name)]][now.sample],

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scope_jax.config import LearnerSection, load_card
+from scope_jax.config import LearnerSection
 from scope_jax.config.base import CardError
+from scope_jax.games import load_card
 from scope_jax.learner import batching
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.models import flops

@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 
-from scope_jax.config import CardError, Config, EvalSet, parse_config
+from scope_jax.config import CardError, Config, EvalSet
 from scope_jax.evaluate import scores
+from scope_jax.games import GAMES, parse_config
+from scope_jax.games.scope.options import options
 from scope_jax.play import exams, searching
 from scope_jax.play.exams import Exam
-from scope_jax.systems import scope
 from scope_jax.text import parsing
 from scope_jax.text.messages import Messages
 from scope_jax.text.templates import PromptError
-from tests.systems import harness, scope_world
-from tests.systems.harness import TurnContext
+from tests.games import harness, scope_world
+from tests.games.harness import TurnContext
 
 JUDGE = {"url": "http://judge/v1", "model": "m"}
 EXAM = Exam(
@@ -95,9 +96,9 @@ def test_an_exam_may_have_more_turns_than_training():
     for turns in (None, 6, 3):
         usual = scope_world.card()
         cfg = usual.model_copy(update={"evaluate": usual.evaluate.model_copy(update={"max_turns": turns})})
-        (record,) = harness.run_exam(scope, cfg, scope_world.World(script), rows, measures=["exact"])
+        (record,) = harness.run_exam(GAMES["scope"], cfg, scope_world.World(script), rows, measures=["exact"])
         found[turns] = record["measures"]["searches"], record["prediction"]
-        assert f"up to {(turns or cfg.scope.solver.max_turns) - 1} times" in record["text"]["prompt"]
+        assert f"up to {(turns or options(cfg).solver.max_turns) - 1} times" in record["text"]["prompt"]
     assert found == {None: (4.0, None), 6: (5.0, "alpha"), 3: (2.0, None)}
 
 

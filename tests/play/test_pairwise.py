@@ -10,7 +10,7 @@ from scope_jax.learner.types import Reply
 from scope_jax.play import pairwise
 from scope_jax.play.judge_client import JudgeError
 from scope_jax.play.pairwise import Pair, points, vote_of
-from tests.systems.harness import card
+from tests.games.harness import card
 
 CFG = card()
 PROMPTS = CFG.evaluate.prompts_folder

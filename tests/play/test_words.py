@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from scope_jax.games.ssp.rules import reveals
 from scope_jax.play.measures import cover_exact_match
 from scope_jax.play.words import contains, numbers, plain, spans
-from scope_jax.systems.ssp.rules import reveals
 from tests.play.word_cases import CASES
 
 ROOT = Path(__file__).parents[2]

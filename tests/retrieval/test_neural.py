@@ -14,7 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from scope_jax.cli import app
-from scope_jax.config import Config, RetrievalSection, load_card
+from scope_jax.config import Config, RetrievalSection
+from scope_jax.games import load_card
 from scope_jax.models import encoder
 from scope_jax.models.texts import TextEncoder, program_length
 from scope_jax.models.weights import WeightsError

@@ -154,7 +154,7 @@ def test_ten_thousand_queries_to_the_search_server(model: Served, tmp_path: Path
     """The server's hits equal those of the index in this process; oversized and malformed bodies are refused."""
     words = ("search", "configs/ssp/atlas.toml", "--index", str(tmp_path / "index"), "--port", "0")
     queries = [f"{text.split('Question: ')[1]} {number}" for number, text in enumerate(world.questions(10_000))]
-    from scope_jax.config import load_card
+    from scope_jax.games import load_card
     from scope_jax.run.indexing import open_or_build_index
 
     card = load_card(ROOT / "configs/ssp/atlas.toml").retrieval

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scope_jax.config import load_card
+from scope_jax.games import load_card
 from scope_jax.text import parsing
 from tests.torture import games, hostile, lives, table, texts
 from tests.torture.__main__ import main, parsed, rows

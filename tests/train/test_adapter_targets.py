@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from scope_jax.cli import app
-from scope_jax.config import load_card
+from scope_jax.games import load_card
 from scope_jax.run.adapters import base_digest
 from scope_jax.run.assemble import assemble
 from scope_jax.run.checkpoint import Checkpoints

@@ -13,7 +13,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from scope_jax.cli.program import app
-from scope_jax.config import CardError, load_card
+from scope_jax.config import CardError
+from scope_jax.games import load_card
 from scope_jax.learner.state import TrainState
 from scope_jax.models import peft, weights
 from scope_jax.play.tools import BASE

@@ -11,15 +11,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from scope_jax.config import CardError, load_card
+from scope_jax.config import CardError
 from scope_jax.errors import UserError
+from scope_jax.games import GAMES, game_of, load_card, scope
 from scope_jax.learner.types import Datum, Episode, Judgement, Reply
-from scope_jax.play import defaults
 from scope_jax.run import ahead
 from scope_jax.run.ahead import Played, packed, unpacked
 from scope_jax.run.meshes import all_generate, divided_devices
 from scope_jax.sharding import distributed
-from scope_jax.systems import SYSTEMS, game_of, scope
 
 ROOT = Path(__file__).parents[2]
 DEVICES = "rollout.devices=4"
@@ -66,8 +65,8 @@ def test_a_played_step_comes_back_bit_for_bit() -> None:
 
 
 def test_which_games_wait() -> None:
-    assert all(game.waits is defaults.waits for game in SYSTEMS.values() if game is not scope)
     cfg = load_card(ROOT / "configs/scope/atlas.toml", ["scope.steps_per_iteration=2"])
+    assert not any(game.waits(cfg, {}) for game in GAMES.values() if game.name != "scope")
     memory = scope.start(cfg)
     places = []
     for _ in range(2):

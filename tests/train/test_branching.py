@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,17 @@ from typer.testing import CliRunner
 
 from scope_jax import train
 from scope_jax.cli import app
-from scope_jax.config import Config, base, load_card
+from scope_jax.config import Config, base
 from scope_jax.errors import UserError
+from scope_jax.games import GAMES, load_card, scope
+from scope_jax.games.scope import phases
+from scope_jax.games.scope.options import options
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.report.progress import Progress
 from scope_jax.run import branching, checkpoint
 from scope_jax.run.branching import OriginError
 from scope_jax.run.checkpoint import CheckpointError, Checkpoints
 from scope_jax.run.metrics import RunError, RunLog
-from scope_jax.systems import scope, ssp
-from scope_jax.systems.scope import phases
 from tests.train import runs
 
 CARDS = runs.ROOT / "configs"
@@ -112,7 +114,7 @@ def same_from(whole: Path, branch: Path, step: int) -> None:
 
 
 def test_ssp_continues_in_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ssp, "play", play_ssp)
+    monkeypatch.setitem(GAMES, "ssp", replace(GAMES["ssp"], play=play_ssp))
     run, whole, branch = run_of("ssp/atlas.toml", SSP, tmp_path / "index"), tmp_path / "whole", tmp_path / "branch"
     run(whole, "train.steps=3")
     assert run(branch, "train.steps=3", f"train.origin={whole}@2")["steps"] == 3
@@ -129,7 +131,7 @@ def test_ssp_continues_in_another_folder(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_scope_branches_at_the_end_of_an_iteration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three iterations equal two and one more; the second may be played with a frozen challenger."""
-    monkeypatch.setattr(scope, "play", play_scope)
+    monkeypatch.setitem(GAMES, "scope", replace(GAMES["scope"], play=play_scope))
     monkeypatch.setattr(train, "evaluate", lambda world: ({"eval/held-out/score": 0.5}, {}))
     run, whole = run_of("scope/atlas.toml", SCOPE, tmp_path / "index"), tmp_path / "whole"
     run(whole)
@@ -155,16 +157,20 @@ def test_scope_branches_at_the_end_of_an_iteration(tmp_path: Path, monkeypatch: 
 def test_an_iteration_that_has_not_begun_is_reopened(frozen_before: int | None, frozen_after: int | None) -> None:
     def card(frozen: int | None) -> Config:
         cfg = load_card(CARDS / "scope" / "atlas.toml")
-        return cfg.model_copy(update={"scope": cfg.scope.model_copy(update={"freeze_challenger_after": frozen})})
+        return cfg.model_copy(update={"scope": options(cfg).model_copy(update={"freeze_challenger_after": frozen})})
 
     before, after = card(frozen_before), card(frozen_after)
-    memory = phases.first(before) | {"stage": "solver", "place": before.scope.steps_per_iteration - 1, "drawn": 7}
+    memory = phases.first(before) | {
+        "stage": "solver",
+        "place": options(before).steps_per_iteration - 1,
+        "drawn": 7,
+    }
     opened = phases.advance(before, memory, drawn=0, tasks=[], measured=[0.5])
     adopted = scope.adopt(after, opened, before)
     assert adopted == opened | {"stage": "challenger" if frozen_after is None else "tasks"}
     within = opened | {"stage": "solver", "place": 1, "tasks": ["a task"]}
     assert scope.adopt(after, within, before) == within
-    assert scope.iterations(after, opened) == 1 and ssp.iterations(after, {}) == 0
+    assert GAMES["scope"].iterations_done(after, opened) == 1 and GAMES["ssp"].iterations_done(after, {}) == 0
 
 
 # --------------------------------------------------------------------------------------------------- what is refused
@@ -173,8 +179,8 @@ def fabricated(run: Path, card: str, *sets: str) -> Path:
     cfg = load_card(CARDS / card, ("train.keep=9", *sets))
     RunLog(run, cfg).close()
     checkpoints = Checkpoints(run / "checkpoints", cfg)
-    system = {"ssp": ssp, "scope": scope}[cfg.system]
-    states = {name: {"params": {"w": jnp.zeros(3)}} for name in system.policies(cfg)}
+    game = GAMES[cfg.system]
+    states = {name: {"params": {"w": jnp.zeros(3)}} for name in game.policies(cfg)}
     checkpoints.save(2, states, {})
     checkpoints.save(4, states, {}, "iteration-1")
     checkpoints.wait()

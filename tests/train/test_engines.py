@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from scope_jax.config import load_card
 from scope_jax.config.base import CardError
+from scope_jax.games import load_card
 from scope_jax.models.pages import Loop
 from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.paged import PagedEngine, page_bytes

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from scope_jax.config import Config, load_card
+from scope_jax.config import Config
+from scope_jax.games import load_card
 from scope_jax.play.tools import Prompt
 from scope_jax.run.assemble import Trainer, assemble
 from scope_jax.text.messages import Messages

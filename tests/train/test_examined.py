@@ -15,7 +15,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from scope_jax.cli import app
-from scope_jax.config import Config, load_card
+from scope_jax.config import Config
+from scope_jax.games import load_card
 from scope_jax.models import weights
 from scope_jax.models.transformer import unstack_layers
 from scope_jax.play.tools import BASE

@@ -16,8 +16,9 @@ from huggingface_hub import constants
 from typer.testing import CliRunner, Result
 
 from scope_jax.cli import app
-from scope_jax.config import EncoderSection, load_card
+from scope_jax.config import EncoderSection
 from scope_jax.errors import UserError
+from scope_jax.games import load_card
 from scope_jax.models.weights import WeightsError, load_config
 from scope_jax.plan.architectures import model_of
 from scope_jax.run import hub, indexing

@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from scope_jax import cli
-from scope_jax.config import load_card, parse_config
+from scope_jax.games import load_card, parse_config
 from scope_jax.models.seal import SEAL, fault
 from scope_jax.run.checkpoint import Checkpoints, steps
 from scope_jax.run.fetching import fetched

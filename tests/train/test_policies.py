@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from scope_jax.config import load_card
+from scope_jax.games import load_card
 from scope_jax.learner.state import TrainState
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.models import weights

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from scope_jax.config import CardError, load_card
+from scope_jax.config import CardError
+from scope_jax.games import load_card
 from scope_jax.play.tools import Prompt
 from scope_jax.rollouts.scripted import ScriptedRollouts
 from scope_jax.run.world import StepTools
 from scope_jax.text.messages import Messages
-from tests.systems.harness import Characters
+from tests.games.harness import Characters
 
 
 def test_prompts_of_equal_ids_share_a_prefill_and_no_random_numbers():

@@ -6,6 +6,7 @@ import json
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,11 @@ import pytest
 from rich.console import Console
 
 from scope_jax import train
-from scope_jax.config import load_card
+from scope_jax.games import GAMES, load_card
 from scope_jax.models.seal import fault, seal
 from scope_jax.play import judge_client
 from scope_jax.report.progress import Progress
 from scope_jax.run import checkpoint, stopping
-from scope_jax.systems import ssp
 from tests.train import runs
 
 SMALL = (
@@ -150,7 +150,7 @@ def test_however_a_run_ends_it_finishes_the_checkpoint_being_written(
         time.sleep(1)
         seal(folder)
 
-    monkeypatch.setattr(ssp, "play", play)
+    monkeypatch.setitem(GAMES, "ssp", replace(GAMES["ssp"], play=play))
     monkeypatch.setattr(checkpoint, "seal", slowly)
     monkeypatch.setattr(train, "Checkpoints", Signalled)
     error = "error" in end

@@ -25,10 +25,10 @@ import zlib
 from collections import Counter
 from scope_jax.learner.learner import Learner
 from scope_jax.run.checkpoint import Checkpoints
-from scope_jax.systems import score
+from scope_jax.games import score
 globals().update({name: value for name, value in vars(score).items() if not name.startswith("__")})
-from scope_jax.systems.score import rules, solver
-from scope_jax.systems.score.records import Assessment, Rubric
+from scope_jax.games.score import rules, solver
+from scope_jax.games.score.records import Assessment, Rubric
 
 def share(text):
     return zlib.crc32(text.encode()) % 100

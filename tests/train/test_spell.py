@@ -16,10 +16,10 @@ pytestmark = pytest.mark.slow
 GAME = """
 import os, time, zlib
 from pathlib import Path
-from scope_jax.systems import spell
+from scope_jax.games import spell
 globals().update({name: value for name, value in vars(spell).items() if not name.startswith("__")})
-from scope_jax.systems.spell import history, rules
-from scope_jax.systems.spell.records import Question
+from scope_jax.games.spell import history, rules
+from scope_jax.games.spell.records import Question
 
 def share(text):
     return zlib.crc32(text.encode()) % 100

@@ -16,10 +16,10 @@ pytestmark = pytest.mark.slow
 GAME = """
 import os, time, zlib
 from pathlib import Path
-from scope_jax.systems import spice
+from scope_jax.games import spice
 globals().update({name: value for name, value in vars(spice).items() if not name.startswith("__")})
-from scope_jax.systems.spice import challenger, contracts, reasoner, rules
-from scope_jax.systems.spice.records import Task
+from scope_jax.games.spice import challenger, contracts, reasoner, rules
+from scope_jax.games.spice.records import Task
 
 def share(text):
     return zlib.crc32(text.encode()) % 100

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from scope_jax.config import load_card
+from scope_jax.games import load_card
 from scope_jax.learner import advantages, batching
 from scope_jax.learner.state import TrainState
 from scope_jax.learner.types import Episode
@@ -36,7 +36,7 @@ def started(trainer: Trainer) -> dict[str, TrainState]:
 @pytest.fixture(scope="module")
 def episodes(trainer: Trainer, started: dict[str, TrainState]) -> list[Episode]:
     world = trainer.world
-    played, _, metrics = world.system.play(world.cfg, world.tools(0), world.system.start(world.cfg), 0)
+    played, _, metrics = world.game.play(world.cfg, world.tools(0), world.game.start(world.cfg), 0)
     assert metrics["solver/searches"] > 0
     return played
 
@@ -45,7 +45,7 @@ def test_engine_and_learner_agree_on_every_token_of_a_step(
     trainer: Trainer, started: dict[str, TrainState], episodes: list[Episode]
 ) -> None:
     """Within 1e-4 in float32, over every sampled token of both roles, also after searches and their observations."""
-    for update in trainer.world.system.updates(trainer.world.cfg):
+    for update in trainer.world.game.updates(trainer.world.cfg):
         rated, _ = advantages.assign([e for e in episodes if e.role == update.name], update.card)
         for batch, part in zip(
             trainer.learner.pack(rated, update.card),

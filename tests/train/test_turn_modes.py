@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scope_jax.config import load_card
+from scope_jax.games import load_card
 from scope_jax.run.assemble import assemble
 from scope_jax.train import learn
 
@@ -22,7 +22,7 @@ def test_a_step(tmp_path: Path, mode: str, rows: set[int]) -> None:
     states, remembered, _ = trainer.start(None)
     memory = remembered["game"]
     world.sampler.publish(states)
-    episodes, _, metrics = world.system.play(world.cfg, world.tools(0), memory, 0)
+    episodes, _, metrics = world.game.play(world.cfg, world.tools(0), memory, 0)
     searched = [e for e in episodes if any(turn["kind"] == "observation" for turn in e.text["turns"])]
     assert metrics["proposer/searches"] > 0
     assert searched and {min(len(e.datums), 2) for e in episodes} == rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,12 @@ import pytest
 from rich.console import Console
 
 from scope_jax import train
-from scope_jax.config import CardError, load_card
+from scope_jax.config import CardError
 from scope_jax.errors import UserError
+from scope_jax.games import GAMES, load_card, ssp
 from scope_jax.report.progress import Progress
 from scope_jax.run.watched_names import check_names
 from scope_jax.run.watching import Watch, watched
-from scope_jax.systems import SYSTEMS, ssp
 from tests.train import runs
 
 CARD = runs.ROOT / "configs" / "ssp" / "atlas.toml"
@@ -78,7 +79,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         steps.append(step + 1)
         return [], memory, {"solver/entropy": VALUES[step], "solver/loss": 0.0, "proposer/loss": 0.0}
 
-    monkeypatch.setattr(ssp, "play", play)
+    monkeypatch.setitem(GAMES, "ssp", replace(GAMES["ssp"], play=play))
     return steps
 
 
@@ -115,7 +116,7 @@ def test_a_metric_without_a_value_so_far_ends_no_run(tmp_path: Path, played: lis
     assert run(tmp_path / "run", rule)["steps"] == 9 and len(played) == 9
 
 
-CARDS = {name: runs.ROOT / "configs" / name / "atlas.toml" for name in SYSTEMS}
+CARDS = {name: runs.ROOT / "configs" / name / "atlas.toml" for name in GAMES}
 
 
 @pytest.mark.parametrize(
@@ -138,15 +139,15 @@ def test_names_are_checked_against_what_a_game_can_have(game: str, metric: str, 
         load_card(CARDS[game], [f'train.watch=[{{metric="{name}", above=1.0}}]']) for name in (metric, near)
     )
     with pytest.raises(UserError, match=rf"names the metric '{metric}', which {game} does not have .*{near}"):
-        check_names(wrong, SYSTEMS[game])
-    check_names(right, SYSTEMS[game])
+        check_names(wrong, GAMES[game])
+    check_names(right, GAMES[game])
 
 
 @pytest.mark.parametrize("name", ["accuracy", "accuracy_se", "accuracy_pass@2", "searches"])
 def test_measures_of_an_exam_may_be_watched(name: str) -> None:
     card = load_card(CARD)
     (one, *_) = card.evaluate.sets
-    check_names(load_card(CARD, [f'train.watch=[{{metric="eval/{one.name}/{name}", below=0.1}}]']), ssp)
+    check_names(load_card(CARD, [f'train.watch=[{{metric="eval/{one.name}/{name}", below=0.1}}]']), GAMES["ssp"])
 
 
 def test_a_game_in_a_file_may_have_any_metric_and_the_user_is_told_of_one_that_no_step_had() -> None:

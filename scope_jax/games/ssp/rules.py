@@ -1,0 +1,79 @@
+"""The rules that a question must pass before verification (§3.3), the reasons for rejection, the proposer's rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from scope_jax.config import Config
+from scope_jax.games.ssp.options import options
+from scope_jax.play import rewards, searching
+from scope_jax.play.words import contains
+from scope_jax.rollouts.types import Completion
+from scope_jax.text import dialects, parsing
+
+REASONS = (
+    "no_question",  # no closed <question> (possibly because the episode was cut off or ran out of turns)
+    "empty_question",
+    "format",  # violates the tag format (A.2)
+    "no_search",
+    "no_materials",  # no search found anything
+    "too_short",
+    "too_long",  # the question, or the solver's prompt with it
+    "contains_answer",
+    "too_few_searches",
+    "repeated_search",
+    "answer_in_search",
+    # from verification:
+    "materials_too_long",
+    "verify_no_answer",
+    "verify_wrong",
+)
+
+
+def apply(cfg: Config, completion: Completion, golds: Sequence[str]) -> tuple[str | None, str]:
+    """The question of a proposer episode, or None, and the first rule that it breaks ("" if none)."""
+    question = parsing.first(searching.contents(completion), "question")
+    if question is None:
+        return None, "no_question"
+    return question, _broken(cfg, question, completion, golds)
+
+
+def _broken(cfg: Config, question: str, completion: Completion, golds: Sequence[str]) -> str:
+    ssp, dialect = options(cfg), dialects.load(cfg.model.dialect)
+    queries = searching.queries_run(completion, dialect)
+    words = len(question.split())
+    checks = (
+        ("empty_question", not question),
+        ("format", not searching.keeps_format(completion, dialect, "question", ssp.format)),
+        ("no_search", not queries),
+        ("no_materials", not searching.results_read(completion, dialect)),
+        ("too_short", len(question) < ssp.min_chars or words < ssp.min_words),
+        ("too_long", len(question) > ssp.max_chars),
+        ("contains_answer", reveals(question, golds)),
+        ("too_few_searches", len(set(queries)) < ssp.min_distinct_searches),
+        ("repeated_search", ssp.reject_repeated_search and len(set(queries)) < len(queries)),
+        ("answer_in_search", ssp.reject_answer_in_search and any(reveals(q, golds[:1]) for q in queries)),
+    )
+    return next((reason for reason, broken in checks if broken), "")
+
+
+def reveals(text: str, golds: Sequence[str]) -> bool:
+    """True if the text contains an answer as whole words, or the first one as a substring."""
+    return _within(golds[0], text) or any(contains(text, gold) for gold in golds)
+
+
+def _within(part: str, text: str) -> bool:
+    """True if `part` is a substring of `text`, ignoring case, and white space around words."""
+    part, text = (" ".join(each.lower().split()) for each in (part, text))
+    return part in text
+
+
+def one_minus_mean(solver_rewards: Sequence[float]) -> float:
+    """Proposer's reward 1 − (1/n) Σⱼ rⱼ over the solver's attempts at its question (SSP Eq. (7))."""
+    return 1.0 - rewards.mean(solver_rewards)
+
+
+def intermediate(solver_rewards: Sequence[float], left: float, right: float) -> float:
+    """4 (left + s)(right − s) for a success rate 0 < s < 1, else 0 (released SSP code); s = (1/n) Σⱼ rⱼ."""
+    success = rewards.mean(solver_rewards)
+    return 4.0 * (left + success) * (right - success) if 0.0 < success < 1.0 else 0.0

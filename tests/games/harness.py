@@ -1,0 +1,364 @@
+"""Scripted tools and a small SSP game for golden transcripts; one character is one token."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from scope_jax.config import Config, EvalSet
+from scope_jax.games import parse_config
+from scope_jax.learner.types import Episode, Metrics, Reply
+from scope_jax.play import exams
+from scope_jax.play.game import Game, Memory
+from scope_jax.play.math_answers import SECONDS, Comparison, Verdict
+from scope_jax.play.mathematics.worker import compare
+from scope_jax.play.tools import Prompt, Tools
+from scope_jax.play.turns import Joiner, Mode, Respond
+from scope_jax.retrieval.rows import Row
+from scope_jax.retrieval.search import NOTHING_FOUND
+from scope_jax.rollouts.scripted import ScriptedRollouts
+from scope_jax.rollouts.types import Completion, Request, SamplingParams, Turn
+from scope_jax.text import dialects, parsing
+from scope_jax.text.messages import Messages
+
+CALLS = "Calls stand in <tool_call> or <function_calls>."
+EOS = 3  # not a printable character
+ROLES = {"user": 14, "assistant": 15, "tool": 16, "environment": 17, "system": 18, "tools": 19}  # nor are these
+
+
+class Characters:
+    """A tokenizer with one token per character."""
+
+    eos_ids = (EOS,)
+
+    def encode(self, text: str, forbid: Collection[str] = ()) -> list[int]:
+        return [*map(ord, text)]
+
+    def decode(self, ids: Any) -> str:
+        return "".join(chr(int(token)) for token in ids)
+
+    def token_bytes(self, id: int) -> bytes:
+        return chr(id).encode()
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **options: Any,
+    ) -> list[int]:
+        """Each message: a character for its role, the content, the end token. Tool declarations come first."""
+        declared = {"role": "tools", "content": f"{json.dumps(tools)} {CALLS}"}
+        messages = [*([declared] if tools else []), *messages]
+        ids = [i for m in messages for i in (ROLES[m["role"]], *self.encode(m["content"]), EOS)]
+        return [*ids, ROLES["assistant"]] if add_generation_prompt else ids
+
+    def continuation(
+        self,
+        messages_before: Sequence[Mapping[str, Any]],
+        observation: Mapping[str, Any],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **options: Any,
+    ) -> list[int]:
+        """What encode_chat writes after the content of the last message."""
+        return [EOS, *self.encode_chat([observation], **options)]
+
+
+def sampled_turn(text: str, finish: str = "stop", opened: bool = False) -> Turn:
+    """A turn sampled by a policy, one token per character."""
+    ids = np.asarray(Characters().encode(text) + ([EOS] if finish == "eos" else []), np.int32)
+    logprobs = np.zeros(len(ids), np.float32)
+    return Turn("sampled", ids, logprobs, text, finish, opened=opened, thought=parsing.THOUGHT)
+
+
+@dataclass(frozen=True)
+class TurnContext:
+    """What a scripted policy knows when it writes a turn."""
+
+    role: str
+    name: str
+    sample: int
+    prompt: str
+    turns: tuple[Turn, ...]
+
+    @property
+    def turn(self) -> int:
+        return sum(turn.kind == "sampled" for turn in self.turns)
+
+
+Script = Callable[[TurnContext], str]
+
+
+@dataclass
+class ScriptedTools:
+    """`Tools` with scripted policies, a table of search results and a scripted judge; records all requests."""
+
+    script: Script
+    results: Mapping[str, str] = field(default_factory=dict)
+    judge_reply: Callable[[str], str] = lambda message: "Wrong"
+    dialect: str = "xml"
+    turns: Mode = "raw"
+    tags_in_thinking: bool = False
+    codec: Characters = field(default_factory=Characters)
+    asked: list[tuple[str, str, int]] = field(default_factory=list)  # role, prompt name, samples
+    prompts: dict[tuple[str, str], str] = field(default_factory=dict)
+    searched: list[str] = field(default_factory=list)
+    judged: list[str] = field(default_factory=list)
+    options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    known_policies: Sequence[str] = ("actor",)  # policies that may be sampled
+    known_judges: Sequence[str] = ("judge",)  # external models that may be used
+    data: Sequence[Mapping[str, Any]] = ()  # one epoch of the data stream; every epoch is in this order
+    given: Sequence[Mapping[str, Any]] | None = None  # what every call of `rows` returns instead of the stream
+    taken: list[tuple[int, int]] = field(default_factory=list)  # (first, count) of every call of `rows`
+    told: list[str] = field(default_factory=list)
+    compared: list[Comparison] = field(default_factory=list)
+
+    def rows(self, first: int, count: int) -> list[Row]:
+        self.taken.append((first, count))
+        if self.given is not None:
+            return [dict(row) for row in self.given]
+        return [dict(self.data[place % len(self.data)]) for place in range(first, first + count)]
+
+    def encode_prompt(self, messages: Messages) -> tuple[int, ...]:
+        if self.turns == "raw":
+            return tuple(map(ord, messages.text))
+        return tuple(Joiner(self.turns, self.codec, dialects.load(self.dialect)).prompt(messages))
+
+    def generate(
+        self,
+        role: str,
+        prompts: Sequence[Prompt],
+        samples: int,
+        *,
+        policy: str,
+        temperature: float,
+        max_tokens: int,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        stop: Sequence[str] = (),
+        max_turns: int = 1,
+        max_prompt_tokens: int | None = None,
+        max_response_tokens: int | None = None,
+        respond: Respond | None = None,
+        tempered: bool = True,
+    ) -> list[list[Completion]]:
+        assert len({prompt.name for prompt in prompts}) == len(prompts), "prompt names must differ within a call"
+        for prompt in prompts:
+            key = (role, prompt.name)
+            assert key not in self.prompts, f"{key} was used twice in a step"
+            self.asked.append((role, prompt.name, samples))
+            self.prompts[key] = "".join(map(chr, prompt.ids))
+        assert policy in self.known_policies
+        self.options[role] = {"temperature": temperature, "max_tokens": max_tokens, "stop": tuple(stop)}
+        joiner = Joiner(self.turns, self.codec, dialects.load(self.dialect))
+        params = SamplingParams(
+            *(temperature, top_k, top_p, max_tokens, tuple(stop), Characters.eos_ids, tempered),
+            thought=parsing.THOUGHT,
+            tags_in_thinking=self.tags_in_thinking,
+        )
+        return [
+            [
+                self._play(
+                    Request(
+                        prompt.ids,
+                        params,
+                        None,
+                        prompt.name,
+                        max_turns,
+                        None if answer is None else joiner.responder(answer, prompt.messages),
+                        max_prompt_tokens,
+                        max_response_tokens,
+                    ),
+                    role,
+                    prompt.name,
+                    sample,
+                )
+                for sample in range(samples)
+            ]
+            for prompt in prompts
+            for answer in [prompt.respond or respond]
+        ]
+
+    def _play(self, request: Request, role: str, name: str, sample: int) -> Completion:
+        """One scripted episode; sampled tokens have the log-prob −0.5."""
+
+        def script(prompt: str, turns: tuple[Turn, ...]) -> str:
+            return self.script(TurnContext(role, name, sample, prompt, turns))
+
+        (completion,) = ScriptedRollouts(script, Characters(), max_length=100_000).run([request])
+        rows = [replace(r, logprobs_T=np.where(r.sampled_T, -0.5, 0.0).astype(np.float32)) for r in completion.rows]
+        return replace(completion, rows=tuple(rows))
+
+    def search(self, queries: Sequence[str]) -> list[str]:
+        self.searched += queries
+        return [parsing.neutralise(self.results.get(query, NOTHING_FOUND)) for query in queries]
+
+    def tokens(self, text: str) -> int:
+        return len(text)
+
+    def judge(
+        self,
+        messages: Sequence[str],
+        *,
+        by: str = "judge",
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+    ) -> list[Reply]:
+        assert by in self.known_judges
+        self.judged += messages
+        return [Reply(self.judge_reply(message)) for message in messages]
+
+    def compare_math(self, comparisons: Sequence[Comparison], seconds: float = SECONDS) -> list[Verdict]:
+        self.compared += comparisons
+        return [compare(*comparison) for comparison in comparisons]
+
+    def probe(self, by: str) -> str:
+        assert by in self.known_judges
+        return ""
+
+    def tell(self, sentence: str) -> None:
+        self.told.append(sentence)
+
+
+def play_step(
+    game: Game,
+    cfg: Config,
+    tools: ScriptedTools,
+    memory: Memory,
+    items: Sequence[Mapping[str, Any]],
+    step: int,
+) -> tuple[list[Episode], Memory, Metrics]:
+    """One step of a game on these rows, regardless of the position in the data stream."""
+    tools.given = items
+    return game.play(cfg, tools, memory, step)
+
+
+def doc(number: int, title: str, text: str) -> str:
+    return f'Doc {number} (Title: "{title}")\n{text}'
+
+
+def result(*documents: tuple[str, str]) -> str:
+    return "\n\n".join(doc(number, *document) for number, document in enumerate(documents, 1))
+
+
+LONG = {"max_prompt_tokens": 20_000}  # prompts are in characters
+
+
+def card(*, seed: int = 0, **ssp: Any) -> Config:
+    """A small card with exact match as grader; `ssp` goes into its [ssp] table, `judge_table` adds a [judge]."""
+    extra = {"judge": ssp.pop("judge_table")} if "judge_table" in ssp else {}
+    data = ssp.pop("data", {})
+    proposer = LONG | ssp.pop("proposer", {})
+    solver = LONG | {"samples": 2} | ssp.pop("solver", {})
+    table = {
+        "system": "ssp",
+        "seed": seed,
+        "model": {"checkpoint": "none"},
+        "retrieval": {"corpus": "none"},
+        "data": {"answers": "none", **data},
+        "train": {"steps": 1},
+        "ssp": {"grader": "exact-match", "proposer": proposer, "solver": solver, **ssp},
+        **extra,
+    }
+    return parse_config(table, "the test's card")
+
+
+# ----------------------------------------------------------------------------------------- four capitals on four rivers
+ITEMS: list[dict[str, Any]] = [
+    {"answers": ["Paris"], "searches": None},
+    {"answers": ["Rome", "Roma", "the Eternal City"], "searches": None},
+    {"answers": ["Cairo"], "searches": None},
+    {"answers": ["Vienna"], "searches": None},
+]
+RIVERS = ("Seine", "Tiber", "Nile", "Danube")
+RESULTS = {
+    "Seine": result(("Paris", "Paris lies on the Seine."), ("Seine", "A river of France."), ("Rouen", "A port.")),
+    "Tiber": result(("Rome", "Rome lies on the Tiber."), ("Tiber", "A river of Italy.")),
+    "Nile": result(("Cairo", "Cairo lies on the Nile."), ("Nile", "A river of Egypt.")),
+    "Danube": result(("Vienna", "Vienna lies on the Danube."), ("Danube", "A river with four capitals.")),
+}
+
+
+def question_about(item: int) -> str:
+    return f"Which capital lies on the river {RIVERS[item]}?"
+
+
+def good_proposal(item: int) -> list[str]:
+    return [f"<think>a</think> <search>{RIVERS[item]}</search>", f"<question>{question_about(item)}</question>"]
+
+
+@dataclass
+class Plan:
+    """Scripted texts. By default all roles play well, except that odd samples of the solver answer London."""
+
+    proposals: dict[str, list[str]] = field(default_factory=dict)  # by prompt name: one text per turn
+    sampled: dict[tuple[str, int], list[str]] = field(default_factory=dict)  # the same for one sample of a prompt
+    replies: dict[str, str] = field(default_factory=dict)  # verification replies, by question
+    solutions: dict[str, list[list[str]]] = field(default_factory=dict)  # by question: turns of each sample
+
+    def __call__(self, ctx: TurnContext) -> str:
+        if ctx.role == "proposer":
+            name = ctx.name
+            item = int(name.split()[1] if name.startswith("slot") else name)
+            turns = self.sampled.get((name, ctx.sample)) or self.proposals.get(name) or good_proposal(item)
+            return turns[ctx.turn]
+        asked = [item for item in range(4) if question_about(item) in ctx.prompt]
+        known = [question for question in (*self.replies, *self.solutions) if question in ctx.prompt]
+        if ctx.role == "verify":
+            right = f"It is written there. Answer: {ITEMS[asked[0]]['answers'][0]}" if asked else "Answer: none"
+            return next((self.replies[question] for question in known if question in self.replies), right)
+        planned = next((self.solutions[question] for question in known if question in self.solutions), None)
+        if planned is not None:
+            return planned[ctx.sample][ctx.turn]
+        if not asked or ctx.sample % 2:
+            return "<answer>London</answer>"
+        return [f"<search>{RIVERS[asked[0]]}</search>", f"<answer>{ITEMS[asked[0]]['answers'][0]}</answer>"][ctx.turn]
+
+
+def in_dialect(name: str, script: Script) -> Script:
+    """The script with its searches rewritten in a dialect."""
+    dialect = dialects.load(name)
+
+    def rewritten(ctx: TurnContext) -> str:
+        text = script(ctx)
+        for query in parsing.spans(text, "search"):
+            text = text.replace(f"<search>{query}</search>", dialect.write(query))
+        return text
+
+    return rewritten
+
+
+def world(plan: Script | None = None, **changes: Any) -> ScriptedTools:
+    return ScriptedTools(plan or Plan(), RESULTS, **changes)
+
+
+def run_exam(game: Game, cfg: Config, tools: Tools, rows: Sequence[Mapping[str, Any]], **changes: Any) -> list[Any]:
+    """Records of an exam, greedy and with short turns unless `changes` overrides it."""
+    one = EvalSet(**{"name": "exam", "path": "none", "temperature": 0.0, "max_tokens": 99} | changes)
+    return exams.take(cfg, game.exam(cfg), tools, rows, one)
+
+
+def plain(episodes: Sequence[Any]) -> list[dict[str, Any]]:
+    """Episodes as plain data, for comparisons."""
+    return [
+        {
+            "role": e.role,
+            "group": e.group,
+            "reward": e.reward,
+            "parts": dict(e.parts),
+            "trained": e.trained,
+            "text": dict(e.text),
+            "rows": [(d.ids_T.tolist(), d.sampled_T.tolist(), d.logprobs_T.tolist()) for d in e.datums],
+        }
+        for e in episodes
+    ]
+
+
+def episodes_of(episodes: Sequence[Any], role: str) -> list[Any]:
+    return [episode for episode in episodes if episode.role == role]

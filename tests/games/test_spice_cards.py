@@ -1,0 +1,69 @@
+"""SPICE's cards on Atlas: each ablation changes one thing, and the demonstrations' longest rows fit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from scope_jax.games import load_card
+from scope_jax.games.spice import instructions
+from scope_jax.games.spice.options import options
+from scope_jax.games.spice.records import Document
+from scope_jax.models.tokenizer import Tokenizer
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "configs" / "spice"
+
+
+def test_each_ablation_on_atlas_changes_one_thing_of_its_card_and_the_control_its_weight() -> None:
+    base = load_card(FOLDER / "atlas.toml").model_dump()
+    found = {}
+    for path in sorted((FOLDER / "ablations").glob("atlas-*.toml")):
+        card = load_card(path).model_dump()
+        assert [key for key in base if card[key] != base[key]] == ["spice"]
+        found[path.stem] = {key: value for key, value in card["spice"].items() if value != base["spice"][key]}
+    assert found == {
+        "atlas-absolute-zero": {"challenger_reward": "absolute-zero"},
+        "atlas-absolute-zero-heavy": {"challenger_reward": "absolute-zero", "challenger_weight": 2.0},
+        "atlas-eight-updates": {"loss": base["spice"]["loss"] | {"mini_batches": 8}},
+        "atlas-fixed-challenger": {
+            "train": "reasoner",
+            "challenger": base["spice"]["challenger"] | {"model": "base"},
+        },
+        "atlas-light-challenger": {"challenger_weight": 0.15},
+        "atlas-no-corpus": {"corpus": False},
+        "atlas-r-zero": {"challenger_reward": "r-zero"},
+        "atlas-threshold": {"challenger_reward": "threshold"},
+    }
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.toml")), ids=lambda path: path.stem)
+def test_a_gradient_update_has_128_trajectories_as_in_the_paper(path: Path) -> None:
+    """App. 8, in every card of the paper's models, also where one role is trained; what an ablation changes is said."""
+    cfg = load_card(path)
+    roles = {"both": ("challenger", "reasoner")}.get(options(cfg).train, (options(cfg).train,))
+    episodes = cfg.train.batch_size * sum(getattr(options(cfg), role).samples for role in roles)
+    updates = options(cfg).loss.mini_batches
+    if path.stem in ("one-update", "atlas-eight-updates"):
+        assert updates != max(episodes // 128, 1)
+    else:
+        assert updates == max(episodes // 128, 1)
+
+
+def test_every_document_and_question_of_atlas_fits_into_the_cards_prompts() -> None:
+    cfg = load_card(FOLDER / "atlas.toml", [f"spice.prompts={ROOT / 'assets' / 'atlas' / 'prompts' / 'spice'}"])
+    tokenizer = Tokenizer.load(ROOT / "assets" / "atlas" / "spice" / "tokenizer")
+    longest = {}
+    for name, field in (("documents", "text"), ("questions_held_out", "question")):
+        lines = (ROOT / "assets" / "atlas" / "spice" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+        rows = map(json.loads, lines)
+        longest[name] = max((row[field] for row in rows), key=lambda text: len(tokenizer.encode(text)))
+    assert len(tokenizer.encode(longest["documents"])) <= options(cfg).document_tokens
+    written = instructions.for_task(cfg, Document(0, "", longest["documents"]), "expression")
+    asked = instructions.for_reasoner(cfg, longest["questions_held_out"])
+    for prompt, card in ((written, options(cfg).challenger), (asked, options(cfg).reasoner)):
+        ids = tokenizer.encode_chat([{"role": "user", "content": prompt.user}])
+        assert len(ids) <= card.max_prompt_tokens
+        assert len(ids) + card.sampling.max_tokens <= cfg.rollout.max_length
