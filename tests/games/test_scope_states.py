@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from scope_jax.config.training import TrainSection
-from scope_jax.games import scope
 from scope_jax.learner.state import TrainState
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.run.assemble import Trainer
@@ -46,7 +45,7 @@ def test_the_base_is_held_once_after_both_policies_learned(offload: bool):
     cfg = card()
     world, trainer = object.__new__(World), object.__new__(Trainer)  # only the attributes below are used
     offloading = cfg.model_copy(update={"train": TrainSection(offload=offload)})
-    for name, part in {"system": scope, "cfg": offloading}.items():
+    for name, part in {"game": GAMES["scope"], "cfg": offloading}.items():
         object.__setattr__(world, name, part)
     for name, part in {"world": world, "learner": learner}.items():
         object.__setattr__(trainer, name, part)

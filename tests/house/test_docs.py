@@ -11,11 +11,13 @@ import pytest
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from scope_jax import games
 from scope_jax.config import Config, LossCard, RoleSection
 from scope_jax.games.scope.options import ScopeSection
 from scope_jax.games.score.options import ScoreSection
 from scope_jax.games.spell.options import SpellSection
 from scope_jax.games.spice.options import SpiceSection
+from scope_jax.games.ssp.options import SSPSection
 
 ROOT = Path(__file__).parents[2]
 # Tables with the keys of another table, where they are documented.
@@ -42,6 +44,9 @@ def keys(section: type[BaseModel], prefix: str = "") -> dict[str, Any]:
     return found
 
 
+SECTIONS = {name: keys(game.options) for name, game in games.GAMES.items()}  # of each game, keys with defaults
+
+
 def shown(default: Any) -> str:
     """A default as the tables show it."""
     if default is PydanticUndefined:
@@ -59,12 +64,8 @@ def documented() -> dict[str, str]:
 
 
 def test_every_key_is_documented_with_its_default() -> None:
-    table = {
-        key: shown(default)
-        for key, default in keys(Config).items()
-        if not key.startswith(("ssp.", "scope.", "spice.", "spell.", "score."))
-    }
-    solver = Config.model_fields["ssp"].default.solver
+    table = {key: shown(default) for key, default in keys(Config).items()}
+    solver = SSPSection().solver
     for key in keys(RoleSection):
         if not key.startswith("loss."):
             value = solver
@@ -78,7 +79,9 @@ def test_every_key_is_documented_with_its_default() -> None:
 
 
 def test_a_table_like_another_has_its_keys() -> None:
-    found = keys(Config)
+    found = keys(Config) | {
+        f"{game}.{key}": value for game, section in SECTIONS.items() for key, value in section.items()
+    }
     for name, other in LIKE_ANOTHER.items():
         own = {key.removeprefix(f"{name}.") for key in found if key.startswith(f"{name}.")}
         assert own == {key.removeprefix(f"{other}.") for key in found if key.startswith(f"{other}.")} and own
@@ -86,7 +89,7 @@ def test_a_table_like_another_has_its_keys() -> None:
 
 def test_every_key_of_the_game_is_documented() -> None:
     text = (ROOT / "docs" / "ssp.md").read_text(encoding="utf-8")
-    own = [key.removeprefix("ssp.") for key in keys(Config) if key.startswith("ssp.") and key.count(".") == 1]
+    own = [key for key in SECTIONS["ssp"] if "." not in key]
     assert len(own) > 20
     assert [key for key in own if f"`{key}`" not in text] == []
 

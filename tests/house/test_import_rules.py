@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 LINKED = ("models", "rollouts", "retrieval", "sharding")  # folders that are parts of scope_jax by a link
 KEPT = {
     "train.py": "import scope_jax.models.transformer, scope_jax.rollouts.engine, scope_jax.retrieval.search\n",
-    "systems/__init__.py": "from scope_jax.games import ssp, spice\n",
+    "games/__init__.py": "from scope_jax.games import ssp, spice\n",
     "games/ssp/__init__.py": "from scope_jax.games.ssp import rules\n",
     "games/ssp/rules.py": "import scope_jax.play.tools\n",
     "play/tools.py": "import scope_jax.learner.losses\n",
