@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from scope_jax.config.training import TrainSection
+from scope_jax.games import GAMES
 from scope_jax.learner.state import TrainState
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.run.assemble import Trainer

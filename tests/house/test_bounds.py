@@ -135,12 +135,8 @@ def nodes(schema: dict[str, Any], node: dict[str, Any], path: str = "") -> Itera
 
 def test_every_number_of_every_table_has_bounds_on_both_sides() -> None:
     schemas = [Config.model_json_schema(), *(game.options.model_json_schema() for game in GAMES.values())]
-    numbers = [
-        (path, node)
-        for schema in schemas
-        for path, node in nodes(schema, schema)
-        if node["type"] in ("integer", "number")
-    ]
+    values = [found for schema in schemas for found in nodes(schema, schema)]
+    numbers = [(path, node) for path, node in values if node["type"] in ("integer", "number")]
     assert len(numbers) > 100
     without = [
         path

@@ -79,9 +79,7 @@ def test_every_key_is_documented_with_its_default() -> None:
 
 
 def test_a_table_like_another_has_its_keys() -> None:
-    found = keys(Config) | {
-        f"{game}.{key}": value for game, section in SECTIONS.items() for key, value in section.items()
-    }
+    found = {*keys(Config), *(f"{game}.{key}" for game, section in SECTIONS.items() for key in section)}
     for name, other in LIKE_ANOTHER.items():
         own = {key.removeprefix(f"{name}.") for key in found if key.startswith(f"{name}.")}
         assert own == {key.removeprefix(f"{other}.") for key in found if key.startswith(f"{other}.")} and own
