@@ -35,7 +35,7 @@ from scope_jax.games.ssp.options import SSPSection
 from scope_jax.learner.types import Reply
 from scope_jax.play import exams
 from scope_jax.play.rubrics import Case, Criterion, grade
-from scope_jax.play.tools import BASE, Prompt
+from scope_jax.play.tools import BASE, Agent, Rollout, single_turn
 from scope_jax.run.assemble import assemble_world
 from scope_jax.run.examined import Examined, take
 from scope_jax.run.remote import completion_of
@@ -76,11 +76,8 @@ class Played:
     def replies(self, step: str, prompts: Sequence[str], temperature: float, max_tokens: int, samples: int = 1) -> Any:
         """The texts of the replies to each prompt."""
         tools = self.tools(step)
-        asked = [
-            Prompt(tools.encode_prompt(messages), str(place), messages)
-            for place, messages in enumerate(map(Messages, prompts))
-        ]
-        groups = tools.generate("judge", asked, samples, policy=BASE, temperature=temperature, max_tokens=max_tokens)
+        rollouts = [Rollout(str(place), messages) for place, messages in enumerate(map(Messages, prompts))]
+        groups = tools.play("judge", rollouts, Agent(BASE, single_turn(temperature, max_tokens)), samples)
         return [[completion.text for completion in group] for group in groups]
 
 

@@ -16,7 +16,7 @@ from scope_jax.games import scope
 from scope_jax.learner.types import Metrics
 from scope_jax.play import exams
 from scope_jax.play.exams import Answer, Exam
-from scope_jax.play.tools import Prompt, Tools, sample
+from scope_jax.play.tools import Agent, Rollout, Tools
 from scope_jax.rollouts.types import Completion
 from scope_jax.run.adapters import kind_of
 from scope_jax.run.examined import assemble_exam, exam_card, find, find_base, fitted, index_folder, load_into
@@ -80,9 +80,11 @@ def finished(cfg: Config, exam: Exam, tools: Tools, played: Sequence[Answer], ca
 
     It gets a single turn: another search instead of an answer is not run, and counts as no answer.
     """
-    prompts = [Prompt(before_last_turn(a.completion), f"{place}", a.prompt) for place, a in enumerate(played)]
-    sampling = cfg.evaluate.sampling_of(card)
-    groups = sample(tools, "replay", prompts, 1, sampling, policy=exam.policy, stop=exam.stop)
+    rollouts = [
+        Rollout(f"{place}", answer.prompt, prompt_ids=before_last_turn(answer.completion))
+        for place, answer in enumerate(played)
+    ]
+    groups = tools.play("replay", rollouts, Agent(exam.policy, cfg.evaluate.sampling_of(card), stop=exam.stop))
     return [
         replace(answer, completion=completion, text=exam.read(completion))
         for answer, (completion,) in zip(played, groups, strict=True)

@@ -13,7 +13,7 @@ from scope_jax.config import AskSection, JudgeSection
 from scope_jax.learner.types import Reply
 from scope_jax.play import searching
 from scope_jax.play.judge_client import UNUSABLE_AFTER, JudgeError
-from scope_jax.play.tools import BASE, Prompt, Tools
+from scope_jax.play.tools import BASE, Agent, Rollout, Tools, single_turn
 from scope_jax.retrieval.exchange import shown
 from scope_jax.text.messages import Messages
 from scope_jax.text.parsing import THOUGHT
@@ -127,18 +127,10 @@ class Judge:
 
     def _in_engine(self, tools: Tools) -> Send:
         def send(questions: Sequence[str], again: bool) -> list[Reply]:
-            conversations = [Messages(question) for question in questions]
-            names = [f"{place} again" if again else f"{place}" for place in range(len(conversations))]
-            groups = tools.generate(
-                self.name,
-                [
-                    Prompt(tools.encode_prompt(messages), name, messages)
-                    for messages, name in zip(conversations, names, strict=True)
-                ],
-                1,
-                policy=BASE,
-                temperature=self.card.temperature,
-                max_tokens=self.card.max_tokens,
+            ending = " again" if again else ""
+            rollouts = [Rollout(f"{place}{ending}", Messages(question)) for place, question in enumerate(questions)]
+            groups = tools.play(
+                self.name, rollouts, Agent(BASE, single_turn(self.card.temperature, self.card.max_tokens))
             )
             return [Reply(searching.written(group[0]), cut=searching.cut_off(group[0])) for group in groups]
 

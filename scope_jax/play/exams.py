@@ -19,7 +19,7 @@ from scope_jax.play.math_answers import Comparison
 from scope_jax.play.measures import BY_TEXT, facts_stated
 from scope_jax.play.rubrics import Grader
 from scope_jax.play.searching import Search
-from scope_jax.play.tools import Prompt, Tools, sample
+from scope_jax.play.tools import Agent, Rollout, Tools
 from scope_jax.play.turns import Respond
 from scope_jax.rollouts.types import Completion
 from scope_jax.text.messages import Messages
@@ -211,26 +211,21 @@ def play(cfg: Config, exam: Exam, tools: Tools, rows: Sequence[Row], card: EvalS
     Tells how many prompts are too long for the engine, which gives them no answers.
     """
     conversations = [exam.prompt(row, tools.tokens) for row in rows]
-    prompts = [
-        Prompt(tools.encode_prompt(messages), f"{place}", messages) for place, messages in enumerate(conversations)
-    ]
-    if too_long := sum(len(prompt.ids) >= cfg.exam_length for prompt in prompts):
+    if too_long := sum(tools.prompt_tokens(messages) >= cfg.exam_length for messages in conversations):
         key = "rollout.max_length" if cfg.evaluate.max_length is None else "evaluate.max_length"
         tools.tell(
-            f"{card.name}: {too_long} of {len(prompts)} prompts do not fit into {key} = {cfg.exam_length}; they get no "
+            f"{card.name}: {too_long} of {len(rows)} prompts do not fit into {key} = {cfg.exam_length}; they get no "
             "answer, which counts as wrong. Raise it, or shorten them."
         )
-    groups = sample(
-        tools,
-        "eval",
-        prompts,
-        card.samples,
+    agent = Agent(
+        exam.policy,
         cfg.evaluate.sampling_of(card),
-        policy=exam.policy,
-        stop=exam.stop,
         max_turns=max_turns_of(cfg, exam),
+        stop=exam.stop,
         respond=None if exam.respond is None else exam.respond(tools.search),
     )
+    rollouts = [Rollout(f"{place}", messages) for place, messages in enumerate(conversations)]
+    groups = tools.play("eval", rollouts, agent, card.samples)
     return [
         Answer(row, messages, completion, exam.read(completion), exam.searches and exam.searches(completion), number)
         for row, messages, group in zip(rows, conversations, groups, strict=True)

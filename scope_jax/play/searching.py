@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from scope_jax.config import Config, FormatRule, one_of
+from scope_jax.config import Config, FormatRule, RoleSection, one_of
+from scope_jax.play.tools import Agent, Tools
 from scope_jax.play.turns import Cut, Respond
 from scope_jax.retrieval.search import EMPTY_QUERY, NOTHING_FOUND
 from scope_jax.rollouts.types import Completion, Turn
@@ -94,6 +95,17 @@ def responder_of(cfg: Config, search: Search, final: str) -> Respond:
     """The responder of the turns of an episode that ends with `<final>`, in the card's dialect; runs all searches."""
     ends = cfg.model.turns == "raw"
     return responder(search, dialects.load(cfg.model.dialect), (final,), end_token_ends=ends)
+
+
+def agent(
+    cfg: Config,
+    tools: Tools,
+    card: RoleSection,
+    policy: str,
+    final: str,
+) -> Agent:
+    """An agent that may search, with the limits of a role's table; its episodes end with `<final>`."""
+    return Agent.of_role(card, policy, stop=stops_of(cfg, final), respond=responder_of(cfg, tools.search, final))
 
 
 def contents(completion: Completion) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from scope_jax.config import RoleSection, SamplingSection
 from scope_jax.learner.types import Reply
@@ -18,13 +18,44 @@ BASE = "base"  # the policy with the initial weights of the run, never trained
 
 
 @dataclass(frozen=True)
-class Prompt:
-    """One conversation to complete, with a name that makes its samples reproducible."""
+class Agent:
+    """Who speaks in an episode, and how its turns are sampled."""
 
-    ids: tuple[int, ...]
-    name: str  # unique within a step and role; folded into every sample's PRNG key
-    messages: Messages  # the messages rendered in `ids`; also used when later turns re-render the conversation
-    respond: Respond | None = None  # responder of its turns, overrides the call's `respond`
+    policy: str
+    """The weights to sample from: one of the game's policies, or BASE."""
+    sampling: SamplingSection
+    """Temperature, top-k, top-p, and the limits of a turn and of everything after the prompt."""
+    max_turns: int = 1
+    """Most turns of an episode."""
+    max_prompt_tokens: int | None = None
+    """A longer prompt is not sampled: its completions have no turns."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a turn."""
+    respond: Respond | None = None
+    """Returns the text that responds to a turn, or to a prefix of it (`Cut`), or None to end the episode; the text is
+    encoded according to the card's `model.turns`. None: an episode has one turn."""
+    tempered: bool = True
+    """Log-probs are those of the distribution at the sampling temperature."""
+
+    @staticmethod
+    def of_role(card: RoleSection, policy: str, sampling: SamplingSection | None = None, **fields: Any) -> Agent:
+        """An agent with the limits of a role's table. sampling: replaces the table's own. fields: as above."""
+        limits = {"max_turns": card.max_turns, "max_prompt_tokens": card.max_prompt_tokens}
+        return Agent(policy, sampling or card.sampling, tempered=card.loss.tempered, **limits, **fields)
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One episode of one agent to be played: its prompt, and a name that makes its samples reproducible."""
+
+    name: str
+    """Unique within a step and role; folded into every sample's PRNG key."""
+    messages: Messages
+    """The prompt; later turns may render the conversation again with it."""
+    respond: Respond | None = None
+    """Responds to its turns in place of the agent's `respond`."""
+    prompt_ids: tuple[int, ...] | None = None
+    """Token ids of the prompt; None: those of `messages` through the chat template."""
 
 
 @runtime_checkable
@@ -40,36 +71,14 @@ class Tools(Protocol):
         """
         ...
 
-    def encode_prompt(self, messages: Messages) -> tuple[int, ...]:
-        """Token ids of the messages through the chat template, ready for the assistant's turn."""
+    def play(self, role: str, rollouts: Sequence[Rollout], agent: Agent, samples: int = 1) -> list[list[Completion]]:
+        """`samples` completions of each rollout, in order; keys from (run seed, step, role, rollout's name, sample).
+        Equal prompts are prefilled once.
+        """
         ...
 
-    def generate(
-        self,
-        role: str,
-        prompts: Sequence[Prompt],
-        samples: int,
-        *,
-        policy: str,
-        temperature: float,
-        max_tokens: int,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        stop: Sequence[str] = (),
-        max_turns: int = 1,
-        max_prompt_tokens: int | None = None,
-        max_response_tokens: int | None = None,
-        respond: Respond | None = None,
-        tempered: bool = True,
-    ) -> list[list[Completion]]:
-        """`samples` completions of each prompt, in order; keys from (run seed, step, role, prompt name, sample).
-        Prompts with equal ids are prefilled once.
-
-        A prompt longer than max_prompt_tokens is not sampled: its completions have no turns. max_response_tokens: limit
-        on everything after a prompt, sampled or read. policy: the weights to sample from, one of the game's policies or
-        BASE. respond: returns the text that responds to a turn, or to a prefix of it (`Cut`), or None to end the
-        episode; the text is encoded according to the card's `model.turns`.
-        """
+    def prompt_tokens(self, messages: Messages) -> int:
+        """Length of a prompt in tokens, with the chat template up to the assistant's turn."""
         ...
 
     def tokens(self, text: str) -> int:
@@ -114,64 +123,6 @@ class Tools(Protocol):
         ...
 
 
-def sample(
-    tools: Tools,
-    role: str,
-    prompts: Sequence[Prompt],
-    samples: int,
-    sampling: SamplingSection,
-    *,
-    policy: str,
-    stop: Sequence[str] = (),
-    max_turns: int = 1,
-    max_prompt_tokens: int | None = None,
-    respond: Respond | None = None,
-    tempered: bool = True,
-) -> list[list[Completion]]:
-    """`Tools.generate` with the values of a sampling table; [] without prompts."""
-    if not prompts:
-        return []
-    return tools.generate(
-        role,
-        prompts,
-        samples,
-        policy=policy,
-        temperature=sampling.temperature,
-        max_tokens=sampling.max_tokens,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        stop=stop,
-        max_turns=max_turns,
-        max_prompt_tokens=max_prompt_tokens,
-        max_response_tokens=sampling.max_response_tokens,
-        respond=respond,
-        tempered=tempered,
-    )
-
-
-def sample_role(
-    tools: Tools,
-    role: str,
-    card: RoleSection,
-    prompts: Sequence[Prompt],
-    samples: int,
-    *,
-    policy: str,
-    sampling: SamplingSection | None = None,
-    stop: Sequence[str] = (),
-    respond: Respond | None = None,
-) -> list[list[Completion]]:
-    """`sample` with the limits of a role's table. sampling: replaces the table's own."""
-    return sample(
-        tools,
-        role,
-        prompts,
-        samples,
-        sampling or card.sampling,
-        policy=policy,
-        stop=stop,
-        max_turns=card.max_turns,
-        max_prompt_tokens=card.max_prompt_tokens,
-        respond=respond,
-        tempered=card.loss.tempered,
-    )
+def single_turn(temperature: float, max_tokens: int) -> SamplingSection:
+    """The sampling of an episode of one turn of at most `max_tokens`."""
+    return SamplingSection(temperature=temperature, max_tokens=max_tokens, max_response_tokens=max_tokens)

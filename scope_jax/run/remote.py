@@ -13,8 +13,7 @@ from scope_jax.learner.types import Reply
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.play.judge_client import JudgeClient, JudgeError
 from scope_jax.play.math_answers import SECONDS, Comparison, MathAnswers, Verdict
-from scope_jax.play.tools import BASE, Prompt
-from scope_jax.play.turns import Respond
+from scope_jax.play.tools import BASE, Agent, Rollout
 from scope_jax.retrieval.rows import Row
 from scope_jax.rollouts import types
 from scope_jax.rollouts.types import Completion, Turn
@@ -44,47 +43,31 @@ class RemoteTools:
     def rows(self, first: int, count: int) -> list[Row]:
         raise ValueError("an endpoint is examined, not trained; there is no stream of rows.")
 
-    def encode_prompt(self, messages: Messages) -> tuple[int, ...]:
-        return ()
+    def prompt_tokens(self, messages: Messages) -> int:
+        return 0  # the endpoint's template is not known
 
-    def generate(
-        self,
-        role: str,
-        prompts: Sequence[Prompt],
-        samples: int,
-        *,
-        policy: str,
-        temperature: float,
-        max_tokens: int,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        stop: Sequence[str] = (),
-        max_turns: int = 1,
-        max_prompt_tokens: int | None = None,
-        max_response_tokens: int | None = None,
-        respond: Respond | None = None,
-        tempered: bool = True,
-    ) -> list[list[Completion]]:
-        """`samples` completions of each prompt; the endpoint gets a seed of its own for each.
+    def play(self, role: str, rollouts: Sequence[Rollout], agent: Agent, samples: int = 1) -> list[list[Completion]]:
+        """`samples` completions of each rollout; the endpoint gets a seed of its own for each.
 
         Raises ValueError for the base model and for turns, which need the weights here; JudgeError if the endpoint does
         not answer.
         """
-        if policy == BASE:
+        if agent.policy == BASE:
             raise ValueError(
                 "the base model cannot judge the answers of an endpoint; give the grader an endpoint, "
                 "such as --set evaluate.grader.endpoint.url=…"
             )
-        if respond is not None or max_turns != 1:
+        if agent.respond is not None or agent.max_turns != 1:
             raise ValueError("a model behind an endpoint answers without searches; use an exam's own prompt.")
-        sampling: dict[str, Any] = {"temperature": temperature, "max_tokens": max_tokens, "top_p": top_p}
-        if top_k:
-            sampling["top_k"] = top_k
-        if stop:
-            sampling["stop"] = list(stop)
+        given = agent.sampling
+        fields: dict[str, Any] = {name: getattr(given, name) for name in ("temperature", "max_tokens", "top_p")}
+        if given.top_k:
+            fields["top_k"] = given.top_k
+        if agent.stop:
+            fields["stop"] = list(agent.stop)
         requests = [
-            {"messages": prompt.messages.conversation(), **sampling, "seed": self._seed_of(role, prompt.name, sample)}
-            for prompt in prompts
+            {"messages": rollout.messages.conversation(), **fields, "seed": self._seed_of(role, rollout.name, sample)}
+            for rollout in rollouts
             for sample in range(samples)
         ]
         flat = [completion_of(reply) for reply in self.policy.send(requests)]

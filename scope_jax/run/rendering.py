@@ -10,9 +10,10 @@ from scope_jax.config import Config
 from scope_jax.data import sources
 from scope_jax.learner.types import Reply
 from scope_jax.play.math_answers import SECONDS, Comparison
-from scope_jax.play.tools import Prompt
+from scope_jax.play.tools import Agent, Rollout
 from scope_jax.play.turns import Joiner
 from scope_jax.retrieval.rows import Row
+from scope_jax.rollouts.types import Completion
 from scope_jax.text.messages import Messages
 
 
@@ -82,24 +83,18 @@ class RenderingTools:
     def rows(self, first: int, count: int) -> list[Row]:
         return sources.items(self._rows, first, count, self._cfg.seed)
 
-    def encode_prompt(self, messages: Messages) -> tuple[int, ...]:
-        return tuple(self._joiner.prompt(messages))
+    def prompt_tokens(self, messages: Messages) -> int:
+        return len(self._joiner.prompt(messages))
 
     def tokens(self, text: str) -> int:
         return len(self._joiner.tokenizer.encode(text))
 
-    def generate(
-        self,
-        role: str,
-        prompts: Sequence[Prompt],
-        samples: int,
-        *,
-        max_tokens: int,
-        max_prompt_tokens: int | None = None,
-        **sampling: Any,
-    ) -> NoReturn:
-        lengths = tuple(len(prompt.ids) for prompt in prompts)
-        raise _Sampled(Rendered(role, lengths, max_tokens, max_prompt_tokens, self._length, self._key))
+    def play(self, role: str, rollouts: Sequence[Rollout], agent: Agent, samples: int = 1) -> list[list[Completion]]:
+        if not rollouts:
+            return []
+        lengths = tuple(self.prompt_tokens(rollout.messages) for rollout in rollouts)
+        limits = (agent.sampling.max_tokens, agent.max_prompt_tokens)
+        raise _Sampled(Rendered(role, lengths, *limits, self._length, self._key))
 
     def search(self, queries: Sequence[str]) -> list[str]:
         return ["" for _ in queries]

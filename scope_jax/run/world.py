@@ -18,8 +18,8 @@ from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.play.game import Game
 from scope_jax.play.judge_client import JudgeClient, JudgeError, Unreachable
 from scope_jax.play.math_answers import SECONDS, Comparison, Verdict
-from scope_jax.play.tools import Prompt
-from scope_jax.play.turns import Joiner, Respond
+from scope_jax.play.tools import Agent, Rollout
+from scope_jax.play.turns import Joiner
 from scope_jax.retrieval.search import SearchTool
 from scope_jax.rollouts.keys import key_data
 from scope_jax.rollouts.local import LocalRollouts
@@ -75,60 +75,48 @@ class StepTools:
     def rows(self, first: int, count: int) -> list[sources.Row]:
         return sources.items(self.world.rows, first, count, self.world.cfg.seed)
 
-    def encode_prompt(self, messages: Messages) -> tuple[int, ...]:
-        return tuple(self.world.joiner.prompt(messages))
+    def prompt_tokens(self, messages: Messages) -> int:
+        return len(self.world.joiner.prompt(messages))
 
-    def generate(
-        self,
-        role: str,
-        prompts: Sequence[Prompt],
-        samples: int,
-        *,
-        policy: str,
-        temperature: float,
-        max_tokens: int,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        stop: Sequence[str] = (),
-        max_turns: int = 1,
-        max_prompt_tokens: int | None = None,
-        max_response_tokens: int | None = None,
-        respond: Respond | None = None,
-        tempered: bool = True,
-    ) -> list[list[Completion]]:
-        names = [prompt.name for prompt in prompts]
-        if len(set(names)) != len(names):
-            raise ValueError(f"two prompts of role {role!r} have the same name; give each its own.")
+    def play(self, role: str, rollouts: Sequence[Rollout], agent: Agent, samples: int = 1) -> list[list[Completion]]:
+        if not rollouts:
+            return []
+        if len({rollout.name for rollout in rollouts}) != len(rollouts):
+            raise ValueError(f"two rollouts of role {role!r} have the same name; give each its own.")
+        sampling = agent.sampling
         params = SamplingParams(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            max_tokens=max_tokens,
-            stop=tuple(stop),
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            max_tokens=sampling.max_tokens,
+            stop=agent.stop,
             stop_ids=self.world.tokenizer.eos_ids,
-            tempered_logprobs=tempered,
+            tempered_logprobs=agent.tempered,
             thought=parsing.THOUGHT,
             tags_in_thinking=self.world.cfg.model.tags_in_thinking,
             ends=self.world.cfg.model.stop,
         )
+        distinct = {rollout.messages for rollout in rollouts if rollout.prompt_ids is None}  # long, and often equal
+        encoded = {messages: tuple(self.world.joiner.prompt(messages)) for messages in distinct}
         alike: dict[tuple[int, ...], str] = {}  # by ids, the name of the first of the prompts that share a prefill
         requests = [
             Request(
-                prompt_ids=prompt.ids,
+                prompt_ids=ids,
                 params=params,
-                key=key_data(self.world.cfg.seed, self.step, role, prompt.name, sample),
-                group=alike.setdefault(prompt.ids, prompt.name),
-                max_turns=max_turns,
-                respond=None if responder is None else self.world.joiner.responder(responder, prompt.messages),
-                max_prompt_tokens=self._shorter(max_prompt_tokens, 1),
-                max_response_tokens=self._shorter(max_response_tokens, len(prompt.ids)),
-                policy=self.world.sampler.named(policy),
+                key=key_data(self.world.cfg.seed, self.step, role, rollout.name, sample),
+                group=alike.setdefault(ids, rollout.name),
+                max_turns=agent.max_turns,
+                respond=None if responder is None else self.world.joiner.responder(responder, rollout.messages),
+                max_prompt_tokens=self._shorter(agent.max_prompt_tokens, 1),
+                max_response_tokens=self._shorter(sampling.max_response_tokens, len(ids)),
+                policy=self.world.sampler.named(agent.policy),
             )
-            for prompt in prompts
-            for responder in [prompt.respond or respond]
+            for rollout in rollouts
+            for ids in [rollout.prompt_ids or encoded[rollout.messages]]
+            for responder in [rollout.respond or agent.respond]
             for sample in range(samples)
         ]
-        flat = self.world.sampler.use(policy).run(requests)
+        flat = self.world.sampler.use(agent.policy).run(requests)
         self.world.sampler.count(flat)
         return [flat[first : first + samples] for first in range(0, len(flat), samples)]
 

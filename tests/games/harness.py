@@ -16,8 +16,8 @@ from scope_jax.play import exams
 from scope_jax.play.game import Game, Memory
 from scope_jax.play.math_answers import SECONDS, Comparison, Verdict
 from scope_jax.play.mathematics.worker import compare
-from scope_jax.play.tools import Prompt, Tools
-from scope_jax.play.turns import Joiner, Mode, Respond
+from scope_jax.play.tools import Agent, Rollout, Tools
+from scope_jax.play.turns import Joiner, Mode
 from scope_jax.retrieval.rows import Row
 from scope_jax.retrieval.search import NOTHING_FOUND
 from scope_jax.rollouts.scripted import ScriptedRollouts
@@ -111,6 +111,7 @@ class ScriptedTools:
     searched: list[str] = field(default_factory=list)
     judged: list[str] = field(default_factory=list)
     options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    agents: dict[str, Agent] = field(default_factory=dict)  # the latest of each role
     known_policies: Sequence[str] = ("actor",)  # policies that may be sampled
     known_judges: Sequence[str] = ("judge",)  # external models that may be used
     data: Sequence[Mapping[str, Any]] = ()  # one epoch of the data stream; every epoch is in this order
@@ -125,40 +126,32 @@ class ScriptedTools:
             return [dict(row) for row in self.given]
         return [dict(self.data[place % len(self.data)]) for place in range(first, first + count)]
 
-    def encode_prompt(self, messages: Messages) -> tuple[int, ...]:
+    def prompt_tokens(self, messages: Messages) -> int:
+        return len(self.encoded(messages))
+
+    def encoded(self, messages: Messages) -> tuple[int, ...]:
         if self.turns == "raw":
             return tuple(map(ord, messages.text))
         return tuple(Joiner(self.turns, self.codec, dialects.load(self.dialect)).prompt(messages))
 
-    def generate(
-        self,
-        role: str,
-        prompts: Sequence[Prompt],
-        samples: int,
-        *,
-        policy: str,
-        temperature: float,
-        max_tokens: int,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        stop: Sequence[str] = (),
-        max_turns: int = 1,
-        max_prompt_tokens: int | None = None,
-        max_response_tokens: int | None = None,
-        respond: Respond | None = None,
-        tempered: bool = True,
-    ) -> list[list[Completion]]:
-        assert len({prompt.name for prompt in prompts}) == len(prompts), "prompt names must differ within a call"
-        for prompt in prompts:
-            key = (role, prompt.name)
+    def play(self, role: str, rollouts: Sequence[Rollout], agent: Agent, samples: int = 1) -> list[list[Completion]]:
+        if not rollouts:
+            return []
+        assert len({rollout.name for rollout in rollouts}) == len(rollouts), "names must differ within a call"
+        encoded = {r.name: r.prompt_ids or self.encoded(r.messages) for r in rollouts}
+        for name, ids in encoded.items():
+            key = (role, name)
             assert key not in self.prompts, f"{key} was used twice in a step"
-            self.asked.append((role, prompt.name, samples))
-            self.prompts[key] = "".join(map(chr, prompt.ids))
-        assert policy in self.known_policies
-        self.options[role] = {"temperature": temperature, "max_tokens": max_tokens, "stop": tuple(stop)}
+            self.asked.append((role, name, samples))
+            self.prompts[key] = "".join(map(chr, ids))
+        assert agent.policy in self.known_policies
+        sampling, stop = agent.sampling, agent.stop
+        self.agents[role] = agent
+        self.options[role] = {"temperature": sampling.temperature, "max_tokens": sampling.max_tokens, "stop": stop}
         joiner = Joiner(self.turns, self.codec, dialects.load(self.dialect))
+        limits = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.max_tokens)
         params = SamplingParams(
-            *(temperature, top_k, top_p, max_tokens, tuple(stop), Characters.eos_ids, tempered),
+            *(*limits, stop, Characters.eos_ids, agent.tempered),
             thought=parsing.THOUGHT,
             tags_in_thinking=self.tags_in_thinking,
         )
@@ -166,23 +159,23 @@ class ScriptedTools:
             [
                 self._play(
                     Request(
-                        prompt.ids,
+                        encoded[rollout.name],
                         params,
                         None,
-                        prompt.name,
-                        max_turns,
-                        None if answer is None else joiner.responder(answer, prompt.messages),
-                        max_prompt_tokens,
-                        max_response_tokens,
+                        rollout.name,
+                        agent.max_turns,
+                        None if answer is None else joiner.responder(answer, rollout.messages),
+                        agent.max_prompt_tokens,
+                        sampling.max_response_tokens,
                     ),
                     role,
-                    prompt.name,
+                    rollout.name,
                     sample,
                 )
                 for sample in range(samples)
             ]
-            for prompt in prompts
-            for answer in [prompt.respond or respond]
+            for rollout in rollouts
+            for answer in [rollout.respond or agent.respond]
         ]
 
     def _play(self, request: Request, role: str, name: str, sample: int) -> Completion:

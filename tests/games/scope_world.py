@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from scope_jax.config import Config
 from scope_jax.games import parse_config
 from scope_jax.learner.types import Reply
-from scope_jax.play.tools import Prompt
+from scope_jax.play.tools import Agent, Rollout
 from scope_jax.play.turns import Mode
 from scope_jax.rollouts.types import Completion
 from scope_jax.text import dialects
@@ -107,14 +107,10 @@ class World(ScriptedTools):
 
     policies: dict[str, str] = field(default_factory=dict)
     endpoints: list[tuple[str, str, float | None, int | None]] = field(default_factory=list)
-    sampling: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def generate(
-        self, role: str, prompts: Sequence[Prompt], samples: int, *, policy: str, **options: Any
-    ) -> list[list[Completion]]:
-        assert self.policies.setdefault(role, policy) == policy
-        self.sampling[role] = {key: value for key, value in options.items() if key != "respond"}
-        return super().generate(role, prompts, samples, policy="actor", **options)
+    def play(self, role: str, rollouts: Sequence[Rollout], agent: Agent, samples: int = 1) -> list[list[Completion]]:
+        assert self.policies.setdefault(role, agent.policy) == agent.policy
+        return super().play(role, rollouts, replace(agent, policy="actor"), samples)
 
     def judge(
         self,

@@ -439,7 +439,8 @@ def test_each_stage_has_its_own_sampling_parameters():
     play_step(GAMES["scope"], cfg, tools, scope.start(cfg), DOCUMENTS, 0)
 
     def sampled(tools: World, role: str) -> tuple[float, float, int]:
-        return tuple(tools.sampling[role][key] for key in ("temperature", "top_p", "max_turns"))
+        agent = tools.agents[role]
+        return agent.sampling.temperature, agent.sampling.top_p, agent.max_turns
 
     assert sampled(tools, "challenger") == (1.0, 1.0, 10) and sampled(tools, "solver") == (0.7, 0.9, 5)
     tools = world()
@@ -489,7 +490,7 @@ def test_evaluation_grades_every_row():
     ]
     assert records[0]["prediction"] == "alpha beta" and records[0]["verdicts"] == [True, False]
     assert tools.policies["eval"] == "solver"
-    assert (tools.sampling["eval"]["temperature"], tools.sampling["eval"]["max_tokens"]) == (0.0, 99)
+    assert (tools.options["eval"]["temperature"], tools.options["eval"]["max_tokens"]) == (0.0, 99)
 
 
 def continue_with(cfg: Config, tools: World, played: list[exams.Answer], one: EvalSet) -> list[exams.Record]:

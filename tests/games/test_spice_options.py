@@ -10,7 +10,7 @@ import pytest
 from scope_jax.config import CardError
 from scope_jax.games import spice
 from scope_jax.learner.types import Episode
-from scope_jax.play.tools import BASE
+from scope_jax.play.tools import BASE, Agent
 from tests.games.harness import ScriptedTools, TurnContext, episodes_of
 from tests.games.spice_world import Plan, card, chosen, open_task, options, world
 
@@ -196,13 +196,13 @@ def test_the_base_model_as_challenger():
     assert spice.uses_base(cfg)
     policies: dict[str, set[str]] = {}
     tools = world(HALF, known_policies=("actor", BASE))
-    generate = tools.generate
+    play = tools.play
 
-    def record_policy(role: str, *args: Any, **options: Any) -> Any:
-        policies.setdefault(role, set()).add(options["policy"])
-        return generate(role, *args, **options)
+    def record_policy(role: str, rollouts: Any, agent: Agent, samples: int = 1) -> Any:
+        policies.setdefault(role, set()).add(agent.policy)
+        return play(role, rollouts, agent, samples)
 
-    tools.generate = record_policy  # type: ignore[method-assign]
+    tools.play = record_policy  # type: ignore[method-assign]
     episodes, _, _ = spice.play(cfg, tools, {"drawn": 0}, 0)
     assert policies == {"challenger": {BASE}, "reasoner": {"actor"}}
     assert {(e.role, e.policy, e.trained) for e in episodes} == {

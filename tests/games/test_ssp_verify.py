@@ -187,7 +187,7 @@ def test_verification_uses_the_cards_sampling_parameters():
 def test_materials_that_do_not_fit_reject_the_question():
     tools = world()
     cfg = card(verify_max_tokens=512)
-    room = max(len(tools.encode_prompt(Messages(p))) for p in play()[0].prompts.values())
+    room = max(tools.prompt_tokens(Messages(p)) for p in play()[0].prompts.values())
     fits = cfg.model_copy(update={"rollout": cfg.rollout.model_copy(update={"max_length": room + 512})})
     tight = cfg.model_copy(update={"rollout": cfg.rollout.model_copy(update={"max_length": 600 + 512})})
     episodes, _, _ = play_step(GAMES["ssp"], fits, world(), {"pool": []}, ITEMS, 0)

@@ -14,7 +14,7 @@ from scope_jax.games.scope import rules
 from scope_jax.games.ssp import materials
 from scope_jax.play import grading, searching
 from scope_jax.play.rubrics import settled_score
-from scope_jax.play.tools import Prompt
+from scope_jax.play.tools import Agent, Rollout, single_turn
 from scope_jax.text import dialects
 from scope_jax.text.messages import Messages
 from tests.games import harness
@@ -170,7 +170,6 @@ def test_functions_refuse_a_choice_that_they_do_not_know() -> None:
         materials.render(["x"], "typo")
     with pytest.raises(ValueError, match="grader is 'typo'"):
         grading.grade("typo", "none", lambda messages: [], [])
-    prompt = Prompt((1,), "0", Messages(""))
-    ((said,),) = harness.world().generate("eval", [prompt], 1, policy="actor", temperature=0.0, max_tokens=9)
+    ((said,),) = harness.world().play("eval", [Rollout("0", Messages("?"))], Agent("actor", single_turn(0.0, 9)))
     with pytest.raises(ValueError, match="rule is 'typo'"):
         searching.keeps_format(said, dialects.load("xml"), "answer", "typo")

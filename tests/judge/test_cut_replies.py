@@ -237,10 +237,7 @@ def tools_that_reply(*replies: Reply) -> Any:
 def test_the_base_models_cut_replies_have_no_verdict():
     sampled = [completion("<score>1</score> so", "eos"), completion("so <score>1", "length")]
     tools = Mock(spec=StepTools)
-    tools.encode_prompt = lambda messages: (1,)
-    tools.generate = lambda role, prompts, *rest, **more: [
-        [sampled["again" in p.name or p.name == "1"]] for p in prompts
-    ]
+    tools.play = lambda role, rollouts, agent: [[sampled["again" in one.name or one.name == "1"]] for one in rollouts]
     judge = asking.Judge("grader", "evaluate.grader", AskSection(temperature=0.0, max_tokens=8))
     replies = judge.ask(tools, ["first", "second"], rubrics.score_of, "only the score")
     assert replies.read == [True, None] and [len(given) for given in replies.given] == [1, 2]

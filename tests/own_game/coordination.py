@@ -15,7 +15,7 @@ from scope_jax.learner.types import Datum, Episode, Metrics, RoleShare, Update
 from scope_jax.play.exams import Exam
 from scope_jax.play.game import Game, Memory
 from scope_jax.play.rewards import mean
-from scope_jax.play.tools import Prompt, Tools
+from scope_jax.play.tools import Agent, Rollout, Tools, single_turn
 from scope_jax.rollouts.types import Completion
 from scope_jax.text.messages import Messages
 
@@ -67,8 +67,7 @@ def play(cfg: Config, tools: Tools, memory: Memory, step: int) -> tuple[list[Epi
 
 def say(tools: Tools, role: str, rows: Mapping[str, Row], samples: int) -> list[list[Completion]]:
     told = {name: message(row) for name, row in rows.items()}
-    prompts = [Prompt(tools.encode_prompt(said), name, said) for name, said in told.items()]
-    return tools.generate(role, prompts, samples, policy="actor", temperature=1.0, max_tokens=1)
+    return tools.play(role, [Rollout(*each) for each in told.items()], Agent("actor", single_turn(1.0, 1)), samples)
 
 
 def message(row: Row) -> Messages:

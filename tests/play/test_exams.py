@@ -191,7 +191,9 @@ def test_samples_of_a_row_are_adjacent_and_use_the_cards_settings():
     assert [(record["question"], record["sample"]) for record in records] == [
         (row["question"], sample) for row in ROWS[:2] for sample in (0, 1)
     ]
-    sampling = {key: world.sampling["eval"][key] for key in ("temperature", "top_p", "top_k", "max_tokens")}
+    sampling = {
+        key: getattr(world.agents["eval"].sampling, key) for key in ("temperature", "top_p", "top_k", "max_tokens")
+    }
     assert sampling == {"temperature": 0.5, "top_p": 0.8, "top_k": 3, "max_tokens": 99}
     assert world.asked == [("eval", "0", 2), ("eval", "1", 2)]  # one request per prompt for all its samples
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from scope_jax.config import Config
+from scope_jax.config import Config, SamplingSection
 from scope_jax.games import load_card
-from scope_jax.play.tools import Prompt
+from scope_jax.play.tools import Agent, Rollout
 from scope_jax.run.assemble import Trainer, assemble
 from scope_jax.text.messages import Messages
 
@@ -33,19 +33,18 @@ def test_episodes_of_training_and_of_exams_end_at_their_own_length(trainer: Trai
     world.sampler.publish(states)
 
     # of the longest of four episodes, with its prompt
-    def length(exam: bool, prompt: int, **limits: Any) -> int:
+    def length(exam: bool, prompt: int, response: int | None = None, **limits: Any) -> int:
         tools = world.tools("a step", exam=exam)
-        ids = (tools.encode_prompt(messages) * 9)[:prompt]
-        one = Prompt(ids, "0", messages)
-        (completions,) = tools.generate(  # random tokens, of which few end a turn
-            "solver", [one], 4, policy="actor", temperature=100.0, max_tokens=200, **limits
-        )
+        ids = (tuple(world.joiner.prompt(messages)) * 9)[:prompt]
+        sampling = SamplingSection(temperature=100.0, max_tokens=200, max_response_tokens=response or 8192)
+        agent = Agent("actor", sampling, **limits)
+        (completions,) = tools.play("solver", [Rollout("0", messages, prompt_ids=ids)], agent, 4)  # few end a turn
         longest = max(len(completion.ids_T) for completion in completions)
         return longest and prompt + longest
 
     assert length(False, 20) == TRAINED and length(True, 20) == EXAMINED
     assert length(False, TRAINED) == 0 and length(True, TRAINED) == EXAMINED  # the prompt fits into an exam only
-    assert length(False, 20, max_response_tokens=8) == length(True, 20, max_response_tokens=8) == 28
+    assert length(False, 20, response=8) == length(True, 20, response=8) == 28
     assert length(False, 20, max_prompt_tokens=19) == 0
 
 

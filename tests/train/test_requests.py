@@ -9,7 +9,7 @@ import pytest
 
 from scope_jax.config import CardError
 from scope_jax.games import load_card
-from scope_jax.play.tools import Prompt
+from scope_jax.play.tools import Agent, Rollout, single_turn
 from scope_jax.rollouts.scripted import ScriptedRollouts
 from scope_jax.run.world import StepTools
 from scope_jax.text.messages import Messages
@@ -26,9 +26,10 @@ def test_prompts_of_equal_ids_share_a_prefill_and_no_random_numbers():
         tokenizer=SimpleNamespace(eos_ids=(3,)),
         sampler=SimpleNamespace(use=lambda policy: engine, named=lambda policy: None, count=counted.extend),
     )
-    prompts = [Prompt(ids, name, Messages(name)) for ids, name in (((1, 2), "a"), ((1, 3), "b"), ((1, 2), "c"))]
+    ids = {"a": (1, 2), "b": (1, 3), "c": (1, 2)}
+    rollouts = [Rollout(name, Messages(name), prompt_ids=given) for name, given in ids.items()]
     tools: Any = SimpleNamespace(world=world, step=0, _shorter=lambda limit, used: limit)
-    StepTools.generate(tools, "writer", prompts, 2, policy="actor", temperature=1.0, max_tokens=4)
+    StepTools.play(tools, "writer", rollouts, Agent("actor", single_turn(1.0, 4)), 2)
     assert len(counted) == 6
     assert [request.group for request in asked] == ["a", "a", "b", "b", "a", "a"]
     assert len({tuple(request.key.tolist()) for request in asked}) == 6

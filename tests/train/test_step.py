@@ -8,11 +8,12 @@ import jax
 import numpy as np
 import pytest
 
+from scope_jax.config import SamplingSection
 from scope_jax.games import load_card
 from scope_jax.learner import advantages, batching
 from scope_jax.learner.state import TrainState
 from scope_jax.learner.types import Episode
-from scope_jax.play.tools import Prompt
+from scope_jax.play.tools import Agent, Rollout
 from scope_jax.run.assemble import Trainer, assemble
 from scope_jax.text.messages import Messages
 from scope_jax.train import learn
@@ -92,15 +93,14 @@ def test_a_step_changes_the_weights_and_sets_advantages(trainer: Trainer, episod
 
 def test_the_limits_of_a_call_reach_the_engine(trainer: Trainer, started: dict[str, TrainState]) -> None:
     tools, messages = trainer.world.tools("limits"), Messages("Question: What is the capital of Austria?")
-    prompt = Prompt(tools.encode_prompt(messages), "0", messages)
+    tokens = tools.prompt_tokens(messages)
 
-    def said(**limits: Any) -> tuple[int, str]:
-        ((completion,),) = tools.generate(
-            "solver", [prompt], 1, policy="actor", temperature=1.0, max_tokens=48, **limits
-        )
+    def said(max_response_tokens: int = 8192, **limits: Any) -> tuple[int, str]:
+        sampling = SamplingSection(max_tokens=48, max_response_tokens=max_response_tokens)
+        ((completion,),) = tools.play("solver", [Rollout("0", messages)], Agent("actor", sampling, **limits))
         return len(completion.ids_T), completion.finish_reason
 
-    length, finish = said(max_prompt_tokens=len(prompt.ids))
+    length, finish = said(max_prompt_tokens=tokens)
     assert length > 3 and finish != "overflow"
     assert said(max_response_tokens=3) == (3, "length")
-    assert said(max_prompt_tokens=len(prompt.ids) - 1) == (0, "overflow")
+    assert said(max_prompt_tokens=tokens - 1) == (0, "overflow")

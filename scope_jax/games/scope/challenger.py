@@ -11,7 +11,7 @@ from scope_jax.games.scope.options import options
 from scope_jax.games.scope.records import Draft, Order
 from scope_jax.learner.types import Judgement, Metrics
 from scope_jax.play.asking import Replies
-from scope_jax.play.tools import Prompt, Tools, sample_role
+from scope_jax.play.tools import Agent, Rollout, Tools
 from scope_jax.text.messages import Messages
 
 POLICY = "challenger"
@@ -33,16 +33,9 @@ class Tally:
 def propose(cfg: Config, tools: Tools, orders: Sequence[Order], samples: int, sampling: SamplingSection) -> list[Draft]:
     """(o^C, q) ~ Rollout(C, d): `samples` episodes for each order, with task extracted and format scored."""
     conversations = [instructions.for_challenger(cfg, order) for order in orders]
-    groups = sample_role(
-        tools,
-        "challenger",
-        options(cfg).challenger,
-        [_prompt(cfg, tools, order, messages) for order, messages in zip(orders, conversations, strict=True)],
-        samples,
-        policy=POLICY,
-        sampling=sampling,
-        stop=conversation.stops(cfg, "task"),
-    )
+    rollouts = [_rollout(cfg, tools, order, messages) for order, messages in zip(orders, conversations, strict=True)]
+    agent = Agent.of_role(options(cfg).challenger, POLICY, sampling, stop=conversation.stops(cfg, "task"))
+    groups = tools.play("challenger", rollouts, agent, samples)
     drafts: list[Draft] = []
     for order, messages, completions in zip(orders, conversations, groups, strict=True):
         for sample, completion in enumerate(completions):
@@ -54,10 +47,10 @@ def propose(cfg: Config, tools: Tools, orders: Sequence[Order], samples: int, sa
     return drafts
 
 
-def _prompt(cfg: Config, tools: Tools, order: Order, messages: Messages) -> Prompt:
-    """The prompt of an order; with dynamic turns, its responder depends on the expected number of searches."""
+def _rollout(cfg: Config, tools: Tools, order: Order, messages: Messages) -> Rollout:
+    """The rollout of an order; with dynamic turns, its responder depends on the expected number of searches."""
     respond = conversation.responder(cfg, tools.search, "task", order.searches if options(cfg).dynamic_turns else None)
-    return Prompt(tools.encode_prompt(messages), f"{order.index}", messages, respond)
+    return Rollout(f"{order.index}", messages, respond)
 
 
 def pass_gates(cfg: Config, tools: Tools, drafts: Sequence[Draft], tally: Tally) -> list[Draft]:

@@ -12,7 +12,7 @@ from scope_jax.games.scope.records import Attempt, Problem, Solved
 from scope_jax.play import documents, rubrics
 from scope_jax.play.asking import Replies
 from scope_jax.play.rubrics import Case, Grader
-from scope_jax.play.tools import Prompt, Tools, sample_role
+from scope_jax.play.tools import Agent, Rollout, Tools
 
 POLICY = "solver"
 
@@ -22,17 +22,11 @@ def solve(
 ) -> list[Solved]:
     """o^S_{1:N} ~ Rollout(S, q, N) for each problem, with answers extracted; not yet graded."""
     conversations = [instructions.for_solver(cfg, problem.question) for problem in problems]
-    groups = sample_role(
-        tools,
-        "solver",
-        options(cfg).solver,
-        [Prompt(tools.encode_prompt(m), problem.name, m) for m, problem in zip(conversations, problems, strict=True)],
-        samples,
-        policy=POLICY,
-        sampling=sampling,
-        stop=conversation.stops(cfg, "answer"),
-        respond=conversation.responder(cfg, tools.search, "answer"),
-    )
+    rollouts = [Rollout(problem.name, m) for problem, m in zip(problems, conversations, strict=True)]
+    respond = conversation.responder(cfg, tools.search, "answer")
+    stop = conversation.stops(cfg, "answer")
+    agent = Agent.of_role(options(cfg).solver, POLICY, sampling, stop=stop, respond=respond)
+    groups = tools.play("solver", rollouts, agent, samples)
     solved = []
     for problem, messages, completions in zip(problems, conversations, groups, strict=True):
         attempts = []

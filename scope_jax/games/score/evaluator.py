@@ -12,7 +12,7 @@ from scope_jax.games.score.harness import Harness, default
 from scope_jax.games.score.options import options
 from scope_jax.games.score.records import Assessment, Call, Constraints, Draft, Report, Rubric
 from scope_jax.play import searching
-from scope_jax.play.tools import Prompt, Tools, sample
+from scope_jax.play.tools import Agent, Rollout, Tools
 from scope_jax.text.messages import Messages
 
 Query = Mapping[str, Any]  # a row of data
@@ -50,17 +50,14 @@ def sample_rubrics(
         return [], [fixed_rubric(cfg)] * len(queries)
     about = [row["question"] for row in queries] if card.rubric_scope == "query" else [None]
     asked = [instructions.for_rubric(cfg, harness, constraints, query) for query in about]
-    groups = sample(
-        tools,
-        "rubric",
-        [Prompt(tools.encode_prompt(messages), f"{place}", messages) for place, messages in enumerate(asked)],
-        1,
+    agent = Agent(
+        conversation.policy_of(cfg, "evaluator"),
         card.evaluator.sampling,
-        policy=conversation.policy_of(cfg, "evaluator"),
         stop=("</dimensions>",),
         max_prompt_tokens=card.evaluator.max_prompt_tokens,
         tempered=card.evaluator.loss.tempered,
     )
+    groups = tools.play("rubric", [Rollout(f"{place}", messages) for place, messages in enumerate(asked)], agent)
     drafts = []
     for place, (messages, (completion,)) in enumerate(zip(asked, groups, strict=True)):
         rubric, reason = None, "prompt_too_long"
@@ -116,19 +113,16 @@ def _assessed(
 ) -> list[Call]:
     """The evaluator's conversation about the reports of each call."""
     card = options(cfg).evaluator
-    groups = sample(
-        tools,
-        "scoring",
-        [Prompt(tools.encode_prompt(messages), name, messages) for messages, name in zip(asked, names, strict=True)],
-        1,
+    agent = Agent(
+        conversation.policy_of(cfg, "evaluator"),
         card.assessment,
-        policy=conversation.policy_of(cfg, "evaluator"),
-        stop=searching.stops_of(cfg, conversation.ASSESSMENT),
         max_turns=card.max_turns,
         max_prompt_tokens=card.max_prompt_tokens,
+        stop=searching.stops_of(cfg, conversation.ASSESSMENT),
         respond=searching.responder_of(cfg, tools.search, conversation.ASSESSMENT),
         tempered=card.loss.tempered,
     )
+    groups = tools.play("scoring", [Rollout(*each) for each in zip(names, asked, strict=True)], agent)
     return [Call(places, completion) for places, (completion,) in zip(calls, groups, strict=True)]
 
 

@@ -11,7 +11,7 @@ from scope_jax.games.score.evaluator import Query
 from scope_jax.games.score.options import options
 from scope_jax.games.score.records import Report, Rubric
 from scope_jax.play import searching
-from scope_jax.play.tools import Prompt, Tools, sample_role
+from scope_jax.play.tools import Rollout, Tools
 from scope_jax.rollouts.types import Completion
 from scope_jax.text import parsing
 from scope_jax.text.messages import Messages
@@ -27,15 +27,10 @@ def write_reports(cfg: Config, tools: Tools, queries: Sequence[Query], rubrics: 
     asked = [
         instructions.for_solver(cfg, row["question"], rubric) for row, rubric in zip(queries, rubrics, strict=True)
     ]
-    groups = sample_role(
-        tools,
-        "solver",
-        options(cfg).solver,
-        [Prompt(tools.encode_prompt(messages), f"{place}", messages) for place, messages in enumerate(asked)],
-        options(cfg).solver.samples,
-        policy=conversation.policy_of(cfg, "solver"),
-        stop=searching.stops_of(cfg, conversation.REPORT),
-        respond=searching.responder_of(cfg, tools.search, conversation.REPORT),
+    card, policy = options(cfg).solver, conversation.policy_of(cfg, "solver")
+    rollouts = [Rollout(f"{place}", messages) for place, messages in enumerate(asked)]
+    groups = tools.play(
+        "solver", rollouts, searching.agent(cfg, tools, card, policy, conversation.REPORT), card.samples
     )
     return [
         _report(cfg, place, asked[place], completion, rubrics[place])

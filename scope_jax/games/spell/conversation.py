@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from scope_jax.config import Config
 from scope_jax.games.spell.options import SpellRoleSection, options
 from scope_jax.play.game import ACTOR
-from scope_jax.play.tools import Prompt, Tools, sample
-from scope_jax.rollouts.types import Completion
+from scope_jax.play.tools import Agent
 
 
-def generate(
-    cfg: Config, tools: Tools, role: str, card: SpellRoleSection, prompts: Sequence[Prompt], samples: int
-) -> list[list[Completion]]:
-    """`samples` completions of each prompt, in order; they have no turns if the prompt exceeds the role's limit."""
-    return sample(
-        tools,
-        role,
-        prompts,
-        samples,
-        card.sampling,
-        policy=ACTOR,
-        max_prompt_tokens=card.max_prompt_tokens,
-        tempered=options(cfg).loss.tempered,
-    )
+def agent(cfg: Config, card: SpellRoleSection) -> Agent:
+    """The shared actor in single turns, with the sampling settings of a role's table."""
+    limit = card.max_prompt_tokens
+    return Agent(ACTOR, card.sampling, max_prompt_tokens=limit, tempered=options(cfg).loss.tempered)

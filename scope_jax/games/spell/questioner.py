@@ -9,11 +9,11 @@ import numpy as np
 
 from scope_jax.config import Config
 from scope_jax.games.spell import instructions, responder, rules
-from scope_jax.games.spell.conversation import generate
+from scope_jax.games.spell.conversation import agent
 from scope_jax.games.spell.options import options
 from scope_jax.games.spell.records import Asked, Group, Order
 from scope_jax.play.searching import reply_text
-from scope_jax.play.tools import Prompt, Tools
+from scope_jax.play.tools import Rollout, Tools
 from scope_jax.rollouts.types import Completion, Row
 
 _NONE = np.zeros(0, np.int32)
@@ -27,12 +27,12 @@ def ask(cfg: Config, tools: Tools, orders: Sequence[Order]) -> list[Asked]:
     """
     conversations = [instructions.for_questioner(cfg, order) for order in orders]
     fit = [responder.fits(cfg, tools, order) for order in orders]
-    prompts = [
-        Prompt(tools.encode_prompt(messages), f"{order.place}", messages)
+    rollouts = [
+        Rollout(f"{order.place}", messages)
         for messages, order, fitting in zip(conversations, orders, fit, strict=True)
         if fitting
     ]
-    replies = iter(generate(cfg, tools, "questioner", options(cfg).questioner, prompts, 1))
+    replies = iter(tools.play("questioner", rollouts, agent(cfg, options(cfg).questioner)))
     found = []
     for order, messages, fitting in zip(orders, conversations, fit, strict=True):
         (completion,) = next(replies) if fitting else (NOT_ASKED,)

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 
 from scope_jax.config import Config
 from scope_jax.games.spell import instructions, rules
-from scope_jax.games.spell.conversation import generate
+from scope_jax.games.spell.conversation import agent
 from scope_jax.games.spell.options import options
 from scope_jax.games.spell.records import Asked, Group, Order, Question, Response
 from scope_jax.games.spell.rules import UNGROUNDED
 from scope_jax.play import grading
 from scope_jax.play.searching import reply_text
-from scope_jax.play.tools import Prompt, Tools
+from scope_jax.play.tools import Rollout, Tools
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def fits(cfg: Config, tools: Tools, order: Order) -> bool:
     """True if the cluster's documents, with an empty question, fit into the responder's prompt."""
     documents = instructions.documents_of(cfg, order.cluster["documents"])
     messages = instructions.for_responder(cfg, order.task, Question("", ""), documents)
-    return len(tools.encode_prompt(messages)) <= options(cfg).responder.max_prompt_tokens
+    return tools.prompt_tokens(messages) <= options(cfg).responder.max_prompt_tokens
 
 
 def filter_grounded(cfg: Config, tools: Tools, asked: Sequence[Asked]) -> tuple[list[Asked], grading.Grades]:
@@ -67,8 +67,8 @@ def filter_grounded(cfg: Config, tools: Tools, asked: Sequence[Asked]) -> tuple[
         return list(asked), grading.Grades([], [])
     nothing = instructions.nothing(cfg)
     readings = [_reading(asked[place], nothing) for place in places]
-    prompts = [_prompt(cfg, tools, reading) for reading in readings]
-    groups = generate(cfg, tools, "grounding", options(cfg).responder, prompts, 1)
+    rollouts = [_rollout(cfg, reading) for reading in readings]
+    groups = tools.play("grounding", rollouts, agent(cfg, options(cfg).responder))
     replies = [reply_text(completion) for (completion,) in groups]
     grades = check(cfg, tools, [Case(r.task, r.question, y) for r, y in zip(readings, replies, strict=True)])
     filtered = list(asked)
@@ -103,15 +103,15 @@ def answer(cfg: Config, tools: Tools, readings: Sequence[Reading]) -> tuple[list
     """(G answers to each question, checked by the rule, None if its documents do not fit into the prompt; the grades
     of all answers)."""
     card = options(cfg).responder
-    prompts = [_prompt(cfg, tools, reading) for reading in readings]
-    answered = generate(cfg, tools, "responder", card, prompts, card.samples)
+    rollouts = [_rollout(cfg, reading) for reading in readings]
+    answered = tools.play("responder", rollouts, agent(cfg, card), card.samples)
     cases = [
         Case(r.task, r.question, reply_text(c)) for r, group in zip(readings, answered, strict=True) for c in group
     ]
     grades = check(cfg, tools, cases)
     checked = iter(zip(grades.correct, grades.judgements, strict=True))
     groups: list[Group | None] = []
-    for reading, prompt, completions in zip(readings, prompts, answered, strict=True):
+    for reading, rollout, completions in zip(readings, rollouts, answered, strict=True):
         responses = tuple(
             Response(completion, rules.conclusion_of(reply_text(completion)), rule=right, judged=judged)
             for completion, (right, judged) in zip(
@@ -120,7 +120,7 @@ def answer(cfg: Config, tools: Tools, readings: Sequence[Reading]) -> tuple[list
         )
         fits = bool(completions[0].turns)
         groups.append(
-            Group(reading.place, reading.task, reading.question, prompt.messages, responses) if fits else None
+            Group(reading.place, reading.task, reading.question, rollout.messages, responses) if fits else None
         )
     return groups, grades
 
@@ -130,6 +130,6 @@ def _reading(asked: Asked, documents: str) -> Reading:
     return Reading(asked.order.place, asked.order.task, asked.question, documents)
 
 
-def _prompt(cfg: Config, tools: Tools, reading: Reading) -> Prompt:
+def _rollout(cfg: Config, reading: Reading) -> Rollout:
     messages = instructions.for_responder(cfg, reading.task, reading.question, reading.documents)
-    return Prompt(tools.encode_prompt(messages), f"{reading.place}", messages)
+    return Rollout(f"{reading.place}", messages)

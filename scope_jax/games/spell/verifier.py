@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from scope_jax.config import Config
 from scope_jax.games.spell import instructions, rules
-from scope_jax.games.spell.conversation import generate
+from scope_jax.games.spell.conversation import agent
 from scope_jax.games.spell.options import options
 from scope_jax.games.spell.records import Group, Judged
 from scope_jax.play.searching import reply_text
-from scope_jax.play.tools import Prompt, Tools
+from scope_jax.play.tools import Rollout, Tools
 
 
 def verify(cfg: Config, tools: Tools, groups: Sequence[Group]) -> list[Group]:
@@ -27,12 +27,9 @@ def verify(cfg: Config, tools: Tools, groups: Sequence[Group]) -> list[Group]:
         for i, response in enumerate(group.responses)
         if response.answer is not None
     }
-    prompts = [
-        Prompt(tools.encode_prompt(messages), f"{groups[g].place} answer {i}", messages)
-        for (g, i), messages in conversations.items()
-    ]
     card = options(cfg).verifier
-    replies = dict(zip(conversations, generate(cfg, tools, "verifier", card, prompts, card.samples), strict=True))
+    rollouts = [Rollout(f"{groups[g].place} answer {i}", messages) for (g, i), messages in conversations.items()]
+    replies = dict(zip(conversations, tools.play("verifier", rollouts, agent(cfg, card), card.samples), strict=True))
     verified = []
     for g, group in enumerate(groups):
         responses = list(group.responses)

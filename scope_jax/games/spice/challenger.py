@@ -14,7 +14,7 @@ from scope_jax.play import searching
 from scope_jax.play.documents import document_of, segments
 from scope_jax.play.game import ACTOR
 from scope_jax.play.prompting import shown
-from scope_jax.play.tools import BASE, Prompt, Tools, sample
+from scope_jax.play.tools import BASE, Agent, Rollout, Tools
 from scope_jax.retrieval.rows import Row
 from scope_jax.text import parsing
 from scope_jax.text.messages import Messages
@@ -153,8 +153,8 @@ def _missing(reply: StageReply) -> str:
 
 
 def _fits(cfg: Config, tools: Tools, question: str) -> bool:
-    prompt = tools.encode_prompt(instructions.for_reasoner(cfg, question))
-    return len(prompt) <= options(cfg).reasoner.max_prompt_tokens and len(prompt) < cfg.rollout.max_length
+    tokens = tools.prompt_tokens(instructions.for_reasoner(cfg, question))
+    return tokens <= options(cfg).reasoner.max_prompt_tokens and tokens < cfg.rollout.max_length
 
 
 def _generate(
@@ -166,17 +166,9 @@ def _generate(
         return []
     if card.endpoint is not None:
         return _generate_externally(cfg, tools, stage, [prompt for _, prompt in prompts], samples)
-    ids = {prompt: tools.encode_prompt(prompt) for prompt in {prompt for _, prompt in prompts}}  # long, and often equal
-    groups = sample(
-        tools,
-        "challenger",
-        [Prompt(ids[prompt], name, prompt) for name, prompt in prompts],
-        samples,
-        card.sampling,
-        policy=policy_of(cfg),
-        max_prompt_tokens=card.max_prompt_tokens,
-        tempered=options(cfg).loss.tempered,
-    )
+    limit = card.max_prompt_tokens
+    agent = Agent(policy_of(cfg), card.sampling, max_prompt_tokens=limit, tempered=options(cfg).loss.tempered)
+    groups = tools.play("challenger", [Rollout(name, prompt) for name, prompt in prompts], agent, samples)
     return [
         [StageReply(stage, prompt, searching.reply_text(completion), completion) for completion in group]
         for (_, prompt), group in zip(prompts, groups, strict=True)

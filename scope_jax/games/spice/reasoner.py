@@ -13,7 +13,7 @@ from scope_jax.learner.types import Metrics
 from scope_jax.play import searching
 from scope_jax.play.game import ACTOR
 from scope_jax.play.math_answers import Comparison
-from scope_jax.play.tools import Prompt, Tools, sample
+from scope_jax.play.tools import Agent, Rollout, Tools
 from scope_jax.rollouts.types import Completion
 from scope_jax.text import parsing
 
@@ -24,18 +24,10 @@ def solve(cfg: Config, tools: Tools, attempts: Sequence[Attempt], again: bool = 
     tasks = [(one, one.task) for one in attempts if one.task is not None]
     conversations = [instructions.for_reasoner(cfg, task.question) for _, task in tasks]
     names = [f"{one.document.place}.{one.number}{' again' if again else ''}" for one, _ in tasks]
-    groups = sample(
-        tools,
-        "reasoner",
-        [
-            Prompt(tools.encode_prompt(messages), name, messages)
-            for messages, name in zip(conversations, names, strict=True)
-        ],
-        card.samples,
-        card.sampling,
-        policy=ACTOR,
-        max_prompt_tokens=card.max_prompt_tokens,
-        tempered=options(cfg).loss.tempered,
+    limit = card.max_prompt_tokens
+    agent = Agent(ACTOR, card.sampling, max_prompt_tokens=limit, tempered=options(cfg).loss.tempered)
+    groups = tools.play(
+        "reasoner", [Rollout(*each) for each in zip(names, conversations, strict=True)], agent, card.samples
     )
     return [
         Tried(one, task, name, messages, tuple(group), tuple(map(prediction_of, group)))

@@ -12,7 +12,7 @@ from scope_jax.games.ssp.options import options
 from scope_jax.games.ssp.records import Proposal, Slot, Solved
 from scope_jax.play import searching
 from scope_jax.play.game import ACTOR
-from scope_jax.play.tools import Prompt, Tools, sample_role
+from scope_jax.play.tools import Rollout, Tools
 
 
 def open_slots(cfg: Config, rows: Sequence[Mapping[str, Any]], step: int) -> list[Slot]:
@@ -36,34 +36,25 @@ def propose(cfg: Config, tools: Tools, slots: Sequence[Slot], step: int, attempt
     """τ ~ π(· | x_propose, a*): one proposer episode per slot, with its question Q(τ) and the first rule it breaks."""
     card = options(cfg).proposer
     samples = card.samples if attempt == 0 else 1  # in the first attempt the slots of a row share a prompt
-    prompts = []
+    rollouts = []
     for slot in slots[::samples]:
         messages = instructions.for_proposer(cfg, slot, step)
         name = f"{slot.item}" if attempt == 0 else f"slot {slot.index} attempt {attempt}"
-        prompts.append(Prompt(tools.encode_prompt(messages), name, messages))
-    groups = sample_role(
-        tools,
-        "proposer",
-        card,
-        prompts,
-        samples,
-        policy=ACTOR,
-        stop=searching.stops_of(cfg, "question"),
-        respond=searching.responder_of(cfg, tools.search, "question"),
-    )
+        rollouts.append(Rollout(name, messages))
+    groups = tools.play("proposer", rollouts, searching.agent(cfg, tools, card, ACTOR, "question"), samples)
     completions = [completion for group in groups for completion in group]
     proposals = []
     for place, (slot, completion) in enumerate(zip(slots, completions, strict=True)):
         question, reason = rules.apply(cfg, completion, slot.golds)
         if not reason and _exceeds_the_solver(cfg, tools, question or ""):
             reason = "too_long"
-        proposals.append(Proposal(slot, attempt, prompts[place // samples].messages, completion, question, reason))
+        proposals.append(Proposal(slot, attempt, rollouts[place // samples].messages, completion, question, reason))
     return proposals
 
 
 def _exceeds_the_solver(cfg: Config, tools: Tools, question: str) -> bool:
     """True if the solver's prompt with a question would not be sampled, for which the proposer would earn 1."""
-    tokens = len(tools.encode_prompt(instructions.for_solver(cfg, question)))
+    tokens = tools.prompt_tokens(instructions.for_solver(cfg, question))
     return tokens > options(cfg).solver.max_prompt_tokens or tokens >= cfg.rollout.max_length
 
 

@@ -12,7 +12,7 @@ from scope_jax.games.ssp.options import options
 from scope_jax.games.ssp.records import Problem, Proposal, Solved
 from scope_jax.play import grading, searching
 from scope_jax.play.game import ACTOR
-from scope_jax.play.tools import Prompt, Tools, sample_role
+from scope_jax.play.tools import Rollout, Tools
 from scope_jax.rollouts.types import Completion
 from scope_jax.text import dialects, parsing
 
@@ -41,20 +41,8 @@ def solve(cfg: Config, tools: Tools, problems: Sequence[Problem]) -> list[Solved
     """ρʲ ~ π(· | x_solve, q), j = 1…n, for each problem; not yet graded."""
     card, dialect = options(cfg).solver, dialects.load(cfg.model.dialect)
     conversations = [instructions.for_solver(cfg, problem.question) for problem in problems]
-    prompts = [
-        Prompt(tools.encode_prompt(messages), f"{problem.slot}", messages)
-        for problem, messages in zip(problems, conversations, strict=True)
-    ]
-    groups = sample_role(
-        tools,
-        "solver",
-        card,
-        prompts,
-        card.samples,
-        policy=ACTOR,
-        stop=searching.stops_of(cfg, "answer"),
-        respond=searching.responder_of(cfg, tools.search, "answer"),
-    )
+    rollouts = [Rollout(f"{p.slot}", messages) for p, messages in zip(problems, conversations, strict=True)]
+    groups = tools.play("solver", rollouts, searching.agent(cfg, tools, card, ACTOR, "answer"), card.samples)
     solved = []
     for problem, messages, group in zip(problems, conversations, groups, strict=True):
         predictions = tuple(prediction_of(completion) for completion in group)

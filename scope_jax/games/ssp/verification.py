@@ -13,7 +13,7 @@ from scope_jax.games.ssp.records import Proposal
 from scope_jax.learner.types import Judgement, Reply
 from scope_jax.play import grading, searching
 from scope_jax.play.game import ACTOR
-from scope_jax.play.tools import Prompt, Tools
+from scope_jax.play.tools import Agent, Rollout, Tools, single_turn
 from scope_jax.text import dialects, parsing
 from scope_jax.text.messages import Messages
 
@@ -84,24 +84,14 @@ def _replies(cfg: Config, tools: Tools, prompts: Mapping[int, str], fresh: Seque
         return {}
     if options(cfg).verify == "judge":
         return dict(zip(prompts, tools.judge(list(prompts.values())), strict=True))
-    conversations = {place: Messages(text) for place, text in prompts.items()}
-    ids = {place: tools.encode_prompt(messages) for place, messages in conversations.items()}
     limit = min(cfg.rollout.max_length - options(cfg).verify_max_tokens, options(cfg).solver.max_prompt_tokens)
     fitting = {
-        place: Prompt(ids[place], f"{fresh[place].slot.index} attempt {fresh[place].attempt}", conversations[place])
-        for place in prompts
-        if len(ids[place]) <= limit
+        place: Rollout(f"{fresh[place].slot.index} attempt {fresh[place].attempt}", messages)
+        for place, messages in zip(prompts, map(Messages, prompts.values()), strict=True)
+        if tools.prompt_tokens(messages) <= limit
     }
-    if not fitting:
-        return {}
-    groups = tools.generate(
-        "verify",
-        list(fitting.values()),
-        1,
-        policy=ACTOR,
-        temperature=options(cfg).verify_temperature,
-        max_tokens=options(cfg).verify_max_tokens,
-    )
+    agent = Agent(ACTOR, single_turn(options(cfg).verify_temperature, options(cfg).verify_max_tokens))
+    groups = tools.play("verify", list(fitting.values()), agent)
     return {
         place: Reply(searching.written(group[0]), cut=searching.cut_off(group[0]))
         for place, group in zip(fitting, groups, strict=True)
