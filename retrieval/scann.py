@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from google.protobuf import text_format
 from jaxtyping import Float, Int
 
 from scope_jax.retrieval.index import checked_k
+from scope_jax.sharding.files import FileNameError, inside, replaced
 
 ANISOTROPIC_THRESHOLD = 0.2  # ScaNN's own recommendation for inner products of unit vectors
 SOAR_LAMBDA = 1.5  # a second leaf for every passage (Sun et al. 2023); ScaNN's own recommendation
-META = "index.json"
+META, ASSETS, PICKLE = "index.json", "scann_assets.pbtxt", "scann_docids.pkl"  # the last two are scann's names
 
 
 @dataclass(frozen=True)
@@ -102,20 +103,35 @@ class ScannIndex:
         folder.mkdir(parents=True)
         self._searcher.serialize(str(folder), relative_path=True)
         meta = {"size": self.size, "width": self.width, "config": vars(self.config)}
-        part = folder / (META + ".part")
-        part.write_text(json.dumps(meta))
-        os.replace(part, folder / META)
+        with replaced(folder / META) as part:
+            part.write_text(json.dumps(meta))
 
     @staticmethod
     def load(folder: Path) -> ScannIndex:
-        """The index that `save` wrote; raises ValueError if the folder is missing or damaged."""
+        """The index that `save` wrote; raises ValueError if the folder is missing, damaged or names files elsewhere."""
         try:
             meta = json.loads((folder / META).read_text())
             config = ScannConfig(**meta["config"])
-            searcher = _scann().scann_ops_pybind.load_searcher(str(folder), assets_backcompat_shim=False)
+            scann = _scann()
+            _check_assets(folder)
+            searcher = scann.scann_ops_pybind.load_searcher(str(folder), assets_backcompat_shim=False)
             return ScannIndex(searcher, size=int(meta["size"]), width=int(meta["width"]), config=config)
-        except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        except FileNameError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError, text_format.ParseError) as error:
             raise ValueError(f"The ScaNN index in {folder} is missing or damaged; build it again.") from error
+
+
+def _check_assets(folder: Path) -> None:
+    """Raises FileNameError if the index names files outside its folder, or has a pickle, which scann would load."""
+    from scann.scann_ops import scann_assets_pb2  # type: ignore[import-not-found]
+
+    assets: Any = scann_assets_pb2  # its classes are made when it is imported
+    text = (folder / ASSETS).read_text(encoding="utf-8")
+    for asset in text_format.Parse(text, assets.ScannAssets()).assets:
+        inside(folder, asset.asset_path, folder / ASSETS)
+    if (folder / PICKLE).exists():
+        raise FileNameError(f"{folder / PICKLE} is a pickle, which may run code; remove it, no index needs it.")
 
 
 @functools.cache

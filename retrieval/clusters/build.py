@@ -38,6 +38,7 @@ from scope_jax.retrieval.clusters.select import REASONS, select
 from scope_jax.retrieval.clusters.settings import Corpus, Neural, Preparation
 from scope_jax.retrieval.embed import Encoder, HashedLexical
 from scope_jax.retrieval.rows import DataError
+from scope_jax.sharding.files import replaced
 
 NOT_CHOSEN = "cluster_not_chosen"  # drop reason of documents in clusters beyond per_family
 TOO_LONG = "cluster_too_long"  # of documents that clusters of at most `sizes.tokens` have no room for
@@ -100,7 +101,7 @@ def _compare(path: Path, state: State, wanted: Preparation, inputs: dict[str, di
                 f"now {_shown(settings.get(name))}); choose another folder, or use --rebuild."
             )
     for name, found in inputs.items():
-        if found["hash"] != state.inputs[name]["hash"]:
+        if found["hash"] != state.inputs.get(name, {}).get("hash"):
             raise ClustersFolderError(
                 f"{name} has changed since the clusters in {path} were built from it; choose another folder, or "
                 "use --rebuild."
@@ -209,9 +210,8 @@ def _some(found: list[np.ndarray], per_family: int | None, families: int, seed: 
 
 
 def _write(folder: Folder, kept: Kept, chosen: list[tuple[str, np.ndarray]], tell: Tell) -> dict[str, Any]:
-    part = folder.path / f"{CLUSTERS}.part"
     digest, size = hashlib.blake2b(digest_size=16), 0
-    with part.open("wb", buffering=BLOCK) as file:
+    with replaced(folder.path / CLUSTERS) as part, part.open("wb", buffering=BLOCK) as file:
         for number, (family, members) in enumerate(chosen):
             documents = _apart([vars(kept[int(member)]) for member in members])
             row = {"id": f"c{number:06d}", "family": family, "documents": documents}
@@ -221,7 +221,6 @@ def _write(folder: Folder, kept: Kept, chosen: list[tuple[str, np.ndarray]], tel
             size += len(line)
             if (number + 1) % 1000 == 0 or number + 1 == len(chosen):
                 tell("clusters written", number + 1, len(chosen))
-    part.replace(folder.path / CLUSTERS)
     return {"bytes": size, "hash": digest.hexdigest()}
 
 

@@ -18,7 +18,6 @@ import fcntl
 import gzip
 import hashlib
 import json
-import os
 import shutil
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -33,6 +32,7 @@ import pyarrow.parquet as pq
 
 from scope_jax.retrieval.corpus import Document
 from scope_jax.retrieval.rows import DataError, hub_table, is_file
+from scope_jax.sharding.files import is_partial, replaced
 
 VERSION = 1
 CLUSTERS, REPORT, MANIFEST, WORK, LOCK = "clusters.jsonl", "report.json", "manifest.json", "work", ".lock"
@@ -92,8 +92,9 @@ class Folder:
             raise ClustersFolderError(f"{self.path} is a file; give a folder for the clusters.")
         if not self.path.is_dir() or (self.path / MANIFEST).exists():
             return
-        ours = {LOCK, WORK, f"{MANIFEST}.part"} if (self.path / LOCK).exists() else set()  # a build locks it first
-        if foreign := sorted(entry.name for entry in self.path.iterdir() if entry.name not in ours):
+        ours = {LOCK, WORK} if (self.path / LOCK).exists() else set()  # a build locks it first
+        entries = [entry for entry in self.path.iterdir() if entry.name not in ours]
+        if foreign := sorted(entry.name for entry in entries if not (ours and is_partial(entry))):
             raise ClustersFolderError(
                 f"The folder {self.path} has other files ({foreign[0]}) and no clusters; choose an empty or new one."
             )
@@ -105,7 +106,7 @@ class Folder:
             return None
         try:
             state = State(**json.loads(file.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, RecursionError):
             raise self.damaged(f"{MANIFEST} cannot be read") from None
         if state.version != VERSION:
             raise ClustersFolderError(
@@ -121,15 +122,13 @@ class Folder:
 
     def write(self, name: str, text: str) -> None:
         """Writes a file atomically."""
-        part = self.path / f"{name}.part"
-        part.write_text(text + "\n", encoding="utf-8")
-        os.replace(part, self.path / name)
+        with replaced(self.path / name) as part:
+            part.write_text(text + "\n", encoding="utf-8")
 
     def clear(self) -> None:
         """Removes all our files, manifest first, so that a killed process leaves nothing that looks complete."""
         for name in (MANIFEST, REPORT, CLUSTERS):
-            for path in (self.path / name, self.path / f"{name}.part"):
-                path.unlink(missing_ok=True)
+            (self.path / name).unlink(missing_ok=True)
         self.clear_work()
 
     def clear_work(self) -> None:
@@ -220,6 +219,10 @@ def _rows(path: Path) -> int:
             with pq.ParquetFile(path) as table:
                 return table.metadata.num_rows
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-            return sum(1 for _ in file)
+            lines, block = 0, b"\n"
+            while following := file.read(BLOCK):
+                block = following
+                lines += block.count(b"\n")
+            return lines + (not block.endswith(b"\n"))
     except (OSError, EOFError, ValueError, zlib.error, pa.ArrowException):
         return 0
