@@ -10,7 +10,7 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from google.protobuf import text_format
@@ -21,7 +21,7 @@ from scope_jax.sharding.files import FileNameError, inside, replaced
 
 ANISOTROPIC_THRESHOLD = 0.2  # ScaNN's own recommendation for inner products of unit vectors
 SOAR_LAMBDA = 1.5  # a second leaf for every passage (Sun et al. 2023); ScaNN's own recommendation
-META, ASSETS, PICKLE = "index.json", "scann_assets.pbtxt", "scann_docids.pkl"  # the last two are scann's names
+META, ASSETS = "index.json", "scann_assets.pbtxt"
 
 
 @dataclass(frozen=True)
@@ -112,9 +112,8 @@ class ScannIndex:
         try:
             meta = json.loads((folder / META).read_text())
             config = ScannConfig(**meta["config"])
-            scann = _scann()
-            _check_assets(folder)
-            searcher = scann.scann_ops_pybind.load_searcher(str(folder), assets_backcompat_shim=False)
+            ops = _scann().scann_ops_pybind  # its load_searcher would also unpickle scann_docids.pkl
+            searcher = ops.ScannSearcher(ops.scann_pybind.ScannNumpy(str(folder), _assets(folder)))
             return ScannIndex(searcher, size=int(meta["size"]), width=int(meta["width"]), config=config)
         except FileNameError:
             raise
@@ -122,16 +121,14 @@ class ScannIndex:
             raise ValueError(f"The ScaNN index in {folder} is missing or damaged; build it again.") from error
 
 
-def _check_assets(folder: Path) -> None:
-    """Raises FileNameError if the index names files outside its folder, or has a pickle, which scann would load."""
+def _assets(folder: Path) -> str:
+    """scann's list of the index's files; raises FileNameError if one is outside its folder."""
     from scann.scann_ops import scann_assets_pb2  # type: ignore[import-not-found]
 
-    assets: Any = scann_assets_pb2  # its classes are made when it is imported
-    text = (folder / ASSETS).read_text(encoding="utf-8")
-    for asset in text_format.Parse(text, assets.ScannAssets()).assets:
+    text, found = (folder / ASSETS).read_text(encoding="utf-8"), cast(Any, scann_assets_pb2).ScannAssets()
+    for asset in text_format.Parse(text, found).assets:
         inside(folder, asset.asset_path, folder / ASSETS)
-    if (folder / PICKLE).exists():
-        raise FileNameError(f"{folder / PICKLE} is a pickle, which may run code; remove it, no index needs it.")
+    return text
 
 
 @functools.cache
