@@ -185,13 +185,14 @@ def load_corpus(
 
 
 def _state_of(name: str, split: str | None, hub_config: str | None) -> str:
-    """Identifies the state of the data: a file's size and modification time, or the fingerprint of the hub's table."""
+    """Identifies the state of the data: a file's size and times, or the fingerprint of the hub's table."""
     if not is_file(name):
         return hub_table(name, split or "train", hub_config)._fingerprint
     path = Path(name)
     if not path.is_file():
         return ""  # reading it will raise the right error
-    return f"{path.resolve()} {path.stat().st_size} {path.stat().st_mtime_ns}"
+    found = path.stat()
+    return f"{path.resolve()} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}"
 
 
 def _passages(

@@ -54,7 +54,7 @@ class State:
 
     version: int
     settings: dict[str, Any]  # everything that affects the result, as plain JSON
-    inputs: dict[str, dict[str, Any]]  # by name: hash and rows; for files, size and modification time too
+    inputs: dict[str, dict[str, Any]]  # by name: hash and rows; for files, size and times too
     read: int = 0  # rows read, over all sources
     counts: list[dict[str, int]] = field(default_factory=list)  # for each source: rows kept, and dropped by reason
     examples: dict[str, list[str]] = field(default_factory=dict)  # by reason
@@ -188,7 +188,7 @@ def input_of(source: str, split: str | None, hub_config: str | None, known: Mapp
     """Identifies the state of a source: a file by the hash of its bytes, a hub data set by its fingerprint; with the
     number of rows (blank lines included).
 
-    known: an earlier result; a file of the same size and modification time is not read again.
+    known: an earlier result; a file of the same size and times is not read again.
     """
     if not is_file(source):
         table = hub_table(source, split or "train", hub_config)
@@ -198,7 +198,8 @@ def input_of(source: str, split: str | None, hub_config: str | None, known: Mapp
         raise FileNotFoundError(f"The data file {source} does not exist; check the path.")
     if not path.is_file():
         raise DataError(f"{source} is not a file; give one JSONL or Parquet file, or the name of a hub data set.")
-    seen = {"bytes": path.stat().st_size, "modified": path.stat().st_mtime_ns}
+    found = path.stat()
+    seen = {"bytes": found.st_size, "modified": [found.st_mtime_ns, found.st_ctime_ns]}
     if known is not None and all(known.get(key) == value for key, value in seen.items()):
         return dict(known)
     return {**seen, "hash": _hash(path), "rows": _rows(path)}

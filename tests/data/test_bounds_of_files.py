@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from scope_jax.data.schemas import SCHEMAS
 from scope_jax.retrieval import rows
 from scope_jax.retrieval.clusters.folder import input_of
+from scope_jax.retrieval.corpus import load_corpus
 from scope_jax.retrieval.rows import STRICT_JSON, DataError, attempts, read, repeated
 from scope_jax.text.objects import has_control, last_object
 
@@ -118,6 +120,17 @@ def test_ids_are_compared_in_linear_time() -> None:
     documents[-1]["id"] = "7"
     with pytest.raises(DataError, match="here: two of its documents have the id '7'"):
         SCHEMAS["clusters"](row, "here", {})
+
+
+def test_an_edit_is_seen_whatever_its_size_and_time(tmp_path: Path) -> None:
+    path = tmp_path / "corpus.jsonl"
+    path.write_text('{"text": "Rome"}\n')
+    known, past = input_of(str(path), None, None, None), path.stat()
+    assert load_corpus(path)[0].text == "Rome"
+    path.write_text('{"text": "Oslo"}\n')
+    os.utime(path, ns=(past.st_atime_ns, past.st_mtime_ns))
+    assert input_of(str(path), None, None, known)["hash"] != known["hash"]
+    assert load_corpus(path)[0].text == "Oslo"
 
 
 def test_depth_does_not_end_a_search_for_control_characters() -> None:
