@@ -80,7 +80,7 @@ def train(
     checkpoints = Checkpoints(run / "checkpoints", card, mirror, base=by_one(lambda: base_digest(cfg)))
     progress.say(f"loading {cfg.model.checkpoint}" + (" and the search index" if cfg.retrieval is not None else ""))
     trainer = assemble(cfg, run, progress.part, progress.say)
-    by_one(lambda: inputs.check(False, progress.say))  # now with the index and the modules of the game
+    by_one(lambda: inputs.check(accept_inputs, progress.say))  # now with the index and the modules of the game
     world = trainer.world
     if cfg.log.tokens:
         log.token_bytes = world.tokenizer.token_bytes

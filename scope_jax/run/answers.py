@@ -16,12 +16,12 @@ from typing import Any
 
 from scope_jax.play.rewards import mean
 from scope_jax.run import members
-from scope_jax.run.records import COUNT, TEXT, VALUES
+from scope_jax.run.records import COUNT, MEASURES, TEXT
 
 __all__ = ["NAME", "append", "by_question", "last", "read"]
 
 NAME = "exams.jsonl.gz"
-FIELDS = {"set": TEXT, "question": COUNT, "of": TEXT, "measures": VALUES}
+FIELDS = {"set": TEXT, "question": COUNT, "of": TEXT, "measures": MEASURES}
 Questions = dict[tuple[int, str], dict[str, float]]  # measures by (index, checksum)
 
 

@@ -21,12 +21,12 @@ from typing import Any
 from scope_jax.errors import writing
 from scope_jax.run import answers, members
 from scope_jax.run.processes import writes
-from scope_jax.run.records import COUNT, TABLE, TEXT, TOLD, VALUES, check, where
+from scope_jax.run.records import COUNT, MEASURES, TABLE, TEXT, TOLD, check, where
 
 NAME = "evaluations.jsonl.gz"
 FIELDS = {"set": TEXT, "taken": TEXT}
-METRICS = {"metrics": VALUES}
-ANSWER = {"place": COUNT, "record": TABLE, "record.measures": VALUES, "record.text": TOLD}
+METRICS = {"metrics": MEASURES}
+ANSWER = {"place": COUNT, "record": TABLE, "record.measures": MEASURES, "record.text": TOLD}
 Line = dict[str, Any]
 
 

@@ -50,7 +50,7 @@ class Inputs:
 
     def __init__(self, run: Path, card: Config, here: Config) -> None:
         self._run, self._card, self._here = run, card, here
-        self._known = _read(run / NAME) if begun(run) else {}
+        self._known: dict[str, Entry] | None = None  # read when it is first compared, by the process that does
 
     def check(self, accept: bool, tell: Callable[[str], None]) -> None:
         """Compares the files with those of the run so far, and records them. accept: also those that have changed.
@@ -58,6 +58,8 @@ class Inputs:
         Raises RunError, which names them, if some have. To be called again once the index is built and the game is
         imported.
         """
+        if self._known is None:
+            self._known = _read(self._run / NAME) if begun(self._run) else {}
         files = dict(_files(self._card, self._here))
         found = _entries(files, self._known, tell)
         changed = _changed(self._known, found)
@@ -130,8 +132,8 @@ def _at(key: str, shown: str, place: Path, card: Config) -> Iterator[tuple[str, 
     else:
         files = list(place.rglob("*"))
     for path in sorted(files):
-        if path.is_file():
-            name = path.relative_to(place).as_posix()
+        name = path.relative_to(place).as_posix()
+        if path.is_file() and not f"/{name}".count("/.") and not name.endswith("~"):  # none of an editor's
             yield f"{key}/{name}", _File(f"{shown.rstrip('/')}/{name}", path)
 
 

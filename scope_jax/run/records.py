@@ -27,6 +27,11 @@ def _is_values(value: Any) -> bool:
     return isinstance(value, dict) and all(isinstance(one, str) or _is_number(one) for one in value.values())
 
 
+def _is_measures(value: Any) -> bool:
+    numbers = value.values() if isinstance(value, dict) else [None]
+    return all(isinstance(one, int | float) and abs(one) <= 1e100 for one in numbers)
+
+
 def _is_listed(value: Any, *names: str) -> bool:
     """True for a list of objects in which these names have texts."""
     items = value if isinstance(value, list) else [None]
@@ -51,6 +56,7 @@ TEXT = ("a text", lambda value: isinstance(value, str))
 COUNT = ("a whole number", _is_count)
 NUMBER = ("a number or null", _is_number)
 VALUES = ("an object of numbers and texts", _is_values)
+MEASURES = ("an object of numbers up to 1e100", _is_measures)  # their squares are summed
 TABLE = ("an object", lambda value: isinstance(value, dict))
 LIST = ("a list", lambda value: isinstance(value, list))
 FLAG = ("true or false", lambda value: isinstance(value, bool))

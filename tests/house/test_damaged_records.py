@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import resource
+import shutil
 import socket
 import subprocess
 import sys
@@ -129,16 +130,17 @@ def test_a_damaged_line_is_named(name: str, kind: str, run: Path) -> None:
     assert f"line 3 of {run / name}" in " ".join(found.stderr.split()) and "Traceback" not in found.stderr
 
 
-@pytest.mark.parametrize("kind", [*ANY, "measures"])
+MEASURES = {"measures": other("measures", {"a": []}), "large": other("measures", {"a": 1e200})}
+MEASURES |= {"null": other("measures", {"a": None})}
+
+
+@pytest.mark.parametrize("kind", [*ANY, *MEASURES])
 def test_a_damaged_line_ends_a_comparison(kind: str, run: Path, tmp_path: Path) -> None:
     lines = lines_of(run / answers.NAME)
-    lines[2] = (ANY | {"measures": other("measures", {"a": []})})[kind](json.loads(lines[2]))
+    lines[2] = (ANY | MEASURES)[kind](json.loads(lines[2]))
     written(run / answers.NAME, lines)
-    (tmp_path / "other").symlink_to(run)
-    other_run = tmp_path / "other"
-    other_run.unlink()
-    subprocess.run(["cp", "-r", run, other_run], check=True)
-    found = report(run, other_run)
+    shutil.copytree(run, tmp_path / "other")
+    found = report(run, tmp_path / "other")
     assert found.exit_code == 2, (found.output, found.exception)
     assert f"line 3 of {run / answers.NAME}" in " ".join(found.stderr.split())
 
@@ -152,6 +154,14 @@ def test_any_number_can_be_drawn(value: float | None, run: Path, recwarn: pytest
     written(run / "metrics.jsonl", [json.dumps(line) for line in lines])
     found = report(run)
     assert found.exit_code == 0, (found.output, found.exception)
+    (run.parent / "other").mkdir()
+    shutil.copyfile(run / "config.toml", run.parent / "other" / "config.toml")
+    for line in lines:
+        line |= {"eval/held/accuracy": value, "eval/held/accuracy_se": value}
+    for folder in (run, run.parent / "other"):
+        written(folder / "metrics.jsonl", [json.dumps(line) for line in lines])
+    compared = report(run, run.parent / "other")
+    assert compared.exit_code == 0, (compared.output, compared.exception)
     drawn = series(lines[:2], PANELS["ssp"][1])["solver"][1] if isinstance(value, int | float) else [0.5]
     assert all(abs(each) <= 1e100 for each in drawn if each == each)
 

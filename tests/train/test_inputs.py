@@ -129,6 +129,15 @@ def test_a_changed_file_is_named_and_may_be_accepted(change: str, world: World) 
     assert world.check() == after  # asked once
 
 
+def test_files_of_editors_and_systems_do_not_matter(world: World) -> None:
+    before = world.check()
+    for name in ("prompts/.solver.txt.swp", "prompts/solver.txt~", "base/.cache/x.json", "base/.DS_Store"):
+        (world.place / name).parent.mkdir(exist_ok=True)
+        (world.place / name).touch()
+    (world.place / "base" / "model.safetensors").write_text("other weights")
+    assert world.check() == before
+
+
 def test_neither_size_nor_time_hides_a_change(world: World) -> None:
     file = world.place / "answers.jsonl"
     past = file.stat()
