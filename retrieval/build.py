@@ -350,7 +350,7 @@ def _read_manifest(folder: Path) -> Manifest:
         raise _damaged(folder, f"{MANIFEST} cannot be read") from error
     counts = (manifest.version, manifest.passages, manifest.width, manifest.chunk, manifest.embedded)
     if not all(type(count) is int and count >= 0 for count in counts) or manifest.chunk == 0:
-        raise _damaged(folder, f"{MANIFEST} has counts that are no whole numbers")
+        raise _damaged(folder, f"{MANIFEST} cannot be read")
     if manifest.version != VERSION:
         raise IndexFolderError(f"The index in {folder} has format {manifest.version}, not {VERSION}; build it again.")
     return manifest

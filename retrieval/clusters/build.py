@@ -68,7 +68,13 @@ def prepare(wanted: Preparation, path: Path, *, chunk: int, tell: Tell, rebuild:
         if state.result is None:
             _finish(wanted, folder, state, chunk, tell)
         folder.clear_work()
-    return json.loads((path / REPORT).read_text(encoding="utf-8"))
+    try:
+        report = json.loads((path / REPORT).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        report = None
+    if not isinstance(report, dict):
+        raise folder.damaged(f"{REPORT} cannot be read")
+    return report
 
 
 def _finish(wanted: Preparation, folder: Folder, state: State, chunk: int, tell: Tell) -> None:

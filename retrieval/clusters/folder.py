@@ -66,6 +66,19 @@ class State:
     result: dict[str, Any] | None = None  # clusters.jsonl: bytes, hash, clusters, documents
 
 
+def _is_whole(state: State) -> bool:
+    """True if the values of a manifest that was read have their types."""
+    counts = (state.version, state.read, state.kept, state.document_bytes, state.width, state.embedded)
+    tables = (state.settings, state.inputs, state.examples, *([] if state.result is None else [state.result]))
+    return (
+        all(type(count) is int and count >= 0 for count in counts)
+        and all(isinstance(table, dict) for table in tables)
+        and all(isinstance(entry, dict) for entry in state.inputs.values())
+        and isinstance(state.counts, list)
+        and (state.result is None or isinstance(state.result.get("bytes"), int))
+    )
+
+
 class Folder:
     """A folder that one process writes. Raises ClustersFolderError if it must not or cannot be used."""
 
@@ -108,6 +121,8 @@ class Folder:
             state = State(**json.loads(file.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError, RecursionError):
             raise self.damaged(f"{MANIFEST} cannot be read") from None
+        if not _is_whole(state):
+            raise self.damaged(f"{MANIFEST} cannot be read")
         if state.version != VERSION:
             raise ClustersFolderError(
                 f"The clusters in {self.path} have format {state.version}, not {VERSION}; rebuild them (--rebuild)."
@@ -174,7 +189,7 @@ class Kept:
         line = self._text[self._offsets[number] : None if last else self._offsets[number + 1]]
         try:
             return Document(**json.loads(bytes(line)))
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             raise self._folder.damaged(f"{WORK}/{DOCUMENTS} cannot be read at document {number + 1}") from None
 
     def batches(self, size: int) -> Iterator[list[Document]]:
