@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
+
+from scope_jax.sharding.files import FileNameError, inside
 
 MOST = 2**31 - 1  # largest accepted count
 
@@ -33,14 +35,11 @@ def read_object(path: Path) -> Mapping[str, Any]:
 
 
 def within(folder: Path, name: Any, said_by: Path) -> Path:
-    """The path of `name` in a folder, where the file `said_by` gives the name.
-
-    Raises WeightsError unless `name` is a relative path that stays in the folder. The file itself may be a link.
-    """
-    inside = isinstance(name, str) and name.isprintable() and PurePosixPath(name).name != ""
-    if not inside or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-        raise WeightsError(f"{said_by} names {name!r}, which is not a file in the same folder; copy the folder again.")
-    return folder / name
+    """The path of `name` in a folder, where the file `said_by` gives it: `files.inside`, with a WeightsError."""
+    try:
+        return inside(folder, name, said_by)
+    except FileNameError as error:
+        raise WeightsError(str(error)) from None
 
 
 # ----------------------------------------------------------------------------------------------- fields of config.json

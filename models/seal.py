@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+from scope_jax.sharding.files import FileNameError, inside, replaced
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -47,9 +49,8 @@ def seal(folder: Path) -> None:
     files = _files(folder)
     pairs = _in_parallel(lambda path: [path.stat().st_size, _crc(path)], files)
     entries = {path.relative_to(folder).as_posix(): pair for path, pair in zip(files, pairs, strict=True)}
-    temporary = folder / (SEAL + ".partial")
-    temporary.write_text(json.dumps(entries), encoding="utf-8")
-    os.replace(temporary, folder / SEAL)
+    with replaced(folder / SEAL) as temporary:
+        temporary.write_text(json.dumps(entries), encoding="utf-8")
 
 
 def digest(folder: Path) -> str:
@@ -92,7 +93,10 @@ def fault(folder: Path, sizes_only: bool = False) -> str | None:
 
 
 def _fault_of(folder: Path, name: str, size: int, crc: int, sizes_only: bool) -> str | None:
-    file = folder / name
+    try:
+        file = inside(folder, name, folder / SEAL)
+    except FileNameError:
+        return f"{SEAL} names {name[:100]!r}, which is no file in the folder"
     if not file.is_file():
         return f"{name} is missing"
     if file.stat().st_size != size:

@@ -25,7 +25,7 @@ from transformers.convert_slow_tokenizer import (
 )
 
 from scope_jax.models import specials
-from scope_jax.models.fields import read_object
+from scope_jax.models.fields import read_object, within
 
 SPACE = "\u2581"  # how SentencePiece writes a space
 OBJECTS = (
@@ -110,6 +110,7 @@ def _by_class(folder: Path) -> PreTrainedTokenizerFast:
             f"{folder} has no readable tokenizer (vocab.json and merges.txt do not say how text is divided, and no "
             "tokenizer class is named; add tokenizer.json, or tokenizer_class in tokenizer_config.json)."
         )
+    _check_named(folder)
     try:
         from transformers import AutoTokenizer  # it imports torch where that is installed: seconds
 
@@ -124,6 +125,17 @@ def _by_class(folder: Path) -> PreTrainedTokenizerFast:
     if not isinstance(hf, PreTrainedTokenizerFast):
         raise ValueError(f"{folder} has no fast tokenizer; it needs a tokenizer.json or a vocab.txt.")
     return hf
+
+
+def _check_named(folder: Path) -> None:
+    """Raises WeightsError if tokenizer_config.json has a class open files outside the folder. Published ones often say
+    where a file was when it was written; that does not matter if the folder has one of that name."""
+    path = folder / "tokenizer_config.json"
+    for key, value in read_object(path).items() if path.is_file() else ():
+        inline = key in ("vocab", "merges")
+        named = isinstance(value, str) and (inline or key.endswith("_file"))
+        if named and (inline or not (folder / Path(value).name).is_file()):
+            within(folder, value, path)
 
 
 def _first_line(error: Exception) -> str:

@@ -7,12 +7,15 @@ its devices hold, and its host memory on top of the weights stays below the size
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import re
+import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, SingleDeviceSharding
 
+from scope_jax.errors import UserError
 from scope_jax.models import redundant, streaming, tensorfile
 from scope_jax.models.config import ModelConfig, from_hf, to_hf
 from scope_jax.models.fields import WeightsError, read_object
@@ -33,6 +37,7 @@ from scope_jax.models.seal import SEAL, fault, seal
 from scope_jax.models.tensorfile import Checkpoint
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.models.transformer import Params, declare
+from scope_jax.sharding.files import STALE, alone
 from scope_jax.sharding.rules import Rules
 from scope_jax.sharding.spec import Param, param_shardings, path_name
 
@@ -236,7 +241,8 @@ def whole_folder(folder: Path, kind: str = "config.json") -> Iterator[Path]:
     """A temporary folder that replaces `folder` at the end, or is removed if writing failed.
 
     All processes of a run get the same one; process 0 creates, moves and removes it. kind: the file that such folders
-    have. Raises FileExistsError if `folder` exists, is not empty and does not have it, or has files of others.
+    have. Raises FileExistsError if `folder` exists, is not empty and does not have it, or has files of others, and
+    UserError while another process writes it.
     """
     if folder.exists() and not (folder.is_dir() and ((folder / kind).is_file() or not any(folder.iterdir()))):
         what = "a model folder" if kind == "config.json" else f"a folder with {kind}"
@@ -249,10 +255,22 @@ def whole_folder(folder: Path, kind: str = "config.json") -> Iterator[Path]:
     if folder == Path.cwd():
         raise FileExistsError(f"{folder} is the current folder, which is not replaced; give another one.")
     writer, several = jax.process_index() == 0, jax.process_count() > 1
-    number = int(multihost_utils.broadcast_one_to_all(np.int32(os.getpid()))) if several else os.getpid()
-    new = folder.with_name(f".{folder.name}.new-{number}")
+    with ExitStack() as held:
+        refusal: UserError | None = None
+        try:
+            held.enter_context(alone(folder) if writer else nullcontext())
+        except UserError as error:
+            refusal = error
+        number = -1 if refusal else secrets.randbits(31)
+        number = int(multihost_utils.broadcast_one_to_all(np.int32(number))) if several else number
+        if number < 0:
+            raise refusal or UserError(f"{folder} is not written: process 0 was refused.")
+        yield from _in_new_folder(folder, folder.with_name(f".{folder.name}.new-{number}"), writer, several)
+
+
+def _in_new_folder(folder: Path, new: Path, writer: bool, several: bool) -> Iterator[Path]:
     if writer:
-        shutil.rmtree(new, ignore_errors=True)
+        _remove_stale(folder)
         new.mkdir(parents=True)
     try:
         if several:
@@ -274,11 +292,21 @@ def _is_written(name: str) -> bool:
 
 def _replace(new: Path, folder: Path) -> None:
     """Moves the finished folder into place; an earlier export there is deleted only after the move."""
-    old = folder.with_name(f".{folder.name}.old-{os.getpid()}")
+    old = folder.with_name(f".{folder.name}.old-{secrets.randbits(31)}")
     if folder.exists():
         os.replace(folder, old)
     os.replace(new, folder)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _remove_stale(folder: Path) -> None:
+    """Removes what killed exports to this folder left a day or more ago; an earlier export that was moved away stays
+    as long as there is no other."""
+    kinds = ["new", "old"] if folder.exists() else ["new"]
+    for path in folder.parent.glob(f".{glob.escape(folder.name)}.*-*"):
+        known = any(re.fullmatch(rf"{kind}-\d+", path.name.removeprefix(f".{folder.name}.")) for kind in kinds)
+        if known and time.time() - path.stat().st_mtime > STALE:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _companions(new: Path, config: Mapping[str, Any], dtype: Any, tokenizer: Tokenizer | Path | None) -> None:

@@ -36,6 +36,7 @@ from scope_jax.run.checkpoint import Checkpoints
 from scope_jax.run.compiling import keep_programs, programs
 from scope_jax.run.fetching import fetched
 from scope_jax.run.heartbeat import heartbeat
+from scope_jax.run.inputs import Inputs
 from scope_jax.run.metrics import RunLog, records
 from scope_jax.run.mirror import Mirror
 from scope_jax.run.performance import Instruments
@@ -49,11 +50,17 @@ Learned = tuple[States, list[Episode], dict[str, float], Metrics]  # of `learn`
 
 
 def train(
-    cfg: Config, run: Path, progress: Progress, profile: int | None = None, mirror: Mirror | None = None
+    cfg: Config,
+    run: Path,
+    progress: Progress,
+    profile: int | None = None,
+    mirror: Mirror | None = None,
+    accept_inputs: bool = False,
 ) -> dict[str, Any]:
     """Trains the card's policies in the folder `run`, resuming where an earlier process stopped.
 
-    mirror: of a run on object storage, for which `run` is the local folder.
+    mirror: of a run on object storage, for which `run` is the local folder. accept_inputs: go on although files that
+    the run reads have changed (`run.inputs`).
 
     With `train.origin` the run starts from the state and step of another run. profile: the number of a step whose trace
     is written to <run>/profile. Returns {"run", "steps", "seconds" and "programs_compiled" (both of this process),
@@ -68,9 +75,12 @@ def train(
     cfg = by_one(lambda: branching.settled(cfg, run))
     log = RunLog(run, cfg)
     card, cfg = cfg, fetched(cfg, progress.say)
+    inputs = Inputs(run, card, cfg)
+    by_one(lambda: inputs.check(accept_inputs, progress.say))
     checkpoints = Checkpoints(run / "checkpoints", card, mirror, base=by_one(lambda: base_digest(cfg)))
     progress.say(f"loading {cfg.model.checkpoint}" + (" and the search index" if cfg.retrieval is not None else ""))
     trainer = assemble(cfg, run, progress.part, progress.say)
+    by_one(lambda: inputs.check(accept_inputs, progress.say))  # now with the index and the modules of the game
     world = trainer.world
     if cfg.log.tokens:
         log.token_bytes = world.tokenizer.token_bytes

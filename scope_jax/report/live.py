@@ -18,6 +18,7 @@ from starlette.staticfiles import StaticFiles
 
 from scope_jax.errors import UserError
 from scope_jax.report.page import write_report
+from scope_jax.run.metrics import records
 
 LOOPBACK = "127.0.0.1"
 PAUSE = 2.0  # seconds between two looks at the run's files
@@ -50,7 +51,12 @@ def watch(run: Path, port: int, tell: Callable[[str], None]) -> None:
         write_report(run, live=True)
         spent = time.monotonic() - spent
         server = uvicorn.Server(uvicorn.Config(site(run / "report"), log_level="warning"))
-        threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True).start()
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+        thread.start()
+        while not server.started:
+            if not thread.is_alive():
+                raise UserError(f"the report of {run} cannot be served on port {port}; see the message above.")
+            time.sleep(0.02)
         tell(f"http://{LOOPBACK}:{listening.getsockname()[1]}/ shows {run} while it goes on; Ctrl-C ends this.")
         try:
             while True:
@@ -72,7 +78,7 @@ def _state(run: Path) -> tuple[int, int]:
 
 def _wait_for_a_step(run: Path, tell: Callable[[str], None]) -> None:
     path, told = run / "metrics.jsonl", False
-    while not (path.is_file() and b"\n" in path.read_bytes()):
+    while next(records(path), None) is None:
         if not told:
             tell(f"{run} has no finished step yet; waiting for the first.")
             told = True

@@ -100,6 +100,8 @@ SPEED = (
     Panel("Tokens per second", ("perf/generated_tokens_per_second", "perf/trained_tokens_per_second"), False),
 )
 
+FARTHEST = 1e100  # values of a curve: with larger ones the sums and the scales of a picture overflow
+
 
 def panels_of(cfg: Config) -> tuple[Panel, ...]:
     """The panels for a run with this card."""
@@ -124,7 +126,8 @@ def _short(name: str, panel: Panel) -> str | None:
 
 
 def series(lines: Sequence[dict[str, Any]], panel: Panel) -> dict[str, tuple[list[int], list[float]]]:
-    """(steps, values) of each metric in the panel, by its label; missing values are left out."""
+    """(steps, values) of each metric in the panel, by its label; missing values are left out, and those beyond what
+    can be drawn are at its limit."""
     found: dict[str, tuple[list[int], list[float]]] = {}
     for line in lines:
         for name, value in line.items():
@@ -133,5 +136,5 @@ def series(lines: Sequence[dict[str, Any]], panel: Panel) -> dict[str, tuple[lis
                 continue
             steps, values = found.setdefault(short, ([], []))
             steps.append(line["step"])
-            values.append(value)
+            values.append(min(max(value, -FARTHEST), FARTHEST))
     return found

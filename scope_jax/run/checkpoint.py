@@ -15,7 +15,6 @@ import functools
 import json
 import logging
 import os
-import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping
@@ -33,12 +32,11 @@ from scope_jax.errors import UserError, disk_fault, unwritten
 from scope_jax.models.seal import SEAL, fault, seal
 from scope_jax.play.system import Memory
 from scope_jax.run.metrics import fingerprint
-from scope_jax.run.mirror import Mirror
+from scope_jax.run.mirror import CHECKPOINT, Mirror
 from scope_jax.run.processes import by_one, writes
 from scope_jax.sharding.spec import path_name
 
 LAYOUT = 3  # version of the saved data; 2: memory of game and moving baselines; 3: states count updates
-_FOLDER = re.compile(r"(\d+)(?:-([a-z]+-\d+))?")  # 45, 45-iteration-1
 BATCH_GB = 2  # host memory for arrays that are being written; a larger array is alone
 TEMPORARY = ".orbax-checkpoint-tmp"  # orbax: <name> + this (+ more) until all files are there
 
@@ -71,7 +69,7 @@ def _name(path: Path) -> str:
 
 def parts(path: Path) -> tuple[int, str] | None:
     """(step, name or "") of a checkpoint's folder; None for any other."""
-    match = _FOLDER.fullmatch(_name(path))
+    match = CHECKPOINT.fullmatch(_name(path))
     return (int(match[1]), match[2] or "") if match and path.is_dir() else None
 
 
