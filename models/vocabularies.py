@@ -110,6 +110,7 @@ def _by_class(folder: Path) -> PreTrainedTokenizerFast:
             f"{folder} has no readable tokenizer (vocab.json and merges.txt do not say how text is divided, and no "
             "tokenizer class is named; add tokenizer.json, or tokenizer_class in tokenizer_config.json)."
         )
+    specials.check_classes(folder)
     try:
         from transformers import AutoTokenizer  # it imports torch where that is installed: seconds
 

@@ -20,7 +20,7 @@ from scope_jax.retrieval.index import checked_k
 
 ANISOTROPIC_THRESHOLD = 0.2  # ScaNN's own recommendation for inner products of unit vectors
 SOAR_LAMBDA = 1.5  # a second leaf for every passage (Sun et al. 2023); ScaNN's own recommendation
-META = "index.json"
+META, ASSETS = "index.json", "scann_assets.pbtxt"
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,8 @@ class ScannIndex:
         try:
             meta = json.loads((folder / META).read_text())
             config = ScannConfig(**meta["config"])
-            searcher = _scann().scann_ops_pybind.load_searcher(str(folder), assets_backcompat_shim=False)
+            ops = _scann().scann_ops_pybind  # its load_searcher would also unpickle a file of names, which we never write
+            searcher = ops.ScannSearcher(ops.scann_pybind.ScannNumpy(str(folder), (folder / ASSETS).read_text()))
             return ScannIndex(searcher, size=int(meta["size"]), width=int(meta["width"]), config=config)
         except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
             raise ValueError(f"The ScaNN index in {folder} is missing or damaged; build it again.") from error
