@@ -112,7 +112,7 @@ class ScannIndex:
         try:
             meta = json.loads((folder / META).read_text())
             config = ScannConfig(**meta["config"])
-            ops = _scann().scann_ops_pybind  # its load_searcher would also unpickle a file of names, which we never write
+            ops = _scann().scann_ops_pybind  # its load_searcher would also unpickle scann_docids.pkl
             searcher = ops.ScannSearcher(ops.scann_pybind.ScannNumpy(str(folder), (folder / ASSETS).read_text()))
             return ScannIndex(searcher, size=int(meta["size"]), width=int(meta["width"]), config=config)
         except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
