@@ -115,8 +115,9 @@ def _torch(folder: Path, texts: list[str], rows: int) -> Callable[[], np.ndarray
     import torch
     import transformers
 
-    kept = {"add_pooling_layer": False, "attn_implementation": "sdpa", "trust_remote_code": False}
-    model = transformers.BertModel.from_pretrained(folder, **kept).eval()
+    model = transformers.BertModel.from_pretrained(
+        folder, add_pooling_layer=False, attn_implementation="sdpa", trust_remote_code=False
+    ).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
     def embed() -> np.ndarray:
