@@ -26,8 +26,9 @@ def unsafe(source: str, trusted: tuple[str, ...] = ()) -> list[str]:
         found += [name for name in names if name.split(".")[0] in MODULES]
         if not isinstance(node, ast.Call):
             continue
-        plain = isinstance(node.func, ast.Name)
-        name = node.func.id if plain else node.func.attr if isinstance(node.func, ast.Attribute) else ""
+        called = node.func
+        plain = isinstance(called, ast.Name)
+        name = called.id if isinstance(called, ast.Name) else called.attr if isinstance(called, ast.Attribute) else ""
         said = {word.arg: word.value.value for word in node.keywords if isinstance(word.value, ast.Constant)}
         owner = (
             node.func.value.id if isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name) else ""
