@@ -1,5 +1,7 @@
 """A seal on a folder: size and CRC-32 of every file in it, so that damage is detected before loading.
 
+Files may be added beside what was sealed, but not in the folders inside, where orbax would read them.
+
 Several files are read at the same time: reading and zlib do not hold Python's lock.
 """
 
@@ -88,6 +90,9 @@ def fault(folder: Path, sizes_only: bool = False) -> str | None:
     entries = _entries(path)
     if not entries:
         return f"{SEAL} is damaged"
+    for name in (each.relative_to(folder).as_posix() for each in _files(folder)):
+        if "/" in name and name not in entries:
+            return f"{name} was not written with it"
     faults = _in_parallel(lambda entry: _fault_of(folder, entry[0], *entry[1], sizes_only), entries.items())
     return next((found for found in faults if found is not None), None)
 

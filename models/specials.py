@@ -74,11 +74,8 @@ def class_of(folder: Path) -> str | None:
     """The tokenizer class that a folder's files name, without "Fast": in tokenizer_config.json, or through the model
     type in config.json; None if neither names one. Raises ValueError if they name two.
     """
-    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES  # it imports much: seconds
-
-    named = _class_named(folder, _object(folder / CONFIG))
-    config = _object(folder / "config.json")
-    usual = TOKENIZER_MAPPING_NAMES.get(str(config.get("model_type"))) or config.get("tokenizer_class")
+    named, in_config, of_model = _classes(folder)
+    usual = of_model or in_config
     found = {str(name).removesuffix("Fast") for name in (named, usual) if name and name not in GENERIC}
     if len(found) > 1:
         raise ValueError(
@@ -88,7 +85,33 @@ def class_of(folder: Path) -> str | None:
     return found.pop() if found else None
 
 
+def check_classes(folder: Path) -> None:
+    """Raises ValueError if a file names a class that is no fast tokenizer of transformers: there are others that load
+    further parts of the folder, with its own code."""
+    from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
+
+    for name in _classes(folder):
+        if name is None or name in GENERIC:
+            continue
+        kind = tokenizer_class_from_name(name)
+        if not isinstance(kind, type) or not issubclass(kind, PreTrainedTokenizerFast):
+            raise ValueError(
+                f"{folder} names the tokenizer class {name}, which is no fast tokenizer of transformers, and code of "
+                "a folder is never run; add tokenizer.json, or correct the class."
+            )
+
+
 # ------------------------------------------------------------------------------------------------------------ reading
+def _classes(folder: Path) -> tuple[str | None, str | None, str | None]:
+    """The tokenizer classes that tokenizer_config.json and config.json name, and the usual one of the model type."""
+    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES  # it imports much: seconds
+
+    config = _object(folder / "config.json")
+    in_config = config.get("tokenizer_class")
+    named = _class_named(folder, _object(folder / CONFIG))
+    return named, in_config and str(in_config), TOKENIZER_MAPPING_NAMES.get(str(config.get("model_type")))
+
+
 def _class_named(folder: Path, config: Mapping[str, Any]) -> str | None:
     """The tokenizer class in tokenizer_config.json. Raises ValueError for anything but a name."""
     named = config.get("tokenizer_class")

@@ -111,6 +111,7 @@ def _by_class(folder: Path) -> PreTrainedTokenizerFast:
             "tokenizer class is named; add tokenizer.json, or tokenizer_class in tokenizer_config.json)."
         )
     _check_named(folder)
+    specials.check_classes(folder)
     try:
         from transformers import AutoTokenizer  # it imports torch where that is installed: seconds
 

@@ -20,7 +20,6 @@ from typing import Any
 import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets.exceptions import DatasetsError
 
 Row = dict[str, Any]
 LINE_ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
@@ -247,13 +246,15 @@ def _of_hub(name: str, split: str, hub_config: str | None) -> Iterator[tuple[str
 
 
 def hub_table(name: str, split: str, hub_config: str | None) -> datasets.Dataset:
-    """One split of a data set on the hub, memory-mapped; raises DataError if it cannot be loaded."""
+    """One split of a data set on the hub, memory-mapped; raises DataError if it cannot be loaded, as when it is a
+    script, which is never run."""
     try:
-        table = datasets.load_dataset(name, hub_config, split=split)
-    except (DatasetsError, OSError, ValueError, pa.ArrowException) as error:
+        table = datasets.load_dataset(name, hub_config, split=split, trust_remote_code=False)
+    except Exception as error:  # noqa: BLE001 - of readers of many formats, each with errors of its own
         wanted = f"the split {split!r}" + (f" of its configuration {hub_config!r}" if hub_config else "")
         raise DataError(
-            f"{name} is not a local file, and {wanted} cannot be loaded from the hub ({short(error)}); check the name."
+            f"{name} is not a local file, and {wanted} cannot be loaded from the hub ({short(error)}); check the name, "
+            "or give a JSON Lines or Parquet file."
         ) from None
     if not isinstance(table, datasets.Dataset):
         raise DataError(f"{name}: {split!r} selects several splits; select one.")

@@ -43,7 +43,7 @@ from scope_jax.run.performance import Instruments
 from scope_jax.run.processes import agreed, by_one, give_up, signalled
 from scope_jax.run.residence import ACCELERATOR, States, moved
 from scope_jax.run.stopping import Stopped, orderly
-from scope_jax.run.watching import watched
+from scope_jax.run.watching import Watch, watched
 from scope_jax.run.world import World
 
 Learned = tuple[States, list[Episode], dict[str, float], Metrics]  # of `learn`
@@ -72,7 +72,7 @@ def train(
     began, made = time.monotonic(), programs()
     compiled = made.compiled
     keep_programs(cfg.train.compilation_cache)
-    cfg = by_one(lambda: branching.settled(cfg, run))
+    cfg = branching.settled(cfg, run)
     log = RunLog(run, cfg)
     card, cfg = cfg, fetched(cfg, progress.say)
     inputs = Inputs(run, card, cfg)
@@ -93,7 +93,7 @@ def train(
         by_one(mirror.own)  # not before: a start that is refused leaves a running process alone
     log.rewind(done if resumed else None)
     world.verdicts.record(run, done)
-    watch = by_one(lambda: watched(cfg, records(run / "metrics.jsonl")))
+    watch = _watch(cfg, run)
     over = over or watch.reason is not None
     last = done if over else world.system.total_steps(cfg)
     progress.say(_beginning(cfg, run, done, over, resumed))
@@ -173,6 +173,16 @@ def _begin(
     coming = remembered.get("ahead") if saved is not None else None  # of an origin: played for its own card
     played = None if coming is None else ahead.unpacked(coming)
     return states, remembered["game"], remembered["baselines"], done, saved is not None, played
+
+
+def _watch(cfg: Config, run: Path) -> Watch:
+    """The card's rules after the records of the run, which process 0 reads."""
+
+    def counted() -> tuple[tuple[int, ...], frozenset[str]]:
+        watch = watched(cfg, records(run / "metrics.jsonl"))
+        return watch.counts, watch.seen
+
+    return Watch(cfg.train.watch, *by_one(counted))
 
 
 def _alive(world: World, progress: Progress, what: str) -> AbstractContextManager[None]:

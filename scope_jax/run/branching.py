@@ -36,19 +36,23 @@ class OriginError(UserError):
 
 def settled(cfg: Config, run: Path) -> Config:
     """The card with its origin resolved to the path of one checkpoint, so that it does not change while the other run
-    continues.
+    continues; process 0 looks it up.
 
     A resumed run keeps the origin recorded in its folder, whether or not it is given again; so does a run that has
     not begun, if nothing else in the card has changed since. Raises CheckpointError or
     OriginError for an origin that does not exist or has another game or other policies than the card.
     """
+    origin = by_one(lambda: _origin(cfg, run))
+    return cfg.model_copy(update={"train": cfg.train.model_copy(update={"origin": origin})})
+
+
+def _origin(cfg: Config, run: Path) -> str | None:
     requested, recorded = cfg.train.origin, _recorded(cfg, run)
     if requested is None or (recorded is not None and _is(requested, recorded)):
-        origin = recorded
-    else:
-        origin = str(_checkpoint(requested))
-        _check_game(cfg, Path(origin))
-    return cfg.model_copy(update={"train": cfg.train.model_copy(update={"origin": origin})})
+        return recorded
+    origin = str(_checkpoint(requested))
+    _check_game(cfg, Path(origin))
+    return origin
 
 
 def _recorded(cfg: Config, run: Path) -> str | None:
