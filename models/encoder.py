@@ -25,7 +25,7 @@ from scope_jax.models import bert, sentence_files, transformer, weights
 from scope_jax.models.bert import BertConfig
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.config import from_hf as decoder_config
-from scope_jax.models.fields import WeightsError, read_object, texts
+from scope_jax.models.fields import WeightsError, read_object, shown, texts
 from scope_jax.models.hf import HfTensor
 from scope_jax.models.hf import hf_tensor as decoder_tensor
 from scope_jax.models.redundant import HEAD, Redundant, of_decoder
@@ -48,7 +48,7 @@ ACTIVATIONS: dict[Activation, Callable[[Array], Array]] = {
 ARCHITECTURES = {
     "BertModel": "bert",
     "RobertaModel": "roberta",
-    "XLMRobertaModel": "roberta",
+    "XLMRobertaModel": "xlm-roberta",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3Model": "qwen3",
 }
@@ -118,15 +118,16 @@ def load_config(folder: str | Path) -> EncoderConfig:
     contents = read_object(folder / "config.json")
     try:
         names = texts(contents, "architectures")
-        kind = next((ARCHITECTURES[name] for name in names if name in ARCHITECTURES), None)
+        named = names or [name for name, kind in ARCHITECTURES.items() if kind == contents.get("model_type")]
+        kind = next((ARCHITECTURES[name] for name in named if name in ARCHITECTURES), None)
         if kind is None:
             raise ValueError(
-                f"architectures {names} is not a supported encoder; supported are {', '.join(ARCHITECTURES)}."
+                f"architectures {shown(names)} is not a supported encoder; supported are {', '.join(ARCHITECTURES)}."
             )
         if kind == "qwen3":
             model = decoder_config({**contents, "architectures": ["Qwen3ForCausalLM"]})
         else:
-            model = bert.from_hf(contents, roberta=kind == "roberta")
+            model = bert.from_hf(contents, kind)
         modules, said = sentence_files.modules(folder, model.width), sentence_files.said(folder)
         usual = Modules("last" if kind == "qwen3" else "mean", (), normalize=True)
         cfg = EncoderConfig(model, modules or usual, said, modules is not None)

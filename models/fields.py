@@ -44,10 +44,19 @@ def within(folder: Path, name: Any, said_by: Path) -> Path:
 
 
 # ----------------------------------------------------------------------------------------------- fields of config.json
+def cut(text: str, most: int = 40) -> str:
+    """A text for a message: its beginning, on one line."""
+    line = " ".join(text[: most + 1].split())
+    return line if len(text) <= most else line[: most - 3] + "..."
+
+
+def shown(value: Any) -> str:
+    """A value of a JSON file for a message, as JSON writes it."""
+    return cut(json.dumps(value, default=str))
+
+
 def _refusal(name: str, value: Any, wanted: str) -> ValueError:
-    shown = json.dumps(value, default=str)
-    shown = shown if len(shown) <= 40 else shown[:37] + "..."
-    return ValueError(f"config.json: field {name!r} is {shown}; it must be {wanted}.")
+    return ValueError(f"config.json: field {name!r} is {shown(value)}; it must be {wanted}.")
 
 
 def field(config: Mapping[str, Any], name: str, default: Any = None) -> Any:
