@@ -18,6 +18,8 @@ from typing import Any
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
+from scope_jax.models.fields import cut
+
 # Replace characters of special tokens' names while a template is rendered.
 PRIVATE_USE = (*range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE))
 # The date given to templates that use one: the default of Llama 3.1's own template.
@@ -171,6 +173,12 @@ class _MaskedChat:
         if self._hf.chat_template is None:
             raise ValueError(
                 "the tokenizer has no chat template; set model.chat_template to a .jinja file, or use a model with one."
+            )
+        named = self._hf.chat_template
+        if isinstance(named, dict) and "default" not in named and (tools is None or "tool_use" not in named):
+            raise ValueError(
+                f"the tokenizer has chat templates named {', '.join(map(cut, sorted(named)))}, none of them 'default'; "
+                "set model.chat_template to a .jinja file with the one to use."
             )
         special = chat._special
         self._template = self._hf.get_chat_template(None, None if tools is None else [dict(tool) for tool in tools])

@@ -246,7 +246,10 @@ def _refuse(config: Mapping[str, Any]) -> None:
             "experts in every layer are supported."
         )
     if config.get("quantization_config"):
-        raise ValueError("config.json has a 'quantization_config'; quantised weights are not supported.")
+        raise ValueError(
+            "config.json has a 'quantization_config'; quantised weights are not supported, use the model that they "
+            "were made of."
+        )
 
 
 def _architecture(config: Mapping[str, Any]) -> str:

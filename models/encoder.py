@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from scope_jax.models import bert, sentence_files, transformer, weights
+from scope_jax.models import bert, claims, sentence_files, transformer, weights
 from scope_jax.models.bert import BertConfig
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.config import from_hf as decoder_config
@@ -30,6 +31,7 @@ from scope_jax.models.hf import HfTensor
 from scope_jax.models.hf import hf_tensor as decoder_tensor
 from scope_jax.models.redundant import HEAD, Redundant, of_decoder
 from scope_jax.models.sentence_files import Activation, Dense, Modules, Pooling, Said
+from scope_jax.models.tensorfile import Checkpoint
 from scope_jax.sharding.collectives import LOCAL
 from scope_jax.sharding.rules import TRAIN, Rules
 from scope_jax.sharding.spec import Param, zeros
@@ -184,8 +186,12 @@ def load(folder: str | Path, mesh: Mesh | None, dtype: Any) -> tuple[EncoderConf
     Raises FileNotFoundError or WeightsError with one sentence.
     """
     cfg = load_config(folder)
-    tensor_of, extra = _names(cfg, weights.tensor_names(folder))
-    params = weights.load_tree(folder, declare(cfg), tensor_of, extra, mesh, WHOLE, dtype)
+    with ExitStack() as stack:
+        stored = Checkpoint(Path(folder), stack).shapes
+    prefix = _prefix(cfg, stored)
+    tree, tensor_of = declare(cfg), _names(cfg, prefix)
+    claims.compare(Path(folder), stored, tree, tensor_of)  # before arrays of what may be stored besides
+    params = weights.load_tree(folder, tree, tensor_of, _besides(cfg, prefix), mesh, WHOLE, dtype)
     if cfg.modules.dense:
         params["dense"] = tuple(_dense(Path(folder), layer, mesh) for layer in cfg.modules.dense)
     return cfg, params
@@ -199,32 +205,39 @@ def _dense(folder: Path, layer: Dense, mesh: Mesh | None) -> Params:
     return weights.load_tree(folder / layer.folder, tree, names.__getitem__, Redundant(), mesh, WHOLE, jnp.float32)
 
 
-def _names(cfg: EncoderConfig, stored: frozenset[str]) -> tuple[Callable[[str], HfTensor], Redundant]:
-    """(checkpoint name of each weight, what may be stored besides). Names of a model saved within another one have a
-    prefix. What predicts tokens or classes (a pooler, heads of pre-training, an output table) has no part in a vector.
-    """
+def _prefix(cfg: EncoderConfig, stored: Collection[str]) -> str:
+    """What names of a model saved within another one begin with."""
+    if isinstance(cfg.model, BertConfig):
+        return next((one for one in HEADS if any(name.startswith(one) for name in stored)), "")
+    return "model." if any(name.startswith("model.") for name in stored) else ""
+
+
+def _names(cfg: EncoderConfig, prefix: str) -> Callable[[str], HfTensor]:
+    """The checkpoint tensor of each weight."""
+    model = cfg.model
+
+    def tensor_of(path: str) -> HfTensor:
+        if isinstance(model, BertConfig):
+            tensor = bert.hf_tensor(path)
+            return HfTensor(prefix + tensor.name, tensor.transposed)
+        tensor = decoder_tensor(model, path)
+        return HfTensor(prefix + tensor.name.removeprefix("model."), tensor.transposed)
+
+    return tensor_of
+
+
+def _besides(cfg: EncoderConfig, prefix: str) -> Redundant:
+    """What may be stored besides. What predicts tokens or classes (a pooler, heads of pre-training, an output table)
+    has no part in a vector."""
     model = cfg.model
     if isinstance(model, BertConfig):
-        prefix = next((one for one in HEADS if any(name.startswith(one) for name in stored)), "")
-        heads = HEADS.get(prefix, "")
         positions = np.arange(model.first_position + model.max_positions)
         buffers = {"position_ids": positions, "token_type_ids": np.zeros_like(positions)}
         named = {re.compile(re.escape(f"{prefix}embeddings.{name}")): (values,) for name, values in buffers.items()}
-        unused = re.compile(rf"{re.escape(prefix)}pooler\.dense\.(weight|bias){heads}")
-
-        def bert_tensor(path: str) -> HfTensor:
-            tensor = bert.hf_tensor(path)
-            return HfTensor(prefix + tensor.name, tensor.transposed)
-
-        return bert_tensor, Redundant({}, tuple(named.items()), unused)
-    bare = not any(name.startswith("model.") for name in stored)
-
-    def qwen_tensor(path: str) -> HfTensor:
-        tensor = decoder_tensor(model, path)
-        return HfTensor(tensor.name.removeprefix("model."), tensor.transposed) if bare else tensor
-
-    extra = of_decoder(model, "" if bare else "model.")
-    return qwen_tensor, extra if model.tie_embeddings else replace(extra, unused=re.compile(re.escape(HEAD)))
+        unused = re.compile(rf"{re.escape(prefix)}pooler\.dense\.(weight|bias){HEADS.get(prefix, '')}")
+        return Redundant({}, tuple(named.items()), unused)
+    extra = of_decoder(model, prefix)
+    return extra if model.tie_embeddings else replace(extra, unused=re.compile(re.escape(HEAD)))
 
 
 # ------------------------------------------------------------------------------------------------------------- forward
