@@ -18,6 +18,7 @@ from typing import Any
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
+from scope_jax.models import rendering
 from scope_jax.models.fields import cut
 
 # Replace characters of special tokens' names while a template is rendered.
@@ -120,7 +121,7 @@ class ChatTemplate:
     def reply_ends(self) -> tuple[list[Stretch] | None, list[Stretch] | None]:
         """What follows the content of an assistant's message that is the last one, and of one before a user's.
 
-        None where the template has no such message, or rejects the conversation.
+        None where the template has no such message, or rejects the conversation. Raises rendering.TemplateLimit.
         """
         ask = {"role": "user", "content": "?"}
         try:
@@ -132,6 +133,8 @@ class ChatTemplate:
         def after(later: Sequence[Mapping[str, Any]]) -> list[Stretch] | None:
             try:
                 text = masked.render([ask, {"role": "assistant", "content": blank}, *later], False)
+            except rendering.TemplateLimit:
+                raise
             except ValueError:
                 return None
             _, found, tail = text.rpartition(blank)
@@ -205,20 +208,8 @@ class _MaskedChat:
             self._template = _STILL_CLOCK + self._template
 
     def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> str:
-        conversation: Any = list(messages)  # transformers declares dicts of strings, but its templates take any mapping
-        try:
-            rendered = self._hf.apply_chat_template(
-                conversation,
-                tools=self._tools,
-                chat_template=self._template,
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-                **self._options,
-            )
-        except Exception as error:  # a template is code of the user's
-            raise ValueError(f"The chat template rejects the conversation ({error}).") from error
-        assert isinstance(rendered, str)  # because of tokenize=False
-        return rendered
+        variables = {**self._hf.special_tokens_map, **self._options}  # as apply_chat_template
+        return rendering.render(self._template, messages, self._tools, add_generation_prompt, variables)
 
     def plain(self, text: str) -> Stretch:
         """Rendered text, unmasked; a forbidden name of which any character was masked is cut in two."""

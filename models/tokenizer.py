@@ -18,7 +18,7 @@ from typing import Any
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import PreTrainedTokenizerFast
 
-from scope_jax.models import ends, vocabularies
+from scope_jax.models import ends, rendering, vocabularies
 from scope_jax.models.chat import ChatTemplate, Stretch, occurrences, without_surrogates
 from scope_jax.models.ends import End, TemplateEnd
 from scope_jax.models.fields import read_object
@@ -113,6 +113,8 @@ class Tokenizer:
         hf, eos_ids = vocabularies.read(folder)
         if chat_template is not None:
             hf.chat_template = _template_text(chat_template)
+        if hf.chat_template is not None:
+            rendering.start()
         tokenizer = Tokenizer(hf, eos_ids, [folder] if model is None else [folder, model])
         if exact and not tokenizer.exact:
             raise ValueError(

@@ -139,7 +139,8 @@ def test_theta_of_the_newer_form_counts_beside_rope_scaling() -> None:
 
 def test_rope_scaling_beside_parameters_by_layer_type() -> None:
     by_type = {name: {"rope_type": "default", "rope_theta": 1e6} for name in ("full_attention", "sliding_attention")}
-    theirs = transformers.Olmo3Config(rope_parameters=deepcopy(by_type), rope_scaling=YARN).rope_parameters
+    given: Any = {"rope_parameters": deepcopy(by_type), "rope_scaling": YARN}
+    theirs: Any = transformers.Olmo3Config(**given).rope_parameters
     cfg = from_hf({"model_type": "olmo3", "rope_parameters": by_type, "rope_scaling": YARN})
     assert (cfg.rope.theta, cfg.rope.kind, cfg.rope.factor) == (1e6, "yarn", 4.0)
     assert (theirs["full_attention"]["rope_theta"], theirs["full_attention"]["factor"]) == (1e6, 4.0)
