@@ -10,6 +10,7 @@ from typing import Any
 MOST = 2**31 - 1  # largest accepted count
 MOST_BYTES = 2**24  # of a JSON file; the largest of published folders, indices of 100,000 tensors, have about 10 MB
 MOST_DEEP = 64
+MOST_PATH = 1024  # characters of the name of a file
 
 
 class WeightsError(ValueError):
@@ -63,7 +64,7 @@ def within(folder: Path, name: Any, said_by: Path) -> Path:
 
     Raises WeightsError unless `name` is a relative path that stays in the folder. The file itself may be a link.
     """
-    inside = isinstance(name, str) and name.isprintable() and PurePosixPath(name).name != ""
+    inside = isinstance(name, str) and len(name) <= MOST_PATH and name.isprintable() and PurePosixPath(name).name != ""
     if not inside or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
         raise WeightsError(
             f"{said_by} names {cut(repr(name))}, which is not a file in the same folder; copy the folder again."

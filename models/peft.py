@@ -94,7 +94,9 @@ def load_config(folder: str | Path) -> Mapping[str, Any]:
             "it with PEFT's path_initial_model_for_weight_conversion, as a plain LoRA adapter."
         )
     try:
-        count(contents, "r"), number(contents, "lora_alpha"), flag(contents, "use_rslora", False)
+        count(contents, "r")
+        number(contents, "lora_alpha")
+        flag(contents, "use_rslora", False)
     except ValueError as error:
         raise WeightsError(f"{path}: {str(error).removeprefix('config.json: ')}") from None
     return contents

@@ -27,6 +27,7 @@ from safetensors import SafetensorError, safe_open
 
 from scope_jax.models.fields import WeightsError, cut, read_object, within
 
+MOST_FILES = 4096
 MOST_HEADER = 2**24  # bytes; a file of 100,000 tensors has about 12 MB
 MAX_SHARD_BYTES = 5 * 10**9  # largest safetensors file, as in transformers
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -140,7 +141,13 @@ class Checkpoint:
         where = read_object(index).get("weight_map")
         if not isinstance(where, Mapping) or not where:
             raise WeightsError(f"{index} has no weight_map; copy the file again.")
-        return sorted({within(self.folder, name, index) for name in where.values()})
+        files = {name for name in where.values() if isinstance(name, str)}
+        for name in where.values():
+            if not isinstance(name, str):
+                within(self.folder, name, index)
+        if len(files) > MOST_FILES:
+            raise WeightsError(f"{index} names {len(files)} files; up to {MOST_FILES} are supported.")
+        return sorted(within(self.folder, name, index) for name in files)
 
     def _missing(self, path: Path) -> str:
         """Why there is no file at `path`, and what to do."""
