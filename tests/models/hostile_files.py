@@ -400,7 +400,8 @@ def sentencepiece(kind: int, table: bytes, *pieces: str) -> Change:
     def change(folder: Path) -> None:
         from transformers.convert_slow_tokenizer import import_protobuf
 
-        proto: Any = import_protobuf().ModelProto()
+        schema: Any = import_protobuf()
+        proto = schema.ModelProto()
         proto.trainer_spec.model_type, proto.normalizer_spec.precompiled_charsmap = kind, table
         for piece in ("<unk>", "<s>", "</s>", *pieces):
             proto.pieces.add(
