@@ -7,11 +7,13 @@ another one without a word.
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tokenizers import Tokenizer as FastTokenizer
 
 from scope_jax.models.fields import MOST_DEEP, WeightsError, cut, read_object, shallow
@@ -117,6 +119,23 @@ def check_pieces(path: Path, pieces: Iterator[str]) -> None:
             )
 
 
+def check_table(path: Path, table: bytes) -> None:
+    """Raises WeightsError unless SentencePiece's table of normal forms (a double array, then texts) stays within
+    itself: the library follows it without looking, and panics at its end.
+    """
+    size, texts = int.from_bytes(table[:4], "little"), np.frombuffer(table, np.uint8)
+    good = 0 < size <= len(table) - 4 and size % 4 == 0
+    if good:
+        units, texts = np.frombuffer(table, np.uint32, size // 4, 4).astype(np.int64), texts[4 + size :]
+        leaf = units >> 31 == 1
+        offsets = (units >> 10) << ((units & 512) >> 6)  # of the children, whose places differ in the last 8 bits
+        good = bool(((np.arange(len(units)) ^ offsets | 255)[~leaf] < len(units)).all())
+        values = units[leaf] & 0x7FFF_FFFF
+        good = good and bool((values < len(texts)).all()) and not bool((texts[values] >> 6 == 2).any())
+    if not good:
+        raise WeightsError(f"{path} has a damaged table of normal forms (precompiled_charsmap); copy the file again.")
+
+
 def check_folder(folder: Path) -> None:
     """Raises WeightsError if a vocabulary file beside tokenizer.json, or instead of it, claims what none has."""
     for path in sorted({file for pattern in VOCABULARIES for file in folder.glob(pattern)}):
@@ -165,3 +184,9 @@ def _check_parts(path: Path, place: str, components: list[dict[str, Any]]) -> No
             wrong = "holds a pattern or a table longer than any is"
         if wrong:
             raise WeightsError(f"{path}: the {place} {wrong}; copy the file again.")
+        if isinstance(table, str) and part.get("type") == "Precompiled":
+            try:
+                decoded = base64.b64decode(table, validate=True)
+            except ValueError:
+                decoded = b""
+            check_table(path, decoded)

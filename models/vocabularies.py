@@ -178,6 +178,8 @@ def _pieces(model: Path) -> Any:
     tokenizer_file.read_bytes(model)
     proto: Any = SentencePieceExtractor(str(model)).proto
     tokenizer_file.check_pieces(model, (piece.piece for piece in proto.pieces))
+    if table := proto.normalizer_spec.precompiled_charsmap:
+        tokenizer_file.check_table(model, table)
     return proto
 
 

@@ -6,6 +6,7 @@ time of this process and its children, and the peak of the memory of either so f
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import resource
@@ -273,6 +274,12 @@ TOKENIZERS: dict[str, Change] = {
     "an unknown token behind the vocabulary": tokenizer(
         lambda contents: contents.update(model={"type": "Unigram", "unk_id": 7, "vocab": [["a", 0.0]]})
     ),
+    "a table that ends early": normalizer(
+        {
+            "type": "Precompiled",
+            "precompiled_charsmap": base64.b64encode(struct.pack("<5I", 16, 2**31 - 1, 0, 0, 0) + b"a\0").decode(),
+        }
+    ),
     "a table that is none": normalizer({"type": "Precompiled", "precompiled_charsmap": "AAAA" * 1000}),
     "a post-processor of unknown tokens": tokenizer(
         lambda contents: contents.update(
@@ -420,6 +427,11 @@ for kind, name in ((1, "unigram"), (2, "BPE")):
         sentencepiece(kind, b"", *[f"{i:01000}" for i in range(16_000)]),
     )
     case(f"vocabulary: {name} with a table that is none", "tokenizer", sentencepiece(kind, b"\xff" * 999, "a"))
+    case(
+        f"vocabulary: {name} with a table that ends early",
+        "tokenizer",
+        sentencepiece(kind, struct.pack("<5I", 16, 2**31 - 1, 0, 0, 0) + b"a\0", "a"),
+    )
     case(f"vocabulary: {name} with an empty table", "tokenizer", sentencepiece(kind, bytes(8), "a"))
 
 
