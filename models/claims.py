@@ -36,12 +36,12 @@ def compare(
         shape = shape[::-1] if tensor.transposed else shape
         if stored.get(name, shape) != shape:
             raise WeightsError(
-                f"{folder}: {cut(name, 80)} has shape {stored[name]}, but the configuration requires {shape}; copy the "
+                f"{folder}: {cut(name, 80)} has shape {stored[name]}, but config.json requires {shape}; copy the "
                 "folder again."
             )
     held = sum(map(math.prod, stored.values()))
     if wanted > 2 * len(stored) + FEW or values > 2 * held + SMALL:
         raise WeightsError(
-            f"{folder} holds {len(stored)} tensors of {held} values in all, but the configuration requires {wanted} of "
+            f"{folder} holds {len(stored)} tensors of {held} values in all, but config.json requires {wanted} of "
             f"{values}; config.json and weights disagree."
         )
