@@ -133,6 +133,8 @@ def _rope(parameters: Mapping[str, Any], config: Mapping[str, Any]) -> Rope:
     """A Rope from one set of parameters; missing ones come from config.json."""
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     theta = number(parameters if "rope_theta" in parameters else config, "rope_theta")
+    if theta <= 1:
+        raise ValueError(f"config.json: field 'rope_theta' is {theta}; it must be above 1.")
     for source in (parameters, config):
         share = source.get("partial_rotary_factor")
         if share not in (None, 1, 1.0):

@@ -101,6 +101,8 @@ def of_folder(folder: Path) -> PreTrainedTokenizerFast:
         return _by_class(folder)
     tokenizer_file.check(file)
     fast = _built(folder, lambda: FastTokenizer.from_file(str(file)))
+    fast.no_truncation()  # how its writer cut and filled rows has no part in ids
+    fast.no_padding()
     tokenizer_file.check_assigned(file, fast)
     hf = specials.wrap(fast, folder, specials.class_roles(folder), whole=True)
     _built(folder, lambda: hf.backend_tokenizer.encode(PROBE))

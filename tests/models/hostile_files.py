@@ -69,6 +69,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "half a layer": {"num_hidden_layers": 2.5},
     "true layers": {"num_hidden_layers": True},
     "no number for theta": {"rope_theta": float("nan"), "rope_parameters": None},
+    "a theta of 1": {"rope_parameters": {"rope_theta": 1.0, "rope_type": "yarn", "factor": 2.0}},
+    "a theta that float32 lacks": {"rope_parameters": {"rope_theta": 1e-29, "rope_type": "default"}},
     "an infinite epsilon": {"rms_norm_eps": float("inf")},
     "a number of 4,000 digits": {"hidden_size": 10**4000},
     "a million layer types": {"layer_types": ["full_attention"] * 1_000_000},
@@ -264,6 +266,9 @@ TOKENIZERS: dict[str, Change] = {
     ),
     "a Unigram piece of a megabyte": tokenizer(
         lambda contents: contents.update(model={"type": "Unigram", "unk_id": 0, "vocab": [["a" * 1_000_000, 0.0]]})
+    ),
+    "a decoder that doubles": tokenizer(
+        lambda contents: contents.update(decoder={"type": "Sequence", "decoders": [replaces("a", "aa")] * 64})
     ),
     "merges of unknown words": tokenizer(lambda contents: contents["model"].update(merges=[["qqq", "zzz"]])),
     "a million merges": tokenizer(lambda contents: contents["model"].update(merges=["a b"] * 1_000_000)),

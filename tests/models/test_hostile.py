@@ -92,6 +92,18 @@ def test_a_hole_among_the_ids_is_no_claim(tmp_path: Path) -> None:
     assert Tokenizer.load(folder).vocab_size == first + 301
 
 
+def test_how_rows_were_filled_has_no_part_in_ids(tmp_path: Path) -> None:
+    """A tokenizer.json may ask to fill every text to 2^40 tokens, or to cut it to none."""
+    folder, _ = copied(tmp_path)
+    path = folder / "tokenizer.json"
+    contents = json.loads(path.read_text())
+    contents["padding"] = {"strategy": {"Fixed": 2**40}, "direction": "Right", "pad_to_multiple_of": None}
+    contents["padding"] |= {"pad_id": 0, "pad_type_id": 0, "pad_token": "x"}
+    contents["truncation"] = {"direction": "Right", "max_length": 0, "strategy": "LongestFirst", "stride": 2**40}
+    path.write_text(json.dumps(contents))
+    assert Tokenizer.load(folder).encode("Which river?") == Tokenizer.load(BASE).encode("Which river?")
+
+
 def test_256_ends_are_accepted(tmp_path: Path) -> None:
     folder, _ = copied(tmp_path)
     edit("generation_config.json", eos_token_id=list(range(256)))(folder)
