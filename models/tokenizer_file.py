@@ -20,6 +20,7 @@ from scope_jax.models.fields import MOST_DEEP, WeightsError, cut, read_object, s
 
 MOST_BYTES = 2**26  # of a tokenizer's file; the largest published ones have about 35 MB
 MOST_OBJECTS, MOST_VALUES = 2**20, 2**21  # lists and objects, and values, of a tokenizer.json
+MOST_TOKENS = 2**20  # of a vocabulary, and lines of a vocabulary's text file
 HOLES = 2**16  # ids without a token that a vocabulary may have beside as many as it has tokens
 MOST_PARTS = 256  # of a pipeline
 MOST_NAME, MOST_NAMES = 256, 2**20  # characters of an added token, and of all special ones
@@ -59,6 +60,7 @@ def check(path: Path) -> None:
         check_ids(path, vocabulary)
     elif isinstance(vocabulary, list):
         check_pieces(path, (str(entry[0]) for entry in vocabulary if isinstance(entry, list) and entry))
+    _check_prefix(path, model)
     for token in _objects(contents.get("added_tokens")):
         check_name(path, token.get("content"))
     for place in ("normalizer", "pre_tokenizer", "decoder", "post_processor"):
@@ -79,6 +81,8 @@ def check_assigned(path: Path, fast: FastTokenizer) -> None:
 def check_ids(path: Path, vocabulary: Mapping[str, Any]) -> None:
     """Raises WeightsError if ids are far above the number of tokens, or shared. Values that are no numbers are left to
     the library."""
+    if len(vocabulary) > MOST_TOKENS:
+        raise WeightsError(f"{path} has {len(vocabulary)} tokens; up to {MOST_TOKENS} are supported.")
     ids = [id for id in vocabulary.values() if type(id) is int]
     if ids and (max(ids) >= 2 * len(vocabulary) + HOLES or min(ids) < 0):
         raise WeightsError(
@@ -139,8 +143,9 @@ def check_table(path: Path, table: bytes) -> None:
 def check_folder(folder: Path) -> None:
     """Raises WeightsError if a vocabulary file beside tokenizer.json, or instead of it, claims what none has."""
     for path in sorted({file for pattern in VOCABULARIES for file in folder.glob(pattern)}):
-        if path.is_file() and path.stat().st_size > MOST_BYTES:
-            read_bytes(path)
+        data = read_bytes(path) if path.is_file() else b""
+        if path.suffix == ".txt" and (lines := data.count(b"\n")) > MOST_TOKENS:
+            raise WeightsError(f"{path} has {lines} lines; up to {MOST_TOKENS} are supported.")
     if (path := folder / "vocab.json").is_file():
         check_ids(path, read_object(path))
 
@@ -162,6 +167,25 @@ def parts(component: Any) -> Iterator[dict[str, Any]]:
 
 def _objects(value: Any) -> list[dict[str, Any]]:
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def _check_prefix(path: Path, model: Any) -> None:
+    """Raises WeightsError if a merge's second word lacks the prefix of a BPE model, which the library cuts off."""
+    prefix = model.get("continuing_subword_prefix") if isinstance(model, dict) else None
+    merges = model.get("merges") if prefix else None
+    for merge in merges if isinstance(merges, list) else ():
+        word = (
+            merge.rsplit(" ", 1)[-1]
+            if isinstance(merge, str)
+            else merge[-1]
+            if isinstance(merge, list) and merge
+            else ""
+        )
+        if not str(word).startswith(str(prefix)):
+            raise WeightsError(
+                f"{path}: the merge {cut(str(merge))} lacks continuing_subword_prefix, {cut(str(prefix))}; copy the "
+                "file again."
+            )
 
 
 def _check_parts(path: Path, place: str, components: list[dict[str, Any]]) -> None:

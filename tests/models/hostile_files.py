@@ -267,6 +267,10 @@ TOKENIZERS: dict[str, Change] = {
     "a Unigram piece of a megabyte": tokenizer(
         lambda contents: contents.update(model={"type": "Unigram", "unk_id": 0, "vocab": [["a" * 1_000_000, 0.0]]})
     ),
+    "merges without the prefix": tokenizer(lambda contents: contents["model"].update(continuing_subword_prefix="####")),
+    "1,100,000 words": tokenizer(
+        lambda contents: contents["model"]["vocab"].update({f"{i}": i for i in range(1_100_000)})
+    ),
     "a decoder that doubles": tokenizer(
         lambda contents: contents.update(decoder={"type": "Sequence", "decoders": [replaces("a", "aa")] * 64})
     ),
@@ -524,6 +528,7 @@ ENCODERS: dict[str, Change] = {
     "a prompt that is a tree": encoder(
         {}, edit("config_sentence_transformers.json", prompts={"query": json.loads("[" * 50 + "]" * 50)})
     ),
+    "vocab.txt of 2,000,000 lines": encoder({}, text("vocab.txt", "a\n" * 2_000_000)),
     "vocab.txt of bytes": encoder({}, lambda folder: (folder / "vocab.txt").write_bytes(b"\xff\xfe\xfd" * 1000)),
 }
 for name, change in ENCODERS.items():

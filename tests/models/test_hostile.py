@@ -53,7 +53,13 @@ def test_there_are_cases_of_every_kind() -> None:
 
 def test_the_documented_limits_are_those_of_the_code() -> None:
     page = Path("docs/tokenizers.md").read_text(encoding="utf-8")
-    sizes = (tokenizer_file.MOST_VALUES, tokenizer_file.HOLES, tokenizer_file.MOST_NAMES, tokenizer_file.MOST_PIECES)
+    sizes = (
+        tokenizer_file.MOST_VALUES,
+        tokenizer_file.MOST_TOKENS,
+        tokenizer_file.HOLES,
+        tokenizer_file.MOST_NAMES,
+        tokenizer_file.MOST_PIECES,
+    )
     small = (tokenizer_file.MOST_PARTS, tokenizer_file.MOST_GROWTH, ends.MOST_ENDS, specials.MOST_TEMPLATE)
     for limit in (*sizes, *small, tokenizer_file.MOST_PATTERN, tokenizer_file.MOST_PIECE, rendering.CHARS):
         assert f"{limit:,}" in page, limit
