@@ -12,7 +12,9 @@ from pathlib import Path
 
 from scope_jax.models import ends, fields, rendering, specials, template_worker, tokenizer_file
 from scope_jax.models.tokenizer import Tokenizer
-from tests.models.hostile_files import BASE, CASES, added, edit
+from tests.models.hostile_cases import edit
+from tests.models.hostile_files import BASE, CASES
+from tests.models.hostile_tokenizers import added
 
 SECONDS, BYTES = 2.0, 2**30
 
