@@ -18,17 +18,16 @@ from typing import Any
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import PreTrainedTokenizerFast
 
-from scope_jax.models import ends, vocabularies
+from scope_jax.models import ends, rendering, vocabularies
 from scope_jax.models.chat import ChatTemplate, Stretch, occurrences, without_surrogates
 from scope_jax.models.ends import End, TemplateEnd
 from scope_jax.models.fields import read_object
-from scope_jax.models.vocabularies import BYTE_NAMES, SPACE
+from scope_jax.models.specials import template_file
+from scope_jax.models.vocabularies import BYTE_NAMES, PROBE, SPACE
 
 TRUSTED = ("assistant", "system")  # roles whose messages may use forbidden names as tokens
 # The class that a saved folder names: transformers 4 and 5 know it, and read tokenizer.json as it is.
 SAVED_CLASS = "PreTrainedTokenizerFast"
-# A tokenizer is exact if it preserves this text: case, accents, width, ligatures, white space, any byte.
-PROBE = "  Aé ﬁＡ½  日本\t\r\n🙂\u0000\u200d \u00a0#\ue000 "
 
 
 class Tokenizer:
@@ -113,6 +112,8 @@ class Tokenizer:
         hf, eos_ids = vocabularies.read(folder)
         if chat_template is not None:
             hf.chat_template = _template_text(chat_template)
+        if hf.chat_template is not None:
+            rendering.start()
         tokenizer = Tokenizer(hf, eos_ids, [folder] if model is None else [folder, model])
         if exact and not tokenizer.exact:
             raise ValueError(
@@ -315,7 +316,4 @@ def _template_text(source: str | Path) -> str:
         raise FileNotFoundError(
             f"Chat template {path} does not exist; give a .jinja file, or none for the tokenizer's own."
         )
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"The chat template {path} is not UTF-8 ({error.reason}); save it as UTF-8.") from None
+    return template_file(path)

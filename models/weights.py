@@ -28,7 +28,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, SingleDeviceSharding
 
 from scope_jax.errors import UserError
-from scope_jax.models import redundant, streaming, tensorfile
+from scope_jax.models import claims, redundant, streaming, tensorfile
 from scope_jax.models.config import ModelConfig, from_hf, to_hf
 from scope_jax.models.fields import WeightsError, read_object
 from scope_jax.models.hf import HfTensor, hf_shapes, hf_tensor, tree_shapes
@@ -80,6 +80,20 @@ def load_config(folder: str | Path) -> ModelConfig:
         return from_hf(contents)
     except ValueError as error:
         raise WeightsError(f"{folder}: {error}") from None
+
+
+def checked_config(folder: str | Path) -> ModelConfig:
+    """`load_config`, compared with the folder's weights if it has any: what is built from the result has their size.
+
+    Raises as `load_config` does, and for files that are damaged.
+    """
+    folder, cfg = Path(folder), load_config(folder)
+    if is_orbax(folder):
+        _compare_orbax(folder, cfg)
+    elif any((folder / name).is_file() for name in (tensorfile.SINGLE, tensorfile.INDEX)):
+        with ExitStack() as stack:
+            claims.compare(folder, Checkpoint(folder, stack).shapes, declare(cfg), lambda path: hf_tensor(cfg, path))
+    return cfg
 
 
 def _shardings(tree: Params, mesh: Mesh | None, rules: Rules) -> Params:
@@ -137,15 +151,9 @@ def load_hf(
     or file, a broken file, an unsupported model, missing or unexpected tensors, and shapes that do not match.
     """
     folder = Path(folder)
-    cfg = load_config(folder)
+    cfg = checked_config(folder)
     tree, extra = declare(cfg), redundant.of_decoder(cfg)
     return cfg, load_tree(folder, tree, lambda path: hf_tensor(cfg, path), extra, mesh, rules, dtype, report)
-
-
-def tensor_names(folder: str | Path) -> frozenset[str]:
-    """Names of all tensors of a folder. Raises FileNotFoundError or WeightsError."""
-    with ExitStack() as stack:
-        return Checkpoint(Path(folder), stack).names
 
 
 def stored_dtypes(folder: str | Path) -> set[str]:
@@ -158,9 +166,10 @@ def stored_dtypes(folder: str | Path) -> set[str]:
         return {dtype}
     with ExitStack() as stack:
         checkpoint = Checkpoint(folder, stack)
-        cfg = load_config(folder)
-        redundant.open_checked(checkpoint, hf_shapes(cfg), redundant.of_decoder(cfg))
-        return {checkpoint.dtype(name).name for name in hf_shapes(cfg)}
+        cfg = checked_config(folder)
+        shapes = hf_shapes(cfg)
+        redundant.open_checked(checkpoint, shapes, redundant.of_decoder(cfg))
+        return {checkpoint.dtype(name).name for name in shapes}
 
 
 def load_tree(
@@ -177,10 +186,11 @@ def load_tree(
     checkpoint tensor of a weight; extra: what may be stored besides. Otherwise like load_hf.
     """
     shardings = _shardings(tree, mesh, rules)
-    shapes = tree_shapes(tree, tensor_of)
     done = 0
     with ExitStack() as stack:
         checkpoint = Checkpoint(Path(folder), stack)
+        claims.compare(Path(folder), checkpoint.shapes, tree, tensor_of)
+        shapes = tree_shapes(tree, tensor_of)
         redundant.open_checked(checkpoint, shapes, extra)
         redundant.compare(checkpoint, extra)
 
@@ -203,20 +213,28 @@ def load_orbax(
     if wrong := fault(folder):
         raise WeightsError(f"the weights in {folder} cannot be used: {wrong}; convert or copy them again.")
     cfg = load_config(folder)
+    _compare_orbax(folder, cfg)
     target = abstract(cfg, mesh, rules, dtype)
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         place = (folder / ORBAX).absolute()
-        saved = _leaves(checkpointer.metadata(place).item_metadata.tree)
-        wanted = _leaves(target)
-        if saved != wanted:
-            name = min(path for path in saved | wanted if saved.get(path) != wanted.get(path))
-            raise WeightsError(
-                f"{folder}: {name} has shape {saved.get(name)}, but config.json requires {wanted.get(name)}."
-            )
         args = ocp.args.PyTreeRestore(target, restore_args=ocp.checkpoint_utils.construct_restore_args(target))
         params = checkpointer.restore(place, args=args)
     check_finite(params, f"{folder}: ")
     return cfg, params
+
+
+def _compare_orbax(folder: Path, cfg: ModelConfig) -> None:
+    """Raises WeightsError if the weights in our own layout have other shapes than config.json requires."""
+    if wrong := fault(folder, sizes_only=True):
+        raise WeightsError(f"the weights in {folder} cannot be used: {wrong}; convert or copy them again.")
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        saved = _leaves(checkpointer.metadata((folder / ORBAX).absolute()).item_metadata.tree)
+    wanted = _leaves(declare(cfg))
+    if saved != wanted:
+        name = min(path for path in saved | wanted if saved.get(path) != wanted.get(path))
+        raise WeightsError(
+            f"{folder}: {name} has shape {saved.get(name)}, but config.json requires {wanted.get(name)}."
+        )
 
 
 @jax.jit
@@ -367,7 +385,7 @@ def recast_hf(source: str | Path, folder: str | Path, dtype: Any, report: Report
     Redundant tensors (models/redundant.py) are left out. Raises as load_hf and save_hf do.
     """
     source = Path(source)
-    cfg = load_config(source)
+    cfg = checked_config(source)
     shapes, extra = hf_shapes(cfg), redundant.of_decoder(cfg)
     done = 0
     with ExitStack() as stack:

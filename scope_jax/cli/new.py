@@ -94,11 +94,11 @@ def _shape(model: str) -> tuple[ModelConfig | None, str]:
 
     Of a model of the hub only config.json is downloaded.
     """
-    from scope_jax.models.weights import load_config
+    from scope_jax.models.weights import checked_config, load_config
     from scope_jax.run import hub
 
     if not hub.is_name(model):
-        return load_config(model), ""
+        return checked_config(model), ""
     rest = f"the weights and the tokenizer of {model}; scope-jax check downloads and opens them"
     try:
         return load_config(hub.snapshot(model, hub.SHAPE)), f"not checked: {rest}"

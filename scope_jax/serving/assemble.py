@@ -114,7 +114,7 @@ def served(
     source = _source(target, cfg, policy)
     cfg = fitted(cfg, source)
     home = model_folder(cfg, source)
-    model = weights.load_config(home)
+    model = weights.checked_config(home)
     tokenizer = tokenizer_of(cfg, model, str(home), tell)
     if chats or tokenizer.has_template:
         check_template(cfg, tokenizer)

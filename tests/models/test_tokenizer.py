@@ -104,9 +104,8 @@ def test_a_template_that_fails_is_one_sentence(tokenizer, tmp_path):
     (tmp_path / "bad.jinja").write_text("{{ 1/0 }}")
     tokenizer.save(tmp_path / "folder")
     bad = Tokenizer.load(tmp_path / "folder", tmp_path / "bad.jinja")
-    with pytest.raises(ValueError, match=r"rejects the conversation .division by zero.") as caught:
+    with pytest.raises(ValueError, match=r"rejects the conversation .division by zero."):
         bad.encode_chat(conversation("s", "u"))
-    assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
 def test_template_text_beside_contents_cannot_complete_a_marker(tmp_path, byte_level):
