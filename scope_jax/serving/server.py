@@ -6,18 +6,23 @@ import asyncio
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import uvicorn
 from starlette.applications import Starlette
 
 from scope_jax.errors import UserError
+from scope_jax.retrieval.connections import config
+from scope_jax.retrieval.lanes import Lanes
 from scope_jax.retrieval.search import Hit, Retriever
-from scope_jax.rollouts.online import Done
+from scope_jax.retrieval.web import Refusal
+from scope_jax.rollouts.online import Done, Full
 from scope_jax.rollouts.types import Request, SamplingParams
 from scope_jax.serving.app import Api
 from scope_jax.serving.assemble import Served
+from scope_jax.serving.generating import plain_ids
 
 LOOK = 0.2  # seconds between looks at whether to end
 FAREWELL = 5.0  # seconds in which replies that took too long tell their clients so
@@ -83,10 +88,7 @@ async def _serve(server: uvicorn.Server, sock: socket.socket, told: Callable[[st
 
 
 def _server(app: Starlette, grace: float) -> _Server:
-    seconds = max(1, round(grace))
-    return _Server(
-        uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=seconds, lifespan="on")
-    )
+    return _Server(config(app, timeout_graceful_shutdown=max(1, round(grace)), lifespan="on"))
 
 
 def warm_up(model: Served) -> None:
@@ -108,13 +110,14 @@ def run_model(
     grpc: tuple[str, int] | None,
     grace: float,
     tell: Callable[[str], None],
+    hosts: Collection[str] = (),
     ended: threading.Event | None = None,
 ) -> None:
     """Serves a model until a signal, until `ended` is set, or until its engine fails, whose error is raised.
 
-    key: what clients must give. grpc: (host, port) of JetStream's service as well.
+    key: what clients must give. hosts: further names of this server. grpc: (host, port) of JetStream's service as well.
     """
-    asyncio.run(_run(model, sock, key, grpc, grace, tell, ended or threading.Event()))
+    asyncio.run(_run(model, sock, key, hosts, grpc, grace, tell, ended or threading.Event()))
     if model.rollouts.failure is not None:
         raise model.rollouts.failure
 
@@ -123,12 +126,14 @@ async def _run(
     model: Served,
     sock: socket.socket,
     key: str | None,
+    hosts: Collection[str],
     grpc: tuple[str, int] | None,
     grace: float,
     tell: Callable[[str], None],
     ended: threading.Event,
 ) -> None:
-    api = Api(model, key)
+    lanes = Lanes()
+    api = Api(model, key, hosts, lanes)
     server = _server(api.app(), grace + FAREWELL)
     also = None
     if grpc is not None:
@@ -148,9 +153,21 @@ async def _run(
                 "(`scope-jax export --merge`)."
             )
         limits = model.cfg.serve
-        ends = model.cfg.model.stop
-        names = model.tokenizer.special_names
-        service = Orchestrator(model.rollouts, max_tokens=limits.max_tokens, ends=ends, key=key, special_names=names)
+
+        async def apart(size: int, work: Callable[[], Request]) -> Request:
+            try:
+                return await lanes.run(size, work)
+            except Refusal as refusal:
+                raise Full(str(refusal)) from None
+
+        service = Orchestrator(
+            model.rollouts,
+            max_tokens=limits.max_tokens,
+            ends=model.cfg.model.stop,
+            key=key,
+            encode=partial(plain_ids, model),
+            apart=apart,
+        )
         also, port = grpc_server(service, *grpc, limits.max_body)
         await also.start()
         tell(f"JetStream's service on {grpc[0]}:{port}")
@@ -167,5 +184,6 @@ async def _run(
         await _serve(server, sock, lambda address: tell(f"serving {model.name} on {address}/v1"))
     finally:
         watching.cancel()
+        lanes.close()
         if also is not None:
             await also.stop(grace)

@@ -16,6 +16,7 @@ from scope_jax.serving.server import bound, run_model
 
 ROOT = Path(__file__).parents[2]
 BASE = ROOT / "assets" / "atlas" / "ssp" / "base"
+JSON = {"Content-Type": "application/json"}
 SETTINGS = (
     "model.compute_dtype=float32",
     "rollout.slots=8",
