@@ -108,6 +108,7 @@ def search_server(
         Path | None, typer.Option(metavar="DIR", help="Folder of the index [default: retrieval.index of the card].")
     ] = None,
     trusted_host: TrustedHosts = None,
+    grace: Grace = 10.0,
     set_: Sets = None,
 ) -> None:
     """Serve the search of CARD over Search-R1's protocol, POST /retrieve, for runs with retrieval.url."""
@@ -119,20 +120,23 @@ def search_server(
     if folder is None:
         raise UserError(f"{card} has no index folder; give one with --index DIR, where the index is kept or built.")
     from scope_jax.report.progress import Progress
-    from scope_jax.retrieval.server import make_app
+    from scope_jax.retrieval.server import TOPK_LIMIT, make_app
     from scope_jax.run.fetching import fetched
     from scope_jax.run.indexing import index_mesh, open_or_build_index
-    from scope_jax.serving.server import bound, one_at_a_time, run_http
+    from scope_jax.serving.server import bound, run_http
 
     with bound(host, port) as sock:  # a port that is taken is reported before the index is opened
         retrieval = fetched(cfg, tell, only=("retrieval",)).retrieval
         assert retrieval is not None
         with Progress(console()) as progress:
-            where = retrieval.model_copy(update={"index": str(folder)})
-            retriever = open_or_build_index(where, folder, index_mesh(), progress.part, say=progress.say)
+            kept = retrieval.model_copy(update={"index": str(folder)})
+            retriever = open_or_build_index(kept, folder, index_mesh(), progress.part, say=progress.say)
         passages = len(retriever.corpus)
-        service = make_app(one_at_a_time(retriever), top_k=retrieval.top_k, hosts=[host, *hosts])
-        run_http(service, sock, 10.0, lambda address: tell(f"searching {passages} passages on {address}/retrieve"))
+        tell("compiling")
+        retriever.compile(TOPK_LIMIT)
+        service = make_app(retriever, top_k=retrieval.top_k, hosts=[host, *hosts])
+        where = f"searching {passages} passages on"
+        run_http(service, sock, grace, lambda address: tell(f"{where} {address}/retrieve"), service.state.calls.close)
     tell("the server has ended")
 
 

@@ -6,7 +6,7 @@ import asyncio
 import signal
 import socket
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -16,7 +16,6 @@ from starlette.applications import Starlette
 from scope_jax.errors import UserError
 from scope_jax.retrieval.connections import config
 from scope_jax.retrieval.lanes import Lanes
-from scope_jax.retrieval.search import Hit, Retriever
 from scope_jax.retrieval.web import Refusal
 from scope_jax.rollouts.online import Done, Full
 from scope_jax.rollouts.types import Request, SamplingParams
@@ -57,20 +56,32 @@ def bound(host: str, port: int) -> socket.socket:
     return sock
 
 
-def one_at_a_time(retrieve: Retriever) -> Retriever:
-    """The retriever for several threads: programs of several devices must be sent to all of them in the same order."""
-    lock = threading.Lock()
+def run_http(
+    app: Starlette, sock: socket.socket, grace: float, told: Callable[[str], None], end: Callable[[], object]
+) -> None:
+    """Serves an application until a signal; replies under way have `grace` seconds, then `end` is called, which ends
+    them. told(address): once it listens."""
 
-    def locked(queries: Sequence[str], count: int) -> list[tuple[Hit, ...]]:
-        with lock:
-            return retrieve(queries, count)
+    async def run() -> None:
+        server = _server(app, grace + FAREWELL)
+        watching = asyncio.ensure_future(_end_in_order(server, grace, end, lambda: False))
+        try:
+            await _serve(server, sock, told)
+        finally:
+            watching.cancel()
 
-    return locked
+    asyncio.run(run())
 
 
-def run_http(app: Starlette, sock: socket.socket, grace: float, told: Callable[[str], None]) -> None:
-    """Serves an application until a signal; replies under way have `grace` seconds. told(address): once it listens."""
-    asyncio.run(_serve(_server(app, grace), sock, told))
+async def _end_in_order(
+    server: uvicorn.Server, grace: float, end: Callable[[], object], over: Callable[[], bool]
+) -> None:
+    """Once a signal has come or `over` says so, lets the server end, and calls `end` after the grace."""
+    while not (server.should_exit or over()):
+        await asyncio.sleep(LOOK)
+    server.should_exit = True
+    await asyncio.sleep(grace)
+    end()
 
 
 async def _serve(server: uvicorn.Server, sock: socket.socket, told: Callable[[str], None]) -> None:
@@ -92,7 +103,8 @@ def _server(app: Starlette, grace: float) -> _Server:
 
 
 def warm_up(model: Served) -> None:
-    """Samples one token, so that the programs are compiled before the first request comes."""
+    """Compiles all programs and samples one token, so that the first requests wait for neither."""
+    model.rollouts.compile(extends=model.joiner is not None)
     params = SamplingParams(0.0, 0, 1.0, 1, (), tuple(model.tokenizer.eos_ids), False)
     ended = threading.Event()
     request = Request([0], params, None, None, max_turns=1, respond=None, policy=model.adapter)
@@ -172,14 +184,9 @@ async def _run(
         await also.start()
         tell(f"JetStream's service on {grpc[0]}:{port}")
 
-    async def watch() -> None:
-        while not (server.should_exit or ended.is_set() or model.rollouts.failure is not None):
-            await asyncio.sleep(LOOK)
-        server.should_exit = True
-        await asyncio.sleep(grace)
-        api.end()
-
-    watching = asyncio.ensure_future(watch())
+    watching = asyncio.ensure_future(
+        _end_in_order(server, grace, api.end, lambda: ended.is_set() or model.rollouts.failure is not None)
+    )
     try:
         await _serve(server, sock, lambda address: tell(f"serving {model.name} on {address}/v1"))
     finally:
