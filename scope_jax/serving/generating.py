@@ -61,6 +61,8 @@ def chat_job(model: Served, body: ChatBody) -> Job:
     """Raises ApiError for what cannot be sampled."""
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         raise ApiError("Give max_completion_tokens or max_tokens, not both.", param="max_tokens")
+    max_tokens = body.max_completion_tokens or body.max_tokens
+    _check_wish(model, body, max_tokens)
     messages = [message.plain() for message in body.messages]
     _check_length(model, [message["content"] for message in messages])
     searches = None
@@ -81,7 +83,7 @@ def chat_job(model: Served, body: ChatBody) -> Job:
             prompt = tuple(model.tokenizer.encode_chat(messages, **options))
     except ValueError as error:
         raise ApiError(str(error), param="messages") from None
-    return _job(model, body, [prompt], body.max_completion_tokens or body.max_tokens, searches, joiner)
+    return _job(model, body, [prompt], max_tokens, searches, joiner)
 
 
 def _variables(model: Served, body: ChatBody) -> dict[str, bool | int | str]:
@@ -107,6 +109,7 @@ def _conversation(messages: Sequence[dict[str, str]], model: Served) -> Conversa
 
 def completion_job(model: Served, body: CompletionBody) -> Job:
     """Raises ApiError for what cannot be sampled."""
+    _check_wish(model, body, body.max_tokens)
     given: list[Any] = [body.prompt] if isinstance(body.prompt, str) else list(body.prompt)
     if given and isinstance(given[0], int):
         given = [given]
@@ -118,6 +121,19 @@ def completion_job(model: Served, body: CompletionBody) -> Job:
     if any(not 0 <= id < size for prompt in prompts for id in prompt):
         raise ApiError(f"Token ids must be from 0 to {size - 1}.", param="prompt")
     return _job(model, body, prompts, body.max_tokens, None)
+
+
+def _check_wish(model: Served, body: Body, max_tokens: int | None) -> None:
+    """Raises ApiError for another model, and for more tokens than a reply may have."""
+    if body.model != model.name:
+        raise ApiError(
+            f"There is no model {body.model[:SHOWN]!r} here; {model.name!r} is.",
+            404,
+            param="model",
+            code="model_not_found",
+        )
+    if max_tokens is not None and max_tokens > (most := model.cfg.serve.max_tokens):
+        raise ApiError(f"This server samples {most} tokens for a reply, no more.", param="max_tokens")
 
 
 def _check_length(model: Served, parts: Sequence[str | Sequence[int]]) -> None:
@@ -174,13 +190,6 @@ def _job(
 ) -> Job:
     limits, samples = model.cfg.serve, body.n or 1
     room = model.rollouts.engine.config.max_length
-    if body.model != model.name:
-        raise ApiError(
-            f"There is no model {body.model[:SHOWN]!r} here; {model.name!r} is.",
-            404,
-            param="model",
-            code="model_not_found",
-        )
     if not prompts or not all(prompts):
         raise ApiError("A prompt has no token.", param="prompt")
     _check_samples(model, body, len(prompts))
@@ -189,8 +198,6 @@ def _job(
             f"The prompt has {longest} tokens; this server takes {room - 1}, so that one can be sampled.",
             code="context_length_exceeded",
         )
-    if max_tokens is not None and max_tokens > limits.max_tokens:
-        raise ApiError(f"This server samples {limits.max_tokens} tokens for a reply, no more.", param="max_tokens")
     if max_tokens is not None and longest + max_tokens > room:
         raise ApiError(
             f"The prompt has {longest} tokens and the reply may have {max_tokens}; together this server takes {room}.",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -23,6 +25,7 @@ from scope_jax.serving.app import Api
 from scope_jax.serving.assemble import Served
 from scope_jax.serving.generating import plain_ids
 
+SWITCH = 0.001  # seconds that a thread which computes in Python keeps others waiting; Python's own are 0.005
 LOOK = 0.2  # seconds between looks at whether to end
 FAREWELL = 5.0  # seconds in which replies that took too long tell their clients so
 
@@ -85,6 +88,10 @@ async def _end_in_order(
 
 
 async def _serve(server: uvicorn.Server, sock: socket.socket, told: Callable[[str], None]) -> None:
+    sys.setswitchinterval(SWITCH)
+    gc.collect()
+    gc.freeze()  # what has been loaded stays: a collection that looks at all of it stops every thread
+
     async def tell() -> None:
         while not server.started:
             await asyncio.sleep(0.02)
