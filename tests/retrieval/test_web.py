@@ -222,6 +222,19 @@ def test_small_bodies_do_not_wait_for_large_ones_and_neither_queue_grows() -> No
     assert sum(isinstance(one, Refusal) and one.status == 503 for one in ended) in (0, 8)
 
 
+def test_of_large_bodies_the_smallest_is_next() -> None:
+    async def order() -> list[int]:
+        lanes, done = Lanes(), list[int]()
+        first = asyncio.ensure_future(lanes.run(1 << 20, lambda: time.sleep(0.1)))
+        await asyncio.sleep(0.02)
+        sizes = [900_000, 20_000, 500_000, 20_001]
+        await asyncio.gather(first, *(lanes.run(size, lambda size=size: done.append(size)) for size in sizes))
+        lanes.close()
+        return done
+
+    assert asyncio.run(order()) == [20_000, 20_001, 500_000, 900_000]
+
+
 # ------------------------------------------------------------------------------------------------- stalling clients
 @pytest.mark.parametrize(
     ("first", "drip"),
