@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,11 +19,14 @@ from scope_jax.retrieval.exact import BLOCKS
 from scope_jax.retrieval.search import Hit, Retriever
 from scope_jax.retrieval.web import Refusal
 
-BLOCK_PASSAGES = 4096  # of a block, at most, or one query's
+BLOCK_PASSAGES = 1024  # of a block, at most, or one query's
 BLOCK_CHARACTERS = 16_384
 SMALL = BLOCKS[-1]  # queries of a call that needs no turn among the large ones
 LARGE = 4  # calls of more queries that take turns; others wait until one has ended
 WAITING = {True: 2048, False: 32}  # small calls, large ones
+
+
+PATIENCE = 0.001  # seconds that a small call gives way to others, for each passage it asks for
 
 
 @dataclass(eq=False)
@@ -36,6 +40,13 @@ class Call:
     done: int = 0  # queries
     gone: bool = False  # nobody waits for the answer any more
     parts: list[bytes] = field(default_factory=list)
+    due: float = field(init=False)  # small calls come in this order: those of few passages first, none for ever last
+
+    def __post_init__(self) -> None:
+        self.due = time.monotonic() + PATIENCE * len(self.queries) * self.top_k
+
+    def __lt__(self, other: Call) -> bool:
+        return self.due < other.due
 
     def block(self) -> Sequence[str]:
         """The next queries: as many as a program takes, fewer of long texts or with many passages."""
@@ -125,7 +136,9 @@ class Calls:
                 small = self._waiting[True]
                 if small and not (self._large_next and self._turns):
                     self._large_next = True
-                    return small.popleft()
+                    call = min(small)
+                    small.remove(call)
+                    return call
                 if self._turns:
                     self._large_next = False
                     return self._turns.popleft()

@@ -71,7 +71,7 @@ def test_blocks_are_smaller_with_long_texts_and_many_passages() -> None:
     async def run() -> None:
         calls = Calls(slow)
         await calls.ask(["x"] * 50, 1000, False)
-        assert max(map(len, slow.asked)) == 4
+        assert max(map(len, slow.asked)) == 1
         slow.asked.clear()
         await calls.ask(["x" * 4096] * 50, 1, True)
         assert max(map(len, slow.asked)) == 4
@@ -79,6 +79,31 @@ def test_blocks_are_smaller_with_long_texts_and_many_passages() -> None:
         calls.close()
 
     asyncio.run(run())
+
+
+def test_small_calls_of_few_passages_come_first_and_none_waits_for_ever() -> None:
+    slow, done = Slow(0.02), list[str]()
+
+    async def run() -> None:
+        calls = Calls(slow)
+
+        async def ask(name: str, top_k: int) -> None:
+            await calls.ask([name], top_k, False)
+            done.append(name)
+
+        tasks = [asyncio.ensure_future(ask("first", 1))]
+        await asyncio.sleep(0.005)
+        tasks += [asyncio.ensure_future(ask(f"many {number}", 100)) for number in range(5)]
+        await asyncio.sleep(0.005)
+        for number in range(30):  # faster than they are answered, so that some always wait
+            tasks.append(asyncio.ensure_future(ask(f"few {number}", 3)))
+            await asyncio.sleep(0.015)
+        await asyncio.gather(*tasks)
+        calls.close()
+
+    asyncio.run(run())
+    assert done[0] == "first" and done[1].startswith("few")
+    assert done.index("many 0") < done.index("few 29")  # it has waited 0.1 s
 
 
 def test_a_call_whose_caller_is_cancelled_is_not_continued_and_too_many_are_refused() -> None:
