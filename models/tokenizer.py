@@ -28,6 +28,8 @@ from scope_jax.models.vocabularies import BYTE_NAMES, PROBE, SPACE
 TRUSTED = ("assistant", "system")  # roles whose messages may use forbidden names as tokens
 # The class that a saved folder names: transformers 4 and 5 know it, and read tokenizer.json as it is.
 SAVED_CLASS = "PreTrainedTokenizerFast"
+LONG = 4096  # characters of a text that is encoded without holding Python's lock
+COMPOSED = 4  # most characters that NFC makes one
 
 
 class Tokenizer:
@@ -56,6 +58,8 @@ class Tokenizer:
         special = {token.content: token for token in added.values() if token.special}
         self._special = {token.content: id for id, token in added.items() if token.special}
         self._bytes = vocabularies.byte_table(self._plain)
+        longest = max(map(len, (*(self._bytes or {}).values(), *special)), default=1)
+        self._longest = longest if self._plain.normalizer is None else COMPOSED * longest  # characters of a token
         self._spaced = vocabularies.falls_back_to_bytes(self._plain)
         # Vocabularies other than byte-level ones hold special tokens and bytes under names that a text may contain.
         self._always = (*special, *BYTE_NAMES) if self._spaced else tuple(special) if self._bytes is None else ()
@@ -157,6 +161,15 @@ class Tokenizer:
     def special_names(self, text: str) -> list[str]:
         """The names of special tokens that `text` holds, in order."""
         return [stretch.text for stretch in self._chat.marked(without_surrogates(text)) if stretch.marker]
+
+    def least_tokens(self, text: str) -> int:
+        """So many tokens, at least, has `text`, found without encoding it, which takes seconds for a text far beyond a
+        model's length: by the longest token, and one for every name of a special token. 0 if the tokenizer is not
+        exact."""
+        if not self.exact:
+            return 0
+        names = sum(map(text.count, self._special)) if any(name[0] in text for name in self._special) else 0
+        return max(-(-len(text) // self._longest), names)
 
     def encode_marked(self, text: str) -> list[int]:
         """Ids of a text that a chat template rendered: names of special tokens are those tokens; nothing is added."""
@@ -283,6 +296,10 @@ class Tokenizer:
             return self._space_ids
         ids: list[int] = []
         while True:
+            if len(piece) > LONG:  # the same ids, and other threads go on meanwhile
+                (quick,) = fast.encode_batch_fast([piece], add_special_tokens=False)
+                if ban.ids.isdisjoint(found := quick.ids):
+                    return ids + found
             encoding = fast.encode(piece, add_special_tokens=False)
             if ban.ids.isdisjoint(encoding.ids):
                 return ids + encoding.ids

@@ -188,6 +188,11 @@ def rows_of(
     )
 
 
+def past_the_end(slots: int) -> Placement:
+    """A placement whose slot is beyond the last, so that programs drop it: for running them with nothing to do."""
+    return Placement(slots, 0, 0, SamplingParams(0.0, 0, 1.0, 1, (), (), False), np.zeros(2, np.uint32))
+
+
 def _put(old: jax.Array, slots_N: Any, new: Any) -> jax.Array:
     return old.at[slots_N].set(new, mode="drop")
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.responses import PlainTextResponse
 from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 
 from scope_jax.errors import UserError
 from scope_jax.report.page import write_report
+from scope_jax.retrieval.connections import config
+from scope_jax.retrieval.web import Guard
 from scope_jax.run.metrics import records
 
 LOOPBACK = "127.0.0.1"
@@ -25,16 +27,17 @@ PAUSE = 2.0  # seconds between two looks at the run's files
 SHARE = 4.0  # a report is not made again before so many times the seconds that the last one took
 
 
-def site(folder: Path) -> Starlette:
-    """The files of a report. Requests that name another host are refused, so that no web page can read them."""
-    hosts = Middleware(TrustedHostMiddleware, allowed_hosts=[LOOPBACK, "localhost"])
-    return Starlette(routes=[Mount("/", StaticFiles(directory=folder, html=True))], middleware=[hosts])
+def site(folder: Path, hosts: Collection[str] = ()) -> Starlette:
+    """The files of a report. Requests of other web pages, or that name another host, are refused."""
+    guard = Middleware(Guard, hosts=hosts, refuse=lambda status, sentence: PlainTextResponse(sentence, status))
+    return Starlette(routes=[Mount("/", StaticFiles(directory=folder, html=True))], middleware=[guard])
 
 
-def watch(run: Path, port: int, tell: Callable[[str], None]) -> None:
+def watch(run: Path, port: int, tell: Callable[[str], None], hosts: Collection[str] = ()) -> None:
     """Serves the run's report and makes it anew whenever the run has another step, until it is interrupted.
 
-    port: 0 for a free one. Raises FileNotFoundError for a folder that is not a run, UserError for a port in use.
+    port: 0 for a free one. hosts: names of this machine besides the loopback's. Raises FileNotFoundError for a
+    folder that is not a run, UserError for a port in use.
     """
     if not (run / "config.toml").is_file():
         raise FileNotFoundError(
@@ -50,7 +53,7 @@ def watch(run: Path, port: int, tell: Callable[[str], None]) -> None:
         seen, spent = _state(run), time.monotonic()
         write_report(run, live=True)
         spent = time.monotonic() - spent
-        server = uvicorn.Server(uvicorn.Config(site(run / "report"), log_level="warning"))
+        server = uvicorn.Server(config(site(run / "report", hosts)))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
         while not server.started:

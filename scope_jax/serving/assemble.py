@@ -130,7 +130,7 @@ def served(
     tell(f"loading {source.folder}")
     params = _loaded(cfg, engine, mesh, source)
     with index_folder(target, cfg) as place:
-        lookup = lookup_of(cfg, place, mesh, None, tell) if search else None
+        lookup = lookup_of(cfg, place, mesh, None, tell, compiled=True) if search else None
         rollouts = OnlineRollouts(
             engine,
             params,
