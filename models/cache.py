@@ -22,6 +22,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from scope_jax.models.attention import storable
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.moe import block_matmul
 from scope_jax.models.transformer import Params, block, embed, final_norm
@@ -125,6 +126,7 @@ def _written(layer: LayerCache, rows: jax.Array, column: jax.Array, k: jax.Array
 
     Columns past the end are dropped.
     """
+    k, v = storable(k, v)
     k_SKbht, v_SKbth, start = [], [], 0
     block, offset = column // BLOCK, column % BLOCK
     for keys, values in zip(*layer, strict=True):

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from scope_jax.models.attention import storable
 from scope_jax.models.cascade import MASKED, Carry, Tiles, begin
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.rope import Rope
@@ -306,7 +307,8 @@ def feed(
             place, page_N, seen = home
             flat = (rows * queries, *k.shape[2:])
             column_N = (position_RQ % PAGE).reshape(-1)
-            layers[place] = how.write(layers[place], k.reshape(flat), v.reshape(flat), page_N, column_N)
+            new = storable(k.reshape(flat), v.reshape(flat))
+            layers[place] = how.write(layers[place], *new, page_N, column_N)
             return how.attend(layers[place], q, seen, window)
 
         x_RQD = block(cfg, cfg.layer_rope(window), w, x_RQD, position_RQ, attend, shards, heads=how.heads)
