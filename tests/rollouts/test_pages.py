@@ -330,7 +330,7 @@ def test_prompts_in_pieces_between_tokens(params, pages, monkeypatch):
 
     monkeypatch.setattr(engine, "_append", recorded("prompts", engine._append))
     monkeypatch.setattr(engine, "_generate", recorded("tokens", engine._generate))
-    monkeypatch.setattr("rollouts.local.DecodeLoop", partial(DecodeLoop, prefills=1))
+    monkeypatch.setattr("scope_jax.rollouts.local.DecodeLoop", partial(DecodeLoop, prefills=1))
     rollouts = make_rollouts(engine, params)
     assert [bits(c) for requests in (mixed(32), conversations()) for c in rollouts.run(requests)] == expected
     pairs = list(pairwise(launched))
