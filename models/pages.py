@@ -28,6 +28,7 @@ from scope_jax.models.cascade import MASKED, Carry, Tiles, begin
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.rope import Rope
 from scope_jax.models.transformer import Heads, Params, block, embed, final_norm, plain_heads
+from scope_jax.models.writes import apart
 from scope_jax.sharding.chips import LANES
 from scope_jax.sharding.collectives import Shards
 
@@ -117,7 +118,8 @@ class Implementation(Protocol):
     def empty(self, pages: int, kv_heads: int, head_dim: int, dtype: Any) -> Layer: ...
 
     def write(self, layer: Layer, k_NKh: Array, v_NKh: Array, page_N: Array, column_N: Array) -> Layer:
-        """The pages with N tokens written; a page number past the end writes nothing."""
+        """The pages with N tokens written, no two in one place; a page number past the end writes nothing, and all of
+        these are different, too."""
         ...
 
     def attend(self, layer: Layer, q_RQHh: Array, where: Where, window: int | None) -> Array:
@@ -150,8 +152,9 @@ class Loop:
         return LoopPages(jnp.zeros((*shape, head_dim, PAGE), dtype), jnp.zeros((*shape, PAGE, head_dim), dtype))
 
     def write(self, layer: LoopPages, k_NKh: Array, v_NKh: Array, page_N: Array, column_N: Array) -> LoopPages:
-        k_PKht = layer.k_PKht.at[page_N, :, :, column_N].set(k_NKh.astype(layer.k_PKht.dtype), mode="drop")
-        v_PKth = layer.v_PKth.at[page_N, :, column_N].set(v_NKh.astype(layer.v_PKth.dtype), mode="drop")
+        k_NKh, v_NKh = k_NKh.astype(layer.k_PKht.dtype), v_NKh.astype(layer.v_PKth.dtype)
+        k_PKht = layer.k_PKht.at[page_N, :, :, column_N].set(k_NKh, mode="drop", unique_indices=True)
+        v_PKth = layer.v_PKth.at[page_N, :, column_N].set(v_NKh, mode="drop", unique_indices=True)
         return LoopPages(k_PKht, v_PKth)
 
     def attend(self, layer: LoopPages, q_RQHh: Array, where: Where, window: int | None) -> Array:
@@ -240,7 +243,7 @@ class Ragged:
 
     def write(self, layer: Array, k_NKh: Array, v_NKh: Array, page_N: Array, column_N: Array) -> Array:
         both_NCh = jnp.stack([k_NKh, v_NKh], axis=2).reshape(k_NKh.shape[0], -1, k_NKh.shape[2])
-        return layer.at[page_N, column_N].set(both_NCh.astype(layer.dtype), mode="drop")
+        return layer.at[page_N, column_N].set(both_NCh.astype(layer.dtype), mode="drop", unique_indices=True)
 
     def attend(self, layer: Array, q_RQHh: Array, where: Where, window: int | None) -> Array:
         # Pallas takes a second to import and is needed on TPUs only.
@@ -297,7 +300,7 @@ def feed(
     homes: dict[int, tuple[int, Array, Where]] = {}  # by layer: its array, pages of the new tokens, what they see
     for number, group in enumerate(layer_groups(cfg)):
         page_RQ = jnp.take_along_axis(where.table[:, number], column_RQ, axis=1)
-        page_N = jnp.where(added_RQ, page_RQ, nowhere).reshape(-1)
+        page_N = apart(jnp.where(added_RQ, page_RQ, nowhere).reshape(-1), nowhere)
         seen = where.seen(number, group.window, queries)
         homes |= {layer: (place, page_N, seen) for place, layer in enumerate(group.layers)}
     x_RQD = embed(cfg, params, ids_RQ, shards)
