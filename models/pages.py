@@ -35,6 +35,7 @@ from scope_jax.sharding.collectives import Shards
 PAGE = 64  # tokens
 KERNEL_BYTES = 2**20  # keys and values that the TPU kernel reads at a time, twice: while it computes, the next arrive
 KERNEL_QUERIES = 32
+SMEM = 2**20  # bytes of scalar memory of a TPU core (v5e, v5p, v6e)
 
 Layer = Any  # one layer's pages in the layout of an implementation
 Pages = tuple[Layer, ...]
@@ -49,6 +50,16 @@ def pages_for(tokens: int) -> int:
 def pages_touched(tokens: int) -> int:
     """Most pages that `tokens` consecutive tokens of a row lie in, wherever they begin."""
     return pages_for(tokens - 1) + 1
+
+
+def tables_in_smem(rows: int, columns: int) -> int:
+    """Bytes of scalar memory that the TPU kernel's page tables [rows, columns] and row lengths take, in tiles."""
+
+    def up(count: int, size: int) -> int:
+        return -(-count // size) * size
+
+    tiled = up(rows, 8) if rows > 4 else 1 << (rows - 1).bit_length()
+    return 4 * (tiled * up(columns, LANES) + up(rows, LANES) + up(rows + 1, LANES))
 
 
 class Group(NamedTuple):
@@ -109,11 +120,13 @@ class Where(NamedTuple):
 @runtime_checkable
 class Implementation(Protocol):
     """Layout of a layer's pages, and attention over them. heads_axis: the arrays' dimension of the kv heads. cascade:
-    whether it can use `Where.tiles`. heads: norm and rotation of queries and keys."""
+    whether it can use `Where.tiles`. heads: norm and rotation of queries and keys. table_bytes: the most that page
+    tables and row lengths may take (see `tables_in_smem`), None without a limit."""
 
     heads_axis: int
     cascade: bool
     heads: Heads
+    table_bytes: int | None
 
     def empty(self, pages: int, kv_heads: int, head_dim: int, dtype: Any) -> Layer: ...
 
@@ -146,6 +159,7 @@ class Loop:
     heads_axis = 1
     cascade = True
     heads = staticmethod(plain_heads)
+    table_bytes: int | None = None
 
     def empty(self, pages: int, kv_heads: int, head_dim: int, dtype: Any) -> LoopPages:
         shape = (pages, kv_heads)
@@ -219,6 +233,7 @@ class Ragged:
 
     heads_axis = 2
     cascade = False  # the kernel does not give the sums that a row's own pages would begin with
+    table_bytes: int | None = SMEM - 2**12  # the rest is for scalars of the kernel
 
     @staticmethod
     def heads(
