@@ -20,6 +20,7 @@ from scope_jax.models.seal import SEAL, fault
 from scope_jax.run.metrics import RunError
 from scope_jax.run.objects import Store, is_object, local_place
 from scope_jax.run.processes import by_one, together
+from scope_jax.run.reference import named_by
 
 CHECKPOINTS = "checkpoints"
 INDEX = "index"  # of the search: built again where it is missing
@@ -88,24 +89,32 @@ class Mirror:
             raise RunError(f"another process on this machine is using {self.url}; wait for it.") from None
 
     def _pull_checkpoint(self, names: list[str], tell: Callable[[str], None]) -> None:
-        kept, folder = "", self.folder / CHECKPOINTS
+        kept, beside, folder = "", None, self.folder / CHECKPOINTS
         for name in reversed(sealed(names)):
-            place, above = folder / name, f"{CHECKPOINTS}/{name}/"
-            if not (place / SEAL).is_file() or (place / SEAL).read_bytes() != self._store.read(above + SEAL):
-                if place.exists():
-                    shutil.rmtree(place)
-                tell(f"downloading {self.url}/{CHECKPOINTS}/{name}")
-                inside = [each for each in names if each.startswith(above)]
-                self._store.download({each: self.folder / each for each in inside})
-            if (wrong := fault(place)) is None:
+            self._pull_folder(names, name, tell)
+            wrong, beside = fault(folder / name), named_by(folder / name)
+            if wrong is None and beside is not None:
+                self._pull_folder(names, beside, tell)
+                wrong = fault(folder / beside)
+            if wrong is None:
                 kept = name
                 break
             tell(f"skipping the checkpoint {self.url}/{CHECKPOINTS}/{name}: {wrong}.")
         if not kept and sealed(names):
             raise RunError(f"every checkpoint in {self.url} is damaged; remove them to start from step 0.")
         for path in folder.iterdir() if folder.is_dir() else ():
-            if path.name != kept:
+            if path.name not in (kept, beside if kept else None):
                 shutil.rmtree(path)
+
+    def _pull_folder(self, names: list[str], name: str, tell: Callable[[str], None]) -> None:
+        """Downloads a folder of CHECKPOINTS, unless it is here under the same seal."""
+        place, above = self.folder / CHECKPOINTS / name, f"{CHECKPOINTS}/{name}/"
+        if not (place / SEAL).is_file() or (place / SEAL).read_bytes() != self._store.read(above + SEAL):
+            if place.exists():
+                shutil.rmtree(place)
+            tell(f"downloading {self.url}/{CHECKPOINTS}/{name}")
+            inside = [each for each in names if each.startswith(above)]
+            self._store.download({each: self.folder / each for each in inside})
 
     # --------------------------------------------------------------------------------------------------------- writing
     def push_files(self) -> None:
@@ -127,22 +136,35 @@ class Mirror:
         for name in gone:
             del self._uploaded[name]
 
-    def push_checkpoint(self, folder: Path, name: str, stays: Callable[[list[str]], set[str]]) -> None:
+    def push_checkpoint(
+        self, folder: Path, name: str, stays: Callable[[list[str]], set[str]], reference: str | None = None
+    ) -> None:
         """Uploads a sealed checkpoint and deletes older ones. folder: where it is now; name: what it is called.
 
-        stays: of the names of all checkpoints there, those to keep.
+        stays: of the names of all checkpoints there, those to keep. reference: the sealed folder of its reference,
+        which is uploaded before it, unless it is there.
         """
         self.push_files()
+        if reference is not None:
+            place = self.folder / CHECKPOINTS / reference
+            if self._store.read(f"{CHECKPOINTS}/{reference}/{SEAL}") != (place / SEAL).read_bytes():
+                self._push_folder(place, reference)
+        self._push_folder(folder, name)
+        names = self._store.names(CHECKPOINTS + "/")
+        stay = stays(sealed(names))
+        if reference is not None:
+            stay |= {reference}
+        gone = [each for each in names if each.split("/")[1] not in stay]
+        self._store.delete([each for each in gone if each.endswith("/" + SEAL)])  # first, so that none is left half
+        self._store.delete(gone)
+
+    def _push_folder(self, folder: Path, name: str) -> None:
+        """Uploads a sealed folder as one of CHECKPOINTS, its seal as the last object."""
         above = f"{CHECKPOINTS}/{name}/"
         paths = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
         self._store.delete([above + SEAL])  # of an earlier, damaged one
         self._store.upload([(path, above + inside) for inside, path in paths.items() if inside != SEAL])
         self._store.upload([(folder / SEAL, above + SEAL)])
-        names = self._store.names(CHECKPOINTS + "/")
-        stay = stays(sealed(names))
-        gone = [each for each in names if each.split("/")[1] not in stay]
-        self._store.delete([each for each in gone if each.endswith("/" + SEAL)])  # first, so that none is left half
-        self._store.delete(gone)
 
     def _note(self, names: list[str]) -> None:
         self._uploaded |= {name: _state(self.folder / name) for name in names}
@@ -156,6 +178,7 @@ def sealed(names: list[str]) -> list[str]:
     """The names of the complete checkpoints among the objects of a run, by step."""
     parts = [name.split("/") for name in names]
     found = [each[1] for each in parts if len(each) == 3 and each[0] == CHECKPOINTS and each[2] == SEAL]
+    found = [name for name in found if name.partition("-")[0].isdecimal()]
     return sorted(found, key=lambda name: (int(name.partition("-")[0]), name))
 
 
