@@ -1,12 +1,13 @@
 """What checkpoints of a model cost: how long the next update waits, bytes written for each, bytes read on resume.
 
-    python -m benchmarks.checkpoints [--layers 28] [--width 1024] [--ffn 3072] [--vocabulary 151936] [--checkpoints 2]
+    python -m benchmarks.checkpoints [--dtype bfloat16] [--copies-gb 4] [--layers 28] [--width 1024] [--ffn 3072]
 
-The state is that of a model with random weights, by default of the shape of Qwen3-0.6B (596 million): float32 weights
-and two moments, and a bfloat16 reference. Each checkpoint is followed by an update, which overwrites the state as soon
-as it may; resume happens in a process of its own, and the arrays it reads are compared by their sums. Bytes are those
-that the processes passed to and from files (/proc/self/io, wchar and rchar). Prints a JSON line for each checkpoint,
-and one for the resume. Needs 16 GiB of free memory and 25 of disk for the default shape.
+The state is that of a model with random weights, by default of the shape of Qwen3-0.6B (596 million): weights and two
+moments of a dtype, and a bfloat16 reference. Each checkpoint is followed by an update, which overwrites the state as
+soon as it may; resume happens in a process of its own, and the arrays it reads are compared by their sums. Bytes are
+those that the processes passed to and from files (/proc/self/io, wchar and rchar). Prints a JSON line for each
+checkpoint, and one for the resume. In float32 the state has 7.8 GiB; copies, and what is compressed of them, come on
+top.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import jax.numpy as jnp
 
 from scope_jax.config import load_card
 from scope_jax.learner.state import TrainState
+from scope_jax.run import checkpoint
 from scope_jax.run.checkpoint import Checkpoints
 
 CARD = Path(__file__).parents[1] / "configs" / "ssp" / "atlas.toml"
@@ -59,14 +61,14 @@ def shapes(layers: int, width: int, ffn: int, vocabulary: int) -> dict[str, tupl
     }
 
 
-def state(sizes: dict[str, tuple[int, ...]], key: jax.Array) -> TrainState:
+def state(sizes: dict[str, tuple[int, ...]], dtype: Any, key: jax.Array) -> TrainState:
     """Random numbers, which cannot be compressed."""
 
     def tree(number: int, dtype: Any) -> dict[str, jax.Array]:
         own = jax.random.fold_in(key, number)
         return {name: jax.block_until_ready(jax.random.normal(own, x, dtype)) for name, x in sizes.items()}
 
-    params, moments = tree(0, jnp.float32), (tree(1, jnp.float32), tree(2, jnp.float32))
+    params, moments = tree(0, dtype), (tree(1, dtype), tree(2, dtype))
     return TrainState(jnp.int32(0), jnp.int32(0), params, moments, tree(3, jnp.bfloat16))
 
 
@@ -75,10 +77,10 @@ def sums(tree: Any) -> jax.Array:
     return jnp.stack([jnp.sum(jnp.abs(leaf).astype(jnp.float32)) for leaf in jax.tree.leaves(tree)])
 
 
-def save(folder: Path, sizes: dict[str, tuple[int, ...]], count: int) -> None:
+def save(folder: Path, sizes: dict[str, tuple[int, ...]], dtype: Any, count: int) -> None:
     update = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
     checkpoints = Checkpoints(folder, load_card(CARD))
-    one = jax.block_until_ready(state(sizes, jax.random.key(0)))
+    one = jax.block_until_ready(state(sizes, dtype, jax.random.key(0)))
     reference = one.ref_params
     for step in range(1, count + 1):
         expected, held = sums(one).tolist(), resident()
@@ -95,11 +97,11 @@ def save(folder: Path, sizes: dict[str, tuple[int, ...]], count: int) -> None:
         (folder / "sums.json").write_text(json.dumps(expected))
 
 
-def resume(folder: Path, sizes: dict[str, tuple[int, ...]]) -> None:
+def resume(folder: Path, sizes: dict[str, tuple[int, ...]], dtype: Any) -> None:
     place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     target = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
-        jax.eval_shape(partial(state, sizes), jax.random.key(0)),
+        jax.eval_shape(partial(state, sizes, dtype), jax.random.key(0)),
     )
     checkpoints = Checkpoints(folder, load_card(CARD))
     read, began = passed("rchar"), time.monotonic()
@@ -120,14 +122,17 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--ffn", type=int, default=3072)
     parser.add_argument("--vocabulary", type=int, default=151_936)
     parser.add_argument("--checkpoints", type=int, default=2)
+    parser.add_argument("--dtype", default="float32", help="of weights and moments")
+    parser.add_argument("--copies-gb", type=float, help="arrays in host memory at a time; default: as a run has it")
     parser.add_argument("--folder", type=Path, help="of the checkpoints; default: a temporary one")
     parser.add_argument("--part", choices=("save", "resume"), help=argparse.SUPPRESS)
     args = parser.parse_args(given)
+    checkpoint.BATCH_GB = args.copies_gb
     sizes = shapes(args.layers, args.width, args.ffn, args.vocabulary)
     if args.part == "save":
-        save(args.folder, sizes, args.checkpoints)
+        save(args.folder, sizes, args.dtype, args.checkpoints)
     elif args.part == "resume":
-        resume(args.folder, sizes)
+        resume(args.folder, sizes, args.dtype)
     else:
         words = [sys.executable, "-m", "benchmarks.checkpoints", *(sys.argv[1:] if given is None else given)]
         with tempfile.TemporaryDirectory(dir=args.folder) as folder:
