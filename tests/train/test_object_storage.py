@@ -234,8 +234,9 @@ def test_the_reference_is_uploaded_once_and_downloaded_with_a_checkpoint(buckets
         assert saved is not None and np.all(np.asarray(saved.states["actor"].ref_params["w"]) == 7)
         two.die()
     again = Session(url, tmp_path / "two")
+    other = {"w": jnp.full((3, 3), 8.0)}
     for step in (4, 5):
-        save(again, step, {"w": jnp.full((3, 3), 8.0)})
+        save(again, step, other)
     assert folders() == {"4", "5", "reference-4"}
     again.die()
     seal = f"checkpoints/reference-4/{SEAL}"
