@@ -33,7 +33,7 @@ from scope_jax.rollouts.engine import Engine, Prefix
 from scope_jax.rollouts.online import Done, Full, News, OnlineRollouts, Sampled, listener_in
 from scope_jax.rollouts.slots import DecodeState, Placement
 from scope_jax.rollouts.texts import TextStream
-from scope_jax.rollouts.types import Request, RolloutError, SamplingParams, TextCodec
+from scope_jax.rollouts.types import NonFiniteError, Request, RolloutError, SamplingParams, TextCodec
 
 
 @contextlib.contextmanager
@@ -332,7 +332,9 @@ class Orchestrator(proto_grpc.OrchestratorServicer):
                     ids = text.kept(one.ids)
                     yield _samples(text.feed(ids), ids)
             if one.error is not None:
-                await context.abort(grpc.StatusCode.UNAVAILABLE, str(one.error))
+                again = not isinstance(one.error, NonFiniteError)
+                code = grpc.StatusCode.UNAVAILABLE if again else grpc.StatusCode.INTERNAL
+                await context.abort(code, str(one.error))
             if rest := text.finish():
                 yield _samples(rest, ())
         finally:

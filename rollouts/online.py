@@ -25,7 +25,7 @@ from scope_jax.rollouts.paged import PagedEngine
 from scope_jax.rollouts.scheduler import grouped
 from scope_jax.rollouts.slots import stop_row
 from scope_jax.rollouts.tools import BatchedTool
-from scope_jax.rollouts.types import Completion, Request, RolloutError, TextCodec, Turn
+from scope_jax.rollouts.types import Completion, NonFiniteError, Request, RolloutError, TextCodec, Turn
 
 WAIT = 0.02  # seconds between looks at responders while no slot decodes
 
@@ -317,6 +317,13 @@ class _OnlineLoop(DecodeLoop):
             self._aside.pop(episode.index, None)
             if slot is not None:
                 self._end(slot)
+
+    def _fail(self, episode: Episode, error: NonFiniteError) -> None:
+        """Ends the one request; the others go on."""
+        ticket = self._tickets[episode.index]
+        self._drop(episode)
+        self._forget(ticket)
+        ticket.listener(Done(None, error))
 
     def _report(self, ticket: Ticket) -> None:
         """Tells the listener what is new."""

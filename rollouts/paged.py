@@ -21,7 +21,15 @@ import numpy as np
 from jax.sharding import Mesh
 
 from scope_jax.models.config import ModelConfig
-from scope_jax.models.pages import PAGE, Implementation, Where, layer_groups, pages_for, pages_touched
+from scope_jax.models.pages import (
+    PAGE,
+    Implementation,
+    Where,
+    layer_groups,
+    pages_for,
+    pages_touched,
+    tables_in_smem,
+)
 from scope_jax.models.transformer import Params
 from scope_jax.rollouts.pages import Chunk, OutOfPages, PagedState, Pool, Unfinished, parts_of
 from scope_jax.rollouts.programs import PagedPrograms
@@ -80,6 +88,23 @@ class PagedEngine(PagedPrograms):
                 "raise the budget or lower it."
             )
         super().__init__(model, config, mesh, how, pages)
+        self._check_tables("slots", self.slots)
+        self._check_tables("prefill_tokens", self.chunks)
+
+    def _check_tables(self, setting: str, rows: int) -> None:
+        """Raises ValueError if the page tables of so many rows are too large for the kernel over pages."""
+        most = self._how.table_bytes
+        columns = max(
+            self.columns if window is None else min(self.columns, pages_touched(window + CHUNK - 1))
+            for window in self.windows
+        )
+        if most is not None and (needed := tables_in_smem(rows, columns)) > most:
+            raise ValueError(
+                f"rollout.{setting} = {getattr(self.config, setting)} is too much for episodes of "
+                f"{self.config.max_length} tokens: the page tables of {rows} rows take {needed / 2**20:.2f} MiB of the "
+                f"scalar memory of a TPU core, which has room for {most / 2**20:.2f}; lower rollout.{setting} or "
+                "rollout.max_length, or give [rollout.mesh] more row shards (data or fsdp)."
+            )
 
     # -------------------------------------------------------------------------------------------------- operations
     def init_decode_state(self) -> PagedState:

@@ -239,20 +239,20 @@ def _learned(
 
     Then the update is made in a thread of its own, and this one plays with the engine's copy of the weights before it.
     No two threads launch programs on the same devices: the learner's are not the engine's. An update, which takes the
-    buffers of the states, waits until the last checkpoint is written.
+    buffers of the states, waits until those of the last checkpoint are copied.
     """
     world = trainer.world
     cfg, system = world.cfg, world.system
     if not cfg.train.one_step_off_policy or finished(world, played.memory, done) or system.waits(cfg, played.memory):
         with instruments.phase("checkpoint"):
-            checkpoints.wait()
+            checkpoints.copied()
         with instruments.phase("learn"):
             world.sampler.rest()
             return learn(trainer, states, played.episodes, baselines), None
 
     def update() -> Learned:
         with instruments.beside("checkpoint"):
-            checkpoints.wait()
+            checkpoints.copied()
         with instruments.beside("learn"):
             return learn(trainer, states, played.episodes, baselines)
 

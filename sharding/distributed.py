@@ -29,7 +29,7 @@ JOIN = 300  # seconds until all processes have to be there
 HEARTBEAT = 50  # seconds without a sign of life after which JAX itself ends a process; `sharding.watch` is quicker
 POLL = 500  # milliseconds after which a wait for another process lets Python handle signals
 SMALL = 64 * 2**10  # bytes; larger payloads are gathered by the devices, through their network
-PIECE = 32 * 2**20  # bytes gathered at a time, the most that is needed on every device for each process
+PIECES = 32 * 2**20  # bytes gathered at a time, of all processes and this one's own: the most that a device needs
 
 
 @dataclass(frozen=True)
@@ -334,13 +334,14 @@ def _through_devices(payload: bytes, sizes: list[int]) -> list[bytes]:
     from jax.experimental.multihost_utils import process_allgather
 
     parts = [bytearray() for _ in sizes]
-    for first in range(0, max(sizes), PIECE):
-        width = SMALL  # a power of two, so that there are few programs
-        while width < min(max(sizes) - first, PIECE):
+    piece = 1 << (PIECES // (len(sizes) + 1)).bit_length() - 1
+    for first in range(0, max(sizes), piece):
+        width = min(SMALL, piece)  # a power of two, so that there are few programs
+        while width < min(max(sizes) - first, piece):
             width *= 2
         own = np.zeros(width, np.uint8)
-        piece = np.frombuffer(payload[first : first + width], np.uint8)
-        own[: len(piece)] = piece
+        given = np.frombuffer(payload[first : first + width], np.uint8)
+        own[: len(given)] = given
         for part, row in zip(parts, process_allgather(own), strict=True):
             part += row.tobytes()
     return [bytes(part[:size]) for part, size in zip(parts, sizes, strict=True)]

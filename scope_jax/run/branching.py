@@ -20,7 +20,7 @@ from scope_jax.errors import UserError
 from scope_jax.play.system import Memory
 from scope_jax.run.adapters import base_digest
 from scope_jax.run.assemble import Trainer
-from scope_jax.run.checkpoint import LAYOUT, CheckpointError, check_base, found, load, locate
+from scope_jax.run.checkpoint import READABLE, CheckpointError, check_base, found, load, locate
 from scope_jax.run.metrics import begun, differing
 from scope_jax.run.processes import by_one
 from scope_jax.run.residence import States
@@ -135,7 +135,7 @@ def start(trainer: Trainer) -> tuple[States, Memory, int]:
     targets = {name: state.replace(ref_params=None) for name, state in trainer.targets().items()}
     saved = load(place, targets)
     check_base(saved, by_one(lambda: base_digest(cfg)), cfg.model.checkpoint)
-    if saved.meta.get("layout") != LAYOUT:
+    if saved.meta.get("layout") not in READABLE:
         raise OriginError(f"{place} was written by an incompatible version of scope-jax.")
     game = system.adopt(cfg, saved.memory["game"], before)
     return trainer.referring(saved.states), saved.memory | {"game": game}, saved.step

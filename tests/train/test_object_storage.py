@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from scope_jax import cli
 from scope_jax.config import load_card, parse_config
+from scope_jax.learner.state import TrainState
 from scope_jax.models.seal import SEAL, fault
 from scope_jax.run.checkpoint import Checkpoints, steps
 from scope_jax.run.fetching import fetched
@@ -269,6 +270,43 @@ def test_a_run_goes_on_from_the_bucket_on_another_machine(scheme: str, buckets: 
     assert [json.loads(line)["step"] for line in lines.splitlines()] == [1, 2, 3]
     with pytest.raises(RunError, match="another process has taken over"):
         one.step(4)
+
+
+def test_the_reference_is_uploaded_once_and_downloaded_with_a_checkpoint(buckets: Buckets, tmp_path: Path) -> None:
+    url, frozen = "gs://bucket/run", {"w": jnp.full((3, 3), 7.0)}
+
+    def save(session: Session, step: int, reference: Any) -> None:
+        state = TrainState(jnp.int32(step), jnp.int32(0), {"w": jnp.full((4, 3), step, jnp.float32)}, (), reference)
+        session.log.metrics(step, {"loss": 1.0})
+        session.checkpoints.save(step, {"actor": state}, {"game": {}, "baselines": {}})
+        session.checkpoints.wait()
+
+    def folders() -> set[str]:
+        return {name.split("/")[1] for name in Store(url).names("checkpoints/")}
+
+    one = Session(url, tmp_path / "one")
+    for step in (1, 2, 3):
+        save(one, step, frozen)
+    sent = [name for method, name in buckets.requests if "/reference-1/" in name and method != "GET"]
+    sent = [name for name in sent if not name.endswith(SEAL)]  # which is deleted before
+    assert len(sent) == len(set(sent)) > 1 and folders() == {"2", "3", "reference-1"}
+    one.die()
+    target = TrainState(jnp.int32(0), jnp.int32(0), {"w": jnp.zeros((4, 3))}, (), {"w": jnp.zeros((3, 3))})
+    for spool in ("two", "two", "one"):
+        two = Session(url, tmp_path / spool)
+        saved = two.checkpoints.resume({"actor": target}, pytest.fail)
+        assert saved is not None and np.all(np.asarray(saved.states["actor"].ref_params["w"]) == 7)
+        two.die()
+    again = Session(url, tmp_path / "two")
+    other = {"w": jnp.full((3, 3), 8.0)}
+    for step in (4, 5):
+        save(again, step, other)
+    assert folders() == {"4", "5", "reference-4"}
+    again.die()
+    seal = f"checkpoints/reference-4/{SEAL}"
+    Store(url).write(seal, (Store(url).read(seal) or b"").replace(b"[", b"[1", 1))
+    with pytest.raises(RunError, match="every checkpoint in"):
+        Session(url, tmp_path / "three")
 
 
 def test_what_was_not_uploaded_completely_does_not_count(buckets: Buckets, tmp_path: Path) -> None:
