@@ -115,8 +115,10 @@ def _torch(folder: Path, texts: list[str], rows: int) -> Callable[[], np.ndarray
     import torch
     import transformers
 
-    model = transformers.BertModel.from_pretrained(folder, add_pooling_layer=False, attn_implementation="sdpa").eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.BertModel.from_pretrained(
+        folder, add_pooling_layer=False, attn_implementation="sdpa", trust_remote_code=False
+    ).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
     def embed() -> np.ndarray:
         ids = tokenizer(texts, truncation=True, max_length=MAX_TOKENS).input_ids

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from scope_jax.config import CardError
 
+NEW_KEY = "od -An -N32 -v -tx1 /dev/urandom | tr -d ' \\n'"  # in a script: prints a key for a run, 64 characters
+
 
 @dataclass(frozen=True)
 class Job:

@@ -1,11 +1,13 @@
 """A TPU slice of a GKE cluster: a JobSet with one pod for each of its nodes, for kubectl apply.
 
 GKE gives the pods TPU_WORKER_ID and TPU_WORKER_HOSTNAMES, by which jax.distributed finds the processes. A pod that
-fails or is preempted restarts the whole job, which resumes the run.
+fails or is preempted restarts the whole job, which resumes the run. The key of the run is a Secret of the job's name,
+with a new one for each launch.
 """
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
 import yaml
@@ -13,6 +15,7 @@ import yaml
 from launch.command import Job, Launch, check_lasts
 from scope_jax.config import LaunchSection
 from scope_jax.config.slices import SLICES
+from scope_jax.sharding.signing import KEY
 
 
 def launch(job: Job, section: LaunchSection) -> Launch:
@@ -21,8 +24,16 @@ def launch(job: Job, section: LaunchSection) -> Launch:
     assert gke is not None  # checked by the section
     check_lasts(job, gke.volumes.values(), "launch.gke_jobset.volumes")
     context = f"gke_{gke.project}_{gke.location}_{gke.cluster}"
-    text = yaml.safe_dump(manifest(job, section), sort_keys=False, width=1000)
+    text = yaml.safe_dump_all([secret(job, section), manifest(job, section)], sort_keys=False, width=1000)
     return Launch(text.rstrip("\n"), ("kubectl", f"--context={context}", "apply", "--filename=-"))
+
+
+def secret(job: Job, section: LaunchSection) -> dict[str, Any]:
+    """The Secret with the key of the run, as plain data."""
+    gke = section.gke_jobset
+    assert gke is not None
+    metadata = {"name": _name(job), "namespace": gke.namespace}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {KEY: secrets.token_hex()}}
 
 
 def manifest(job: Job, section: LaunchSection) -> dict[str, Any]:
@@ -30,7 +41,6 @@ def manifest(job: Job, section: LaunchSection) -> dict[str, Any]:
     gke = section.gke_jobset
     assert gke is not None
     kind = SLICES[gke.tpu_type]
-    name = job.name if job.name[0].isalpha() else f"run-{job.name}"  # a service of this name needs a letter first
     labels = {} if gke.queue is None else {"labels": {"kueue.x-k8s.io/queue-name": gke.queue}}
     work = {
         "parallelism": kind.nodes,
@@ -42,7 +52,7 @@ def manifest(job: Job, section: LaunchSection) -> dict[str, Any]:
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
         "metadata": {
-            "name": name,
+            "name": _name(job),
             "namespace": gke.namespace,
             **labels,
             "annotations": {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"},
@@ -52,6 +62,10 @@ def manifest(job: Job, section: LaunchSection) -> dict[str, Any]:
             "replicatedJobs": [{"name": "slice", "replicas": 1, "template": {"spec": work}}],
         },
     }
+
+
+def _name(job: Job) -> str:
+    return job.name if job.name[0].isalpha() else f"run-{job.name}"  # a service of this name needs a letter first
 
 
 def _pod(job: Job, section: LaunchSection) -> dict[str, Any]:
@@ -67,6 +81,7 @@ def _pod(job: Job, section: LaunchSection) -> dict[str, Any]:
         "image": gke.image,
         "command": [_literal(word) for word in job.words("scope-jax")],
         "env": [{"name": key, "value": _literal(value)} for key, value in section.environment.items()],
+        "envFrom": [{"secretRef": {"name": _name(job)}}],
         "ports": [{"containerPort": 8471}, {"containerPort": 8482}],  # libtpu; the coordinator of jax.distributed
         "securityContext": {"privileged": True},
         "resources": {"limits": {"google.com/tpu": kind.chips_per_node}},

@@ -3,7 +3,8 @@
 jax.distributed finds the processes by Slurm's variables. It would give each process one GPU, the one with the number of
 the task on its node; JAX_LOCAL_DEVICE_IDS gives the node's only process all of them. --signal sends SIGTERM before the
 time limit, so that the run stops with a checkpoint; the same script continues it, and --dependency=singleton makes
-several submissions of it wait for each other.
+several submissions of it wait for each other. The job makes the key of its processes, which srun hands them in their
+environment.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import os
 import shlex
 import sys
 
-from launch.command import Job, Launch
+from launch.command import NEW_KEY, Job, Launch
 from scope_jax.config import LaunchSection
+from scope_jax.sharding.signing import KEY
 
 
 def launch(job: Job, section: LaunchSection) -> Launch:
@@ -46,6 +48,8 @@ def launch(job: Job, section: LaunchSection) -> Launch:
         "set -euo pipefail",
         f"cd {shlex.quote(os.getcwd())}",
         *[f"export {name}={shlex.quote(value)}" for name, value in variables.items()],
+        f'{KEY}="$({NEW_KEY})"',
+        f"export {KEY}",
         "exec " + shlex.join([*srun, *job.words(sys.executable, "-m", "scope_jax")]),
     ]
     return Launch("\n".join(lines), ("sbatch",))

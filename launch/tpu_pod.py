@@ -1,19 +1,22 @@
 """A TPU slice of Cloud TPU: created as a queued resource, with a container on each of its hosts.
 
 jax.distributed finds the processes by the metadata of the TPU VMs. The containers are detached, so that training does
-not depend on this machine: running the script again shows the log of the running container, or resumes the run.
+not depend on this machine: running the script again shows the log of the running container, or resumes the run. The
+key of the run goes to the hosts in a file, which is removed when the containers have it.
 """
 
 from __future__ import annotations
 
 import shlex
 
-from launch.command import Job, Launch, check_lasts
+from launch.command import NEW_KEY, Job, Launch, check_lasts
 from scope_jax.config import LaunchSection
 from scope_jax.config.launch import TpuPodSection
 from scope_jax.config.slices import SLICES
+from scope_jax.sharding.signing import KEY
 
 CONTAINER = "scope-jax"
+FILE = "scope-jax.key"  # in the home of the hosts: the variable of the environment with the run's key
 SCRIPT = """\
 #!/usr/bin/env bash
 # {tpu_type}: {chips} chips, topology {topology}. Does the card fit? scope-jax plan CARD --on {hardware}
@@ -41,7 +44,11 @@ if [[ "$now" != ACTIVE ]]; then
   exit 1
 fi
 
-# 2. One container on every host; a container that runs is left alone.
+# 2. One container on every host, all with a new key; a container that runs is left alone.
+keys="$(mktemp -d)"
+trap 'rm -r "$keys"' EXIT
+(umask 077 && echo "{variable}=$({new_key})" > "$keys/{file}")
+{hand}
 {start}
 
 # 3. The log of the first host, until the run ends; its exit code.
@@ -58,6 +65,7 @@ def launch(job: Job, section: LaunchSection) -> Launch:
     place = [f"--project={pod.project}", f"--zone={pod.zone}"]
     queued = ["gcloud", "compute", "tpus", "queued-resources"]
     ssh = ["gcloud", "compute", "tpus", "tpu-vm", "ssh", pod.name, *place]
+    copy = shlex.join(["gcloud", "compute", "tpus", "tpu-vm", "scp"])
     created = [
         *[*queued, "create", pod.name, *place, f"--node-id={pod.name}", f"--accelerator-type={pod.tpu_type}"],
         f"--runtime-version={pod.runtime_version or kind.runtime}",
@@ -72,6 +80,10 @@ def launch(job: Job, section: LaunchSection) -> Launch:
         describe=shlex.join([*queued, "describe", pod.name, *place, "--format=value(state.state)"]),
         create=shlex.join(created),
         delete=shlex.quote(shlex.join([*queued, "delete", pod.name, *place, "--force"])),
+        variable=KEY,
+        new_key=NEW_KEY,
+        file=FILE,
+        hand=f'{copy} "$keys/{FILE}" {shlex.join([f"{pod.name}:{FILE}", *place, "--worker=all"])}',
         start=shlex.join([*ssh, "--worker=all", f"--command={_start(job, section, pod)}"]),
         follow=shlex.join([*ssh, "--worker=0", f"--command={_follow()}"]),
     )
@@ -79,9 +91,9 @@ def launch(job: Job, section: LaunchSection) -> Launch:
 
 
 def _start(job: Job, section: LaunchSection, pod: TpuPodSection) -> str:
-    """The command of one host: starts the container unless it is running."""
+    """The command of one host: starts the container unless it is running, and removes the file with the key."""
     run = ["sudo", "docker", "run", "--detach", f"--name={CONTAINER}", "--privileged", "--network=host"]
-    run += ["--ulimit=memlock=-1", f"--stop-timeout={pod.grace}"]
+    run += ["--ipc=host", "--ulimit=memlock=-1", f"--stop-timeout={pod.grace}", f"--env-file={FILE}"]
     run += [f"--volume={source}:{target}" for source, target in pod.volumes.items()]
     run += [f"--env={name}={value}" for name, value in section.environment.items()]
     registry = pod.image.partition("/")[0]
@@ -90,7 +102,7 @@ def _start(job: Job, section: LaunchSection, pod: TpuPodSection) -> str:
     if registry.endswith("-docker.pkg.dev"):  # Artifact Registry, with the account of the TPU VM
         steps.insert(0, f"sudo gcloud auth configure-docker {registry} --quiet")
     running = f'[ -n "$(sudo docker ps --quiet --filter name=^{CONTAINER}$)" ]'
-    return f"{running} || {{ {' && '.join(steps)}; }}"
+    return f"{running} || {{ {' && '.join(steps)}; }}; code=$?; rm -f {FILE}; exit $code"
 
 
 def _follow() -> str:

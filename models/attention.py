@@ -151,6 +151,16 @@ def _cudnn_block(q_BQHh: jax.Array, k_BUKh: jax.Array, v_BUKh: jax.Array, mask: 
     return block(q_BQHh, k_BUKh, v_BUKh)
 
 
+def storable(k_xKh: jax.Array, v_xKh: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Keys and values for a cache whose memory other rows use later: every value is finite, and where one was not, the
+    head's key is NaN, so that whatever attends to the token still gets NaN.
+
+    A mask replaces the score of a foreign key, but only multiplies a foreign value by 0, and 0 · NaN is NaN.
+    """
+    finite_xK = jnp.isfinite(v_xKh).all(axis=-1, keepdims=True)
+    return jnp.where(finite_xK, k_xKh, jnp.nan), jnp.where(finite_xK, v_xKh, 0)
+
+
 def attention(
     q_BTHh: Float[Array, "B T H h"],
     k_BUKh: Float[Array, "B U K h"],

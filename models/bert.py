@@ -16,7 +16,8 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from scope_jax.models.attention import Attend, make_attend
-from scope_jax.models.fields import count, number
+from scope_jax.models.defaults import completed
+from scope_jax.models.fields import count, cut, number
 from scope_jax.models.hf import HfTensor
 from scope_jax.sharding.spec import Param, normal, ones, zeros
 
@@ -48,14 +49,15 @@ class BertConfig:
             raise ValueError(f"BertConfig.width ({self.width}) must be a multiple of num_heads ({self.num_heads}).")
 
 
-def from_hf(config: Mapping[str, Any], roberta: bool = False) -> BertConfig:
-    """BertConfig from a Hugging Face config.json, of a BERT or a RoBERTa. Raises ValueError naming a missing or
-    unsupported field."""
+def from_hf(config: Mapping[str, Any], model_type: str = "bert") -> BertConfig:
+    """BertConfig from a Hugging Face config.json of a "bert", "roberta" or "xlm-roberta"; what it leaves out has the
+    defaults of its class. Raises ValueError naming an unsupported or invalid field."""
+    config = completed(model_type, config)
     wanted = {"hidden_act": "gelu", "position_embedding_type": "absolute", "is_decoder": False}
     for name, value in wanted.items():
         if config.get(name, value) != value:
-            raise ValueError(f"config.json: field {name!r} is {config[name]!r}; only {value!r} is supported.")
-    first = count(config, "pad_token_id", 1, least=0) + 1 if roberta else 0
+            raise ValueError(f"config.json: field {name!r} is {cut(repr(config[name]))}; only {value!r} is supported.")
+    first = 0 if model_type == "bert" else count(config, "pad_token_id", least=0) + 1
     return BertConfig(
         vocab_size=count(config, "vocab_size"),
         num_layers=count(config, "num_hidden_layers", most=10_000),

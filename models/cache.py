@@ -22,12 +22,15 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from scope_jax.models.attention import storable
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.moe import block_matmul
 from scope_jax.models.transformer import Params, block, embed, final_norm
+from scope_jax.models.writes import apart
 from scope_jax.sharding.collectives import LOCAL
 
 BLOCK = 64  # columns of one block; capacities are multiples of it
+BEYOND = 2**24  # more blocks than any cache has
 MASKED = -1e30  # finite, so that a row of masked scores stays free of NaN
 
 
@@ -99,7 +102,11 @@ def take_rows(cache: Cache, rows_N: Int[Array, " N"]) -> Cache:
 
 def put_rows(cache: Cache, part: Cache, rows_N: Int[Array, " N"]) -> Cache:
     """The cache with rows (their first columns, if part has fewer) overwritten; indices past the end are dropped."""
-    return _joined(cache, part, lambda x, new: x.at[rows_N, :, : new.shape[2]].set(new, mode="drop"))
+
+    def put(x: jax.Array, new: jax.Array) -> jax.Array:
+        return x.at[apart(rows_N, x.shape[0]), :, : new.shape[2]].set(new, mode="drop", unique_indices=True)
+
+    return _joined(cache, part, put)
 
 
 def _joined(cache: Cache, part: Cache, put: Callable[[jax.Array, jax.Array], jax.Array]) -> Cache:
@@ -123,15 +130,17 @@ def copy_row(cache: Cache, source: Cache, row: jax.Array, slot: jax.Array) -> Ca
 def _written(layer: LayerCache, rows: jax.Array, column: jax.Array, k: jax.Array, v: jax.Array) -> LayerCache:
     """The layer with keys and values [..., K, h] written at rows and columns, integers of the same leading shape.
 
-    Columns past the end are dropped.
+    Columns past the end are dropped; like all others, they differ within a row.
     """
+    k, v = storable(k, v)
     k_SKbht, v_SKbth, start = [], [], 0
     block, offset = column // BLOCK, column % BLOCK
     for keys, values in zip(*layer, strict=True):
         count = keys.shape[2]
-        here = jnp.where(block < start, count, block - start)  # from `count` on: not in this segment
-        k_SKbht.append(keys.at[rows, :, here, :, offset].set(k.astype(keys.dtype), mode="drop"))
-        v_SKbth.append(values.at[rows, :, here, offset].set(v.astype(values.dtype), mode="drop"))
+        here = jnp.where(block < start, BEYOND + block, block - start)  # from `count` on: not in this segment
+        how = {"mode": "drop", "unique_indices": True}
+        k_SKbht.append(keys.at[rows, :, here, :, offset].set(k.astype(keys.dtype), **how))
+        v_SKbth.append(values.at[rows, :, here, offset].set(v.astype(values.dtype), **how))
         start += count
     return LayerCache(tuple(k_SKbht), tuple(v_SKbth))
 
@@ -216,7 +225,8 @@ def append(
     length = ids_ST.shape[1]
     offsets_T = jnp.arange(length)
     positions_ST = starts_S[:, None] + offsets_T
-    write_ST = jnp.where(offsets_T < counts_S[:, None], positions_ST, columns_of(cache))  # padding is dropped
+    beyond_T = columns_of(cache) + offsets_T  # padding is dropped
+    write_ST = jnp.where(offsets_T < counts_S[:, None], positions_ST, beyond_T)
     blocks = (jnp.max(starts_S + counts_S) + BLOCK - 1) // BLOCK
     earliest = jnp.min(starts_S)
     rows_S1 = jnp.arange(ids_ST.shape[0])[:, None]

@@ -19,6 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from scope_jax.models.writes import put
+
 MASKED = -1e30  # finite, so that a row of masked scores stays free of NaN
 
 
@@ -98,11 +100,11 @@ def begin(
         q_BKMh = q_BGKmh.transpose(0, 2, 1, 3, 4).reshape(together, num_kv, lanes * heads, head_dim)
         part = walk(q_BKMh, table_Rb.at[rows_BG[:, 0]].get(mode="clip"), pages_B)
 
-        def put(old_RKm: jax.Array, new_BKM: jax.Array) -> jax.Array:
+        def updated(old_RKm: jax.Array, new_BKM: jax.Array) -> jax.Array:
             new_BKGm = new_BKM.reshape(together, num_kv, lanes, heads, *new_BKM.shape[3:])
-            return old_RKm.at[rows_BG].set(jnp.moveaxis(new_BKGm, 2, 1), mode="drop")
+            return put(old_RKm, rows_BG.reshape(-1), jnp.moveaxis(new_BKGm, 2, 1).reshape(-1, *old_RKm.shape[1:]))
 
-        return jax.tree.map(put, carry, part)
+        return jax.tree.map(updated, carry, part)
 
     rounds = (jnp.count_nonzero(tiles.pages_T) + together - 1) // together
     return lax.fori_loop(0, rounds, one, Carry.empty(q_RKmh))

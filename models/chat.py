@@ -18,6 +18,9 @@ from typing import Any
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
+from scope_jax.models import rendering
+from scope_jax.models.fields import cut
+
 # Replace characters of special tokens' names while a template is rendered.
 PRIVATE_USE = (*range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE))
 # The date given to templates that use one: the default of Llama 3.1's own template.
@@ -118,7 +121,7 @@ class ChatTemplate:
     def reply_ends(self) -> tuple[list[Stretch] | None, list[Stretch] | None]:
         """What follows the content of an assistant's message that is the last one, and of one before a user's.
 
-        None where the template has no such message, or rejects the conversation.
+        None where the template has no such message, or rejects the conversation. Raises rendering.TemplateLimit.
         """
         ask = {"role": "user", "content": "?"}
         try:
@@ -130,6 +133,8 @@ class ChatTemplate:
         def after(later: Sequence[Mapping[str, Any]]) -> list[Stretch] | None:
             try:
                 text = masked.render([ask, {"role": "assistant", "content": blank}, *later], False)
+            except rendering.TemplateLimit:
+                raise
             except ValueError:
                 return None
             _, found, tail = text.rpartition(blank)
@@ -172,6 +177,12 @@ class _MaskedChat:
             raise ValueError(
                 "the tokenizer has no chat template; set model.chat_template to a .jinja file, or use a model with one."
             )
+        named = self._hf.chat_template
+        if isinstance(named, dict) and "default" not in named and (tools is None or "tool_use" not in named):
+            raise ValueError(
+                f"the tokenizer has chat templates named {', '.join(map(cut, sorted(named)))}, none of them 'default'; "
+                "set model.chat_template to a .jinja file with the one to use."
+            )
         special = chat._special
         self._template = self._hf.get_chat_template(None, None if tools is None else [dict(tool) for tool in tools])
         everything = [self._template, dict(options), [dict(message) for message in messages], list(tools or ())]
@@ -197,20 +208,8 @@ class _MaskedChat:
             self._template = _STILL_CLOCK + self._template
 
     def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> str:
-        conversation: Any = list(messages)  # transformers declares dicts of strings, but its templates take any mapping
-        try:
-            rendered = self._hf.apply_chat_template(
-                conversation,
-                tools=self._tools,
-                chat_template=self._template,
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-                **self._options,
-            )
-        except Exception as error:  # a template is code of the user's
-            raise ValueError(f"The chat template rejects the conversation ({error}).") from error
-        assert isinstance(rendered, str)  # because of tokenize=False
-        return rendered
+        variables = {**self._hf.special_tokens_map, **self._options}  # as apply_chat_template
+        return rendering.render(self._template, messages, self._tools, add_generation_prompt, variables)
 
     def plain(self, text: str) -> Stretch:
         """Rendered text, unmasked; a forbidden name of which any character was masked is cut in two."""

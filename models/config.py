@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from scope_jax.models.fields import MOST, count, flag, number, table, texts
+from scope_jax.models.defaults import completed
+from scope_jax.models.fields import MOST, count, cut, flag, number, shown, table, texts
 from scope_jax.models.rope import Rope
 
 QkNorm = Literal["none", "head", "width"]
@@ -21,8 +22,8 @@ class Family:
 
     bias: "config": attention_bias puts biases on all four attention projections; "qkv": always on q, k and v. windows:
     which layers use the sliding window: "none", "types" (layer_types, or from layer max_window_layers on), "pattern"
-    (layer_types, or three of four), "all". layer_ropes: sliding layers keep unscaled rotary positions. head_dim: used
-    if config.json has none (None: width / heads).
+    (layer_types, or three of four), "all". layer_ropes: sliding layers keep unscaled rotary positions. What a
+    config.json leaves out is in `models.defaults`.
     """
 
     hf: str
@@ -32,15 +33,14 @@ class Family:
     windows: Literal["none", "types", "pattern", "all"]
     layer_ropes: bool
     experts: bool
-    head_dim: int | None
 
 
 FAMILIES = {
-    "llama": Family("LlamaForCausalLM", "none", "pre", "config", "none", False, False, None),
-    "qwen2": Family("Qwen2ForCausalLM", "none", "pre", "qkv", "types", False, False, None),
-    "qwen3": Family("Qwen3ForCausalLM", "head", "pre", "config", "types", False, False, 128),
-    "qwen3_moe": Family("Qwen3MoeForCausalLM", "head", "pre", "config", "all", False, True, None),
-    "olmo3": Family("Olmo3ForCausalLM", "width", "post", "config", "pattern", True, False, None),
+    "llama": Family("LlamaForCausalLM", "none", "pre", "config", "none", False, False),
+    "qwen2": Family("Qwen2ForCausalLM", "none", "pre", "qkv", "types", False, False),
+    "qwen3": Family("Qwen3ForCausalLM", "head", "pre", "config", "types", False, False),
+    "qwen3_moe": Family("Qwen3MoeForCausalLM", "head", "pre", "config", "all", False, True),
+    "olmo3": Family("Olmo3ForCausalLM", "width", "post", "config", "pattern", True, False),
 }
 
 
@@ -130,18 +130,24 @@ class ModelConfig:
 
 
 def _rope(parameters: Mapping[str, Any], config: Mapping[str, Any]) -> Rope:
-    """A Rope from one set of parameters; missing ones come from config.json or transformers' defaults."""
+    """A Rope from one set of parameters; missing ones come from config.json."""
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     theta = number(parameters if "rope_theta" in parameters else config, "rope_theta")
+    if theta <= 1:
+        raise ValueError(f"config.json: field 'rope_theta' is {theta}; it must be above 1.")
     for source in (parameters, config):
         share = source.get("partial_rotary_factor")
         if share not in (None, 1, 1.0):
-            raise ValueError(f"config.json: field 'partial_rotary_factor' is {share}; only whole heads are rotated.")
+            raise ValueError(
+                f"config.json: field 'partial_rotary_factor' is {shown(share)}; only whole heads are rotated."
+            )
+    if any(isinstance(value, Mapping) for value in parameters.values()):
+        raise ValueError("config.json gives rotary parameters by layer type, which only OLMo-3 has; correct them.")
     if kind == "default":
         return Rope(theta)
     if kind not in ("linear", "llama3", "yarn"):
         raise ValueError(
-            f"config.json: rope type {kind!r} is not supported; 'default', 'linear', 'llama3' and 'yarn' are."
+            f"config.json: rope type {cut(repr(kind))} is not supported; 'default', 'linear', 'llama3' and 'yarn' are."
         )
     positions = count(config, "max_position_embeddings")
     original = count(parameters, "original_max_position_embeddings", positions)
@@ -184,16 +190,18 @@ def _attention_factor(parameters: Mapping[str, Any], factor: float) -> float:
     return scaled(number(parameters, "mscale")) / scaled(number(parameters, "mscale_all_dim"))
 
 
-def _ropes(config: Mapping[str, Any], family: Family) -> tuple[Rope, Rope | None]:
+def _ropes(config: Mapping[str, Any], stated: Mapping[str, Any], family: Family) -> tuple[Rope, Rope | None]:
     """(rope of full layers, of sliding layers). transformers up to 4 writes rope_theta and rope_scaling; from 5 on,
     rope_parameters holds both, keyed by layer type where a family has several.
+
+    Whoever adds rope_scaling to a config of the newer form keeps its theta, and with OLMo-3 its sliding layers.
     """
-    by_type = table(config, "rope_parameters")
-    parameters = table(config, "rope_scaling") or by_type
-    if family.layer_ropes and ("full_attention" in by_type or "sliding_attention" in by_type):
-        full, sliding = (table(by_type, name) for name in ("full_attention", "sliding_attention"))
-        return _rope(full, config), _rope(sliding, config)
-    full = _rope(parameters, config)
+    newer, scaling = table(config, "rope_parameters"), table(config, "rope_scaling")
+    if family.layer_ropes and ("full_attention" in newer or "sliding_attention" in newer):
+        full, sliding = (table(newer, name) for name in ("full_attention", "sliding_attention"))
+        return _rope({**full, **scaling}, config), _rope(sliding, config)
+    theta = {"rope_theta": newer["rope_theta"]} if "rope_theta" in newer and "rope_theta" not in stated else {}
+    full = _rope({**theta, **scaling} if scaling else newer, config)
     return full, Rope(full.theta) if family.layer_ropes else None
 
 
@@ -202,8 +210,6 @@ def _windows(config: Mapping[str, Any], family: Family, num_layers: int) -> tupl
     if family.windows == "none":
         return (None,) * num_layers
     switched_off = family.windows != "pattern" and not flag(config, "use_sliding_window", False)
-    if not switched_off and "sliding_window" not in config:
-        raise ValueError("config.json has no field 'sliding_window'; the model cannot be built without it.")
     window = None if switched_off or config["sliding_window"] is None else count(config, "sliding_window")
     if family.windows == "all":
         return (window,) * num_layers
@@ -217,7 +223,7 @@ def _windows(config: Mapping[str, Any], family: Family, num_layers: int) -> tupl
     if strange or len(types) != num_layers:
         raise ValueError(
             f"config.json: field 'layer_types' must name 'full_attention' or 'sliding_attention' for each of the "
-            f"{num_layers} layers, not {types}."
+            f"{num_layers} layers, not {shown(types)}."
         )
     if "sliding_attention" in types and window is None:
         raise ValueError("config.json: 'layer_types' has sliding layers, but 'sliding_window' is not set or not used.")
@@ -233,37 +239,51 @@ def _refuse(config: Mapping[str, Any]) -> None:
     }
     for name, (value, supported) in wanted.items():
         if config.get(name, value) != value:
-            raise ValueError(f"config.json: field {name!r} is {config[name]!r}; only {supported} is supported.")
+            raise ValueError(
+                f"config.json: field {name!r} is {cut(repr(config[name]))}; only {supported} is supported."
+            )
     if config.get("mlp_only_layers"):
         raise ValueError(
-            f"config.json: field 'mlp_only_layers' is {config['mlp_only_layers']}; only models with experts in every "
-            "layer are supported."
+            f"config.json: field 'mlp_only_layers' is {cut(repr(config['mlp_only_layers']))}; only models with "
+            "experts in every layer are supported."
         )
     if config.get("quantization_config"):
-        raise ValueError("config.json has a 'quantization_config'; quantised weights are not supported.")
+        raise ValueError(
+            "config.json has a 'quantization_config'; quantised weights are not supported, use the model that they "
+            "were made of."
+        )
+
+
+def _architecture(config: Mapping[str, Any]) -> str:
+    """Our name of the class that a config.json names, or that its model_type means if it names none."""
+    names = texts(config, "architectures")
+    if not names and config.get("model_type") in list(FAMILIES):
+        return str(config["model_type"])
+    architecture = next((ours for ours, family in FAMILIES.items() if family.hf in names), None)
+    if architecture is None:
+        known = ", ".join(family.hf for family in FAMILIES.values())
+        raise ValueError(f"config.json: field 'architectures' is {shown(names)}; supported are {known}.")
+    return architecture
 
 
 def from_hf(config: Mapping[str, Any]) -> ModelConfig:
     """ModelConfig from the contents of a Hugging Face config.json, as transformers 4 or 5 writes it.
 
-    Raises ValueError naming the field that is missing or not supported.
+    What it leaves out has the defaults of its class (`models.defaults`), and model_type names the class where
+    architectures does not. Raises ValueError naming the field that is missing or not supported.
     """
-    names = texts(config, "architectures")
-    architecture = next((ours for ours, family in FAMILIES.items() if family.hf in names), None)
-    if architecture is None:
-        known = ", ".join(family.hf for family in FAMILIES.values())
-        raise ValueError(f"config.json: field 'architectures' is {names}; supported are {known}.")
+    architecture = _architecture(config)
     _refuse(config)
-    family = FAMILIES[architecture]
+    family, stated = FAMILIES[architecture], config
+    config = completed(architecture, stated)
     num_layers, num_heads = count(config, "num_hidden_layers", most=10_000), count(config, "num_attention_heads")
     width = count(config, "hidden_size")
-    rope, sliding_rope = _ropes(config, family)
+    rope, sliding_rope = _ropes(config, stated, family)
     bias = flag(config, "attention_bias", False)
     experts: dict[str, Any] = {}
     if family.experts:
-        name = "num_experts" if "num_experts" in config else "num_local_experts"
         experts = {
-            "num_experts": count(config, name, most=10_000),
+            "num_experts": count(config, "num_experts", most=10_000),
             "experts_per_token": count(config, "num_experts_per_tok"),
             "norm_topk_prob": flag(config, "norm_topk_prob", False),
         }
@@ -274,7 +294,7 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
         width=width,
         num_heads=num_heads,
         num_kv_heads=count(config, "num_key_value_heads", num_heads),
-        head_dim=count(config, "head_dim", family.head_dim or width // num_heads),
+        head_dim=count(config, "head_dim", width // num_heads),
         ffn_width=count(config, "moe_intermediate_size" if family.experts else "intermediate_size"),
         rope=rope,
         norm_eps=number(config, "rms_norm_eps"),

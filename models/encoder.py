@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,15 +22,16 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from scope_jax.models import bert, sentence_files, transformer, weights
+from scope_jax.models import bert, claims, sentence_files, transformer, weights
 from scope_jax.models.bert import BertConfig
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.config import from_hf as decoder_config
-from scope_jax.models.fields import WeightsError, read_object, texts
+from scope_jax.models.fields import WeightsError, read_object, shown, texts
 from scope_jax.models.hf import HfTensor
 from scope_jax.models.hf import hf_tensor as decoder_tensor
 from scope_jax.models.redundant import HEAD, Redundant, of_decoder
 from scope_jax.models.sentence_files import Activation, Dense, Modules, Pooling, Said
+from scope_jax.models.tensorfile import Checkpoint
 from scope_jax.sharding.collectives import LOCAL
 from scope_jax.sharding.rules import TRAIN, Rules
 from scope_jax.sharding.spec import Param, zeros
@@ -48,7 +50,7 @@ ACTIVATIONS: dict[Activation, Callable[[Array], Array]] = {
 ARCHITECTURES = {
     "BertModel": "bert",
     "RobertaModel": "roberta",
-    "XLMRobertaModel": "roberta",
+    "XLMRobertaModel": "xlm-roberta",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3Model": "qwen3",
 }
@@ -118,15 +120,16 @@ def load_config(folder: str | Path) -> EncoderConfig:
     contents = read_object(folder / "config.json")
     try:
         names = texts(contents, "architectures")
-        kind = next((ARCHITECTURES[name] for name in names if name in ARCHITECTURES), None)
+        named = names or [name for name, kind in ARCHITECTURES.items() if kind == contents.get("model_type")]
+        kind = next((ARCHITECTURES[name] for name in named if name in ARCHITECTURES), None)
         if kind is None:
             raise ValueError(
-                f"architectures {names} is not a supported encoder; supported are {', '.join(ARCHITECTURES)}."
+                f"architectures {shown(names)} is not a supported encoder; supported are {', '.join(ARCHITECTURES)}."
             )
         if kind == "qwen3":
             model = decoder_config({**contents, "architectures": ["Qwen3ForCausalLM"]})
         else:
-            model = bert.from_hf(contents, roberta=kind == "roberta")
+            model = bert.from_hf(contents, kind)
         modules, said = sentence_files.modules(folder, model.width), sentence_files.said(folder)
         usual = Modules("last" if kind == "qwen3" else "mean", (), normalize=True)
         cfg = EncoderConfig(model, modules or usual, said, modules is not None)
@@ -183,8 +186,12 @@ def load(folder: str | Path, mesh: Mesh | None, dtype: Any) -> tuple[EncoderConf
     Raises FileNotFoundError or WeightsError with one sentence.
     """
     cfg = load_config(folder)
-    tensor_of, extra = _names(cfg, weights.tensor_names(folder))
-    params = weights.load_tree(folder, declare(cfg), tensor_of, extra, mesh, WHOLE, dtype)
+    with ExitStack() as stack:
+        stored = Checkpoint(Path(folder), stack).shapes
+    prefix = _prefix(cfg, stored)
+    tree, tensor_of = declare(cfg), _names(cfg, prefix)
+    claims.compare(Path(folder), stored, tree, tensor_of)  # before arrays of what may be stored besides
+    params = weights.load_tree(folder, tree, tensor_of, _besides(cfg, prefix), mesh, WHOLE, dtype)
     if cfg.modules.dense:
         params["dense"] = tuple(_dense(Path(folder), layer, mesh) for layer in cfg.modules.dense)
     return cfg, params
@@ -198,32 +205,39 @@ def _dense(folder: Path, layer: Dense, mesh: Mesh | None) -> Params:
     return weights.load_tree(folder / layer.folder, tree, names.__getitem__, Redundant(), mesh, WHOLE, jnp.float32)
 
 
-def _names(cfg: EncoderConfig, stored: frozenset[str]) -> tuple[Callable[[str], HfTensor], Redundant]:
-    """(checkpoint name of each weight, what may be stored besides). Names of a model saved within another one have a
-    prefix. What predicts tokens or classes (a pooler, heads of pre-training, an output table) has no part in a vector.
-    """
+def _prefix(cfg: EncoderConfig, stored: Collection[str]) -> str:
+    """What names of a model saved within another one begin with."""
+    if isinstance(cfg.model, BertConfig):
+        return next((one for one in HEADS if any(name.startswith(one) for name in stored)), "")
+    return "model." if any(name.startswith("model.") for name in stored) else ""
+
+
+def _names(cfg: EncoderConfig, prefix: str) -> Callable[[str], HfTensor]:
+    """The checkpoint tensor of each weight."""
+    model = cfg.model
+
+    def tensor_of(path: str) -> HfTensor:
+        if isinstance(model, BertConfig):
+            tensor = bert.hf_tensor(path)
+            return HfTensor(prefix + tensor.name, tensor.transposed)
+        tensor = decoder_tensor(model, path)
+        return HfTensor(prefix + tensor.name.removeprefix("model."), tensor.transposed)
+
+    return tensor_of
+
+
+def _besides(cfg: EncoderConfig, prefix: str) -> Redundant:
+    """What may be stored besides. What predicts tokens or classes (a pooler, heads of pre-training, an output table)
+    has no part in a vector."""
     model = cfg.model
     if isinstance(model, BertConfig):
-        prefix = next((one for one in HEADS if any(name.startswith(one) for name in stored)), "")
-        heads = HEADS.get(prefix, "")
         positions = np.arange(model.first_position + model.max_positions)
         buffers = {"position_ids": positions, "token_type_ids": np.zeros_like(positions)}
         named = {re.compile(re.escape(f"{prefix}embeddings.{name}")): (values,) for name, values in buffers.items()}
-        unused = re.compile(rf"{re.escape(prefix)}pooler\.dense\.(weight|bias){heads}")
-
-        def bert_tensor(path: str) -> HfTensor:
-            tensor = bert.hf_tensor(path)
-            return HfTensor(prefix + tensor.name, tensor.transposed)
-
-        return bert_tensor, Redundant({}, tuple(named.items()), unused)
-    bare = not any(name.startswith("model.") for name in stored)
-
-    def qwen_tensor(path: str) -> HfTensor:
-        tensor = decoder_tensor(model, path)
-        return HfTensor(tensor.name.removeprefix("model."), tensor.transposed) if bare else tensor
-
-    extra = of_decoder(model, "" if bare else "model.")
-    return qwen_tensor, extra if model.tie_embeddings else replace(extra, unused=re.compile(re.escape(HEAD)))
+        unused = re.compile(rf"{re.escape(prefix)}pooler\.dense\.(weight|bias){HEADS.get(prefix, '')}")
+        return Redundant({}, tuple(named.items()), unused)
+    extra = of_decoder(model, prefix)
+    return extra if model.tie_embeddings else replace(extra, unused=re.compile(re.escape(HEAD)))
 
 
 # ------------------------------------------------------------------------------------------------------------- forward

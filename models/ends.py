@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scope_jax.models.chat import ChatTemplate, Stretch
-from scope_jax.models.fields import read_object
+from scope_jax.models.fields import MOST, cut, read_object
 
 TEMPLATE, TOKENIZER = "the chat template", "the tokenizer"
+MOST_ENDS = 256
 GENERATION, CONFIG = "generation_config.json", "config.json"
 
 
@@ -55,8 +56,11 @@ def _named(path: Path) -> tuple[int, ...]:
     """`eos_token_id` of a file, one or several; none if the file or the key is missing."""
     named = read_object(path).get("eos_token_id") if path.is_file() else None
     ends = tuple(named) if isinstance(named, list) else () if named is None else (named,)
-    if not all(type(end) is int for end in ends):
-        raise ValueError(f"{path}: eos_token_id is {named!r}; it must be a token id or a list of them.")
+    if len(ends) > MOST_ENDS or not all(type(end) is int and 0 <= end <= MOST for end in ends):
+        value = named if not isinstance(named, list) else named[:20]
+        raise ValueError(
+            f"{path}: eos_token_id is {cut(repr(value))}; it must be a token id or a list of them, up to {MOST_ENDS}."
+        )
     return ends
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
+from scope_jax.sharding.files import FileNameError, inside
+
 MOST = 2**31 - 1  # largest accepted count
+MOST_BYTES = 2**24  # of a JSON file; the largest of published folders, indices of 100,000 tensors, have about 10 MB
+MOST_DEEP = 64
 
 
 class WeightsError(ValueError):
@@ -15,13 +19,37 @@ class WeightsError(ValueError):
 
 
 def read_json(path: Path) -> Any:
-    """The contents of a JSON file. Raises FileNotFoundError or WeightsError with one sentence."""
+    """The contents of a JSON file of at most MOST_BYTES, nested at most MOST_DEEP.
+
+    Raises FileNotFoundError or WeightsError with one sentence.
+    """
+    if not path.is_file():  # a pipe would be waited for
+        raise FileNotFoundError(f"{path} is missing; give a model folder in Hugging Face layout.")
+    if (size := path.stat().st_size) > MOST_BYTES:
+        raise WeightsError(f"{path} has {size} bytes, but at most {MOST_BYTES} are read; copy the file again.")
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{path} is missing; give a model folder in Hugging Face layout.") from None
+        contents = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, too many digits, nested too deeply
         raise WeightsError(f"{path} is not JSON ({error}); copy the file again.") from None
+    if not shallow(contents):
+        raise WeightsError(f"{path} is nested more than {MOST_DEEP} levels deep; copy the file again.")
+    return contents
+
+
+def shallow(contents: Any) -> bool:
+    """True if lists and objects are nested at most MOST_DEEP levels deep, so that they can be walked and written."""
+    level = [contents]
+    for _ in range(MOST_DEEP):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, list | dict)
+            for inner in (outer if isinstance(outer, list) else outer.values())
+            if isinstance(inner, list | dict)
+        ]
+        if not level:
+            return True
+    return False
 
 
 def read_object(path: Path) -> Mapping[str, Any]:
@@ -33,21 +61,27 @@ def read_object(path: Path) -> Mapping[str, Any]:
 
 
 def within(folder: Path, name: Any, said_by: Path) -> Path:
-    """The path of `name` in a folder, where the file `said_by` gives the name.
-
-    Raises WeightsError unless `name` is a relative path that stays in the folder. The file itself may be a link.
-    """
-    inside = isinstance(name, str) and name.isprintable() and PurePosixPath(name).name != ""
-    if not inside or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-        raise WeightsError(f"{said_by} names {name!r}, which is not a file in the same folder; copy the folder again.")
-    return folder / name
+    """The path of `name` in a folder, where the file `said_by` gives it: `files.inside`, with a WeightsError."""
+    try:
+        return inside(folder, name, said_by)
+    except FileNameError as error:
+        raise WeightsError(str(error)) from None
 
 
 # ----------------------------------------------------------------------------------------------- fields of config.json
+def cut(text: str, most: int = 40) -> str:
+    """A text for a message: its beginning, on one line."""
+    line = " ".join(text[: most + 1].split())
+    return line if len(text) <= most else line[: most - 3] + "..."
+
+
+def shown(value: Any) -> str:
+    """A value of a JSON file for a message, as JSON writes it."""
+    return cut(json.dumps(value, default=str))
+
+
 def _refusal(name: str, value: Any, wanted: str) -> ValueError:
-    shown = json.dumps(value, default=str)
-    shown = shown if len(shown) <= 40 else shown[:37] + "..."
-    return ValueError(f"config.json: field {name!r} is {shown}; it must be {wanted}.")
+    return ValueError(f"config.json: field {name!r} is {shown(value)}; it must be {wanted}.")
 
 
 def field(config: Mapping[str, Any], name: str, default: Any = None) -> Any:

@@ -23,16 +23,19 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from scope_jax.models.attention import storable
 from scope_jax.models.cascade import MASKED, Carry, Tiles, begin
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.rope import Rope
 from scope_jax.models.transformer import Heads, Params, block, embed, final_norm, plain_heads
+from scope_jax.models.writes import apart
 from scope_jax.sharding.chips import LANES
 from scope_jax.sharding.collectives import Shards
 
 PAGE = 64  # tokens
 KERNEL_BYTES = 2**20  # keys and values that the TPU kernel reads at a time, twice: while it computes, the next arrive
 KERNEL_QUERIES = 32
+SMEM = 2**20  # bytes of scalar memory of a TPU core (v5e, v5p, v6e)
 
 Layer = Any  # one layer's pages in the layout of an implementation
 Pages = tuple[Layer, ...]
@@ -47,6 +50,16 @@ def pages_for(tokens: int) -> int:
 def pages_touched(tokens: int) -> int:
     """Most pages that `tokens` consecutive tokens of a row lie in, wherever they begin."""
     return pages_for(tokens - 1) + 1
+
+
+def tables_in_smem(rows: int, columns: int) -> int:
+    """Bytes of scalar memory that the TPU kernel's page tables [rows, columns] and row lengths take, in tiles."""
+
+    def up(count: int, size: int) -> int:
+        return -(-count // size) * size
+
+    tiled = up(rows, 8) if rows > 4 else 1 << (rows - 1).bit_length()
+    return 4 * (tiled * up(columns, LANES) + up(rows, LANES) + up(rows + 1, LANES))
 
 
 class Group(NamedTuple):
@@ -107,16 +120,19 @@ class Where(NamedTuple):
 @runtime_checkable
 class Implementation(Protocol):
     """Layout of a layer's pages, and attention over them. heads_axis: the arrays' dimension of the kv heads. cascade:
-    whether it can use `Where.tiles`. heads: norm and rotation of queries and keys."""
+    whether it can use `Where.tiles`. heads: norm and rotation of queries and keys. table_bytes: the most that page
+    tables and row lengths may take (see `tables_in_smem`), None without a limit."""
 
     heads_axis: int
     cascade: bool
     heads: Heads
+    table_bytes: int | None
 
     def empty(self, pages: int, kv_heads: int, head_dim: int, dtype: Any) -> Layer: ...
 
     def write(self, layer: Layer, k_NKh: Array, v_NKh: Array, page_N: Array, column_N: Array) -> Layer:
-        """The pages with N tokens written; a page number past the end writes nothing."""
+        """The pages with N tokens written, no two in one place; a page number past the end writes nothing, and all of
+        these are different, too."""
         ...
 
     def attend(self, layer: Layer, q_RQHh: Array, where: Where, window: int | None) -> Array:
@@ -143,14 +159,16 @@ class Loop:
     heads_axis = 1
     cascade = True
     heads = staticmethod(plain_heads)
+    table_bytes: int | None = None
 
     def empty(self, pages: int, kv_heads: int, head_dim: int, dtype: Any) -> LoopPages:
         shape = (pages, kv_heads)
         return LoopPages(jnp.zeros((*shape, head_dim, PAGE), dtype), jnp.zeros((*shape, PAGE, head_dim), dtype))
 
     def write(self, layer: LoopPages, k_NKh: Array, v_NKh: Array, page_N: Array, column_N: Array) -> LoopPages:
-        k_PKht = layer.k_PKht.at[page_N, :, :, column_N].set(k_NKh.astype(layer.k_PKht.dtype), mode="drop")
-        v_PKth = layer.v_PKth.at[page_N, :, column_N].set(v_NKh.astype(layer.v_PKth.dtype), mode="drop")
+        k_NKh, v_NKh = k_NKh.astype(layer.k_PKht.dtype), v_NKh.astype(layer.v_PKth.dtype)
+        k_PKht = layer.k_PKht.at[page_N, :, :, column_N].set(k_NKh, mode="drop", unique_indices=True)
+        v_PKth = layer.v_PKth.at[page_N, :, column_N].set(v_NKh, mode="drop", unique_indices=True)
         return LoopPages(k_PKht, v_PKth)
 
     def attend(self, layer: LoopPages, q_RQHh: Array, where: Where, window: int | None) -> Array:
@@ -215,6 +233,7 @@ class Ragged:
 
     heads_axis = 2
     cascade = False  # the kernel does not give the sums that a row's own pages would begin with
+    table_bytes: int | None = SMEM - 2**12  # the rest is for scalars of the kernel
 
     @staticmethod
     def heads(
@@ -239,7 +258,7 @@ class Ragged:
 
     def write(self, layer: Array, k_NKh: Array, v_NKh: Array, page_N: Array, column_N: Array) -> Array:
         both_NCh = jnp.stack([k_NKh, v_NKh], axis=2).reshape(k_NKh.shape[0], -1, k_NKh.shape[2])
-        return layer.at[page_N, column_N].set(both_NCh.astype(layer.dtype), mode="drop")
+        return layer.at[page_N, column_N].set(both_NCh.astype(layer.dtype), mode="drop", unique_indices=True)
 
     def attend(self, layer: Array, q_RQHh: Array, where: Where, window: int | None) -> Array:
         # Pallas takes a second to import and is needed on TPUs only.
@@ -296,7 +315,7 @@ def feed(
     homes: dict[int, tuple[int, Array, Where]] = {}  # by layer: its array, pages of the new tokens, what they see
     for number, group in enumerate(layer_groups(cfg)):
         page_RQ = jnp.take_along_axis(where.table[:, number], column_RQ, axis=1)
-        page_N = jnp.where(added_RQ, page_RQ, nowhere).reshape(-1)
+        page_N = apart(jnp.where(added_RQ, page_RQ, nowhere).reshape(-1), nowhere)
         seen = where.seen(number, group.window, queries)
         homes |= {layer: (place, page_N, seen) for place, layer in enumerate(group.layers)}
     x_RQD = embed(cfg, params, ids_RQ, shards)
@@ -306,7 +325,8 @@ def feed(
             place, page_N, seen = home
             flat = (rows * queries, *k.shape[2:])
             column_N = (position_RQ % PAGE).reshape(-1)
-            layers[place] = how.write(layers[place], k.reshape(flat), v.reshape(flat), page_N, column_N)
+            new = storable(k.reshape(flat), v.reshape(flat))
+            layers[place] = how.write(layers[place], *new, page_N, column_N)
             return how.attend(layers[place], q, seen, window)
 
         x_RQD = block(cfg, cfg.layer_rope(window), w, x_RQD, position_RQ, attend, shards, heads=how.heads)

@@ -16,14 +16,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
+from scope_jax.models import claims
 from scope_jax.models.adapter import ATTENTION, EXPERTS, FFN, Adapter, declare_factors
 from scope_jax.models.config import ModelConfig
-from scope_jax.models.fields import WeightsError, read_object
-from scope_jax.models.hf import hf_tensor
-from scope_jax.models.tensorfile import READABLE, finite
+from scope_jax.models.fields import WeightsError, count, cut, flag, number, read_object
+from scope_jax.models.hf import HfTensor, hf_tensor
+from scope_jax.models.tensorfile import READABLE, finite, stored_shapes
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.models.transformer import Params
 from scope_jax.models.weights import whole_folder
@@ -31,7 +31,7 @@ from scope_jax.sharding.spec import path_name
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
-FACTOR = re.compile(r"\.(\w+)\.lora_[AB]\.weight$")
+FACTOR = re.compile(r"\.(\w+)\.lora_([AB])\.weight$")
 # What changes the computation and is not supported: the value that an adapter must have.
 PLAIN: dict[str, Any] = {
     "bias": "none",
@@ -62,12 +62,14 @@ def is_adapter(folder: str | Path) -> bool:
 
 def _tensor_names(cfg: ModelConfig, path: str, shape: tuple[int, ...]) -> dict[tuple[int, ...], str]:
     """Names in the file, by layer (and expert), of one of our factors, "layers.q_D_Hh.a"."""
+    tensor = _tensor_of(cfg, path)
+    return {place: tensor.at(place) for place in np.ndindex(shape[: tensor.leading])}
+
+
+def _tensor_of(cfg: ModelConfig, path: str) -> HfTensor:
     weight, _, which = path.rpartition(".")
-    tensor = hf_tensor(cfg, weight)
-    return {
-        place: f"{PREFIX}{tensor.at(place).removesuffix('.weight')}.lora_{which.upper()}.weight"
-        for place in np.ndindex(shape[: tensor.leading])
-    }
+    name = hf_tensor(cfg, weight).name.removesuffix(".weight")
+    return HfTensor(f"{PREFIX}{name}.lora_{which.upper()}.weight", True)
 
 
 # ---------------------------------------------------------------------------------------------------------- reading
@@ -77,33 +79,39 @@ def load_config(folder: str | Path) -> Mapping[str, Any]:
     path = Path(folder) / CONFIG
     contents = read_object(path)
     if contents.get("peft_type") != "LORA":
-        raise WeightsError(f"{path}: peft_type is {contents.get('peft_type')!r}; only LORA adapters are supported.")
+        raise WeightsError(
+            f"{path}: peft_type is {cut(repr(contents.get('peft_type')))}; only LORA adapters are supported."
+        )
     for name, plain in PLAIN.items():
         if contents.get(name) not in (None, False, "none", {}, [], plain):
             raise WeightsError(
-                f"{path}: {name} is {contents[name]!r}, which is not supported; use a plain LoRA adapter."
+                f"{path}: {name} is {cut(repr(contents[name]))}, which is not supported; use a plain LoRA adapter."
             )
     init = contents.get("init_lora_weights")
-    if (init.lower() if isinstance(init, str) else init) not in BESIDE_THE_BASE:
+    if isinstance(init, list | dict) or (init.lower() if isinstance(init, str) else init) not in BESIDE_THE_BASE:
         raise WeightsError(
-            f"{path}: init_lora_weights is {init!r}, with which the adapter belongs to a changed base; save it with "
-            "PEFT's path_initial_model_for_weight_conversion, as a plain LoRA adapter."
+            f"{path}: init_lora_weights is {cut(repr(init))}, with which the adapter belongs to a changed base; save "
+            "it with PEFT's path_initial_model_for_weight_conversion, as a plain LoRA adapter."
         )
-    rank, alpha = contents.get("r"), contents.get("lora_alpha")
-    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, (int, float)) or not alpha > 0:
-        raise WeightsError(f"{path}: r is {rank!r} and lora_alpha {alpha!r}; both must be positive numbers.")
+    try:
+        count(contents, "r")
+        number(contents, "lora_alpha")
+        flag(contents, "use_rslora", False)
+    except ValueError as error:
+        raise WeightsError(f"{path}: {str(error).removeprefix('config.json: ')}") from None
     return contents
 
 
 def adapter_of(folder: str | Path, cfg: ModelConfig) -> Adapter:
     """The Adapter of a folder, with the targets that its tensors have. Raises as `load_config` and `load` do."""
-    contents, names = load_config(folder), sorted(_tensors(folder))
+    contents = load_config(folder)
+    names = sorted(_shapes(folder, contents["r"]))
     modules, known = set(), ATTENTION | FFN
     for name in names:
         factor = FACTOR.search(name)
         if factor is None or factor[1] not in known:
             raise WeightsError(
-                f"{Path(folder) / WEIGHTS}: {name} is not supported; an adapter has lora_A and lora_B of "
+                f"{Path(folder) / WEIGHTS}: {cut(name, 80)} is not supported; an adapter has lora_A and lora_B of "
                 f"{', '.join(known)}."
             )
         if ".mlp.experts." not in name:
@@ -113,18 +121,27 @@ def adapter_of(folder: str | Path, cfg: ModelConfig) -> Adapter:
     return Adapter(contents["r"], float(contents["lora_alpha"]), targets, bool(contents.get("use_rslora")))
 
 
-def _tensors(folder: str | Path) -> dict[str, np.ndarray]:
+def _shapes(folder: str | Path, rank: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensors by name; their ranks are that of the configuration."""
     path = Path(folder) / WEIGHTS
     if not path.is_file():
+        if (pickled := path.with_suffix(".bin")).is_file():
+            raise FileNotFoundError(
+                f"{path.parent} has its adapter in {pickled.name}, and only safetensors are read; load it with PEFT "
+                "and save it with save_pretrained."
+            )
         raise FileNotFoundError(f"{path} is missing; copy the adapter's folder again.")
-    try:
-        with safe_open(path, "np") as file:
-            for name in file.keys():  # noqa: SIM118 - not a dict
-                if (dtype := file.get_slice(name).get_dtype()) not in READABLE:
-                    raise WeightsError(f"{path}: {name} is {dtype}; supported are {', '.join(sorted(READABLE))}.")
-        return load_file(path)
-    except SafetensorError as error:
-        raise WeightsError(f"{path} is not a complete safetensors file ({error}); copy it again.") from None
+    shapes = {}
+    for name, (dtype, shape) in stored_shapes(path).items():
+        if dtype not in READABLE:
+            raise WeightsError(f"{path}: {cut(name, 80)} is {dtype}; supported are {', '.join(sorted(READABLE))}.")
+        factor = FACTOR.search(name)
+        if factor is not None and (len(shape) != 2 or shape["AB".index(factor[2])] != rank):
+            raise WeightsError(
+                f"{path}: {cut(name, 80)} has shape {shape}, but {CONFIG} gives the rank {rank}; copy the folder again."
+            )
+        shapes[name] = shape
+    return shapes
 
 
 def load(folder: str | Path, cfg: ModelConfig, adapter: Adapter, shardings: Params | None = None) -> Params:
@@ -134,7 +151,8 @@ def load(folder: str | Path, cfg: ModelConfig, adapter: Adapter, shardings: Para
     or other targets, if a file is damaged, or if a value is not finite.
     """
     folder = Path(folder)
-    contents, stored = load_config(folder), _tensors(folder)
+    contents = load_config(folder)
+    shapes = _shapes(folder, contents["r"])
     given = (contents["r"], float(contents["lora_alpha"]), bool(contents.get("use_rslora")))
     if given != (wanted := (adapter.rank, float(adapter.alpha), adapter.rslora)):
         raise WeightsError(
@@ -142,17 +160,20 @@ def load(folder: str | Path, cfg: ModelConfig, adapter: Adapter, shardings: Para
             "them equal."
         )
     declared = declare_factors(cfg, adapter)
+    claims.compare(folder, shapes, declared, lambda path: _tensor_of(cfg, path))
     names = {
         path_name(path): _tensor_names(cfg, path_name(path), param.shape)
         for path, param in jax.tree_util.tree_leaves_with_path(declared)
     }
     expected = {name for places in names.values() for name in places.values()}
-    for missing, what in ((expected - set(stored), "lacks"), (set(stored) - expected, "also adapts")):
+    for missing, what in ((expected - set(shapes), "lacks"), (set(shapes) - expected, "also adapts")):
         if missing:
             raise WeightsError(
-                f"the adapter in {folder} {what} {min(missing)} and {len(missing) - 1} more tensors; the targets of "
-                "[model.adapter] must be the adapter's."
+                f"the adapter in {folder} {what} {cut(min(missing), 120)} and {len(missing) - 1} more tensors; the "
+                "targets of [model.adapter] must be the adapter's."
             )
+
+    stored = load_file(folder / WEIGHTS)
 
     def one(path: tuple[Any, ...], param: Any) -> np.ndarray:
         out = np.empty(param.shape, adapter.dtype)

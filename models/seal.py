@@ -1,5 +1,7 @@
 """A seal on a folder: size and CRC-32 of every file in it, so that damage is detected before loading.
 
+Files may be added beside what was sealed, but not in the folders inside, where orbax would read them.
+
 Several files are read at the same time: reading and zlib do not hold Python's lock.
 """
 
@@ -10,15 +12,21 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+from scope_jax.sharding.files import FileNameError, inside, replaced
+
+State = tuple[str, int, int]  # name, size and time of change of a file
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 THREADS = min(16, os.cpu_count() or 1)  # files that are read at the same time
 SEAL = "seal.json"
 UNSEALED = (SEAL, "_CHECKPOINT_METADATA")  # orbax writes the commit time into the latter, and does not need it
+
+_whole: dict[Path, frozenset[State]] = {}  # folders that were whole, with their files
 
 
 def _files(folder: Path) -> list[Path]:
@@ -47,9 +55,8 @@ def seal(folder: Path) -> None:
     files = _files(folder)
     pairs = _in_parallel(lambda path: [path.stat().st_size, _crc(path)], files)
     entries = {path.relative_to(folder).as_posix(): pair for path, pair in zip(files, pairs, strict=True)}
-    temporary = folder / (SEAL + ".partial")
-    temporary.write_text(json.dumps(entries), encoding="utf-8")
-    os.replace(temporary, folder / SEAL)
+    with replaced(folder / SEAL) as temporary:
+        temporary.write_text(json.dumps(entries), encoding="utf-8")
 
 
 def digest(folder: Path) -> str:
@@ -87,12 +94,35 @@ def fault(folder: Path, sizes_only: bool = False) -> str | None:
     entries = _entries(path)
     if not entries:
         return f"{SEAL} is damaged"
+    for name in (each.relative_to(folder).as_posix() for each in _files(folder)):
+        if "/" in name and name not in entries:
+            return f"{name} was not written with it"
     faults = _in_parallel(lambda entry: _fault_of(folder, entry[0], *entry[1], sizes_only), entries.items())
     return next((found for found in faults if found is not None), None)
 
 
+def unfit(folder: Path) -> str | None:
+    """`fault`; a folder that was whole is not read again in this process unless a file of it has been written since."""
+    now = frozenset(_states(folder))
+    if _whole.get(folder) != now:
+        if (wrong := fault(folder)) is not None:
+            return wrong
+        _whole[folder] = now
+    return None
+
+
+def _states(folder: Path) -> Iterator[State]:
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):  # the process that owns the folder may delete it meanwhile
+            found = path.stat()
+            yield str(path), found.st_size, found.st_mtime_ns
+
+
 def _fault_of(folder: Path, name: str, size: int, crc: int, sizes_only: bool) -> str | None:
-    file = folder / name
+    try:
+        file = inside(folder, name, folder / SEAL)
+    except FileNameError:
+        return f"{SEAL} names {name[:100]!r}, which is no file in the folder"
     if not file.is_file():
         return f"{name} is missing"
     if file.stat().st_size != size:

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from scope_jax.models.fields import MOST, count, flag, read_json, read_object, table, within
+from scope_jax.models.fields import MOST, count, cut, flag, read_json, read_object, table, within
 
 MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
+MOST_MODULES = 64
 NAMES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")  # of the first file found
 SETTINGS = tuple(f"sentence_{name}_config.json" for name in NAMES)
 PASSAGES = ("document", "passage", "corpus")  # names of a passage's prompt, the first one that there is
@@ -84,6 +85,8 @@ def listed(folder: Path) -> list[tuple[str, str]] | None:
     found = read_json(path)
     if not isinstance(found, list) or not all(isinstance(module, Mapping) for module in found):
         raise ValueError("modules.json is not a list of modules.")
+    if len(found) > MOST_MODULES:
+        raise ValueError(f"modules.json lists {len(found)} modules; up to {MOST_MODULES} are supported.")
     pairs = [(str(module.get("type", "")).rsplit(".", 1)[-1], module.get("path") or "") for module in found]
     return [(kind, str(place and within(folder, place, path).relative_to(folder))) for kind, place in pairs]
 
@@ -95,13 +98,14 @@ def modules(folder: Path, width: int) -> Modules | None:
     kinds = [kind for kind, _ in found]
     if unknown := set(kinds) - {"Transformer", "Pooling", "Dense", "Normalize"}:
         raise ValueError(
-            f"modules.json has a module {min(unknown)}; only Transformer, Pooling, Dense and Normalize are supported."
+            f"modules.json has a module {cut(min(unknown))}; only Transformer, Pooling, Dense and Normalize are "
+            "supported."
         )
     layers = kinds.count("Dense")
     if kinds not in (["Transformer", "Pooling", *["Dense"] * layers, *last] for last in ([], ["Normalize"])):
         raise ValueError(
-            f"modules.json lists {', '.join(kinds) or 'nothing'}; supported are one Transformer, one Pooling, any "
-            "number of Dense and at most one Normalize, in this order."
+            f"modules.json lists {cut(', '.join(kinds), 99) or 'nothing'}; supported are one Transformer, one Pooling, "
+            "any number of Dense and at most one Normalize, in this order."
         )
     if found[0][1]:
         raise ValueError(f"modules.json has the transformer in the folder {found[0][1]}; give a folder that holds it.")
@@ -124,7 +128,7 @@ def _pooling(folder: Path, place: str, width: int) -> Pooling:
     modes = modes if isinstance(modes, list) else [modes]
     mode = FLAGS.get(str(modes[0]), str(modes[0])) if len(modes) == 1 else None
     if mode not in POOLINGS:
-        named = " and ".join(map(str, modes))
+        named = cut(" and ".join(map(str, modes)))
         raise ValueError(f"the pooling {named} in {place} is not supported; supported is one of {', '.join(POOLINGS)}.")
     if config.get("include_prompt", True) is not True:
         raise ValueError(f"pooling without the prompt (include_prompt in {place}) is not supported.")
@@ -149,7 +153,9 @@ def _dense(folder: Path, place: str, width: int) -> Dense:
     package, _, name = str(activation).rpartition(".")
     if not f"{package}.".startswith("torch.nn.") or name not in get_args(Activation):
         known = ", ".join(get_args(Activation))
-        raise ValueError(f"the dense layer {place} has the activation {activation}; supported are torch's {known}.")
+        raise ValueError(
+            f"the dense layer {place} has the activation {cut(str(activation))}; supported are torch's {known}."
+        )
     return Dense(place, inputs, outputs, bias, cast(Activation, name))
 
 
@@ -161,21 +167,23 @@ def said(folder: Path) -> Said:
         raise ValueError(f"sentence_bert_config.json has {changes or 'transformer_task'}; this is not supported.")
     longest = settings.get("max_seq_length") or _read(folder, "tokenizer_config.json").get("model_max_length")
     if longest is not None and (isinstance(longest, bool) or not isinstance(longest, int | float) or not longest >= 1):
-        raise ValueError(f"the longest text (max_seq_length, model_max_length) is {longest!r}; it must be a number.")
+        raise ValueError(
+            f"the longest text (max_seq_length, model_max_length) is {cut(repr(longest))}; it must be a number."
+        )
     contents = _read(folder, PROMPTS)
     try:
         lower_case, prompts = flag(settings, "do_lower_case", False), table(contents, "prompts")
     except ValueError as error:
         raise ValueError(f"sentence-transformers' {error}") from None
     if wrong := [name for name, text in prompts.items() if not isinstance(text, str | None)]:
-        raise ValueError(f"{PROMPTS}: the prompt {wrong[0]!r} is not a text.")
+        raise ValueError(f"{PROMPTS}: the prompt {cut(repr(wrong[0]))} is not a text.")
     usual = contents.get("default_prompt_name")
     if usual is not None and usual not in prompts:
-        raise ValueError(f"{PROMPTS}: default_prompt_name is {usual!r}, but there is no such prompt.")
+        raise ValueError(f"{PROMPTS}: default_prompt_name is {cut(repr(usual))}, but there is no such prompt.")
     similarity = contents.get("similarity_fn_name")
     if similarity not in (None, "cosine", "dot", "euclidean"):
         raise ValueError(
-            f"{PROMPTS}: similarity_fn_name {similarity!r} is not supported; use cosine, dot or euclidean."
+            f"{PROMPTS}: similarity_fn_name {cut(repr(similarity))} is not supported; use cosine, dot or euclidean."
         )
 
     def prompt(*names: str) -> str | None:

@@ -6,7 +6,7 @@ The ids come from the vocabulary alone. A token that these files name under anot
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,16 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import PreTrainedTokenizerFast
 
-from scope_jax.models.fields import read_object
+from scope_jax.models import tokenizer_file
+from scope_jax.models.fields import MOST, cut, read_object, shown
+from scope_jax.models.tokenizer_file import check_name, shown_name
 
 CONFIG = "tokenizer_config.json"
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 NEEDED = ("bos_token", "eos_token")  # roles that texts are built from; any other may lack a token
 FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 KEPT = ("model_max_length", "clean_up_tokenization_spaces")  # what other readers of an export go by
+MOST_TEMPLATE, MOST_TEMPLATES = 2**20, 64  # characters of a chat template, and their number
 GENERIC = ("PreTrainedTokenizer", "PreTrainedTokenizerFast", "PythonBackend", "TokenizersBackend")
 
 
@@ -47,13 +50,12 @@ def wrap(fast: FastTokenizer, folder: Path, roles: Mapping[str, str], *, whole: 
     ids = {token.content for token in said if token.id is not None} | set(fast.get_vocab())
     named = _roles(folder, config, ids, roles)
     special = {token.content for token in said if token.flags.get("special")} | set(named.values())
-    for token in said:
-        _add(fast, token, special, folder, whole)
+    _add(fast, said, special, folder, whole)
     listed = {token.content: token for token in fast.get_added_tokens_decoder().values()}
-    for content in sorted(special):
-        if content not in listed or not listed[content].special:
-            flags = _flags(listed[content]) if content in listed else {"normalized": False}
-            fast.add_special_tokens([AddedToken(content, special=True, **flags)])
+    unmarked = sorted(content for content in special if content not in listed or not listed[content].special)
+    flags = {content: _flags(listed[content]) if content in listed else {"normalized": False} for content in unmarked}
+    fast.add_special_tokens([AddedToken(content, special=True, **flags[content]) for content in unmarked])
+    tokenizer_file.check_names(folder, special | {content for content in listed if listed[content].special})
     kept = {"clean_up_tokenization_spaces": False} | {name: config[name] for name in KEPT if name in config}
     hf = PreTrainedTokenizerFast(tokenizer_object=fast, **kept, **named)
     hf.chat_template = _chat_template(folder, config)
@@ -74,26 +76,49 @@ def class_of(folder: Path) -> str | None:
     """The tokenizer class that a folder's files name, without "Fast": in tokenizer_config.json, or through the model
     type in config.json; None if neither names one. Raises ValueError if they name two.
     """
-    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES  # it imports much: seconds
-
-    named = _class_named(folder, _object(folder / CONFIG))
-    config = _object(folder / "config.json")
-    usual = TOKENIZER_MAPPING_NAMES.get(str(config.get("model_type"))) or config.get("tokenizer_class")
+    named, in_config, of_model = _classes(folder)
+    usual = of_model or in_config
     found = {str(name).removesuffix("Fast") for name in (named, usual) if name and name not in GENERIC}
     if len(found) > 1:
         raise ValueError(
-            f"{folder}: {CONFIG} names {named} and config.json means {usual}, which may divide a text differently, and "
-            "there is no tokenizer.json that decides; add it, or correct the class."
+            f"{folder}: {CONFIG} names {cut(str(named))} and config.json means {usual}, which may divide a text "
+            "differently, and there is no tokenizer.json that decides; add it, or correct the class."
         )
     return found.pop() if found else None
 
 
+def check_classes(folder: Path) -> None:
+    """Raises ValueError if a file names a class that is no fast tokenizer of transformers: there are others that load
+    further parts of the folder, with its own code."""
+    from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
+
+    for name in _classes(folder):
+        if name is None or name in GENERIC:
+            continue
+        kind = tokenizer_class_from_name(name)
+        if not isinstance(kind, type) or not issubclass(kind, PreTrainedTokenizerFast):
+            raise ValueError(
+                f"{folder} names the tokenizer class {name}, which is no fast tokenizer of transformers, and code of "
+                "a folder is never run; add tokenizer.json, or correct the class."
+            )
+
+
 # ------------------------------------------------------------------------------------------------------------ reading
+def _classes(folder: Path) -> tuple[str | None, str | None, str | None]:
+    """The tokenizer classes that tokenizer_config.json and config.json name, and the usual one of the model type."""
+    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES  # it imports much: seconds
+
+    config = _object(folder / "config.json")
+    in_config = config.get("tokenizer_class")
+    named = _class_named(folder, _object(folder / CONFIG))
+    return named, in_config and str(in_config), TOKENIZER_MAPPING_NAMES.get(str(config.get("model_type")))
+
+
 def _class_named(folder: Path, config: Mapping[str, Any]) -> str | None:
     """The tokenizer class in tokenizer_config.json. Raises ValueError for anything but a name."""
     named = config.get("tokenizer_class")
     if named is not None and not isinstance(named, str):
-        raise ValueError(f"{folder / CONFIG}: tokenizer_class is {named!r}, not a name; correct or remove it.")
+        raise ValueError(f"{folder / CONFIG}: tokenizer_class is {cut(repr(named))}, not a name; correct or remove it.")
     return named
 
 
@@ -105,7 +130,8 @@ def _content(value: Any, said_by: str) -> str:
     """The text of a token, which files give as such or as an object."""
     content = value.get("content") if isinstance(value, Mapping) else value
     if not isinstance(content, str) or not content:
-        raise ValueError(f"{said_by}: {value!r} is not a token; correct or remove it.")
+        raise ValueError(f"{said_by}: {cut(repr(value))} is not a token; correct or remove it.")
+    check_name(said_by, content)
     return content
 
 
@@ -114,20 +140,23 @@ def _said(folder: Path, config: Mapping[str, Any]) -> Iterator[_Said]:
     path = str(folder / CONFIG)
     decoder = config.get("added_tokens_decoder")
     decoder = {} if decoder is None else decoder
-    if not isinstance(decoder, Mapping) or not all(str(id).isdecimal() for id in decoder):
+    if not isinstance(decoder, Mapping) or not all(id.isdecimal() and len(id) <= 10 for id in decoder):
         raise ValueError(f"{path}: added_tokens_decoder is not an object of tokens by id; correct or remove it.")
     for id, token in decoder.items():
         flags = {flag: token[flag] is True for flag in FLAGS if isinstance(token, Mapping) and flag in token}
         yield _Said(path, _content(token, path), int(id), flags)
-    contents = {_content(token, path) for token in decoder.values()}
+    ids = {_content(token, path): int(id) for id, token in reversed([*decoder.items()])}
     path = str(folder / "added_tokens.json")
     for content, id in _object(folder / "added_tokens.json").items():
-        if type(id) is not int:
-            raise ValueError(f"{path}: the id of {content!r} is {id!r}; it must be a whole number.")
-        if content not in contents:
+        if type(id) is not int or not 0 <= id <= MOST:
+            raise ValueError(f"{path}: the id of {shown_name(content)} is {cut(repr(id))}; it must be a whole number.")
+        check_name(path, content)
+        if content not in ids:
             yield _Said(path, content, id, {})
-        elif int(next(key for key, token in decoder.items() if _content(token, path) == content)) != id:
-            raise ValueError(f"{path} gives {content!r} the id {id}, but {CONFIG} another; correct one of them.")
+        elif ids[content] != id:
+            raise ValueError(
+                f"{path} gives {shown_name(content)} the id {id}, but {CONFIG} another; correct one of them."
+            )
     maps = {CONFIG: config} | (
         {} if decoder else {"special_tokens_map.json": _object(folder / "special_tokens_map.json")}
     )
@@ -136,7 +165,9 @@ def _said(folder: Path, config: Mapping[str, Any]) -> Iterator[_Said]:
             extra = contents_of.get(key)
             extra = [] if extra is None else extra
             if not isinstance(extra, Mapping | list):
-                raise ValueError(f"{folder / file}: {key} is {extra!r}, not a list of tokens; correct or remove it.")
+                raise ValueError(
+                    f"{folder / file}: {key} is {cut(repr(extra))}, not a list of tokens; correct or remove it."
+                )
             for token in extra.values() if isinstance(extra, Mapping) else extra:
                 yield _Said(str(folder / file), _content(token, str(folder / file)), None, {"special": True})
 
@@ -158,7 +189,9 @@ def _roles(folder: Path, config: Mapping[str, Any], ids: Collection[str], usual:
         if content in ids:
             named[role] = content
         elif role in NEEDED:
-            raise ValueError(f"{folder / file} names {content!r} as {role}, but no file gives it an id; correct it.")
+            raise ValueError(
+                f"{folder / file} names {shown_name(content)} as {role}, but no file gives it an id; correct it."
+            )
     return named
 
 
@@ -181,45 +214,71 @@ def class_roles(folder: Path) -> dict[str, str]:
     return {role: str(value) for role, value in defaults.items() if isinstance(value, (str, AddedToken))}
 
 
-def _add(fast: FastTokenizer, token: _Said, special: set[str], folder: Path, whole: bool) -> None:
-    """Adds a token that a file names, unless the vocabulary lists it."""
+def _add(fast: FastTokenizer, said: Sequence[_Said], special: set[str], folder: Path, whole: bool) -> None:
+    """Adds the tokens that files name, unless the vocabulary lists them; all at once, as every call takes as long."""
     listed = {added.content for added in fast.get_added_tokens_decoder().values()}
-    have = fast.token_to_id(token.content)
-    if token.id is None and have is None:
-        raise ValueError(
-            f"{token.file} names {token.content!r} as a special token, but no file gives it an id; remove it, or save "
-            "the tokenizer again."
-        )
-    if whole and token.content not in listed and token.content not in special:
-        raise ValueError(
-            f"{token.file} adds {token.content!r}, which {folder / 'tokenizer.json'} does not list as an added token, "
-            "so that texts would get other ids; save the tokenizer again."
-        )
-    if token.id is not None and not (whole and token.content in listed):
-        marked = token.content in special
-        flags = token.flags or {"special": marked, "normalized": not marked}  # as transformers adds added_tokens.json's
-        fast.add_tokens([AddedToken(token.content, **flags)])
-        have = fast.token_to_id(token.content)
-    if token.id is not None and have != token.id:
-        raise ValueError(
-            f"{token.file} gives {token.content!r} the id {token.id}, which the vocabulary cannot assign (there it is "
-            f"{have}); copy the folder again, or save the tokenizer again."
-        )
+    new = []
+    for token in said:
+        if whole and token.content not in listed and token.content not in special:
+            raise ValueError(
+                f"{token.file} adds {shown_name(token.content)}, which {folder / 'tokenizer.json'} does not list as an "
+                "added token, so that texts would get other ids; save the tokenizer again."
+            )
+        if token.id is not None and not (whole and token.content in listed):
+            marked = token.content in special
+            flags = token.flags or {"special": marked, "normalized": not marked}  # as transformers adds added_tokens'
+            new.append(AddedToken(token.content, **flags))
+    fast.add_tokens(new)
+    known = fast.get_vocab()
+    for token in said:
+        have = known.get(token.content)
+        if token.id is None and have is None:
+            raise ValueError(
+                f"{token.file} names {shown_name(token.content)} as a special token, but no file gives it an id; "
+                "remove it, or save the tokenizer again."
+            )
+        if token.id is not None and have != token.id:
+            raise ValueError(
+                f"{token.file} gives {shown_name(token.content)} the id {token.id}, which the vocabulary cannot assign "
+                f"(there it is {have}); copy the folder again, or save the tokenizer again."
+            )
 
 
-def _chat_template(folder: Path, config: Mapping[str, Any]) -> Any:
+def template_file(path: Path) -> str:
+    """A chat template as stored. Raises ValueError with one sentence if it is too long or not UTF-8."""
+    if (size := path.stat().st_size) > 4 * MOST_TEMPLATE:
+        raise ValueError(f"The chat template {path} has {size} bytes, more than any template; use another one.")
+    try:
+        return _template(path.read_text(encoding="utf-8"), path)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"The chat template {path} is not UTF-8 ({error.reason}); save it as UTF-8.") from None
+
+
+def _template(text: Any, path: Path) -> str:
+    """A chat template of a file. Raises ValueError unless it is a text, of a length that templates have."""
+    if not isinstance(text, str) or len(text) > MOST_TEMPLATE:
+        what = f"has {len(text)} characters" if isinstance(text, str) else f"is {shown(text)}, not a text"
+        raise ValueError(f"The chat template in {path} {what}; correct it, or set model.chat_template.")
+    return text
+
+
+def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | dict[str, str] | None:
     """The folder's chat template, or several by name; None if there is none. Files count before the config."""
     paths = {"default": folder / "chat_template.jinja"}
-    paths |= {path.stem: path for path in sorted(folder.glob("additional_chat_templates/*.jinja"))}
-    files = {name: path.read_text(encoding="utf-8") for name, path in paths.items() if path.is_file()}
-    if files:
+    several = sorted(folder.glob("additional_chat_templates/*.jinja"))
+    if len(several) > MOST_TEMPLATES:
+        raise ValueError(f"{folder} has {len(several)} chat templates; up to {MOST_TEMPLATES} are supported.")
+    paths |= {path.stem: path for path in several}
+    if files := {name: template_file(path) for name, path in paths.items() if path.is_file()}:
         return files["default"] if set(files) == {"default"} else files
-    stated = config.get("chat_template")
+    stated, path = config.get("chat_template"), folder / CONFIG
+    if stated is None:
+        return None
     if not isinstance(stated, list):
-        return stated
-    try:
-        return {template["name"]: template["template"] for template in stated}
-    except (KeyError, TypeError):
+        return _template(stated, path)
+    known = all(isinstance(one, Mapping) and isinstance(one.get("name"), str) for one in stated)
+    if not known or len(stated) > MOST_TEMPLATES:
         raise ValueError(
-            f"{folder / CONFIG}: chat_template is a list of something else than names and templates."
-        ) from None
+            f"{path}: chat_template is a list of something else than up to {MOST_TEMPLATES} names and templates."
+        )
+    return {template["name"]: _template(template.get("template"), path) for template in stated}

@@ -14,6 +14,7 @@ import json
 import math
 import mmap
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -24,15 +25,33 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from scope_jax.models.fields import WeightsError, read_object, within
+from scope_jax.models.fields import WeightsError, cut, read_object, within
 
+MOST_FILES = 4096
+MOST_HEADER = 2**24  # bytes; a file of 100,000 tensors has about 12 MB
 MAX_SHARD_BYTES = 5 * 10**9  # largest safetensors file, as in transformers
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 READABLE = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(jnp.bfloat16)}
 CODES = {dtype: code for code, dtype in READABLE.items()}
 NUMBERS = READABLE | {"F64": np.dtype(np.float64), "I64": np.dtype(np.int64), "I32": np.dtype(np.int32)}
-# Weights in formats that are not read: pickles, which may run code, and files of other programs.
-OTHERS = ("pytorch_model*.bin", "consolidated*.pth", "*.pt", "tf_model*.h5", "flax_model*.msgpack", "*.gguf")
+# Weights in formats that are not read, with what to do: pickles, which may run code, and files of other programs.
+RESAVE = "load the folder with transformers and save it with save_pretrained, or copy one that has safetensors"
+OTHERS = {
+    **dict.fromkeys(("pytorch_model*.bin", "*.bin"), RESAVE),
+    "consolidated*.pth": "convert it with transformers' script for Llama's weights, or copy one that has safetensors",
+    **dict.fromkeys(
+        ("*.pth", "*.pt", "*.ckpt"), "copy a folder that has safetensors, or write them from the program's"
+    ),
+    **dict.fromkeys(
+        ("*.gguf", "*.ggml"), "its weights are quantised: copy the folder of the model that it was made of"
+    ),
+    **dict.fromkeys(("*.h5", "*.msgpack", "*.npz", "*.onnx"), "copy a folder of the model that has safetensors"),
+}
+NO_WEIGHTS = ("training_args.bin", "optimizer", "scheduler", "rng_state", "scaler")  # how names of other files begin
+# Names of what quantisation adds to a layer: GPTQ and AWQ, FP8, bitsandbytes.
+QUANTISED = re.compile(
+    r"\.(qweight|qzeros|g_idx|scales|weight_scale(_inv)?|weight_packed|SCB|weight\.(absmax|quant_\w+))\b"
+)
 
 Shapes = Mapping[str, tuple[int, ...]]
 Blocks = Callable[[str], Iterable[Any]]  # tensor name -> its rows in order, in pieces (numpy or jax arrays)
@@ -58,13 +77,17 @@ class _Stored:
 
 def _header(path: Path) -> dict[str, _Stored]:
     """The tensors of one file, after the library has validated its header and its length."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+    if MOST_HEADER < length < path.stat().st_size:
+        raise WeightsError(f"{path} has a header of {length} bytes, but at most {MOST_HEADER} are read; copy it again.")
     try:
         with safe_open(path, framework="np") as file:
             file.metadata()
     except SafetensorError as error:
         raise WeightsError(f"{path} is not a complete safetensors file ({error}); copy it again.") from None
     with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
+        file.seek(8)
         entries = json.loads(file.read(length))
     entries.pop("__metadata__", None)
     return {
@@ -73,10 +96,17 @@ def _header(path: Path) -> dict[str, _Stored]:
     }
 
 
+def stored_shapes(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """(safetensors' code of the dtype, shape) of every tensor of one file. Raises WeightsError if it is damaged."""
+    return {name: (stored.dtype, stored.shape) for name, stored in _header(path).items()}
+
+
 def _dtype(name: str, stored: _Stored, known: Mapping[str, np.dtype]) -> np.dtype:
     """A tensor's dtype. Raises WeightsError if it is none of the known ones."""
     if stored.dtype not in known:
-        raise WeightsError(f"{stored.path}: {name} is {stored.dtype}; supported are {', '.join(sorted(known))}.")
+        raise WeightsError(
+            f"{stored.path}: {cut(name, 80)} is {stored.dtype}; supported are {', '.join(sorted(known))}."
+        )
     return known[stored.dtype]
 
 
@@ -111,17 +141,24 @@ class Checkpoint:
         where = read_object(index).get("weight_map")
         if not isinstance(where, Mapping) or not where:
             raise WeightsError(f"{index} has no weight_map; copy the file again.")
-        return sorted({within(self.folder, name, index) for name in where.values()})
+        files = {name for name in where.values() if isinstance(name, str)}
+        for name in where.values():
+            if not isinstance(name, str):
+                within(self.folder, name, index)
+        if len(files) > MOST_FILES:
+            raise WeightsError(f"{index} names {len(files)} files; up to {MOST_FILES} are supported.")
+        return sorted(within(self.folder, name, index) for name in files)
 
     def _missing(self, path: Path) -> str:
         """Why there is no file at `path`, and what to do."""
-        other = next((file for kind in OTHERS for file in sorted(self.folder.glob(kind))), None)
-        if other is None or any(self.folder.glob("*.safetensors")):
+        files = ((file, kind) for kind in OTHERS for file in sorted(self.folder.glob(kind)))
+        other, kind = next((one for one in files if not one[0].name.startswith(NO_WEIGHTS)), (None, ""))
+        parts = sorted(file.name for file in self.folder.glob("*.safetensors"))
+        if parts and path.name == SINGLE:
+            return f"{self.folder} has {parts[0]}, but neither {SINGLE} nor {INDEX}; copy the model folder again."
+        if other is None or parts:
             return f"{path} is missing; copy the model folder again."
-        return (
-            f"{self.folder} has its weights in {other.name}, and only safetensors are read; load the folder with "
-            "transformers and save it with save_pretrained, or copy one that has safetensors."
-        )
+        return f"{self.folder} has its weights in {other.name}, and only safetensors are read; {OTHERS[kind]}."
 
     @property
     def names(self) -> frozenset[str]:
@@ -135,6 +172,11 @@ class Checkpoint:
     def shape(self, name: str) -> tuple[int, ...]:
         """A tensor's shape in the file."""
         return self._stored[name].shape
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of all tensors in the files."""
+        return {name: self._stored[name].shape for name in self.names}
 
     def dtype(self, name: str) -> np.dtype:
         """A tensor's dtype in the file."""
@@ -152,9 +194,14 @@ class Checkpoint:
         there besides.
         """
         found = self.names
-        for names, what in ((set(shapes) - found, "lacks"), (found - set(shapes) - set(spare), "has unexpected")):
+        for names, what in ((found - set(shapes) - set(spare), "has unexpected"), (set(shapes) - found, "lacks")):
             if names:
-                some = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
+                some = ", ".join(cut(name, 80) for name in sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
+                if what != "lacks" and (one := next(filter(QUANTISED.search, sorted(names)), None)):
+                    raise WeightsError(
+                        f"{self.folder} holds quantised weights ({cut(one, 80)}), which are not supported; use the "
+                        "model that they were made of."
+                    )
                 raise WeightsError(
                     f"{self.folder} {what} {len(names)} tensors ({some}); config.json and weights disagree."
                 )
@@ -209,9 +256,7 @@ def _write_file(path: Path, shapes: Shapes, dtype: np.dtype, blocks: Blocks) -> 
                 raise ValueError(f"{name}: the blocks are not the {shapes[name]} that were declared.")
         file.flush()
         os.fsync(file.fileno())
-    if {name: (stored.dtype, stored.shape) for name, stored in _header(path).items()} != {
-        name: (CODES[dtype], tuple(shape)) for name, shape in shapes.items()
-    }:
+    if stored_shapes(path) != {name: (CODES[dtype], tuple(shape)) for name, shape in shapes.items()}:
         raise WeightsError(f"{path} does not read back as it was written; is the disk full or broken?")
 
 

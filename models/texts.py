@@ -83,11 +83,11 @@ class TextTokenizer:
         return [[*self.before, *encoding.ids[: self._room], *self.after] for encoding in found]
 
 
-def program_length(tokens: int, max_tokens: int) -> int:
-    """Length of the program that embeds a text of `tokens` tokens: rounded up to a multiple of an eighth of the next
-    power of two, at least 16, at most max_tokens. This keeps both the number of programs and the padding small.
+def program_length(tokens: int, max_tokens: int, parts: int = 8) -> int:
+    """Length of the program that embeds a text of `tokens` tokens: rounded up to a multiple of the next power of two
+    divided by `parts`, at least 16, at most max_tokens. Eighths keep both the number of programs and the padding small.
     """
-    step = max(SHORTEST, (1 << (tokens - 1).bit_length()) // 8)
+    step = max(SHORTEST, (1 << (tokens - 1).bit_length()) // parts)
     return min(-(-tokens // step) * step, max_tokens)
 
 
@@ -141,13 +141,15 @@ class TextEncoder:
         )
 
     def __call__(self, texts: Sequence[str], rows: int | None = None) -> Float[np.ndarray, "N E"]:
-        """The texts' vectors in order. rows: rows of one program instead of the encoder's own (fewer for queries)."""
+        """The texts' vectors in order. rows: rows of one program instead of the encoder's own, fewer, for queries;
+        their lengths are rounded up to a power of two, as a server compiles a program for each before it answers."""
+        parts = 8 if rows is None else 1
         devices = 1 if self._mesh is None else self._mesh.size
         rows = -(-(rows or self._rows) // devices) * devices
         ids = self._tokenizer(texts)
         by_length: dict[int, list[int]] = {}
         for place, text_ids in enumerate(ids):
-            by_length.setdefault(program_length(len(text_ids), self._max_tokens), []).append(place)
+            by_length.setdefault(program_length(len(text_ids), self._max_tokens, parts), []).append(place)
         pending: list[tuple[list[int], jax.Array]] = []
         for length, places in sorted(by_length.items()):
             for first in range(0, len(places), rows):

@@ -18,17 +18,18 @@ from typing import Any
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import PreTrainedTokenizerFast
 
-from scope_jax.models import ends, vocabularies
+from scope_jax.models import ends, rendering, vocabularies
 from scope_jax.models.chat import ChatTemplate, Stretch, occurrences, without_surrogates
 from scope_jax.models.ends import End, TemplateEnd
 from scope_jax.models.fields import read_object
-from scope_jax.models.vocabularies import BYTE_NAMES, SPACE
+from scope_jax.models.specials import template_file
+from scope_jax.models.vocabularies import BYTE_NAMES, PROBE, SPACE
 
 TRUSTED = ("assistant", "system")  # roles whose messages may use forbidden names as tokens
 # The class that a saved folder names: transformers 4 and 5 know it, and read tokenizer.json as it is.
 SAVED_CLASS = "PreTrainedTokenizerFast"
-# A tokenizer is exact if it preserves this text: case, accents, width, ligatures, white space, any byte.
-PROBE = "  Aé ﬁＡ½  日本\t\r\n🙂\u0000\u200d \u00a0#\ue000 "
+LONG = 4096  # characters of a text that is encoded without holding Python's lock
+COMPOSED = 4  # most characters that NFC makes one
 
 
 class Tokenizer:
@@ -57,6 +58,8 @@ class Tokenizer:
         special = {token.content: token for token in added.values() if token.special}
         self._special = {token.content: id for id, token in added.items() if token.special}
         self._bytes = vocabularies.byte_table(self._plain)
+        longest = max(map(len, (*(self._bytes or {}).values(), *special)), default=1)
+        self._longest = longest if self._plain.normalizer is None else COMPOSED * longest  # characters of a token
         self._spaced = vocabularies.falls_back_to_bytes(self._plain)
         # Vocabularies other than byte-level ones hold special tokens and bytes under names that a text may contain.
         self._always = (*special, *BYTE_NAMES) if self._spaced else tuple(special) if self._bytes is None else ()
@@ -113,6 +116,8 @@ class Tokenizer:
         hf, eos_ids = vocabularies.read(folder)
         if chat_template is not None:
             hf.chat_template = _template_text(chat_template)
+        if hf.chat_template is not None:
+            rendering.start()
         tokenizer = Tokenizer(hf, eos_ids, [folder] if model is None else [folder, model])
         if exact and not tokenizer.exact:
             raise ValueError(
@@ -156,6 +161,15 @@ class Tokenizer:
     def special_names(self, text: str) -> list[str]:
         """The names of special tokens that `text` holds, in order."""
         return [stretch.text for stretch in self._chat.marked(without_surrogates(text)) if stretch.marker]
+
+    def least_tokens(self, text: str) -> int:
+        """So many tokens, at least, has `text`, found without encoding it, which takes seconds for a text far beyond a
+        model's length: by the longest token, and one for every name of a special token. 0 if the tokenizer is not
+        exact."""
+        if not self.exact:
+            return 0
+        names = sum(map(text.count, self._special)) if any(name[0] in text for name in self._special) else 0
+        return max(-(-len(text) // self._longest), names)
 
     def encode_marked(self, text: str) -> list[int]:
         """Ids of a text that a chat template rendered: names of special tokens are those tokens; nothing is added."""
@@ -282,6 +296,10 @@ class Tokenizer:
             return self._space_ids
         ids: list[int] = []
         while True:
+            if len(piece) > LONG:  # the same ids, and other threads go on meanwhile
+                (quick,) = fast.encode_batch_fast([piece], add_special_tokens=False)
+                if ban.ids.isdisjoint(found := quick.ids):
+                    return ids + found
             encoding = fast.encode(piece, add_special_tokens=False)
             if ban.ids.isdisjoint(encoding.ids):
                 return ids + encoding.ids
@@ -315,7 +333,4 @@ def _template_text(source: str | Path) -> str:
         raise FileNotFoundError(
             f"Chat template {path} does not exist; give a .jinja file, or none for the tokenizer's own."
         )
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"The chat template {path} is not UTF-8 ({error.reason}); save it as UTF-8.") from None
+    return template_file(path)

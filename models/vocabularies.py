@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
-from huggingface_hub.errors import StrictDataclassError
 from tokenizers import AddedToken, Regex, decoders, models, normalizers
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import PreTrainedTokenizerFast
@@ -24,8 +24,11 @@ from transformers.convert_slow_tokenizer import (
     generate_merges,
 )
 
-from scope_jax.models import specials
-from scope_jax.models.fields import read_object
+from scope_jax.models import specials, tokenizer_file
+from scope_jax.models.fields import WeightsError, cut, read_object, within
+from scope_jax.models.tokenizer_file import parts
+
+Built = TypeVar("Built")
 
 SPACE = "\u2581"  # how SentencePiece writes a space
 OBJECTS = (
@@ -35,6 +38,8 @@ OBJECTS = (
     "added_tokens.json",
 )  # transformers' files
 KINDS = ("BPE", "Unigram", "WordPiece")
+# A tokenizer is exact if it preserves this text: case, accents, width, ligatures, white space, any byte.
+PROBE = "  Aé ﬁＡ½  日本\t\r\n🙂\u0000\u200d \u00a0#\ue000 "
 
 # Llama 3's ranks file holds no special tokens. Names and order as from Llama 3.1 on: 256 ids from 128000.
 LLAMA3_RANKS = 128_000
@@ -66,16 +71,16 @@ def read(folder: Path) -> tuple[PreTrainedTokenizerFast, tuple[int, ...]]:
     ends: tuple[int, ...] = ()
     if model.is_file() and not (folder / "tokenizer.json").is_file():
         with model.open("rb") as file:
-            first = file.readline()
-        if not re.match(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n", first):
-            hf = _sentencepiece(model)
-        else:
-            hf = _llama3(model)
+            first = file.readline(tokenizer_file.MOST_PIECE)
+        ranks = re.match(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n", first) is not None
+        hf = _built(folder, lambda: _llama3(model) if ranks else _sentencepiece(model))
+        if ranks:
             ends = tuple(LLAMA3_RANKS + LLAMA3_SPECIAL.index(name) for name in LLAMA3_ENDS)
     elif bare and (folder / "vocab.txt").is_file():
         from transformers import BertTokenizer  # transformers looks at all of its models for the first one
 
-        hf = BertTokenizer(vocab=str(folder / "vocab.txt"))
+        tokenizer_file.check_folder(folder)
+        hf = _built(folder, lambda: BertTokenizer(vocab=str(folder / "vocab.txt")))
     else:
         hf = of_folder(folder)
     kind = type(hf.backend_tokenizer.model).__name__
@@ -94,11 +99,29 @@ def of_folder(folder: Path) -> PreTrainedTokenizerFast:
     file = folder / "tokenizer.json"
     if not file.is_file():
         return _by_class(folder)
+    tokenizer_file.check(file)
+    fast = _built(folder, lambda: FastTokenizer.from_file(str(file)))
+    fast.no_truncation()  # how its writer cut and filled rows has no part in ids
+    fast.no_padding()
+    tokenizer_file.check_assigned(file, fast)
+    hf = specials.wrap(fast, folder, specials.class_roles(folder), whole=True)
+    _built(folder, lambda: hf.backend_tokenizer.encode(PROBE))
+    return hf
+
+
+def _built(folder: Path, build: Callable[[], Built]) -> Built:
+    """What a library makes of files. Raises ValueError with one sentence for any error of its own; ours are kept."""
     try:
-        fast = FastTokenizer.from_file(str(file))
-    except Exception as error:  # noqa: BLE001 - the library raises no narrower class
+        return build()
+    except BaseException as error:
+        if isinstance(error, WeightsError) or not (isinstance(error, Exception) or _is_panic(error)):
+            raise
         raise ValueError(f"{folder} has no readable tokenizer ({_first_line(error)}).") from None
-    return specials.wrap(fast, folder, specials.class_roles(folder), whole=True)
+
+
+def _is_panic(error: BaseException) -> bool:
+    """True for a panic of a library in Rust, which its bindings derive from BaseException."""
+    return type(error).__name__ == "PanicException"
 
 
 def _by_class(folder: Path) -> PreTrainedTokenizerFast:
@@ -110,46 +133,77 @@ def _by_class(folder: Path) -> PreTrainedTokenizerFast:
             f"{folder} has no readable tokenizer (vocab.json and merges.txt do not say how text is divided, and no "
             "tokenizer class is named; add tokenizer.json, or tokenizer_class in tokenizer_config.json)."
         )
-    try:
-        from transformers import AutoTokenizer  # it imports torch where that is installed: seconds
+    _check_named(folder)
+    specials.check_classes(folder)
+    tokenizer_file.check_folder(folder)
+    for model in (file for pattern in ("*.model", "*.spm") for file in sorted(folder.glob(pattern))):
+        with suppress(DecodeError):  # of another kind
+            _pieces(model)
+    from transformers import AutoTokenizer  # it imports torch where that is installed: seconds
 
-        hf = AutoTokenizer.from_pretrained(
+    hf = _built(
+        folder,
+        lambda: AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False, fix_mistral_regex=False
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
-        reason = _first_line(error)
-        if "instantiate the backend tokenizer" in reason:  # transformers' list of what it looks for is cut off here
-            reason = "it needs tokenizer.json, or vocab.json and merges.txt, or tokenizer.model"
-        raise ValueError(f"{folder} has no readable tokenizer ({reason}).") from None
+        ),
+    )
     if not isinstance(hf, PreTrainedTokenizerFast):
         raise ValueError(f"{folder} has no fast tokenizer; it needs a tokenizer.json or a vocab.txt.")
+    tokenizer_file.check_ids(folder, hf.backend_tokenizer.get_vocab())
+    _built(folder, lambda: hf.backend_tokenizer.encode(PROBE))
     return hf
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+def _check_named(folder: Path) -> None:
+    """Raises WeightsError if tokenizer_config.json has a class open files outside the folder. Published ones often say
+    where a file was when it was written; that does not matter if the folder has one of that name."""
+    path = folder / "tokenizer_config.json"
+    for key, value in read_object(path).items() if path.is_file() else ():
+        inline = key in ("vocab", "merges")
+        named = isinstance(value, str) and (inline or key.endswith("_file"))
+        if named and (inline or not (folder / Path(value).name).is_file()):
+            within(folder, value, path)
+
+
+def _first_line(error: BaseException) -> str:
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    if "instantiate the backend tokenizer" in reason:  # transformers' list of what it looks for is cut off here
+        return "it needs tokenizer.json, or vocab.json and merges.txt, or tokenizer.model"
+    return cut(reason, 200)
 
 
 def _llama3(model: Path) -> PreTrainedTokenizerFast:
     """Llama 3's tokenizer from its tiktoken ranks, with the special tokens of Llama 3.1."""
-    fast = TikTokenConverter(vocab_file=str(model)).converted()
-    if fast.get_vocab_size() != LLAMA3_RANKS:
-        raise ValueError(
-            f"{model} has {fast.get_vocab_size()} tiktoken ranks; only Llama 3's {LLAMA3_RANKS} are supported, for any "
-            "other vocabulary provide a tokenizer.json."
+    lines = tokenizer_file.read_bytes(model).splitlines()
+    tokenizer_file.check_pieces(model, (line.decode("latin-1") for line in lines))
+    if len(lines) != LLAMA3_RANKS:
+        raise WeightsError(
+            f"{model} has {len(lines)} tiktoken ranks; only Llama 3's {LLAMA3_RANKS} are supported, for any other "
+            "vocabulary provide a tokenizer.json."
         )
+    tokenizer_file.check_ids(model, {str(i): int(line.rsplit(b" ", 1)[-1]) for i, line in enumerate(lines)})
+    fast = TikTokenConverter(vocab_file=str(model)).converted()
     fast.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in LLAMA3_SPECIAL])
     roles = {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>", "pad_token": "<|finetune_right_pad_id|>"}
     return specials.wrap(fast, model.parent, roles, whole=False)
 
 
+def _pieces(model: Path) -> Any:
+    """A SentencePiece model as stored. Raises DecodeError for other files, WeightsError for pieces longer than any."""
+    tokenizer_file.read_bytes(model)
+    proto: Any = SentencePieceExtractor(str(model)).proto
+    tokenizer_file.check_pieces(model, (piece.piece for piece in proto.pieces))
+    if table := proto.normalizer_spec.precompiled_charsmap:
+        tokenizer_file.check_table(model, table)
+    return proto
+
+
 def _sentencepiece(model: Path) -> PreTrainedTokenizerFast:
     """A SentencePiece model (BPE or unigram) as a fast tokenizer with the same ids as the sentencepiece library."""
     try:
-        extractor = SentencePieceExtractor(str(model))
+        proto = _pieces(model)
     except DecodeError:
-        raise ValueError(f"{model} is neither a SentencePiece model nor a list of tiktoken ranks.") from None
-    proto: Any = extractor.proto
+        raise WeightsError(f"{model} is neither a SentencePiece model nor a list of tiktoken ranks.") from None
     scored = [(piece.piece, piece.score) for piece in proto.pieces]
     if proto.trainer_spec.model_type == 1:
         fast = SpmConverter.build_tokenizer_from_spm_proto(proto, scored)
@@ -157,7 +211,7 @@ def _sentencepiece(model: Path) -> PreTrainedTokenizerFast:
         ids = {piece: id for id, (piece, _) in enumerate(scored)}
         fast = SpmConverter.build_tokenizer_from_spm_proto(proto, ids, generate_merges(ids, scored))
     else:
-        raise ValueError(f"{model} is a word or character SentencePiece model; supported are BPE and unigram.")
+        raise WeightsError(f"{model} is a word or character SentencePiece model; supported are BPE and unigram.")
     assert fast is not None
     spec = proto.normalizer_spec
     steps: list[Any] = [normalizers.Precompiled(spec.precompiled_charsmap)] if spec.precompiled_charsmap else []
@@ -181,15 +235,6 @@ BYTE_NAME = "<0x{:02X}>"  # SentencePiece's name of a byte, for characters that 
 BYTE_NAMES = tuple(BYTE_NAME.format(byte) for byte in range(256))
 
 
-def _parts(component: Any) -> Iterator[dict[str, Any]]:
-    """A serialized normalizer, pre-tokenizer or decoder, and all its nested components."""
-    if isinstance(component, dict):
-        yield component
-        for key in ("normalizers", "pretokenizers", "decoders"):
-            for part in component.get(key, ()):
-                yield from _parts(part)
-
-
 def _state(component: Any) -> Any:
     """A component as serialized in tokenizer.json (reading the whole file takes seconds)."""
     return None if component is None else json.loads(component.__getstate__())
@@ -207,7 +252,7 @@ def _byte_of_char() -> dict[str, int]:
 
 def falls_back_to_bytes(fast: FastTokenizer) -> bool:
     """True if the vocabulary writes spaces as U+2581 and characters it lacks as bytes (SentencePiece)."""
-    kinds = {part["type"] for part in _parts(_state(fast.decoder))}
+    kinds = {part["type"] for part in parts(_state(fast.decoder))}
     return "ByteFallback" in kinds and all(fast.token_to_id(name) is not None for name in BYTE_NAMES)
 
 
@@ -225,7 +270,7 @@ def byte_table(fast: FastTokenizer) -> dict[int, bytes] | None:
     if falls_back_to_bytes(fast):
         table = {id: piece.replace(SPACE, " ").encode() for piece, id in pieces.items()}
         table |= {pieces[name]: bytes([byte]) for byte, name in enumerate(BYTE_NAMES)}
-    elif "ByteLevel" in {part["type"] for part in _parts(_state(fast.decoder))}:
+    elif "ByteLevel" in {part["type"] for part in parts(_state(fast.decoder))}:
         byte_of = _byte_of_char()
         # A trained vocabulary also holds its special tokens, whose names are written as they are.
         pieces = {piece: id for piece, id in pieces.items() if id not in added}
@@ -242,9 +287,9 @@ def prefix_rule(fast: FastTokenizer) -> str:
     """Where the library adds its dummy space: "never", "first" (before a text) or "always" (also after every special
     token).
     """
-    parts = [*_parts(_state(fast.normalizer)), *_parts(_state(fast.pre_tokenizer))]
-    rules = {part["prepend_scheme"] for part in parts if part["type"] == "Metaspace"}
-    if any(part["type"] == "Prepend" or part.get("add_prefix_space") for part in parts):
+    steps = [*parts(_state(fast.normalizer)), *parts(_state(fast.pre_tokenizer))]
+    rules = {step["prepend_scheme"] for step in steps if step["type"] == "Metaspace"}
+    if any(step["type"] == "Prepend" or step.get("add_prefix_space") for step in steps):
         rules.add("always")
     return next((rule for rule in ("always", "first") if rule in rules), "never")
 
@@ -252,13 +297,13 @@ def prefix_rule(fast: FastTokenizer) -> str:
 def without_prefix(fast: FastTokenizer) -> FastTokenizer:
     """A copy that adds no space before a text."""
     serialized = json.loads(fast.to_str())
-    for part in _parts(serialized["pre_tokenizer"]):
+    for part in parts(serialized["pre_tokenizer"]):
         if part["type"] == "Metaspace":
             part["prepend_scheme"] = "never"
         elif "add_prefix_space" in part:
             part["add_prefix_space"] = False
     normalizer = serialized["normalizer"]
-    for part in _parts(normalizer):
+    for part in parts(normalizer):
         if part["type"] == "Sequence":
             part["normalizers"] = [step for step in part["normalizers"] if step["type"] != "Prepend"]
     if normalizer and normalizer["type"] == "Prepend":

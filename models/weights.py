@@ -7,12 +7,15 @@ its devices hold, and its host memory on top of the weights stays below the size
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import re
+import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -24,7 +27,8 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, SingleDeviceSharding
 
-from scope_jax.models import redundant, streaming, tensorfile
+from scope_jax.errors import UserError
+from scope_jax.models import claims, redundant, streaming, tensorfile
 from scope_jax.models.config import ModelConfig, from_hf, to_hf
 from scope_jax.models.fields import WeightsError, read_object
 from scope_jax.models.hf import HfTensor, hf_shapes, hf_tensor, tree_shapes
@@ -33,6 +37,7 @@ from scope_jax.models.seal import SEAL, fault, seal
 from scope_jax.models.tensorfile import Checkpoint
 from scope_jax.models.tokenizer import Tokenizer
 from scope_jax.models.transformer import Params, declare
+from scope_jax.sharding.files import STALE, alone
 from scope_jax.sharding.rules import Rules
 from scope_jax.sharding.spec import Param, param_shardings, path_name
 
@@ -75,6 +80,20 @@ def load_config(folder: str | Path) -> ModelConfig:
         return from_hf(contents)
     except ValueError as error:
         raise WeightsError(f"{folder}: {error}") from None
+
+
+def checked_config(folder: str | Path) -> ModelConfig:
+    """`load_config`, compared with the folder's weights if it has any: what is built from the result has their size.
+
+    Raises as `load_config` does, and for files that are damaged.
+    """
+    folder, cfg = Path(folder), load_config(folder)
+    if is_orbax(folder):
+        _compare_orbax(folder, cfg)
+    elif any((folder / name).is_file() for name in (tensorfile.SINGLE, tensorfile.INDEX)):
+        with ExitStack() as stack:
+            claims.compare(folder, Checkpoint(folder, stack).shapes, declare(cfg), lambda path: hf_tensor(cfg, path))
+    return cfg
 
 
 def _shardings(tree: Params, mesh: Mesh | None, rules: Rules) -> Params:
@@ -132,15 +151,9 @@ def load_hf(
     or file, a broken file, an unsupported model, missing or unexpected tensors, and shapes that do not match.
     """
     folder = Path(folder)
-    cfg = load_config(folder)
+    cfg = checked_config(folder)
     tree, extra = declare(cfg), redundant.of_decoder(cfg)
     return cfg, load_tree(folder, tree, lambda path: hf_tensor(cfg, path), extra, mesh, rules, dtype, report)
-
-
-def tensor_names(folder: str | Path) -> frozenset[str]:
-    """Names of all tensors of a folder. Raises FileNotFoundError or WeightsError."""
-    with ExitStack() as stack:
-        return Checkpoint(Path(folder), stack).names
 
 
 def stored_dtypes(folder: str | Path) -> set[str]:
@@ -153,9 +166,10 @@ def stored_dtypes(folder: str | Path) -> set[str]:
         return {dtype}
     with ExitStack() as stack:
         checkpoint = Checkpoint(folder, stack)
-        cfg = load_config(folder)
-        redundant.open_checked(checkpoint, hf_shapes(cfg), redundant.of_decoder(cfg))
-        return {checkpoint.dtype(name).name for name in hf_shapes(cfg)}
+        cfg = checked_config(folder)
+        shapes = hf_shapes(cfg)
+        redundant.open_checked(checkpoint, shapes, redundant.of_decoder(cfg))
+        return {checkpoint.dtype(name).name for name in shapes}
 
 
 def load_tree(
@@ -172,10 +186,11 @@ def load_tree(
     checkpoint tensor of a weight; extra: what may be stored besides. Otherwise like load_hf.
     """
     shardings = _shardings(tree, mesh, rules)
-    shapes = tree_shapes(tree, tensor_of)
     done = 0
     with ExitStack() as stack:
         checkpoint = Checkpoint(Path(folder), stack)
+        claims.compare(Path(folder), checkpoint.shapes, tree, tensor_of)
+        shapes = tree_shapes(tree, tensor_of)
         redundant.open_checked(checkpoint, shapes, extra)
         redundant.compare(checkpoint, extra)
 
@@ -198,20 +213,28 @@ def load_orbax(
     if wrong := fault(folder):
         raise WeightsError(f"the weights in {folder} cannot be used: {wrong}; convert or copy them again.")
     cfg = load_config(folder)
+    _compare_orbax(folder, cfg)
     target = abstract(cfg, mesh, rules, dtype)
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         place = (folder / ORBAX).absolute()
-        saved = _leaves(checkpointer.metadata(place).item_metadata.tree)
-        wanted = _leaves(target)
-        if saved != wanted:
-            name = min(path for path in saved | wanted if saved.get(path) != wanted.get(path))
-            raise WeightsError(
-                f"{folder}: {name} has shape {saved.get(name)}, but config.json requires {wanted.get(name)}."
-            )
         args = ocp.args.PyTreeRestore(target, restore_args=ocp.checkpoint_utils.construct_restore_args(target))
         params = checkpointer.restore(place, args=args)
     check_finite(params, f"{folder}: ")
     return cfg, params
+
+
+def _compare_orbax(folder: Path, cfg: ModelConfig) -> None:
+    """Raises WeightsError if the weights in our own layout have other shapes than config.json requires."""
+    if wrong := fault(folder, sizes_only=True):
+        raise WeightsError(f"the weights in {folder} cannot be used: {wrong}; convert or copy them again.")
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        saved = _leaves(checkpointer.metadata((folder / ORBAX).absolute()).item_metadata.tree)
+    wanted = _leaves(declare(cfg))
+    if saved != wanted:
+        name = min(path for path in saved | wanted if saved.get(path) != wanted.get(path))
+        raise WeightsError(
+            f"{folder}: {name} has shape {saved.get(name)}, but config.json requires {wanted.get(name)}."
+        )
 
 
 @jax.jit
@@ -236,7 +259,8 @@ def whole_folder(folder: Path, kind: str = "config.json") -> Iterator[Path]:
     """A temporary folder that replaces `folder` at the end, or is removed if writing failed.
 
     All processes of a run get the same one; process 0 creates, moves and removes it. kind: the file that such folders
-    have. Raises FileExistsError if `folder` exists, is not empty and does not have it, or has files of others.
+    have. Raises FileExistsError if `folder` exists, is not empty and does not have it, or has files of others, and
+    UserError while another process writes it.
     """
     if folder.exists() and not (folder.is_dir() and ((folder / kind).is_file() or not any(folder.iterdir()))):
         what = "a model folder" if kind == "config.json" else f"a folder with {kind}"
@@ -249,10 +273,22 @@ def whole_folder(folder: Path, kind: str = "config.json") -> Iterator[Path]:
     if folder == Path.cwd():
         raise FileExistsError(f"{folder} is the current folder, which is not replaced; give another one.")
     writer, several = jax.process_index() == 0, jax.process_count() > 1
-    number = int(multihost_utils.broadcast_one_to_all(np.int32(os.getpid()))) if several else os.getpid()
-    new = folder.with_name(f".{folder.name}.new-{number}")
+    with ExitStack() as held:
+        refusal: UserError | None = None
+        try:
+            held.enter_context(alone(folder) if writer else nullcontext())
+        except UserError as error:
+            refusal = error
+        number = -1 if refusal else secrets.randbits(31)
+        number = int(multihost_utils.broadcast_one_to_all(np.int32(number))) if several else number
+        if number < 0:
+            raise refusal or UserError(f"{folder} is not written: process 0 was refused.")
+        yield from _in_new_folder(folder, folder.with_name(f".{folder.name}.new-{number}"), writer, several)
+
+
+def _in_new_folder(folder: Path, new: Path, writer: bool, several: bool) -> Iterator[Path]:
     if writer:
-        shutil.rmtree(new, ignore_errors=True)
+        _remove_stale(folder)
         new.mkdir(parents=True)
     try:
         if several:
@@ -274,11 +310,21 @@ def _is_written(name: str) -> bool:
 
 def _replace(new: Path, folder: Path) -> None:
     """Moves the finished folder into place; an earlier export there is deleted only after the move."""
-    old = folder.with_name(f".{folder.name}.old-{os.getpid()}")
+    old = folder.with_name(f".{folder.name}.old-{secrets.randbits(31)}")
     if folder.exists():
         os.replace(folder, old)
     os.replace(new, folder)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _remove_stale(folder: Path) -> None:
+    """Removes what killed exports to this folder left a day or more ago; an earlier export that was moved away stays
+    as long as there is no other."""
+    kinds = ["new", "old"] if folder.exists() else ["new"]
+    for path in folder.parent.glob(f".{glob.escape(folder.name)}.*-*"):
+        known = any(re.fullmatch(rf"{kind}-\d+", path.name.removeprefix(f".{folder.name}.")) for kind in kinds)
+        if known and time.time() - path.stat().st_mtime > STALE:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _companions(new: Path, config: Mapping[str, Any], dtype: Any, tokenizer: Tokenizer | Path | None) -> None:
@@ -339,7 +385,7 @@ def recast_hf(source: str | Path, folder: str | Path, dtype: Any, report: Report
     Redundant tensors (models/redundant.py) are left out. Raises as load_hf and save_hf do.
     """
     source = Path(source)
-    cfg = load_config(source)
+    cfg = checked_config(source)
     shapes, extra = hf_shapes(cfg), redundant.of_decoder(cfg)
     done = 0
     with ExitStack() as stack:

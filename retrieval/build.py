@@ -32,6 +32,7 @@ from scope_jax.retrieval.embed import Embedder, HashedLexical, Progress
 from scope_jax.retrieval.exact import ExactIndex
 from scope_jax.retrieval.index import Index
 from scope_jax.retrieval.scann import ScannConfig, ScannIndex
+from scope_jax.sharding.files import is_partial
 
 VERSION = 1
 MANIFEST, CORPUS, EMBEDDER, EMBEDDINGS, SCANN = "manifest.json", "corpus", "embedder.npz", "embeddings.zarr", "scann"
@@ -158,7 +159,7 @@ def _resumable(corpus: Corpus, embedder: Embedder, folder: Path, rebuild: bool) 
     """The manifest to resume from; None for a new build in an empty folder."""
     if not folder.exists() or not any(folder.iterdir()):
         return None
-    names = {entry.name.removesuffix(".part") for entry in folder.iterdir()}
+    names = {entry.name.removesuffix(".part") for entry in folder.iterdir() if not is_partial(entry)}
     ours = names <= {MANIFEST, CORPUS, EMBEDDER, EMBEDDINGS, SCANN} and _mark(folder).exists()
     if not (folder / MANIFEST).exists():
         if not ours:
@@ -188,6 +189,8 @@ def _clear(folder: Path) -> None:
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
+    for path in filter(is_partial, list(folder.iterdir())):
+        path.unlink(missing_ok=True)
     _mark(folder).unlink(missing_ok=True)
 
 
@@ -343,8 +346,11 @@ def _read_manifest(folder: Path) -> Manifest:
         raise IndexFolderError(f"The folder {folder} has no index ({MANIFEST} is missing); build the index first.")
     try:
         manifest = Manifest(**json.loads((folder / MANIFEST).read_text()))
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise _damaged(folder, f"{MANIFEST} cannot be read") from error
+    counts = (manifest.version, manifest.passages, manifest.width, manifest.chunk, manifest.embedded)
+    if not all(type(count) is int and count >= 0 for count in counts) or manifest.chunk == 0:
+        raise _damaged(folder, f"{MANIFEST} cannot be read")
     if manifest.version != VERSION:
         raise IndexFolderError(f"The index in {folder} has format {manifest.version}, not {VERSION}; build it again.")
     return manifest

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,9 @@ from scope_jax.retrieval.rows import (
     short,
     text_of,
 )
+from scope_jax.sharding.files import inside
 
+STATE = "state.json"  # of a saved corpus: names its Arrow files
 VERSION = 2  # of the schema; a new version invalidates all cached copies
 NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
 READ_ROWS = 4096  # passages read at a time when iterating over the whole corpus
@@ -125,10 +128,13 @@ class Corpus:
 
     @staticmethod
     def load(folder: Path) -> Corpus:
-        """The corpus that `save` wrote; raises DataError if the folder is missing or damaged."""
+        """The corpus that `save` wrote; raises DataError if the folder is missing, damaged or names files elsewhere."""
         try:
+            state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+            for file in state["_data_files"]:
+                inside(folder, file["filename"], folder / STATE)
             table = datasets.load_from_disk(str(folder))
-        except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, pa.ArrowException) as error:
             raise DataError(f"The saved corpus in {folder} cannot be read ({short(error)}).") from error
         if not isinstance(table, datasets.Dataset):
             raise DataError(f"The saved corpus in {folder} is not one table of passages.")
@@ -179,13 +185,14 @@ def load_corpus(
 
 
 def _state_of(name: str, split: str | None, hub_config: str | None) -> str:
-    """Identifies the state of the data: a file's size and modification time, or the fingerprint of the hub's table."""
+    """Identifies the state of the data: a file's size and times, or the fingerprint of the hub's table."""
     if not is_file(name):
         return hub_table(name, split or "train", hub_config)._fingerprint
     path = Path(name)
     if not path.is_file():
         return ""  # reading it will raise the right error
-    return f"{path.resolve()} {path.stat().st_size} {path.stat().st_mtime_ns}"
+    found = path.stat()
+    return f"{path.resolve()} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}"
 
 
 def _passages(

@@ -7,7 +7,6 @@ of any function text → vector (E5 and similar models tell the two apart by a p
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import unicodedata
 import zipfile
@@ -21,6 +20,7 @@ import scipy.sparse as sp
 from jaxtyping import Float
 
 from scope_jax.retrieval.corpus import READ_ROWS, Document
+from scope_jax.sharding.files import replaced
 
 Encoder = Callable[[Sequence[str]], np.ndarray]  # texts -> float32 [N, E]
 Progress = Callable[[int, int], None]  # (passages done, passages in all)
@@ -199,8 +199,7 @@ class HashedLexical:
     # ----------------------------------------------------------------------------------------------------- saving
     def save(self, file: Path) -> None:
         """Writes the fitted weights as one .npz file, atomically."""
-        part = file.with_name(file.name + ".part")
-        with open(part, "wb") as out:
+        with replaced(file) as part, open(part, "wb") as out:
             np.savez(
                 out,
                 dim=self.dim,
@@ -209,7 +208,6 @@ class HashedLexical:
                 scales=np.asarray([*self._mean_lengths, self._top_norm], np.float64),
                 constants=_CONSTANTS,
             )
-        os.replace(part, file)
 
     @staticmethod
     def load(file: Path) -> HashedLexical:

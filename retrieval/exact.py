@@ -19,6 +19,7 @@ from scope_jax.retrieval.index import checked_k
 
 CHUNK = 16384  # vectors scored at a time; limits the score matrix to 64 × 16,384 floats
 BLOCKS = (8, 64)  # queries per program, so that two programs handle any number of queries
+COUNTS = (8, 32, 128, 1024)  # passages per query of a program: k is rounded up (beyond: to a power of two) and cut
 SPARE = 8  # candidates beyond k that are rescored
 
 
@@ -70,6 +71,7 @@ class ExactIndex:
     ) -> tuple[Float[np.ndarray, "Q k"], Int[np.ndarray, "Q k"]]:
         """(scores_Qk float32, rows_Qk int64), best first, ties by row; k is at most the number of vectors."""
         k = checked_k(queries_QE, k, self.size, self.width)
+        most = min(next((count for count in COUNTS if count >= k), 1 << (k - 1).bit_length()), self.size)
         scores = [np.empty((0, k), np.float32)]
         rows = [np.empty((0, k), np.int64)]
         for start in range(0, len(queries_QE), BLOCKS[-1]):
@@ -77,9 +79,9 @@ class ExactIndex:
             count = len(block_QE)
             size = next(b for b in BLOCKS if b >= count)
             block_QE = np.concatenate([block_QE, np.zeros((size - count, self.width), np.float32)])
-            scores_Qk, rows_Qk = self._top(self._rows_NE, block_QE, k)
-            scores.append(np.asarray(scores_Qk)[:count])
-            rows.append(np.asarray(rows_Qk)[:count].astype(np.int64))
+            scores_Qk, rows_Qk = self._top(self._rows_NE, block_QE, most)
+            scores.append(np.asarray(scores_Qk)[:count, :k])
+            rows.append(np.asarray(rows_Qk)[:count, :k].astype(np.int64))
         return np.concatenate(scores), np.concatenate(rows)
 
 

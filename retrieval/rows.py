@@ -12,17 +12,21 @@ import json
 import math
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from io import BufferedIOBase
 from pathlib import Path
 from typing import Any
 
 import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets.exceptions import DatasetsError
 
 Row = dict[str, Any]
 LINE_ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
 BATCH = 1024  # rows decoded at a time
+LONGEST_LINE = 64 << 20  # bytes; a line is in memory as a whole
+LARGEST_LIST = 4 << 30  # bytes of a file with one JSON list, uncompressed; it is in memory as a whole
+BLOCK = 1 << 16  # bytes in which a list is looked for
 UTF8_MARK, UTF16_MARKS = b"\xef\xbb\xbf", (b"\xff\xfe", b"\xfe\xff")
 
 
@@ -73,10 +77,10 @@ def attempts(
         for where, row in read(source, split, hub_config):
             yield where, row, row
         return
+    if _is_list(path):
+        yield from _of_list(path)
+        return
     for number, line in enumerate(_lines(path), start=1):
-        if number == 1 and line.lstrip().startswith(b"["):
-            yield from _of_list(path)
-            return
         if line.strip():
             where = f"{path}, line {number}"
             row: Row | DataError
@@ -87,9 +91,21 @@ def attempts(
             yield where, row, line.decode("utf-8", "replace").rstrip("\r\n") if isinstance(row, DataError) else row
 
 
+def _is_list(path: Path) -> bool:
+    with _opened(path) as file:
+        return file.read(BLOCK).removeprefix(UTF8_MARK).lstrip().startswith(b"[")
+
+
 def _of_list(path: Path) -> Iterator[tuple[str, Row | DataError, Any]]:
+    with _opened(path) as file:
+        text = file.read(LARGEST_LIST + 1)
+    if len(text) > LARGEST_LIST:
+        raise DataError(
+            f"{path} is one JSON list of more than {LARGEST_LIST >> 30} GiB, which is read whole; write one JSON "
+            "object on each line."
+        )
     try:
-        rows = STRICT_JSON.decode(b"".join(_lines(path)).decode("utf-8"))
+        rows = STRICT_JSON.decode(text.removeprefix(UTF8_MARK).decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: is not a JSON list ({short(error)}); save it again.") from None
     for number, row in enumerate(rows, start=1):
@@ -107,13 +123,27 @@ def _of_lines(path: Path) -> Iterator[tuple[str, Row]]:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """The lines of a file, without a byte order mark."""
+    """The lines of a file, without a byte order mark. Raises DataError for one that is longer than LONGEST_LINE."""
+    with _opened(path) as file:
+        number = 0
+        while line := file.readline(LONGEST_LINE + 1):
+            number += 1
+            if number == 1 and line.startswith(UTF16_MARKS):
+                raise DataError(f"{path} is not UTF-8 but UTF-16 or UTF-32; save it as UTF-8.")
+            if len(line) > LONGEST_LINE:
+                raise DataError(
+                    f"{path}, line {number}: is longer than {LONGEST_LINE >> 20} MiB; put one JSON object on each "
+                    "line, and split or remove this one."
+                )
+            yield line.removeprefix(UTF8_MARK) if number == 1 else line
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BufferedIOBase]:
+    """A file's bytes, uncompressed. Raises DataError, also while it is read, if that is not possible."""
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-            for number, line in enumerate(file):
-                if number == 0 and line.startswith(UTF16_MARKS):
-                    raise DataError(f"{path} is not UTF-8 but UTF-16 or UTF-32; save it as UTF-8.")
-                yield line.removeprefix(UTF8_MARK) if number == 0 else line
+            yield file
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(
             f"{path} is not a complete gzip file ({short(error)}); download or compress it again."
@@ -129,10 +159,15 @@ class _Refused(ValueError):
 def _pairs(pairs: list[tuple[str, Any]]) -> Row:
     row = dict(pairs)
     if len(row) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        twice = repeated(name for name, _ in pairs)
         raise _Refused(f"holds the key {twice!r} twice; keep one")
     return row
+
+
+def repeated(names: Iterable[str]) -> str | None:
+    """The first name that comes a second time; None if all differ."""
+    known: set[str] = set()
+    return next((name for name in names if name in known or known.add(name)), None)
 
 
 def _constant(name: str) -> float:
@@ -211,13 +246,15 @@ def _of_hub(name: str, split: str, hub_config: str | None) -> Iterator[tuple[str
 
 
 def hub_table(name: str, split: str, hub_config: str | None) -> datasets.Dataset:
-    """One split of a data set on the hub, memory-mapped; raises DataError if it cannot be loaded."""
+    """One split of a data set on the hub, memory-mapped; raises DataError if it cannot be loaded, as when it is a
+    script, which is never run."""
     try:
-        table = datasets.load_dataset(name, hub_config, split=split)
-    except (DatasetsError, OSError, ValueError, pa.ArrowException) as error:
+        table = datasets.load_dataset(name, hub_config, split=split, trust_remote_code=False)
+    except Exception as error:  # noqa: BLE001 - of readers of many formats, each with errors of its own
         wanted = f"the split {split!r}" + (f" of its configuration {hub_config!r}" if hub_config else "")
         raise DataError(
-            f"{name} is not a local file, and {wanted} cannot be loaded from the hub ({short(error)}); check the name."
+            f"{name} is not a local file, and {wanted} cannot be loaded from the hub ({short(error)}); check the name, "
+            "or give a JSON Lines or Parquet file."
         ) from None
     if not isinstance(table, datasets.Dataset):
         raise DataError(f"{name}: {split!r} selects several splits; select one.")

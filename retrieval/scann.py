@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+from google.protobuf import text_format
 from jaxtyping import Float, Int
 
 from scope_jax.retrieval.index import checked_k
+from scope_jax.sharding.files import FileNameError, inside, replaced
 
 ANISOTROPIC_THRESHOLD = 0.2  # ScaNN's own recommendation for inner products of unit vectors
 SOAR_LAMBDA = 1.5  # a second leaf for every passage (Sun et al. 2023); ScaNN's own recommendation
-META = "index.json"
+META, ASSETS = "index.json", "scann_assets.pbtxt"
 
 
 @dataclass(frozen=True)
@@ -102,20 +103,32 @@ class ScannIndex:
         folder.mkdir(parents=True)
         self._searcher.serialize(str(folder), relative_path=True)
         meta = {"size": self.size, "width": self.width, "config": vars(self.config)}
-        part = folder / (META + ".part")
-        part.write_text(json.dumps(meta))
-        os.replace(part, folder / META)
+        with replaced(folder / META) as part:
+            part.write_text(json.dumps(meta))
 
     @staticmethod
     def load(folder: Path) -> ScannIndex:
-        """The index that `save` wrote; raises ValueError if the folder is missing or damaged."""
+        """The index that `save` wrote; raises ValueError if the folder is missing, damaged or names files elsewhere."""
         try:
             meta = json.loads((folder / META).read_text())
             config = ScannConfig(**meta["config"])
-            searcher = _scann().scann_ops_pybind.load_searcher(str(folder), assets_backcompat_shim=False)
+            ops = _scann().scann_ops_pybind  # its load_searcher would also unpickle scann_docids.pkl
+            searcher = ops.ScannSearcher(ops.scann_pybind.ScannNumpy(str(folder), _assets(folder)))
             return ScannIndex(searcher, size=int(meta["size"]), width=int(meta["width"]), config=config)
-        except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        except FileNameError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError, text_format.ParseError) as error:
             raise ValueError(f"The ScaNN index in {folder} is missing or damaged; build it again.") from error
+
+
+def _assets(folder: Path) -> str:
+    """scann's list of the index's files; raises FileNameError if one is outside its folder."""
+    from scann.scann_ops import scann_assets_pb2  # type: ignore[import-not-found]
+
+    text, found = (folder / ASSETS).read_text(encoding="utf-8"), cast(Any, scann_assets_pb2).ScannAssets()
+    for asset in text_format.Parse(text, found).assets:
+        inside(folder, asset.asset_path, folder / ASSETS)
+    return text
 
 
 @functools.cache

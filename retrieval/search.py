@@ -16,8 +16,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from scope_jax.retrieval.corpus import Corpus, Document
 from scope_jax.retrieval.embed import Embedder
+from scope_jax.retrieval.exact import BLOCKS, COUNTS
 from scope_jax.retrieval.index import Index
 
 EMPTY_QUERY = "The search query was empty. Write the words to look for."
@@ -52,6 +55,16 @@ class LocalRetriever:
     index: Index
     corpus: Corpus
     embedder: Embedder
+
+    def compile(self, top_k: int) -> None:
+        """Runs every program that a search of up to `top_k` passages needs: for short and long queries (doubled, so
+        that no length is left out that an encoder doubles), for few and many, for few and many passages."""
+        lengths = [1 << power for power in range(LONGEST_QUERY.bit_length())]
+        self.embedder.queries([(unit * count)[:LONGEST_QUERY] for unit in ("a ", "🙂") for count in lengths])
+        vector_1E = self.embedder.queries(["a"])
+        for queries in BLOCKS:
+            for count in [*(count for count in COUNTS if count < top_k), top_k]:
+                self.index.search(np.repeat(vector_1E, queries, axis=0), count)
 
     def __call__(self, queries: Sequence[str], top_k: int) -> list[tuple[Hit, ...]]:
         """At most `top_k` hits of each query; none for a query that the encoder maps to zeros."""

@@ -5,79 +5,87 @@ Requests are limited in size, so that none can exhaust the server's memory or bl
 
 from __future__ import annotations
 
-import json
+import asyncio
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
 from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from scope_jax.retrieval.search import LONGEST_QUERY, Hit, Retriever
+from scope_jax.retrieval.calls import Calls
+from scope_jax.retrieval.connections import config
+from scope_jax.retrieval.lanes import Lanes
+from scope_jax.retrieval.search import LONGEST_QUERY, Retriever
+from scope_jax.retrieval.web import GONE, Guard, Refusal, parsed_json, read_body, unless_gone
 
 PATH = "/retrieve"
 TOPK_LIMIT = 1000  # passages per query
 QUERIES_LIMIT = 8192  # queries per request; Search-R1 sends those of a whole batch of episodes together
 PASSAGES_LIMIT = 65_536  # queries times topk
 BODY_LIMIT = 4 << 20  # bytes
-GONE = 499  # nginx's status for a client that disconnected; never sent
+GRACE = 10  # seconds
+VALUES = 4 * QUERIES_LIMIT  # JSON values of a body
 
 
-class Refusal(Exception):
-    """A rejected request: HTTP status and one sentence."""
-
-    def __init__(self, sentence: str, status: int = 400) -> None:
-        super().__init__(sentence)
-        self.status = status
-
-
-def make_app(retrieve: Retriever, *, top_k: int) -> Starlette:
-    """The server's application; `top_k` applies to requests that name none. An invalid request gets status 400 and one
-    sentence, one of more than BODY_LIMIT bytes status 413."""
+def make_app(retrieve: Retriever, *, top_k: int, hosts: Collection[str] = ()) -> Starlette:
+    """The server's application; `top_k` applies to requests that name none, `hosts` are further names of this server.
+    An invalid request gets status 400 and one sentence, one of more than BODY_LIMIT bytes status 413, one that cannot
+    wait any more 503. `state.calls` of the application are the searches under way; they end with it."""
+    lanes, calls = Lanes(), Calls(retrieve)
 
     async def answer(request: Request) -> Response:
         try:
-            queries, count, scores = _wish(_parsed(await read_body(request, BODY_LIMIT)), top_k)
+            body = await read_body(request, BODY_LIMIT)
+            wish = await unless_gone(request, lanes.run(len(body), lambda: _wish(parsed_json(body, VALUES), top_k)))
+            return _Reply(await unless_gone(request, calls.ask(*wish)))
         except Refusal as refusal:
-            # the rest of a rejected body is not read either
-            headers = {"Connection": "close"} if refusal.status == 413 else None
-            return JSONResponse({"error": str(refusal)}, status_code=refusal.status, headers=headers)
+            return _refused(refusal.status, str(refusal))
         except ClientDisconnect:
             return Response(status_code=GONE)
-        found = await run_in_threadpool(retrieve, queries, count)
-        return JSONResponse({"result": [[_entry(hit, scores) for hit in hits] for hits in found]})
 
-    return Starlette(routes=[Route(PATH, answer, methods=["POST"])])
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        lanes.close()
+        calls.close()
+        await asyncio.to_thread(calls.join)
+
+    guard = Middleware(Guard, hosts=hosts, refuse=_refused)
+    app = Starlette(routes=[Route(PATH, answer, methods=["POST"])], middleware=[guard], lifespan=lifespan)
+    app.state.calls = calls
+    return app
+
+
+class _Reply(StreamingResponse):
+    """Lists of hits, sent part by part: together they may have a hundred megabytes."""
+
+    def __init__(self, parts: list[bytes]) -> None:
+        pieces = [b'{"result":[', *(piece for part in parts for piece in (b",", part)), b"]}"]
+        if parts:
+            del pieces[1]  # the comma before the first
+
+        async def sent() -> AsyncIterator[bytes]:
+            for piece in pieces:
+                yield piece
+
+        headers = {"Content-Length": str(sum(map(len, pieces)))}
+        super().__init__(sent(), media_type="application/json", headers=headers)
+
+
+def _refused(status: int, sentence: str) -> Response:
+    headers = {"Connection": "close"} if status in (408, 413) else None  # the rest of the body is not read either
+    return JSONResponse({"error": sentence}, status_code=status, headers=headers)
 
 
 def serve(retrieve: Retriever, *, top_k: int, host: str, port: int) -> None:
-    """Serves until interrupted."""
-    uvicorn.run(make_app(retrieve, top_k=top_k), host=host, port=port, log_level="warning")
-
-
-async def read_body(request: Request, limit: int) -> bytes:
-    """The request's body; at most `limit` bytes of it are held in memory. Raises Refusal if it has more."""
-    too_large = Refusal(f"The request body is larger than {limit} bytes; send less at a time.", 413)
-    declared = request.headers.get("content-length", "0")
-    if declared.isdecimal() and int(declared) > limit:
-        raise too_large
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > limit:
-            raise too_large
-    return bytes(body)
-
-
-def _parsed(body: bytes) -> Any:
-    try:
-        return json.loads(body)
-    except ValueError:
-        raise Refusal("The request body is not JSON.") from None
-    except RecursionError:
-        raise Refusal("The request body is nested too deep.") from None
+    """Serves until interrupted; requests under way have GRACE seconds then."""
+    app = make_app(retrieve, top_k=top_k, hosts=[host])
+    uvicorn.Server(config(app, host=host, port=port, timeout_graceful_shutdown=GRACE)).run()
 
 
 def _wish(body: Any, top_k: int) -> tuple[list[str], int, bool]:
@@ -101,11 +109,3 @@ def _wish(body: Any, top_k: int) -> tuple[list[str], int, bool]:
     if not isinstance(scores, bool):
         raise Refusal("`return_scores` must be true or false.")
     return queries, count, scores
-
-
-def _entry(hit: Hit, with_score: bool) -> dict[str, Any]:
-    """A hit in the protocol's format, with the title in double quotes as in the wiki-18 dump, as clients expect, and on
-    one line, as clients take the rest for the text."""
-    title = " ".join(hit.document.title.split())
-    document = {"id": hit.document.id, "contents": f'"{title}"\n{hit.document.text}'}
-    return {"document": document, "score": hit.score} if with_score else document

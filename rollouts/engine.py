@@ -30,6 +30,7 @@ from scope_jax.rollouts.slots import (
     Placement,
     Result,
     no_slots,
+    past_the_end,
     resumed,
     rows_of,
     sample_tokens,
@@ -175,6 +176,31 @@ class Engine(EngineWeights):
         paused = np.zeros(self.config.slots, bool)
         paused[list(slots)] = True
         return self._pause(state, paused)
+
+    def compile(self, params: Params, state: DecodeState, *, extends: bool) -> DecodeState:
+        """Compiles every program by running it for no slot: of all lengths of prompts, of all numbers of columns.
+
+        Consumes `state`, in which no slot decodes. extends: those of `extend` as well.
+        """
+        config, rows = self.config, self.config.prefill_batch
+        slots, limits, stops, policies, sampling = rows_of([past_the_end(config.slots)], config.slots)
+        sources, zeros, keys = (
+            np.zeros(config.slots, np.int32),
+            np.zeros(rows, np.int32),
+            np.zeros((rows, 2), np.uint32),
+        )
+        for bucket in sorted({*config.prefill_buckets, config.max_length}):
+            prompt = np.zeros(max(1, min(bucket, config.max_length - 1)), np.int32)
+            if config.bucket(len(prompt)) != bucket:
+                continue
+            prefix = self.prefill(params, [prompt])
+            state = self._insert(state, prefix, np.int32(0), slots, sources, limits, stops, policies, sampling)
+            if extends:
+                ids, past = np.zeros((rows, bucket), np.int32), np.full(rows, config.slots, np.int32)
+                state = self._extend(params, state, ids, past, zeros, zeros, zeros, zeros, keys)
+        for columns in sorted({*kv.widths(config.capacity), config.capacity}):
+            state, _ = self._generate(columns, params, state, np.int32(config.slots))
+        return jax.block_until_ready(self.pause(state, []))
 
     def _check_prompts(self, prompts: Sequence[Sequence[int] | np.ndarray]) -> None:
         rows, longest = self.config.prefill_batch, self.config.max_length - 1

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import Future
 from typing import Literal
 
 import numpy as np
 
 from scope_jax.rollouts.thoughts import StopStrings
-from scope_jax.rollouts.types import Completion, Continuation, Request, Restart, RolloutError, Row, TextCodec, Turn
+from scope_jax.rollouts.types import (
+    Completion,
+    Continuation,
+    NonFiniteError,
+    Request,
+    Restart,
+    RolloutError,
+    Row,
+    TextCodec,
+    Turn,
+)
 
 _LOOK_BACK = 64  # tokens at the end of a prompt searched for the opening mark of thinking
 
@@ -78,8 +89,15 @@ class Episode:
 
     def take(self, token: int, logprob: float, entropy: float | None = None) -> str | None:
         """Adds a sampled token; returns the finish reason if it ends the turn, else None. entropy: of its distribution,
-        if measured."""
+        if measured. Raises NonFiniteError, without adding it, if its log-prob is not finite: then NaN or +inf was among
+        the logits, or nothing but -inf."""
         params = self.request.params
+        if not math.isfinite(logprob):
+            raise NonFiniteError(
+                f"the decode program gave no finite logits for token {self.length} of an episode; the "
+                "weights, or the numbers that follow from them, are not finite: check the weights, or set "
+                'model.compute_dtype = "float32".'
+            )
         self._ids.append(token)
         self._logprobs.append(logprob)
         if entropy is not None:

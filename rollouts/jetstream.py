@@ -18,8 +18,9 @@ import hmac
 import logging
 import sys
 import types
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import grpc
@@ -32,7 +33,7 @@ from scope_jax.rollouts.engine import Engine, Prefix
 from scope_jax.rollouts.online import Done, Full, News, OnlineRollouts, Sampled, listener_in
 from scope_jax.rollouts.slots import DecodeState, Placement
 from scope_jax.rollouts.texts import TextStream
-from scope_jax.rollouts.types import Request, RolloutError, SamplingParams, TextCodec
+from scope_jax.rollouts.types import NonFiniteError, Request, RolloutError, SamplingParams, TextCodec
 
 
 @contextlib.contextmanager
@@ -272,6 +273,8 @@ class JetStreamEngine(engine_api.Engine):
         return self.max_prefill_length
 
 
+# A connection whose client does not answer within 10 s, when asked every 30 s, is closed.
+STALLED = [("grpc.keepalive_time_ms", 30_000), ("grpc.keepalive_timeout_ms", 10_000)]
 Messages = Any
 proto: Any = jetstream_pb2  # protobuf makes the classes at run time
 
@@ -280,9 +283,9 @@ class Orchestrator(proto_grpc.OrchestratorServicer):
     """JetStream's service: greedy decoding of one prompt, given as text or as token ids.
 
     max_tokens: most tokens of a reply. ends: strings that end a reply as an end token does. key: what "authorization"
-    of a call's metadata must hold, after "Bearer "; None: anyone may call. special_names: of the special tokens that a
-    text holds, which is refused, since it would be encoded as characters. A bad request gets INVALID_ARGUMENT, one too
-    many RESOURCE_EXHAUSTED; a cancelled one frees its slot.
+    of a call's metadata must hold, after "Bearer "; None: anyone may call. encode: ids of a text; raises ValueError for
+    one that is refused. apart(bytes, work): runs work for a request of that size off the event loop; raises Full if too
+    many wait. A bad request gets INVALID_ARGUMENT, one too many RESOURCE_EXHAUSTED; a cancelled one frees its slot.
     """
 
     def __init__(
@@ -292,10 +295,12 @@ class Orchestrator(proto_grpc.OrchestratorServicer):
         max_tokens: int,
         ends: tuple[str, ...],
         key: str | None,
-        special_names: Callable[[str], Sequence[str]],
+        encode: Callable[[str], list[int]],
+        apart: Callable[[int, Callable[[], Request]], Awaitable[Request]],
     ) -> None:
         self._rollouts = rollouts
-        self._special_names = special_names
+        self._encode = encode
+        self._apart = apart
         self._ends = ends
         self._max_tokens = max_tokens
         self._key = key
@@ -309,7 +314,7 @@ class Orchestrator(proto_grpc.OrchestratorServicer):
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "The API key is missing or wrong.")
         loop, news = asyncio.get_running_loop(), asyncio.Queue[News]()
         try:
-            own = self._request(request)
+            own = await self._apart(request.ByteSize(), partial(self._request, request))
             (ticket,) = self._rollouts.submit([own], [listener_in(loop, news.put_nowait)])
         except ValueError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
@@ -327,7 +332,9 @@ class Orchestrator(proto_grpc.OrchestratorServicer):
                     ids = text.kept(one.ids)
                     yield _samples(text.feed(ids), ids)
             if one.error is not None:
-                await context.abort(grpc.StatusCode.UNAVAILABLE, str(one.error))
+                again = not isinstance(one.error, NonFiniteError)
+                code = grpc.StatusCode.UNAVAILABLE if again else grpc.StatusCode.INTERNAL
+                await context.abort(code, str(one.error))
             if rest := text.finish():
                 yield _samples(rest, ())
         finally:
@@ -339,15 +346,14 @@ class Orchestrator(proto_grpc.OrchestratorServicer):
             raise ValueError("session_cache is not supported; leave it empty.")
         kind = request.WhichOneof("content")
         if kind == "text_content":
-            text = request.text_content.text
-            if names := self._special_names(text):
-                raise ValueError(f"The text holds {names[0]}, the name of a special token; give token_content instead.")
-            ids = self._rollouts.tokenizer.encode(text)
+            ids = self._encode(request.text_content.text)
         elif kind == "token_content":
-            ids = list(request.token_content.token_ids)
+            ids = request.token_content.token_ids
         else:
             raise ValueError("The request has no content; give text_content or token_content.")
         vocabulary, room = self._rollouts.engine.model.vocab_size, self._rollouts.engine.config.max_length
+        if len(ids) >= room:
+            raise ValueError(f"The prompt has {len(ids)} tokens; this server takes {room - 1}.")
         if not ids or not all(0 <= id < vocabulary for id in ids):
             raise ValueError(f"A prompt has at least one token id, each from 0 to {vocabulary - 1}.")
         if not 1 <= request.max_tokens <= self._max_tokens:
@@ -364,7 +370,7 @@ class Orchestrator(proto_grpc.OrchestratorServicer):
             tempered_logprobs=False,
             ends=self._ends,
         )
-        return Request(ids, params, None, None, max_turns=1, respond=None)
+        return Request(list(ids), params, None, None, max_turns=1, respond=None)
 
 
 def _samples(text: str, ids: Sequence[int]) -> Messages:
@@ -375,7 +381,8 @@ def _samples(text: str, ids: Sequence[int]) -> Messages:
 
 def grpc_server(orchestrator: Orchestrator, host: str, port: int, max_body: int) -> tuple[grpc.aio.Server, int]:
     """(the server, not started, its port). Raises OSError if the port is taken."""
-    server = grpc.aio.server(options=[("grpc.max_receive_message_length", max_body), ("grpc.so_reuseport", 0)])
+    options = [("grpc.max_receive_message_length", max_body), ("grpc.so_reuseport", 0), *STALLED]
+    server = grpc.aio.server(options=options)
     proto_grpc.add_OrchestratorServicer_to_server(orchestrator, server)
     try:
         bound = server.add_insecure_port(f"{host}:{port}")

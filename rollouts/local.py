@@ -78,7 +78,8 @@ class LocalRollouts:
     def run(self, requests: Sequence[Request]) -> list[Completion]:
         """Runs every request; completions are in the order of the requests.
 
-        Raises RolloutError if no weights were loaded or a responder fails, ValueError for an invalid request.
+        Raises RolloutError if no weights were loaded or a responder fails, ValueError for an invalid request, and
+        NonFiniteError if the model computes NaN or infinity for one.
         """
         if self._params is None:
             raise RolloutError("The engine has no weights; call load_params before run.")

@@ -31,6 +31,7 @@ from scope_jax.rollouts.pages import OutOfPages
 from scope_jax.rollouts.scheduler import Queue
 from scope_jax.rollouts.slots import Extension, Placement, Result
 from scope_jax.rollouts.tools import BatchedTool
+from scope_jax.rollouts.types import NonFiniteError
 
 REFILL = 8  # while episodes wait, a dispatch ends once slots / REFILL of its slots have finished
 SETTLE = 0.01  # seconds, at most, that responders get to call a tool or to reply before the next dispatch
@@ -248,6 +249,10 @@ class DecodeLoop:
                     self._free.append(slot)
                     return
 
+    def _fail(self, episode: Episode, error: NonFiniteError) -> None:
+        """What follows when an episode cannot go on: here the whole call ends with its error."""
+        raise error
+
     def _ask(self, slot: int, episode: Episode) -> None:
         future = self._pool.submit(episode.ask)
         self._asked[future] = (slot, episode)
@@ -334,10 +339,14 @@ class DecodeLoop:
         paused, ended = [], []
         for slot in slots:
             episode, finish = self._live[slot], None
-            for token, logprob, entropy in result.sampled(slot):
-                finish = episode.take(token, logprob, entropy)
-                if finish is not None:
-                    break  # tokens sampled after a stop string are discarded
+            try:
+                for token, logprob, entropy in result.sampled(slot):
+                    finish = episode.take(token, logprob, entropy)
+                    if finish is not None:
+                        break  # tokens sampled after a stop string are discarded
+            except NonFiniteError as error:
+                self._fail(episode, error)
+                continue
             if finish is None:
                 assert result.live_S[slot], "the device ended a turn that the host is continuing"
                 continue

@@ -25,7 +25,7 @@ from scope_jax.rollouts.paged import PagedEngine
 from scope_jax.rollouts.scheduler import grouped
 from scope_jax.rollouts.slots import stop_row
 from scope_jax.rollouts.tools import BatchedTool
-from scope_jax.rollouts.types import Completion, Request, RolloutError, TextCodec, Turn
+from scope_jax.rollouts.types import Completion, NonFiniteError, Request, RolloutError, TextCodec, Turn
 
 WAIT = 0.02  # seconds between looks at responders while no slot decodes
 
@@ -128,6 +128,14 @@ class OnlineRollouts:
         """Samples that were submitted and have no slot."""
         return max(0, self._loop.outstanding - self._loop.running)
 
+    def compile(self, *, extends: bool) -> None:
+        """Compiles the engine's programs, so that no request waits for one. Called before the first request. extends:
+        requests may have responders. Raises what ended the loop, if compiling does."""
+        ready = self._loop.compile(extends)
+        while not ready.wait(1.0):
+            if self.failure is not None:
+                raise self.failure
+
     def submit(self, requests: Sequence[Request], listeners: Sequence[Listener]) -> list[Ticket]:
         """Starts requests, all or none; their listeners get the news from then on.
 
@@ -188,10 +196,11 @@ class _OnlineLoop(DecodeLoop):
         super().__init__(
             engine, params, engine.init_decode_state(), (), self._own_keys, threads, tool, ahead, prefills=1
         )
-        self._door = threading.Lock()  # for the next four
+        self._door = threading.Lock()  # for the next five
         self._inbox: list[tuple[Ticket, np.ndarray]] = []
         self._cancelled: list[Ticket] = []
         self._closing = self._halted = False
+        self._to_compile: tuple[bool, threading.Event] | None = None  # with programs of `extend`; set once it is done
         self.outstanding = 0
         self._tickets: dict[int, Ticket] = {}
         self.failure: BaseException | None = None
@@ -215,6 +224,13 @@ class _OnlineLoop(DecodeLoop):
         with self._door:
             self._cancelled.append(ticket)
         self._news.set()
+
+    def compile(self, extends: bool) -> threading.Event:
+        with self._door:
+            self._to_compile = extends, threading.Event()
+            ready = self._to_compile[1]
+        self._news.set()
+        return ready
 
     def close(self) -> None:
         with self._door:
@@ -241,6 +257,12 @@ class _OnlineLoop(DecodeLoop):
     def _round(self) -> bool:
         """One round; False when it was the last one."""
         self._news.clear()
+        with self._door:
+            to_compile, self._to_compile = self._to_compile, None
+        if to_compile is not None:
+            extends, ready = to_compile
+            self._state = self._engine.compile(self._params, self._state, extends=extends)
+            ready.set()
         self._admit()
         if self._halted:
             return False
@@ -295,6 +317,13 @@ class _OnlineLoop(DecodeLoop):
             self._aside.pop(episode.index, None)
             if slot is not None:
                 self._end(slot)
+
+    def _fail(self, episode: Episode, error: NonFiniteError) -> None:
+        """Ends the one request; the others go on."""
+        ticket = self._tickets[episode.index]
+        self._drop(episode)
+        self._forget(ticket)
+        ticket.listener(Done(None, error))
 
     def _report(self, ticket: Ticket) -> None:
         """Tells the listener what is new."""

@@ -21,11 +21,19 @@ import numpy as np
 from jax.sharding import Mesh
 
 from scope_jax.models.config import ModelConfig
-from scope_jax.models.pages import PAGE, Implementation, Where, layer_groups, pages_for, pages_touched
+from scope_jax.models.pages import (
+    PAGE,
+    Implementation,
+    Where,
+    layer_groups,
+    pages_for,
+    pages_touched,
+    tables_in_smem,
+)
 from scope_jax.models.transformer import Params
 from scope_jax.rollouts.pages import Chunk, OutOfPages, PagedState, Pool, Unfinished, parts_of
 from scope_jax.rollouts.programs import PagedPrograms
-from scope_jax.rollouts.slots import EngineConfig, Extension, Placement, Result, rows_of, stop_row
+from scope_jax.rollouts.slots import EngineConfig, Extension, Placement, Result, past_the_end, rows_of, stop_row
 from scope_jax.sharding.mesh import row_shards
 
 CHUNK = 32  # tokens of one row that are computed together; divides PAGE, so that shared pages have the same bits
@@ -80,6 +88,23 @@ class PagedEngine(PagedPrograms):
                 "raise the budget or lower it."
             )
         super().__init__(model, config, mesh, how, pages)
+        self._check_tables("slots", self.slots)
+        self._check_tables("prefill_tokens", self.chunks)
+
+    def _check_tables(self, setting: str, rows: int) -> None:
+        """Raises ValueError if the page tables of so many rows are too large for the kernel over pages."""
+        most = self._how.table_bytes
+        columns = max(
+            self.columns if window is None else min(self.columns, pages_touched(window + CHUNK - 1))
+            for window in self.windows
+        )
+        if most is not None and (needed := tables_in_smem(rows, columns)) > most:
+            raise ValueError(
+                f"rollout.{setting} = {getattr(self.config, setting)} is too much for episodes of "
+                f"{self.config.max_length} tokens: the page tables of {rows} rows take {needed / 2**20:.2f} MiB of the "
+                f"scalar memory of a TPU core, which has room for {most / 2**20:.2f}; lower rollout.{setting} or "
+                "rollout.max_length, or give [rollout.mesh] more row shards (data or fsdp)."
+            )
 
     # -------------------------------------------------------------------------------------------------- operations
     def init_decode_state(self) -> PagedState:
@@ -251,6 +276,26 @@ class PagedEngine(PagedPrograms):
         state = self._begin(state, [placement], [token])
         state.turn[slot] = aside.turn
         return state if live else self.pause(state, [slot])
+
+    def compile(self, params: Params, state: PagedState, *, extends: bool) -> PagedState:
+        """Compiles every program by running it for no slot and no page. extends: that of `extend` as well. No slot of
+        `state` decodes."""
+        rows, slots = self.row_shards * self.chunks, self.config.slots
+        nothing, table = np.zeros(rows, np.int32), np.zeros((rows, *state.table.shape[1:]), np.int32)
+        some = np.zeros((self.row_shards, MOVED), np.int32)
+        past = np.full_like(some, self.pages)
+        where = Where(table, nothing, nothing)
+        cache = self._append(params, state.device.cache, np.zeros((rows, CHUNK), np.int32), where, nothing)
+        read = jax.device_get(self._read(cache, some))
+        cache = self._write(self._copy(cache, some, past), past, read)
+        number, limits, *how = rows_of([past_the_end(slots)], slots)
+        nowhere = np.zeros_like(limits)
+        state.device = self._start(state.device._replace(cache=cache), number, nowhere, nowhere, limits, *how)
+        if extends:
+            self._resume(state, [], [])
+        state, _ = self.generate(params, self.pause(state, []))
+        jax.block_until_ready(state.device)
+        return state
 
     # ------------------------------------------------------------------------------------------------------- pages
     def _ahead(self, state: PagedState, slot: int) -> int:

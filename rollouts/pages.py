@@ -6,9 +6,10 @@ Each group of layers (`models.pages.layer_groups`) has a page of its own for the
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,27 +60,31 @@ class Pool:
     A page is referenced by the rows that use it and by the index of prompts. The index keeps pages after their rows
     have ended, until the space is needed: then those that windows have passed go first, and otherwise the least
     recently used. Its keys are token ids, so equal prompts, or equal beginnings of at least a page, are computed once.
+    However many pages there are, what an operation costs follows the pages that it names.
     """
 
     def __init__(self, shard: int, count: int, windows: Windows = (None,)) -> None:
         self.shard = shard
         self.count = count
         self.windows = windows
-        self._references = np.zeros(count, np.int64)
-        self._indexed = np.zeros(count, np.int64)  # 1 for a page in the index
+        self._references = [0] * count
         self._index: dict[Key, Entry] = {}
-        self._kept: OrderedDict[int, tuple[Key, int]] = OrderedDict()  # pages in the index: their entry and group
+        self._kept: dict[int, tuple[Key, int]] = {}  # pages in the index: their entry and group
+        self._turn = [0] * count  # of the pages in the index: those of lower turns go first
+        self._first = self._last = 0  # turns given so far
+        self._idle = 0  # pages that only the index refers to
+        self._queue: list[tuple[int, int]] = []  # heap of (turn, page): all idle pages, and outdated entries
         self._free = list(range(count - 1, 0, -1))
         self._serial = 0
 
     @property
     def used(self) -> int:
         """Pages that rows refer to."""
-        return int(np.count_nonzero(self._references > self._indexed))
+        return self.count - 1 - self.available()
 
     def available(self) -> int:
         """Pages that can be had: free ones, and those that only the index refers to."""
-        return len(self._free) + int(np.count_nonzero((self._references == 1) & (self._indexed == 1)))
+        return len(self._free) + self._idle
 
     def take(self, count: int) -> list[int]:
         """Pages that nobody else uses. Raises OutOfPages, without taking any, if there are too few."""
@@ -88,12 +93,14 @@ class Pool:
         if count > len(self._free):
             raise OutOfPages(self.shard)
         taken = [self._free.pop() for _ in range(count)]
-        self._references[taken] += 1
+        for page in taken:
+            self._references[page] = 1
         return taken
 
     def hold(self, pages: Iterable[int]) -> None:
         """One more reference to each."""
         for page in pages:
+            self._idle -= self._rests(page)
             self._references[page] += 1
 
     def drop(self, pages: Iterable[int]) -> None:
@@ -102,27 +109,45 @@ class Pool:
             self._references[page] -= 1
             if not self._references[page]:
                 self._free.append(page)
+            elif self._rests(page):
+                self._idle += 1
+                heappush(self._queue, (self._turn[page], page))
+        if len(self._queue) > 2 * self.count:
+            self._queue = [(self._turn[page], page) for page in self._kept if self._rests(page)]
+            heapify(self._queue)
+
+    def _rests(self, page: int) -> bool:
+        """Only the index refers to the page."""
+        return self._references[page] == 1 and page in self._kept
 
     def pass_by(self, pages: Iterable[int]) -> None:
         """Drops pages that a row's window has passed: of the index's pages they are the first to go."""
         pages = list(pages)
         for page in pages:
-            if page in self._kept:
-                self._kept.move_to_end(page, last=False)
+            self._first -= 1
+            self._turn[page] = self._first
         self.drop(pages)
+
+    def _use(self, page: int) -> None:
+        """Of the index's pages this one is the last to go."""
+        self._last += 1
+        self._turn[page] = self._last
 
     def find(self, ids: np.ndarray, policy: int = 0) -> Found:
         """The longest beginning of these tokens, in whole pages or all of them, whose pages are in the index under this
         policy: for each group those that the next token sees. The caller gets a reference to each."""
         chain: list[Entry] = []
+        count, runs = 0, [0] * len(self.windows)  # of each group: pages without a gap, up to the last one
         for part in parts_of(ids):
             entry = self._index.get((chain[-1].serial if chain else -policy, part))
             if entry is None:
                 break
             chain.append(entry)
-        count = len(chain)
-        while not self._complete(chain[:count], min(count * PAGE, len(ids))):
-            count -= 1
+            runs = [run + 1 if page else 0 for run, page in zip(runs, entry.pages, strict=True)]
+            position = min(len(chain) * PAGE, len(ids))
+            seen = (len(chain) - first_seen(position, window) for window in self.windows)
+            if all(run >= needed for run, needed in zip(runs, seen, strict=True)):
+                count = len(chain)
         computed = min(count * PAGE, len(ids))
         table = np.zeros((len(self.windows), count), np.int32)
         for column, entry in enumerate(chain[:count]):
@@ -130,16 +155,9 @@ class Pool:
                 if column >= first_seen(computed, window):
                     page = entry.pages[group]
                     table[group, column] = page
-                    self._kept.move_to_end(page)
+                    self._use(page)
         self.hold(table[table > 0].tolist())
         return Found(table, computed, chain[count - 1].serial if count else -policy)
-
-    def _complete(self, chain: Sequence[Entry], position: int) -> bool:
-        return all(
-            entry.pages[group]
-            for group, window in enumerate(self.windows)
-            for entry in chain[first_seen(position, window) :]
-        )
 
     def enter(self, before: int, part: bytes, pages: Sequence[int]) -> int:
         """Keeps a prompt's pages of one column, as far as there are none for these tokens; the entry's serial."""
@@ -151,21 +169,25 @@ class Pool:
         for group, page in enumerate(pages):
             if not entry.pages[group]:
                 entry.pages[group] = page
-                self._kept[page] = (key, group)
-                self._indexed[page] = 1
                 self.hold([page])
+                self._kept[page] = (key, group)
+                self._use(page)
         return entry.serial
 
     def _forget(self, count: int) -> None:
         """Frees up to `count` pages that only the index refers to."""
-        for page in [page for page in self._kept if self._references[page] == 1][:count]:
+        while count and self._idle:
+            turn, page = heappop(self._queue)
+            if turn != self._turn[page] or not self._rests(page):
+                continue  # outdated: the page has been used since, or given away
             key, group = self._kept.pop(page)
             entry = self._index[key]
             entry.pages[group] = 0
             if not any(entry.pages):
                 del self._index[key]
-            self._indexed[page] = 0
+            self._idle -= 1
             self.drop([page])
+            count -= 1
 
 
 def parts_of(ids: np.ndarray) -> list[bytes]:

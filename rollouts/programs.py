@@ -16,6 +16,7 @@ from scope_jax.models.cascade import Tiles, tile_count
 from scope_jax.models.config import ModelConfig
 from scope_jax.models.pages import Implementation, Loop, Pages, Tables, Where, feed, init_pages, layer_groups, pages_for
 from scope_jax.models.transformer import Params, output_table, with_wide_norms
+from scope_jax.models.writes import put
 from scope_jax.rollouts.sampling import Sampling, draw
 from scope_jax.rollouts.slots import (
     DecodeState,
@@ -161,8 +162,8 @@ class PagedPrograms(EngineWeights):
 
 
 def _copied(cache: Pages, source: jax.Array, target: jax.Array) -> Pages:
-    return jax.tree.map(lambda x: x.at[target[0]].set(x[source[0]], mode="drop"), cache)
+    return jax.tree.map(lambda x: put(x, target[0], x[source[0]]), cache)
 
 
 def _written(cache: Pages, target: jax.Array, values: Pages) -> Pages:
-    return jax.tree.map(lambda x, new: x.at[target[0]].set(new, mode="drop"), cache, values)
+    return jax.tree.map(lambda x, new: put(x, target[0], new), cache, values)

@@ -9,6 +9,7 @@ token is computed the same way whether or not another slot uses top-k or top-p.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +18,8 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 ONE_BITS = 0x3F800000  # float32 1.0 as an integer; nonnegative floats sort like their bit patterns
-BISECTIONS = 31  # enough bisection steps to separate any two floats in [0, 1]
+BISECTIONS = 30  # enough bisection steps to separate any two floats in [0, 1]
+EPSILON = 2.0**-24  # relative error of a float32 sum of two numbers, at most
 
 
 class Sampling(NamedTuple):
@@ -78,10 +80,7 @@ def sample(
     mass_Src = lax.optimization_barrier(jnp.exp(z_Src))
     log_total_S = jnp.log(_total(mass_Src))
 
-    cut = ((how.top_k_S > 0) | (how.top_p_S < 1)) & ~greedy_S
-    floor_S = lax.cond(
-        jnp.any(cut), lambda: _floor(mass_Src, how.top_k_S, how.top_p_S), lambda: jnp.zeros(slots, jnp.float32)
-    )
+    floor_S = _floor(mass_Src, jnp.where(greedy_S, 0, how.top_k_S), jnp.where(greedy_S, 1, how.top_p_S))
     kept_Src = jnp.where(mass_Src >= floor_S[:, None, None], mass_Src, 0)
     u_S2 = uniforms(how.keys_S2, index_S)
     column_S = _invert(jnp.sum(kept_Src, axis=1), u_S2[:, 0])
@@ -151,30 +150,71 @@ def _invert(mass_SN: Float[Array, "S N"], u_S: Float[Array, " S"]) -> Int[Array,
 
 
 def _floor(mass_Src: jax.Array, top_k_S: jax.Array, top_p_S: jax.Array) -> jax.Array:
-    """The smallest mass that can be drawn, 0 where neither top-k nor top-p is on.
+    """A floor that keeps the masses that can be drawn, 0 where neither top-k nor top-p is on.
 
-    mass: exp(z − max z), so in [0, 1]. First the k-th largest mass, then the largest floor that keeps a share top_p of
-    the remaining mass; both by bisection over bit patterns, without a sort. Equal masses are kept or dropped together.
+    mass: exp(z − max z), so in [0, 1]. First the k masses that are largest, if a slot has top-k, then the fewest that
+    make up a share top_p of these, if one has top-p; both by bisection over bit patterns, without a sort. Equal masses
+    are kept or dropped together.
     """
 
     def above(bits_S: jax.Array) -> jax.Array:
         return mass_Src >= lax.bitcast_convert_type(bits_S, jnp.float32)[:, None, None]
 
-    def highest(holds, low_S: jax.Array) -> jax.Array:
-        """The largest bit pattern for which `holds` is true; it is true at low_S, and false above the pattern of 1."""
+    def count(bits_S: jax.Array) -> jax.Array:
+        return _total(above(bits_S).astype(jnp.int32))
 
-        def halve(_: jax.Array, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            low_S, high_S = bounds
-            middle_S = low_S + (high_S - low_S) // 2
-            true_S = holds(middle_S)
-            return jnp.where(true_S, middle_S, low_S), jnp.where(true_S, high_S, middle_S)
-
-        return lax.fori_loop(0, BISECTIONS, halve, (low_S, jnp.full_like(low_S, ONE_BITS + 1)))[0]
+    def weight(bits_S: jax.Array) -> jax.Array:
+        return _total(jnp.where(above(bits_S), mass_Src, 0))
 
     zero_S = jnp.zeros(mass_Src.shape[0], jnp.int32)
-    kth_S = highest(lambda bits: _total(above(bits).astype(jnp.int32)) >= top_k_S, zero_S)
-    kth_S = jnp.where(top_k_S > 0, kth_S, 0)
-    share_S = top_p_S * _total(jnp.where(above(kth_S), mass_Src, 0))
-    nucleus_S = highest(lambda bits: _total(jnp.where(above(bits), mass_Src, 0)) >= share_S, kth_S)
-    floor_S = jnp.where(top_p_S < 1, nucleus_S, kth_S)
+
+    def by_k() -> jax.Array:
+        on_S = top_k_S > 0
+        all_S = jnp.full_like(zero_S, mass_Src[0].size)
+        low_S = _highest(count, top_k_S, zero_S, all_S, lambda low_S, at_S, beyond_S: ~on_S | (at_S == top_k_S))
+        return jnp.where(on_S, low_S, 0)
+
+    kth_S = lax.cond(jnp.any(top_k_S > 0), by_k, lambda: zero_S)
+
+    def by_p() -> jax.Array:
+        on_S, whole_S = top_p_S < 1, weight(kth_S)
+        error_S = 2 * sum(mass_Src.shape[1:]) * EPSILON * whole_S  # of a difference of two sums, at most
+
+        def known(low_S: jax.Array, at_S: jax.Array, beyond_S: jax.Array) -> jax.Array:
+            """Two masses from low on would add more to the sum."""
+            return ~on_S | (at_S - beyond_S + error_S < 2 * lax.bitcast_convert_type(low_S, jnp.float32))
+
+        return jnp.where(on_S, _highest(weight, top_p_S * whole_S, kth_S, whole_S, known), kth_S)
+
+    floor_S = lax.cond(jnp.any(top_p_S < 1), by_p, lambda: kth_S)
     return lax.bitcast_convert_type(floor_S, jnp.float32)
+
+
+def _highest(
+    measure: Callable[[jax.Array], jax.Array],
+    wanted_S: jax.Array,
+    low_S: jax.Array,
+    at_S: jax.Array,
+    known: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
+) -> jax.Array:
+    """The highest bit pattern whose measure is `wanted` or more, or a lower one with no other mass in between.
+
+    measure: a sum over the masses above a pattern; at low it is at_S, wanted or more, and above the pattern of 1 it is
+    0. known(low, measure at low, measure at high): whether the masses above are those above the highest pattern; once
+    this is so for all slots, the bisection ends.
+    """
+
+    def undecided(carry: tuple[jax.Array, ...]) -> jax.Array:
+        step, low_S, _, at_S, beyond_S = carry
+        return (step < BISECTIONS) & ~jnp.all(known(low_S, at_S, beyond_S))
+
+    def halve(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        step, low_S, high_S, at_S, beyond_S = carry
+        middle_S = low_S + (high_S - low_S) // 2
+        there_S = measure(middle_S)
+        enough_S = there_S >= wanted_S
+        low_S, high_S = jnp.where(enough_S, middle_S, low_S), jnp.where(enough_S, high_S, middle_S)
+        return step + 1, low_S, high_S, jnp.where(enough_S, there_S, at_S), jnp.where(enough_S, beyond_S, there_S)
+
+    begin = jnp.int32(0), low_S, jnp.full_like(low_S, ONE_BITS + 1), at_S, jnp.zeros_like(at_S)
+    return lax.while_loop(undecided, halve, begin)[1]

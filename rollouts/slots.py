@@ -19,6 +19,7 @@ from jax import lax
 
 from scope_jax.models import cache as kv
 from scope_jax.models.adapter import Adapter
+from scope_jax.models.writes import put
 from scope_jax.rollouts.sampling import Sampling, init_sampling
 from scope_jax.rollouts.types import SamplingParams
 
@@ -188,8 +189,9 @@ def rows_of(
     )
 
 
-def _put(old: jax.Array, slots_N: Any, new: Any) -> jax.Array:
-    return old.at[slots_N].set(new, mode="drop")
+def past_the_end(slots: int) -> Placement:
+    """A placement whose slot is beyond the last, so that programs drop it: for running them with nothing to do."""
+    return Placement(slots, 0, 0, SamplingParams(0.0, 0, 1.0, 1, (), (), False), np.zeros(2, np.uint32))
 
 
 def resumed(state: DecodeState, slots_N: Any, token_N: Any, length_N: Any, limit_N: Any, keys_N2: Any) -> DecodeState:
@@ -197,11 +199,11 @@ def resumed(state: DecodeState, slots_N: Any, token_N: Any, length_N: Any, limit
     end are dropped.
     """
     return state._replace(
-        token_S=_put(state.token_S, slots_N, token_N),
-        length_S=_put(state.length_S, slots_N, length_N),
-        limit_S=_put(state.limit_S, slots_N, limit_N),
-        live_S=_put(state.live_S, slots_N, True),
-        sampling=state.sampling._replace(keys_S2=_put(state.sampling.keys_S2, slots_N, keys_N2)),
+        token_S=put(state.token_S, slots_N, token_N),
+        length_S=put(state.length_S, slots_N, length_N),
+        limit_S=put(state.limit_S, slots_N, limit_N),
+        live_S=put(state.live_S, slots_N, True),
+        sampling=state.sampling._replace(keys_S2=put(state.sampling.keys_S2, slots_N, keys_N2)),
     )
 
 
@@ -218,9 +220,9 @@ def started(
     """`resumed` for slots with a new request."""
     state = resumed(state, slots_N, token_N, length_N, limit_N, sampling.keys_S2)
     return state._replace(
-        stops_SN=_put(state.stops_SN, slots_N, stops_N),
-        policy_S=_put(state.policy_S, slots_N, policy_N),
-        sampling=jax.tree.map(lambda old, new: _put(old, slots_N, new), state.sampling, sampling),
+        stops_SN=put(state.stops_SN, slots_N, stops_N),
+        policy_S=put(state.policy_S, slots_N, policy_N),
+        sampling=jax.tree.map(lambda old, new: put(old, slots_N, new), state.sampling, sampling),
     )
 
 

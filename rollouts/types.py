@@ -17,6 +17,10 @@ class RolloutError(RuntimeError):
     """An episode that failed: one sentence with the request and the reason."""
 
 
+class NonFiniteError(RolloutError, ValueError):
+    """The model computed NaN or infinity for an episode: one sentence with the program and the token."""
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """How the tokens of a request are sampled.

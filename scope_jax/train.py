@@ -36,24 +36,31 @@ from scope_jax.run.checkpoint import Checkpoints
 from scope_jax.run.compiling import keep_programs, programs
 from scope_jax.run.fetching import fetched
 from scope_jax.run.heartbeat import heartbeat
+from scope_jax.run.inputs import Inputs
 from scope_jax.run.metrics import RunLog, records
 from scope_jax.run.mirror import Mirror
 from scope_jax.run.performance import Instruments
 from scope_jax.run.processes import agreed, by_one, give_up, signalled
 from scope_jax.run.residence import ACCELERATOR, States, moved
 from scope_jax.run.stopping import Stopped, orderly
-from scope_jax.run.watching import watched
+from scope_jax.run.watching import Watch, watched
 from scope_jax.run.world import World
 
 Learned = tuple[States, list[Episode], dict[str, float], Metrics]  # of `learn`
 
 
 def train(
-    cfg: Config, run: Path, progress: Progress, profile: int | None = None, mirror: Mirror | None = None
+    cfg: Config,
+    run: Path,
+    progress: Progress,
+    profile: int | None = None,
+    mirror: Mirror | None = None,
+    accept_inputs: bool = False,
 ) -> dict[str, Any]:
     """Trains the card's policies in the folder `run`, resuming where an earlier process stopped.
 
-    mirror: of a run on object storage, for which `run` is the local folder.
+    mirror: of a run on object storage, for which `run` is the local folder. accept_inputs: go on although files that
+    the run reads have changed (`run.inputs`).
 
     With `train.origin` the run starts from the state and step of another run. profile: the number of a step whose trace
     is written to <run>/profile. Returns {"run", "steps", "seconds" and "programs_compiled" (both of this process),
@@ -65,12 +72,15 @@ def train(
     began, made = time.monotonic(), programs()
     compiled = made.compiled
     keep_programs(cfg.train.compilation_cache)
-    cfg = by_one(lambda: branching.settled(cfg, run))
+    cfg = branching.settled(cfg, run)
     log = RunLog(run, cfg)
     card, cfg = cfg, fetched(cfg, progress.say)
+    inputs = Inputs(run, card, cfg)
+    by_one(lambda: inputs.check(accept_inputs, progress.say))
     checkpoints = Checkpoints(run / "checkpoints", card, mirror, base=by_one(lambda: base_digest(cfg)))
     progress.say(f"loading {cfg.model.checkpoint}" + (" and the search index" if cfg.retrieval is not None else ""))
     trainer = assemble(cfg, run, progress.part, progress.say)
+    by_one(lambda: inputs.check(accept_inputs, progress.say))  # now with the index and the modules of the game
     world = trainer.world
     if cfg.log.tokens:
         log.token_bytes = world.tokenizer.token_bytes
@@ -83,7 +93,7 @@ def train(
         by_one(mirror.own)  # not before: a start that is refused leaves a running process alone
     log.rewind(done if resumed else None)
     world.verdicts.record(run, done)
-    watch = by_one(lambda: watched(cfg, records(run / "metrics.jsonl")))
+    watch = _watch(cfg, run)
     over = over or watch.reason is not None
     last = done if over else world.game.total_steps(cfg)
     progress.say(_beginning(cfg, run, done, over, resumed))
@@ -165,6 +175,16 @@ def _begin(
     return states, remembered["game"], remembered["baselines"], done, saved is not None, played
 
 
+def _watch(cfg: Config, run: Path) -> Watch:
+    """The card's rules after the records of the run, which process 0 reads."""
+
+    def counted() -> tuple[tuple[int, ...], frozenset[str]]:
+        watch = watched(cfg, records(run / "metrics.jsonl"))
+        return watch.counts, watch.seen
+
+    return Watch(cfg.train.watch, *by_one(counted))
+
+
 def _alive(world: World, progress: Progress, what: str) -> AbstractContextManager[None]:
     """Says now and then that a step or an evaluation goes on."""
     return heartbeat(progress.say, what, lambda: f"{world.local.progress[1]} dispatches in this call")
@@ -219,20 +239,20 @@ def _learned(
 
     Then the update is made in a thread of its own, and this one plays with the engine's copy of the weights before it.
     No two threads launch programs on the same devices: the learner's are not the engine's. An update, which takes the
-    buffers of the states, waits until the last checkpoint is written.
+    buffers of the states, waits until those of the last checkpoint are copied.
     """
     world = trainer.world
     cfg, game = world.cfg, world.game
     if not cfg.train.one_step_off_policy or finished(world, played.memory, done) or game.waits(cfg, played.memory):
         with instruments.phase("checkpoint"):
-            checkpoints.wait()
+            checkpoints.copied()
         with instruments.phase("learn"):
             world.sampler.rest()
             return learn(trainer, states, played.episodes, baselines), None
 
     def update() -> Learned:
         with instruments.beside("checkpoint"):
-            checkpoints.wait()
+            checkpoints.copied()
         with instruments.beside("learn"):
             return learn(trainer, states, played.episodes, baselines)
 

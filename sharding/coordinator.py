@@ -1,11 +1,13 @@
-"""JAX's coordination service in a process of its own: python -m sharding.coordinator PORT PROCESSES HEARTBEAT.
+"""JAX's coordination service in a process of its own.
+
+    python -m scope_jax.sharding.coordinator HOST:PORT PROCESSES HEARTBEAT
 
 Process 0 starts it. JAX would run the service inside process 0 and, when that dies, end all others with a C++ stack
 trace. Here the service outlives process 0 for a while, so that the others find out from `sharding.watch` and say so in
 one sentence.
 
-It prints one line: "ready", or why the port cannot be opened. It ends LINGER seconds after its standard input does,
-with which it notices the end of process 0.
+It listens at that address only. It prints one line: "ready", or why the address cannot be opened. It ends LINGER
+seconds after its standard input does, with which it notices the end of process 0.
 """
 
 from __future__ import annotations
@@ -20,11 +22,11 @@ LINGER = 40.0  # seconds; longer than `sharding.watch` needs to notice that proc
 
 
 def main() -> None:
-    port, processes, heartbeat = map(int, sys.argv[1:])
+    address, processes, heartbeat = sys.argv[1], *map(int, sys.argv[2:])
     try:
         # recoverable: a process that is gone is reported by `sharding.watch`, not by the service
         service = _jax.get_distributed_runtime_service(
-            f"[::]:{port}", processes, heartbeat_timeout=heartbeat, shutdown_timeout=1, recoverable=True
+            address, processes, heartbeat_timeout=heartbeat, shutdown_timeout=1, recoverable=True
         )
     except RuntimeError as error:
         print(" ".join(str(error).split()), flush=True)

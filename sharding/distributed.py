@@ -1,30 +1,35 @@
 """Joins this process to the others of a run on several hosts, and exchanges bytes with them.
 
     place = detect()                # from the environment; None for a run of one process
-    start(place.coordinator, place.index, place.count, place.devices)
-    parts = gather(payload)         # the payloads of all processes
+    start(place)
+    parts = gather(payload)         # the payloads of all processes, each of which has the run's key
 
 Everything here also works in a run of one process, where nothing is sent and no device is used.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from scope_jax.sharding import signing
+
 PLAIN = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 DEVICES = "JAX_LOCAL_DEVICE_IDS"
+BIND = "JAX_COORDINATOR_BIND_ADDRESS"
 CLUSTERS = ("gketpu", "gcetpu", "slurm")  # of those that JAX detects
 JOIN = 300  # seconds until all processes have to be there
 HEARTBEAT = 50  # seconds without a sign of life after which JAX itself ends a process; `sharding.watch` is quicker
 POLL = 500  # milliseconds after which a wait for another process lets Python handle signals
 SMALL = 64 * 2**10  # bytes; larger payloads are gathered by the devices, through their network
-PIECE = 32 * 2**20  # bytes gathered at a time, the most that is needed on every device for each process
+PIECES = 32 * 2**20  # bytes gathered at a time, of all processes and this one's own: the most that a device needs
 
 
 @dataclass(frozen=True)
@@ -32,15 +37,18 @@ class Place:
     """The place of this process among those of its run.
 
     coordinator: "host:port" of process 0. devices: the ids of this host's devices that the process uses, None for all.
+    bind: where process 0 listens, "host" or "host:port"; None: at the coordinator's address.
     """
 
     coordinator: str
     index: int
     count: int
     devices: tuple[int, ...] | None = None
+    bind: str | None = None
 
 
 _place = Place("", 0, 1)
+_key = b""  # of the run
 _service: subprocess.Popen[str] | None = None
 _round = 0  # of `gather`
 
@@ -69,7 +77,7 @@ def detect() -> Place | None:
                 f"{', '.join(PLAIN)} describe a run of several processes together, but {', '.join(missing)} is not "
                 "set; set all of them, or none for a run of one process."
             )
-        place = Place(given[PLAIN[0]], _number(PLAIN[2]), _number(PLAIN[1]), _device_ids())
+        place = Place(given[PLAIN[0]], _number(PLAIN[2]), _number(PLAIN[1]), _device_ids(), _bind())
     else:
         found = _detected()
         if found is None:
@@ -80,8 +88,9 @@ def detect() -> Place | None:
 
 
 def check(place: Place) -> None:
-    """Raises ValueError for an address without a port, or an index that is not below the number of processes."""
-    if not re.fullmatch(r".+:\d+", place.coordinator):
+    """Raises ValueError for an address that is not one of a host, with a port, or an index that is not below the number
+    of processes."""
+    if not re.fullmatch(r".+:\d+", place.coordinator) or _is_any(_host(place.coordinator)):
         raise ValueError(
             f"The coordinator's address is {place.coordinator!r}; give host:port, the host of process 0 and a port "
             "that is free there."
@@ -90,6 +99,19 @@ def check(place: Place) -> None:
         raise ValueError(
             f"This is process {place.index} of {place.count}; processes are numbered from 0 to {place.count - 1}."
         )
+
+
+def _host(address: str) -> str:
+    """The host of "host:port", without the brackets of IPv6."""
+    return address.rpartition(":")[0].strip("[]")
+
+
+def _is_any(host: str) -> bool:
+    """True for 0.0.0.0 and ::, which are all addresses of a host."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
 
 
 def _number(name: str) -> int:
@@ -108,6 +130,10 @@ def _device_ids() -> tuple[int, ...] | None:
     return tuple(map(int, listed.split(",")))
 
 
+def _bind() -> str | None:
+    return os.environ.get(BIND) or None
+
+
 def _detected() -> Place | None:
     """The place in a SLURM step or TPU pod, by JAX's own detection, which has no public form without its start."""
     from jax._src.clusters import ClusterEnv
@@ -122,22 +148,18 @@ def _detected() -> Place | None:
     if kind.name == "slurm" and devices is None and not alone:
         devices = (int(os.environ["SLURM_LOCALID"]),)
     address = kind.get_coordinator_address(JOIN, os.environ.get("JAX_COORDINATOR_PORT"))
-    return Place(address, kind.get_process_id(), kind.get_process_count(), devices)
+    return Place(address, kind.get_process_id(), kind.get_process_count(), devices, _bind())
 
 
-def start(
-    coordinator: str, process_id: int | None, num_processes: int | None, devices: tuple[int, ...] | None = None
-) -> None:
+def start(place: Place) -> None:
     """Joins the run, before any device is used; a second call does nothing. Process 0 starts the coordination service.
 
-    coordinator, devices: as in `Place`. Raises ValueError if a number is missing or the port cannot be opened, and
-    ConnectionError if not all processes are there after JOIN seconds.
+    Raises ValueError if the place is none, the run has no key, or the port cannot be opened, and ConnectionError if not
+    all processes are there after JOIN seconds, or one has another key.
     """
-    global _place
-    if process_id is None or num_processes is None:
-        raise ValueError("Give coordinator, process_id and num_processes together.")
-    place = Place(coordinator, process_id, num_processes, devices)
+    global _place, _key
     check(place)
+    key = signing.run_key()
     import jax
     from jax._src.distributed import global_state
     from jax._src.lib import _jax
@@ -163,30 +185,53 @@ def start(
             f"Process {place.index} of {place.count} did not find all others at {place.coordinator} within {JOIN} s "
             f"({' '.join(str(error).split())[:200]}); start them all, with the same address."
         ) from None
-    global_state.client, _place = client, place
+    global_state.client, _place, _key = client, place, key
+    gather(b"")  # every process has the key
 
 
 def _serve(place: Place) -> None:
     """Starts `scope_jax.sharding.coordinator`; returns when its port is open."""
     global _service
-    port = place.coordinator.rpartition(":")[2]
+    address = _listening(place)
     root = str(Path(__file__).parents[2])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     _service = subprocess.Popen(
-        [sys.executable, "-m", "scope_jax.sharding.coordinator", port, str(place.count), str(HEARTBEAT)],
+        # -P: not with what lies in the current folder
+        [sys.executable, "-P", "-m", "scope_jax.sharding.coordinator", address, str(place.count), str(HEARTBEAT)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
         start_new_session=True,  # Ctrl-C is for the run's processes
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "JAX_PLATFORMS": "cpu"},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "JAX_PLATFORMS": "cpu", signing.KEY: ""},
     )
     assert _service.stdout is not None
     line = _service.stdout.readline().strip()
     if line != "ready":
         raise ValueError(
-            f"The coordinator's port {port} cannot be opened ({line or 'the service ended'}); choose another one."
+            f"The coordinator's address {address} cannot be opened ({line or 'the service ended'}); choose another "
+            f"port, or set {BIND} to an address of this host."
         )
+
+
+def _listening(place: Place) -> str:
+    """Where process 0 listens, host:port: at one address, as whoever reaches the service can end the run.
+
+    Raises ValueError for a name that only this host can reach by the address it has here, as Debian sets up hosts.
+    """
+    host, port = _host(place.coordinator), place.coordinator.rpartition(":")[2]
+    if place.bind is not None:
+        return place.bind if re.fullmatch(r"[^:]+:\d+|\[.+\]:\d+", place.bind) else f"{place.bind}:{port}"
+    try:
+        found = {info[4][0] for info in socket.getaddrinfo(host, None)}
+    except OSError:
+        found = set()  # gRPC will say so
+    if found and host not in {"localhost", *found} and all(ipaddress.ip_address(each).is_loopback for each in found):
+        raise ValueError(
+            f"The coordinator's host {host} is {', '.join(sorted(map(str, found)))} on itself, where no other host can "
+            f"reach it; set {BIND} to its address in the network, or give localhost if all processes are here."
+        )
+    return place.coordinator
 
 
 def stop() -> None:
@@ -222,20 +267,55 @@ def gather(payload: bytes) -> list[bytes]:
     global _round
     if _place.count == 1:
         return [payload]
-    own, store, _round = f"{_round}/{_place.index}", client(), _round + 1
+    this, store, _round = _round, client(), _round + 1
     if len(payload) <= SMALL:
-        store.key_value_set_bytes(f"gather/data/{own}", payload)
-    store.key_value_set(f"gather/size/{own}", str(len(payload)))
-    sizes = [int(_awaited(f"gather/size/{_round - 1}/{number}")) for number in range(_place.count)]
-    if _round > 1:  # everyone has come to this round, so has read all of the one before
-        for kind in ("size", "data"):
-            store.key_value_delete(f"gather/{kind}/{_round - 2}/{_place.index}")
+        store.key_value_set_bytes(f"gather/data/{this}/{_place.index}", payload)
+    put(f"gather/head/{this}/{_place.index}", _head(payload))
+    heads = [_checked(f"gather/head/{this}/{number}", number) for number in range(_place.count)]
+    if this:  # everyone has come to this round, so has read all of the one before
+        for kind in ("head", "data"):
+            store.key_value_delete(f"gather/{kind}/{this - 1}/{_place.index}")
+    sizes = [int(head.partition(" ")[0]) for head in heads]
     if max(sizes) > SMALL:
-        return _through_devices(payload, sizes)
-    return [
-        store.key_value_try_get_bytes(f"gather/data/{_round - 1}/{number}") if size else b""
-        for number, size in enumerate(sizes)
-    ]
+        parts = _through_devices(payload, sizes)
+    else:
+        parts = [
+            store.key_value_try_get_bytes(f"gather/data/{this}/{number}") if size else b""
+            for number, size in enumerate(sizes)
+        ]
+    for number, (part, head) in enumerate(zip(parts, heads, strict=True)):
+        if _head(part) != head:
+            raise _stranger(number)
+    return parts
+
+
+def put(key: str, text: str) -> None:
+    """Tells all processes `text` under a key of the coordination service."""
+    client().key_value_set(key, signing.signed(text, key, _key), True)
+
+
+def read(key: str, message: str) -> str | None:
+    """What a process of the run `put` under this key; None if it was somebody else."""
+    return signing.verified(message, key, _key)
+
+
+def _head(payload: bytes) -> str:
+    return f"{len(payload)} {signing.checksum(payload)}"
+
+
+def _checked(key: str, number: int) -> str:
+    """What process `number` puts under this key, as soon as it has."""
+    text = read(key, _awaited(key))
+    if text is None:
+        raise _stranger(number)
+    return text
+
+
+def _stranger(number: int) -> ConnectionError:
+    return ConnectionError(
+        f"What process {number} says does not bear the key of this run; give all processes the same {signing.KEY}, and "
+        "see that nobody else reaches the coordinator's port."
+    )
 
 
 def _awaited(key: str) -> str:
@@ -254,13 +334,14 @@ def _through_devices(payload: bytes, sizes: list[int]) -> list[bytes]:
     from jax.experimental.multihost_utils import process_allgather
 
     parts = [bytearray() for _ in sizes]
-    for first in range(0, max(sizes), PIECE):
-        width = SMALL  # a power of two, so that there are few programs
-        while width < min(max(sizes) - first, PIECE):
+    piece = 1 << (PIECES // (len(sizes) + 1)).bit_length() - 1
+    for first in range(0, max(sizes), piece):
+        width = min(SMALL, piece)  # a power of two, so that there are few programs
+        while width < min(max(sizes) - first, piece):
             width *= 2
         own = np.zeros(width, np.uint8)
-        piece = np.frombuffer(payload[first : first + width], np.uint8)
-        own[: len(piece)] = piece
+        given = np.frombuffer(payload[first : first + width], np.uint8)
+        own[: len(given)] = given
         for part, row in zip(parts, process_allgather(own), strict=True):
             part += row.tobytes()
     return [bytes(part[:size]) for part, size in zip(parts, sizes, strict=True)]

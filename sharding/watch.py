@@ -35,7 +35,7 @@ class Watch:
         self._over.set()
         self._thread.join(BEAT)
         if reason is not None:
-            distributed.client().key_value_set(f"{OVER}{distributed.index()}", reason, True)
+            distributed.put(f"{OVER}{distributed.index()}", reason)
 
     def wait(self) -> None:
         """Returns after the time in which the thread would have noticed that another process is gone."""
@@ -55,21 +55,22 @@ class Watch:
     def _look(self, beat: str) -> None:
         store, me = distributed.client(), distributed.index()
         store.key_value_set(f"{ALIVE}{me}/beat", beat, True)
-        for key, reason in store.key_value_dir_get(OVER):
-            number = int(key.rpartition("/")[2])
-            if number != me:
+        over = {key.rpartition("/")[2]: message for key, message in store.key_value_dir_get(OVER)}
+        for number in range(distributed.count()):
+            reason = distributed.read(f"{OVER}{number}", over.get(str(number), ""))
+            if reason is not None and number != me:
                 return self._say(number, reason)
         others, place = (range(1, distributed.count()), ALIVE) if me == 0 else (range(1), f"{ALIVE}0/")
-        counts = {int(key.split("/")[-2]): value for key, value in store.key_value_dir_get(place)}
+        counts = {key.rpartition("/")[0].rpartition("/")[2]: beat for key, beat in store.key_value_dir_get(place)}
         now = time.monotonic()
         for number in others:
-            value = counts.get(number, "")
+            value = counts.get(str(number), "")
             known, since = self._counts.get(number, ("", self._began))
             if value != known:
                 self._counts[number] = (value, now)
             elif now - since > LOST:
                 reason = f"is gone (no sign of life for {LOST:g} s)"
-                store.key_value_set(f"{OVER}{number}", reason, True)
+                distributed.put(f"{OVER}{number}", reason)
                 return self._say(number, reason)
 
     def _say(self, number: int, reason: str) -> None:

@@ -112,7 +112,8 @@ class Participant:
         self._folder = folder
 
     def _model(self) -> Any:
-        return AutoModelForCausalLM.from_pretrained(self._folder, dtype=torch.float32)  # scaled_dot_product_attention
+        # with scaled_dot_product_attention
+        return AutoModelForCausalLM.from_pretrained(self._folder, dtype=torch.float32, trust_remote_code=False)
 
     def versions(self) -> dict[str, str]:
         return {name: version(name) for name in ("torch", "transformers")}

@@ -38,6 +38,7 @@ from scope_jax.retrieval.clusters.select import REASONS, select
 from scope_jax.retrieval.clusters.settings import Corpus, Neural, Preparation
 from scope_jax.retrieval.embed import Encoder, HashedLexical
 from scope_jax.retrieval.rows import DataError
+from scope_jax.sharding.files import replaced
 
 NOT_CHOSEN = "cluster_not_chosen"  # drop reason of documents in clusters beyond per_family
 TOO_LONG = "cluster_too_long"  # of documents that clusters of at most `sizes.tokens` have no room for
@@ -67,7 +68,13 @@ def prepare(wanted: Preparation, path: Path, *, chunk: int, tell: Tell, rebuild:
         if state.result is None:
             _finish(wanted, folder, state, chunk, tell)
         folder.clear_work()
-    return json.loads((path / REPORT).read_text(encoding="utf-8"))
+    try:
+        report = json.loads((path / REPORT).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        report = None
+    if not isinstance(report, dict):
+        raise folder.damaged(f"{REPORT} cannot be read")
+    return report
 
 
 def _finish(wanted: Preparation, folder: Folder, state: State, chunk: int, tell: Tell) -> None:
@@ -100,7 +107,7 @@ def _compare(path: Path, state: State, wanted: Preparation, inputs: dict[str, di
                 f"now {_shown(settings.get(name))}); choose another folder, or use --rebuild."
             )
     for name, found in inputs.items():
-        if found["hash"] != state.inputs[name]["hash"]:
+        if found["hash"] != state.inputs.get(name, {}).get("hash"):
             raise ClustersFolderError(
                 f"{name} has changed since the clusters in {path} were built from it; choose another folder, or "
                 "use --rebuild."
@@ -209,9 +216,8 @@ def _some(found: list[np.ndarray], per_family: int | None, families: int, seed: 
 
 
 def _write(folder: Folder, kept: Kept, chosen: list[tuple[str, np.ndarray]], tell: Tell) -> dict[str, Any]:
-    part = folder.path / f"{CLUSTERS}.part"
     digest, size = hashlib.blake2b(digest_size=16), 0
-    with part.open("wb", buffering=BLOCK) as file:
+    with replaced(folder.path / CLUSTERS) as part, part.open("wb", buffering=BLOCK) as file:
         for number, (family, members) in enumerate(chosen):
             documents = _apart([vars(kept[int(member)]) for member in members])
             row = {"id": f"c{number:06d}", "family": family, "documents": documents}
@@ -221,7 +227,6 @@ def _write(folder: Folder, kept: Kept, chosen: list[tuple[str, np.ndarray]], tel
             size += len(line)
             if (number + 1) % 1000 == 0 or number + 1 == len(chosen):
                 tell("clusters written", number + 1, len(chosen))
-    part.replace(folder.path / CLUSTERS)
     return {"bytes": size, "hash": digest.hexdigest()}
 
 

@@ -18,7 +18,6 @@ import fcntl
 import gzip
 import hashlib
 import json
-import os
 import shutil
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -33,6 +32,7 @@ import pyarrow.parquet as pq
 
 from scope_jax.retrieval.corpus import Document
 from scope_jax.retrieval.rows import DataError, hub_table, is_file
+from scope_jax.sharding.files import is_partial, replaced
 
 VERSION = 1
 CLUSTERS, REPORT, MANIFEST, WORK, LOCK = "clusters.jsonl", "report.json", "manifest.json", "work", ".lock"
@@ -54,7 +54,7 @@ class State:
 
     version: int
     settings: dict[str, Any]  # everything that affects the result, as plain JSON
-    inputs: dict[str, dict[str, Any]]  # by name: hash and rows; for files, size and modification time too
+    inputs: dict[str, dict[str, Any]]  # by name: hash and rows; for files, size and times too
     read: int = 0  # rows read, over all sources
     counts: list[dict[str, int]] = field(default_factory=list)  # for each source: rows kept, and dropped by reason
     examples: dict[str, list[str]] = field(default_factory=dict)  # by reason
@@ -64,6 +64,19 @@ class State:
     width: int = 0  # of the vectors
     embedded: int = 0
     result: dict[str, Any] | None = None  # clusters.jsonl: bytes, hash, clusters, documents
+
+
+def _is_whole(state: State) -> bool:
+    """True if the values of a manifest that was read have their types."""
+    counts = (state.version, state.read, state.kept, state.document_bytes, state.width, state.embedded)
+    tables = (state.settings, state.inputs, state.examples, *([] if state.result is None else [state.result]))
+    return (
+        all(type(count) is int and count >= 0 for count in counts)
+        and all(isinstance(table, dict) for table in tables)
+        and all(isinstance(entry, dict) for entry in state.inputs.values())
+        and isinstance(state.counts, list)
+        and (state.result is None or isinstance(state.result.get("bytes"), int))
+    )
 
 
 class Folder:
@@ -92,8 +105,9 @@ class Folder:
             raise ClustersFolderError(f"{self.path} is a file; give a folder for the clusters.")
         if not self.path.is_dir() or (self.path / MANIFEST).exists():
             return
-        ours = {LOCK, WORK, f"{MANIFEST}.part"} if (self.path / LOCK).exists() else set()  # a build locks it first
-        if foreign := sorted(entry.name for entry in self.path.iterdir() if entry.name not in ours):
+        ours = {LOCK, WORK} if (self.path / LOCK).exists() else set()  # a build locks it first
+        entries = [entry for entry in self.path.iterdir() if entry.name not in ours]
+        if foreign := sorted(entry.name for entry in entries if not (ours and is_partial(entry))):
             raise ClustersFolderError(
                 f"The folder {self.path} has other files ({foreign[0]}) and no clusters; choose an empty or new one."
             )
@@ -105,8 +119,10 @@ class Folder:
             return None
         try:
             state = State(**json.loads(file.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, RecursionError):
             raise self.damaged(f"{MANIFEST} cannot be read") from None
+        if not _is_whole(state):
+            raise self.damaged(f"{MANIFEST} cannot be read")
         if state.version != VERSION:
             raise ClustersFolderError(
                 f"The clusters in {self.path} have format {state.version}, not {VERSION}; rebuild them (--rebuild)."
@@ -121,15 +137,13 @@ class Folder:
 
     def write(self, name: str, text: str) -> None:
         """Writes a file atomically."""
-        part = self.path / f"{name}.part"
-        part.write_text(text + "\n", encoding="utf-8")
-        os.replace(part, self.path / name)
+        with replaced(self.path / name) as part:
+            part.write_text(text + "\n", encoding="utf-8")
 
     def clear(self) -> None:
         """Removes all our files, manifest first, so that a killed process leaves nothing that looks complete."""
         for name in (MANIFEST, REPORT, CLUSTERS):
-            for path in (self.path / name, self.path / f"{name}.part"):
-                path.unlink(missing_ok=True)
+            (self.path / name).unlink(missing_ok=True)
         self.clear_work()
 
     def clear_work(self) -> None:
@@ -175,7 +189,7 @@ class Kept:
         line = self._text[self._offsets[number] : None if last else self._offsets[number + 1]]
         try:
             return Document(**json.loads(bytes(line)))
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             raise self._folder.damaged(f"{WORK}/{DOCUMENTS} cannot be read at document {number + 1}") from None
 
     def batches(self, size: int) -> Iterator[list[Document]]:
@@ -189,7 +203,7 @@ def input_of(source: str, split: str | None, hub_config: str | None, known: Mapp
     """Identifies the state of a source: a file by the hash of its bytes, a hub data set by its fingerprint; with the
     number of rows (blank lines included).
 
-    known: an earlier result; a file of the same size and modification time is not read again.
+    known: an earlier result; a file of the same size and times is not read again.
     """
     if not is_file(source):
         table = hub_table(source, split or "train", hub_config)
@@ -199,7 +213,8 @@ def input_of(source: str, split: str | None, hub_config: str | None, known: Mapp
         raise FileNotFoundError(f"The data file {source} does not exist; check the path.")
     if not path.is_file():
         raise DataError(f"{source} is not a file; give one JSONL or Parquet file, or the name of a hub data set.")
-    seen = {"bytes": path.stat().st_size, "modified": path.stat().st_mtime_ns}
+    found = path.stat()
+    seen = {"bytes": found.st_size, "modified": [found.st_mtime_ns, found.st_ctime_ns]}
     if known is not None and all(known.get(key) == value for key, value in seen.items()):
         return dict(known)
     return {**seen, "hash": _hash(path), "rows": _rows(path)}
@@ -220,6 +235,10 @@ def _rows(path: Path) -> int:
             with pq.ParquetFile(path) as table:
                 return table.metadata.num_rows
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-            return sum(1 for _ in file)
+            lines, block = 0, b"\n"
+            while following := file.read(BLOCK):
+                block = following
+                lines += block.count(b"\n")
+            return lines + (not block.endswith(b"\n"))
     except (OSError, EOFError, ValueError, zlib.error, pa.ArrowException):
         return 0

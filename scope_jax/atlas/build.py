@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,6 +27,7 @@ from scope_jax.retrieval.corpus import Corpus, load_corpus
 from scope_jax.retrieval.embed import HashedLexical
 from scope_jax.retrieval.exact import ExactIndex
 from scope_jax.retrieval.search import LocalRetriever, SearchTool
+from scope_jax.sharding.files import replaced
 from scope_jax.text.parsing import neutralise
 
 SAMPLE_SCRIPTS = 150  # of each kind, for the tokenizer's word list
@@ -35,9 +35,8 @@ SAMPLE_SCRIPTS = 150  # of each kind, for the tokenizer's word list
 
 def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """JSON lines, whole or not at all."""
-    new = path.with_name(f".{path.name}.new")
-    new.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-    os.replace(new, path)
+    with replaced(path) as new:
+        new.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
 
 
 def write_texts(world: World, out: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import re
 import time
 import tomllib
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
@@ -108,14 +109,14 @@ def runs(
 
 def _progress(metrics: Path) -> tuple[int, str]:
     """(the last whole line's step, the file's time) of metrics.jsonl; (0, "") if there is none."""
+    from scope_jax.run.records import lines, parsed
+
     if not metrics.is_file():
         return 0, ""
     steps = 0
-    for line in metrics.read_bytes().splitlines():
-        try:
-            steps = int(json.loads(line)["step"])
-        except (ValueError, KeyError, TypeError):  # the incomplete last line of a run that goes on or was killed
-            break
+    with metrics.open("rb") as file, suppress(UserError):  # a damaged line, of which `report` says where it is
+        for place, line in lines(file, metrics):
+            steps = parsed(line, place)["step"]
     return steps, time.strftime("%Y-%m-%d %H:%M", time.localtime(metrics.stat().st_mtime))
 
 

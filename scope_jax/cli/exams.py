@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,7 @@ import typer
 from scope_jax.cli.options import Base, Json, Sets
 from scope_jax.cli.output import check_local, check_place, show, tell
 from scope_jax.errors import UserError
+from scope_jax.sharding.files import alone
 
 if TYPE_CHECKING:
     from scope_jax.config.suites import SuiteCard
@@ -198,8 +200,9 @@ def _with_records(
     records: Path | None,
     report: Callable[[dict[str, Any]], None],
 ) -> None:
-    """Runs the evaluation; the records of each finished set are in FILE.partial until all are finished."""
-    from scope_jax.run.processes import joined, writes
+    """Runs the evaluation; the records of each finished set are in FILE.partial until all are finished. Meanwhile no
+    other process may write FILE."""
+    from scope_jax.run.processes import by_one, joined, writes
 
     partial = None if records is None else records.with_name(records.name + ".partial")
     kept: list[str] = []
@@ -214,7 +217,9 @@ def _with_records(
                 file.writelines(json.dumps({"set": name, **row}, ensure_ascii=False) + "\n" for row in rows)
         kept.append(name)
 
-    with joined():
+    with joined(), ExitStack() as held:
+        if records is not None:
+            by_one(lambda: held.enter_context(alone(records)))
         results = examined(keep)
         if writes():
             report(results)

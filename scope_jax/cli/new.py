@@ -13,6 +13,7 @@ from scope_jax.cli.options import Sets, load
 from scope_jax.cli.output import check_place, tell
 from scope_jax.cli.program import app
 from scope_jax.errors import UserError
+from scope_jax.sharding.files import alone, replaced
 
 if TYPE_CHECKING:
     from scope_jax.models.config import ModelConfig
@@ -82,9 +83,11 @@ def new(
     from scope_jax.run.metrics import as_toml
 
     overridden(table, set_ or (), str(card))  # a card that cannot be loaded is not written
-    partial = card.with_name(card.name + ".partial")
-    partial.write_text(f"{_header_of(card, played)}\n{as_toml(table)}", encoding="utf-8")
-    partial.replace(card)
+    with alone(card):
+        if card.exists():  # by now
+            raise UserError(f"{card} exists; remove it or give another name.")
+        with replaced(card) as partial:
+            partial.write_text(f"{_header_of(card, played)}\n{as_toml(table)}", encoding="utf-8")
     tell(f"{card} is written; scope-jax plan {shlex.quote(str(card))} tells whether it fits your hardware")
     if unseen:
         tell(unseen)
@@ -96,11 +99,11 @@ def _shape(model: str) -> tuple[ModelConfig | None, str]:
 
     Of a model of the hub only config.json is downloaded.
     """
-    from scope_jax.models.weights import load_config
+    from scope_jax.models.weights import checked_config, load_config
     from scope_jax.run import hub
 
     if not hub.is_name(model):
-        return load_config(model), ""
+        return checked_config(model), ""
     rest = f"the weights and the tokenizer of {model}; scope-jax check downloads and opens them"
     try:
         return load_config(hub.snapshot(model, hub.SHAPE)), f"not checked: {rest}"

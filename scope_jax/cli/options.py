@@ -40,8 +40,27 @@ Base = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the results as JSON on the last line.")]
 
+TrustedHosts = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        help="A further name of this server, of which clients ask; others are refused. Repeatable.",
+    ),
+]
+
 
 def load(path: Path, overrides: list[str] | None) -> Config:
     from scope_jax.games import load_card
 
     return load_card(path, overrides or ())
+
+
+def trusted(names: list[str] | None) -> list[str]:
+    """The values of --trusted-host. Raises UserError for one that is no name of a host."""
+    from scope_jax.errors import UserError
+    from scope_jax.retrieval.web import host_name
+
+    try:
+        return [host_name(name) for name in names or ()]
+    except ValueError as error:
+        raise UserError(f"--trusted-host: {error}") from None

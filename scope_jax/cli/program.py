@@ -151,6 +151,7 @@ def main(
     """Self-play post-training of language models in JAX."""
     quiet_libtpu()
     take_memory()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # else a process that is forked later prints a warning
 
 
 def take_memory() -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from scope_jax.cli.options import Json
+from scope_jax.cli.options import Json, TrustedHosts, trusted
 from scope_jax.cli.output import check_local, show, tell
 from scope_jax.cli.program import app
 from scope_jax.errors import UserError
@@ -27,6 +27,7 @@ def report(
             help="Folder of the report [default: RUN/report], or page of a comparison [default: in the first report].",
         ),
     ] = None,
+    trusted_host: TrustedHosts = None,
     as_json: Json = False,
 ) -> None:
     """Write report/index.html in the run folder: curves, episodes. For several runs, a page that compares them."""
@@ -40,6 +41,8 @@ def report(
         raise UserError(f"{to} is a file; give a folder for the report, which has several files.")
     if to is not None and len(runs) > 1 and (to.is_dir() or to.suffix != ".html"):
         raise UserError(f"{to} is no place for the page of a comparison; give a file that ends in .html.")
+    if trusted_host and not watch:
+        raise UserError("--trusted-host is for a report that is served; add --watch, or remove it.")
     if watch:
         if len(runs) > 1:
             raise UserError("--watch shows one run; give one run folder.")
@@ -47,7 +50,7 @@ def report(
             raise UserError(f"--watch shows the report in {runs[0] / 'report'}; remove --to.")
         from scope_jax.report.live import watch as serve
 
-        serve(runs[0], port, tell)
+        serve(runs[0], port, tell, trusted(trusted_host))
         return
     if len(runs) > 1:
         from scope_jax.report.comparison import write_comparison

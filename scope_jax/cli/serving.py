@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from scope_jax.cli.options import Card, Sets, load
+from scope_jax.cli.options import Card, Sets, TrustedHosts, load, trusted
 from scope_jax.cli.output import check_local, console, tell
 from scope_jax.cli.program import app
 from scope_jax.errors import UserError
@@ -73,6 +73,7 @@ def serve(
     card: CardFile = None,
     search: Search = False,
     grace: Grace = 30.0,
+    trusted_host: TrustedHosts = None,
     set_: Sets = None,
 ) -> None:
     """Serve a model over OpenAI's protocol: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics.
@@ -81,6 +82,7 @@ def serve(
     """
     _check(target)
     key = _key(api_key_env, host)
+    hosts = trusted(trusted_host)
     from scope_jax.serving.server import bound
 
     sock = bound(host, port)  # a port that is taken is reported before the weights are loaded
@@ -93,7 +95,7 @@ def serve(
         tell("compiling")
         warm_up(model)
         grpc = None if grpc_port is None else (host, grpc_port)
-        run_model(model, sock, key=key, grpc=grpc, grace=grace, tell=tell)
+        run_model(model, sock, key=key, grpc=grpc, grace=grace, tell=tell, hosts=hosts)
     tell("the server has ended")
 
 
@@ -105,6 +107,8 @@ def search_server(
     index: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder of the index [default: retrieval.index of the card].")
     ] = None,
+    trusted_host: TrustedHosts = None,
+    grace: Grace = 10.0,
     set_: Sets = None,
 ) -> None:
     """Serve the search of CARD over Search-R1's protocol, POST /retrieve, for runs with retrieval.url."""
@@ -112,23 +116,27 @@ def search_server(
     if (retrieval := cfg.retrieval) is None or retrieval.corpus is None:
         raise UserError(f"{card} has no corpus to search; add retrieval.corpus or pass --set retrieval.corpus=FILE.")
     folder = index or (Path(retrieval.index) if retrieval.index else None)
+    hosts = trusted(trusted_host)
     if folder is None:
         raise UserError(f"{card} has no index folder; give one with --index DIR, where the index is kept or built.")
     from scope_jax.report.progress import Progress
-    from scope_jax.retrieval.server import make_app
+    from scope_jax.retrieval.server import TOPK_LIMIT, make_app
     from scope_jax.run.fetching import fetched
     from scope_jax.run.indexing import index_mesh, open_or_build_index
-    from scope_jax.serving.server import bound, one_at_a_time, run_http
+    from scope_jax.serving.server import bound, run_http
 
     with bound(host, port) as sock:  # a port that is taken is reported before the index is opened
         retrieval = fetched(cfg, tell, only=("retrieval",)).retrieval
         assert retrieval is not None
         with Progress(console()) as progress:
-            where = retrieval.model_copy(update={"index": str(folder)})
-            retriever = open_or_build_index(where, folder, index_mesh(), progress.part, say=progress.say)
+            kept = retrieval.model_copy(update={"index": str(folder)})
+            retriever = open_or_build_index(kept, folder, index_mesh(), progress.part, say=progress.say)
         passages = len(retriever.corpus)
-        service = make_app(one_at_a_time(retriever), top_k=retrieval.top_k)
-        run_http(service, sock, 10.0, lambda address: tell(f"searching {passages} passages on {address}/retrieve"))
+        tell("compiling")
+        retriever.compile(TOPK_LIMIT)
+        service = make_app(retriever, top_k=retrieval.top_k, hosts=[host, *hosts])
+        where = f"searching {passages} passages on"
+        run_http(service, sock, grace, lambda address: tell(f"{where} {address}/retrieve"), service.state.calls.close)
     tell("the server has ended")
 
 

@@ -34,6 +34,9 @@ def train(
             metavar="STEP", min=1, help="Write a profiler trace of this step to the folder profile of the run."
         ),
     ] = None,
+    accept_inputs: Annotated[
+        bool, typer.Option("--accept-inputs", help="Go on although data, prompts or other files of the run changed.")
+    ] = False,
     plan_first: Annotated[
         bool, typer.Option("--plan-first", help="Refuse at once a card that does not fit this machine; see `plan`.")
     ] = False,
@@ -61,7 +64,7 @@ def train(
         from scope_jax.train import train as loop
 
         with Progress(console()) as progress, run_folder(run, Path(cfg.train.spool), progress.say) as (folder, mirror):
-            results = loop(cfg, folder, progress, profile, mirror)
+            results = loop(cfg, folder, progress, profile, mirror, accept_inputs)
             if writes():
                 progress.say(f"curves and episodes: {write_report(folder)}")
         if writes():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from typing import Annotated, Literal
 
@@ -14,7 +15,25 @@ from scope_jax.config.slices import known_type
 def _word(text: str) -> str:
     if not text or not text.isprintable() or any(c.isspace() or c in "'\"\\`$;&|<>()" for c in text):
         raise ValueError("must be a single word without spaces, quotes and shell characters")
+    if text.startswith("-"):
+        raise ValueError(f"is {text!r}, which a program would read as an option; begin it with another character")
     return text
+
+
+def _host(text: str) -> str:
+    user, at, name = text.rpartition("@")
+    if not re.fullmatch(r"[A-Za-z0-9_][\w.-]*", name, re.ASCII) and not _is_ipv6(name):
+        raise ValueError(f"names {name!r}, which is no host; give a name or an address, as in node0 or me@10.0.0.5")
+    if at and not re.fullmatch(r"[A-Za-z0-9_][\w.+-]*", user, re.ASCII):
+        raise ValueError(f"names {user!r} before the @, which is no user; give one as in me@node0")
+    return text
+
+
+def _is_ipv6(name: str) -> bool:
+    try:
+        return ipaddress.IPv6Address(name).scope_id is None
+    except ValueError:
+        return False
 
 
 def _cloud_name(text: str) -> str:
@@ -50,6 +69,7 @@ def _mounts(table: dict[str, str]) -> dict[str, str]:
 
 
 Word = Annotated[str, AfterValidator(_word)]
+Host = Annotated[str, AfterValidator(_host)]  # what ssh can be given, but no option
 CloudName = Annotated[str, AfterValidator(_cloud_name)]
 TpuType = Annotated[str, AfterValidator(known_type)]
 Mounts = Annotated[dict[str, str], AfterValidator(_mounts)]
@@ -59,7 +79,7 @@ Grace = Annotated[int, Field(ge=10, le=3600)]  # seconds between SIGTERM and SIG
 class GpuNodeSection(Section):
     """One node with all its GPUs in one process, or several nodes over ssh with one process each."""
 
-    hosts: tuple[Word, ...] = Field(default=(), strict=False)  # reached by ssh; empty: this machine
+    hosts: tuple[Host, ...] = Field(default=(), strict=False)  # reached by ssh; empty: this machine
     port: int = Field(default=8476, ge=1024, le=65535)  # of jax.distributed on the first host
 
     @model_validator(mode="after")

@@ -17,6 +17,7 @@ from scope_jax.data.published import RECIPES, Make, Recipe, joined
 from scope_jax.data.schemas import SCHEMAS
 from scope_jax.retrieval.corpus import passage
 from scope_jax.retrieval.rows import DataError, Row, attempts, is_file, is_text, short
+from scope_jax.sharding.files import alone, partial_of, remove_stale, replaced
 
 BLOCK = 1 << 20  # bytes hashed at a time
 
@@ -41,7 +42,8 @@ def convert(
     `<out>.refused.jsonl` with place and reason. Returns, and writes to `<out>.manifest.json`: the counts, and the
     SHA-256 of the file, of its uncompressed lines and of every source file.
 
-    Raises DataError for an unknown recipe, a source that cannot be read, and if no row can be converted.
+    Raises DataError for an unknown recipe, a source that cannot be read, and if no row can be converted; UserError
+    while another process writes `out`.
     """
     if name not in RECIPES:
         raise DataError(f"there is no data set {name!r}; give one of {', '.join(sorted(RECIPES))}.")
@@ -59,17 +61,18 @@ def convert(
             raise DataError(f"{out} is also a source, which would be overwritten; give another file to write.")
     make = recipe.make if baseline is None else joined(list(_whole(baseline)), recipe.make)
     counts, refused = Counts(), out.with_name(out.name + ".refused.jsonl")
-    partial, partly = out.with_name(out.name + ".partial"), refused.with_name(refused.name + ".partial")
-    try:
-        with _text(partial, out.suffix == ".gz") as file, partly.open("w", encoding="utf-8") as bad:
-            for source in sources:
-                part = (None, None) if is_file(source) else (split, hub_config)
-                _stream(recipe, make, attempts(source, *part), file, bad, counts)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        partly.unlink(missing_ok=True)
-        raise
-    return _finish(name, out, sources, counts, (partial, partly, refused))
+    with alone(out):
+        remove_stale(out.parent)
+        partial, partly = partial_of(out), partial_of(refused)
+        try:
+            with _text(partial, out.suffix == ".gz") as file, partly.open("w", encoding="utf-8") as bad:
+                for source in sources:
+                    part = (None, None) if is_file(source) else (split, hub_config)
+                    _stream(recipe, make, attempts(source, *part), file, bad, counts)
+            return _finish(name, out, sources, counts, (partial, partly, refused))
+        finally:
+            partial.unlink(missing_ok=True)
+            partly.unlink(missing_ok=True)
 
 
 def _stream(
@@ -105,28 +108,23 @@ def _finish(
     """Renames the files and writes the manifest."""
     partial, partly, refused = places
     if not counts.rows:
-        partial.unlink()
-        partly.unlink()
         raise DataError(f"no row of {sources[0]} could be converted as {name}: {counts.first or 'there is none.'}")
     refused.unlink(missing_ok=True)
     if counts.refused:
         os.replace(partly, refused)
-    else:
-        partly.unlink()
+    digest = _sha256(partial)
     os.replace(partial, out)
     manifest = {
         "data": name,
         "rows": counts.rows,
         "refused": counts.refused,
         "other": counts.other,
-        "sha256": _sha256(out),
+        "sha256": digest,
         "sha256_of_lines": counts.digest.hexdigest(),
         "sources": {source: _sha256(Path(source)) if is_file(source) else "hub" for source in sources},
     }
-    place = out.with_name(out.name + ".manifest.json")
-    waiting = place.with_name(place.name + ".partial")
-    waiting.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-    os.replace(waiting, place)
+    with replaced(out.with_name(out.name + ".manifest.json")) as waiting:
+        waiting.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     return {"file": str(out), **manifest, "first_refused": counts.first}
 
 

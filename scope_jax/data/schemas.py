@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from scope_jax.retrieval.corpus import DOCUMENT, passage
-from scope_jax.retrieval.rows import DataError, Row, kind_of, optional, required, text_of
+from scope_jax.retrieval.rows import DataError, Row, kind_of, optional, repeated, required, text_of
 
 Kind = Literal["answers", "questions", "choices", "tasks", "marked", "readings", "queries", "documents", "clusters"]
 Columns = Mapping[str, str]  # field → column, as set in the card
@@ -190,8 +190,7 @@ def clusters(row: Row, where: str, columns: Columns) -> Row:
         if not isinstance(item, dict):
             raise DataError(f"{where}: `{column}[{place}]` holds {kind_of(item)}, not a document; write an object.")
         documents.append(passage(item, f"{where}, {column}[{place}]", {}, place))
-    ids = [document["id"] for document in documents]
-    if twice := next((each for each in ids if ids.count(each) > 1), None):
+    if twice := repeated(document["id"] for document in documents):
         raise DataError(f"{where}: two of its documents have the id {twice!r}; make ids unique.")
     return {"id": key, "family": family, "documents": documents}
 

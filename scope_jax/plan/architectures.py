@@ -12,7 +12,7 @@ from typing import Any
 from scope_jax.errors import UserError
 from scope_jax.models.config import ModelConfig, from_hf
 from scope_jax.models.fields import read_object
-from scope_jax.models.weights import load_config
+from scope_jax.models.weights import checked_config, load_config
 from scope_jax.run import hub
 
 COMMON: dict[str, Any] = {"rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False}
@@ -115,7 +115,7 @@ def model_of(checkpoint: str, file: Path | None) -> tuple[ModelConfig, str]:
         return from_hf(read_object(file)), str(file)
     folder = Path(checkpoint)
     if folder.is_dir():
-        return load_config(folder), str(folder)
+        return checked_config(folder), str(folder)
     missing = f"the model folder {checkpoint} does not exist"
     if hub.is_name(checkpoint):
         try:

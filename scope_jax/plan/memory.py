@@ -28,6 +28,7 @@ from scope_jax.models.pages import pages_for
 from scope_jax.plan.programs import Compiled, abstract_state
 from scope_jax.rollouts.engine import Engine
 from scope_jax.rollouts.paged import PagedEngine, page_bytes
+from scope_jax.sharding.distributed import PIECES
 from scope_jax.sharding.mesh import row_shards
 
 PHASES = ("publish", "generate", "learn")
@@ -54,7 +55,8 @@ class Residents:
     master: one policy's weights, or the factors of its adapter. moments: of its optimiser, with the scalars. reference:
     the frozen base model. layer: the largest thing that exists beside both copies while weights are published. index:
     vectors of a search index in this process. shared: the part of the engine's weights that is the reference itself.
-    apart: engine and search have devices of their own.
+    apart: engine and search have devices of their own. exchange: what several processes need to send each other the
+    episodes that they have generated.
     """
 
     policies: int
@@ -70,6 +72,7 @@ class Residents:
     adapters: bool = False
     shared: float = 0.0
     apart: bool = False
+    exchange: float = 0.0
 
     @property
     def state(self) -> float:
@@ -83,6 +86,7 @@ class Residents:
     def parts(self, phase: str) -> dict[str, float]:
         """What lives in a phase, by name, without temporaries."""
         engine = {"engine weights": self.engine - self.shared, "cache": self.cache, "slots": self.slots}
+        engine |= {"exchange": self.exchange}
         if self.apart and phase == "generate":
             return {"search index": self.index, **engine}
         away = self.offload and phase != "learn"
@@ -164,6 +168,7 @@ def residents(
         adapters=learner.adapter is not None,
         shared=device_bytes(state.ref_params) if learner.unstacked else 0,
         apart=apart,
+        exchange=PIECES if len({device.process_index for device in searching.devices.flat}) > 1 else 0,
     )
 
 

@@ -293,6 +293,6 @@ def index_vectors(cfg: Config, stated: str | None) -> tuple[int, str]:
         try:
             read = json.loads(manifest.read_text(encoding="utf-8"))
             return int(read["passages"]) * int(read["width"]), ""
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raise ValueError(f"{manifest} is no index's; state its vectors with --index PASSAGESxWIDTH.") from None
     return 0, "the search index is not built yet and not counted; state its vectors with --index PASSAGESxWIDTH"

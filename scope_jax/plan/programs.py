@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from scope_jax.config import LossCard
+from scope_jax.errors import UserError
 from scope_jax.learner import batching, losses
 from scope_jax.learner.batching import Batch
 from scope_jax.learner.learner import Learner, Scores
@@ -192,12 +193,17 @@ def _late(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[[
 # ----------------------------------------------------------------------------------------------------------- compiling
 def compiled(job: Job) -> Compiled:
     """Compiles a program and reads its figures. Programs that the compiler refuses for lack of memory have only a peak;
-    other errors are raised."""
+    other errors are raised, as a UserError if the compiler lacks a memory on the chip."""
     lowered, began = job.lower(), time.monotonic()
     try:
         program = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         needed = memory_asked(str(error))
+        if needed is None and "RESOURCE_EXHAUSTED" in str(error):  # of another memory than the device's
+            reason = " ".join(str(error).partition("RESOURCE_EXHAUSTED:")[2].split())[:200]
+            raise UserError(
+                f"the compiler refuses the program {job.name!r} for lack of on-chip memory ({reason})."
+            ) from error
         if needed is None:
             raise
         nothing = Costs()

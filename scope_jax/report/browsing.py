@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scope_jax.report.files import replaced
 from scope_jax.run import evaluations, judgements, tokens
+from scope_jax.sharding.files import replaced
 
 Record = dict[str, Any]
 MOST_INSIDE = 8 << 20  # characters of packed chunks within the page

@@ -17,8 +17,8 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogFormatter, MaxNLocator
 
-from scope_jax.report.files import replaced
 from scope_jax.report.panels import Panel, series
+from scope_jax.sharding.files import replaced
 
 # Okabe and Ito's colour-blind-safe palette, darkest first.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")

@@ -5,35 +5,39 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.responses import PlainTextResponse
 from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 
 from scope_jax.errors import UserError
 from scope_jax.report.page import write_report
+from scope_jax.retrieval.connections import config
+from scope_jax.retrieval.web import Guard
+from scope_jax.run.metrics import records
 
 LOOPBACK = "127.0.0.1"
 PAUSE = 2.0  # seconds between two looks at the run's files
 SHARE = 4.0  # a report is not made again before so many times the seconds that the last one took
 
 
-def site(folder: Path) -> Starlette:
-    """The files of a report. Requests that name another host are refused, so that no web page can read them."""
-    hosts = Middleware(TrustedHostMiddleware, allowed_hosts=[LOOPBACK, "localhost"])
-    return Starlette(routes=[Mount("/", StaticFiles(directory=folder, html=True))], middleware=[hosts])
+def site(folder: Path, hosts: Collection[str] = ()) -> Starlette:
+    """The files of a report. Requests of other web pages, or that name another host, are refused."""
+    guard = Middleware(Guard, hosts=hosts, refuse=lambda status, sentence: PlainTextResponse(sentence, status))
+    return Starlette(routes=[Mount("/", StaticFiles(directory=folder, html=True))], middleware=[guard])
 
 
-def watch(run: Path, port: int, tell: Callable[[str], None]) -> None:
+def watch(run: Path, port: int, tell: Callable[[str], None], hosts: Collection[str] = ()) -> None:
     """Serves the run's report and makes it anew whenever the run has another step, until it is interrupted.
 
-    port: 0 for a free one. Raises FileNotFoundError for a folder that is not a run, UserError for a port in use.
+    port: 0 for a free one. hosts: names of this machine besides the loopback's. Raises FileNotFoundError for a
+    folder that is not a run, UserError for a port in use.
     """
     if not (run / "config.toml").is_file():
         raise FileNotFoundError(
@@ -49,8 +53,13 @@ def watch(run: Path, port: int, tell: Callable[[str], None]) -> None:
         seen, spent = _state(run), time.monotonic()
         write_report(run, live=True)
         spent = time.monotonic() - spent
-        server = uvicorn.Server(uvicorn.Config(site(run / "report"), log_level="warning"))
-        threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True).start()
+        server = uvicorn.Server(config(site(run / "report", hosts)))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+        thread.start()
+        while not server.started:
+            if not thread.is_alive():
+                raise UserError(f"the report of {run} cannot be served on port {port}; see the message above.")
+            time.sleep(0.02)
         tell(f"http://{LOOPBACK}:{listening.getsockname()[1]}/ shows {run} while it goes on; Ctrl-C ends this.")
         try:
             while True:
@@ -72,7 +81,7 @@ def _state(run: Path) -> tuple[int, int]:
 
 def _wait_for_a_step(run: Path, tell: Callable[[str], None]) -> None:
     path, told = run / "metrics.jsonl", False
-    while not (path.is_file() and b"\n" in path.read_bytes()):
+    while next(records(path), None) is None:
         if not told:
             tell(f"{run} has no finished step yet; waiting for the first.")
             told = True

@@ -16,12 +16,13 @@ from scope_jax.games import load_data
 from scope_jax.report import browsing
 from scope_jax.report.collapse import signs
 from scope_jax.report.curves import draw
-from scope_jax.report.files import replaced
 from scope_jax.report.panels import LEARNING, SPEED, Panel, collapse_panels, panels_of, series
 from scope_jax.report.settings import Settings
+from scope_jax.run import records as run_records
 from scope_jax.run.metrics import read_lines, records, torn
 from scope_jax.run.unlearned import Unlearned
 from scope_jax.run.watching import watched
+from scope_jax.sharding.files import replaced
 
 TEMPLATES = Path(__file__).with_name("templates")
 EXAMPLES = 2  # episodes shown per role, for each of the first and the last step
@@ -129,7 +130,7 @@ def write_report(run: Path, live: bool = False, to: Path | None = None) -> Path:
     folder, collapse, settings = to or run / "report", collapse_panels(lines), Settings()
     unlearned = Unlearned()
     browser = browsing.Episodes(folder, browsing.stamp(run))
-    whole = browsing.joined(run, records(run / "episodes.jsonl"))
+    whole = browsing.joined(run, records(run / "episodes.jsonl", run_records.episode))
     chosen = examples(browser.collect(settings.collect(unlearned.collect(whole))))
     episodes, (evaluated, answers) = len(browser), browsing.answered(run)
     for _ in browser.collect(answers):
@@ -184,7 +185,7 @@ def opened(run: Path) -> tuple[Config, list[dict[str, Any]]]:
         raise FileNotFoundError(
             f"{run} is not a run folder (no config.toml); give the folder passed to train as --run."
         )
-    lines = read_lines(run / "metrics.jsonl")
+    lines = read_lines(run / "metrics.jsonl", run_records.metrics)
     if not lines:
         raise FileNotFoundError(f"{run} has no metrics.jsonl with a finished step; give a run folder.")
     return load_data(run / "config.toml"), lines

@@ -35,6 +35,8 @@ SPEED = (
     Panel("Tokens per second", ("perf/generated_tokens_per_second", "perf/trained_tokens_per_second"), False),
 )
 
+FARTHEST = 1e100  # values of a curve: with larger ones the sums and the scales of a picture overflow
+
 
 def panels_of(run: Path, system: str) -> Sequence[Panel]:
     """The panels of a run's game; of one in a file those that the run has recorded."""
@@ -64,7 +66,8 @@ def _short(name: str, panel: Panel) -> str | None:
 
 
 def series(lines: Sequence[dict[str, Any]], panel: Panel) -> dict[str, tuple[list[int], list[float]]]:
-    """(steps, values) of each metric in the panel, by its label; missing values are left out."""
+    """(steps, values) of each metric in the panel, by its label; missing values are left out, and those beyond what
+    can be drawn are at its limit."""
     found: dict[str, tuple[list[int], list[float]]] = {}
     for line in lines:
         for name, value in line.items():
@@ -73,5 +76,5 @@ def series(lines: Sequence[dict[str, Any]], panel: Panel) -> dict[str, tuple[lis
                 continue
             steps, values = found.setdefault(short, ([], []))
             steps.append(line["step"])
-            values.append(value)
+            values.append(min(max(value, -FARTHEST), FARTHEST))
     return found

@@ -10,17 +10,18 @@ the file format.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from scope_jax.play.rewards import mean
 from scope_jax.run import members
-from scope_jax.run.members import read
+from scope_jax.run.records import COUNT, MEASURES, TEXT
 
 __all__ = ["NAME", "append", "by_question", "last", "read"]
 
 NAME = "exams.jsonl.gz"
+FIELDS = {"set": TEXT, "question": COUNT, "of": TEXT, "measures": MEASURES}
 Questions = dict[tuple[int, str], dict[str, float]]  # measures by (index, checksum)
 
 
@@ -32,6 +33,11 @@ def append(path: Path, step: int, exams: Mapping[str, Sequence[Mapping[str, Any]
         for (place, about), measures in by_question(records).items()
     ]
     members.append(path, lines)
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines in order; see `members.read`."""
+    return members.read(path, FIELDS)
 
 
 def by_question(records: Iterable[Mapping[str, Any]]) -> Questions:

@@ -221,7 +221,7 @@ def assemble_world(
     exam = game.exam(cfg)
     held_out = {one.name: sources.load(Source(one.path, exams.kind_of(exam, one), one)) for one in cfg.evaluate.sets}
     exams.check_prompts(cfg, exam, held_out)
-    model = weights.load_config(checkpoint)
+    model = weights.checked_config(checkpoint)
     tokenizer = tokenizer_of(cfg, model, checkpoint, tell)
     check_template(cfg, tokenizer)
     joiner = joiner_of(cfg, game, tokenizer)

@@ -21,7 +21,7 @@ from scope_jax.games import game_of, load_card
 from scope_jax.play.game import Memory
 from scope_jax.run.adapters import base_digest
 from scope_jax.run.assemble import Trainer
-from scope_jax.run.checkpoint import LAYOUT, CheckpointError, check_base, found, load, locate
+from scope_jax.run.checkpoint import READABLE, CheckpointError, check_base, found, load, locate
 from scope_jax.run.metrics import begun, differing
 from scope_jax.run.processes import by_one
 from scope_jax.run.residence import States
@@ -36,19 +36,23 @@ class OriginError(UserError):
 
 def settled(cfg: Config, run: Path) -> Config:
     """The card with its origin resolved to the path of one checkpoint, so that it does not change while the other run
-    continues.
+    continues; process 0 looks it up.
 
     A resumed run keeps the origin recorded in its folder, whether or not it is given again; so does a run that has
     not begun, if nothing else in the card has changed since. Raises CheckpointError or
     OriginError for an origin that does not exist or has another game or other policies than the card.
     """
+    origin = by_one(lambda: _origin(cfg, run))
+    return cfg.model_copy(update={"train": cfg.train.model_copy(update={"origin": origin})})
+
+
+def _origin(cfg: Config, run: Path) -> str | None:
     requested, recorded = cfg.train.origin, _recorded(cfg, run)
     if requested is None or (recorded is not None and _is(requested, recorded)):
-        origin = recorded
-    else:
-        origin = str(_checkpoint(requested))
-        _check_game(cfg, Path(origin))
-    return cfg.model_copy(update={"train": cfg.train.model_copy(update={"origin": origin})})
+        return recorded
+    origin = str(_checkpoint(requested))
+    _check_game(cfg, Path(origin))
+    return origin
 
 
 def _recorded(cfg: Config, run: Path) -> str | None:
@@ -131,7 +135,7 @@ def start(trainer: Trainer) -> tuple[States, Memory, int]:
     targets = {name: state.replace(ref_params=None) for name, state in trainer.targets().items()}
     saved = load(place, targets)
     check_base(saved, by_one(lambda: base_digest(cfg)), cfg.model.checkpoint)
-    if saved.meta.get("layout") != LAYOUT:
+    if saved.meta.get("layout") not in READABLE:
         raise OriginError(f"{place} was written by an incompatible version of scope-jax.")
     memory = saved.memory | {"game": game.adopt(cfg, saved.memory["game"], before)}
     return trainer.referring(saved.states), memory, saved.step

@@ -122,7 +122,7 @@ def _model(cfg: Config, folder: str, left: Collection[str]) -> str:
     if peft.is_adapter(folder):
         contents, adapter = peft.load_config(folder), adapter_of(cfg.model.adapter)
         if adapter is not None and Path(cfg.model.checkpoint).is_dir():
-            peft.load(folder, weights.load_config(cfg.model.checkpoint), adapter)
+            peft.load(folder, weights.checked_config(cfg.model.checkpoint), adapter)
         return f"an adapter of rank {contents['r']}, alpha {contents['lora_alpha']}"
     model: ModelConfig = weights.load_config(folder)
     if weights.is_orbax(folder):

@@ -1,12 +1,13 @@
 """Checkpoints: the state of every policy and the game's memory, in one folder that is either complete or absent.
 
-    <run>/checkpoints/<step>/          states (orbax on tensorstore), memory, meta (JSON), seal.json
-    <run>/checkpoints/<step>-<name>/   the same, but never deleted
+    <run>/checkpoints/<step>/            states (orbax on tensorstore), memory, meta (JSON), seal.json
+    <run>/checkpoints/<step>-<name>/     the same, but never deleted
+    <run>/checkpoints/reference-<step>/  the frozen reference, which checkpoints share (`run.reference`)
 
 Orbax writes asynchronously into a temporary folder and renames it when everything is on disk; the seal, written just
 before that, contains size and CRC-32 of every file. A folder without a matching seal is never read: truncated or
-changed files are detected before any array is loaded. The arrays are read in the background, too, a few at a time: of
-the state there is never a second copy, and no array may be donated before it is written.
+changed files are detected before any array is loaded. The arrays are copied to the host in the background, too
+(`run.copying`): none may be donated before it is copied, and all else happens while the run goes on.
 """
 
 from __future__ import annotations
@@ -15,31 +16,33 @@ import functools
 import json
 import logging
 import os
-import re
 import shutil
+import socket
 import sys
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
-from orbax.checkpoint._src.serialization.types import DefaultSerializationStatusCallback, TransferPriority
-from orbax.checkpoint.type_handlers import ArrayHandler, create_type_handler_registry
 
 from scope_jax.config import Config
 from scope_jax.errors import UserError, disk_fault, unwritten
-from scope_jax.models.seal import SEAL, fault, seal
+from scope_jax.models.seal import SEAL, seal, unfit
+from scope_jax.models.seal import fault as fault  # asked of checkpoints, too
 from scope_jax.play.game import Memory
+from scope_jax.run import reference
+from scope_jax.run.copying import GB, LEAST, Copying, room, writer
 from scope_jax.run.metrics import fingerprint
-from scope_jax.run.mirror import Mirror
-from scope_jax.run.processes import by_one, writes
+from scope_jax.run.mirror import CHECKPOINT, Mirror
+from scope_jax.run.processes import by_one, together, writes
 from scope_jax.sharding.spec import path_name
 
-LAYOUT = 3  # version of the saved data; 2: memory of game and moving baselines; 3: states count updates
-_FOLDER = re.compile(r"(\d+)(?:-([a-z]+-\d+))?")  # 45, 45-iteration-1
-BATCH_GB = 2  # host memory for arrays that are being written; a larger array is alone
+LAYOUT = 4  # version of the saved data; 3: states count updates; 4: the reference is beside the checkpoints
+READABLE = (3, LAYOUT)
+BATCH_GB: float | None = None  # arrays copied to the host at a time; None: as many as it has room for
 TEMPORARY = ".orbax-checkpoint-tmp"  # orbax: <name> + this (+ more) until all files are there
 
 
@@ -71,7 +74,7 @@ def _name(path: Path) -> str:
 
 def parts(path: Path) -> tuple[int, str] | None:
     """(step, name or "") of a checkpoint's folder; None for any other."""
-    match = _FOLDER.fullmatch(_name(path))
+    match = CHECKPOINT.fullmatch(_name(path))
     return (int(match[1]), match[2] or "") if match and path.is_dir() else None
 
 
@@ -97,12 +100,12 @@ def locate(path: Path) -> Path:
     Raises CheckpointError if there is none.
     """
     if parts(path) and not (path / "checkpoints").is_dir():
-        if wrong := fault(path):
+        if wrong := unfit(path):
             raise CheckpointError(f"the checkpoint {path} cannot be used: {wrong}; choose another one.")
         return path
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     for place in reversed(found(folder)):
-        if fault(place) is None:
+        if unfit(place) is None:
             return place
     raise CheckpointError(
         f"{path} has no checkpoint: give a run folder, its checkpoints folder or a single checkpoint in it "
@@ -117,23 +120,35 @@ def load(folder: Path, targets: Mapping[str, Any]) -> Saved:
     the weights of one policy, for example), and floats may be requested in another dtype. Raises CheckpointError for a
     damaged folder, and if a requested array is missing or has another shape. All processes of a run must call this.
     """
-    if wrong := by_one(lambda: fault(folder)):
-        raise CheckpointError(f"the checkpoint {folder} cannot be used: {wrong}; choose another one.")
+    _check(folder, f"the checkpoint {folder} cannot be used", "choose another one")
     _quiet_orbax()
-    wanted = dict(targets)
-    _check_shapes(folder, wanted)
+    beside = by_one(lambda: reference.named_by(folder))
+    states, references = (dict(targets), {}) if beside is None else reference.apart(targets)
+    _check_shapes(folder, states)
+    items = {"memory": ocp.args.JsonRestore(), "meta": ocp.args.JsonRestore()}
+    read = _restored(folder, states, items)
+    found = read["states"]
+    if references and beside is not None:
+        place = folder.parent / beside
+        what = f"the reference {place}, which the checkpoint {folder} needs, cannot be used"
+        _check(place, what, "restore it, or start a new run")
+        _check_shapes(place, references)
+        found = reference.together(found, _restored(place, references, {})["states"])
+    return Saved(read["meta"]["step"], found, read["memory"], read["meta"])
+
+
+def _check(folder: Path, what: str, remedy: str) -> None:
+    if wrong := by_one(lambda: unfit(folder)):
+        raise CheckpointError(f"{what}: {wrong}; {remedy}.")
+
+
+def _restored(folder: Path, wanted: dict[str, Any], items: Mapping[str, Any]) -> Any:
+    """The arrays of a folder, placed by `wanted`, and other items of it."""
+    arrays = ocp.args.PyTreeRestore(
+        wanted, restore_args=ocp.checkpoint_utils.construct_restore_args(wanted), partial_restore=True
+    )
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
-        read = checkpointer.restore(
-            folder.absolute(),
-            args=ocp.args.Composite(
-                states=ocp.args.PyTreeRestore(
-                    wanted, restore_args=ocp.checkpoint_utils.construct_restore_args(wanted), partial_restore=True
-                ),
-                memory=ocp.args.JsonRestore(),
-                meta=ocp.args.JsonRestore(),
-            ),
-        )
-    return Saved(read["meta"]["step"], read["states"], read["memory"], read["meta"])
+        return checkpointer.restore(folder.absolute(), args=ocp.args.Composite(states=arrays, **items))
 
 
 def _check_shapes(folder: Path, targets: Mapping[str, Any]) -> None:
@@ -163,14 +178,6 @@ def check_base(saved: Saved, base: str | None, folder: str) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------- writing
-class _Later(DefaultSerializationStatusCallback):
-    """Has arrays copied to the host only when they are written. (Orbax's default is all of them before a save returns,
-    and of its handler's `is_prioritized_key_fn`, for the same purpose, this version makes no use.)"""
-
-    def key_priority(self, _: Any) -> TransferPriority:
-        return TransferPriority.ASYNCHRONOUS_PRIORITIZED
-
-
 class Checkpoints:
     """The checkpoints of one run: `save` returns while files are being written, `resume` loads the newest valid one.
 
@@ -184,24 +191,32 @@ class Checkpoints:
         self.keep = cfg.train.keep
         self.meta = {"seed": cfg.seed, "fingerprint": fingerprint(cfg), "layout": LAYOUT, "base": base}
         self._base = cfg.model.checkpoint
+        self._moves = cfg.train.offload  # an update gets copies, on the accelerator
         self._saving: Path | None = None
+        self._copying = Copying()
+        self._reference: str | None = None  # the folder of the reference, and its arrays
+        self._frozen: list[Any] = []
+        self._end: Future[None] | None = None  # of writing the checkpoint
+        self._reference_end: Future[None] | None = None  # of writing the reference it begins with
+        self._threads = ThreadPoolExecutor(2, "checkpoint")
         _quiet_orbax()
-        states = ocp.PyTreeCheckpointHandler(
-            save_device_host_concurrent_gb=BATCH_GB,
-            enable_pinned_host_transfer=True,  # otherwise JAX keeps the copies as long as the arrays
-            type_handler_registry=create_type_handler_registry((jax.Array, ArrayHandler(callback=_Later()))),
-        )
-        self._checkpointer = ocp.AsyncCheckpointer(
-            ocp.CompositeCheckpointHandler(
-                states=states, memory=ocp.JsonCheckpointHandler(), meta=ocp.JsonCheckpointHandler()
-            ),
-            async_options=ocp.options.AsyncOptions(post_finalization_callback=self._before_commit),
-        )
+
+    @functools.cached_property
+    def _checkpointer(self) -> ocp.AsyncCheckpointer:
+        """Made at the first save, when the memory is in use that a run needs."""
+        own = socket.gethostname()
+        most = room(together(lambda: own).count(own)) if BATCH_GB is None else int(BATCH_GB * GB)
+        return writer(most, self._copying, self._before_commit)
+
+    @functools.cached_property
+    def _reference_writer(self) -> ocp.AsyncCheckpointer:
+        return writer(LEAST, Copying(), self._before_reference)
 
     def save(self, step: int, states: Mapping[str, Any], memory: Memory, name: str = "") -> None:
-        """Starts writing the checkpoint of `step`; no array of it may be donated or deleted before `wait` returns.
+        """Starts writing the checkpoint of `step`; no array of it may be donated or deleted before `copied` returns.
 
-        A checkpoint with a name is never deleted. Raises ValueError if the memory does not survive a round trip through
+        The references of the states must never be; they are written when they are not those of the save before. A
+        checkpoint with a name is never deleted. Raises ValueError if the memory does not survive a round trip through
         JSON. An error of the previous save is raised here.
         """
         if json.loads(json.dumps(memory)) != memory:
@@ -209,18 +224,46 @@ class Checkpoints:
                 "the game's memory is not plain JSON data (tuples and numeric keys do not survive a resume)."
             )
         self.wait()
+        states, references = reference.apart(states)
+        frozen = jax.tree.leaves(references)
+        new = len(frozen) != len(self._frozen) or any(a is not b for a, b in zip(frozen, self._frozen, strict=True))
+        if new:
+            self._reference, self._frozen = f"{reference.PREFIX}{step}" if frozen else None, frozen
         place = self._saving = self.folder / (f"{step}-{name}" if name else f"{step}")
+        beside = {} if self._reference is None else {"reference": self._reference}
         parts = ocp.args.Composite(
             states=ocp.args.PyTreeSave(dict(states)),
             memory=ocp.args.JsonSave(memory),
-            meta=ocp.args.JsonSave({"step": step, **self.meta}),
+            meta=ocp.args.JsonSave({"step": step, **self.meta, **beside}),
         )
-        # force: a damaged folder of the same step is replaced
-        self._writing(lambda: self._checkpointer.save(place, args=parts, force=True))
+        if new and self._reference is not None:
+            arrays = ocp.args.Composite(states=ocp.args.PyTreeSave(references))
+            self._reference_end = self._begun(self._reference_writer, self.folder / self._reference, arrays)
+        self._copying.begin(len(jax.tree.leaves(states)))
+        self._end = self._begun(self._checkpointer, place, parts)
+        self._end.add_done_callback(lambda _: self._copying.done.set())
+
+    def _begun(self, writer: ocp.AsyncCheckpointer, place: Path, parts: Any) -> Future[None]:
+        """Begins to write a folder, in the place of a damaged one of the same name; the end of it."""
+        self._writing(lambda: writer.save(place, args=parts, force=True))
+        return self._threads.submit(writer.wait_until_finished)
+
+    def copied(self) -> None:
+        """Returns when the arrays of the last save may be donated; raises its error if it has failed already."""
+        if self._end is None:
+            return
+        if not self._moves:
+            self._copying.done.wait()
+        if self._end.done():
+            self.wait()
 
     def wait(self) -> None:
         """Returns when the last save is on disk and old checkpoints are deleted; raises any error of that save."""
-        self._writing(self._checkpointer.wait_until_finished)
+        ends = [end for end in (self._reference_end, self._end) if end is not None]
+        self._reference_end = self._end = None
+        wait(ends)
+        while ends:
+            self._writing(ends.pop(0).result)
         if self._saving is not None:
             self._prune()
             self._saving = None
@@ -237,7 +280,8 @@ class Checkpoints:
         if number is not None:  # no longer in `except`: orbax's exception keeps the other half-done writes alive
             place, self._saving = self._saving, None
             assert place is not None  # orbax only writes during a save
-            for unfinished in self.folder.glob(f"{place.name}{TEMPORARY}*") if writes() else ():
+            self._reference, self._frozen = None, []
+            for unfinished in self.folder.glob(f"*{TEMPORARY}*") if writes() else ():
                 shutil.rmtree(unfinished)
             raise unwritten(place, number)
 
@@ -251,20 +295,22 @@ class Checkpoints:
         if folder is None:
             return None
         saved = load(folder, targets)
-        if saved.meta.get("layout") != LAYOUT:
+        if saved.meta.get("layout") not in READABLE:
             raise CheckpointError(
                 f"the checkpoint {folder} was written by an incompatible version of scope-jax; use another run folder."
             )
         if saved.meta["fingerprint"] != self.meta["fingerprint"]:
             raise CheckpointError(f"the checkpoint {folder} was written with another config; use another run folder.")
         check_base(saved, self.meta["base"], self._base)
+        self._reference = saved.meta.get("reference")
+        self._frozen = [] if self._reference is None else jax.tree.leaves(reference.apart(saved.states)[1])
         return saved
 
     def _newest(self, warn: Callable[[str], None]) -> Path | None:
         """The newest valid checkpoint, see `resume`."""
         candidates = found(self.folder)
         for folder in reversed(candidates):
-            if wrong := fault(folder):
+            if wrong := unfit(folder):
                 warn(f"skipping the checkpoint {folder}: {wrong}.")
                 continue
             return folder
@@ -276,27 +322,42 @@ class Checkpoints:
 
     def _before_commit(self) -> None:
         """Orbax calls this on its own thread when all files are written and the folder still has its temporary name."""
-        if writes() and self._saving is not None:
-            name = self._saving.name
-            for folder in self.folder.glob(f"{name}{TEMPORARY}*"):
-                seal(folder)
-                if self._mirror is not None:
-                    self._mirror.push_checkpoint(folder, name, functools.partial(staying, saved=name, keep=self.keep))
+        if not writes() or self._saving is None:
+            return
+        if self._reference_end is not None:
+            self._reference_end.result()  # a checkpoint is nothing without it
+        name = self._saving.name
+        for folder in self.folder.glob(f"{name}{TEMPORARY}*"):
+            seal(folder)
+            if self._mirror is not None:
+                stays = functools.partial(staying, saved=name, keep=self.keep)
+                self._mirror.push_checkpoint(folder, name, stays, self._reference)
+
+    def _before_reference(self) -> None:
+        """The same, of the reference."""
+        for folder in self.folder.glob(f"{self._reference}{TEMPORARY}*") if writes() else ():
+            seal(folder)
 
     def _prune(self) -> None:
         """Deletes all but the `keep` newest sealed checkpoints up to the one just saved, and those with names.
 
-        Checkpoints of later steps are deleted, too: they were written before the run was rewound.
+        Checkpoints of later steps are deleted, too: they were written before the run was rewound; and references that
+        none of those that stay names.
         """
         if not writes() or self._saving is None:
             return
         places = found(self.folder)
         sealed = [path.name for path in places if path == self._saving or (path / SEAL).is_file()]
         stay = staying(sealed, self._saving.name, self.keep)
-        unfinished = [path for path in self.folder.iterdir() if path.is_dir() and TEMPORARY in path.name]
-        for path in (*places, *unfinished):
+        stay |= {reference.named_by(path) or "" for path in places if path.name in stay}
+        others = [path for path in self.folder.iterdir() if path.is_dir() and _others(path.name)]
+        for path in (*places, *others):
             if path.name not in stay:
                 shutil.rmtree(path)
+
+
+def _others(name: str) -> bool:
+    return TEMPORARY in name or name.startswith(reference.PREFIX)
 
 
 def staying(names: list[str], saved: str, keep: int) -> set[str]:

@@ -21,8 +21,12 @@ from typing import Any
 from scope_jax.errors import writing
 from scope_jax.run import answers, members
 from scope_jax.run.processes import writes
+from scope_jax.run.records import COUNT, MEASURES, TABLE, TEXT, TOLD, check, where
 
 NAME = "evaluations.jsonl.gz"
+FIELDS = {"set": TEXT, "taken": TEXT}
+METRICS = {"metrics": MEASURES}
+ANSWER = {"place": COUNT, "record": TABLE, "record.measures": MEASURES, "record.text": TOLD}
 Line = dict[str, Any]
 
 
@@ -52,8 +56,18 @@ def keep(
 
 def newest(run: Path) -> Iterator[Line]:
     """The lines of the newest answers to each set at each step, in the order of the file; none if there is no file."""
-    last = {(line["step"], line["set"]): line["taken"] for line in members.read(run / NAME)}
-    yield from (line for line in members.read(run / NAME) if last[line["step"], line["set"]] == line["taken"])
+    last = {(line["step"], line["set"]): line["taken"] for line in _read(run / NAME)}
+    yield from (line for line in _read(run / NAME) if last[line["step"], line["set"]] == line["taken"])
+
+
+def _read(path: Path) -> Iterator[Line]:
+    """The lines in order, each with "metrics" or with "place" and "record". Raises UserError for any other."""
+    for number, line in enumerate(members.read(path, FIELDS), 1):
+        record = line.get("record")
+        inside = record.items() if isinstance(record, dict) else ()
+        about = line | {f"record.{name}": value for name, value in inside}
+        check(about, where(number, path), METRICS if "metrics" in line else ANSWER)
+        yield line
 
 
 @dataclass(frozen=True)

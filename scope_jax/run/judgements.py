@@ -10,18 +10,20 @@ replies are included, and a reply to several identical requests is repeated for 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from scope_jax.learner.types import Episode, Judgement
 from scope_jax.run import members
-from scope_jax.run.members import cut, read
+from scope_jax.run.members import cut
+from scope_jax.run.records import ANYTHING, COUNT, REPLIES, TEXT
 
 __all__ = ["NAME", "append", "cut", "read"]
 
 NAME = "judgements.jsonl.gz"
+FIELDS = {"episode": COUNT, "job": TEXT, "about": TEXT, "replies": REPLIES, "read": ANYTHING}
 
 
 def append(path: Path, step: int, episodes: Sequence[Episode]) -> None:
@@ -32,6 +34,11 @@ def append(path: Path, step: int, episodes: Sequence[Episode]) -> None:
         for judgement in episode.judgements
     ]
     members.append(path, lines)
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """The judgements in order; see `members.read`."""
+    return members.read(path, FIELDS)
 
 
 def _plain(judgement: Judgement) -> dict[str, Any]:

@@ -10,10 +10,12 @@ import json
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from scope_jax.errors import UserError, writing
+from scope_jax.run.records import LONGEST_LINE, Fields, parsed, where, within_bounds
 
 GZIP = 31  # zlib's window bits for a gzip member
 READ = 1 << 20  # bytes
@@ -39,11 +41,12 @@ def cut(path: Path, step: int | None) -> None:
     with path.open("rb+") as file:
         end, last = 0, None
         try:
-            for text, after in _members(file) if step is not None else ():
-                here = json.loads(text.partition(b"\n")[0])["step"]
+            for member in _members(file) if step is not None else ():
+                first = member.head.partition(b"\n")[0]
+                here = parsed(within_bounds(first, f"a line of {path}"), f"a line of {path}")["step"]
                 if here > step:
                     break
-                end, last = after, here
+                end, last = member.end, here
         except UserError:
             if last != step:  # otherwise all steps that are kept are whole
                 raise
@@ -55,41 +58,86 @@ def mend(path: Path) -> None:
     """Removes an incomplete gzip member at the end, behind which nothing could be read. Raises UserError for damage."""
     with path.open("rb+") as file:
         end = 0
-        for _, after in _members(file):
-            end = after
+        for member in _members(file):
+            end = member.end
         file.truncate(end)
 
 
-def read(path: Path) -> Iterator[dict[str, Any]]:
-    """The records in order, none if there is no file; an incomplete end, as after a kill, is ignored. Raises UserError
-    for damage."""
-    if path.is_file():
-        with path.open("rb") as file:
-            for text, _ in _members(file):
-                yield from map(json.loads, text.splitlines())
+def read(path: Path, fields: Fields | None = None) -> Iterator[dict[str, Any]]:
+    """The records in order, none if there is no file; an incomplete end, as after a kill, is ignored. fields: what
+    every record must have. Raises UserError for damage, and for a record that is none."""
+    if not path.is_file():
+        return
+    number = 0
+    with path.open("rb") as file, path.open("rb") as again:
+        for member in _members(file):
+            for line in _lines([member.head] if member.whole else _Reader(again, member.begin).blocks(), path, number):
+                number += 1
+                yield parsed(line, where(number, path), fields)
 
 
-def _members(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
-    """(text of a step, file offset where its member ends), up to an incomplete member at the end.
+def _lines(blocks: Iterable[bytes], path: Path, number: int) -> Iterator[bytes]:
+    """The lines of a step's text. number: of the lines before them. Raises UserError for one that is too long."""
+    rest = b""
+    for block in blocks:
+        *whole, rest = (rest + block).split(b"\n")
+        for line in whole:
+            number += 1
+            if line:
+                yield within_bounds(line, where(number, path))
+        within_bounds(rest, where(number + 1, path))
+    if rest:
+        yield rest
 
-    Raises UserError for a member that is damaged.
-    """
-    rest, read, end = b"", 0, 0
-    while True:
-        inflate, text = zlib.decompressobj(wbits=GZIP), bytearray()
+
+@dataclass(frozen=True)
+class _Member:
+    """A step. begin, end: offsets in the file; head: its text, the beginning of it unless it is `whole`."""
+
+    begin: int
+    end: int
+    head: bytes
+    whole: bool
+
+
+class _Reader:
+    """Inflates members one after the other, in bounded memory. offset: in the file, where the next one begins."""
+
+    def __init__(self, file: BinaryIO, offset: int = 0) -> None:
+        self._file, self.offset, self._rest = file, offset, b""
+        file.seek(offset)
+
+    def blocks(self) -> Iterator[bytes]:
+        """The text of the next member; `offset` is then behind it, or where it was if it is incomplete.
+
+        Raises UserError for one that is damaged.
+        """
+        inflate, used = zlib.decompressobj(wbits=GZIP), self.offset
         while not inflate.eof:
-            if not rest:
-                rest = file.read(READ)
-                read += len(rest)
-            if not rest:
-                return
+            self._rest = self._rest or self._file.read(READ)
             try:
-                text += inflate.decompress(rest)
+                text = inflate.decompress(self._rest, READ)
             except zlib.error:
                 raise UserError(
-                    f"{file.name} is damaged after byte {end}; move it away, or keep what is before with "
-                    f"truncate --size={end}."
+                    f"{self._file.name} is damaged after byte {self.offset}; move it away, or keep what is before with "
+                    f"truncate --size={self.offset}."
                 ) from None
-            rest = inflate.unused_data
-        end = read - len(rest)
-        yield bytes(text), end
+            if not self._rest and not text:
+                return
+            left = inflate.unused_data if inflate.eof else inflate.unconsumed_tail
+            used += len(self._rest) - len(left)
+            self._rest = left
+            yield text
+        self.offset = used
+
+
+def _members(file: BinaryIO) -> Iterator[_Member]:
+    """The steps of a file, up to an incomplete one at the end. Raises UserError for one that is damaged."""
+    reader, begin = _Reader(file), -1
+    while begin != reader.offset:
+        begin, head, size = reader.offset, bytearray(), 0
+        for text in reader.blocks():
+            size += len(text)
+            head += text[: LONGEST_LINE + 1 - len(head)]
+        if begin != reader.offset:
+            yield _Member(begin, reader.offset, bytes(head), size == len(head))

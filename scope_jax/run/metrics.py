@@ -1,6 +1,7 @@
 """The files a run writes: its config, one line of metrics per step, one line per episode.
 
     <run>/config.toml   the resolved card; a run folder is tied to it
+    <run>/inputs.json   checksums of the files that it reads, see `inputs`
     <run>/metrics.jsonl {"step": 3, "solver/reward": 0.4, ...}
     <run>/episodes.jsonl {"step": 3, "role": "solver", "reward": 1.0, "text": {...}, ...}
     <run>/judgements.jsonl.gz  judge replies about the episodes, see `judgements`
@@ -30,8 +31,10 @@ from scope_jax.errors import UserError, writing
 from scope_jax.games import GAMES, find, load_card
 from scope_jax.learner.types import Episode, Metrics
 from scope_jax.run import answers, judgements, members, tokens
+from scope_jax.run import records as run_records
 from scope_jax.run.processes import by_one, writes
 from scope_jax.run.trackers import Trackers
+from scope_jax.sharding.files import is_partial, replaced
 
 # Keys that may differ between two processes of one run: they control duration and frequency, not what is computed.
 FREE = (
@@ -94,11 +97,12 @@ def _movable(cfg: Config, relative: Callable[[Path], bool]) -> dict[str, Any]:
 def _tied(cfg: Config) -> dict[str, Any]:
     """The keys of the config that must not change within a run, with their values."""
     flat = flattened(_movable(cfg, lambda path: True))
+    return {key: value for key, value in flat.items() if not is_free(cfg, key)}
+
+
+def is_free(cfg: Config, key: str) -> bool:
+    """True for a key of a card that may differ between two processes of one run."""
     free = (*FREE, *(f"{cfg.game_table}.{name}" for name in find(cfg.system).resumable))
-    return {key: value for key, value in flat.items() if not _is_free(key, free)}
-
-
-def _is_free(key: str, free: Sequence[str]) -> bool:
     *_, table, name = ("", *key.split("."))
     asking = table in PLACES and name in ASKING
     return asking or any(key == name or key.startswith(name + ".") for name in free)
@@ -168,34 +172,31 @@ def _plain(value: Any) -> Any:
     return None if isinstance(number, float) and not math.isfinite(number) else number
 
 
-def _whole(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+Parsed = Callable[[bytes, str], dict[str, Any]]  # (line, where it is) -> its record
+
+
+def _whole(path: Path, parsed: Parsed = run_records.parsed) -> Iterator[tuple[bytes, dict[str, Any]]]:
     """(line, its record) of each line, up to the first incomplete one."""
     with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
+        for place, line in run_records.lines(file, path):
             if not line.endswith(b"\n"):
                 return
-            try:
-                record = json.loads(line)
-            except ValueError:
-                raise RunError(f"line {number} of {path} is not valid JSON; remove it.") from None
-            if not isinstance(record, dict) or type(record.get("step")) is not int:
-                raise RunError(f"line {number} of {path} is no record of a step; remove it.")
-            yield line, record
+            yield line, parsed(line, place)
 
 
-def records(path: Path) -> Iterator[dict[str, Any]]:
+def records(path: Path, parsed: Parsed = run_records.parsed) -> Iterator[dict[str, Any]]:
     """The records of a metrics or episodes file, none if there is no file yet; an incomplete last line is ignored.
 
-    Raises RunError for a damaged line.
+    parsed: makes the record of a line, of one of the functions of `run.records`. Raises UserError for a damaged line.
     """
     if path.is_file():
-        for _, record in _whole(path):
+        for _, record in _whole(path, parsed):
             yield record
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
+def read_lines(path: Path, parsed: Parsed = run_records.parsed) -> list[dict[str, Any]]:
     """All `records` of a file."""
-    return list(records(path))
+    return list(records(path, parsed))
 
 
 def torn(run: Path) -> list[str]:
@@ -260,7 +261,7 @@ class RunLog:
         if (
             run.is_dir()
             and not config.is_file()
-            and any(path.name not in (".lock", ".token", "config.toml.partial") for path in run.iterdir())
+            and any(path.name not in (".lock", ".token") and not is_partial(path) for path in run.iterdir())
         ):
             raise RunError(
                 f"the folder {run} is not empty and is not a run (no config.toml); give another folder with --run."
@@ -275,13 +276,11 @@ class RunLog:
                     f"the run in {run} was started with different values of {', '.join(keys)}; "
                     "use the same values or another run folder."
                 )
-        partial = run / "config.toml.partial"
-        with writing(config):
+        with replaced(config) as partial:
             partial.write_text(to_toml(cfg), encoding="utf-8")
-        os.replace(partial, config)
         if cfg.system not in GAMES:
-            with writing(panels := run / PANELS):
-                panels.write_text(json.dumps([asdict(panel) for panel in find(cfg.system).panels]), encoding="utf-8")
+            with replaced(run / PANELS) as partial:
+                partial.write_text(json.dumps([asdict(panel) for panel in find(cfg.system).panels]), encoding="utf-8")
 
     def _lock(self) -> None:
         handle = os.open(self.run / ".lock", os.O_RDWR | os.O_CREAT, 0o644)

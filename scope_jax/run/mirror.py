@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,12 +21,16 @@ from scope_jax.models.seal import SEAL, fault
 from scope_jax.run.metrics import RunError
 from scope_jax.run.objects import Store, is_object, local_place
 from scope_jax.run.processes import by_one, together
+from scope_jax.run.reference import PREFIX, named_by
+from scope_jax.sharding.files import all_inside, is_partial
 
 CHECKPOINTS = "checkpoints"
 INDEX = "index"  # of the search: built again where it is missing
 OWNER = "owner"  # the object that says which process writes the run
 CONFIG = "config.toml"  # the first of its files there
 TOKEN = ".token"
+CHECKPOINT = re.compile(r"([0-9]{1,12})(?:-([a-z]+-[0-9]+))?")  # names: 45, 45-iteration-1
+FOLDER = re.compile(f"{CHECKPOINT.pattern}|{PREFIX}[0-9]{{1,12}}")  # reference-45
 
 
 class Mirror:
@@ -53,13 +58,18 @@ class Mirror:
             )
         self._checkpoints = sealed(names)
         self.folder.mkdir(parents=True, exist_ok=True)
+        files = [name for name in names if name != OWNER and not name.startswith((CHECKPOINTS + "/", ".", INDEX + "/"))]
+        inside = [name for name in names if _folder_of(name)]
+        places = all_inside(self.folder, names, self.url)
+        for name in sorted({name.split("/")[1] for name in names if name.startswith(CHECKPOINTS + "/")}):
+            if FOLDER.fullmatch(name) is None:
+                tell(f"{self.url}/{CHECKPOINTS} has {name!r}, which is no checkpoint of a run; it is left alone.")
         for path in self.folder.iterdir():
             if path.name not in (CHECKPOINTS, INDEX) or CONFIG not in names:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-        files = [name for name in names if name != OWNER and not name.startswith((CHECKPOINTS + "/", ".", INDEX + "/"))]
-        self._store.download({name: self.folder / name for name in files})
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        self._store.download({name: places[name] for name in files})
         self._note(files)
-        self._pull_checkpoint(names, tell)
+        self._pull_checkpoint({name: places[name] for name in inside}, tell)
         (self.folder / TOKEN).write_bytes(self._token)
         return self._token.decode()
 
@@ -87,25 +97,32 @@ class Mirror:
         except BlockingIOError:
             raise RunError(f"another process on this machine is using {self.url}; wait for it.") from None
 
-    def _pull_checkpoint(self, names: list[str], tell: Callable[[str], None]) -> None:
-        kept, folder = "", self.folder / CHECKPOINTS
-        for name in reversed(sealed(names)):
-            place, above = folder / name, f"{CHECKPOINTS}/{name}/"
-            if not (place / SEAL).is_file() or (place / SEAL).read_bytes() != self._store.read(above + SEAL):
-                if place.exists():
-                    shutil.rmtree(place)
-                tell(f"downloading {self.url}/{CHECKPOINTS}/{name}")
-                inside = [each for each in names if each.startswith(above)]
-                self._store.download({each: self.folder / each for each in inside})
-            if (wrong := fault(place)) is None:
+    def _pull_checkpoint(self, places: Mapping[str, Path], tell: Callable[[str], None]) -> None:
+        kept, beside, folder = "", None, self.folder / CHECKPOINTS
+        for name in reversed(self._checkpoints):
+            self._pull_folder(places, name, tell)
+            wrong, beside = fault(folder / name), named_by(folder / name)
+            if wrong is None and beside is not None:
+                self._pull_folder(places, beside, tell)
+                wrong = fault(folder / beside)
+            if wrong is None:
                 kept = name
                 break
             tell(f"skipping the checkpoint {self.url}/{CHECKPOINTS}/{name}: {wrong}.")
-        if not kept and sealed(names):
+        if not kept and self._checkpoints:
             raise RunError(f"every checkpoint in {self.url} is damaged; remove them to start from step 0.")
         for path in folder.iterdir() if folder.is_dir() else ():
-            if path.name != kept:
-                shutil.rmtree(path)
+            if path.name not in (kept, beside if kept else None):
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+    def _pull_folder(self, places: Mapping[str, Path], name: str, tell: Callable[[str], None]) -> None:
+        """Downloads a folder of CHECKPOINTS, unless it is here under the same seal."""
+        place, above = self.folder / CHECKPOINTS / name, f"{CHECKPOINTS}/{name}/"
+        if not (place / SEAL).is_file() or (place / SEAL).read_bytes() != self._store.read(above + SEAL):
+            if place.exists():
+                shutil.rmtree(place)
+            tell(f"downloading {self.url}/{CHECKPOINTS}/{name}")
+            self._store.download({each: path for each, path in places.items() if each.startswith(above)})
 
     # --------------------------------------------------------------------------------------------------------- writing
     def push_files(self) -> None:
@@ -116,7 +133,7 @@ class Mirror:
             name
             for name, path in found.items()
             if not name.startswith((CHECKPOINTS + "/", INDEX + "/", "."))
-            and not name.endswith(".partial")
+            and not is_partial(path)
             and self._uploaded.get(name) != _state(path)
         ]
         self._note(changed)  # before: what is appended in the meantime counts as changed
@@ -127,22 +144,35 @@ class Mirror:
         for name in gone:
             del self._uploaded[name]
 
-    def push_checkpoint(self, folder: Path, name: str, stays: Callable[[list[str]], set[str]]) -> None:
+    def push_checkpoint(
+        self, folder: Path, name: str, stays: Callable[[list[str]], set[str]], reference: str | None = None
+    ) -> None:
         """Uploads a sealed checkpoint and deletes older ones. folder: where it is now; name: what it is called.
 
-        stays: of the names of all checkpoints there, those to keep.
+        stays: of the names of all checkpoints there, those to keep. reference: the sealed folder of its reference,
+        which is uploaded before it, unless it is there.
         """
         self.push_files()
+        if reference is not None:
+            place = self.folder / CHECKPOINTS / reference
+            if self._store.read(f"{CHECKPOINTS}/{reference}/{SEAL}") != (place / SEAL).read_bytes():
+                self._push_folder(place, reference)
+        self._push_folder(folder, name)
+        names = self._store.names(CHECKPOINTS + "/")
+        stay = stays(sealed(names))
+        if reference is not None:
+            stay |= {reference}
+        gone = [each for each in names if (other := _folder_of(each)) and other not in stay]
+        self._store.delete([each for each in gone if each.endswith("/" + SEAL)])  # first, so that none is left half
+        self._store.delete(gone)
+
+    def _push_folder(self, folder: Path, name: str) -> None:
+        """Uploads a sealed folder as one of CHECKPOINTS, its seal as the last object."""
         above = f"{CHECKPOINTS}/{name}/"
         paths = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
         self._store.delete([above + SEAL])  # of an earlier, damaged one
         self._store.upload([(path, above + inside) for inside, path in paths.items() if inside != SEAL])
         self._store.upload([(folder / SEAL, above + SEAL)])
-        names = self._store.names(CHECKPOINTS + "/")
-        stay = stays(sealed(names))
-        gone = [each for each in names if each.split("/")[1] not in stay]
-        self._store.delete([each for each in gone if each.endswith("/" + SEAL)])  # first, so that none is left half
-        self._store.delete(gone)
 
     def _note(self, names: list[str]) -> None:
         self._uploaded |= {name: _state(self.folder / name) for name in names}
@@ -152,10 +182,16 @@ class Mirror:
             raise RunError(f"another process has taken over the run in {self.url}; this one writes nothing more.")
 
 
+def _folder_of(name: str) -> str:
+    """The name of the checkpoint, or of the reference beside it, that an object of a run belongs to; "" for others."""
+    above, *inside = name.split("/")
+    return inside[0] if above == CHECKPOINTS and len(inside) > 1 and FOLDER.fullmatch(inside[0]) else ""
+
+
 def sealed(names: list[str]) -> list[str]:
     """The names of the complete checkpoints among the objects of a run, by step."""
-    parts = [name.split("/") for name in names]
-    found = [each[1] for each in parts if len(each) == 3 and each[0] == CHECKPOINTS and each[2] == SEAL]
+    found = [of for name in names if (of := _folder_of(name)) and name == f"{CHECKPOINTS}/{of}/{SEAL}"]
+    found = [name for name in found if CHECKPOINT.fullmatch(name)]
     return sorted(found, key=lambda name: (int(name.partition("-")[0]), name))
 
 

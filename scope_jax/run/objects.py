@@ -7,23 +7,23 @@ address of an S3-compatible server; TENSORSTORE_GCS_HTTP_URL that of a fake of G
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
-import secrets
-from collections.abc import Callable, Iterable, Mapping
+import shutil
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
 import tensorstore as ts
 
-from scope_jax.errors import writing
+from scope_jax.sharding.files import all_inside, is_partial, remove_stale, replaced
 
 T = TypeVar("T")
 
 _URL = re.compile(r"(gs|s3)://([^/]+)(?:/(.*))?")
-PARTIAL = ".partial"  # suffix of files that this or another process is writing
 THREADS = 4  # objects that are transferred, and held in host memory, at the same time
 RETRIES = {"max_retries": 6, "initial_delay": "500ms", "max_delay": "16s"}  # half a minute or so
 CONTEXT = {"gcs_request_retries": RETRIES, "s3_request_retries": RETRIES}
@@ -72,10 +72,14 @@ class Store:
             ) from None
 
     def names(self, below: str = "") -> list[str]:
-        """The names of the objects that begin with `below`, sorted."""
+        """The names of the objects that begin with `below`, sorted, as they are there: they may be no names of files.
+
+        Without those that end with a slash, with which consoles show an empty folder.
+        """
         past = below[:-1] + chr(ord(below[-1]) + 1) if below else ""
         keys = self._asked(lambda: self._objects.list(ts.KvStore.KeyRange(below, past)).result())
-        return sorted(key.decode() for key in keys)
+        names = [key.decode(errors="backslashreplace") for key in keys]
+        return sorted(name for name in names if name and not name.endswith("/"))
 
     def is_file(self) -> bool:
         """True if the path itself is an object."""
@@ -107,7 +111,8 @@ class Store:
     def download(self, files: Mapping[str, Path], known: Mapping[str, bytes] | None = None) -> dict[str, bytes]:
         """Writes objects to files, by name ("": the object at the path itself); returns the version of each.
 
-        known: the versions of files that are there already and are not downloaded again.
+        The paths of names that `names` gave come from `sharding.files.all_inside`. known: the versions of files that
+        are there already and are not downloaded again.
         """
         past = known or {}
 
@@ -117,11 +122,8 @@ class Store:
             if found.state == "missing":
                 raise FileNotFoundError(f"{self.url}/{name} was deleted while it was read; run the command again.")
             if found.state == "value":
-                path.parent.mkdir(parents=True, exist_ok=True)
-                partial = _partial(path)
-                with writing(path):
+                with replaced(path) as partial:
                     partial.write_bytes(found.value)
-                os.replace(partial, path)
             return name, found.stamp.generation
 
         return dict(self._each(load, files))
@@ -135,32 +137,41 @@ class Store:
 def fetch(url: str, cache: Path) -> Path:
     """The local copy of an object, or of a folder of objects, in <cache>/data; what has not changed stays as it is.
 
-    Raises FileNotFoundError if there is no such object.
+    Raises FileNotFoundError if there is no such object, FileNameError for objects that cannot be files of a folder.
     """
     store = Store(url)
     place = local_place(url, cache / "data")
-    if store.is_file():
-        files = {"": place}
-    else:
-        files = {name: place / name for name in store.names() if not name.endswith("/")}
+    files = {"": place} if store.is_file() else all_inside(place, store.names(), url)
     if not files:
         raise FileNotFoundError(f"{url} does not exist; correct the path, or upload it.")
-    record = place.with_name(place.name + ".versions.json")
-    known = json.loads(record.read_text("utf-8")) if record.is_file() else {}
-    versions = store.download(files, {name: bytes.fromhex(version) for name, version in known.items()})
-    for path in [path for path in place.rglob("*") if path.is_file() and path not in files.values()]:
-        if path.suffix != PARTIAL:
-            path.unlink(missing_ok=True)  # it was deleted there
-    partial = _partial(record)
-    partial.write_text(json.dumps({name: version.hex() for name, version in versions.items()}), "utf-8")
-    os.replace(partial, record)
+    record = cache / "versions" / f"{hashlib.sha256(url.encode()).hexdigest()[:32]}.json"
+    _make_room(place, files.values())
+    versions = store.download(files, _versions(record))
+    with replaced(record) as partial:
+        partial.write_text(json.dumps({name: version.hex() for name, version in versions.items()}), "utf-8")
     return place
 
 
-def _partial(path: Path) -> Path:
-    """Where a file is written before it gets its name. Other processes may write the same one, also on other hosts that
-    share the folder, where process ids may be equal."""
-    return path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
+def _make_room(place: Path, files: Collection[Path]) -> None:
+    """Removes from an earlier copy what was deleted there, and folders where there is a file now, or the reverse."""
+    above = [folder for folder in place.parents if folder.is_file()]
+    wanted = set(files)
+    gone = [path for path in place.rglob("*") if path.is_file() and path not in wanted and not is_partial(path)]
+    for path in (*above, *gone, *([place] if place.is_file() and place not in wanted else [])):
+        path.unlink(missing_ok=True)
+    for path in files:
+        if path.is_dir():
+            shutil.rmtree(path)
+    for folder in {path.parent for path in files}:
+        remove_stale(folder)
+
+
+def _versions(record: Path) -> dict[str, bytes]:
+    """The versions of the objects of an earlier copy, {} if there is none or they are not readable."""
+    try:
+        return {name: bytes.fromhex(version) for name, version in json.loads(record.read_text("utf-8")).items()}
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
+        return {}
 
 
 def local_place(url: str, cache: Path) -> Path:

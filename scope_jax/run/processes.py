@@ -8,7 +8,6 @@ requests alone, never from timing. Files are written by process 0. In a run of o
 from __future__ import annotations
 
 import os
-import pickle
 import sys
 import threading
 import traceback
@@ -18,6 +17,7 @@ from typing import TypeVar
 
 from scope_jax.errors import UserError, sentence
 from scope_jax.rollouts.types import Completion, Request, Rollouts
+from scope_jax.run import wire
 from scope_jax.run.stopping import Stopped, StopRequest, end
 from scope_jax.sharding import distributed
 from scope_jax.sharding.watch import Watch
@@ -42,15 +42,15 @@ def writes() -> bool:
 
 def together(work: Callable[[], T]) -> list[T]:
     """The results of `work` on all processes, by process. If it fails on one, that one raises its own error and the
-    others a PeerError, so that all end alike."""
+    others a PeerError, so that all end alike. work: its result is made of what `wire` sends."""
     if distributed.count() == 1:
         return [work()]
-    failure, outcome = None, ("", None)
+    failure = None
     try:
-        outcome = ("", work())
+        message = wire.encoded(("", work()))
     except Exception as error:  # noqa: BLE001 - raised below, once the others know
-        failure, outcome = error, (sentence(error) or type(error).__name__, None)
-    outcomes = [pickle.loads(part) for part in distributed.gather(pickle.dumps(outcome, pickle.HIGHEST_PROTOCOL))]
+        failure, message = error, wire.encoded((sentence(error) or type(error).__name__, None))
+    outcomes = [wire.decoded(part) for part in distributed.gather(message)]
     if failure is not None:
         raise failure
     for number, (problem, _) in enumerate(outcomes):
@@ -159,7 +159,7 @@ def joined() -> Iterator[None]:
     if place is None:
         yield
         return
-    distributed.start(place.coordinator, place.index, place.count, place.devices)
+    distributed.start(place)
     from jax.errors import JaxRuntimeError
 
     global _watch

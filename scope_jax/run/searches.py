@@ -25,9 +25,15 @@ Lookup = BatchedTool[tuple[Hit, ...]]
 
 
 def lookup_of(
-    cfg: Config | ServedModel, run: Path, mesh: Mesh, part: Part | None, tell: Callable[[str], None] | None
+    cfg: Config | ServedModel,
+    run: Path,
+    mesh: Mesh,
+    part: Part | None,
+    tell: Callable[[str], None] | None,
+    *,
+    compiled: bool = False,
 ) -> Lookup | None:
-    """The card's server or index; None if the game does not search.
+    """The card's server or index; None if the game does not search. compiled: an index's programs are, already.
 
     A server is asked in a thread of its own. An index in this process, and the model that embeds queries, run programs
     on the devices that generate, so the decode loop calls them, between two dispatches.
@@ -37,6 +43,8 @@ def lookup_of(
         return None
     if card.url is None:
         retrieve = open_or_build_index(card, run, mesh if mesh.size > 1 else None, part, say=tell)
+        if compiled:
+            retrieve.compile(card.top_k)
     else:
         retrieve = RemoteRetriever(
             card.url, timeout=card.timeout, retries=card.retries, first_delay=FIRST_DELAY, tell=tell

@@ -13,7 +13,7 @@ See `members` for the file format.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,12 @@ import numpy as np
 
 from scope_jax.learner.types import Datum, Episode
 from scope_jax.run import members
-from scope_jax.run.members import read
+from scope_jax.run.records import COUNT, LIST
 
 __all__ = ["NAME", "append", "pieces", "read"]
 
 NAME = "tokens.jsonl.gz"
+FIELDS = {"episode": COUNT, "rows": LIST}
 TokenBytes = Callable[[int], bytes]  # the bytes that a token adds to a text
 
 
@@ -37,6 +38,11 @@ def append(path: Path, step: int, episodes: Sequence[Episode], token_bytes: Toke
         if (rows := [_row(datum, token_bytes) for datum in episode.datums if datum.sampled_T.any()])
     ]
     members.append(path, lines)
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines in order; see `members.read`."""
+    return members.read(path, FIELDS)
 
 
 def _row(datum: Datum, token_bytes: TokenBytes) -> dict[str, Any]:

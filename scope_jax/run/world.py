@@ -24,7 +24,7 @@ from scope_jax.retrieval.search import SearchTool
 from scope_jax.rollouts.keys import key_data
 from scope_jax.rollouts.local import LocalRollouts
 from scope_jax.rollouts.tools import BatchedTool
-from scope_jax.rollouts.types import Completion, Request, SamplingParams
+from scope_jax.rollouts.types import Completion, NonFiniteError, Request, SamplingParams
 from scope_jax.run.processes import divided, together
 from scope_jax.run.residence import Sampler
 from scope_jax.run.verdicts import Verdicts
@@ -116,7 +116,11 @@ class StepTools:
             for responder in [rollout.respond or agent.respond]
             for sample in range(samples)
         ]
-        flat = self.world.sampler.use(agent.policy).run(requests)
+        try:
+            flat = self.world.sampler.use(agent.policy).run(requests)
+        except NonFiniteError as error:
+            where = self.step if isinstance(self.step, str) else f"step {self.step + 1}"
+            raise NonFiniteError(f"{where}, role {role!r}, policy {agent.policy!r}: {error}") from error
         self.world.sampler.count(flat)
         return [flat[first : first + samples] for first in range(0, len(flat), samples)]
 

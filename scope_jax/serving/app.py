@@ -2,38 +2,46 @@
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from scope_jax.retrieval.server import GONE, Refusal, read_body
+from scope_jax.retrieval.lanes import Lanes
+from scope_jax.retrieval.web import GONE, Guard, Refusal, read_body, unless_gone
 from scope_jax.serving import generating
 from scope_jax.serving.assemble import Served
 from scope_jax.serving.counters import Counters
 from scope_jax.serving.generating import Job, Stream
-from scope_jax.serving.protocol import ApiError, ChatBody, CompletionBody, parsed
+from scope_jax.serving.protocol import VALUES, ApiError, ChatBody, CompletionBody, Kind, Parsed, parsed
 from scope_jax.serving.replies import Reply
 
+OTHER_VALUES = 65_536  # of a body, besides the tokens of its prompts
 Answer = Callable[[Request], Awaitable[Response]]
 
 
 class Api:
-    """The routes of one model. key: what a request must give as its bearer token, None: anyone may ask."""
+    """The routes of one model. key: what a request must give as its bearer token, None: anyone on this machine may ask.
+    hosts: names of this server besides the loopback's; with a key, names are checked only if there are any. lanes:
+    where bodies become prompts."""
 
-    def __init__(self, model: Served, key: str | None) -> None:
+    def __init__(self, model: Served, key: str | None, hosts: Collection[str], lanes: Lanes) -> None:
         self._model = model
         self._key = key
+        self._hosts = hosts if hosts or key is None else None
+        self._lanes = lanes
+        serve, room = model.cfg.serve, model.rollouts.engine.config.max_length
+        self._values = min(VALUES, OTHER_VALUES + serve.max_samples * room)
         self._began = int(time.time())
         self._under_way: set[Stream] = set()
         self.counters = Counters(model)
@@ -56,6 +64,7 @@ class Api:
                 Route("/health", self._health),
                 Route("/metrics", self._metrics),
             ],
+            middleware=[Middleware(Guard, hosts=self._hosts, refuse=_refusal)],
             exception_handlers={HTTPException: _not_found},
             lifespan=lifespan,
         )
@@ -73,7 +82,7 @@ class Api:
                 self._check_key(request)
                 response = await answer(request)
             except ApiError as error:
-                headers = {"Connection": "close"} if error.status == 413 else None
+                headers = {"Connection": "close"} if error.status in (408, 413) else None
                 response = JSONResponse(error.body, status_code=error.status, headers=headers)
             except ClientDisconnect:
                 self.counters.cancelled.inc()
@@ -114,22 +123,29 @@ class Api:
         return Response(self.counters.text(), media_type="text/plain; version=0.0.4")
 
     async def _chat(self, request: Request) -> Response:
-        body = parsed(ChatBody, await self._body(request))
-        job = await run_in_threadpool(generating.chat_job, self._model, body)
+        body, job = await self._job(request, ChatBody, generating.chat_job)
         reply = Reply(self._model, job, "chat", bool(body.logprobs))
         return await self._reply(request, job, reply, body)
 
     async def _complete(self, request: Request) -> Response:
-        body = parsed(CompletionBody, await self._body(request))
-        job = await run_in_threadpool(generating.completion_job, self._model, body)
+        body, job = await self._job(request, CompletionBody, generating.completion_job)
         reply = Reply(self._model, job, "text", body.logprobs is not None)
         return await self._reply(request, job, reply, body)
 
-    async def _body(self, request: Request) -> bytes:
+    async def _job(
+        self, request: Request, kind: type[Parsed], job_of: Callable[[Served, Parsed], Job]
+    ) -> tuple[Parsed, Job]:
+        """A request as it was understood, and what is to be sampled for it. Raises ApiError for what is refused."""
+
+        def work(body: bytes) -> tuple[Parsed, Job]:
+            request = parsed(kind, body, self._values)
+            return request, job_of(self._model, request)
+
         try:
-            return await read_body(request, self._model.cfg.serve.max_body)
+            body = await read_body(request, self._model.cfg.serve.max_body)
+            return await unless_gone(request, self._lanes.run(len(body), partial(work, body)))
         except Refusal as refusal:
-            raise ApiError(str(refusal), refusal.status) from None
+            raise api_error(refusal.status, str(refusal)) from None
 
     # ------------------------------------------------------------------------------------------------------ replies
     async def _reply(self, request: Request, job: Job, reply: Reply, body: ChatBody | CompletionBody) -> Response:
@@ -139,16 +155,7 @@ class Api:
             with_usage = body.stream_options is not None and body.stream_options.include_usage
             return _Events(stream, self._events(stream, reply, with_usage, began))
         async with stream:
-            whole = asyncio.ensure_future(reply.whole(stream))
-            gone = asyncio.ensure_future(_gone(request))
-            try:
-                await asyncio.wait((whole, gone), return_when=asyncio.FIRST_COMPLETED)
-                if not whole.done():
-                    raise ClientDisconnect
-                answer = whole.result()
-            finally:
-                whole.cancel()
-                gone.cancel()
+            answer = await unless_gone(request, reply.whole(stream))
         self._count(reply, began)
         return JSONResponse(answer)
 
@@ -186,10 +193,14 @@ class _Events(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-async def _gone(request: Request) -> None:
-    """Returns when the client has disconnected. The request's body has been read."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+def api_error(status: int, sentence: str) -> ApiError:
+    """A refusal in OpenAI's form."""
+    kinds: dict[int, Kind] = {503: "server_error"}
+    return ApiError(sentence, status, kind=kinds.get(status, "invalid_request_error"))
+
+
+def _refusal(status: int, sentence: str) -> Response:
+    return JSONResponse(api_error(status, sentence).body, status_code=status)
 
 
 async def _not_found(request: Request, error: Exception) -> Response:

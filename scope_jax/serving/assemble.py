@@ -115,7 +115,7 @@ def served(
     source = _source(target, cfg, policy)
     cfg = fitted(cfg, source)
     home = model_folder(cfg, source)
-    model = weights.load_config(home)
+    model = weights.checked_config(home)
     tokenizer = tokenizer_of(cfg, model, str(home), tell)
     if chats or tokenizer.has_template:
         check_template(cfg, tokenizer)
@@ -131,7 +131,7 @@ def served(
     tell(f"loading {source.folder}")
     params = _loaded(cfg, engine, mesh, source)
     with index_folder(target, cfg) as place:
-        lookup = lookup_of(cfg, place, mesh, None, tell) if search else None
+        lookup = lookup_of(cfg, place, mesh, None, tell, compiled=True) if search else None
         rollouts = OnlineRollouts(
             engine,
             params,

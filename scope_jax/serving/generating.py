@@ -18,7 +18,7 @@ from scope_jax.rollouts.keys import key_data
 from scope_jax.rollouts.online import Closed, Done, Full, Listener, News, Ticket, listener_in
 from scope_jax.rollouts.types import Request, SamplingParams
 from scope_jax.serving.assemble import Served
-from scope_jax.serving.protocol import ApiError, Body, ChatBody, CompletionBody
+from scope_jax.serving.protocol import SHOWN, ApiError, Body, ChatBody, CompletionBody
 from scope_jax.text import parsing
 from scope_jax.text.messages import Messages
 
@@ -61,7 +61,10 @@ def chat_job(model: Served, body: ChatBody) -> Job:
     """Raises ApiError for what cannot be sampled."""
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         raise ApiError("Give max_completion_tokens or max_tokens, not both.", param="max_tokens")
+    max_tokens = body.max_completion_tokens or body.max_tokens
+    _check_wish(model, body, max_tokens)
     messages = [message.plain() for message in body.messages]
+    _check_length(model, [message["content"] for message in messages])
     searches = None
     if body.web_search_options is not None:
         if model.joiner is None:
@@ -80,7 +83,7 @@ def chat_job(model: Served, body: ChatBody) -> Job:
             prompt = tuple(model.tokenizer.encode_chat(messages, **options))
     except ValueError as error:
         raise ApiError(str(error), param="messages") from None
-    return _job(model, body, [prompt], body.max_completion_tokens or body.max_tokens, searches, joiner)
+    return _job(model, body, [prompt], max_tokens, searches, joiner)
 
 
 def _variables(model: Served, body: ChatBody) -> dict[str, bool | int | str]:
@@ -106,14 +109,50 @@ def _conversation(messages: Sequence[dict[str, str]], model: Served) -> Conversa
 
 def completion_job(model: Served, body: CompletionBody) -> Job:
     """Raises ApiError for what cannot be sampled."""
+    _check_wish(model, body, body.max_tokens)
     given: list[Any] = [body.prompt] if isinstance(body.prompt, str) else list(body.prompt)
     if given and isinstance(given[0], int):
         given = [given]
+    _check_samples(model, body, len(given))
+    for one in given:
+        _check_length(model, [one])
     prompts = [_encoded(model, one, body.parse_special) if isinstance(one, str) else tuple(one) for one in given]
     size = model.rollouts.engine.model.vocab_size
     if any(not 0 <= id < size for prompt in prompts for id in prompt):
         raise ApiError(f"Token ids must be from 0 to {size - 1}.", param="prompt")
     return _job(model, body, prompts, body.max_tokens, None)
+
+
+def _check_wish(model: Served, body: Body, max_tokens: int | None) -> None:
+    """Raises ApiError for another model, and for more tokens than a reply may have."""
+    if body.model != model.name:
+        raise ApiError(
+            f"There is no model {body.model[:SHOWN]!r} here; {model.name!r} is.",
+            404,
+            param="model",
+            code="model_not_found",
+        )
+    if max_tokens is not None and max_tokens > (most := model.cfg.serve.max_tokens):
+        raise ApiError(f"This server samples {most} tokens for a reply, no more.", param="max_tokens")
+
+
+def _check_length(model: Served, parts: Sequence[str | Sequence[int]]) -> None:
+    """Raises ApiError for a prompt, of texts or ids, that cannot fit, before it is rendered and encoded."""
+    room = model.rollouts.engine.config.max_length
+    least = sum(model.tokenizer.least_tokens(part) if isinstance(part, str) else len(part) for part in parts)
+    if least >= room:
+        raise ApiError(
+            f"The prompt has at least {least} tokens; this server takes {room - 1}, so that one can be sampled.",
+            code="context_length_exceeded",
+        )
+
+
+def _check_samples(model: Served, body: Body, prompts: int) -> None:
+    """Raises ApiError for more samples than a request may have, and more than there are slots and places in the queue,
+    which would never be taken."""
+    limits, slots = model.cfg.serve, model.rollouts.engine.config.slots
+    if prompts * (body.n or 1) > (most := min(limits.max_samples, slots + limits.queue)):
+        raise ApiError(f"A request may have {most} samples, prompts times n, no more.", param="n")
 
 
 def _encoded(model: Served, text: str, special: bool | None) -> tuple[int, ...]:
@@ -130,6 +169,17 @@ def _encoded(model: Served, text: str, special: bool | None) -> tuple[int, ...]:
     return tuple(model.tokenizer.encode(text, start=True))
 
 
+def plain_ids(model: Served, text: str) -> list[int]:
+    """Ids of a text that continues another, for a protocol that has no field for special tokens. Raises ValueError
+    for a text with the name of one, which would be encoded as characters, or far longer than the model takes."""
+    room = model.rollouts.engine.config.max_length
+    if (least := model.tokenizer.least_tokens(text)) >= room:
+        raise ValueError(f"The text has at least {least} tokens; this server takes {room - 1}.")
+    if names := model.tokenizer.special_names(text):
+        raise ValueError(f"The text holds {names[0]}, the name of a special token; give token_content instead.")
+    return model.tokenizer.encode(text)
+
+
 def _job(
     model: Served,
     body: Body,
@@ -140,22 +190,14 @@ def _job(
 ) -> Job:
     limits, samples = model.cfg.serve, body.n or 1
     room = model.rollouts.engine.config.max_length
-    if body.model != model.name:
-        raise ApiError(
-            f"There is no model {body.model!r} here; {model.name!r} is.", 404, param="model", code="model_not_found"
-        )
     if not prompts or not all(prompts):
         raise ApiError("A prompt has no token.", param="prompt")
-    most = min(limits.max_samples, model.rollouts.engine.config.slots + limits.queue)  # more would never be taken
-    if len(prompts) * samples > most:
-        raise ApiError(f"A request may have {most} samples, prompts times n, no more.", param="n")
+    _check_samples(model, body, len(prompts))
     if (longest := max(map(len, prompts))) >= room:
         raise ApiError(
             f"The prompt has {longest} tokens; this server takes {room - 1}, so that one can be sampled.",
             code="context_length_exceeded",
         )
-    if max_tokens is not None and max_tokens > limits.max_tokens:
-        raise ApiError(f"This server samples {limits.max_tokens} tokens for a reply, no more.", param="max_tokens")
     if max_tokens is not None and longest + max_tokens > room:
         raise ApiError(
             f"The prompt has {longest} tokens and the reply may have {max_tokens}; together this server takes {room}.",

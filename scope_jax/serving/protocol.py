@@ -6,11 +6,12 @@ with one sentence and the field's name, as clients of OpenAI's API expect it.
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError, model_validator
+from typing_extensions import TypeAliasType
 
+from scope_jax.retrieval.web import Refusal, parsed_json
 from scope_jax.serving import neutral
 
 Kind = Literal["invalid_request_error", "authentication_error", "rate_limit_error", "server_error"]
@@ -37,16 +38,28 @@ def _listed(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+MESSAGES = 4096  # of a conversation
+FIELDS = 1024  # of an object
+VALUES = 1 << 20  # of a body, unless the server's limits need fewer
+# Of a wrong list, one error and not one of every element. (A plain alias could not be part of a union: no hash.)
+Texts = TypeAliasType("Texts", Annotated[list[str], FailFast()])
+Ids = TypeAliasType("Ids", Annotated[list[int], FailFast()])
+Prompts = TypeAliasType("Prompts", Annotated[list[Ids], FailFast()])
+
+
 class Part(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
     type: Literal["text"]
     text: str
 
 
+Parts = TypeAliasType("Parts", Annotated[list[Part], FailFast()])
+
+
 class Message(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[Part]
+    content: str | Parts
     name: str | None = None
     tool_call_id: str | None = None
     refusal: None = None
@@ -93,7 +106,7 @@ class Body(BaseModel):
 
 
 class ChatBody(Body):
-    messages: list[Message] = Field(min_length=1)
+    messages: Annotated[list[Message], FailFast()] = Field(min_length=1, max_length=MESSAGES)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = None
     top_logprobs: Nothing = None
@@ -102,7 +115,7 @@ class ChatBody(Body):
 
 
 class CompletionBody(Body):
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | Texts | Ids | Prompts
     logprobs: Nothing = None
     # llama.cpp's name: whether names of special tokens in a text prompt are those tokens; None: such a text is refused
     parse_special: bool | None = None
@@ -116,42 +129,43 @@ REFUSED = {
     "web_search_options": "options of the search are set by the server; give an empty object",
 }
 
+SHOWN = 80  # characters of a name in a sentence
 EMPTY = ("tools", "functions", "tool_calls", "annotations")
 
 Parsed = TypeVar("Parsed", bound=Body)
 
 
 def _without_nulls(value: Any) -> Any:
-    """Without the fields, at any depth, that clients write as null or as an empty list where they have nothing."""
+    """Without the fields, at any depth, that clients write as null or as an empty list where they have nothing. Raises
+    ApiError for an object of too many fields."""
     if isinstance(value, list):
-        return [_without_nulls(item) for item in value]
-    if not isinstance(value, dict):
-        return value
+        return [_without_nulls(item) if isinstance(item, list | dict) else item for item in value]
+    if len(value) > FIELDS:
+        raise ApiError(f"The request has an object of {len(value)} fields; {FIELDS} are taken, no more.")
     kept = {name: own for name, own in value.items() if own is not None and (own != [] or name not in EMPTY)}
-    return {name: _without_nulls(own) for name, own in kept.items()}
+    return {name: _without_nulls(own) if isinstance(own, list | dict) else own for name, own in kept.items()}
 
 
-def parsed(kind: type[Parsed], body: bytes) -> Parsed:
-    """The request of a body. Raises ApiError for what is no JSON, has unknown fields or values that are refused."""
+def parsed(kind: type[Parsed], body: bytes, values: int = VALUES) -> Parsed:
+    """The request of a body of at most `values` values. Raises ApiError for what is no JSON, has unknown fields or
+    values that are refused."""
     try:
-        table = _without_nulls(json.loads(body))
-        json.dumps(table, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise ApiError("The request has half of a surrogate pair, which is not a character.") from None
-    except (ValueError, RecursionError):
-        raise ApiError("The request body is not JSON, or nested too deep.") from None
+        table = parsed_json(body, values)
+    except Refusal as refusal:
+        raise ApiError(str(refusal)) from None
     if not isinstance(table, dict):
         raise ApiError("The request body must be a JSON object.")
     try:
-        return kind.model_validate(neutral.without(table))
+        return kind.model_validate(neutral.without(_without_nulls(table)))
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
-        name = str(first["loc"][0]) if first["loc"] else "the body"
-        param = name if name == "prompt" else ".".join(str(part) for part in first["loc"][:3])
+        loc = [part[:SHOWN] if isinstance(part, str) else part for part in first["loc"]]
+        name = str(loc[0]) if loc else "the body"
+        param = name if name == "prompt" else ".".join(map(str, loc[:3]))
         reason = REFUSED.get(name, first["msg"])
-        if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
+        if first["type"] == "extra_forbidden" and len(loc) == 1:
             reason = neutral.reason(name) or "is not a field of this request"
-        if "content" in first["loc"]:
+        if "content" in loc:
             reason = "a message's content is text, or a list of parts of type text"
         elif name == "chat_template_kwargs":
             reason = "variables of the chat template are an object of true, false, whole numbers and text"

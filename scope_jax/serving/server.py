@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import socket
+import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import uvicorn
 from starlette.applications import Starlette
 
 from scope_jax.errors import UserError
-from scope_jax.retrieval.search import Hit, Retriever
-from scope_jax.rollouts.online import Done
+from scope_jax.retrieval.connections import config
+from scope_jax.retrieval.lanes import Lanes
+from scope_jax.retrieval.web import Refusal
+from scope_jax.rollouts.online import Done, Full
 from scope_jax.rollouts.types import Request, SamplingParams
 from scope_jax.serving.app import Api
 from scope_jax.serving.assemble import Served
+from scope_jax.serving.generating import plain_ids
 
+SWITCH = 0.001  # seconds that a thread which computes in Python keeps others waiting; Python's own are 0.005
 LOOK = 0.2  # seconds between looks at whether to end
 FAREWELL = 5.0  # seconds in which replies that took too long tell their clients so
 
@@ -52,23 +59,39 @@ def bound(host: str, port: int) -> socket.socket:
     return sock
 
 
-def one_at_a_time(retrieve: Retriever) -> Retriever:
-    """The retriever for several threads: programs of several devices must be sent to all of them in the same order."""
-    lock = threading.Lock()
+def run_http(
+    app: Starlette, sock: socket.socket, grace: float, told: Callable[[str], None], end: Callable[[], object]
+) -> None:
+    """Serves an application until a signal; replies under way have `grace` seconds, then `end` is called, which ends
+    them. told(address): once it listens."""
 
-    def locked(queries: Sequence[str], count: int) -> list[tuple[Hit, ...]]:
-        with lock:
-            return retrieve(queries, count)
+    async def run() -> None:
+        server = _server(app, grace + FAREWELL)
+        watching = asyncio.ensure_future(_end_in_order(server, grace, end, lambda: False))
+        try:
+            await _serve(server, sock, told)
+        finally:
+            watching.cancel()
 
-    return locked
+    asyncio.run(run())
 
 
-def run_http(app: Starlette, sock: socket.socket, grace: float, told: Callable[[str], None]) -> None:
-    """Serves an application until a signal; replies under way have `grace` seconds. told(address): once it listens."""
-    asyncio.run(_serve(_server(app, grace), sock, told))
+async def _end_in_order(
+    server: uvicorn.Server, grace: float, end: Callable[[], object], over: Callable[[], bool]
+) -> None:
+    """Once a signal has come or `over` says so, lets the server end, and calls `end` after the grace."""
+    while not (server.should_exit or over()):
+        await asyncio.sleep(LOOK)
+    server.should_exit = True
+    await asyncio.sleep(grace)
+    end()
 
 
 async def _serve(server: uvicorn.Server, sock: socket.socket, told: Callable[[str], None]) -> None:
+    sys.setswitchinterval(SWITCH)
+    gc.collect()
+    gc.freeze()  # what has been loaded stays: a collection that looks at all of it stops every thread
+
     async def tell() -> None:
         while not server.started:
             await asyncio.sleep(0.02)
@@ -83,14 +106,12 @@ async def _serve(server: uvicorn.Server, sock: socket.socket, told: Callable[[st
 
 
 def _server(app: Starlette, grace: float) -> _Server:
-    seconds = max(1, round(grace))
-    return _Server(
-        uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=seconds, lifespan="on")
-    )
+    return _Server(config(app, timeout_graceful_shutdown=max(1, round(grace)), lifespan="on"))
 
 
 def warm_up(model: Served) -> None:
-    """Samples one token, so that the programs are compiled before the first request comes."""
+    """Compiles all programs and samples one token, so that the first requests wait for neither."""
+    model.rollouts.compile(extends=model.joiner is not None)
     params = SamplingParams(0.0, 0, 1.0, 1, (), tuple(model.tokenizer.eos_ids), False)
     ended = threading.Event()
     request = Request([0], params, None, None, max_turns=1, respond=None, policy=model.adapter)
@@ -108,13 +129,14 @@ def run_model(
     grpc: tuple[str, int] | None,
     grace: float,
     tell: Callable[[str], None],
+    hosts: Collection[str] = (),
     ended: threading.Event | None = None,
 ) -> None:
     """Serves a model until a signal, until `ended` is set, or until its engine fails, whose error is raised.
 
-    key: what clients must give. grpc: (host, port) of JetStream's service as well.
+    key: what clients must give. hosts: further names of this server. grpc: (host, port) of JetStream's service as well.
     """
-    asyncio.run(_run(model, sock, key, grpc, grace, tell, ended or threading.Event()))
+    asyncio.run(_run(model, sock, key, hosts, grpc, grace, tell, ended or threading.Event()))
     if model.rollouts.failure is not None:
         raise model.rollouts.failure
 
@@ -123,12 +145,14 @@ async def _run(
     model: Served,
     sock: socket.socket,
     key: str | None,
+    hosts: Collection[str],
     grpc: tuple[str, int] | None,
     grace: float,
     tell: Callable[[str], None],
     ended: threading.Event,
 ) -> None:
-    api = Api(model, key)
+    lanes = Lanes()
+    api = Api(model, key, hosts, lanes)
     server = _server(api.app(), grace + FAREWELL)
     also = None
     if grpc is not None:
@@ -148,24 +172,32 @@ async def _run(
                 "(`scope-jax export --merge`)."
             )
         limits = model.cfg.serve
-        ends = model.cfg.model.stop
-        names = model.tokenizer.special_names
-        service = Orchestrator(model.rollouts, max_tokens=limits.max_tokens, ends=ends, key=key, special_names=names)
+
+        async def apart(size: int, work: Callable[[], Request]) -> Request:
+            try:
+                return await lanes.run(size, work)
+            except Refusal as refusal:
+                raise Full(str(refusal)) from None
+
+        service = Orchestrator(
+            model.rollouts,
+            max_tokens=limits.max_tokens,
+            ends=model.cfg.model.stop,
+            key=key,
+            encode=partial(plain_ids, model),
+            apart=apart,
+        )
         also, port = grpc_server(service, *grpc, limits.max_body)
         await also.start()
         tell(f"JetStream's service on {grpc[0]}:{port}")
 
-    async def watch() -> None:
-        while not (server.should_exit or ended.is_set() or model.rollouts.failure is not None):
-            await asyncio.sleep(LOOK)
-        server.should_exit = True
-        await asyncio.sleep(grace)
-        api.end()
-
-    watching = asyncio.ensure_future(watch())
+    watching = asyncio.ensure_future(
+        _end_in_order(server, grace, api.end, lambda: ended.is_set() or model.rollouts.failure is not None)
+    )
     try:
         await _serve(server, sock, lambda address: tell(f"serving {model.name} on {address}/v1"))
     finally:
         watching.cancel()
+        lanes.close()
         if also is not None:
             await also.stop(grace)

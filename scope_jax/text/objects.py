@@ -41,10 +41,13 @@ def has_control(value: Any) -> bool:
 
     Such a one is LaTeX whose backslashes were not doubled: JSON reads \frac as a form feed and "rac", \times as a tab.
     """
-    if isinstance(value, str):
-        return _CONTROL.search(value) is not None
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return any(map(has_control, items))
+    waiting = [value]  # not by recursion: a policy may nest as deep as the JSON module reads
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str) and _CONTROL.search(value):
+            return True
+        waiting += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return False
 
 
 def _last_braces(text: str) -> tuple[int | None, int]:

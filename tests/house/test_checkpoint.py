@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -17,11 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
-from orbax.checkpoint._src.serialization import replica_slices
+from orbax.checkpoint._src.serialization import jax_array_handlers, replica_slices
 
 from scope_jax.config import Config
+from scope_jax.errors import UserError
 from scope_jax.games import parse_config
-from scope_jax.run import checkpoint
+from scope_jax.models import seal as model_seal
+from scope_jax.run import checkpoint, reference
 from scope_jax.run.checkpoint import SEAL, CheckpointError, Checkpoints, fault, load, locate, steps
 
 
@@ -319,3 +322,148 @@ def test_sigkill_leaves_a_complete_checkpoint(tmp_path: Path) -> None:
         assert saved.step >= 2
         assert saved.memory == {"step": saved.step}
         assert float(saved.states["actor"]["w"][5, 5]) == saved.step
+
+
+# --------------------------------------------------------------------------------------------- copies and the reference
+def test_arrays_may_be_donated_once_they_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before any of them is on disk; the checkpoint has what they were."""
+    go_on, serialize = threading.Event(), jax_array_handlers._async_serialize_replica_slices
+
+    async def held(*args, **kwargs):
+        assert go_on.wait(60)
+        return await serialize(*args, **kwargs)
+
+    monkeypatch.setattr(jax_array_handlers, "_async_serialize_replica_slices", held)
+    update = jax.jit(lambda tree: jax.tree.map(lambda x: x * 0 - 1, tree), donate_argnums=0)
+    states = {"actor": state(1), "other": state(2)}
+    expected = jax.tree.map(lambda x: np.array(x, copy=True), states)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", card())
+    checkpoints.save(1, states, {})
+    checkpoints.copied()
+    assert steps(tmp_path / "checkpoints") == []
+    jax.block_until_ready(update(states))
+    go_on.set()
+    checkpoints.wait()
+    saved = checkpoints.resume(targets(WANTED), pytest.fail)
+    assert saved is not None and same(saved.states, expected)
+
+
+def test_a_save_that_fails_keeps_no_update_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(replica_slices, "transfer_arrays_to_host", full)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", card())
+    checkpoints.save(1, {"actor": state(1)}, {})
+
+    def updates() -> None:
+        for _ in range(600):
+            checkpoints.copied()
+            time.sleep(0.01)
+
+    with pytest.raises(UserError, match="could not be written"):
+        updates()
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+def with_reference(seed: int, reference: dict) -> dict[str, State]:
+    return {"actor": state(seed).replace(ref_params=reference), "other": state(10 + seed)}
+
+
+WITH_REFERENCE = with_reference(0, state(0).params)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def stamps(folder: Path) -> dict[str, int]:
+    return {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_reference_is_written_once_and_read_with_every_checkpoint(tmp_path: Path) -> None:
+    folder, frozen = tmp_path / "checkpoints", state(99).params
+    checkpoints = Checkpoints(folder, card(keep=2))
+    for step in (3, 4, 5):
+        checkpoints.save(step, with_reference(step, frozen), {})
+    checkpoints.wait()
+    assert names(folder) == ["4", "5", "reference-3"]
+    once = stamps(folder / "reference-3")
+    for _ in range(2):  # two more lives
+        checkpoints = Checkpoints(folder, card(keep=2))
+        saved = checkpoints.resume(targets(WITH_REFERENCE), pytest.fail)
+        assert saved is not None and same(saved.states, with_reference(saved.step, frozen))
+        checkpoints.save(saved.step + 1, with_reference(saved.step + 1, saved.states["actor"].ref_params), {})
+        checkpoints.wait()
+    assert names(folder) == ["6", "7", "reference-3"] and stamps(folder / "reference-3") == once
+    saved = load(folder / "7", targets({"actor": {"params": state(0).params}}))  # for an export
+    assert same(saved.states["actor"]["params"], state(7).params)
+
+
+def test_another_reference_is_another_folder_which_goes_with_its_checkpoints(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    checkpoints = Checkpoints(folder, card(keep=2))
+    first, second = state(50).params, state(51).params
+    for step in (1, 2, 3):
+        checkpoints.save(step, with_reference(step, first if step < 3 else second), {})
+    checkpoints.wait()
+    assert names(folder) == ["2", "3", "reference-1", "reference-3"]
+    for step, frozen in ((2, first), (3, second)):
+        assert same(load(folder / str(step), targets(WITH_REFERENCE)).states, with_reference(step, frozen))
+    checkpoints.save(4, with_reference(4, second), {})
+    checkpoints.wait()
+    assert names(folder) == ["3", "4", "reference-3"]
+    checkpoints.save(5, {"actor": state(5), "other": state(6)}, {})
+    checkpoints.wait()
+    assert names(folder) == ["4", "5", "reference-3"]
+
+
+@pytest.mark.parametrize(("damage", "words"), DAMAGE)
+def test_a_damaged_reference_is_named(tmp_path: Path, damage, words: str) -> None:
+    folder = tmp_path / "checkpoints"
+    checkpoints = Checkpoints(folder, card())
+    checkpoints.save(1, with_reference(1, state(9).params), {})
+    checkpoints.wait()
+    damage(folder / "reference-1")
+    with pytest.raises(
+        CheckpointError, match=rf"the reference .*reference-1, which .*: .*{words}.*restore it, or start"
+    ):
+        Checkpoints(folder, card()).resume(targets(WITH_REFERENCE), pytest.fail)
+    assert load(folder / "1", targets(WANTED)).step == 1  # who needs no reference does not ask for it
+
+
+def test_checkpoints_that_hold_the_reference_themselves_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of scope-jax 0.1.0, layout 3."""
+    folder, frozen = tmp_path / "checkpoints", state(99).params
+    before = Checkpoints(folder, card())
+    before.meta["layout"] = 3
+    with monkeypatch.context() as patch:
+        patch.setattr(reference, "apart", lambda states: (dict(states), {}))
+        before.save(1, with_reference(1, frozen), {})
+        before.wait()
+    assert names(folder) == ["1"]
+    checkpoints = Checkpoints(folder, card())
+    saved = checkpoints.resume(targets(WITH_REFERENCE), pytest.fail)
+    assert saved is not None and same(saved.states, with_reference(1, frozen))
+    checkpoints.save(2, with_reference(2, saved.states["actor"].ref_params), {})
+    checkpoints.wait()
+    assert names(folder) == ["1", "2", "reference-2"]
+    assert same(load(folder / "2", targets(WITH_REFERENCE)).states, with_reference(2, frozen))
+
+
+def test_a_resumed_run_reads_each_file_for_its_checksum_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "checkpoints"
+    checkpoints = Checkpoints(folder, card())
+    checkpoints.save(1, with_reference(1, state(9).params), {})
+    checkpoints.wait()
+    read: list[Path] = []
+    crc = model_seal._crc
+    monkeypatch.setattr(model_seal, "_crc", lambda path: read.append(path) or crc(path))
+    assert Checkpoints(folder, card()).resume(targets(WITH_REFERENCE), pytest.fail) is not None
+    assert len(read) == len(set(read)) > 10
+    read.clear()
+    assert load(locate(folder), targets(WANTED)).step == 1  # the same process has just read it
+    assert not read
+    _flip(folder / "1")
+    with pytest.raises(CheckpointError, match="has changed"):
+        load(folder / "1", targets(WANTED))

@@ -159,7 +159,7 @@ SMALL = ("train.steps=4", "train.save_every=1", "train.batch_size=4", "evaluate.
 def test_a_run_on_a_full_disk_gives_one_message_and_resumes_with_more_space(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=30m", "tmpfs", str(disk)], check=False).returncode:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(disk)], check=False).returncode:
         pytest.skip("mounting is not allowed here")
     command = runs.command("ssp/atlas.toml", disk / "run", (*SMALL, "ssp.solver.samples=2"))
     try:

@@ -119,7 +119,7 @@ def test_no_message_contains_the_password_of_a_url():
 
 
 def test_a_silent_server_is_reported_while_the_run_waits(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("retrieval.exchange.TELL_EVERY", 0.1)
+    monkeypatch.setattr("scope_jax.retrieval.exchange.TELL_EVERY", 0.1)
     told: list[str] = []
     with endpoint(lambda number, body: (503, "busy") if number < 8 else chat("Correct")) as (url, _):
         assert client(url, told.append, retry_delay=0.2, concurrency=4)(["q"] * 4) == [Reply("Correct")] * 4

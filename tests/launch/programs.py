@@ -11,13 +11,17 @@ from typing import Any
 
 RECORD = """#!{python}
 import json, os, sys
-names = [name for name in os.environ if name.startswith(("JAX_", "HF_"))]
+names = [name for name in os.environ if name.startswith(("JAX_", "HF_", "SCOPE_"))]
 line = {{"argv": sys.argv[1:], "cwd": os.getcwd(), "env": {{name: os.environ[name] for name in names}}}}
 with open({log!r}, "a") as file:
     file.write(json.dumps(line) + "\\n")
 """
-# The last word of ssh, and --command of gcloud, is a command for the shell of the host.
+# The last word of ssh, and --command of gcloud, is a command for the shell of the host. Each host has a home.
 SSH = """#!/bin/bash
+printf '%s\\n' "$*" >> "$(dirname "$0")/ssh.log"
+[[ "$*" == *"-- "* ]] || exit 98
+export HOME="$(dirname "$0")/home-${@: -2:1}"
+mkdir -p "$HOME"
 exec bash -c "${@: -1}"
 """
 GCLOUD = """#!/bin/bash
@@ -26,6 +30,11 @@ case "$*" in
   *" describe "*) [ -e "$(dirname "$0")/created" ] && echo ACTIVE ;;
   *" create "*) touch "$(dirname "$0")/created" ;;
 esac || exit 1
+mkdir -p "$(dirname "$0")/home"
+if [[ "$*" == *" scp "* ]]; then
+  cp -p "$5" "$(dirname "$0")/home/${6#*:}"
+fi
+cd "$(dirname "$0")/home"
 for word in "$@"; do
   case "$word" in --command=*) exec bash -c "${word#--command=}" ;; esac
 done
@@ -39,7 +48,14 @@ case "$1" in
   wait) echo 7; exit 0 ;;
 esac
 shift
-while [[ "$1" == --* ]]; do printf '%s\\n' "$1" >> "$(dirname "$0")/docker.log"; shift; done
+while [[ "$1" == --* ]]; do
+  case "$1" in --env-file=*)
+    stat --format=%a "${1#*=}" >> "$(dirname "$0")/modes.log"
+    export "$(cat "${1#*=}")" ;;
+  esac
+  printf '%s\\n' "$1" >> "$(dirname "$0")/docker.log"
+  shift
+done
 printf '%s\\n' "$1" >> "$(dirname "$0")/docker.log"
 shift
 exec "$@"

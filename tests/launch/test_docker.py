@@ -9,6 +9,7 @@ import re
 import shlex
 import tomllib
 from importlib import metadata
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -115,3 +116,36 @@ def test_the_images_have_the_command_that_launches_run() -> None:
 def test_the_documents_say_how_to_build_each() -> None:
     text = (ROOT / "docs" / "pods.md").read_text()
     assert all(f"launch/docker/{path.name}" in text for path in FILES)
+
+
+def test_the_cuda_image_has_what_nccl_needs_for_rdma() -> None:
+    """From the distribution that the image begins with, before the user changes."""
+    steps = instructions(ROOT / "launch" / "docker" / "cuda.Dockerfile")
+    (place,) = [number for number, (word, value) in enumerate(steps) if word == "RUN" and "apt-get install" in value]
+    assert {"libibverbs1", "ibverbs-providers", "librdmacm1", "rdma-core"} <= set(shlex.split(steps[place][1]))
+    assert steps[place][1].endswith("rm -rf /var/lib/apt/lists/*") and place < steps.index(("USER", "scope"))
+
+
+def runs_of(text: str) -> list[list[str]]:
+    """The commands docker run in a text, with lines that a backslash continues."""
+    lines = [line for line in text.replace("\\\n", " ").splitlines() if "docker run --" in line]
+    found = [line[line.index("docker run") :].split("`")[0] for line in lines]
+    return [shlex.split(command) for command in found]
+
+
+PAGES = [*(ROOT / "docs").glob("*.md"), *FILES, ROOT / "README.md"]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_containers_with_gpus_have_the_hosts_network_and_memory(path: Path) -> None:
+    """Otherwise NCCL takes TCP between nodes, and its shared memory is 64 MiB."""
+    for words in runs_of(path.read_text(encoding="utf-8")):
+        if "--gpus" in words:
+            options = set(pairwise(words))
+            assert {("--network", "host"), ("--ipc", "host"), ("--ulimit", "memlock=-1")} <= options, words
+
+
+def test_a_container_without_them_is_noticed() -> None:
+    (words,) = runs_of("In one: `docker run --gpus all --volume a:b image`, or so.")
+    assert words == ["docker", "run", "--gpus", "all", "--volume", "a:b", "image"]
+    assert runs_of((ROOT / "docs" / "pods.md").read_text(encoding="utf-8"))

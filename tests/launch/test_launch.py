@@ -25,6 +25,7 @@ from scope_jax.config import CardError
 from scope_jax.config.slices import SLICES
 from scope_jax.games import load_card
 from scope_jax.plan.hardware import ABSENT, TPU, hardware
+from scope_jax.sharding.signing import KEY
 from tests.launch import programs
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +55,7 @@ SETS = {
 @pytest.fixture(autouse=True)
 def _no_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XLA_FLAGS", raising=False)
+    monkeypatch.delenv(KEY, raising=False)
 
 
 def printed(capsys: pytest.CaptureFixture[str], name: str, *sets: str) -> str:
@@ -65,6 +67,7 @@ def printed(capsys: pytest.CaptureFixture[str], name: str, *sets: str) -> str:
 @pytest.mark.parametrize("name", SETS)
 def test_what_is_printed(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, name).replace(sys.executable, "/checkout/.venv/bin/python").replace(os.getcwd(), "/checkout")
+    text = re.sub(rf"({KEY}: )[0-9a-f]{{64}}\n", r"\1(64 digits)\n", text)  # another one for each launch
     suffix = "yaml" if name == "gke-jobset" else "sh"
     assert text == (GOLDEN / f"{name}.{suffix}").read_text()
     if suffix == "sh":
@@ -90,11 +93,25 @@ def test_a_process_on_every_host_gets_its_words_and_its_place(tmp_path: Path, ca
         for number in range(2)
     ]
     assert calls[0]["env"]["HF_HOME"] == "/a b"
+    (key,) = {call["env"][KEY] for call in calls}
+    assert re.fullmatch("[0-9a-f]{64}", key)
+    assert key not in " ".join([*stand_ins.log("ssh.log"), *(word for call in calls for word in call["argv"])])
+    assert not list(stand_ins.folder.glob("home-*/.*.key"))
+    stand_ins.bash(printed(capsys, "gpu-nodes"))
+    assert stand_ins.calls()[-1]["env"][KEY] != key  # another launch
+
+
+def test_a_key_on_a_host_is_for_its_user_only(tmp_path: Path, capsys, monkeypatch) -> None:
+    stand_ins = programs.Bin(tmp_path / "bin")
+    stand_ins.add("ssh", programs.SSH.replace("exec bash", '[ "$1" = -tt ] && exit\nexec bash'))  # no process starts
+    assert stand_ins.bash(f"umask 0; {printed(capsys, 'gpu-nodes')}").returncode == 0
+    left = list(stand_ins.folder.glob("home-*/.*.key"))
+    assert len(left) == 2 and {path.stat().st_mode & 0o777 for path in left} == {0o600}
 
 
 def test_a_host_that_fails_makes_the_launch_fail(tmp_path: Path, capsys) -> None:
     stand_ins = programs.Bin(tmp_path / "bin")
-    stand_ins.add("ssh", '#!/bin/bash\n[ "$2" = node0 ] || exit 9\n')
+    stand_ins.add("ssh", '#!/bin/bash\n[ "$3" = node0 ] || [ "$1" = -T ] || exit 9\n')
     assert stand_ins.bash(printed(capsys, "gpu-nodes")).returncode == 9
 
 
@@ -103,7 +120,8 @@ def test_a_signal_ends_the_started_processes(tmp_path: Path, capsys, signal_: in
     stand_ins = programs.Bin(tmp_path / "bin")
     # it takes a moment to end, as ssh does
     ending = "trap 'sleep 1; exit 143' TERM"
-    stand_ins.add("ssh", f"#!/bin/bash\n{ending}\necho $$ >> {tmp_path}/started\nsleep 60 & wait\n")
+    handing = '[ "$1" = -T ] && exit'
+    stand_ins.add("ssh", f"#!/bin/bash\n{handing}\n{ending}\necho $$ >> {tmp_path}/started\nsleep 60 & wait\n")
     script = printed(capsys, "gpu-nodes")
     environment = os.environ | {"PATH": f"{stand_ins.folder}:{os.environ['PATH']}"}
     # As in a terminal's foreground, wherever the tests run.
@@ -152,6 +170,7 @@ def test_the_job_of_slurm_runs_the_command(tmp_path: Path, capsys, monkeypatch) 
     (call,) = stand_ins.calls()
     assert call["argv"] == ["-m", "scope_jax", *TRAIN] and call["cwd"] == os.getcwd()
     assert call["env"]["JAX_LOCAL_DEVICE_IDS"] == "0,1,2,3" and call["env"]["HF_HOME"] == "/scratch/my hub"
+    assert re.fullmatch("[0-9a-f]{64}", call["env"][KEY])
 
 
 def test_sbatch_reads_the_script(tmp_path: Path, capsys, monkeypatch) -> None:
@@ -179,6 +198,10 @@ def test_a_slice_is_created_once_and_its_hosts_start_a_container(tmp_path: Path,
         done = stand_ins.bash(script)
         assert done.returncode == 7, done.stderr  # the container's exit code
     assert [call["argv"] for call in stand_ins.calls()] == [TRAIN] * 2
+    keys = {call["env"][KEY] for call in stand_ins.calls()}
+    assert len(keys) == 2 and all(re.fullmatch("[0-9a-f]{64}", key) for key in keys)
+    assert not any(key in line for key in keys for log in ("gcloud.log", "docker.log") for line in stand_ins.log(log))
+    assert set(stand_ins.log("modes.log")) == {"600"} and not list((stand_ins.folder / "home").iterdir())
     asked = stand_ins.log("gcloud.log")
     (created,) = [line for line in asked if " create " in line]
     assert created.endswith(
@@ -186,7 +209,8 @@ def test_a_slice_is_created_once_and_its_hosts_start_a_container(tmp_path: Path,
         "--runtime-version=v2-alpha-tpuv5 --spot"
     )
     assert sum("auth configure-docker us-docker.pkg.dev" in line for line in asked) >= 2
-    assert {"--volume=/mnt/my data:/data", "--network=host", "--privileged", IMAGE} <= set(stand_ins.log("docker.log"))
+    options = {"--volume=/mnt/my data:/data", "--network=host", "--ipc=host", "--ulimit=memlock=-1", "--privileged"}
+    assert options | {IMAGE} <= set(stand_ins.log("docker.log"))
 
 
 def test_a_slice_that_was_preempted_is_reported(tmp_path: Path, capsys) -> None:
@@ -215,7 +239,7 @@ def test_gcloud_accepts_every_command(tmp_path: Path, capsys) -> None:
         if "gcloud compute" in line:
             start = line.partition("{ ")[2].rpartition(";")[0] if line.startswith("state()") else line.strip()
             found.append(shlex.split(start)[1] if start.startswith("echo ") else start)
-    assert len(found) == 5
+    assert len(found) == 6
     environment = os.environ | {"CLOUDSDK_CONFIG": str(tmp_path), "CLOUDSDK_CORE_DISABLE_USAGE_REPORTING": "1"}
     for command in found:
         check = ["gcloud", "meta", "lint-gcloud-commands", f"--command-string={command}"]
@@ -225,7 +249,7 @@ def test_gcloud_accepts_every_command(tmp_path: Path, capsys) -> None:
 
 
 def test_the_manifest_is_a_jobset_for_every_node_of_the_slice(capsys) -> None:
-    found = yaml.safe_load(printed(capsys, "gke-jobset"))
+    secret, found = yaml.safe_load_all(printed(capsys, "gke-jobset"))
     assert (found["apiVersion"], found["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
     (job,) = found["spec"]["replicatedJobs"]
     work = job["template"]["spec"]
@@ -234,6 +258,10 @@ def test_the_manifest_is_a_jobset_for_every_node_of_the_slice(capsys) -> None:
     assert pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == "4x4"
     assert pod["containers"][0]["command"] == ["scope-jax", *TRAIN]
     assert pod["containers"][0]["resources"]["limits"] == {"google.com/tpu": 4}
+    assert secret["kind"] == "Secret" and secret["metadata"]["namespace"] == found["metadata"]["namespace"]
+    assert pod["containers"][0]["envFrom"] == [{"secretRef": {"name": secret["metadata"]["name"]}}]
+    (again, _) = yaml.safe_load_all(printed(capsys, "gke-jobset"))
+    assert re.fullmatch("[0-9a-f]{64}", secret["stringData"][KEY]) and again["stringData"] != secret["stringData"]
 
 
 def expanded(text: str, variables: dict[str, str]) -> str:
@@ -245,7 +273,7 @@ def expanded(text: str, variables: dict[str, str]) -> str:
 
 def test_dollars_reach_the_processes_of_a_jobset(capsys) -> None:
     price = "model.chat_template={{ '$$5 $(HOME) $1' }}"
-    found = yaml.safe_load(printed(capsys, "gke-jobset", price, 'launch.environment={PS1="$(HOME)$$"}'))
+    _, found = yaml.safe_load_all(printed(capsys, "gke-jobset", price, 'launch.environment={PS1="$(HOME)$$"}'))
     (container,) = found["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"]
     assert expanded(container["command"][-1], {"HOME": "/root"}) == price
     assert [expanded(one["value"], {"HOME": "/root"}) for one in container["env"]] == ["$(HOME)$$"]
@@ -262,7 +290,7 @@ def test_dollars_reach_the_processes_of_a_jobset(capsys) -> None:
         (["launch.slurm.partition=a b"], "single word"),
         (["launch.slurm.grace=1"], "at least 10"),
         (['launch.gpu_node.hosts=["a", "a"]'], "name every host once"),
-        (['launch.gpu_node.hosts=["a; reboot"]'], "single word"),
+        (['launch.gpu_node.hosts=["a; reboot"]'], "which is no host"),
         (['launch.environment={"A-B"="1"}'], "not the name of an environment variable"),
         (['launch.environment={A="1\\n2"}'], "unprintable"),
         ([f'launch.tpu_pod={POD}, volumes={{"/mnt"="data"}}}}'], "absolute path in the container"),

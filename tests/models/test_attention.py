@@ -175,7 +175,8 @@ def test_gpu_programs_call_cudnn_kernels(monkeypatch):
 
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="needs libtpu to compile for TPUs that are not there")
 @pytest.mark.parametrize(
-    "name", ["learner", *(pytest.param(name, marks=pytest.mark.slow) for name in ("windows", "whole", "decoding"))]
+    "name",
+    ["learner", *(pytest.param(name, marks=pytest.mark.slow) for name in ("windows", "whole", "decoding", "tables"))],
 )
 def test_programs_compile_for_tpus_ahead_of_time(name):
     """Runs tpu_programs.py in a separate process: libtpu and this process's CPU devices need different settings."""

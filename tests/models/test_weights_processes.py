@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from scope_jax.sharding import signing
 from tests.flags import fake_devices
 
 ROOT = Path(__file__).parents[2]
@@ -26,6 +27,7 @@ def start(script: str, devices: int, *words: object) -> subprocess.Popen[str]:
         "PYTHONPATH": str(ROOT),
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": fake_devices(devices),
+        signing.KEY: "of the two processes that this test starts",
         "MALLOC_MMAP_THRESHOLD_": "65536",  # glibc returns freed memory to the kernel at once
     }
     command = [sys.executable, str(SCRIPTS / script), *map(str, words)]

@@ -1,6 +1,6 @@
 """Compiles ahead of time for TPUs and checks the compiler's own figures (test_attention.py runs it).
 
-    python tests/models/tpu_programs.py windows|whole|learner|decoding
+    python tests/models/tpu_programs.py windows|whole|learner|decoding|tables
 
 The programs are not run. Prints the figures; an assertion fails if one is wrong.
 """
@@ -12,7 +12,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from scope_jax.config import LearnerSection, LossCard, OptimizerSection
 from scope_jax.learner.learner import Learner
@@ -21,6 +22,7 @@ from scope_jax.models.config import from_hf
 from scope_jax.models.heads_tpu import norm_and_rotate
 from scope_jax.models.moe import FEW, FEW_BYTES
 from scope_jax.models.moe_tpu import few_tokens, route_few
+from scope_jax.models.pages import Ragged, Where, tables_in_smem
 from scope_jax.models.rope import Rope
 from scope_jax.plan.hardware import tpu_devices
 from scope_jax.plan.programs import abstract_batch, lower_step
@@ -138,5 +140,43 @@ def decoding() -> None:
         print(f"{topology}: routing and experts of few tokens, norm and rotation")
 
 
+def tables() -> None:
+    """The compiler takes page tables up to the size that `tables_in_smem` allows, and hardly more."""
+    sizes = [
+        (120, 2048),
+        (128, 2040),
+        (256, 2048),
+        (8, 32512),
+        (8, 32640),
+        (1008, 256),
+        (1016, 256),
+        (672, 384),
+        (680, 384),
+    ]
+    for topology, some in (("v5e:2x2", sizes), ("v5p:2x2x1", sizes[:2]), ("v6e:2x2", sizes[:2])):
+        mesh = Mesh(np.asarray(tpu_devices(topology)[:1]), ("x",))
+        place = NamedSharding(mesh, PartitionSpec())
+
+        def attend(layer: Any, q: Any, table: Any, start: Any, count: Any) -> Any:
+            return Ragged().attend(layer, q, Where(table, start, count), None)
+
+        for rows, columns in some:
+            shapes = (4096, 64, 2, 128), (rows, 1, 4, 128), (rows, columns), (rows,), (rows,)
+            dtypes = (jnp.bfloat16, jnp.bfloat16, jnp.int32, jnp.int32, jnp.int32)
+            arguments = [jax.ShapeDtypeStruct(x, t, sharding=place) for x, t in zip(shapes, dtypes, strict=True)]
+            mapped = jax.shard_map(
+                attend, mesh=mesh, in_specs=(PartitionSpec(),) * 5, out_specs=PartitionSpec(), check_vma=False
+            )
+            try:
+                jax.jit(mapped).lower(*arguments).compile()
+                taken = True
+            except jax.errors.JaxRuntimeError as error:
+                if "smem" not in str(error):
+                    raise
+                taken = False
+            print(topology, rows, columns, taken)
+            assert taken == (tables_in_smem(rows, columns) <= (Ragged.table_bytes or 0))
+
+
 if __name__ == "__main__":
-    {"windows": windows, "whole": whole, "learner": learner, "decoding": decoding}[sys.argv[1]]()
+    {"windows": windows, "whole": whole, "learner": learner, "decoding": decoding, "tables": tables}[sys.argv[1]]()

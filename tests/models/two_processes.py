@@ -69,7 +69,7 @@ def tensors(values: dict) -> dict:
 
 def main() -> None:
     port, process, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-    distributed.start(f"localhost:{port}", process, 2)
+    distributed.start(distributed.Place(f"localhost:{port}", process, 2))
     values = expected()
     read: list[tensorfile.Checkpoint] = []
 

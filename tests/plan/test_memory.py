@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,17 @@ STATED = {
 @pytest.mark.parametrize("name", STATED)
 def test_the_shapes_of_known_models_have_as_many_weights_as_stated(name):
     assert sum(math.prod(shape) for shape in hf_shapes(from_hf(SHAPES[name])).values()) == STATED[name]
+
+
+def test_several_processes_need_room_for_what_they_exchange():
+    card = load_card(CARD, SMALL)
+    one, two = absent(2, 1.0), absent(2, 1.0)
+    apart = [replace(device, process_index=device.id) for device in two.devices]
+    alone, divided = (Planner(from_hf(MODEL), on).needs(card).peaks for on in (one, replace(two, devices=apart)))
+    for phase, peak in alone.items():
+        more = 32 * 2**20 if phase == "generate" else 0
+        assert divided[phase].total == peak.total + more
+        assert divided[phase].parts.get("exchange", 0) == more
 
 
 def test_the_residents_of_a_small_card():

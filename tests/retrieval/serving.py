@@ -5,20 +5,21 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 import uvicorn
 
+from scope_jax.retrieval.connections import config
 from scope_jax.retrieval.search import Retriever
 from scope_jax.retrieval.server import make_app
 
 
 @contextmanager
-def serving(retrieve: Retriever) -> Iterator[int]:
-    """The free port on the loopback where `retrieve` is served, three passages a query."""
+def serving(retrieve: Retriever, hosts: Collection[str] = ()) -> Iterator[int]:
+    """The free port on the loopback where `retrieve` is served, three passages a query. hosts: names of the server."""
     listening = socket.create_server(("127.0.0.1", 0), backlog=2048)
-    server = uvicorn.Server(uvicorn.Config(make_app(retrieve, top_k=3), log_level="warning"))
+    server = uvicorn.Server(config(make_app(retrieve, top_k=3, hosts=hosts)))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     while not server.started:

@@ -279,3 +279,16 @@ def test_a_missing_or_altered_chunk_is_detected(copied: Path):
     chunk.unlink()
     with pytest.raises(IndexFolderError, match="an embedding chunk is missing"):
         open_index(copied, kind="exact")
+
+
+@pytest.mark.parametrize(
+    "change", [{"embedded": "9"}, {"passages": -1}, {"width": 1.5}, {"chunk": 0}, {"version": True}]
+)
+def test_a_manifest_of_other_types_is_one_sentence(copied: Path, change: dict[str, object]) -> None:
+    manifest = json.loads((copied / "manifest.json").read_text())
+    (copied / "manifest.json").write_text(json.dumps(manifest | change))
+    with pytest.raises(IndexFolderError, match=r"is damaged: manifest\.json cannot be read"):
+        open_index(copied)
+    (copied / "manifest.json").write_text("[" * 9000)
+    with pytest.raises(IndexFolderError, match=r"is damaged: manifest\.json cannot be read"):
+        open_index(copied)

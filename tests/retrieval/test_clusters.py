@@ -361,3 +361,21 @@ def test_a_truncated_work_file_is_detected(plain: Preparation, tmp_path: Path) -
     vectors.write_bytes(vectors.read_bytes()[:100])
     with pytest.raises(ClustersFolderError, match=r"damaged: work/vectors.f32 has 100 bytes where there were 8192"):
         make(plain, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "change", [{"inputs": []}, {"inputs": {"a": 1}}, {"result": {}}, {"kept": "1"}, {"settings": 1}]
+)
+def test_a_manifest_of_other_types_is_one_sentence(
+    plain: Preparation, tmp_path: Path, change: dict[str, object]
+) -> None:
+    make(plain, tmp_path / "out")
+    file = tmp_path / "out" / "manifest.json"
+    whole = file.read_text()
+    file.write_text(json.dumps(json.loads(whole) | change))
+    with pytest.raises(ClustersFolderError, match=r"are damaged: manifest\.json cannot be read"):
+        make(plain, tmp_path / "out")
+    file.write_text(whole)
+    (tmp_path / "out" / "report.json").write_text("[" * 9000)
+    with pytest.raises(ClustersFolderError, match=r"are damaged: report\.json cannot be read"):
+        make(plain, tmp_path / "out")

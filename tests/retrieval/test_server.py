@@ -79,7 +79,7 @@ def test_the_reply_has_the_format_of_search_r1(url: str):
     ],
 )
 def test_bad_requests_get_a_sentence(url: str, body: bytes, sentence: str):
-    reply = httpx.post(url, content=body)
+    reply = httpx.post(url, content=body, headers={"Content-Type": "application/json"})
     assert (reply.status_code, reply.json()) == (400, {"error": sentence})
 
 

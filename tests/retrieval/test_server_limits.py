@@ -17,6 +17,8 @@ from scope_jax.retrieval.corpus import Document
 from scope_jax.retrieval.search import LONGEST_QUERY, Hit, SearchTool
 from tests.retrieval.serving import serving
 
+JSON = {"Content-Type": "application/json"}
+HEAD = b"POST /retrieve HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 asked: list[list[str]] = []
 
 
@@ -33,14 +35,14 @@ def port() -> Iterator[int]:
 
 
 def answer(port: int, body: bytes, **headers: str) -> tuple[int, str]:
-    reply = httpx.post(f"http://127.0.0.1:{port}/retrieve", content=body, headers=headers, trust_env=False)
+    reply = httpx.post(f"http://127.0.0.1:{port}/retrieve", content=body, headers=JSON | headers, trust_env=False)
     return reply.status_code, reply.json().get("error")
 
 
 def test_a_body_that_is_too_large_is_not_read_to_its_end(port: int):
     before = len(asked)
     with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
-        client.sendall(b"POST /retrieve HTTP/1.1\r\nHost: h\r\nContent-Length: 200000000\r\n\r\n{")
+        client.sendall(HEAD + b"Content-Length: 200000000\r\n\r\n{")
         said = b"".join(iter(lambda: client.recv(1000), b""))  # before the other 199,999,999 bytes, of which it
         assert said.startswith(b"HTTP/1.1 413 ") and b"larger than" in said  # wants none: the connection is closed
 
@@ -49,7 +51,7 @@ def test_a_body_that_is_too_large_is_not_read_to_its_end(port: int):
             yield b" " * 65536
 
     with httpx.Client(trust_env=False) as sender:  # without a Content-Length
-        reply = sender.post(f"http://127.0.0.1:{port}/retrieve", content=endless())
+        reply = sender.post(f"http://127.0.0.1:{port}/retrieve", content=endless(), headers=JSON)
     assert reply.status_code == 413 and "larger than 4194304 bytes" in reply.json()["error"]
     assert len(asked) == before
 
@@ -77,10 +79,10 @@ def test_clients_that_disconnect_leave_no_trace(port: int, caplog: pytest.LogCap
     with caplog.at_level(logging.WARNING):
         for _ in range(50):
             with socket.create_connection(("127.0.0.1", port)) as client:
-                client.sendall(b'POST /retrieve HTTP/1.1\r\nHost: h\r\nContent-Length: 99\r\n\r\n{"quer')
+                client.sendall(HEAD + b'Content-Length: 99\r\n\r\n{"quer')
         for _ in range(10):
             with socket.create_connection(("127.0.0.1", port)) as client:
-                client.sendall(b'POST /retrieve HTTP/1.1\r\nHost: h\r\nContent-Length: 18\r\n\r\n{"queries": ["q"]}')
+                client.sendall(HEAD + b'Content-Length: 18\r\n\r\n{"queries": ["q"]}')
         time.sleep(0.2)
         assert answer(port, b'{"queries": ["still there"]}') == (200, None)
     assert caplog.records == []
@@ -90,9 +92,7 @@ def test_concurrent_requests_get_the_same_replies_as_single_ones(port: int):
     async def ask(number: int) -> str:
         body = json.dumps({"queries": [f"q{number}"]}).encode()
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(
-            b"POST /retrieve HTTP/1.1\r\nHost: h\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
-        )
+        writer.write(HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body))
         writer.write(body)
         reply = await reader.read()
         writer.close()

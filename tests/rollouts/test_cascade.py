@@ -96,7 +96,7 @@ def together(engine, params):
 
 def test_a_completion_does_not_depend_on_who_shares_its_tile(engine, params, together, monkeypatch):
     tiles: list[Tiles] = []
-    monkeypatch.setattr("rollouts.pages.tiles_of", lambda *given: tiles.append(tiles_of(*given)) or tiles[-1])
+    monkeypatch.setattr("scope_jax.rollouts.pages.tiles_of", lambda *given: tiles.append(tiles_of(*given)) or tiles[-1])
     expected, rollouts = [bits(c) for c in together], make_rollouts(engine, params)
     assert [bits(rollouts.run([r])[0]) for r in groups()] == expected
     assert max(np.count_nonzero(t.pages_T) for t in tiles) == 1

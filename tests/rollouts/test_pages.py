@@ -330,7 +330,7 @@ def test_prompts_in_pieces_between_tokens(params, pages, monkeypatch):
 
     monkeypatch.setattr(engine, "_append", recorded("prompts", engine._append))
     monkeypatch.setattr(engine, "_generate", recorded("tokens", engine._generate))
-    monkeypatch.setattr("rollouts.local.DecodeLoop", partial(DecodeLoop, prefills=1))
+    monkeypatch.setattr("scope_jax.rollouts.local.DecodeLoop", partial(DecodeLoop, prefills=1))
     rollouts = make_rollouts(engine, params)
     assert [bits(c) for requests in (mixed(32), conversations()) for c in rollouts.run(requests)] == expected
     pairs = list(pairwise(launched))
@@ -380,6 +380,36 @@ def test_prompts_are_computed_once_until_the_weights_change(paged, params):
 def test_what_can_never_fit_is_refused():
     with pytest.raises(ValueError, match=r"has 4 pages of 64 tokens, but one episode of .* needs 6"):
         make_paged(pages=4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "setting"),
+    [
+        (
+            {"slots": 256, "max_length": 2**17},
+            r"slots = 256 .* 131072 tokens: the page tables of 256 rows take 2.00 MiB",
+        ),
+        ({"slots": 128, "max_length": 2**17 - 600}, "slots = 128"),  # in tiles of 8 rows and 128 columns
+        ({"slots": 2, "max_length": 2**24}, "slots = 2"),
+        ({"prefill_tokens": 2**15, "max_length": 2**15}, "prefill_tokens = 32768"),
+        ({"slots": 120, "max_length": 2**17}, None),
+    ],
+)
+def test_page_tables_beyond_the_scalar_memory_of_a_tpu_are_refused(changes, setting):
+    long = dataclasses.replace(CFG, max_positions=2**24)
+
+    def engine(how, cfg=long):
+        config = dataclasses.replace(ENGINE, **changes)
+        return PagedEngine(cfg, config, make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1]), how)
+
+    engine(Loop())
+    if setting is None:
+        engine(Ragged())
+    else:
+        with pytest.raises(ValueError, match=rf"rollout\.{setting}"):
+            engine(Ragged())
+    near = dataclasses.replace(long, layer_windows=(4096,) * CFG.num_layers)
+    engine(Ragged(), near)  # the kernel gets the columns of the window alone
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks.truncation import passes
 from scope_jax.rollouts import sampling
 from scope_jax.rollouts.sampling import Sampling, sample
 
@@ -139,3 +140,62 @@ def test_a_draw_is_a_function_of_key_and_index():
     setting.keys_S2[:] = setting.keys_S2[0]
     first = np.asarray(draw(z, setting, np.asarray([4, 4, 5], np.int32))[0])
     assert first[0] == first[1] != first[2]
+
+
+def plain_floor(mass_Src: jax.Array, top_k_S: jax.Array, top_p_S: jax.Array) -> jax.Array:
+    """The highest floors themselves, by bisection to the end."""
+
+    def highest(holds: Any, low_S: jax.Array) -> jax.Array:
+        high_S = jnp.full_like(low_S, 0x3F800001)
+        for _ in range(31):
+            middle_S = low_S + (high_S - low_S) // 2
+            true_S = holds(jax.lax.bitcast_convert_type(middle_S, jnp.float32)[:, None, None])
+            low_S, high_S = jnp.where(true_S, middle_S, low_S), jnp.where(true_S, high_S, middle_S)
+        return low_S
+
+    def total(x_Src: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.sum(x_Src, axis=1), axis=1)
+
+    zero_S = jnp.zeros(len(mass_Src), jnp.int32)
+    kth_S = highest(lambda floor: total((mass_Src >= floor).astype(jnp.int32)) >= top_k_S, zero_S)
+    kth_S = jnp.where(top_k_S > 0, kth_S, 0)
+    least = jax.lax.bitcast_convert_type(kth_S, jnp.float32)[:, None, None]
+    share_S = top_p_S * total(jnp.where(mass_Src >= least, mass_Src, 0))
+    low_S = highest(lambda floor: total(jnp.where(mass_Src >= floor, mass_Src, 0)) >= share_S, kth_S)
+    return jax.lax.bitcast_convert_type(jnp.where(top_p_S < 1, low_S, kth_S), jnp.float32)
+
+
+@pytest.mark.parametrize("kind", ["broad", "peaked", "flat", "ties", "one", "zeros"])
+def test_the_masses_kept_are_those_of_the_whole_bisection(kind):
+    """It ends as soon as they are known, in whichever way the slots truncate."""
+    slots, shape = 32, (50, 41)
+    rng = np.random.default_rng(len(kind))
+    z = rng.normal(size=(slots, *shape)) * {"broad": 3, "peaked": 9, "flat": 1e-4}.get(kind, 2)
+    if kind == "ties":
+        z = np.round(2 * z) / 2
+    if kind == "one":
+        z[:, 7, 5] += 60
+    mass = np.exp(z - z.max((1, 2), keepdims=True)).astype(np.float32)
+    if kind == "zeros":
+        mass[rng.random(mass.shape) < 0.99] = 0
+        mass[:, 0, 0] = 1
+    floors = jax.jit(sampling._floor), jax.jit(plain_floor)
+    for draws in range(20):
+        top_k = rng.choice([0, 0, 1, 2, 20, 700, 2050, 10**6], size=slots).astype(np.int32)
+        top_p = rng.choice([1, 1, 1e-6, 0.3, 0.9, 0.95, 0.999999], size=slots).astype(np.float32)
+        top_k, top_p = (top_k * 0, top_p) if draws == 0 else (top_k, top_p * 0 + 1) if draws == 1 else (top_k, top_p)
+        ours, plain = (np.asarray(floor(mass, top_k, top_p))[:, None, None] for floor in floors)
+        assert np.array_equal((mass >= ours) & (mass > 0), (mass >= plain) & (mass > 0))
+
+
+def test_passes_over_the_logits_are_few_and_only_for_what_a_slot_uses():
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(8, 20_000)).astype(np.float32) * 4
+    greedy = np.asarray([0.0] * 7 + [1.0])
+    assert passes(logits, how(8)) == 0
+    assert passes(logits, how(8, temperature=0.0, top_k=5, top_p=0.5)) == 0
+    assert passes(logits, how(8, temperature=greedy, top_k=[5] * 7 + [0], top_p=[0.5] * 7 + [1.0])) == 0
+    k, p = passes(logits, how(8, top_k=20)), passes(logits, how(8, top_p=0.9))
+    both = passes(logits, how(8, top_k=20, top_p=0.9))
+    assert 0 < k < 25 and 0 < p <= 31 and k < both < 45
+    assert passes(logits, how(8, top_k=[20, *[0] * 7], top_p=[1.0, *[1.0] * 7])) < 25

@@ -20,7 +20,7 @@ from scope_jax.rollouts.types import Completion, Request, SamplingParams
 from scope_jax.serving.assemble import Served
 from scope_jax.serving.generating import chat_job
 from scope_jax.serving.protocol import ApiError, ChatBody, CompletionBody, parsed
-from tests.serving.world import BASE, offline, questions, serving, wait_until_idle
+from tests.serving.world import BASE, JSON, offline, questions, serving, wait_until_idle
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +165,7 @@ GOOD = {"model": "atlas", "messages": user("hello"), "max_tokens": 2}
 )
 def test_bad_requests_get_400_and_openais_error(url: str, change: Any, param: str | None, sentence: str):
     body = change if isinstance(change, bytes) else json.dumps(GOOD | change if isinstance(change, dict) else change)
-    reply = httpx.post(f"{url}/chat/completions", content=body, trust_env=False)
+    reply = httpx.post(f"{url}/chat/completions", content=body, headers=JSON, trust_env=False)
     error = reply.json()["error"]
     assert reply.status_code == 400 and error["type"] == "invalid_request_error"
     assert error["param"] == param and sentence in error["message"], error

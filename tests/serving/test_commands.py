@@ -121,7 +121,7 @@ def test_a_thousand_requests_over_both_protocols(model: Served):
                         trust_env=False,
                     )
             if number % 50 == 9:
-                bad = httpx.post(f"{url}/chat/completions", content=b'{"model":', trust_env=False)
+                bad = httpx.post(f"{url}/chat/completions", content=b'{"model":', headers=world.JSON, trust_env=False)
                 assert bad.status_code == 400
             chat = {"model": "atlas", "messages": user(asked[number]), "max_tokens": limits[number], "temperature": 0}
             if number % 2:
@@ -170,8 +170,8 @@ def test_ten_thousand_queries_to_the_search_server(model: Served, tmp_path: Path
         with ThreadPoolExecutor(16) as pool:
             found = [hits for part in pool.map(ask, range(0, 10_000, 20)) for hits in part]
         assert found == expected
-        assert client.post(url, content=b"{" * 100).status_code == 400
-        assert client.post(url, content=b" " * (5 << 20)).status_code == 413
+        assert client.post(url, content=b"{" * 100, headers=world.JSON).status_code == 400
+        assert client.post(url, content=b" " * (5 << 20), headers=world.JSON).status_code == 413
         assert client.post(url, json={"queries": ["x" * 5000]}).status_code == 400
         assert client.post(url, json={"queries": ["x"], "topk": 10**9}).status_code == 400
         assert client.post(url, json={"queries": ["still there"]}).status_code == 200

@@ -85,3 +85,16 @@ def test_cancelled_calls_free_their_slots(model: Served, stub: Any):
         call.cancel()
     wait_until_idle(model)
     assert answer(stub.Decode(wish([1, 2], 2)))[1]
+
+
+def test_numbers_that_are_not_finite_are_an_error_of_the_server(model: Served, monkeypatch: pytest.MonkeyPatch):
+    params = model.rollouts.params
+    broken = {**params, "embed": {key: table.at[7].set(float("nan")) for key, table in params["embed"].items()}}
+    with serving(model, grpc=True) as told, grpc.insecure_channel(told["grpc"]) as channel:
+        monkeypatch.setattr(model.rollouts._loop, "_params", broken)
+        own = proto_grpc.OrchestratorStub(channel)
+        with pytest.raises(grpc.RpcError) as failed:
+            answer(own.Decode(wish([7, 5])))
+        error: Any = failed.value
+        assert error.code() is grpc.StatusCode.INTERNAL and "no finite logits" in error.details()
+    wait_until_idle(model)

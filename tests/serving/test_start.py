@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
+import logging
+import queue
 import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 from typer.testing import CliRunner
 
 from scope_jax.cli import app
 from scope_jax.models.tokenizer import Tokenizer
-from scope_jax.serving.assemble import served
-from scope_jax.serving.generating import chat_job, requests_of
-from scope_jax.serving.protocol import ChatBody, parsed
-from tests.serving.test_api import user
-from tests.serving.world import BASE, ROOT, SETTINGS, offline
+from scope_jax.rollouts.online import Done
+from scope_jax.serving.assemble import Served, served
+from scope_jax.serving.generating import Job, chat_job, completion_job, requests_of
+from scope_jax.serving.protocol import ChatBody, CompletionBody, parsed
+from scope_jax.serving.server import warm_up
+from tests.serving.test_api import greedy, said, user
+from tests.serving.world import BASE, ROOT, SETTINGS, offline, questions
 
 ENGINE = [one for one in SETTINGS if not one.startswith("retrieval")]
 
@@ -122,3 +127,47 @@ def test_a_template_without_an_end_is_said_when_serving(tmp_path: Path):
     with served(folder, None, ENGINE, policy=None, search=False, name=None, grace=0.0, tell=told.append):
         assert told[0].startswith("the chat template ends a reply with the text '\\n\\n', not with a token")
         assert told[0].endswith("set model.stop to what the model writes after a reply.")
+
+
+def ended(model: Served, job: Job) -> list[Done]:
+    """The ends of a job's samples."""
+    news: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    model.rollouts.submit(requests_of(model, job), [news.put] * job.size)
+    done: list[Done] = []
+    while len(done) < job.size:
+        if isinstance(one := news.get(timeout=60), Done):
+            done.append(one)
+    return done
+
+
+@pytest.mark.parametrize("cache", ["paged", "dense"])
+def test_no_request_waits_for_a_program(cache: str, caplog: pytest.LogCaptureFixture):
+    """Prompts of every bucket, replies of every length, searches, pauses: all is compiled before the server listens."""
+    own = ["rollout.slots=5", "rollout.max_length=320", "rollout.prefill_buckets=[32,64,150]", f"rollout.cache={cache}"]
+    kept = [one for one in SETTINGS if not one.startswith("rollout")]
+    settings = [*kept, *own, "rollout.decode_steps=3", "retrieval.top_k=2"]
+    with served(BASE, None, settings, policy=None, search=True, name="atlas", grace=0.0, tell=print) as model:
+        warm_up(model)
+        before = jax.config.jax_log_compiles  # pyright: ignore[reportAttributeAccessIssue]
+        jax.config.update("jax_log_compiles", True)
+        try:
+            with caplog.at_level(logging.WARNING, "jax"):
+                for tokens in (1, 2, 31, 32, 33, 65, 140, 151, 300):
+                    body = {"model": "atlas", "prompt": [5] * tokens, "max_tokens": 19, "n": 3}
+                    assert (
+                        len(ended(model, completion_job(model, parsed(CompletionBody, json.dumps(body).encode())))) == 3
+                    )
+                chat = {"model": "atlas", "messages": user(questions(1)[0]), "max_tokens": 90, "temperature": 0}
+                job = chat_job(model, parsed(ChatBody, json.dumps(chat | {"web_search_options": {}}).encode()))
+                (done,) = ended(model, job)
+        finally:
+            jax.config.update("jax_log_compiles", before)
+        assert done.completion is not None and "Doc 1 (Title" in done.completion.text
+        assert [one.message for one in caplog.records if "Compiling" in one.message] == []
+        prompt = model.tokenizer.encode_chat(user(questions(1)[0]))
+        (plain,) = ended(
+            model, completion_job(model, CompletionBody(model="atlas", prompt=prompt, temperature=0, max_tokens=12))
+        )
+        assert plain.completion is not None and said(model, plain.completion) == said(
+            model, greedy(model, [prompt], 12)[0]
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from scope_jax.serving.server import bound, run_model
 
 ROOT = Path(__file__).parents[2]
 BASE = ROOT / "assets" / "atlas" / "ssp" / "base"
+JSON = {"Content-Type": "application/json"}
 SETTINGS = (
     "model.compute_dtype=float32",
     "rollout.slots=8",
@@ -49,9 +50,9 @@ def atlas() -> Iterator[Served]:
 
 @contextmanager
 def serving(
-    model: Served, *, key: str | None = None, grpc: bool = False, grace: float = 5.0
+    model: Served, *, key: str | None = None, grpc: bool = False, grace: float = 5.0, hosts: Sequence[str] = ()
 ) -> Iterator[dict[str, Any]]:
-    """Addresses by kind, http and grpc, of the model on free ports; `end` ends the server."""
+    """Addresses by kind, http and grpc, of the model on free ports; `end` ends the server. hosts: names of it."""
     told: dict[str, Any] = {}
     ready, ended = threading.Event(), threading.Event()
     told["end"] = ended.set
@@ -65,7 +66,7 @@ def serving(
 
     def run() -> None:
         place = ("127.0.0.1", 0) if grpc else None
-        run_model(model, sock, key=key, grpc=place, grace=grace, tell=tell, ended=ended)
+        run_model(model, sock, key=key, grpc=place, grace=grace, tell=tell, hosts=hosts, ended=ended)
 
     thread = threading.Thread(target=run)
     thread.start()

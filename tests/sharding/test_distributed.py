@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import numpy as np
 import pytest
 
 from scope_jax.sharding import distributed
@@ -72,3 +75,23 @@ def test_incomplete_or_wrong_variables_are_refused(environment, change: dict[str
 def test_one_process_exchanges_with_itself() -> None:
     assert (distributed.index(), distributed.count()) == (0, 1)
     assert distributed.gather(b"alone") == [b"alone"]
+
+
+@pytest.mark.parametrize(("processes", "size"), [(2, 50_000_000), (3, 30_000_000), (20, 3_000_000), (600, 100_000)])
+def test_what_is_gathered_at_a_time_takes_one_limit_however_many_processes_there_are(
+    monkeypatch: pytest.MonkeyPatch, processes: int, size: int
+) -> None:
+    payloads = [bytes([number % 251]) * (size - 7 * number) for number in range(processes)]
+    sizes, done, held = [len(payload) for payload in payloads], 0, []
+
+    def allgather(own: np.ndarray) -> Iterator[np.ndarray]:
+        nonlocal done
+        first, done = done, done + len(own)
+        held.append((processes + 1) * len(own))  # the rows of all, and this process's own
+        assert own.tobytes().rstrip(b"\0") == payloads[1][first:done]
+        for payload in payloads:
+            yield np.frombuffer(payload[first:done].ljust(len(own), b"\0"), np.uint8)
+
+    monkeypatch.setattr("jax.experimental.multihost_utils.process_allgather", lambda own: list(allgather(own)))
+    assert distributed._through_devices(payloads[1], sizes) == payloads
+    assert max(held) <= distributed.PIECES and len(held) > 1

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from scope_jax.sharding import distributed
 from scope_jax.sharding.collectives import LOCAL, Shards
 from scope_jax.sharding.mesh import AXES, SHARDED, MeshConfig, make_mesh, resolve_sizes, stages, torus
 from scope_jax.sharding.reshard import reshard
@@ -133,11 +132,6 @@ def test_published_copy_survives_donation_of_the_source():
     assert params["w"].is_deleted()
     assert float(published["w"].sum()) == 24.0
     assert half["w"].dtype == jnp.bfloat16 and float(half["w"].sum()) == 24.0
-
-
-def test_distributed_start_needs_all_settings_or_none():
-    with pytest.raises(ValueError, match="together"):
-        distributed.start("localhost:1234", None, 2)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from pathlib import Path
 import jax
 
 from scope_jax.cli import quiet_libtpu
-from tests.torture import faults, games, hostile, lives, table, texts
+from tests.torture import crowds, faults, games, hostile, lives, table, texts
 from tests.train import runs
 
 Row = Callable[[Path], str]
@@ -68,6 +68,7 @@ def rows(given: argparse.Namespace) -> Iterator[tuple[str, Row]]:
             yield name, partial(with_whole, fault)
     if every or given.hostile or given.only:
         yield from hostile.hostile(given.seed).items()
+        yield from crowds.crowds().items()
     if given.texts and (every or given.only or not (given.game or given.faults or given.hostile)):
         yield texts.row(given.first, given.texts, given.seed, given.seconds)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import secrets
 import socket
 import sys
 import time
@@ -25,6 +26,7 @@ from scope_jax.play.math_answers import MathAnswers
 from scope_jax.report import page
 from scope_jax.retrieval.search import LocalRetriever
 from scope_jax.run.verdicts import Verdicts
+from scope_jax.sharding import signing
 from tests.flags import fake_devices
 
 IMPORTED = (train, page)  # by the command, too
@@ -59,7 +61,7 @@ def noted(compare: Callable[..., Any], path: Path) -> Callable[..., Any]:
     return noting
 
 
-def child(run: dict[str, Any], process: int, port: int) -> None:
+def child(run: dict[str, Any], process: int, port: int, key: str) -> None:
     """One process of a run; never returns."""
     log = os.open(f"{run['log']}.{process}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
@@ -69,6 +71,7 @@ def child(run: dict[str, Any], process: int, port: int) -> None:
     if run["processes"] > 1:
         os.environ["JAX_COORDINATOR_ADDRESS"] = f"localhost:{port}"
         os.environ["JAX_NUM_PROCESSES"], os.environ["JAX_PROCESS_ID"] = str(run["processes"]), str(process)
+        os.environ.setdefault(signing.KEY, key)
     if run.get("delays"):
         LocalRetriever.__call__ = delayed(LocalRetriever.__call__, process)
         JudgeClient.__call__ = delayed(JudgeClient.__call__, process)
@@ -96,10 +99,10 @@ def child(run: dict[str, Any], process: int, port: int) -> None:
 def main() -> None:
     codes = []
     for run in json.loads(Path(sys.argv[1]).read_text()):
-        port, children = free_port(), []
+        port, key, children = free_port(), secrets.token_hex(), []
         for process in range(run["processes"]):
             if not (pid := os.fork()):
-                child(run, process, port)
+                child(run, process, port, key)
             children.append(pid)
         codes.append([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children])
     print(json.dumps(codes))

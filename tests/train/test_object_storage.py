@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from scope_jax import cli
 from scope_jax.games import load_card, parse_config
+from scope_jax.learner.state import TrainState
 from scope_jax.models.seal import SEAL, fault
 from scope_jax.run.checkpoint import Checkpoints, steps
 from scope_jax.run.fetching import fetched
@@ -147,6 +148,70 @@ def test_a_card_reads_from_object_storage_and_writes_to_local_folders(buckets: B
             load_card(place, [f"{key}=gs://bucket/folder"])
 
 
+OUTSIDE = ("../../../escape", "absolute", "a/../../../x", "..\\x", "deep/./x")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_no_object_is_written_outside_its_folder(scheme: str, name: str, buckets: Buckets, tmp_path: Path) -> None:
+    """Whoever may write to a bucket chooses the names of its objects, which HTTP does not change."""
+    spool = tmp_path / "one" / "two" / "three" / "four"
+    name = str(tmp_path / name) if name == "absolute" else name
+    for place in ("data", "run"):
+        for each, content in (("config.toml", b""), (name, b"written by a stranger")):
+            buckets.objects["bucket", f"{place}/{each}"] = (content, 1)
+    with pytest.raises(ValueError, match=f"^{scheme}://bucket/data names .* not a file in the same folder"):
+        fetch(f"{scheme}://bucket/data", spool)
+    with pytest.raises(ValueError, match=f"^{scheme}://bucket/run names .* not a file in the same folder"):
+        Mirror(f"{scheme}://bucket/run", spool).pull(quiet)
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} <= {"run.lock"}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_an_object_is_no_file_and_folder_at_once(scheme: str, buckets: Buckets, tmp_path: Path) -> None:
+    store, url = Store(f"{scheme}://bucket/data"), f"{scheme}://bucket/data"
+    for name in ("a", "a/b", "empty/"):
+        store.write(name, b"")
+    with pytest.raises(ValueError, match=f"{url} has both 'a' and 'a/b'"):
+        fetch(url, tmp_path)
+    store.delete(["a"])
+    place = fetch(url, tmp_path)
+    assert (place / "a" / "b").is_file() and not (place / "empty").exists()  # what a console shows as a folder
+    store.delete(["a/b"])
+    store.write("a", b"now a file")
+    assert (fetch(url, tmp_path) / "a").read_bytes() == b"now a file"
+    store.delete(["a"])
+    store.write("a/b", b"a folder again")
+    assert (fetch(url, tmp_path) / "a" / "b").read_bytes() == b"a folder again"
+
+
+def test_a_damaged_record_of_a_copy_costs_a_download(buckets: Buckets, tmp_path: Path) -> None:
+    store = Store("gs://bucket/data")
+    for name in ("one.jsonl", "one.jsonl.versions.json"):  # the second was once where the first one's record is
+        store.write(name, name.encode())
+    for text in ("{", "[]", '{"one.jsonl": 3}', '{"one.jsonl": "xyz"}', "[" * 9000):
+        for name in ("one.jsonl", "one.jsonl.versions.json"):
+            assert fetch(f"gs://bucket/data/{name}", tmp_path).read_bytes() == name.encode()
+        for record in (tmp_path / "versions").iterdir():
+            record.write_text(text)
+
+
+@pytest.mark.parametrize("name", ["foo", "5-x", "٣", "9" * 20, "5-iteration-1-more"])
+def test_a_folder_that_is_no_checkpoint_is_left_alone(name: str, buckets: Buckets, tmp_path: Path) -> None:
+    one = Session("gs://bucket/run", tmp_path / "one")
+    one.step(1)
+    one.close()
+    store, odd = Store("gs://bucket/run"), f"checkpoints/{name}/seal.json"
+    store.write(odd, b"{}")
+    two = Session("gs://bucket/run", tmp_path / "two")
+    assert any(f"has {name!r}, which is no checkpoint" in sentence for sentence in two.said)
+    assert two.resumed() == 1
+    for step in (2, 3, 4):
+        two.step(step)
+    two.close()
+    assert odd in store.names() and not (two.folder / odd).exists()
+
+
 # ---------------------------------------------------------------------------------------------------------- run folders
 class Session:
     """One process of a run on object storage, with a local folder of its own, and without a game."""
@@ -205,6 +270,43 @@ def test_a_run_goes_on_from_the_bucket_on_another_machine(scheme: str, buckets: 
     assert [json.loads(line)["step"] for line in lines.splitlines()] == [1, 2, 3]
     with pytest.raises(RunError, match="another process has taken over"):
         one.step(4)
+
+
+def test_the_reference_is_uploaded_once_and_downloaded_with_a_checkpoint(buckets: Buckets, tmp_path: Path) -> None:
+    url, frozen = "gs://bucket/run", {"w": jnp.full((3, 3), 7.0)}
+
+    def save(session: Session, step: int, reference: Any) -> None:
+        state = TrainState(jnp.int32(step), jnp.int32(0), {"w": jnp.full((4, 3), step, jnp.float32)}, (), reference)
+        session.log.metrics(step, {"loss": 1.0})
+        session.checkpoints.save(step, {"actor": state}, {"game": {}, "baselines": {}})
+        session.checkpoints.wait()
+
+    def folders() -> set[str]:
+        return {name.split("/")[1] for name in Store(url).names("checkpoints/")}
+
+    one = Session(url, tmp_path / "one")
+    for step in (1, 2, 3):
+        save(one, step, frozen)
+    sent = [name for method, name in buckets.requests if "/reference-1/" in name and method != "GET"]
+    sent = [name for name in sent if not name.endswith(SEAL)]  # which is deleted before
+    assert len(sent) == len(set(sent)) > 1 and folders() == {"2", "3", "reference-1"}
+    one.die()
+    target = TrainState(jnp.int32(0), jnp.int32(0), {"w": jnp.zeros((4, 3))}, (), {"w": jnp.zeros((3, 3))})
+    for spool in ("two", "two", "one"):
+        two = Session(url, tmp_path / spool)
+        saved = two.checkpoints.resume({"actor": target}, pytest.fail)
+        assert saved is not None and np.all(np.asarray(saved.states["actor"].ref_params["w"]) == 7)
+        two.die()
+    again = Session(url, tmp_path / "two")
+    other = {"w": jnp.full((3, 3), 8.0)}
+    for step in (4, 5):
+        save(again, step, other)
+    assert folders() == {"4", "5", "reference-4"}
+    again.die()
+    seal = f"checkpoints/reference-4/{SEAL}"
+    Store(url).write(seal, (Store(url).read(seal) or b"").replace(b"[", b"[1", 1))
+    with pytest.raises(RunError, match="every checkpoint in"):
+        Session(url, tmp_path / "three")
 
 
 def test_what_was_not_uploaded_completely_does_not_count(buckets: Buckets, tmp_path: Path) -> None:

@@ -16,4 +16,6 @@ set -euo pipefail
 cd /checkout
 export JAX_LOCAL_DEVICE_IDS=0,1,2,3
 export HF_HOME='/scratch/my hub'
+SCOPE_JAX_RUN_KEY="$(od -An -N32 -v -tx1 /dev/urandom | tr -d ' \n')"
+export SCOPE_JAX_RUN_KEY
 exec srun --kill-on-bad-exit=1 --cpus-per-task=16 /checkout/.venv/bin/python -m scope_jax train configs/ssp/atlas.toml --run '/data/runs/It'"'"'s my run' --set train.steps=5

@@ -24,8 +24,12 @@ if [[ "$now" != ACTIVE ]]; then
   exit 1
 fi
 
-# 2. One container on every host; a container that runs is left alone.
-gcloud compute tpus tpu-vm ssh scope --project=lab --zone=us-east5-a --worker=all '--command=[ -n "$(sudo docker ps --quiet --filter name=^scope-jax$)" ] || { sudo gcloud auth configure-docker us-docker.pkg.dev --quiet && { sudo docker rm scope-jax > /dev/null 2>&1 || true; } && sudo docker run --detach --name=scope-jax --privileged --network=host --ulimit=memlock=-1 --stop-timeout=120 '"'"'--volume=/mnt/my data:/data'"'"' us-docker.pkg.dev/lab/images/scope-jax:1 scope-jax train configs/ssp/atlas.toml --run '"'"'/data/runs/It'"'"'"'"'"'"'"'"'s my run'"'"' --set train.steps=5; }'
+# 2. One container on every host, all with a new key; a container that runs is left alone.
+keys="$(mktemp -d)"
+trap 'rm -r "$keys"' EXIT
+(umask 077 && echo "SCOPE_JAX_RUN_KEY=$(od -An -N32 -v -tx1 /dev/urandom | tr -d ' \n')" > "$keys/scope-jax.key")
+gcloud compute tpus tpu-vm scp "$keys/scope-jax.key" scope:scope-jax.key --project=lab --zone=us-east5-a --worker=all
+gcloud compute tpus tpu-vm ssh scope --project=lab --zone=us-east5-a --worker=all '--command=[ -n "$(sudo docker ps --quiet --filter name=^scope-jax$)" ] || { sudo gcloud auth configure-docker us-docker.pkg.dev --quiet && { sudo docker rm scope-jax > /dev/null 2>&1 || true; } && sudo docker run --detach --name=scope-jax --privileged --network=host --ipc=host --ulimit=memlock=-1 --stop-timeout=120 --env-file=scope-jax.key '"'"'--volume=/mnt/my data:/data'"'"' us-docker.pkg.dev/lab/images/scope-jax:1 scope-jax train configs/ssp/atlas.toml --run '"'"'/data/runs/It'"'"'"'"'"'"'"'"'s my run'"'"' --set train.steps=5; }; code=$?; rm -f scope-jax.key; exit $code'
 
 # 3. The log of the first host, until the run ends; its exit code.
 gcloud compute tpus tpu-vm ssh scope --project=lab --zone=us-east5-a --worker=0 '--command=sudo docker logs --follow scope-jax; exit $(sudo docker wait scope-jax)'

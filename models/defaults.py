@@ -1,0 +1,78 @@
+"""What a config.json means by what it leaves out: the defaults of transformers' configuration classes.
+
+Configurations name only what differs from their class's defaults, or were written when a class had fewer fields (Llama
+2's has no rope_theta). tests/models/test_defaults.py compares the table with the installed classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_DECODER: dict[str, Any] = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": None,  # as many as query heads
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+}
+_QWEN: dict[str, Any] = {
+    **_DECODER,
+    "vocab_size": 151936,
+    "intermediate_size": 22016,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+}
+_BERT: dict[str, Any] = {
+    "vocab_size": 30522,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "hidden_act": "gelu",
+    "is_decoder": False,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "layer_norm_eps": 1e-12,
+    "pad_token_id": 0,
+}
+# By model type; fields of other names (mlp_bias, decoder_sparse_step) are refused unless they have their usual value.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": {**_DECODER, "vocab_size": 32000, "intermediate_size": 11008, "max_position_embeddings": 2048},
+    "qwen2": {**_QWEN, "max_window_layers": 28},
+    "qwen3": {**_QWEN, "max_window_layers": 28, "head_dim": 128},
+    "qwen3_moe": {
+        **_QWEN,
+        "hidden_size": 2048,
+        "num_hidden_layers": 24,
+        "num_key_value_heads": 4,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts_per_tok": 8,
+        "num_experts": 128,
+        "norm_topk_prob": False,
+    },
+    "olmo3": {
+        **_DECODER,
+        "vocab_size": 50304,
+        "intermediate_size": 11008,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "sliding_window": 4096,
+    },
+    "bert": _BERT,
+    "roberta": {**_BERT, "vocab_size": 50265, "pad_token_id": 1},
+    "xlm-roberta": {**_BERT, "pad_token_id": 1},
+}
+
+
+def completed(model_type: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json with the fields that it leaves out. One that it gives as null stays null: a class may mean none."""
+    known = {"num_experts": config["num_local_experts"]} if "num_local_experts" in config else {}  # transformers 5
+    return {**DEFAULTS[model_type], **known, **config}

@@ -1,0 +1,145 @@
+"""Lines of the files that a run wrote, read back: a line that is not as it was written ends in one sentence with its
+file and number."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, BinaryIO
+
+from scope_jax.errors import UserError
+
+LONGEST_LINE = 64 << 20  # bytes
+DEEPEST = 100  # nested lists and objects of a record
+LAST_STEP = 2**53  # steps are drawn as floats
+
+Record = dict[str, Any]
+Fields = Mapping[str, tuple[str, Callable[[Any], bool]]]  # by name: what the value must be, in words and as a test
+_DECODER = json.JSONDecoder(parse_constant=lambda name: None)  # NaN and infinities are null, as in what a run writes
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and abs(value) < math.inf and abs(value) <= 1.7e308)
+
+
+def _is_values(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(one, str) or _is_number(one) for one in value.values())
+
+
+def _is_measures(value: Any) -> bool:
+    numbers = value.values() if isinstance(value, dict) else [None]
+    return all(isinstance(one, int | float) and abs(one) <= 1e100 for one in numbers)
+
+
+def _is_listed(value: Any, *names: str) -> bool:
+    """True for a list of objects in which these names have texts."""
+    items = value if isinstance(value, list) else [None]
+    return all(isinstance(item, dict) and all(isinstance(item.get(name), str) for name in names) for item in items)
+
+
+def _is_told(value: Any) -> bool:
+    """True for what an episode may say about itself."""
+    if not isinstance(value, dict) or not _is_listed(value.get("turns", []), "kind", "text"):
+        return False
+    if "setting" not in value:
+        return True
+    at = value.get("at", value.get("since"))
+    return isinstance(value["setting"], str) and isinstance(value.get("by"), str) and "value" in value and _is_count(at)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < LAST_STEP
+
+
+TEXT = ("a text", lambda value: isinstance(value, str))
+COUNT = ("a whole number", _is_count)
+NUMBER = ("a number or null", _is_number)
+VALUES = ("an object of numbers and texts", _is_values)
+MEASURES = ("an object of numbers up to 1e100", _is_measures)  # their squares are summed
+TABLE = ("an object", lambda value: isinstance(value, dict))
+LIST = ("a list", lambda value: isinstance(value, list))
+FLAG = ("true or false", lambda value: isinstance(value, bool))
+TOLD = ("an object with the turns of an episode", _is_told)
+REPLIES = ("a list of replies", lambda value: _is_listed(value, "text", "refused"))
+ANYTHING = ("there", lambda value: True)
+EPISODE: Fields = {
+    "role": TEXT,
+    "group": TEXT,
+    "reward": NUMBER,
+    "parts": VALUES,
+    "advantage": NUMBER,
+    "trained": FLAG,
+    "tokens": COUNT,
+    "sampled": COUNT,
+    "text": TOLD,
+}
+
+
+def lines(file: BinaryIO, name: object) -> Iterator[tuple[str, bytes]]:
+    """("line 3 of FILE", the line) of each line of an open file. Raises UserError for one that is too long."""
+    number = 0
+    while line := file.readline(LONGEST_LINE + 1):
+        number += 1
+        yield where(number, name), within_bounds(line, where(number, name))
+
+
+def where(number: int, name: object) -> str:
+    return f"line {number} of {name}"
+
+
+def within_bounds(line: bytes, place: str) -> bytes:
+    """The line, if it is not too long; raises UserError otherwise."""
+    if len(line) > LONGEST_LINE:
+        raise UserError(f"{place} is longer than {LONGEST_LINE >> 20} MiB; remove it.")
+    return line
+
+
+def parsed(line: bytes, place: str, fields: Fields | None = None) -> Record:
+    """The record of a step in a line. fields: what it must have besides. Raises UserError for anything else."""
+    try:
+        record = _DECODER.decode(line.decode("utf-8"))
+        deep = _is_deep(line, record)
+    except RecursionError:
+        record, deep = None, True
+    except ValueError:
+        raise UserError(f"{place} is not valid JSON; remove it.") from None
+    if deep:
+        raise UserError(f"{place} is nested too deeply; remove it.")
+    if not isinstance(record, dict) or not _is_count(record.get("step")):
+        raise UserError(f"{place} is no record of a step; remove it.")
+    check(record, place, fields or {})
+    return record
+
+
+def check(record: Record, place: str, fields: Fields) -> None:
+    """Raises UserError for a record that lacks one of the fields."""
+    for name, (words, fits) in fields.items():
+        if name not in record or not fits(record[name]):
+            raise UserError(f"{place} has no {name} that is {words}; remove the line, or the file.")
+
+
+def episode(line: bytes, place: str) -> Record:
+    """The record of a line of episodes.jsonl. Raises as `parsed`."""
+    return parsed(line, place, EPISODE)
+
+
+def metrics(line: bytes, place: str) -> Record:
+    """The record of a line of metrics.jsonl, whose values are numbers or null. Raises as `parsed`."""
+    record = parsed(line, place)
+    for name, value in record.items():
+        if not _is_number(value):
+            raise UserError(f"{place} has a value of {name[:100]!r} that is no number; remove the line.")
+    return record
+
+
+def _is_deep(line: bytes, record: Any) -> bool:
+    if line.count(b"[") + line.count(b"{") <= DEEPEST:
+        return False
+    level = [record]
+    for _ in range(DEEPEST):
+        below: list[Any] = []
+        for value in level:
+            below += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        level = below
+    return any(isinstance(value, dict | list) for value in level)

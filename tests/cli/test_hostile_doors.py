@@ -1,0 +1,60 @@
+"""The commands that open a model folder refuse hostile files as the loaders do: one sentence, soon, nothing written."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from scope_jax.cli import app
+from tests.models.hostile_files import BASE, CASES
+
+CARD = "configs/ssp/atlas.toml"
+EXAM = 'evaluate.sets=[{name="few", path="assets/atlas/questions_held_out.jsonl", limit=2}]'
+SAMPLE = (
+    "config.json: 10,000 layers of 10,000 experts",
+    "config.json: 100,000 brackets",
+    "config.json: a head of 2^31",
+    "safetensors: 40 MiB of header",
+    "tokenizer.json: an id of 2^31",
+    "tokenizer.json: an added id that the library changes",
+    "tokenizer.json: a normaliser that doubles",
+    "beside it: a million ends",
+    "stated template: a number",
+    "template: loops in loops",
+    "template: a string that doubles",
+)
+
+
+@pytest.fixture(params=SAMPLE)
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    folder = Path(shutil.copytree(BASE, tmp_path / "model"))
+    CASES[request.param][1](folder)
+    return folder
+
+
+def commands(folder: Path) -> dict[str, list[str]]:
+    return {
+        "check": ["check", CARD, "--set", f"model.checkpoint={folder}"],
+        "serve": ["serve", str(folder), "--port", "0"],
+        "chat": ["chat", str(folder)],
+        "eval": ["eval", str(folder), "--card", CARD, "--set", EXAM],
+        "train": ["train", CARD, "--set", f"model.checkpoint={folder}", "--run", str(folder.parent / "run")],
+    }
+
+
+@pytest.mark.parametrize("door", ["check", "serve", "chat", "eval", "train"])
+def test_a_hostile_folder_is_refused_at_every_door(folder: Path, door: str) -> None:
+    before = time.process_time()
+    result = CliRunner().invoke(app, commands(folder)[door])
+    assert result.exit_code == 2, (result.output, result.exception)
+    assert time.process_time() - before < 10  # of this process, which may import much
+    lines = [line for line in result.stderr.splitlines() if line.startswith("scope-jax: ")]
+    if door == "check":
+        lines = [line for line in result.stdout.splitlines() if line.startswith("WRONG")]
+    assert lines and all(len(line) < 600 for line in lines) and (door == "check" or len(lines) == 1)
+    assert "Traceback" not in result.output
+    assert not list((folder.parent / "run").glob("checkpoints/*"))

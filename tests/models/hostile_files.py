@@ -1,0 +1,73 @@
+"""Small files that claim much, each in a folder that is otherwise good; test_hostile.py opens them.
+
+As a script: opens the named cases one after the other and prints a line of JSON for each, with what was said, the CPU
+time of this process and its children, and the peak of the memory of either so far.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import sys
+from pathlib import Path
+
+from tests.models import hostile_models, hostile_tokenizers
+from tests.models.hostile_cases import BASE, CASES
+
+__all__ = ["BASE", "CASES", "hostile_models", "hostile_tokenizers"]
+
+
+def opened(door: str, folder: Path) -> None:
+    from scope_jax.models import peft, weights
+    from scope_jax.models.tokenizer import Tokenizer
+
+    if door == "model":
+        weights.load_hf(folder)
+    elif door == "adapter":
+        base = weights.checked_config(folder)
+        peft.load(folder, base, peft.adapter_of(folder, base))
+    elif door == "tokenizer":
+        Tokenizer.load(folder)
+    else:
+        import jax.numpy as jnp
+
+        from scope_jax.models.texts import TextEncoder
+
+        TextEncoder.load(folder, max_tokens=16, rows=1, compute_dtype=jnp.float32)
+
+
+def processor_time() -> float:
+    """CPU seconds of this process and its children, ended or not."""
+    import psutil
+
+    own = os.times()
+    live = [child.cpu_times() for child in psutil.Process().children()]
+    return own.user + own.system + own.children_user + own.children_system + sum(one.user + one.system for one in live)
+
+
+def main(root: Path, names: list[str]) -> None:
+    from scope_jax.errors import is_users, sentence
+    from scope_jax.models import rendering
+
+    rendering.start()
+    opened("tokenizer", BASE)  # imports are paid for
+    for number, name in enumerate(names):
+        door, change = CASES[name]
+        folder = Path(shutil.copytree(BASE, root / str(number)))
+        change(folder)
+        began = processor_time()
+        try:
+            opened(door, folder)
+            said, user = "", True
+        except Exception as error:  # noqa: BLE001 - what it is, is the result
+            said, user = sentence(error), is_users(error)
+        line = {"case": name, "said": said, "user": user, "seconds": processor_time() - began}
+        peaks = [resource.getrusage(who).ru_maxrss * 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        print(json.dumps(line | {"peak": max(peaks)}), flush=True)
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,147 @@
+"""What a config.json leaves out is what transformers' configuration class of the model gives."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import transformers
+
+from scope_jax.models import bert, encoder
+from scope_jax.models.config import FAMILIES, ModelConfig, from_hf, to_hf
+from scope_jax.models.defaults import DEFAULTS
+from scope_jax.models.rope import Rope
+
+CLASSES = {
+    "llama": transformers.LlamaConfig,
+    "qwen2": transformers.Qwen2Config,
+    "qwen3": transformers.Qwen3Config,
+    "qwen3_moe": transformers.Qwen3MoeConfig,
+    "olmo3": transformers.Olmo3Config,
+    "bert": transformers.BertConfig,
+    "roberta": transformers.RobertaConfig,
+    "xlm-roberta": transformers.XLMRobertaConfig,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+# Configurations as people write them: nothing but the type, Llama 2's, short ones, with windows, with scaled positions.
+PARTS: list[dict[str, Any]] = [
+    {},
+    {"hidden_size": 64, "num_attention_heads": 32, "num_hidden_layers": 8},
+    {"num_attention_heads": 64, "rope_theta": 5e5},
+    {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "tie_word_embeddings": True},
+    {"num_hidden_layers": 40, "use_sliding_window": True},
+    {"num_hidden_layers": 8, "sliding_window": 512, "use_sliding_window": True, "max_window_layers": 3},
+    {"num_hidden_layers": 8, "sliding_window": 512},
+    {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+    {"rope_scaling": YARN, "rope_theta": 1e6},
+    {"rope_scaling": {**YARN, "rope_theta": 2e6}, "rope_theta": 1e6},
+    {"rope_scaling": YARN},
+]
+
+
+def read(config: dict[str, Any], theirs: Any) -> tuple[ModelConfig, dict[str, Any]]:
+    """(our reading of a config.json, the same facts as transformers has them, where ours has them)."""
+    layers = theirs.num_hidden_layers
+    window = None if config["model_type"] == "llama" else theirs.sliding_window
+    usual = ["sliding_attention" if window else "full_attention"] * layers
+    types = getattr(theirs, "layer_types", None) or usual
+    full = theirs.rope_parameters.get("full_attention", theirs.rope_parameters)
+    moe = config["model_type"] == "qwen3_moe"
+    return from_hf(config), {
+        "vocab_size": theirs.vocab_size,
+        "num_layers": layers,
+        "width": theirs.hidden_size,
+        "num_heads": theirs.num_attention_heads,
+        "num_kv_heads": theirs.num_key_value_heads,
+        "head_dim": getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads,
+        "ffn_width": theirs.moe_intermediate_size if moe else theirs.intermediate_size,
+        "norm_eps": theirs.rms_norm_eps,
+        "tie_embeddings": theirs.tie_word_embeddings,
+        "layer_windows": tuple(window if kind == "sliding_attention" else None for kind in types),
+        "num_experts": theirs.num_experts if moe else 0,
+        "experts_per_token": theirs.num_experts_per_tok if moe else 0,
+        "norm_topk_prob": theirs.norm_topk_prob if moe else False,
+        "theta": full["rope_theta"],
+        "kind": full["rope_type"],
+        "factor": full.get("factor", 1.0),
+    }
+
+
+def facts(cfg: ModelConfig) -> dict[str, Any]:
+    return vars(cfg) | {"theta": cfg.rope.theta, "kind": cfg.rope.kind, "factor": cfg.rope.factor}
+
+
+@pytest.mark.parametrize("part", PARTS, ids=str)
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_a_decoder_is_what_transformers_makes_of_its_config(model_type: str, part: dict[str, Any]) -> None:
+    config = {"model_type": model_type, **part}
+    theirs = CLASSES[model_type](**deepcopy(part))  # which changes what it is given
+    if theirs.num_attention_heads % theirs.num_key_value_heads:
+        with pytest.raises(ValueError, match="num_kv_heads"):
+            from_hf(config)
+        return
+    ours, wanted = read(config, theirs)
+    assert {name: facts(ours)[name] for name in wanted} == wanted
+    assert from_hf(to_hf(ours)) == ours
+    assert from_hf(config | {"architectures": [FAMILIES[model_type].hf], "model_type": None}) == ours
+
+
+@pytest.mark.parametrize("model_type", ["bert", "roberta", "xlm-roberta"])
+@pytest.mark.parametrize(
+    "part", [{}, {"hidden_size": 96, "max_position_embeddings": 130, "type_vocab_size": 1}], ids=str
+)
+def test_an_encoder_is_what_transformers_makes_of_its_config(model_type: str, part: dict[str, Any]) -> None:
+    theirs, ours = CLASSES[model_type](**part), bert.from_hf(part, model_type)
+    first = 0 if model_type == "bert" else theirs.pad_token_id + 1
+    assert (ours.vocab_size, ours.num_layers, ours.width) == (
+        theirs.vocab_size,
+        theirs.num_hidden_layers,
+        theirs.hidden_size,
+    )
+    assert (ours.num_heads, ours.ffn_width, ours.norm_eps) == (
+        theirs.num_attention_heads,
+        theirs.intermediate_size,
+        theirs.layer_norm_eps,
+    )
+    assert (ours.first_position + ours.max_positions, ours.token_types) == (
+        theirs.max_position_embeddings,
+        theirs.type_vocab_size,
+    )
+    assert ours.first_position == first
+
+
+@pytest.mark.parametrize("model_type", DEFAULTS)
+def test_every_default_is_one_of_the_class(model_type: str) -> None:
+    """Nothing is in the table that the class does not have."""
+    named = {"rope_theta": "rope_parameters"}
+    for name in DEFAULTS[model_type]:
+        assert hasattr(CLASSES[model_type](), named.get(name, name)), name
+
+
+def test_the_type_names_an_encoder_without_architectures(tmp_path) -> None:
+    for model_type, first in (("bert", 0), ("xlm-roberta", 2)):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+        model = encoder.load_config(tmp_path).model
+        assert isinstance(model, bert.BertConfig) and model.first_position == first
+
+
+def test_theta_of_the_newer_form_counts_beside_rope_scaling() -> None:
+    """A config of transformers 5 to which a user adds rope_scaling, as Qwen's model cards say."""
+    newer = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}
+    cfg = from_hf({"model_type": "qwen3", **newer, "rope_scaling": YARN})
+    assert (cfg.rope.theta, cfg.rope.kind, cfg.max_positions) == (1e6, "yarn", 32768)
+    assert from_hf({"model_type": "qwen3", **newer, "rope_scaling": {**YARN, "rope_theta": 3e6}}).rope.theta == 3e6
+    stated = from_hf({"model_type": "qwen3", **newer, "rope_scaling": YARN, "rope_theta": 2e6})
+    assert stated.rope.theta == 2e6  # as transformers
+
+
+def test_rope_scaling_beside_parameters_by_layer_type() -> None:
+    by_type = {name: {"rope_type": "default", "rope_theta": 1e6} for name in ("full_attention", "sliding_attention")}
+    given: Any = {"rope_parameters": deepcopy(by_type), "rope_scaling": YARN}
+    theirs: Any = transformers.Olmo3Config(**given).rope_parameters
+    cfg = from_hf({"model_type": "olmo3", "rope_parameters": by_type, "rope_scaling": YARN})
+    assert (cfg.rope.theta, cfg.rope.kind, cfg.rope.factor) == (1e6, "yarn", 4.0)
+    assert (theirs["full_attention"]["rope_theta"], theirs["full_attention"]["factor"]) == (1e6, 4.0)
+    assert cfg.sliding_rope == Rope(1e6)

@@ -1,0 +1,63 @@
+"""Compiles the engines' programs for an H100 that is not here, under the flag for deterministic programs; prints how
+many sorts each has, by name, as JSON. Run by test_writes.py."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import jax.numpy as jnp
+
+from scope_jax.models.config import ModelConfig
+from scope_jax.models.paged_gpu import Triton
+from scope_jax.models.rope import Rope
+from scope_jax.plan.hardware import hardware
+from scope_jax.plan.programs import lower_decode, lower_prefill
+from scope_jax.rollouts.engine import Engine
+from scope_jax.rollouts.paged import PagedEngine
+from scope_jax.rollouts.slots import EngineConfig
+from scope_jax.sharding.mesh import MeshConfig, make_mesh
+
+CFG = ModelConfig(
+    architecture="qwen3",
+    vocab_size=512,
+    num_layers=2,
+    width=128,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=64,
+    ffn_width=256,
+    rope=Rope(10000.0),
+    norm_eps=1e-6,
+    tie_embeddings=False,
+    qk_norm="head",
+    qkv_bias=False,
+    output_bias=False,
+    max_positions=1024,
+)
+
+
+def main() -> None:
+    mesh = make_mesh(MeshConfig(1, 1, 1), hardware("1xH100").devices)
+    sorts = {}
+    for cascade in (0, 4):
+        config = EngineConfig(
+            slots=16,
+            max_length=512,
+            prefill_buckets=(128,),
+            prefill_batch=4,
+            decode_steps=4,
+            compute_dtype=jnp.bfloat16,
+            prefill_tokens=128,
+            cascade=cascade,
+        )
+        engines = {f"paged, cascade {cascade}": PagedEngine(CFG, config, mesh, Triton())}
+        for name, engine in (engines if cascade else engines | {"dense": Engine(CFG, config, mesh)}).items():
+            for program, lower in (("decode", lower_decode), ("prefill", lower_prefill)):
+                text = lower(engine).compile().as_text()
+                sorts[f"{name}: {program}"] = len(re.findall(r" sort\(", text))
+    print(json.dumps(sorts))
+
+
+if __name__ == "__main__":
+    main()
